@@ -130,15 +130,20 @@ void add(Address x, Address y, Address out, int64_t count, float scale, int type
   submit(static_cast<double>(count), [op] { table().add(op); });
 }
 
-// rows, query_start, positions, how many sequences, of how many rows there are states.
-using Step = std::tuple<Address, Address, Address, int64_t, int64_t>;
+// rows, query_start, positions, left, how many sequences, how many states there are.
+using Step = std::tuple<Address, Address, Address, Address, int64_t, int64_t>;
 
 RowStep row_step(const Step& step) {
   const RowStep made{at<const int64_t>(std::get<0>(step)), at<const int32_t>(std::get<1>(step)),
-                     at<const int64_t>(std::get<2>(step)), std::get<3>(step)};
+                     at<const int64_t>(std::get<2>(step)), at<const int64_t>(std::get<3>(step)), std::get<4>(step)};
+  const int64_t states = std::get<5>(step);
   for (int64_t i = 0; i < made.sequences; ++i) {
-    require(made.rows[i] >= 0 && made.rows[i] < std::get<4>(step), "a row that has no state");
+    require(made.rows[i] >= 0 && made.rows[i] < states, "a row that has no state");
     require(made.query_start[i] < made.query_start[i + 1], "a sequence without a token");
+    require(made.last(i) >= 0, "a sequence that leaves no state");
+  }
+  for (int64_t t = 0; made.left && t < made.query_start[made.sequences]; ++t) {
+    require(made.left[t] < states, "a state is left where there is none");
   }
   return made;
 }
@@ -148,7 +153,8 @@ void short_conv(Address x, Address out, Address weight, Address bias, Address st
   require(taps >= 2 && taps <= kMostTaps && channels > 0, "short_conv: taps out of range");
   const ConvOp op{raw(x), raw(out), at<const float>(weight), at<const float>(bias), raw(state), channels, stride, taps,
                   static_cast<Type>(type), silu, row_step(step)};
-  run(static_cast<double>(channels) * op.step.query_start[op.step.sequences] * taps, [&] { table().short_conv(op); });
+  const double work = static_cast<double>(channels) * op.step.query_start[op.step.sequences] * taps;
+  submit(work, [op] { table().short_conv(op); });
 }
 
 void delta_rule(Address mixed, Address gates, Address out, Address state, Address rate, Address shift,
@@ -161,7 +167,7 @@ void delta_rule(Address mixed, Address gates, Address out, Address state, Addres
                    key_heads, value_heads, key_dim, value_dim, stride, gates_stride, static_cast<Type>(type),
                    tiled, row_step(step)};
   const double work = static_cast<double>(value_heads * key_dim * value_dim) * 4;
-  run(work * op.step.query_start[op.step.sequences], [&] { table().delta_rule(op); });
+  submit(work * op.step.query_start[op.step.sequences], [op] { table().delta_rule(op); });
 }
 
 // mixed, rates, out, state; rate, shift, skip; heads, head_dim, groups, keys; strides; bounds of the rate
@@ -175,7 +181,7 @@ void state_space(const std::array<Address, 4>& tensors, const std::array<Address
                    heads, head_dim, groups, keys, strides[0], strides[1], bounds[0], bounds[1],
                    static_cast<Type>(type), row_step(step)};
   const double work = static_cast<double>(heads * head_dim * keys) * 3;
-  run(work * op.step.query_start[op.step.sequences], [&] { table().state_space(op); });
+  submit(work * op.step.query_start[op.step.sequences], [op] { table().state_space(op); });
 }
 
 // x, rates, mixed, out, state; rate, skip; channels, keys; strides of x, rates and mixed
@@ -187,8 +193,8 @@ void selective_scan(const std::array<Address, 5>& tensors, const std::array<Addr
   const ScanOp op{raw(tensors[0]), raw(tensors[1]), raw(tensors[2]), raw(tensors[3]), at<float>(tensors[4]),
                   at<const float>(fixed[0]), at<const float>(fixed[1]), channels, keys, strides[0], strides[1],
                   strides[2], static_cast<Type>(type), row_step(step)};
-  run(static_cast<double>(channels * keys) * 16 * op.step.query_start[op.step.sequences],
-      [&] { table().selective_scan(op); });
+  submit(static_cast<double>(channels * keys) * 16 * op.step.query_start[op.step.sequences],
+         [op] { table().selective_scan(op); });
 }
 
 // norm: weight, how many, eps, offset; sizes: rows, width, size of a piece, strides of x and gate
@@ -200,7 +206,7 @@ void gated_norm(Address x, Address gate, Address out, const std::tuple<Address, 
   require(weight == 0 || weights == size || weights == width, "gated_norm: weights");
   const GateOp op{raw(x), raw(gate), raw(out), raw(weight), rows, width, size, weights, stride, gate_stride,
                   eps, offset, static_cast<Type>(type), first, silu};
-  run(static_cast<double>(rows * width) * 8, [&] { table().gated_norm(op); });
+  submit(static_cast<double>(rows * width) * 8, [op] { table().gated_norm(op); });
 }
 
 void embed(Address data, Address ids, Address out, int64_t count, int64_t vocab, int64_t width, int64_t stride,

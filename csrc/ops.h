@@ -274,11 +274,14 @@ struct ExpertsOp {  // out[t] = sum over j of gates[t, j] * downs[ids[t, j]](act
   int64_t first = 0;   // ids begin at this one
 };
 
-struct RowStep {  // of what a recurrent layer's sequences are: their rows, borders in the batch, positions of its tokens
-  const int64_t* rows;         // [sequences]
+struct RowStep {  // of what a recurrent layer's sequences are: where their states lie, borders in the batch, positions
+  const int64_t* rows;         // [sequences]: the state that each begins with, and leaves its own in if `left` is null
   const int32_t* query_start;  // [sequences + 1]
   const int64_t* positions;    // [T]; a sequence that begins at 0 has a state of zeros
+  const int64_t* left;         // [T] or null: where the state behind each token is left, -1: nowhere; never the last one
   int64_t sequences;
+
+  int64_t last(int64_t sequence) const { return left ? left[query_start[sequence + 1] - 1] : rows[sequence]; }
 };
 
 constexpr int kMostTaps = 16;

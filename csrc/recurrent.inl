@@ -1,5 +1,6 @@
-// Recurrent layers: short convolutions, the gated delta rule, state spaces, and the norms behind them. A row's state is read and written by one task only, one
-// token after the other, so a result has the same bytes however a sequence is cut into steps.
+// Recurrent layers: short convolutions, the gated delta rule, state spaces, and the norms behind them. A row's state is
+// read and written by one task only, one token after the other, so a result has the same bytes however a sequence is cut
+// into steps. Where drafts are tried, the states behind several tokens are left, each in a place of its own.
 namespace tokenmill {
 namespace TM_NS {
 
@@ -11,7 +12,9 @@ void short_conv_typed(const ConvOp& op) {
   auto task = [&](int64_t index) {
     const int64_t sequence = index / pieces, first = index % pieces * kPiece;
     const int64_t begin = op.step.query_start[sequence], end = op.step.query_start[sequence + 1];
-    T* state = static_cast<T*>(op.state) + op.step.rows[sequence] * past * op.channels;
+    T* states = static_cast<T*>(op.state);
+    const T* state = states + op.step.rows[sequence] * past * op.channels;
+    T* last = states + op.step.last(sequence) * past * op.channels;
     const bool fresh = op.step.positions[begin] == 0;
     for (int64_t c = first; c < at_most(op.channels, first + kPiece); c += 16) {
       const int64_t n = op.channels - c;
@@ -23,8 +26,11 @@ void short_conv_typed(const ConvOp& op) {
         for (int k = 0; k < op.taps; ++k) y = fma(window[k], load_part(op.weight + k * op.channels + c, n), y);
         store_part(static_cast<T*>(op.out) + t * op.channels + c, op.silu ? silu(y) : y, n);
         for (int k = 0; k < past; ++k) window[k] = window[k + 1];
+        if (!op.step.left || t + 1 == end || op.step.left[t] < 0) continue;
+        T* left = states + op.step.left[t] * past * op.channels + c;
+        for (int k = 0; k < past; ++k) store_part(left + k * op.channels, window[k], n);
       }
-      for (int k = 0; k < past; ++k) store_part(state + k * op.channels + c, window[k], n);
+      for (int k = 0; k < past; ++k) store_part(last + k * op.channels + c, window[k], n);
     }
   };
   parallel_for(op.step.sequences * pieces, task);
@@ -47,6 +53,20 @@ TM_INLINE void scaled_unit(const T* x, float* out, int64_t n, float size) {
   for (int64_t i = 0; i < n; i += 16) store_part(out + i, mul(load_part(x + i, n - i), scale), n - i);
 }
 
+// Of the matrices of one head, which lie `stride` apart from row to row: those that a sequence begins with. In a fresh
+// one the last place is cleared and begun with.
+TM_INLINE const float* begin_state(const RowStep& step, int64_t sequence, float* first, int64_t stride, int64_t size) {
+  if (step.positions[step.query_start[sequence]] != 0) return first + step.rows[sequence] * stride;
+  float* state = first + step.last(sequence) * stride;
+  std::memset(state, 0, static_cast<size_t>(size) * sizeof(float));
+  return state;
+}
+
+// Where the state behind token t is written to: its own place, or the last one, which others are written over.
+TM_INLINE float* state_behind(const RowStep& step, int64_t sequence, int64_t t, float* first, int64_t stride) {
+  return first + (step.left && step.left[t] >= 0 ? step.left[t] : step.last(sequence)) * stride;
+}
+
 template <class T>
 void delta_typed(const DeltaOp& op) {
   const int64_t keys = op.key_heads * op.key_dim, share = op.value_heads / op.key_heads;
@@ -55,8 +75,9 @@ void delta_typed(const DeltaOp& op) {
     const int64_t sequence = index / op.value_heads, head = index % op.value_heads, dim = op.value_dim;
     const int64_t key_head = op.tiled ? head % op.key_heads : head / share;
     const int64_t begin = op.step.query_start[sequence], end = op.step.query_start[sequence + 1];
-    float* state = op.state + (op.step.rows[sequence] * op.value_heads + head) * op.key_dim * dim;
-    if (op.step.positions[begin] == 0) std::memset(state, 0, static_cast<size_t>(op.key_dim * dim) * sizeof(float));
+    float* first = op.state + head * op.key_dim * dim;
+    const int64_t stride = op.value_heads * op.key_dim * dim;
+    const float* before = begin_state(op.step, sequence, first, stride, op.key_dim * dim);
     alignas(64) float q[kMostKeys], k[kMostKeys];
     for (int64_t t = begin; t < end; ++t) {
       const T* mixed = static_cast<const T*>(op.mixed) + t * op.stride;
@@ -68,21 +89,23 @@ void delta_typed(const DeltaOp& op) {
       const F beta = splat(1.0f / (1.0f + __builtin_expf(-to_float(gates[head]))));
       const T* values = mixed + 2 * keys + head * dim;
       T* out = static_cast<T*>(op.out) + (t * op.value_heads + head) * dim;
+      float* state = state_behind(op.step, sequence, t, first, stride);
       for (int64_t j = 0; j < dim; j += 16) {
         const int64_t n = dim - j;
         F known = zero();
         for (int64_t i = 0; i < op.key_dim; ++i) {
-          known = fma(splat(k[i]), mul(load_part(state + i * dim + j, n), decay), known);
+          known = fma(splat(k[i]), mul(load_part(before + i * dim + j, n), decay), known);
         }
         const F delta = mul(sub(load_part(values + j, n), known), beta);
         F y = zero();
         for (int64_t i = 0; i < op.key_dim; ++i) {
-          const F s = fma(splat(k[i]), delta, mul(load_part(state + i * dim + j, n), decay));
+          const F s = fma(splat(k[i]), delta, mul(load_part(before + i * dim + j, n), decay));
           store_part(state + i * dim + j, s, n);
           y = fma(splat(q[i]), s, y);
         }
         store_part(out + j, y, n);
       }
+      before = state;
     }
   };
   parallel_for(op.step.sequences * op.value_heads, task);
@@ -95,8 +118,9 @@ void space_typed(const SpaceOp& op) {
   auto task = [&](int64_t index) {
     const int64_t sequence = index / op.heads, head = index % op.heads, dim = op.head_dim;
     const int64_t begin = op.step.query_start[sequence], end = op.step.query_start[sequence + 1];
-    float* state = op.state + (op.step.rows[sequence] * op.heads + head) * op.keys * dim;
-    if (op.step.positions[begin] == 0) std::memset(state, 0, static_cast<size_t>(op.keys * dim) * sizeof(float));
+    float* first = op.state + head * op.keys * dim;
+    const int64_t stride = op.heads * op.keys * dim;
+    const float* before = begin_state(op.step, sequence, first, stride, op.keys * dim);
     for (int64_t t = begin; t < end; ++t) {
       const T* x = static_cast<const T*>(op.mixed) + t * op.stride;
       const T* b = x + width + head / share * op.keys;
@@ -105,17 +129,19 @@ void space_typed(const SpaceOp& op) {
       rate = rate < op.low ? op.low : rate > op.high ? op.high : rate;
       const F decay = splat(__builtin_expf(-op.rate[head] * rate)), pace = splat(rate);
       T* out = static_cast<T*>(op.out) + t * width + head * dim;
+      float* state = state_behind(op.step, sequence, t, first, stride);
       for (int64_t j = 0; j < dim; j += 16) {
         const int64_t n = dim - j;
         const F value = load_part(x + head * dim + j, n), written = mul(value, pace);
         F y = mul(splat(op.skip[head]), value);
         for (int64_t i = 0; i < op.keys; ++i) {
-          const F s = fma(splat(to_float(b[i])), written, mul(load_part(state + i * dim + j, n), decay));
+          const F s = fma(splat(to_float(b[i])), written, mul(load_part(before + i * dim + j, n), decay));
           store_part(state + i * dim + j, s, n);
           y = fma(splat(to_float(c[i])), s, y);
         }
         store_part(out + j, y, n);
       }
+      before = state;
     }
   };
   parallel_for(op.step.sequences * op.heads, task);
@@ -128,7 +154,9 @@ void scan_typed(const ScanOp& op) {
   auto task = [&](int64_t index) {
     const int64_t sequence = index / pieces, first = index % pieces * 16, n = op.channels - first;
     const int64_t begin = op.step.query_start[sequence], end = op.step.query_start[sequence + 1];
-    float* state = op.state + op.step.rows[sequence] * op.keys * op.channels + first;
+    const int64_t stride = op.keys * op.channels;
+    const float* state = op.state + op.step.rows[sequence] * stride + first;
+    float* last = op.state + op.step.last(sequence) * stride + first;
     const bool fresh = op.step.positions[begin] == 0;
     F kept[kMostScanned];
     for (int64_t i = 0; i < op.keys; ++i) kept[i] = fresh ? zero() : load_part(state + i * op.channels, n);
@@ -146,8 +174,11 @@ void scan_typed(const ScanOp& op) {
         y = fma(splat(to_float(b[op.keys + i])), kept[i], y);
       }
       store_part(static_cast<T*>(op.out) + t * op.channels + first, y, n);
+      if (!op.step.left || t + 1 == end || op.step.left[t] < 0) continue;
+      float* left = op.state + op.step.left[t] * stride + first;
+      for (int64_t i = 0; i < op.keys; ++i) store_part(left + i * op.channels, kept[i], n);
     }
-    for (int64_t i = 0; i < op.keys; ++i) store_part(state + i * op.channels, kept[i], n);
+    for (int64_t i = 0; i < op.keys; ++i) store_part(last + i * op.channels, kept[i], n);
   };
   parallel_for(op.step.sequences * pieces, task);
 }

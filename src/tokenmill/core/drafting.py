@@ -36,6 +36,8 @@ class Drafting:
 
     `row_list`, `row_ids` [S]: the rows that get `count` drafts each; none has over `longest` known tokens, the newest
     included. places(): [S], where in the step's batch the tokens lie that the rows' newest ones were sampled from.
+    samples(): what was sampled behind each of a row's tried drafts, wrong ones included, and before them [S, W]; of how
+    many of these there are [S]; and how many became known tokens [S].
     """
 
     rows: RowState
@@ -44,6 +46,7 @@ class Drafting:
     count: int
     longest: int
     places: Callable[[], Tensor]
+    samples: Callable[[], tuple[Tensor, Tensor, Tensor]]
 
 
 @dataclass(slots=True)

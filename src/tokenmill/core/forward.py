@@ -105,6 +105,11 @@ class ForwardContext:
             return self
         return replace(self, rows=replace(rows, tokens=rows.tokens[tokens]))
 
+    def borders(self) -> Tensor:
+        """[S + 1]: where the tokens of each of `rows.sequences` begin, as recurrent layers see them."""
+        assert self.rows is not None, "recurrent layers find their states by row"
+        return self.query_start if self.rows.borders is None else self.rows.borders
+
 
 @dataclass(slots=True)
 class Mixture:

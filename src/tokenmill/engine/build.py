@@ -21,6 +21,7 @@ from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
 from tokenmill.engine.loading import Facts, check_ranks, find_model, load_runner, read_config, read_generation
+from tokenmill.engine.memory import STEP_GUESSES
 from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.sleeping import SleepDesk
 from tokenmill.engine.source import ModelSource
@@ -35,9 +36,8 @@ from tokenmill.structured.mask_pool import MaskPool
 from tokenmill.text.tokenizer import Tokenizer
 
 log = logging.getLogger("tokenmill.engine")
-STEP_GUESSES = 256
-"""Drafts of the device in one step: about as many tokens as a GPU computes while it reads the weights. More of them,
-of which some are wrong, would take the time of tokens that are certain."""
+ANY = 1 << 30
+"""Drafts of the host in a step where nothing bounds them."""
 
 
 @dataclass(slots=True)
@@ -69,7 +69,7 @@ def make_limits(
         max_chunk=options.long_prefill_token_threshold,
         max_drafts=max_drafts,
         max_guesses=max_guesses,
-        step_guesses=STEP_GUESSES,
+        step_guesses=STEP_GUESSES if max_guesses else ANY,
         cohorts=cohorts,
         whole_prompts=not options.enable_chunked_prefill,
         whole_batches=options.batching == "static",
@@ -104,7 +104,9 @@ def build_engine(config: EngineConfig) -> Built:
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, cohorts=cohorts)
     limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
     limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up)
-    policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, STEP_GUESSES)
+    if facts.trail is not None:
+        limits = replace(limits, step_guesses=min(limits.step_guesses, facts.trail))
+    policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, limits.step_guesses)
     scheduler = Scheduler(limits, tables, policy, drafter, control)
     never = banned(generation)
     if outside := [word for word in never if max(word) >= facts.vocab_size]:

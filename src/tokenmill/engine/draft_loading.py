@@ -20,13 +20,15 @@ from tokenmill.engine.drafting import Speculation, looks_on_device
 from tokenmill.engine.source import ModelSource, find_source
 from tokenmill.layers.build import Build
 from tokenmill.models.decoder import Decoder
-from tokenmill.models.registry import build_model
+from tokenmill.models.registry import build_later, build_model
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.eagle import EagleHead
 from tokenmill.speculate.eagle_files import build_eagle
+from tokenmill.speculate.lookahead import Lookahead
 from tokenmill.speculate.lookup import NgramLookup
 from tokenmill.speculate.medusa import MedusaHeads
 from tokenmill.speculate.medusa_files import build_heads
+from tokenmill.speculate.mtp import LaterNet
 from tokenmill.speculate.passes import Model
 
 PADDING = 2048
@@ -47,29 +49,37 @@ class Target:
 
 @dataclass(slots=True)
 class LoadedDrafter:
-    """A drafter with the specs of the K/V that it keeps, layer by layer, and its weights' bytes."""
+    """A drafter with the specs of the K/V that it keeps, layer by layer, and its weights' bytes. most: drafts of a row,
+    the host's included."""
 
     drafter: DeviceDrafter | None = None
     kv_specs: tuple[KVSpec, ...] = ()
     weight_bytes: int = 0
+    most: int = 0
 
 
 def load_drafter(config: EngineConfig, found: Speculation | None, target: Target) -> LoadedDrafter:
     """The drafter of the device that --speculative-config asks for, if any."""
     if found is None:
         return LoadedDrafter()
-    if target.model.spec.states:
-        raise ParameterError(
-            f"{target.source.config().get('model_type')}: drafts for models with recurrent layers are not built yet: "
-            "leave --speculative-config out.",
-            param="speculative_config",
+    if target.model.spec.states and config.parallel.pipeline_parallel_size > 1:
+        raise _refuse(
+            "drafts for models with recurrent layers are not built for --pipeline-parallel-size above 1, as the first "
+            "stages would have to go back to earlier states"
         )
-    if found.method in LOADERS:
+    if found.method == "mtp":
+        loaded = _later(config, found, target.source, target)
+    elif found.method == "lookahead":
+        loaded = LoadedDrafter(Lookahead(found.most))
+    elif found.method in LOADERS:
         source = find_source(found.model or "", found.revision, Hub(config.files.download_dir, config.files.hf_token))
-        return LOADERS[found.method](config, found, source, target)
-    if looks_on_device(config, found, target.device):
-        return LoadedDrafter(NgramLookup(found.most, found.longest, found.shortest))
-    return LoadedDrafter()
+        loaded = LOADERS[found.method](config, found, source, target)
+    elif looks_on_device(config, found, target.device):
+        loaded = LoadedDrafter(NgramLookup(found.most, found.longest, found.shortest))
+    else:
+        loaded = LoadedDrafter()
+    loaded.most = found.most
+    return loaded
 
 
 def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
@@ -136,6 +146,29 @@ def _eagle(config: EngineConfig, found: Speculation, source: ModelSource, target
     finally:
         b.checkpoint.close()
     model.taps = tuple(dict.fromkeys(net.taps))
+    specs = tuple(b.book.kv_specs)
+    drafter = EagleHead(net, specs, model, target.kernels, found.most, target.dtype, record=target.record)
+    return LoadedDrafter(drafter, specs, b.book.weight_bytes)
+
+
+def _later(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
+    """From the target's own checkpoint."""
+    model = target.model
+    if not isinstance(model, Decoder) or model.embedding is None:
+        raise _refuse(f"{found.method!r} is not available for this architecture")
+    b = Build(
+        checkpoint=source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=target.device),
+        dtype=target.dtype,
+        device=torch.device(target.device),
+        kernels=target.kernels,
+        max_positions=model.spec.max_positions + found.most + 1,
+        quantization=config.model.quantization,
+    )
+    try:
+        net = LaterNet(build_later(source.config(), b), model.embedding)
+    finally:
+        b.checkpoint.close()
+    model.taps = net.taps
     specs = tuple(b.book.kv_specs)
     drafter = EagleHead(net, specs, model, target.kernels, found.most, target.dtype, record=target.record)
     return LoadedDrafter(drafter, specs, b.book.weight_bytes)

@@ -26,8 +26,12 @@ METHODS: dict[str, tuple[str, ...]] = {
     "medusa": ("model", "quantization", "revision"),
     "eagle": ("model", "quantization", "revision"),
     "eagle3": ("model", "quantization", "revision"),
+    "mtp": (),
+    "lookahead": (),
 }
 """Methods and their settings, beside the common ones."""
+SAME_AS = dict.fromkeys(("deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "glm4_moe_mtp"), "mtp")
+"""Other names of vLLM's for a method."""
 OF_HOST = ("ngram", "suffix")
 
 
@@ -54,7 +58,9 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
         return None
     if not isinstance(spec, dict):
         raise _refuse('it must be an object, like {"method": "ngram"}')
-    method = spec.get("method") or ("draft_model" if "model" in spec else None)
+    method = spec.get("method")
+    method = SAME_AS.get(method, method) if isinstance(method, str) else method
+    method = method or ("draft_model" if "model" in spec else None)
     every = {*COMMON, *(name for names in METHODS.values() for name in names)}
     if unknown := sorted(set(spec) - every):
         raise _refuse(f"unknown entries ({', '.join(unknown)}); known are {', '.join(sorted(every))}")

@@ -92,6 +92,8 @@ class Facts(msgspec.Struct):
     """It can take in later what it has missed."""
     snapshots: int | None = None
     """Slots for kept states; None: this model's rows have none."""
+    trail: int | None = None
+    """Drafts that can be tried in a step, of all rows, where these have states; None: they have none."""
 
 
 def find_model(config: EngineConfig) -> ModelSource:
@@ -218,11 +220,10 @@ def load_runner(
         peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
     release(device)
     budget = cache_bytes(config, device, peak, reasons, shares=mesh.size * config.engines)
-    rows, slots = mesh.agree(list(count_states(config, model.spec.states, budget, reasons)))
-    states = StatePool(model.spec.states, rows, slots, device, bed.zeros) if model.spec.states else None
-    taken = 0 if states is None else states.size_bytes
-    counted = count_blocks(config, layout, budget - taken, wanted, step_tokens)
-    blocks = mesh.agree(pages.everywhere(counted, MANY_BLOCKS))
+    rows, slots, trail = mesh.agree(list(count_states(config, model.spec.states, budget, reasons, drafts.most)))
+    states = StatePool(model.spec.states, rows, slots, device, trail, bed.zeros) if model.spec.states else None
+    blocks = count_blocks(config, layout, budget - (states.size_bytes if states else 0), wanted, step_tokens)
+    blocks = mesh.agree(pages.everywhere(blocks, MANY_BLOCKS))
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
     max_len = fitting_length(config, pages.groups, blocks, wanted, reasons)
     pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros)
@@ -237,8 +238,9 @@ def load_runner(
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
-    facts.weight_bytes, facts.snapshots = facts.weight_bytes + drafts.weight_bytes, slots if stateful else None
+    facts.weight_bytes += drafts.weight_bytes
     facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
+    facts.snapshots, facts.trail = (slots, trail) if stateful else (None, None)
     return runner, msgspec.to_builtins(facts)
 
 

@@ -27,6 +27,11 @@ STATES_SHARE = 0.5
 SNAPSHOTS_SHARE = 0.1
 """Of the cache's memory for states that are kept for others with the same beginning."""
 MOST_SNAPSHOTS = 4096
+TRAIL_SHARE = 0.15
+"""Of the cache's memory for states behind drafts: as many can be tried in a step."""
+STEP_GUESSES = 256
+"""Drafts of the device in one step: about as many tokens as a GPU computes while it reads the weights. More of them,
+of which some are wrong, would take the time of tokens that are certain."""
 GRAPH_BYTES = 1 << 30
 """Left for recorded steps, which keep their temporary tensors, and for what libraries take on first use."""
 
@@ -43,17 +48,20 @@ def kv_format(options: CacheOptions, dtype: torch.dtype) -> KVFormat:
 
 
 def count_states(
-    config: EngineConfig, specs: tuple[StateSpec, ...], budget: int, reasons: list[str]
-) -> tuple[int, int]:
-    """Rows that states leave room for, and slots for kept ones, in this many bytes of cache."""
+    config: EngineConfig, specs: tuple[StateSpec, ...], budget: int, reasons: list[str], guesses: int = 0
+) -> tuple[int, int, int]:
+    """Rows that states leave room for, slots for kept ones, and places for those behind drafts, in this many bytes of
+    cache; guesses: the most drafts of a row."""
     rows, each = config.schedule.max_num_seqs, row_bytes(specs)
     if not each:  # none here; another stage may have some
-        return rows, MOST_SNAPSHOTS
+        return rows, MOST_SNAPSHOTS, STEP_GUESSES
     fits = max(1, int(budget * STATES_SHARE) // each - 1)
     if fits < rows:
         reasons.append(f"{fits} rows instead of {rows}: a row's states take {each / 2**20:.1f} MiB")
     slots = int(budget * SNAPSHOTS_SHARE) // each if config.cache.enable_prefix_caching else 0
-    return min(rows, fits), min(slots, MOST_SNAPSHOTS)
+    rows = min(rows, fits)
+    trail = max(guesses, min(rows * guesses, STEP_GUESSES, int(budget * TRAIL_SHARE) // each))
+    return rows, min(slots, MOST_SNAPSHOTS), trail
 
 
 def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str], shares: int = 1) -> int:

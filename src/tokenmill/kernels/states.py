@@ -2,6 +2,7 @@
 
 One sequence after the other, one token after the other: a result has the same bytes however a sequence is cut into
 steps and whatever else is computed with it. A row whose first token is at position 0 begins with a state of zeros.
+Its state is left with the row; where drafts are tried, states behind earlier tokens are left in places of their own.
 """
 
 from __future__ import annotations
@@ -16,20 +17,30 @@ from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, ScanSpec
 from tokenmill.kernels import row_stable
 
 
-def spans_of(ctx: ForwardContext) -> Iterator[tuple[int, slice, bool]]:
-    """(row, its tokens in the batch, does it begin?) of each sequence of the step."""
-    assert ctx.rows is not None, "recurrent layers find their states by row"
-    borders, rows = ctx.query_start.tolist(), ctx.rows.sequences.tolist()
-    begins = (ctx.positions[ctx.query_start[:-1].long()] == 0).tolist()
-    for i, row in enumerate(rows):
-        yield row, slice(borders[i], borders[i + 1]), begins[i]
+def spans_of(ctx: ForwardContext) -> Iterator[tuple[int, slice, bool, list[int]]]:
+    """(row, its tokens in the batch, does it begin?, where the state behind each of them is left, -1: nowhere) of each
+    sequence of the step."""
+    rows, starts = ctx.rows, ctx.borders()
+    assert rows is not None
+    borders = starts.tolist()
+    begins = (ctx.positions[starts[:-1].long()] == 0).tolist()
+    left = None if rows.left is None else rows.left.tolist()
+    for i, row in enumerate(rows.sequences.tolist()):
+        first, end = borders[i], borders[i + 1]
+        if first < end:
+            yield (
+                row,
+                slice(first, end),
+                begins[i],
+                [-1] * (end - first - 1) + [row] if left is None else left[first:end],
+            )
 
 
 def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
     """x [T, C] -> each channel's sum over its last K inputs [T, C], or its silu; state [R + 1, K - 1, C]."""
     (x,), weight, bias = inputs, spec.weight, spec.bias
     out = torch.empty_like(x)
-    for row, tokens, begins in spans_of(ctx):
+    for row, tokens, begins, left in spans_of(ctx):
         before = torch.zeros_like(state[row]) if begins else state[row]
         seen = torch.cat((before, x[tokens].to(state.dtype)))
         count = tokens.stop - tokens.start
@@ -37,7 +48,9 @@ def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: Fo
         for k in range(len(weight)):
             y += seen[k : k + count].float() * weight[k]
         out[tokens] = (y * row_stable.sigmoid(y) if spec.silu else y).to(x.dtype)
-        state[row] = seen[count:]
+        for n, place in enumerate(left):
+            if place >= 0:
+                state[place] = seen[n + 1 : n + len(weight)]
     return out
 
 
@@ -60,14 +73,15 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
     decay = torch.exp(-spec.rate * row_stable.softplus(rate + spec.shift))
     beta = row_stable.sigmoid(beta)
     out = torch.empty_like(v)
-    for row, tokens, begins in spans_of(ctx):
+    for row, tokens, begins, left in spans_of(ctx):
         s = torch.zeros_like(state[row]) if begins else state[row].clone()
-        for t in range(tokens.start, tokens.stop):
+        for t, place in enumerate(left, tokens.start):
             s *= decay[t][:, None, None]
             delta = (v[t] - (s * k[t][:, :, None]).sum(1)) * beta[t][:, None]
             s += k[t][:, :, None] * delta[:, None, :]
             out[t] = (s * q[t][:, :, None]).sum(1)
-        state[row] = s
+            if place >= 0:
+                state[place] = s
     return out.to(mixed.dtype)
 
 
@@ -86,13 +100,14 @@ def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: 
     pace = row_stable.softplus(rates.float().contiguous() + spec.shift).clamp(spec.low, spec.high)
     decay = torch.exp(-spec.rate * pace)
     out = x * spec.skip[:, None]
-    for row, tokens, begins in spans_of(ctx):
+    for row, tokens, begins, left in spans_of(ctx):
         s = torch.zeros_like(state[row]) if begins else state[row].clone()
-        for t in range(tokens.start, tokens.stop):
+        for t, place in enumerate(left, tokens.start):
             s *= decay[t][:, None, None]
             s += b[t][:, :, None] * (x[t] * pace[t][:, None])[:, None, :]
             out[t] += (s * c[t][:, :, None]).sum(1)
-        state[row] = s
+            if place >= 0:
+                state[place] = s
     return out.flatten(1).to(mixed.dtype)
 
 
@@ -106,13 +121,14 @@ def selective_scan_(inputs: Sequence[Tensor], spec: ScanSpec, state: Tensor, ctx
     value, pace = x.float(), row_stable.softplus(rates.float().contiguous())
     b, c = (part.float() for part in mixed.chunk(2, dim=-1))
     out = value * spec.skip
-    for row, tokens, begins in spans_of(ctx):
+    for row, tokens, begins, left in spans_of(ctx):
         s = torch.zeros_like(state[row]) if begins else state[row].clone()
-        for t in range(tokens.start, tokens.stop):
+        for t, place in enumerate(left, tokens.start):
             s *= torch.exp(-spec.rate * pace[t])
             s += b[t][:, None] * (pace[t] * value[t])
             out[t] += (s * c[t][:, None]).sum(0)
-        state[row] = s
+            if place >= 0:
+                state[place] = s
     return out.to(x.dtype)
 
 

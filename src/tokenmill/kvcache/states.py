@@ -1,6 +1,9 @@
-"""The tensors of recurrent states. Owns: one state per row and layer, slots for kept ones, and copies between them.
+"""The tensors of recurrent states. Owns: one state per row and layer, places for those behind the drafts of one step,
+slots for kept ones, and copies between them.
 
 Must not know: sequences, the prefix cache, which slot is whose. The last row is nobody's: it fills up recorded steps.
+
+    rows 0 .. rows - 1 | the spare row | `trail` places, where a step leaves the states that rows may have to return to
 """
 
 from __future__ import annotations
@@ -18,12 +21,18 @@ Make = Callable[[int, int, str], Tensor]
 
 
 class StatePool:
-    """`views[i]`: the parts of layer i's states by row, [rows + 1, ...] each."""
+    """`views[i]`: the parts of layer i's states by row and, from `first` on, by place: [rows + 1 + trail, ...] each."""
 
-    def __init__(self, specs: tuple[StateSpec, ...], rows: int, slots: int, device: str, make: Make = zeros) -> None:
-        """make: zeroed memory."""
-        self.views = [_zeros(spec, rows + 1, device, make) for spec in specs]
-        self.kept = [_zeros(spec, slots, device, make) for spec in specs]
+    def __init__(
+        self, specs: tuple[StateSpec, ...], rows: int, slots: int, device: str, trail: int = 0, make: Make = zeros
+    ) -> None:
+        """trail: as many drafts may be tried in a step; make: zeroed memory."""
+        self.trail = trail
+        self.first = rows + 1
+        self.nowhere = slots
+        """A slot for what is not to be kept."""
+        self.views = [_zeros(spec, rows + 1 + trail, device, make) for spec in specs]
+        self.kept = [_zeros(spec, slots + (trail > 0), device, make) for spec in specs]
 
     @property
     def size_bytes(self) -> int:
@@ -38,15 +47,23 @@ class StatePool:
         """The states of rows are kept: (row, slot) each."""
         self._copy(self.views, [row for row, _ in pairs], self.kept, [slot for _, slot in pairs])
 
+    def move(self, froms: Tensor, rows: Tensor) -> None:
+        """States [n] become those of rows [n]."""
+        self._copy(self.views, froms, self.views, rows)
+
+    def keep(self, froms: Tensor, slots: Tensor) -> None:
+        """States [n] are kept in slots [n]."""
+        self._copy(self.views, froms, self.kept, slots)
+
     def _copy(
         self,
         source: list[tuple[Tensor, ...]],
-        froms: list[int],
+        froms: Tensor | list[int],
         target: list[tuple[Tensor, ...]],
-        tos: list[int],
+        tos: Tensor | list[int],
     ) -> None:
         device = self.views[0][0].device
-        read, write = torch.tensor(froms, device=device), torch.tensor(tos, device=device)
+        read, write = torch.as_tensor(froms, device=device), torch.as_tensor(tos, device=device)
         for old, new in zip(source, target, strict=True):
             for part, place in zip(old, new, strict=True):
                 place.index_copy_(0, write, part.index_select(0, read))

@@ -219,7 +219,7 @@ def layouts(planner: Planner, device: Device) -> Layouts:
     else:
         budget = int(device.memory_bytes * config.cache.gpu_memory_utilization) - taken
     blocks = [0] * len(cache.page_bytes)
-    rows, slots = memory.count_states(config, sheet.spec.states, max(budget, 0), [])
+    rows, slots, _ = memory.count_states(config, sheet.spec.states, max(budget, 0), [])
     budget -= (rows + 1 + slots) * sum(spec.size_bytes for spec in sheet.spec.states)
     if budget > 0:
         try:

@@ -19,6 +19,7 @@ from tokenmill.layers.rope import attention_gain, make_rope
 from tokenmill.models.common import PreNorm, read_act, read_rope, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.later import DEEPSEEK, Later, make_later
 from tokenmill.models.parts import make_mixture, not_computed
 from tokenmill.models.row import Drafts, Feed
 from tokenmill.models.rules import first_dense, glm_dense
@@ -86,25 +87,37 @@ def _interleaved(c: ModelConfig) -> bool:
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """One of these families from its config."""
-    sizes, act = read_sizes(c), read_act(c, gated=True, default="silu")
-    first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
-    bias, second_version = c.get("mlp_bias", bool, False), c.architecture == "DeepseekV2ForCausalLM"
-    dense = glm_dense if c.architecture == "Glm4MoeLiteForCausalLM" else first_dense
+    sizes = read_sizes(c)
 
     def layer(body: Build, index: int) -> PreNorm:
-        at = body.at(f"layers.{index}")
-        attention = LatentAttention(c, at.at("self_attn"), sizes.hidden)
-        mlp: Experts | MLP
-        if dense(c, index):
-            mlp = gated_mlp(at.at("mlp"), sizes.hidden, c.need("intermediate_size", int), act, bias=bias)
-        elif second_version:
-            mlp = _experts(c, at.at("mlp"), sizes.hidden)
-        else:
-            mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed(), index)
-        return PreNorm(attention, mlp, (first(at), second(at)))
+        return make_layer(c, b, body.at(f"layers.{index}"), index)
 
     b.book.used.update(not_computed(c, b, Drafts(later="num_nextn_predict_layers"), sizes.layers))
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, Ends(norm=rms(c, "norm")), layer)
+
+
+def make_layer(c: ModelConfig, b: Build, at: Build, index: int) -> PreNorm:
+    """One layer, whose tensors lie `at` there."""
+    hidden, act = c.need("hidden_size", int), read_act(c, gated=True, default="silu")
+    first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
+    bias, second_version = c.get("mlp_bias", bool, False), c.architecture == "DeepseekV2ForCausalLM"
+    dense = glm_dense if c.architecture == "Glm4MoeLiteForCausalLM" else first_dense
+    mlp: Experts | MLP
+    if dense(c, index):
+        mlp = gated_mlp(at.at("mlp"), hidden, c.need("intermediate_size", int), act, bias=bias)
+    elif second_version:
+        mlp = _experts(c, at.at("mlp"), hidden)
+    else:
+        mlp = make_mixture(c, b, at, DEEPSEEK_MIX, Feed(), index)
+    return PreNorm(LatentAttention(c, at.at("self_attn"), hidden), mlp, (first(at), second(at)))
+
+
+def build_later(c: ModelConfig, b: Build) -> Later:
+    """The checkpoint's layer that guesses later tokens."""
+    sizes = read_sizes(c)
+    at = b.under("model", "embed_tokens.weight").at(f"layers.{sizes.layers}")
+    norm, layer = lambda inside, name: rms(c, name)(inside), lambda: make_layer(c, b, at, sizes.layers)
+    return make_later(DEEPSEEK, at, sizes.hidden, norm, layer)
 
 
 def _experts(c: ModelConfig, b: Build, hidden: int) -> Experts:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, NormSpec
 from tokenmill.layers.attention import Heads
 from tokenmill.layers.build import Build
@@ -20,21 +21,10 @@ from tokenmill.models import table
 from tokenmill.models.common import Block, Parallel, PreNorm, Sandwich, read_heads, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends, Layer
-from tokenmill.models.parts import make_attention, make_feed, make_mixture, norm, not_computed, on
+from tokenmill.models.later import DEEPSEEK, Later, make_later
+from tokenmill.models.parts import Single, make_attention, make_feed, make_mixture, norm, not_computed, on
 from tokenmill.models.row import Shape
 from tokenmill.models.rules import Positions
-
-
-class Single:
-    """x += block(norm(x))."""
-
-    def __init__(self, block: Block, norm: NormSpec) -> None:
-        self.block = block
-        self.norm = norm
-
-    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
-        return self.block(x, ctx, norm=self.norm, residual=x)
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
@@ -53,6 +43,24 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
     b.book.used.update(not_computed(c, b, outside.drafts, sizes.layers, outside.layers))
     return Decoder(b, body, sizes, _ends(c, b, shape, sizes.hidden), layer)
+
+
+def build_later(c: ModelConfig, b: Build) -> Later:
+    """The checkpoint's layer that guesses later tokens: the first one behind the last."""
+    shape = table.TABLE[c.architecture].shape
+    c, outside = _usual_names(c, shape), shape.outside
+    if outside.drafts is None or not outside.drafts.later:
+        raise ModelError(f"{c.architecture}: layers that guess later tokens are not built for this family.")
+    sizes = read_sizes(c)
+    body = b.under(outside.body, f"{outside.embed}.weight") if outside.body else b
+    at = body.at(f"{outside.layers}.{sizes.layers}")
+    return make_later(
+        DEEPSEEK,
+        at,
+        sizes.hidden,
+        lambda inside, name: norm(c, inside, shape.norms, name, sizes.hidden),
+        lambda: make_layer(c, b, at, shape, read_heads(c), sizes.layers),
+    )
 
 
 def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads, index: int) -> Layer:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, NormSpec, RouteSpec
+from tokenmill.core.forward import Act, ForwardContext, NormSpec, RouteSpec
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts, sparsemixer
@@ -21,7 +21,7 @@ from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, 
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
 from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, temper, temperatures, turn
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import read_act
+from tokenmill.models.common import Block, read_act
 from tokenmill.models.config import ModelConfig, activation
 from tokenmill.models.row import Attend, Drafts, Extra, Feed, HeadNorms, Mix, Norms, Scores, Switch
 from tokenmill.models.row import Shared as SharedRow
@@ -46,6 +46,18 @@ def norm(c: ModelConfig, b: Build, norms: Norms, name: str, size: int) -> NormSp
         return NormSpec(weight=ones, eps=eps, kind="layer")
     kind = norms.kind
     return b.norm(name, size, eps, layer=kind != "rms", bias=kind == "layer", offset=norms.offset)
+
+
+class Single:
+    """x += block(norm(x))."""
+
+    def __init__(self, block: Block, norm: NormSpec) -> None:
+        self.block = block
+        self.norm = norm
+
+    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        return self.block(x, ctx, norm=self.norm, residual=x)
 
 
 def not_computed(c: ModelConfig, b: Build, drafts: Drafts | None, layers: int, at: str = "layers") -> list[str]:

@@ -11,6 +11,7 @@ from tokenmill.models import rules
 from tokenmill.models.common import Block, PreNorm, read_heads, read_rope, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.later import QWEN, Later, make_later
 from tokenmill.models.parts import make_feed, make_mixture, norm
 from tokenmill.models.row import Feed, Mix, Norms, Route, Shared
 
@@ -23,30 +24,45 @@ MIX = Mix(
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """A hybrid from its config."""
-    sizes, heads = read_sizes(c), read_heads(c)
-    delta = read_delta(c)
-    rope, bias = read_rope(c, heads.dim, partial=True), c.get("attention_bias", bool, False)
-    eps = c.get("rms_norm_eps", float, 1e-6, low=0.0)
+    sizes = read_sizes(c)
     kinds = layer_kinds(c, sizes.layers)
 
     def layer(body: Build, index: int) -> PreNorm:
-        at = body.at(f"layers.{index}")
-        mixer: Block
-        if kinds[index] == "linear_attention":
-            mixer = GatedDelta(at.at("linear_attn"), sizes.hidden, delta, eps)
-        else:
-            inside = at.at("self_attn")
-            norms = tuple(inside.norm(name, heads.dim, eps, offset=1.0) for name in ("q_norm", "k_norm"))
-            spec = attention_spec(b, heads, rope=make_rope(b, rope), norms=(norms[0], norms[1]))
-            mixer = GatedAttention(inside, sizes.hidden, heads, spec, bias=bias)
-        dense = not c.get("num_experts", int, 0, low=0) or rules.sparse_step(c, index)
-        mlp: Block = make_feed(c, at, Feed(), NORMS) if dense else make_mixture(c, b, at, MIX, Feed(), index)
-        first, second = (norm(c, at, NORMS, name, sizes.hidden) for name in NORMS.before)
-        return PreNorm(mixer, mlp, (first, second))
+        return make_layer(c, b, body.at(f"layers.{index}"), index, recurrent=kinds[index] == "linear_attention")
 
     ends = Ends(norm=lambda body: norm(c, body, NORMS, NORMS.last, sizes.hidden))
     b.book.used.update(name for name in b.checkpoint.names() if name.startswith("mtp."))  # for drafts of later tokens
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, ends, layer)
+
+
+def make_layer(c: ModelConfig, b: Build, at: Build, index: int, *, recurrent: bool) -> PreNorm:
+    """One layer, whose tensors lie `at` there."""
+    hidden, eps = c.need("hidden_size", int), c.get("rms_norm_eps", float, 1e-6, low=0.0)
+    mixer: Block
+    if recurrent:
+        mixer = GatedDelta(at.at("linear_attn"), hidden, read_delta(c), eps)
+    else:
+        heads, inside = read_heads(c), at.at("self_attn")
+        rope, bias = read_rope(c, heads.dim, partial=True), c.get("attention_bias", bool, False)
+        norms = tuple(inside.norm(name, heads.dim, eps, offset=1.0) for name in ("q_norm", "k_norm"))
+        spec = attention_spec(b, heads, rope=make_rope(b, rope), norms=(norms[0], norms[1]))
+        mixer = GatedAttention(inside, hidden, heads, spec, bias=bias)
+    dense = not c.get("num_experts", int, 0, low=0) or rules.sparse_step(c, index)
+    mlp: Block = make_feed(c, at, Feed(), NORMS) if dense else make_mixture(c, b, at, MIX, Feed(), index)
+    first, second = (norm(c, at, NORMS, name, hidden) for name in NORMS.before)
+    return PreNorm(mixer, mlp, (first, second))
+
+
+def build_later(c: ModelConfig, b: Build) -> Later:
+    """The checkpoint's layer that guesses later tokens."""
+    hidden, at = c.need("hidden_size", int), b.at("mtp")
+    return make_later(
+        QWEN,
+        at,
+        hidden,
+        lambda inside, name: norm(c, inside, NORMS, name, hidden),
+        lambda: make_layer(c, b, at.at("layers.0"), 0, recurrent=False),
+    )
 
 
 def read_delta(c: ModelConfig) -> DeltaHeads:

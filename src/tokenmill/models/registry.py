@@ -19,6 +19,7 @@ from tokenmill.layers.build import Build, check_leftovers
 from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.fields import check_fields, complete
+from tokenmill.models.later import Later
 from tokenmill.models.positions import OWN_NAMES
 from tokenmill.models.table import TABLE
 from tokenmill.models.text_names import text_names
@@ -188,6 +189,17 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
             check_leftovers(left)
         model.spec.extras["left"] = left  # what no stage uses is found when all have said this
     return model
+
+
+def build_later(config: dict[str, Any], b: Build) -> Later:
+    """The layer inside a model's checkpoint that guesses later tokens."""
+    config, b = _text_alone(text_part(config), b)
+    c = _read(config)
+    family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
+    if not hasattr(family, "build_later"):
+        raise ModelError(f"{c.architecture}: layers that guess later tokens are not built for this family.")
+    later: Later = family.build_later(c, replace(b, how=check_config(config)))
+    return later
 
 
 def _text_alone(config: dict[str, Any], b: Build) -> tuple[dict[str, Any], Build]:

@@ -67,17 +67,20 @@ class Batch:
 
 def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Batch:
     """Gather the rows that `plan` grants tokens to."""
-    device, size = rows.device, pool.layout.block_size
+    device, block = rows.device, pool.layout.block_size
     packed = send(torch.tensor([plan.rows, plan.counts], dtype=torch.int64), device)
     longest = max(plan.counts)
     kinds = []
     for group, blocks in enumerate(rows.blocks):
         kinds.append((max(len(blocks[row]) for row in plan.rows), not rows.shifted[group].isdisjoint(plan.rows)))
-    adapted = rows.adapted(plan.rows)
-    tokens, token_rows, ctx = lay_out(rows, pool, kernels, packed, (sum(plan.counts), longest), kinds, adapted=adapted)
+    adapted, left = rows.adapted(plan.rows), None
+    if plan.guesses and pool.states is not None:
+        left = send(torch.tensor(places_left(plan, pool.states.first), dtype=torch.int64), device)
+    size = sum(plan.counts), longest
+    tokens, token_rows, ctx = lay_out(rows, pool, kernels, packed, size, kinds, adapted=adapted, left=left)
     for group, made in enumerate(ctx.groups):
         made.shared = longest == 1 and share_prefix(rows, group, plan.rows)
-        made.reach = reach(plan, rows, group, size)
+        made.reach = reach(plan, rows, group, block)
     ends = list(accumulate(plan.counts))
     if device.type == "cpu":
         ctx.spans = [(e - c, c, n) for e, c, n in zip(ends, plan.counts, ctx.kv_len.tolist(), strict=True)]
@@ -93,12 +96,13 @@ def lay_out(
     kinds: list[tuple[int, bool]],
     *,
     adapted: bool = False,
+    left: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, ForwardContext]:
     """Token ids [T], their rows [T] and the context of a step, from the rows' state on the device alone.
 
     packed [2, S]: rows and how many tokens each computes; size: T and the longest of these; kinds: per KV group the
     entries of the longest table, and whether some entry j does not begin at j * block size; adapted: some rows have
-    adapters."""
+    adapters; left [T]: see StepRows."""
     device = rows.device
     row_ids, counts = packed[0], packed[1]
     total, longest = size
@@ -126,7 +130,7 @@ def lay_out(
         max_query=longest,
         kv=pool.views,
         groups=groups,
-        rows=StepRows(row_ids, token_rows, pool.state_views, rows.adapters if adapted else None),
+        rows=StepRows(row_ids, token_rows, pool.state_views, rows.adapters if adapted else None, left),
         block_size=pool.layout.block_size,
     )
     return tokens, token_rows, ctx
@@ -177,6 +181,18 @@ def single_tokens(
         block_size=size,
     )
     return tokens, ctx
+
+
+def places_left(plan: StepPlan, first: int) -> list[int]:
+    """Where the state behind each of the step's tokens is left, -1: nowhere; the places for drafts begin at `first`."""
+    left: list[int] = []
+    for i, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True)):
+        tried = plan.guesses.get(i, 0)
+        left += [-1] * (count - 1 - tried)
+        left += range(first, first + tried)
+        left.append(row)
+        first += tried
+    return left
 
 
 def reach(plan: StepPlan, rows: Rows, group: int, block_size: int) -> int:

@@ -1,10 +1,56 @@
-"""The null drafter of a device, and what those have in common that keep nothing."""
+"""The null drafter of a device, what those have in common that keep nothing, and what they are told of a step."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from tokenmill.core.drafting import Drafting, Seen
+from tokenmill.core.step import StepPlan
+from tokenmill.sampling.arrays import send, to_device
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of the grants behind whose samples drafts are left. lines: the grant of each sampled line; places:
+    that line's token in the batch; stand: grants that were verified, and how many of their samples stand."""
+
+    plan: StepPlan
+    lines: list[int]
+    places: list[int]
+    stand: tuple[list[int], Tensor] | None
+    device: torch.device
+
+    def _firsts(self) -> list[int]:
+        """The first line of each grant that proposes."""
+        wanted = set(self.plan.proposes)
+        firsts = {i: n for n, i in reversed(list(enumerate(self.lines))) if i in wanted}
+        return [firsts[i] for i in self.plan.proposes]
+
+    def _kept(self) -> Tensor | None:
+        """How many samples of each stand; None: one of each."""
+        if self.stand is None:
+            return None
+        grants = [self.stand[0].index(i) for i in self.plan.proposes]
+        return self.stand[1][to_device(grants, torch.int64, self.device)]
+
+    def newest(self) -> Tensor:
+        """See Drafting.places."""
+        at = to_device([self.places[n] for n in self._firsts()], torch.int64, self.device)
+        kept = self._kept()
+        return at if kept is None else at + kept - 1
+
+    def samples(self, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """See Drafting.samples; ids: of each line."""
+        assert ids is not None, "nothing was sampled"
+        counts = [1 + self.plan.guesses.get(i, 0) for i in self.plan.proposes]
+        first, count = send(torch.tensor([self._firsts(), counts], dtype=torch.int64), self.device)
+        at = (first[:, None] + torch.arange(max(counts), device=self.device)).clamp_(max=len(self.lines) - 1)
+        kept = self._kept()
+        return ids[at], count, torch.ones_like(count) if kept is None else kept
 
 
 class Forgetful:

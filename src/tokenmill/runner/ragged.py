@@ -21,7 +21,7 @@ from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
-from tokenmill.runner.batch import Batch, apart, lay_out, reach, single_tokens
+from tokenmill.runner.batch import Batch, apart, lay_out, places_left, reach, single_tokens
 from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling.arrays import send
@@ -49,6 +49,8 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
         most = rows.spare + 1
         self.members = [n for n in MEMBERS if n < most] + [most]
         self.packed = {n: torch.empty((2, n), dtype=torch.int64, device=rows.device) for n in self.members}
+        self.left: dict[int, Tensor] = {}
+        """By rung of tokens, where the state behind each is left."""
 
     def takes(self, plan: StepPlan) -> bool:
         """Few tokens, some row computes several, and nothing but hidden states of this moment is wanted."""
@@ -73,6 +75,13 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
         spare = members - len(rows)
         wanted = [rows + [self.rows.spare] * spare, counts + [0] * (spare - 1) + [tokens - sum(counts)]]
         self.packed[members].copy_(send(torch.tensor(wanted, dtype=torch.int64), self.rows.device))
+        states, missing = self.pool.states, tokens - sum(counts)
+        if states is not None and states.trail:
+            if tokens not in self.left:
+                self.left[tokens] = torch.empty(tokens, dtype=torch.int64, device=self.rows.device)
+            known = [] if plan is None else places_left(plan, states.first)
+            places = known + ([-1] * (missing - 1) + [self.rows.spare] if missing else [])
+            self.left[tokens].copy_(send(torch.tensor(places, dtype=torch.int64), self.rows.device))
 
     def computing(self, key: tuple[int, int, bool]) -> Callable[[], Made]:
         """From rows and counts to hidden states."""
@@ -80,8 +89,10 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
         kinds = [(table.shape[1], False) for table in rows.tables]
 
         def compute() -> Made:
-            packed, size = self.packed[members], (tokens, tokens)
-            ids, token_rows, ctx = lay_out(rows, self.pool, self.kernels, packed, size, kinds, adapted=adapted)
+            packed, size, left = self.packed[members], (tokens, tokens), self.left.get(tokens)
+            ids, token_rows, ctx = lay_out(
+                rows, self.pool, self.kernels, packed, size, kinds, adapted=adapted, left=left
+            )
             return Made(ids, token_rows, self.model.forward(ids, ctx), ctx)
 
         return compute
@@ -106,14 +117,17 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
                 yield tokens, self.members[0], adapted
 
 
-class RaggedTokens(Layout[tuple[int, bool]]):
+class RaggedTokens(Layout[tuple[int, bool, int]]):
     """Layout for native tapes: a key is how many tokens there are, each given as its row and how far behind the row's
-    next token it lies, and whether rows have adapters. Where each row is sampled once, a recording of so many lines'
-    logits follows."""
+    next token it lies, whether rows have adapters, and of how many rows they are if these have states (which go on from
+    token to token, so that recurrent layers are told the rows' borders). Where each row is sampled once, a recording of
+    so many lines' logits follows."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
         super().__init__(model, kernels, rows, pool)
         self.packed: dict[int, Tensor] = {}
+        self.recurring: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
+        """By tokens and rows: the rows, their borders, where the state behind each token is left."""
         row_bytes = 40 * model.spec.hidden_size * len(model.spec.kv_specs) + 4 * sum(t.shape[1] for t in rows.tables)
         self.most = min(MOST_TOKENS, ROOM // row_bytes)
         self.room_bytes = self.most * row_bytes
@@ -128,11 +142,11 @@ class RaggedTokens(Layout[tuple[int, bool]]):
             and self.rows.contiguous(plan.rows)
         )
 
-    def key(self, plan: StepPlan) -> tuple[int, bool]:
-        """How many tokens there are, and whether rows have adapters."""
-        return plan.num_tokens, self.rows.adapted(plan.rows)
+    def key(self, plan: StepPlan) -> tuple[int, bool, int]:
+        """How many tokens there are, whether rows have adapters, and how many rows have states."""
+        return plan.num_tokens, self.rows.adapted(plan.rows), len(plan.rows) if self.pool.states is not None else 0
 
-    def fill(self, key: tuple[int, bool], plan: StepPlan | None) -> None:
+    def fill(self, key: tuple[int, bool, int], plan: StepPlan | None) -> None:
         """Each token's row and place."""
         assert plan is not None, "nothing is recorded ahead"
         packed = self.packed.get(key[0])
@@ -140,21 +154,34 @@ class RaggedTokens(Layout[tuple[int, bool]]):
             packed = self.packed[key[0]] = torch.zeros((2, key[0]), dtype=torch.int64)
         members = [row for row, n in zip(plan.rows, plan.counts, strict=True) for _ in range(n)]
         packed.copy_(torch.tensor([members, [k for n in plan.counts for k in range(n)]]))
+        if self.pool.states is not None:
+            tokens, count = key[0], key[2]
+            if (tokens, count) not in self.recurring:
+                made = torch.zeros(count, dtype=torch.int64), torch.zeros(count + 1, dtype=torch.int32)
+                self.recurring[tokens, count] = *made, torch.zeros(tokens, dtype=torch.int64)
+            rows, borders, left = self.recurring[tokens, count]
+            rows.copy_(torch.tensor(plan.rows))
+            borders.copy_(torch.tensor([0, *accumulate(plan.counts)]))
+            left.copy_(torch.tensor(places_left(plan, self.pool.states.first)))
 
-    def computing(self, key: tuple[int, bool]) -> Callable[[], Made]:
+    def computing(self, key: tuple[int, bool, int]) -> Callable[[], Made]:
         """From tokens' places to hidden states."""
         packed, adapted = self.packed[key[0]], key[1]
+        recurring = self.recurring.get((key[0], key[2]))
         starts = apart(self.rows.computed[packed[0]] + packed[1] + 1)
 
         def compute() -> Made:
             tokens, ctx = single_tokens(
                 self.kernels, self.rows, self.pool, packed[0], starts, packed[1], adapted=adapted
             )
+            if recurring is not None and ctx.rows is not None:
+                rows, borders, left = recurring
+                ctx = replace(ctx, rows=replace(ctx.rows, sequences=rows, borders=borders, left=left))
             return Made(tokens, packed[0], self.model.forward(tokens, ctx), ctx)
 
         return compute
 
-    def step(self, key: tuple[int, bool], plan: StepPlan, made: Made) -> Step:
+    def step(self, key: tuple[int, bool, int], plan: StepPlan, made: Made) -> Step:
         """The hidden states, with logits where each row is sampled once, or each token is."""
         ends, given = list(accumulate(plan.counts)), torch.tensor([plan.rows, plan.counts])
         batch = Batch(plan, made.tokens, given[0], given[1], made.token_rows, ends, made.ctx)
@@ -167,7 +194,7 @@ class RaggedTokens(Layout[tuple[int, bool]]):
             lines = list(range(1, key[0] + 1))
         return Step(batch, made.hidden, None if lines is None else self.heads.logits(made, lines))
 
-    def adapted(self, key: tuple[int, bool]) -> bool:
+    def adapted(self, key: tuple[int, bool, int]) -> bool:
         """Are there adapters in steps of this key?"""
         return key[1]
 

@@ -23,11 +23,12 @@ from tokenmill.device.graphs import Readback, Recorder
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.parallel.link import Link, NoLink
 from tokenmill.runner.batch import Batch, make_batch
-from tokenmill.runner.drafts import NoDeviceDrafter
+from tokenmill.runner.drafts import NoDeviceDrafter, Outcome
 from tokenmill.runner.ragged import RaggedMembers, RaggedTokens
 from tokenmill.runner.recorder import Graphs, RecordedSteps, StepRecorder, Tapes
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.single import ROOM, SingleTokens
+from tokenmill.runner.trail import settle_states
 from tokenmill.sampling.arrays import send, to_device
 from tokenmill.sampling.choose import Ask, Way, choose, take_largest, way
 from tokenmill.sampling.logprobs import token_logprobs
@@ -47,6 +48,11 @@ class Left:
     verified: list[int] = field(default_factory=list)
     kept: Tensor | None = None
     told: tuple[list[int], Readback] | None = None
+
+    @property
+    def stand(self) -> tuple[list[int], Tensor] | None:
+        """`verified` and `kept`; None: no drafts were tried."""
+        return None if self.kept is None else (self.verified, self.kept)
 
 
 @dataclass(slots=True)
@@ -110,7 +116,7 @@ class Runner:
         parts = self.model, self.kernels, self.rows, self.pool
         if self.kernels.records:
             made: list[StepRecorder] = [RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM))]
-            if self.pool.states is None:  # tokens of one row cannot go on from its state side by side
+            if self.pool.states is None or self.pool.states.trail:
                 ragged = RaggedTokens(*parts)
                 made.append(RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)))
             return made
@@ -173,9 +179,11 @@ class Runner:
         if not self.to_logits:  # the last stage chooses, and `learn` tells
             assert running.batch is not None
             self.rows.computed.index_add_(0, running.batch.row_ids, running.batch.counts)
+            settle_states(self.pool.states, running.plan, running.batch, self.rows, running.left.stand)
             return
         try:
             self._sample(running, late or LateInputs())
+            settle_states(self.pool.states, running.plan, running.batch, self.rows, running.left.stand)
         except Exception as error:
             self._fail(running, error)
 
@@ -237,8 +245,6 @@ class Runner:
             running.batch = batch
             running.hidden = self.model.forward(batch.tokens, batch.ctx)
         self.link.give(running.hidden)
-        if plan.saves and self.pool.states is not None:  # no drafts are tried: the grant ends just there
-            self.pool.states.save([(save.row, save.slot) for save in plan.saves])
 
     def _sample(self, running: Running, late: LateInputs) -> None:
         plan, batch, rows = running.plan, running.batch, self.rows
@@ -372,25 +378,16 @@ class Runner:
             return
         row_list = [plan.rows[i] for i in plan.proposes]
         row_ids = to_device(row_list, torch.int64, rows.device)
-        self.drafter.propose(
-            Drafting(rows, row_list, row_ids, plan.depth, rows.longest(row_list), lambda: self._newest(running))
-        )
+        outcome = Outcome(plan, running.lines, running.left.places, running.left.stand, rows.device)
+        ids = None if running.sampled is None else running.sampled.ids
+        longest, samples = rows.longest(row_list), lambda: outcome.samples(ids)
+        self.drafter.propose(Drafting(rows, row_list, row_ids, plan.depth, longest, outcome.newest, samples))
         late = set(plan.late)
         told = [n for n, row in enumerate(row_list) if row in late] if late else []
         if told:
             chosen = row_ids if len(told) == len(row_list) else row_ids[to_device(told, torch.int64, rows.device)]
             ahead = rows.length[chosen][:, None] + torch.arange(plan.depth, device=rows.device)
             running.left.told = [plan.proposes[n] for n in told], Readback(rows.tokens[chosen[:, None], ahead])
-
-    def _newest(self, running: Running) -> Tensor:
-        """Of each grant that proposes, where in the batch the token lies from which its newest one was sampled."""
-        wanted, device = set(running.plan.proposes), self.rows.device
-        firsts = {i: n for n, i in reversed(list(enumerate(running.lines))) if i in wanted}
-        at = to_device([running.left.places[firsts[i]] for i in running.plan.proposes], torch.int64, device)
-        if running.left.kept is not None:
-            grants = [running.left.verified.index(i) for i in running.plan.proposes]
-            at = at + running.left.kept[to_device(grants, torch.int64, device)] - 1
-        return at
 
     def _candidates(self, plan: StepPlan) -> bool:
         params = self.rows.sampling.params

@@ -74,9 +74,9 @@ class Ahead:
 
     def settle(self, seq: Sequence, grant: Grant, plan: StepPlan, left: Budget) -> None:
         """A grant is certain: say what is followed, and whether drafts are left behind its sample."""
+        left.tried -= grant.guesses
         if not (seq.most_guesses or seq.told):
             return
-        left.tried -= grant.guesses
         ready = not self.limits.follows or self._follow(seq, grant, plan, left)
         if ready and grant.sample and left.made > 0 and self._reaches(seq, grant.end, plan):
             plan.proposes.append(len(plan.rows))

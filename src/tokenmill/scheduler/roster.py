@@ -24,8 +24,8 @@ from tokenmill.scheduler.adapters import AdapterSlots
 class Limits:
     """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the budget does).
 
-    max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence, and step_guesses: of all
-    sequences in one step; those that rank first get them.
+    max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence. step_guesses: of all
+    sequences in one step, whoever made them; those that rank first get them.
     max_adapters: that lie on the devices at once.
     cohorts: over so many plans rows that sample are spread, none of which may then be in two of them; 0: they may.
     follows: a DeviceDrafter keeps something for every position; catches_up: it can take in later what it has missed.

@@ -179,7 +179,7 @@ class Scheduler:
         if known <= position or known >= group.max_len:
             return 0
         position += self._rematch(seq, position)
-        drafts = self._drafts(seq) if known - position == 1 and not seq.pending else []
+        drafts = self._drafts(seq, flight.left.tried) if known - position == 1 and not seq.pending else []
         guesses = len(drafts) or self.ahead.guesses(seq, known, position, flight.left)
         count = self._chunk(position, known + guesses, budget)
         if position < seq.save_at < min(known, position + count):
@@ -244,10 +244,10 @@ class Scheduler:
                 count -= over
         return count
 
-    def _drafts(self, seq: Sequence) -> list[int]:
-        """Those that the host knows: its drafter's, or what the device's has left and told."""
+    def _drafts(self, seq: Sequence, left: int) -> list[int]:
+        """Those that the host knows: its drafter's, or what the device's has left and told; `left` in this step."""
         room = seq.group.max_len - len(seq.tokens) - 1
-        most = min(len(seq.drafts) if seq.told else self.limits.max_drafts, room)
+        most = min(len(seq.drafts) if seq.told else self.limits.max_drafts, room, left)
         if most <= 0 or seq.most_guesses or seq.group.search.width or seq.group.embed:
             return []
         drafts = seq.drafts[:most] if seq.told else self.roster.drafter.propose(seq, most)[:most]

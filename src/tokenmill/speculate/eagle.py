@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.drafting import Drafting, Seen
-from tokenmill.core.forward import ForwardContext, Kernels, KVSpec
+from tokenmill.core.forward import ForwardContext, Kernels, KVSpec, NormSpec, Weight
 from tokenmill.core.model import CausalLM
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import apart, single_tokens
@@ -22,7 +23,32 @@ from tokenmill.runner.replays import Replays
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.side import Side, side_of
 from tokenmill.speculate.choice import Choosing, Placed
-from tokenmill.speculate.eagle_files import EagleNet
+
+Embed = Callable[[Tensor, ForwardContext], Tensor]
+FINAL = -1
+"""The tap of the final hidden states."""
+
+
+class Net(Protocol):
+    """A layer that guesses. taps: what it reads of the target, side by side; norm, head (None: the target's) and what
+    each of its own words means (None: itself) make words of its states."""
+
+    @property
+    def taps(self) -> tuple[int, ...]: ...
+    @property
+    def norm(self) -> NormSpec | None: ...
+    @property
+    def head(self) -> Weight | None: ...
+    @property
+    def words(self) -> Tensor | None: ...
+
+    def begin(self, tokens: Tensor, taps: Tensor, ctx: ForwardContext) -> Tensor:
+        """tokens [T], each one behind its tap [T, hidden of all taps] -> states [T, hidden]."""
+        ...
+
+    def go_on(self, tokens: Tensor, states: Tensor, ctx: ForwardContext) -> Tensor:
+        """tokens [T], each one behind a state of its own making [T, hidden] -> states [T, hidden]."""
+        ...
 
 
 class EagleHead:
@@ -33,7 +59,7 @@ class EagleHead:
 
     def __init__(
         self,
-        net: EagleNet,
+        net: Net,
         specs: tuple[KVSpec, ...],
         target: CausalLM,
         kernels: Kernels,

@@ -8,7 +8,6 @@ EAGLE-3   fc, midlayer.* (or layers.0.*), norm, lm_head, d2t; reads the outputs 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +24,7 @@ from tokenmill.layers.mlp import MLP, gated_mlp
 from tokenmill.layers.rope import make_rope
 from tokenmill.models.common import read_act, read_heads, read_rope
 from tokenmill.models.config import ModelConfig
-
-Embed = Callable[[Tensor, ForwardContext], Tensor]
-FINAL = -1
-"""The tap of the final hidden states."""
+from tokenmill.speculate.eagle import FINAL, Embed
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.sequence import Sequence
+from tokenmill.speculate.patience import Patience
 
 MOST_TOKENS = 64
 """Of an n-gram: each length up to the longest is one more entry per token, or one more look at all of them."""
@@ -16,10 +17,12 @@ MOST_TOKENS = 64
 
 @dataclass(slots=True)
 class Index:
-    """Where each n-gram of a sequence last ended, not counting its very end; `done` tokens are indexed."""
+    """Where each n-gram of a sequence last ended, not counting its very end; `done` tokens are indexed. patience: while
+    guesses fail."""
 
     last: dict[tuple[int, ...], int] = field(default_factory=dict)
     done: int = 0
+    patience: Patience = field(default_factory=Patience)
 
 
 class NgramDrafter:
@@ -42,6 +45,8 @@ class NgramDrafter:
         index = self.indexes.get(seq.id)
         if index is None:
             index = self.indexes[seq.id] = Index()
+        if index.patience.waits(len(tokens)):
+            return []
         self._extend(index, tokens)
         for n in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             end = index.last.get(tuple(tokens[-n:]))
@@ -50,7 +55,10 @@ class NgramDrafter:
         return []
 
     def observe(self, seq: Sequence, proposed: int, accepted: int) -> None:
-        """Lookup does not learn from acceptance."""
+        """Where guesses fail there are fewer of them."""
+        index = self.indexes.get(seq.id)
+        if index is not None:
+            index.patience.learn(len(seq.tokens), proposed, accepted)
 
     def forget(self, seq: Sequence) -> None:
         self.indexes.pop(seq.id, None)

@@ -28,7 +28,8 @@ def rows_of(texts: list[list[int]]) -> SimpleNamespace:
 
 def step(rows: SimpleNamespace, row_ids: torch.Tensor, longest: int) -> Drafting:
     """What the runner says after sampling."""
-    return Drafting(rows, [], row_ids, MOST, longest, lambda: torch.empty(0))
+    none = torch.empty(0)
+    return Drafting(rows, [], row_ids, MOST, longest, lambda: none, lambda: (none, none, none))
 
 
 @pytest.mark.parametrize("longest, shortest", [(4, 2), (1, 1), (3, 3), (8, 1), (64, 2)])

@@ -13,7 +13,6 @@ from parity import make
 from test_families import CASES, prompt
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.errors import UserError
 from tokenmill.engine.prompts import make_request
 
 
@@ -118,8 +117,3 @@ def test_rows_follow_the_memory_of_states(hybrid: tuple[Path, Any]) -> None:
         assert 1 <= rows < 64 and any("states take" in reason for reason in llm.built.facts.reasons)
         prompts = [prompt(9, i) for i in range(80)]
         assert len(run(llm, prompts, greedy(3))) == 80
-
-
-def test_drafts_are_refused(hybrid: tuple[Path, Any]) -> None:
-    with pytest.raises(UserError, match="recurrent layers"):
-        open_hybrid(hybrid[0], speculative_config={"method": "ngram"})

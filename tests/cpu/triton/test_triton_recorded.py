@@ -95,6 +95,14 @@ def test_states_go_on_once(hybrid: pathlib.Path) -> None:
     assert ragged.made and single.made
 
 
+def test_drafts_over_states(hybrid: pathlib.Path) -> None:
+    """Nearly all of these drafts are wrong, so that rows go back to states that recordings left."""
+    expected, _ = tokens(hybrid, {"skip_tokenizer_init": True, "block_size": 4}, recorded=False)
+    options = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}, "depth": 2}
+    found, (_, ragged) = tokens(hybrid, {"skip_tokenizer_init": True, "block_size": 4, **options}, recorded=True)
+    assert found == expected and ragged.made
+
+
 def test_recorded_ahead(tiny: pathlib.Path) -> None:
     expected, _ = tokens(tiny, {}, recorded=False)
     assert tokens(tiny, {}, recorded=True, warm=True)[0] == expected

@@ -27,13 +27,21 @@ def delta(heads: tuple[int, int, int, int]) -> DeltaSpec:
 
 
 def run(kernels, compute, parts, steps=STEPS):
-    """What `compute(ctx, state, count, name)` gives in each step, and the states that it leaves."""
+    """What `compute(ctx, state, count, name)` gives in each step, and the states that it leaves with the rows and
+    behind some of the last step's tokens."""
     batch = PagedBatch((), kernels, states=(StateSpec((("float32", parts),)),))
     found = []
     for grants in steps:
-        ctx = batch.step(grants)
-        found.append(compute(ctx, batch.states[0][0], sum(n for _, n in grants)))
-    return found, batch.states[0][0][: len(batch.seqs)]
+        ctx, count = batch.step(grants), sum(n for _, n in grants)
+        if grants is steps[-1] and len(grants) == 2:
+            assert ctx.rows is not None
+            ctx.rows.left = torch.full((count,), -1)
+            ctx.rows.left[-6:-1] = torch.tensor([4, 5, int(ctx.rows.sequences[0]), 7, 6])
+            ctx.rows.left[-1] = ctx.rows.sequences[1]
+            assert ctx.rows.left[count - 4] == ctx.rows.sequences[0] and grants[1][1] == 3
+        found.append(compute(ctx, batch.states[0][0], count))
+    kept = batch.states[0][0]
+    return found, kept[[*range(len(batch.seqs)), *((4, 5, 6, 7) if len(steps[-1]) == 2 else ())]]
 
 
 @pytest.mark.parametrize(("heads", "steady"), [(HEADS[0], False), (HEADS[1], False), (HEADS[1], True)])

@@ -235,7 +235,7 @@ def run_story(
         for rank in ranks:  # all of them guess alike
             rank.guess = lambda tokens, seed: once(tuple(tokens), seed)
     plain = [group for group, window in enumerate(windows) if not window]
-    follows = bool(plain) and guessing and not stateful and rng.random() < 0.6
+    follows = bool(plain) and guessing and rng.random() < 0.6
     for rank in ranks if follows else ():
         rank.memory.follows = plain[0]
     limits = Limits(

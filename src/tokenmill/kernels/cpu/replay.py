@@ -101,7 +101,9 @@ def _widened(made: Tensor, x: Tensor) -> bool:
 
 
 def _views(made: Any, args: Any) -> bool:
-    """Is the result another look at the first argument?"""
+    """Is the result another look at the first argument, or are these several?"""
+    if isinstance(made, (list, tuple)):
+        return bool(made) and all(_views(one, args) for one in made)
     if not isinstance(made, Tensor) or not args or not isinstance(args[0], Tensor):
         return False
     return made.untyped_storage().data_ptr() == args[0].untyped_storage().data_ptr()

@@ -16,11 +16,12 @@ from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec
 from tokenmill.kernels.cpu.packed import TYPES
 
 
-def step_of(ctx: ForwardContext, states: int) -> tuple[int, int, int, int, int]:
-    """Addresses of rows, borders and positions, how many sequences, of how many rows there are states."""
+def step_of(ctx: ForwardContext, states: int) -> tuple[int, int, int, int, int, int]:
+    """Addresses of rows, borders, positions and places (0: none), how many sequences, how many states there are."""
     assert ctx.rows is not None, "recurrent layers find their states by row"
-    rows = ctx.rows.sequences
-    return rows.data_ptr(), ctx.query_start.data_ptr(), ctx.positions.data_ptr(), rows.shape[0], states
+    rows, left = ctx.rows.sequences, ctx.rows.left
+    addresses = rows.data_ptr(), ctx.borders().data_ptr(), ctx.positions.data_ptr()
+    return *addresses, 0 if left is None else left.data_ptr(), rows.shape[0], states
 
 
 def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:

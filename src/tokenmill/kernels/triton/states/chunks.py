@@ -126,10 +126,10 @@ def _prepare_kernel(
 
 @triton.jit
 def _walk_kernel(
-    mixed_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, mixed_stride,
-    HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr,
-    SIZE: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr, STAGES: tl.constexpr,
+    mixed_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
+    mixed_stride, LEFT: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr,
+    DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, SIZE: tl.constexpr, SHORT: tl.constexpr, EXACT: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     head, sequence = tl.program_id(1), tl.program_id(2)
     first = tl.load(start_ptr + sequence)
@@ -168,6 +168,9 @@ def _walk_kernel(
             tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & real_v)
             written = (u * (key_scale * tl.exp(last - sums))[:, None]).to(kind)
             s = s * tl.exp(last) + _product(tl.trans(key), written, EXACT)
+        if LEFT:
+            row = tl.load(left_ptr + first + count - 1)
+            places = state_ptr + (row * HV + head) * (DK * DV) + k[:, None] * DV + v[None, :]
         tl.store(places, s, mask=inside)
 
 
@@ -179,7 +182,8 @@ def can_chunk(spec: DeltaSpec) -> bool:
 def chunked_delta_(
     mixed: Tensor, gates: Tensor, spec: DeltaSpec, state: Tensor, ctx: ForwardContext, out: Tensor, *, small: bool
 ) -> None:
-    """See kernels/states.py; fills `out` for sequences of more than SHORT tokens, and leaves others alone."""
+    """See kernels/states.py; fills `out` for sequences of more than SHORT tokens, and leaves others alone. (Of such a
+    sequence the last state alone is left: none of its tokens is a draft.)"""
     assert ctx.rows is not None, "recurrent layers find their states by row"
     sequences, heads = ctx.rows.sequences.shape[0], spec.value_heads
     numbers = parts_of(len(mixed), sequences, SIZE)
@@ -193,11 +197,12 @@ def chunked_delta_(
     exact = INTERPRETED or kind == torch.float32
     rows, columns = max(16, pow2(spec.key_dim)), max(16, pow2(spec.value_dim))
     _prepare_kernel[(numbers, heads)](
-        mixed, gates, spec.rate, spec.shift, ctx.query_start, w, u, p, scales, sequences, mixed.stride(0),
+        mixed, gates, spec.rate, spec.shift, ctx.borders(), w, u, p, scales, sequences, mixed.stride(0),
         gates.stride(0), **sizes, BK=rows, BV=columns, FIND=pow2_of(sequences), EXACT=exact, num_warps=8,
     )  # fmt: skip
     columns = min(32, columns)
     _walk_kernel[(triton.cdiv(spec.value_dim, columns), heads, sequences)](
-        mixed, w, u, p, scales, state, out, ctx.query_start, ctx.rows.sequences, ctx.positions, mixed.stride(0),
-        **sizes, BK=rows, BV=columns, EXACT=exact, STAGES=1 if exact or small else 2, num_warps=4,
+        mixed, w, u, p, scales, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions, ctx.rows.left,
+        mixed.stride(0), LEFT=ctx.rows.left is not None, **sizes, BK=rows, BV=columns, EXACT=exact,
+        STAGES=1 if exact or small else 2, num_warps=4,
     )  # fmt: skip

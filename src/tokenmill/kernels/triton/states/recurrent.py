@@ -15,8 +15,9 @@ from torch import Tensor
 from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec
 from tokenmill.kernels.triton.common import begin, pow2, sigmoid, wait
 
-SHORT = 16
-"""Of so many tokens or fewer, a sequence is computed token by token where chunks.py may take others."""
+SHORT = 17
+"""Of so many tokens or fewer, a sequence is computed token by token where chunks.py may take others: a token and the
+most drafts that may follow it, as the state behind each of them is left."""
 ALL = 1 << 30
 
 
@@ -49,9 +50,9 @@ def parts_of(tokens: int, sequences: int, size: int) -> int:
 
 @triton.jit(do_not_specialize=["sequences"])
 def _conv_kernel(
-    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, sequences, C, x_stride,
-    TAPS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, ONE: tl.constexpr, FIND: tl.constexpr,
-    BT: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr, sequences, C,
+    x_stride, TAPS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, ONE: tl.constexpr, FIND: tl.constexpr,
+    LEFT: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
@@ -66,7 +67,14 @@ def _conv_kernel(
     if part * BT < count:
         known = tl.load(position_ptr + first) != 0
         x_ptr += first.to(tl.int64) * x_stride
-        state_ptr += tl.load(row_ptr + sequence) * (TAPS - 1) * C
+        row = tl.load(row_ptr + sequence)
+        if LEFT:
+            left_ptr += first
+            last_ptr = state_ptr + tl.load(left_ptr + count - 1) * (TAPS - 1) * C
+            places = state_ptr
+        else:
+            last_ptr = state_ptr + row * (TAPS - 1) * C
+        state_ptr += row * (TAPS - 1) * C
         t = part * BT + tl.arange(0, BT)
         real = (t < count)[:, None] & real_c[None, :]
         y = tl.zeros((BT, BC), dtype=tl.float32)
@@ -83,14 +91,23 @@ def _conv_kernel(
             y = y * sigmoid(y)
         place = (first + t).to(tl.int64)[:, None] * C + c[None, :]
         tl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=real)
+        if LEFT:  # behind the last token, see below
+            left = tl.load(left_ptr + t, mask=t + 1 < count, other=-1)
+            leaves = real & (left >= 0)[:, None]
+            for k in tl.static_range(TAPS - 1):
+                at = t + 1 + k - (TAPS - 1)
+                here, before = leaves & (at >= 0)[:, None], leaves & (at < 0)[:, None] & known
+                value = tl.load(x_ptr + at.to(tl.int64)[:, None] * x_stride + c[None, :], mask=here, other=0.0)
+                value += tl.load(state_ptr + (at + TAPS - 1)[:, None] * C + c[None, :], mask=before, other=0.0)
+                tl.store(places + (left[:, None] * (TAPS - 1) + k) * C + c[None, :], value, mask=leaves)
         if part == 0:  # the only part that reads the state leaves the new one
             for k in tl.static_range(TAPS - 1):
                 source = count + k - (TAPS - 1)
-                left = tl.load(x_ptr + source.to(tl.int64) * x_stride + c, mask=real_c & (source >= 0), other=0.0)
+                newest = tl.load(x_ptr + source.to(tl.int64) * x_stride + c, mask=real_c & (source >= 0), other=0.0)
                 kept = real_c & (source < 0) & known
-                left += tl.load(state_ptr + (source + TAPS - 1) * C + c, mask=kept, other=0.0)
+                newest += tl.load(state_ptr + (source + TAPS - 1) * C + c, mask=kept, other=0.0)
                 tl.debug_barrier()
-                tl.store(state_ptr + k * C + c, left, mask=real_c)
+                tl.store(last_ptr + k * C + c, newest, mask=real_c)
 
 
 def short_conv_(
@@ -105,9 +122,9 @@ def short_conv_(
     columns = min(pow2(channels), 256 if one else 128)
     grid = (sequences if one else parts_of(tokens, sequences, rows), triton.cdiv(channels, columns))
     _conv_kernel[grid](
-        x, weight, bias, state, out, ctx.query_start, ctx.rows.sequences, ctx.positions, sequences, channels,
-        x.stride(0), TAPS=taps, BIAS=bias is not None, ACT=silu, ONE=one, FIND=1 if one else pow2_of(sequences),
-        BT=rows, BC=columns, PDL=pdl, num_warps=2 if one else 4, launch_pdl=pdl,
+        x, weight, bias, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions, ctx.rows.left, sequences,
+        channels, x.stride(0), LEFT=ctx.rows.left is not None, TAPS=taps, BIAS=bias is not None, ACT=silu, ONE=one,
+        FIND=1 if one else pow2_of(sequences), BT=rows, BC=columns, PDL=pdl, num_warps=2 if one else 4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -117,9 +134,9 @@ def short_conv_(
 
 @triton.jit
 def _delta_kernel(
-    mixed_ptr, gate_ptr, rate_ptr, shift_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, mixed_stride,
-    gate_stride, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
+    mixed_ptr, gate_ptr, rate_ptr, shift_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
+    mixed_stride, gate_stride, LEFT: tl.constexpr, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr,
+    DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -132,15 +149,16 @@ def _delta_kernel(
     if (count > 0) & (count <= MOST):
         known = tl.load(position_ptr + first) != 0
         row = tl.load(row_ptr + sequence)
-        places = state_ptr + (row * HV + head) * (DK * DV) + k[:, None] * DV + v[None, :]
+        places = state_ptr + head * (DK * DV) + k[:, None] * DV + v[None, :]
+        size = HV * DK * DV
         inside = real_k[:, None] & real_v[None, :]
-        s = tl.load(places, mask=inside & known, other=0.0)
+        s = tl.load(places + row * size, mask=inside & known, other=0.0)
         key_head = head % HK if TILED else head // (HV // HK)
         keys = mixed_ptr + first.to(tl.int64) * mixed_stride + key_head * DK + k
         values = mixed_ptr + first.to(tl.int64) * mixed_stride + 2 * HK * DK + head * DV + v
         gates = gate_ptr + first.to(tl.int64) * gate_stride
         out = out_ptr + (first.to(tl.int64) * HV + head) * DV + v
-        for _ in range(count):
+        for t in range(count):
             q = tl.load(keys, mask=real_k, other=0.0).to(tl.float32)
             key = tl.load(keys + HK * DK, mask=real_k, other=0.0).to(tl.float32)
             value = tl.load(values, mask=real_v, other=0.0).to(tl.float32)
@@ -154,7 +172,11 @@ def _delta_kernel(
             y = tl.sum(s * q[:, None], axis=0)
             tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_v)
             keys, values, gates, out = keys + mixed_stride, values + mixed_stride, gates + gate_stride, out + HV * DV
-        tl.store(places, s, mask=inside)
+            if LEFT:
+                left = tl.load(left_ptr + first + t)
+                tl.store(places + left * size, s, mask=inside & (left >= 0))
+        if not LEFT:
+            tl.store(places + row * size, s, mask=inside)
 
 
 def delta_rule_(
@@ -173,9 +195,10 @@ def delta_rule_(
     columns = min(32, pow2(spec.value_dim))
     grid = (triton.cdiv(spec.value_dim, columns), spec.value_heads, ctx.rows.sequences.shape[0])
     _delta_kernel[grid](
-        mixed, gates, spec.rate, spec.shift, state, out, ctx.query_start, ctx.rows.sequences, ctx.positions,
-        mixed.stride(0), gates.stride(0), HK=spec.key_heads, HV=spec.value_heads, TILED=spec.tiled, DK=spec.key_dim,
-        DV=spec.value_dim, BK=pow2(spec.key_dim), BV=columns, MOST=most, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        mixed, gates, spec.rate, spec.shift, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
+        ctx.rows.left, mixed.stride(0), gates.stride(0), LEFT=ctx.rows.left is not None, HK=spec.key_heads,
+        HV=spec.value_heads, TILED=spec.tiled, DK=spec.key_dim, DV=spec.value_dim, BK=pow2(spec.key_dim), BV=columns,
+        MOST=most, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 

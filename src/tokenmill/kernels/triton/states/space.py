@@ -22,9 +22,9 @@ HIGHEST = 3.0e38
 
 @triton.jit
 def _space_kernel(
-    mixed_ptr, pace_ptr, rate_ptr, shift_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr,
-    mixed_stride, pace_stride, low, high, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr, N: tl.constexpr,
-    BN: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
+    mixed_ptr, pace_ptr, rate_ptr, shift_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
+    mixed_stride, pace_stride, low, high, LEFT: tl.constexpr, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
+    N: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -36,14 +36,15 @@ def _space_kernel(
     count = tl.load(start_ptr + sequence + 1) - first
     if count > 0:
         known = tl.load(position_ptr + first) != 0
-        places = state_ptr + (tl.load(row_ptr + sequence) * H + head) * (N * P) + n[:, None] * P + p[None, :]
+        places = state_ptr + head * (N * P) + n[:, None] * P + p[None, :]
+        size, row = H * N * P, tl.load(row_ptr + sequence)
         inside = real_n[:, None] & real_p[None, :]
-        s = tl.load(places, mask=inside & known, other=0.0)
+        s = tl.load(places + row * size, mask=inside & known, other=0.0)
         values = mixed_ptr + first.to(tl.int64) * mixed_stride + head * P + p
         keys = mixed_ptr + first.to(tl.int64) * mixed_stride + H * P + head // (H // G) * N + n
         paces = pace_ptr + first.to(tl.int64) * pace_stride + head
         out = out_ptr + (first.to(tl.int64) * H + head) * P + p
-        for _ in range(count):
+        for t in range(count):
             b = tl.load(keys, mask=real_n, other=0.0).to(tl.float32)
             c = tl.load(keys + G * N, mask=real_n, other=0.0).to(tl.float32)
             x = tl.load(values, mask=real_p, other=0.0).to(tl.float32)
@@ -53,7 +54,11 @@ def _space_kernel(
             y = tl.sum(s * c[:, None], axis=0) + skip * x
             tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_p)
             keys, values, paces, out = keys + mixed_stride, values + mixed_stride, paces + pace_stride, out + H * P
-        tl.store(places, s, mask=inside)
+            if LEFT:
+                left = tl.load(left_ptr + first + t)
+                tl.store(places + left * size, s, mask=inside & (left >= 0))
+        if not LEFT:
+            tl.store(places + row * size, s, mask=inside)
 
 
 def state_space_(
@@ -65,18 +70,19 @@ def state_space_(
     columns = min(32, pow2(spec.head_dim))
     grid = (triton.cdiv(spec.head_dim, columns), spec.heads, ctx.rows.sequences.shape[0])
     _space_kernel[grid](
-        mixed, rates, spec.rate, spec.shift, spec.skip, state, out, ctx.query_start, ctx.rows.sequences,
-        ctx.positions, mixed.stride(0), rates.stride(0), float(spec.low), min(float(spec.high), HIGHEST),
-        H=spec.heads, P=spec.head_dim, G=spec.groups, N=spec.keys, BN=pow2(spec.keys), BP=columns, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+        mixed, rates, spec.rate, spec.shift, spec.skip, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
+        ctx.rows.left, mixed.stride(0), rates.stride(0), float(spec.low), min(float(spec.high), HIGHEST),
+        LEFT=ctx.rows.left is not None, H=spec.heads, P=spec.head_dim, G=spec.groups, N=spec.keys, BN=pow2(spec.keys),
+        BP=columns, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _scan_kernel(
-    x_ptr, pace_ptr, mixed_ptr, rate_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, C, x_stride,
-    pace_stride, mixed_stride, N: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
+    x_ptr, pace_ptr, mixed_ptr, rate_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr, C,
+    x_stride, pace_stride, mixed_stride, LEFT: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BC: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     sequence = tl.program_id(1)
@@ -90,13 +96,14 @@ def _scan_kernel(
     count = tl.load(start_ptr + sequence + 1) - first
     if count > 0:
         known = tl.load(position_ptr + first) != 0
-        places = state_ptr + tl.load(row_ptr + sequence) * N * C + n[:, None] * C + c[None, :]
-        s = tl.load(places, mask=inside & known, other=0.0)
+        places = state_ptr + n[:, None] * C + c[None, :]
+        size, row = N * C, tl.load(row_ptr + sequence)
+        s = tl.load(places + row * size, mask=inside & known, other=0.0)
         values = x_ptr + first.to(tl.int64) * x_stride + c
         paces = pace_ptr + first.to(tl.int64) * pace_stride + c
         keys = mixed_ptr + first.to(tl.int64) * mixed_stride + n
         out = out_ptr + first.to(tl.int64) * C + c
-        for _ in range(count):
+        for t in range(count):
             x = tl.load(values, mask=real_c, other=0.0).to(tl.float32)
             pace = softplus(tl.load(paces, mask=real_c, other=0.0).to(tl.float32))
             b = tl.load(keys, mask=real_n, other=0.0).to(tl.float32)
@@ -105,7 +112,11 @@ def _scan_kernel(
             y = tl.sum(s * read[:, None], axis=0) + skip * x
             tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_c)
             values, paces, keys, out = values + x_stride, paces + pace_stride, keys + mixed_stride, out + C
-        tl.store(places, s, mask=inside)
+            if LEFT:
+                left = tl.load(left_ptr + first + t)
+                tl.store(places + left * size, s, mask=inside & (left >= 0))
+        if not LEFT:
+            tl.store(places + row * size, s, mask=inside)
 
 
 def selective_scan_(
@@ -124,8 +135,8 @@ def selective_scan_(
     out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     columns = min(64, pow2(channels))
     _scan_kernel[(triton.cdiv(channels, columns), ctx.rows.sequences.shape[0])](
-        x, rates, mixed, *fixed, state, out, ctx.query_start, ctx.rows.sequences, ctx.positions, channels,
-        x.stride(0), rates.stride(0), mixed.stride(0), N=keys, BN=pow2(keys), BC=columns, PDL=pdl, num_warps=2,
-        launch_pdl=pdl,
+        x, rates, mixed, *fixed, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions, ctx.rows.left, channels,
+        x.stride(0), rates.stride(0), mixed.stride(0), LEFT=ctx.rows.left is not None, N=keys, BN=pow2(keys),
+        BC=columns, PDL=pdl, num_warps=2, launch_pdl=pdl,
     )  # fmt: skip
     return out

@@ -1,0 +1,60 @@
+"""Layers inside checkpoints that guess later tokens (MTP, nextn). Owns: what lies around such a layer, by form.
+
+A layer of the family's own kind reads the final hidden state of a position joined with the embedding of the token
+behind it: layer(join([norm(embedding) | norm(state)])). Must not know: drafts, plans.
+
+DeepSeek's form   model.layers.N.*, where the model has N layers, with enorm, hnorm, eh_proj and shared_head.norm
+Qwen's form       mtp.layers.0.*, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.fc, mtp.norm
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import NormSpec, Weight
+from tokenmill.layers.build import Build
+from tokenmill.models.decoder import Layer
+
+MakeNorm = Callable[[Build, str], NormSpec]
+
+
+@dataclass(frozen=True, slots=True)
+class Later:
+    """norms: of embeddings and of states. last: before the target's head; onward: what follows reads states behind it,
+    too, not in front of it."""
+
+    norms: tuple[NormSpec, NormSpec]
+    join: Weight
+    layer: Layer
+    last: NormSpec
+    onward: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """Names of a form's tensors."""
+
+    embedding: str
+    state: str
+    join: str
+    last: str
+    onward: bool
+
+
+DEEPSEEK = Form("enorm", "hnorm", "eh_proj", "shared_head.norm", onward=False)
+QWEN = Form("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", onward=True)
+
+
+def make_later(form: Form, at: Build, hidden: int, norm: MakeNorm, layer: Callable[[], Layer]) -> Later:
+    """at: where the tensors around the layer lie."""
+    if not at.has(f"{form.join}.weight"):
+        raise ModelError(f"This checkpoint has no layer that guesses later tokens ({at.path(form.join)}.weight).")
+    return Later(
+        norms=(norm(at, form.embedding), norm(at, form.state)),
+        join=at.settled(at.weight(form.join, (hidden, 2 * hidden))),
+        layer=layer(),
+        last=norm(at, form.last),
+        onward=form.onward,
+    )

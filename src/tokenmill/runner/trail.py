@@ -1,0 +1,68 @@
+"""States behind drafts. Owns: where the states of a step's tokens are left, and which of them rows go on with.
+
+A recurrent layer overwrites its state with every token, and drafts may be wrong: so the states behind all tokens of a
+row that tries some are left apart, the last one with the row (`places_left` in batch.py). Once it is known how many
+tokens stand, the row takes the state behind these. Must not know: layers, how drafts are verified.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.step import StateSave, StepPlan
+from tokenmill.kvcache.states import StatePool
+from tokenmill.runner.batch import Batch
+from tokenmill.runner.rows import Rows
+from tokenmill.sampling.arrays import send
+
+
+def settle_states(
+    states: StatePool | None,
+    plan: StepPlan,
+    batch: Batch | None,
+    rows: Rows,
+    stand: tuple[list[int], Tensor] | None,
+) -> None:
+    """Keep what the plan wants kept, and take rows back to their last token that stands.
+
+    stand: grants with the counts of tokens that stand; the rows have moved on by them."""
+    if states is None or batch is None or not (plan.saves or plan.guesses):
+        return
+    if not states.trail:  # no drafts are tried: grants end just there
+        states.save([(save.row, save.slot) for save in plan.saves])
+        return
+    firsts, at = {}, states.first
+    for i in range(len(plan.rows)):
+        if i in plan.guesses:
+            firsts[i] = at
+            at += plan.guesses[i]
+    if plan.saves:
+        _keep(states, plan, batch, rows, firsts)
+    if stand is None or not firsts:
+        return
+    grants = [i for i in stand[0] if i in firsts]
+    told = [[plan.rows[i], firsts[i], plan.guesses[i], n] for n, i in enumerate(stand[0]) if i in firsts]
+    if grants:
+        row_ids, first, tried, places = send(torch.tensor(told, dtype=torch.int64).t().contiguous(), rows.device)
+        kept = stand[1][places]
+        states.move(torch.where(kept > tried, row_ids, first + kept - 1), row_ids)
+
+
+def _keep(states: StatePool, plan: StepPlan, batch: Batch, rows: Rows, firsts: dict[int, int]) -> None:
+    """The states at these positions, of rows that this step took there or past them."""
+    grant = {row: i for i, row in enumerate(plan.rows)}
+    told = [_line(save, grant[save.row], plan, batch, firsts) for save in plan.saves]
+    row_ids, slots, positions, first, tried, begins = send(
+        torch.tensor(told, dtype=torch.int64).t().contiguous(), rows.device
+    )
+    passed = positions - batch.ctx.positions[begins]
+    there = (passed > 0) & (positions <= rows.computed[row_ids])
+    places = torch.where(passed <= tried, first + passed - 1, row_ids)
+    states.keep(torch.where(there, places, row_ids), torch.where(there, slots, states.nowhere))
+
+
+def _line(save: StateSave, i: int, plan: StepPlan, batch: Batch, firsts: dict[int, int]) -> list[int]:
+    """What devices must know of a save in grant i."""
+    begin = batch.ends[i] - plan.counts[i]
+    return [save.row, save.slot, save.position, firsts.get(i, 0), plan.guesses.get(i, 0), begin]

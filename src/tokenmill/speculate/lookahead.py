@@ -1,0 +1,78 @@
+"""Lookahead: guesses from what the model itself said behind wrong guesses. No other model, no training.
+
+Every step verifies a chain of guesses, and says a token behind each of them, behind wrong ones, too: a Jacobi iteration
+of the text to come. What was said behind which two tokens is kept in a pool of each row, and is what is guessed where
+the text comes to such tokens; where the pool knows nothing, the iteration itself goes on. (Windows beside the chain
+would need a mask that attention here lacks.) Must not know: plans, verification.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.drafting import Drafting
+from tokenmill.runner.drafts import Forgetful
+
+POOL = 1 << 12
+"""Places of a row's pool: pairs of tokens fall into them by a hash, and the latest of each place stays."""
+MIX = 40503
+
+
+class Lookahead(Forgetful):
+    """A DeviceDrafter with a pool of three tokens: two, and the one that was said behind them."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.pool: Tensor
+        self.grown: Tensor
+        self.tail: Tensor
+
+    def bind(self, rows: Any, pool: Any) -> None:
+        """A pool for each row; how long the row was when it was last seen, and its last token then."""
+        count, device = rows.tokens.shape[0], rows.device
+        self.pool = torch.full((count, POOL), -1, dtype=torch.int32, device=device)
+        self.grown = torch.zeros(count, dtype=torch.int64, device=device)
+        self.tail = torch.full((count,), -1, dtype=torch.int32, device=device)
+
+    def propose(self, step: Drafting) -> None:
+        """Take in what was said, then go on from pair to pair."""
+        rows, row_ids = step.rows, step.row_ids
+        known = rows.length[row_ids]
+        said, count, kept = step.samples()
+        earlier = known - kept
+        begun = (self.grown[row_ids] == earlier) & (self.tail[row_ids] == rows.tokens[row_ids, earlier - 1])
+        self.pool[row_ids] = torch.where(begun[:, None], self.pool[row_ids], -1)  # else the row is somebody else's
+        self.grown[row_ids], self.tail[row_ids] = known, rows.tokens[row_ids, known - 1]
+        self._learn(rows.tokens, row_ids, earlier, said, count, kept)
+        ahead = self._iterated(said, count, kept, step.count)
+        before, last = (rows.tokens[row_ids, (known - n).clamp(min=0)].long() for n in (2, 1))
+        for n in range(step.count):
+            found = self.pool[row_ids, _place(before, last)].long()
+            guess = torch.where(found >= 0, found, torch.where(ahead[:, n] >= 0, ahead[:, n], last))
+            rows.tokens[row_ids, known + n] = guess.to(torch.int32)
+            before, last = last, guess
+
+    def _learn(self, tokens: Tensor, row_ids: Tensor, known: Tensor, said: Tensor, count: Tensor, kept: Tensor) -> None:
+        """said [S, W]: what came behind the first `known` [S] tokens, and behind each of the guesses that follow them.
+        The first wrong guess has been written over by what stands there; the later ones still lie in the row."""
+        for n in range(said.shape[1]):
+            before, last = (tokens[row_ids, (known + n - m).clamp(min=0)].long() for m in (2, 1))
+            gone = (n >= kept) & (n < kept + 2)  # the pair holds the one that was written over
+            place = _place(before, last)
+            old = self.pool[row_ids, place]
+            self.pool[row_ids, place] = torch.where((n < count) & ~gone, said[:, n].to(torch.int32), old)
+
+    @staticmethod
+    def _iterated(said: Tensor, count: Tensor, kept: Tensor, wanted: int) -> Tensor:
+        """[S, wanted]: what was said of the places behind those that stand, -1 where nothing was."""
+        at = kept[:, None] + torch.arange(wanted, device=said.device)
+        found = said.gather(1, at.clamp(max=said.shape[1] - 1))
+        return torch.where(at < count[:, None], found, -1)
+
+
+def _place(before: Tensor, last: Tensor) -> Tensor:
+    """Of a pair [S]."""
+    return (before * MIX + last) % POOL
