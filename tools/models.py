@@ -72,7 +72,7 @@ OWN_FILES = {
     "FalconForCausalLM": "three layouts of q/k/v, parallel blocks, rope or ALiBi",
     "FalconH1ForCausalLM": "Mamba-2 and attention side by side in every layer",
     "GPT2LMHeadModel": "learned positions, matrices stored transposed",
-    "GptOssForCausalLM": "sinks, alternating windows, experts with biases and a clamped gate; also as published, in MXFP4",
+    "GptOssForCausalLM": "sinks, alternating windows, experts with biases and a clamped gate; also in MXFP4",
     "OPTForCausalLM": "learned positions; norms before or after the blocks",
     "Gemma4ForCausalLM": "the text model: heads of two sizes, shared keys and values, embeddings for each layer",
     "Llama4ForCausalLM": "the text model, within its first chunk of attention",
