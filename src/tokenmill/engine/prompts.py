@@ -234,8 +234,9 @@ def _check_parts(messages: Any) -> None:
         for part in content if isinstance(content, (list, tuple)) else ():
             if not isinstance(part, (str, Mapping)):
                 raise ParameterError("A content part must be text or a dict.", param="messages")
-            keys = [str(key) for key in part if part[key] is not None] if isinstance(part, Mapping) else []
-            names = [str(part.get("type", "text")), *keys] if keys else []
+            if isinstance(part, str):
+                continue
+            names = [str(part.get("type", "text")), *(str(key) for key in part if part[key] is not None)]
             if kind := next((name for name in names if any(word in name for word in _MEDIA)), None):
                 raise ParameterError(f"This engine reads text, not a content part of type {kind!r}.", param="messages")
 
