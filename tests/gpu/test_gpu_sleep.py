@@ -1,4 +1,7 @@
-"""Sleep on a GPU: the device gets its memory back, recordings stay, and answers are those of before."""
+"""Sleep on a GPU: the device gets its memory back, recordings stay, and answers are those of before.
+
+Run alone (-n 0): what the device has free is measured.
+"""
 
 from __future__ import annotations
 

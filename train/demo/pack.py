@@ -173,6 +173,8 @@ class Stream:
         path = f"{self.folder}/{worker}_{index}.npy"
         begin = time.time()
         while not os.path.exists(path):
+            if self.processes[worker].exitcode is not None:
+                raise RuntimeError(f"worker {worker} has ended: see its error above")
             time.sleep(0.002)
         self.waited += time.time() - begin
         block = np.load(path)
