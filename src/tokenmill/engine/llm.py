@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
@@ -43,6 +42,7 @@ from tokenmill.engine.metrics import Metric, read_metrics
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.pooling import Pooler
 from tokenmill.engine.profiling import Profiler
+from tokenmill.engine.progress import progress_of
 from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
 from tokenmill.engine.sleeping import fall_asleep, wake
 from tokenmill.engine.weights import Weights, WeightUpdates, runner_of
@@ -415,9 +415,8 @@ class LLM:
         """Add all, step until all have ended; other calls wait, programs that share the engine get on."""
         found = {request.id: Accumulator(request) for request in requests}
         driver = self.driver
-        with driver.alone(), _progress(bool(use_tqdm) and len(requests) > 1) as progress:
+        with driver.alone(), progress_of(use_tqdm, len(found)) as advance:
             self._check_all(requests, pooling)
-            task = progress.add_task("Generating", total=len(found))
             left = len(found)
 
             def hear(delta: TextDelta) -> None:
@@ -426,7 +425,7 @@ class LLM:
                 accumulator.add(delta)
                 if delta.finish_reason is not None and accumulator.finished:
                     left -= 1
-                    progress.advance(task)
+                    advance(1)
 
             try:
                 for request in requests:
@@ -480,14 +479,3 @@ def _pooling(given: PoolingParams | None, **more: Any) -> PoolingParams:
     if not isinstance(params, PoolingParams):
         raise ParameterError("pooling_params must be one PoolingParams for all prompts.", param="pooling_params")
     return msgspec.structs.replace(params, **{name: value for name, value in more.items() if value is not None})
-
-
-def _progress(shown: bool) -> Progress:
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        disable=not shown,
-        transient=False,
-    )

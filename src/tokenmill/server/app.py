@@ -222,5 +222,6 @@ async def _any_error(request: Request, error: Exception) -> Response:
 
 def _error_response(request: Request, found: HttpError, headers: dict[str, str]) -> Response:
     names = {name for name, _ in request.scope["headers"]}
+    found.request_id = request.scope["state"].get("request_id")
     body = error_shape(APIS, request.url.path, names)(found)
     return Response(body, found.status, {**headers, **error_headers(found)}, media_type="application/json")

@@ -25,6 +25,8 @@ from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 THREADS = 2
+BOM = b"\xef\xbb\xbf"
+"""What some editors put before UTF-8 text: readers of JSON may ignore it."""
 PIECE = 256 << 10
 """What comes in single bytes is not kept in single bytes."""
 SMALL = 32 << 10
@@ -95,7 +97,7 @@ class Parcel:
 
     def fields(self) -> Mapping[str, msgspec.Raw]:
         """The fields of the body, which stays where it is; none where it is no object."""
-        data = b"".join(self.parts)
+        data = b"".join(self.parts).removeprefix(BOM)
         check_ceilings(data)
         try:
             return _fields(data)
@@ -112,6 +114,7 @@ class Parcel:
 def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any]], None] | None = None) -> B:
     """The request that these bytes hold, or the first thing that is wrong with it. `look`: sees all fields first, and
     may change them."""
+    data = data.removeprefix(BOM)
     check_ceilings(data)
     if len(data) > LARGE:
         _refuse_large_structures(data)

@@ -56,6 +56,8 @@ class HttpError(Exception):
         self.param = None if param is None else param[:MAX_PARAM]
         self.retry_after = retry_after
         self.overflow: ContextError | None = None
+        self.request_id: str | None = None
+        """Set where the request is known: some APIs say it in the body, too."""
 
 
 def error_object(found: HttpError) -> dict[str, Any]:

@@ -221,6 +221,7 @@ class _Visit:
             )
         if self.status:
             return  # the answer had begun
+        found.request_id = self.id
         body = error_shape(self.guard.apis, self.path, self.headers)(found)
         await refuse(self._send, found, body, close=found.status in (408, 413, 415, 503))
 

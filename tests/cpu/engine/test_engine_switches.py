@@ -59,6 +59,7 @@ CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "enforce_eager": (False, True),
     "deterministic": (False, True),
     "check_weights": (False, False, True),
+    "enable_sleep_mode": (False, False, True),
     "check_structured": (0.0, 1.0),
     "speculative_config": (None, None, DRAFTS, {"method": "ngram"}, {**DRAFTS, "num_speculative_tokens": 16},
                            {"method": "suffix"}),
@@ -73,27 +74,17 @@ ELSEWHERE = {
     *("skip_tokenizer_init", "max_model_len", "num_gpu_blocks_override", "max_waiting"),  # each run sets them
     *("kv_cache_memory_bytes", "gpu_memory_utilization", "device", "disable"),  # how much, where; a GPU's
     *("trust_remote_code", "disable_log_stats"),  # do nothing
-    *("tokenizer_revision", "download_dir", "hf_token", "stored_as"),  # where files come from
+    *("tokenizer_revision", "download_dir", "hf_token", "stored_as", "sleep_folder"),  # where files are
     *("generation_config", "override_generation_config"),  # defaults of requests
-    *(
-        "model_impl",
-        "lora_modules",
-        "max_lora_rank",
-        "max_cpu_loras",
-    ),  # what is loaded
-    *(
-        "tensor_parallel_size",
-        "pipeline_parallel_size",
-        "enable_expert_parallel",
-        "data_parallel_size",
-    ),  # processes of their own (test_engine_ranks.py)
+    *("model_impl", "lora_modules", "max_lora_rank", "max_cpu_loras"),  # what is loaded
+    *("tensor_parallel_size", "data_parallel_size"),  # processes of their own (test_engine_ranks.py)
+    *("pipeline_parallel_size", "enable_expert_parallel"),  # the same (test_engine_stages.py)
 }
 """Options that are not drawn."""
 
 REFUSALS = (
     "--kv-cache-group needs --kv-cache-dtype fp8 or int8",
     "need the in-process executor",
-    "drafts for models with recurrent layers",
 )
 """How combinations that exclude each other are told."""
 

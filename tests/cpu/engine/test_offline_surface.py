@@ -317,3 +317,25 @@ def test_defaults_may_be_replaced(tiny, tmp_path):
     (tmp_path / "generation_config.json").write_text('{"top_k": 7}')
     with open_llm(tiny, generation_config=str(tmp_path)) as llm:
         assert llm.get_default_sampling_params().top_k == 7
+
+
+def test_a_bar_of_the_callers_own_is_told_and_closed(llm):
+    made = []
+
+    class Bar:
+        def __init__(self, total: int, desc: str) -> None:
+            self.total, self.seen, self.closed = total, 0, False
+            made.append(self)
+
+        def update(self, count: int) -> None:
+            self.seen += count
+
+        def close(self) -> None:
+            self.closed = True
+
+    prompts = [{"prompt_token_ids": [5 + i]} for i in range(3)]
+    llm.generate(prompts, SamplingParams(max_tokens=2), use_tqdm=Bar)
+    llm.embed(prompts, use_tqdm=Bar)
+    assert [(bar.total, bar.seen, bar.closed) for bar in made] == [(3, 3, True)] * 2
+    with pytest.raises(ParameterError, match="use_tqdm"):
+        llm.embed("a", "b")

@@ -102,7 +102,8 @@ def test_ranks_share_the_work_and_sum_up():
     assert half.body.flops == whole.body.flops / 2
     assert half.weight_bytes == 2 * ((32 * LAYER_8B + HEAD_8B) // 2 + NORMS_8B)
     assert half.body.attended[0].kv.heads == 4
-    assert half.body.reductions == 64 and half.body.reduced == 64 * 4096 * 2
+    assert half.body.reductions == 65  # two a layer, and the embeddings', which are shared out by vocabulary
+    assert half.body.reduced == 65 * 4096 * 2
     # Logits are gathered: each rank puts half of the vocabulary in, in float32.
     assert half.head.reductions == 1 and half.head.reduced == 128256 // 2 * 4
     assert whole.body.reductions == whole.head.reductions == 0

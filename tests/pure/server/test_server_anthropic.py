@@ -111,6 +111,7 @@ async def test_errors_have_anthropics_shape(start, change, status, kind):
     answer = await served.post("/v1/messages", {**HI, **change})
     assert answer.status_code == status
     assert answer.json()["type"] == "error" and answer.json()["error"]["type"] == kind
+    assert answer.json()["request_id"] == answer.headers["x-request-id"]
     assert served.context.gate.open == 0
 
 

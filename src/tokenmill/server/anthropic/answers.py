@@ -36,7 +36,7 @@ def error_object(found: HttpError) -> dict[str, Any]:
     """An error in Anthropic's shape."""
     kind = ERRORS.get(found.status, "invalid_request_error" if found.status < 500 else "api_error")
     told = {"type": kind, "message": _overflow(found.overflow) + found.message}
-    return {"type": "error", "error": told, "request_id": None}
+    return {"type": "error", "error": told, "request_id": found.request_id}
 
 
 def _overflow(error: ContextError | None) -> str:

@@ -24,6 +24,8 @@ from tokenmill.server.switch.shown import known_name, trouble, trouble_of_all
 encode = msgspec.json.Encoder().encode
 OUT = "text_output"
 MODEL = "/v2/models/{model}"
+VERSION = "1"
+"""Of every model: there is one at a time."""
 
 
 def error_body(found: HttpError) -> bytes:
@@ -51,7 +53,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Names and types of a model's tensors."""
         name = known_name(context.house, request, request.path_params["model"])
         tensors = [{"name": n, "datatype": "BYTES", "shape": [-1]} for n in (TEXT, OUT)]
-        about = {"name": name, "versions": ["1"], "platform": "tokenmill"}
+        about = {"name": name, "versions": [VERSION], "platform": "tokenmill"}
         return json_answer({**about, "inputs": tensors[:1], "outputs": tensors[1:]})
 
     async def model_ready(request: Request) -> Response:
@@ -73,7 +75,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             outputs = [_tensor(OUT, texts), _tensor("finish_reason", reasons)]
             kept = [each for each in outputs if each["name"] in wanted]
             return json_answer(
-                {"model_name": name, "model_version": "1", "id": body.id or work.base(), "outputs": kept}
+                {"model_name": name, "model_version": VERSION, "id": body.id or work.base(), "outputs": kept}
             )
 
     async def generate(request: Request, context: Context) -> Response:
@@ -84,7 +86,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             opened = await _open(context, work, body.read)
             ((_, result),) = await opened.job.gather()
             (out, *_rest) = result.output().outputs
-            found = {"model_name": name, "model_version": "1", OUT: out.text, "finish_reason": out.finish_reason}
+            found = {"model_name": name, "model_version": VERSION, OUT: out.text, "finish_reason": out.finish_reason}
             return json_answer({**found, "id": body.id or work.base()})
 
     async def generate_stream(request: Request, context: Context) -> Response:
@@ -94,16 +96,17 @@ def add_routes(app: FastAPI, context: Context) -> None:
             name = context.check_model(request.path_params["model"])
             opened = await _open(context, work, body.read, stream=True)
             return work.stream(
-                _pieces(opened, {"model_name": name, "model_version": "1", "id": body.id or work.base()})
+                _pieces(opened, {"model_name": name, "model_version": VERSION, "id": body.id or work.base()})
             )
 
     for path, handler in {"/v2": server, "/v2/health/live": live, "/v2/health/ready": ready}.items():
         get(app, path, handler)
-    get(app, MODEL, model)
-    get(app, f"{MODEL}/ready", model_ready)
-    post(app, f"{MODEL}/infer", infer, InferRequest)
-    post(app, f"{MODEL}/generate", generate, GenerateRequest)
-    post(app, f"{MODEL}/generate_stream", generate_stream, GenerateRequest)
+    for base in (MODEL, f"{MODEL}/versions/{VERSION}"):
+        get(app, base, model)
+        get(app, f"{base}/ready", model_ready)
+        post(app, f"{base}/infer", infer, InferRequest)
+        post(app, f"{base}/generate", generate, GenerateRequest)
+        post(app, f"{base}/generate_stream", generate_stream, GenerateRequest)
 
 
 KSERVE = Api(

@@ -108,6 +108,8 @@ class Asked(BaseModel):
             effort = self.think if isinstance(self.think, str) else None
             found["chat_template_kwargs"] = {"enable_thinking": bool(self.think), "thinking": bool(self.think)}
             found["reasoning_effort"] = effort
+        if self.top_logprobs and not self.logprobs:
+            raise ParameterError("top_logprobs needs logprobs: true.", param="top_logprobs")
         if self.logprobs:
             found |= {"logprobs": True, "top_logprobs": self.top_logprobs or 0}
         return found

@@ -1,0 +1,28 @@
+"""How far a call of LLM is. Owns: the bar on the terminal, or the caller's own. Must not know: engines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from tokenmill.core.errors import ParameterError
+
+TITLE = "Generating"
+
+
+@contextmanager
+def progress_of(use_tqdm: bool | Callable[..., Any] | None, total: int) -> Iterator[Callable[[int], object]]:
+    """-> what is told how many more have ended. use_tqdm: show a bar (of more than one)? Or what makes one, as tqdm."""
+    if callable(use_tqdm):
+        with closing(use_tqdm(total=total, desc=TITLE)) as bar:
+            yield bar.update
+        return
+    if use_tqdm is not None and not isinstance(use_tqdm, int):
+        raise ParameterError("use_tqdm must be true, false, or what makes a bar as tqdm does.", param="use_tqdm")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, disable=not use_tqdm or total < 2) as shown:
+        task = shown.add_task(TITLE, total=total)
+        yield lambda count: shown.advance(task, count)
