@@ -82,10 +82,26 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
     return loaded
 
 
+def _tensors(config: EngineConfig, source: ModelSource, target: Target) -> Checkpoint:
+    return source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=target.device)
+
+
+def _build(checkpoint: Checkpoint, target: Target, positions: int, quantization: str | None) -> Build:
+    """Layers of a drafter, beside its target's."""
+    return Build(
+        checkpoint=checkpoint,
+        dtype=target.dtype,
+        device=torch.device(target.device),
+        kernels=target.kernels,
+        max_positions=positions,
+        quantization=quantization,
+    )
+
+
 def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
     raw = source.config()
     reach = min(config.model.max_model_len or target.model.spec.max_positions, target.model.spec.max_positions)
-    checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=target.device)
+    checkpoint = _tensors(config, source, target)
     try:
         model = build_model(
             raw,
@@ -113,14 +129,8 @@ def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, 
 
 def _medusa(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
     raw, spec = source.config(), target.model.spec
-    b = Build(
-        checkpoint=_weights_of(config, source, "medusa_lm_head.pt", target.device),
-        dtype=target.dtype,
-        device=torch.device(target.device),
-        kernels=target.kernels,
-        max_positions=spec.max_positions,
-        quantization=found.quantization,
-    )
+    checkpoint = _weights_of(config, source, "medusa_lm_head.pt", target.device)
+    b = _build(checkpoint, target, spec.max_positions, found.quantization)
     try:
         heads = build_heads(raw, b, (spec.hidden_size, spec.vocab_size), str(source.path))
     finally:
@@ -133,14 +143,8 @@ def _eagle(config: EngineConfig, found: Speculation, source: ModelSource, target
     raw, model = source.config(), target.model
     if not isinstance(model, Decoder):
         raise _refuse(f"{found.method!r} is not available for this architecture")
-    b = Build(
-        checkpoint=source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=target.device),
-        dtype=target.dtype,
-        device=torch.device(target.device),
-        kernels=target.kernels,
-        max_positions=model.spec.max_positions + found.most + 1,
-        quantization=found.quantization,
-    )
+    positions = model.spec.max_positions + found.most + 1
+    b = _build(_tensors(config, source, target), target, positions, found.quantization)
     try:
         net = build_eagle(raw, b, model, third=found.method == "eagle3", where=str(source.path))
     finally:
@@ -156,14 +160,8 @@ def _later(config: EngineConfig, found: Speculation, source: ModelSource, target
     model = target.model
     if not isinstance(model, Decoder) or model.embedding is None:
         raise _refuse(f"{found.method!r} is not available for this architecture")
-    b = Build(
-        checkpoint=source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=target.device),
-        dtype=target.dtype,
-        device=torch.device(target.device),
-        kernels=target.kernels,
-        max_positions=model.spec.max_positions + found.most + 1,
-        quantization=config.model.quantization,
-    )
+    positions = model.spec.max_positions + found.most + 1
+    b = _build(_tensors(config, source, target), target, positions, config.model.quantization)
     try:
         net = LaterNet(build_later(source.config(), b), model.embedding)
     finally:

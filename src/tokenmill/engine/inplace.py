@@ -34,7 +34,7 @@ _NOT_WEIGHTS = (RopeSpec, AdapterSite, Sites, Source, Following)
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class LayerMaker:
     """Builds layers as they were built at the load. `raw`: the config; `make_sites`: fresh places for adapters."""
 
     raw: dict[str, Any]
@@ -85,12 +85,12 @@ def fill(model: Decoder, new: Decoder, layer: int) -> None:
 
 
 @torch.inference_mode()
-def refill(model: CausalLM, checkpoint: Checkpoint, stages: Stages) -> None:
+def refill(model: CausalLM, checkpoint: Checkpoint, maker: LayerMaker) -> None:
     """All weights from their checkpoint again, where they stand."""
     assert isinstance(model, Decoder)
-    source = text_alone(stages.raw, checkpoint)
+    source = text_alone(maker.raw, checkpoint)
     for layer in layer_order(model):
-        fill(model, stages.build(model, source, layer)[0], layer)
+        fill(model, maker.build(model, source, layer)[0], layer)
 
 
 def weights_of(model: CausalLM) -> list[Tensor]:

@@ -22,7 +22,7 @@ from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.draft_loading import Target, load_drafter
 from tokenmill.engine.drafting import read_speculation
-from tokenmill.engine.inplace import Stages
+from tokenmill.engine.inplace import LayerMaker
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
@@ -232,8 +232,8 @@ def load_runner(
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
     runner.link, runner.translate = mesh.link(inbox), pages.translate
     fresh_sites = partial(adapter_sites, config, {}, dtype, device)
-    stages = Stages(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
-    runner.sleeper = sleeper_of(runner, bed, stages, source)
+    maker = LayerMaker(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
+    runner.sleeper = sleeper_of(runner, bed, maker, source)
     runner.warm()
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks

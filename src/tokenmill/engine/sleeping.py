@@ -22,7 +22,7 @@ from tokenmill.core.sleeping import CACHE, TAGS, WEIGHTS, NoSleep, Sleeper, Slep
 from tokenmill.device.arena import Arena, CudaPages, Pages, relocate
 from tokenmill.device.host_pages import HostPages, can_drop
 from tokenmill.device.memory import records, release, total_bytes
-from tokenmill.engine.inplace import Stages, held, refill, weights_of
+from tokenmill.engine.inplace import LayerMaker, held, refill, weights_of
 from tokenmill.engine.source import ModelSource
 from tokenmill.kvcache.zeros import zeros
 from tokenmill.models.decoder import Decoder
@@ -183,8 +183,8 @@ def make_bed(config: EngineConfig, device: str) -> NoBed | HostBed | DeviceBed:
 class RunnerSleep:
     """A runner's Sleeper."""
 
-    def __init__(self, runner: Runner, bed: HostBed | DeviceBed, stages: Stages, source: ModelSource) -> None:
-        self.runner, self.bed, self.stages, self.source = runner, bed, stages, source
+    def __init__(self, runner: Runner, bed: HostBed | DeviceBed, maker: LayerMaker, source: ModelSource) -> None:
+        self.runner, self.bed, self.maker, self.source = runner, bed, maker, source
         self.level = 0
         self.asleep: list[str] = []
         """Tags that are not here."""
@@ -201,7 +201,7 @@ class RunnerSleep:
             self.wake(TAGS)
         freed, kept = self.bed.lay(self.runner, level)
         self.asleep, self.level = list(TAGS), level
-        release(self.stages.device)
+        release(self.maker.device)
         return Slept(list(self.asleep), freed, kept)
 
     def wake(self, tags: Iterable[str]) -> Slept:
@@ -218,10 +218,10 @@ class RunnerSleep:
         return Slept(list(self.asleep))
 
     def _read_again(self) -> None:
-        model = self.stages.config.model
-        found = self.source.checkpoint(model.load_format, seed=model.seed, device=self.stages.device)
+        model = self.maker.config.model
+        found = self.source.checkpoint(model.load_format, seed=model.seed, device=self.maker.device)
         with contextlib.closing(found) as checkpoint:
-            refill(inner(self.runner.model), checkpoint, self.stages)
+            refill(inner(self.runner.model), checkpoint, self.maker)
         self.bed.changed()
         if self.updated:  # what was made of the numbers before is of no use
             self.updated = False
@@ -309,6 +309,6 @@ class SleepDesk:
         return said
 
 
-def sleeper_of(runner: Runner, bed: NoBed | HostBed | DeviceBed, stages: Stages, source: ModelSource) -> Sleeper:
+def sleeper_of(runner: Runner, bed: NoBed | HostBed | DeviceBed, maker: LayerMaker, source: ModelSource) -> Sleeper:
     """For a runner that has been loaded."""
-    return NoSleep() if isinstance(bed, NoBed) else RunnerSleep(runner, bed, stages, source)
+    return NoSleep() if isinstance(bed, NoBed) else RunnerSleep(runner, bed, maker, source)

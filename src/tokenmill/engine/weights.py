@@ -21,7 +21,7 @@ from tokenmill.core.model import Checkpoint
 from tokenmill.core.sleeping import WEIGHTS
 from tokenmill.engine.build import Built
 from tokenmill.engine.executor import InProcessExecutor
-from tokenmill.engine.inplace import Stages, fill, layer_order
+from tokenmill.engine.inplace import LayerMaker, fill, layer_order
 from tokenmill.engine.loading import DTYPES, adapter_sites, read_config
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import text_alone
@@ -151,12 +151,12 @@ class WeightUpdates:
         touched = [i for i in layer_order(model) if i not in self.names or self.names[i] & given]
         for i in touched:
             self._check_whole(self.names.get(i, set()), given)
-        stages = Stages(
+        maker = LayerMaker(
             raw, config, dtype, facts.device, runner.kernels, partial(adapter_sites, config, {}, dtype, facts.device)
         )
         used: set[str] = set()
         for i in touched:
-            new, names = stages.build(model, checkpoint, i)
+            new, names = maker.build(model, checkpoint, i)
             self.names[i] = names
             used |= names
             if names & given:
