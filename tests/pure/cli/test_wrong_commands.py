@@ -50,8 +50,8 @@ WRONG = [
     ("serve --list-devices", "`tokenmill doctor`"),
     ("chat -c", "here it is called --max-model-len"),
     # vLLM's and Ollama's
-    ("serve --pipeline-parallel-size 2 /no/such", "must be 1, got 2"),
-    ("chat --pipeline-parallel-size 2", "layers are not shared out in stages"),
+    ("serve --nnodes 2 /no/such", "processes of one machine"),
+    ("chat --prefill-context-parallel-size 2", "processes of one machine"),
     ("plan demo --data-parallel-size 2", "plan tells of one engine"),
     ("generate /no/such -p hi --tensor-parallel-size 1 --swap-space 4 --disable-log-requests", "'/no/such' is neither"),
     ("chat --enable-prompt-adapter", "prompt adapters are not built"),
