@@ -21,6 +21,12 @@ def name_of(call: ast.Call) -> str:
     return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
+def waits_for_time(call: ast.Call) -> bool:
+    """Is it a sleep of the caller, not of an engine?"""
+    of = call.func.value if isinstance(call.func, ast.Attribute) else None
+    return of is None or (isinstance(of, ast.Name) and of.id in ("time", "asyncio", "anyio"))
+
+
 def number(node: ast.AST | None) -> float | None:
     return float(node.value) if isinstance(node, ast.Constant) and isinstance(node.value, int | float) else None
 
@@ -43,6 +49,8 @@ def troubles(source: str) -> list[str]:
         given = next((number(k.value) for k in call.keywords if k.arg == "timeout"), None)
         if name in ("sleep", "wait_for_timeout") and first is not None and not repeated:
             seconds = first / 1000 if name == "wait_for_timeout" else first
+            if name == "sleep" and not waits_for_time(call):
+                continue
             if seconds >= LONG and not any(reason in line for reason in REASONS):
                 found.append(f"{call.lineno}: a fixed wait of {seconds} s")
         if name == "wait_for" and second is not None and SUBJECTS <= second < PATIENCE:

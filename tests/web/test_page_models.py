@@ -65,7 +65,7 @@ def start(control: bool, ended: list[Callable[[], None]]) -> str:
     thread = threading.Thread(target=asyncio.run, args=(main(),), daemon=True)
     thread.start()
     assert begun.wait(60)
-    ended.append(lambda: thread.join(30))
+    ended.append(lambda: thread.join(60))
     return found[0]
 
 

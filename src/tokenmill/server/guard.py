@@ -73,7 +73,8 @@ class _Visit:
         self.path = guard.inner_path(scope["path"])
         if self.path != scope["path"]:
             scope = {**scope, "path": self.path}
-        if scope["method"] == "HEAD":  # as GET; the listener sends no body after such a head
+        # As GET; the listener sends no body after such a head. Where files are stored HEAD asks if one is there.
+        if scope["method"] == "HEAD" and not self.path.startswith(guard.streamed):
             scope = {**scope, "method": "GET"}
         self.guard, self.scope, self.receive, self.send = guard, scope, receive, send
         self.headers: Headers = dict(scope["headers"])

@@ -55,6 +55,18 @@ VALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("text_input", "parameters"),
     ),
     "/v2/models/{model}/generate_stream": ({"text_input": "abc", "parameters": {"max_tokens": 2}}, ("text_input",)),
+    "/v2/models/{model}/versions/1/infer": (
+        {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["abc"]}], "parameters": {}},
+        ("inputs",),
+    ),
+    "/v2/models/{model}/versions/1/generate": (
+        {"text_input": "abc", "parameters": {"max_tokens": 2}},
+        ("text_input",),
+    ),
+    "/v2/models/{model}/versions/1/generate_stream": (
+        {"text_input": "abc", "parameters": {"max_tokens": 2}},
+        ("text_input",),
+    ),
     "/rerank": ({"query": "a", "documents": ["b"]}, ("query", "documents")),
     "/v1/rerank": ({"query": "a", "documents": ["b"]}, ("documents",)),
     "/v2/rerank": ({"query": "a", "documents": ["b"]}, ("documents",)),
@@ -76,6 +88,8 @@ VALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "/v1/unload_lora_adapter": ({}, ("lora_name",)),
     "/models/load": ({}, ("model",)),
     "/models/unload": ({}, ("model",)),
+    "/sleep": ({}, ("unknown",)),
+    "/wake_up": ({}, ("unknown",)),
     "/api/create": ({}, ("unknown",)),
     "/api/copy": ({}, ("unknown",)),
     "/api/pull": ({}, ("unknown",)),

@@ -40,8 +40,9 @@ def make_loop() -> tuple[EngineLoop, Admission]:
     facts = SimpleNamespace(device="cpu", device_uuid="")
     adapters = SimpleNamespace(check=lambda number: None, begin=lambda number: None, let_go=lambda: None)
     config = SimpleNamespace(cache=SimpleNamespace(block_size=16))
+    sleep = SimpleNamespace()
     return EngineLoop(
-        SimpleNamespace(engine=engine, facts=facts, config=config, adapters=adapters),
+        SimpleNamespace(engine=engine, facts=facts, config=config, adapters=adapters, sleep=sleep),
         lambda wait: None,
         lambda news: None,
     ), admission  # type: ignore[arg-type]
