@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from unittest.mock import MagicMock
 
 import pytest
 import tokenizers
@@ -247,7 +248,7 @@ def test_what_rests_on_features_to_come_says_what_to_use(llm):
     assert not hasattr(llm, "no_such_thing") and llm.get_world_size() == 1
     assert llm.wake_up() is None and llm.reset_mm_cache() is None
     out = llm.generate("x", greedy(2), use_tqdm=False, lora_request=None, prompt_adapter_request=None)
-    older = llm.generate(prompt_token_ids=[[5, 6]], sampling_params=greedy(2), use_tqdm=lambda *a, **k: None)
+    older = llm.generate(prompt_token_ids=[[5, 6]], sampling_params=greedy(2), use_tqdm=MagicMock())
     assert len(out) == 1 and older[0].prompt_token_ids == [5, 6]
 
 
