@@ -55,18 +55,6 @@ VALID: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("text_input", "parameters"),
     ),
     "/v2/models/{model}/generate_stream": ({"text_input": "abc", "parameters": {"max_tokens": 2}}, ("text_input",)),
-    "/v2/models/{model}/versions/1/infer": (
-        {"inputs": [{"name": "text_input", "shape": [1], "datatype": "BYTES", "data": ["abc"]}], "parameters": {}},
-        ("inputs",),
-    ),
-    "/v2/models/{model}/versions/1/generate": (
-        {"text_input": "abc", "parameters": {"max_tokens": 2}},
-        ("text_input",),
-    ),
-    "/v2/models/{model}/versions/1/generate_stream": (
-        {"text_input": "abc", "parameters": {"max_tokens": 2}},
-        ("text_input",),
-    ),
     "/rerank": ({"query": "a", "documents": ["b"]}, ("query", "documents")),
     "/v1/rerank": ({"query": "a", "documents": ["b"]}, ("documents",)),
     "/v2/rerank": ({"query": "a", "documents": ["b"]}, ("documents",)),

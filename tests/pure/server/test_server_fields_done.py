@@ -89,7 +89,7 @@ UNDER = {
 }
 """Objects that lie under a name of their base."""
 VOLATILE = re.compile(
-    r'"(created|created_at|completed_at|modified_at|id|item_id|[a-z_]*duration|[a-z]*_time|[a-z_]*_ms|[a-z]*_per_second)"'
+    r'"(created|created_at|completed_at|modified_at|id|(item|request)_id|[a-z_]*duration|[a-z]*_time|[a-z_]*_ms|[a-z]*_per_second)"'
     r': ?("(?![a-z]*-?mine)[^"]*"|[0-9.]+)'
     r"|(chatcmpl|cmpl|embd|pool|msg|resp|conv|cmp|rs|fco|rerank|score|classify|fc|call)[-_][0-9a-f]{32}|call_[0-9a-f]+"
 )

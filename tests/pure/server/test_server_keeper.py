@@ -368,6 +368,26 @@ async def test_a_process_starts_when_all_descriptors_are_taken(few_files: None) 
         reserve.close()
 
 
+async def test_a_message_that_cannot_be_handled_does_not_come_again() -> None:
+    """Those beside it are handled, once."""
+    ours, theirs = socket.socketpair()
+    seen: list[str] = []
+
+    def hear(name: str, body: bytes) -> None:
+        seen.append(name)
+        if name == "bad":
+            raise RuntimeError("injected")
+
+    end = LoopEnd(ours, hear, lambda: None)
+    theirs.send(b"".join(frame(name, b"") for name in ("a", "bad", "b")))
+    await until(lambda: len(seen) >= 3)
+    theirs.send(frame("c", b""))
+    await until(lambda: "c" in seen)
+    assert seen == ["a", "bad", "b", "c"]
+    end.close()
+    theirs.close()
+
+
 async def test_the_channel_carries_what_a_slow_reader_leaves() -> None:
     """Frames of all sizes, more than a socket holds, both ends alive."""
     ours, theirs = socket.socketpair()

@@ -44,9 +44,6 @@ SAME = (
     "/",
     "/generate_stream",
     "/v2/models/{model}/generate_stream",
-    "/v2/models/{model}/versions/1/infer",
-    "/v2/models/{model}/versions/1/generate",
-    "/v2/models/{model}/versions/1/generate_stream",
 )
 """Routes that read what another one reads."""
 

@@ -102,18 +102,6 @@ async def test_the_log_probabilities_of_a_chat_have_all_their_fields(start: Star
     assert answer.json()["choices"][0]["logprobs"].keys() == {"content", "refusal"}
 
 
-async def test_a_models_version_is_a_path_of_its_own(start: Starter) -> None:
-    served = await start()
-    about = (await served.client.get("/v2/models/fake")).json()
-    for version in about["versions"]:
-        base = f"/v2/models/fake/versions/{version}"
-        assert (await served.client.get(base)).json() == about
-        assert (await served.client.get(f"{base}/ready")).json()["ready"]
-        answer = await served.post(f"{base}/infer", {"inputs": [tensor()]})
-        assert answer.status_code == 200 and answer.json()["model_version"] == version
-    assert (await served.client.get("/v2/models/fake/versions/2")).status_code == 404
-
-
 async def test_a_byte_order_mark_is_no_part_of_a_body(start: Starter) -> None:
     served = await start()
     body = b"\xef\xbb\xbf" + b'{"prompt": "a", "max_tokens": 2}'

@@ -7,12 +7,14 @@ message is even when its body cannot be read. Must not know: messages, engines.
 from __future__ import annotations
 
 import asyncio
+import logging
 import select
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
+log = logging.getLogger("tokenmill.server")
 HEAD = struct.Struct(">II")
 CHUNK = 1 << 20
 
@@ -29,10 +31,10 @@ class Frames:
     def __init__(self) -> None:
         self._data = bytearray()
 
-    def push(self, data: bytes) -> Iterator[tuple[str, bytes]]:
-        """(name, body) of every message that is whole now."""
+    def push(self, data: bytes) -> list[tuple[str, bytes]]:
+        """(name, body) of every message that is whole now; none of them comes again, whatever becomes of it."""
         self._data += data
-        at, held = 0, self._data
+        at, held, found = 0, self._data, []
         while len(held) - at >= HEAD.size:
             name_size, size = HEAD.unpack_from(held, at)
             begin = at + HEAD.size
@@ -40,9 +42,10 @@ class Frames:
             if len(held) < end:
                 break
             name = bytes(held[begin : begin + name_size]).decode(errors="surrogatepass")
-            yield name, bytes(held[begin + name_size : end])
+            found.append((name, bytes(held[begin + name_size : end])))
             at = end
         del held[:at]
+        return found
 
 
 class LoopEnd:
@@ -104,7 +107,10 @@ class LoopEnd:
             self._ended()
             return
         for name, body in self.frames.push(data):
-            self.on_frame(name, body)
+            try:
+                self.on_frame(name, body)
+            except Exception:
+                log.exception("a message of an engine could not be handled")
 
     def _ended(self) -> None:
         self.close()

@@ -12,6 +12,8 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from functools import partial
 
 import msgspec
 
@@ -36,6 +38,7 @@ log = logging.getLogger("tokenmill.server")
 
 MAX_BACKLOG = 16_384
 """Deltas that may wait for a slow reader."""
+MUDDLED = "what the engine said could not be handled"
 QUICK = 8192
 """Token ids whose check takes a fraction of a millisecond; more are checked in a thread."""
 
@@ -230,11 +233,13 @@ class Fleet:
         if entry is None:
             return
         try:
-            self._fail(entry, "what the engine said could not be handled", "error")
+            self._fail(entry, MUDDLED, "error")
         except Exception:
             log.exception("a request could not be ended in an orderly way")
-            self._end_stream(entry, "it could not be handled", "error")
-            self._forget(entry)
+            for end in (partial(self._end_stream, entry, MUDDLED, "error"), partial(self._forget, entry)):
+                with suppress(Exception):
+                    end()
+            entry.answer(SequenceError(MUDDLED))
 
     def _loaded(self, engine: Engine, ready: Ready) -> None:
         if self._info is None:
@@ -326,17 +331,15 @@ class Fleet:
 
     def _answer(self, request_id: str, error: Exception | None) -> None:
         entry = self.open_requests.get(request_id)
-        if entry is not None and entry.ack is not None and not entry.ack.done():
-            entry.ack.set_exception(error) if error is not None else entry.ack.set_result(None)
+        if entry is not None:
+            entry.answer(error)
 
     def _refused(self, refused: Refused) -> None:
         entry = self.open_requests.get(refused.request_id)
         if entry is None:
             return
-        if entry.ack is not None and not entry.ack.done():
-            kind = BusyError if refused.busy else UserError
-            entry.ack.set_exception(kind(refused.message, param=refused.param))
-        else:
+        kind = BusyError if refused.busy else UserError
+        if not entry.answer(kind(refused.message, param=refused.param)):
             self._fail(entry, f"{UNAVAILABLE}{refused.message}" if refused.busy else refused.message, "error")
 
     def _deliveries(self, tokenizer: Tokenizer | None) -> Deliveries:

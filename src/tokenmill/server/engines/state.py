@@ -64,6 +64,13 @@ class Open:
         """Tokens that have come."""
         return sum(map(len, self.emitted))
 
+    def answer(self, error: Exception | None) -> bool:
+        """Tell who waits for the engine's first word; does anybody?"""
+        if self.ack is None or self.ack.done():
+            return False
+        self.ack.set_exception(error) if error is not None else self.ack.set_result(None)
+        return True
+
     def say(self, delta: TokenDelta) -> None:
         """Keep what an output has said, and the state that its next token depends on."""
         self.emitted[delta.index] += delta.tokens

@@ -25,7 +25,7 @@ encode = msgspec.json.Encoder().encode
 OUT = "text_output"
 MODEL = "/v2/models/{model}"
 VERSION = "1"
-"""Of every model: there is one at a time."""
+"""Of every model: there is one at a time, and no path names it."""
 
 
 def error_body(found: HttpError) -> bytes:
@@ -53,7 +53,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Names and types of a model's tensors."""
         name = known_name(context.house, request, request.path_params["model"])
         tensors = [{"name": n, "datatype": "BYTES", "shape": [-1]} for n in (TEXT, OUT)]
-        about = {"name": name, "versions": [VERSION], "platform": "tokenmill"}
+        about = {"name": name, "platform": "tokenmill"}
         return json_answer({**about, "inputs": tensors[:1], "outputs": tensors[1:]})
 
     async def model_ready(request: Request) -> Response:
@@ -101,12 +101,11 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     for path, handler in {"/v2": server, "/v2/health/live": live, "/v2/health/ready": ready}.items():
         get(app, path, handler)
-    for base in (MODEL, f"{MODEL}/versions/{VERSION}"):
-        get(app, base, model)
-        get(app, f"{base}/ready", model_ready)
-        post(app, f"{base}/infer", infer, InferRequest)
-        post(app, f"{base}/generate", generate, GenerateRequest)
-        post(app, f"{base}/generate_stream", generate_stream, GenerateRequest)
+    get(app, MODEL, model)
+    get(app, f"{MODEL}/ready", model_ready)
+    post(app, f"{MODEL}/infer", infer, InferRequest)
+    post(app, f"{MODEL}/generate", generate, GenerateRequest)
+    post(app, f"{MODEL}/generate_stream", generate_stream, GenerateRequest)
 
 
 KSERVE = Api(
