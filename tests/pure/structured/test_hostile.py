@@ -67,7 +67,7 @@ HARMLESS = {
 
 @pytest.mark.parametrize("title", BOMBS)
 def test_bombs_are_refused_soon(title):
-    """Twice the 1.5 s of CPU that are promised: cores that are shared compute more slowly. What other tests have left is
+    """Twice the 1.5 s of CPU that are promised: shared cores compute more slowly. What other tests have left is
     not looked at by the collector meanwhile."""
     gc.freeze()
     begun = time.process_time()
