@@ -41,9 +41,8 @@ def settle_states(
         _keep(states, plan, batch, rows, firsts)
     if stand is None or not firsts:
         return
-    grants = [i for i in stand[0] if i in firsts]
     told = [[plan.rows[i], firsts[i], plan.guesses[i], n] for n, i in enumerate(stand[0]) if i in firsts]
-    if grants:
+    if told:
         row_ids, first, tried, places = send(torch.tensor(told, dtype=torch.int64).t().contiguous(), rows.device)
         kept = stand[1][places]
         states.move(torch.where(kept > tried, row_ids, first + kept - 1), row_ids)
