@@ -155,7 +155,8 @@ class BoundedProtocol(HttpToolsProtocol):
         """Drop what refers back to this object: it goes at once, and does not wait for the collector of cycles, whose
         coming late keeps the memory of a burst."""
         self._stop_timer()  # closing may have set one
-        self.scope = self.cycle = self.running = self.timeout_keep_alive_task = None  # type: ignore[assignment]
+        self._unset_keepalive_if_required()  # uvicorn leaves it where a connection ends by an error
+        self.scope = self.cycle = self.running = None  # type: ignore[assignment]
         self.out.let_go()
 
     def _tell_gone(self) -> None:
@@ -396,8 +397,13 @@ async def drop_stalled(connections: set[Any], patience: float, on_drop: Callable
     """End connections whose reader takes nothing, be it a stream or a plain answer; runs for ever."""
     while True:
         await asyncio.sleep(min(5.0, patience / 4))
-        now = asyncio.get_running_loop().time()
-        for connection in list(connections):
-            if connection.out.stalled(now, patience):
-                on_drop()
-                connection.transport.abort()
+        _drop_stalled_now(connections, patience, on_drop)
+
+
+def _drop_stalled_now(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:
+    """Once; apart, because the waiting loop would keep the connection that it saw last."""
+    now = asyncio.get_running_loop().time()
+    for connection in list(connections):
+        if connection.out.stalled(now, patience):
+            on_drop()
+            connection.transport.abort()

@@ -7,6 +7,8 @@ import contextlib
 import gc
 import json
 import random
+import socket
+import struct
 from typing import Any
 
 import pytest
@@ -42,11 +44,14 @@ async def test_a_connection_goes_without_the_collector(listen: Any) -> None:
             writer.write(
                 message({"prompt": "abc", "max_tokens": 2, "stream": end == "stream"})[: 40 if end == "cut" else None]
             )
-        if end in ("plain", "stream"):
+        if end in ("plain", "stream", "reset"):
             await answer(reader)
+        if end == "reset":  # an end by an error
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         writer.transport.abort()
 
-    for end in ("plain", "stream", "cut", "silent", "plain"):
+    ends = ("plain", "stream", "cut", "silent", "reset")
+    for end in ends:
         await visit(end)
     await server.idle(30)
     while server.connections:
@@ -54,11 +59,13 @@ async def test_a_connection_goes_without_the_collector(listen: Any) -> None:
     gc.collect()
     gc.disable()
     try:
-        for end in ("plain", "stream", "cut", "silent") * 3:
+        for end in ends * 3:
             await visit(end)
         await server.idle(30)
         while server.connections:
             await asyncio.sleep(0.01)
+        for _ in range(50):  # turns of the loop: handlers hear of the end
+            await asyncio.sleep(0)
         left = [one for one in gc.get_objects() if issubclass(type(one), BoundedProtocol | CountedTransport)]
         assert not left, "connections that have ended"
     finally:
