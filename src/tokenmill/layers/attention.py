@@ -49,10 +49,10 @@ def attention_spec(
     norms: tuple[NormSpec | None, NormSpec | None] = (None, None),
     alibi: Tensor | None = None,
 ) -> AttentionSpec:
-    """Register one layer's K/V and describe its attention (this rank's heads)."""
+    """Register one layer's K/V and describe its attention (this rank's heads). window: see AttentionSpec."""
     parts = heads.parts
     local = [heads.heads // parts[0].share(b.group)[1], heads.kv_heads // parts[1].share(b.group)[1]]
-    kv = KVSpec("window" if window else "full", local[1], heads.dim, heads.dim, window)
+    kv = KVSpec("window" if window else "full", local[1], heads.dim, heads.dim, abs(window))
     layer, group = b.add_kv(kv)
     return AttentionSpec(
         layer=layer,

@@ -34,8 +34,6 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     sizes, heads, outside = read_sizes(c), read_heads(c), shape.outside
     if outside.positions is not None and outside.positions.name:
         b = b.limited(c.need(outside.positions.count, int))
-    if shape.limit is not None:
-        b = b.limited(shape.limit(c) or b.max_positions)
     body = b.under(outside.body, f"{outside.embed}.weight") if outside.body else b
 
     def layer(body: Build, index: int) -> Layer:

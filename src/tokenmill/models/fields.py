@@ -28,16 +28,18 @@ _HYBRID_MIX = {
     "num_experts": 512, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": None,
     "intermediate_size": 5632,
 }  # fmt: skip
+# The convolution of recurrent layers has the same activation as feed-forward layers.
+_HYBRID_ONLY: dict[str, tuple[Any, ...]] = {**NO_MLP_BIAS, "hidden_act": ("silu", "swish")}
 _FILES: dict[str, Fields] = {
-    "Qwen3NextForCausalLM": Fields("qwen3_next", needed=SIZES, defaults=_HYBRID_MIX, only=NO_MLP_BIAS, ignored=MOE),
+    "Qwen3NextForCausalLM": Fields("qwen3_next", needed=SIZES, defaults=_HYBRID_MIX, only=_HYBRID_ONLY, ignored=MOE),
     "Qwen3_5ForCausalLM": Fields(
-        "qwen3_5_text", needed=SIZES, defaults={**_HYBRID, "num_key_value_heads": 4}, only=NO_MLP_BIAS
+        "qwen3_5_text", needed=SIZES, defaults={**_HYBRID, "num_key_value_heads": 4}, only=_HYBRID_ONLY
     ),
     "Qwen3_5MoeForCausalLM": Fields(
         "qwen3_5_moe_text", needed=SIZES,
         defaults={**without(_HYBRID_MIX, "decoder_sparse_step", "mlp_only_layers"),
                   "num_experts_per_tok": 8, "num_experts": 256},
-        only={**NO_MLP_BIAS, "norm_topk_prob": (True,)}, ignored=MOE,
+        only={**_HYBRID_ONLY, "norm_topk_prob": (True,)}, ignored=MOE,
     ),
     "GptOssForCausalLM": Fields(
         "gpt_oss",

@@ -105,6 +105,14 @@ def neox_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     return rope_settings({**c.data, **names}, dim)
 
 
+def griffin_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """A part of each head rotates, without scaling."""
+    found = partial_rope(c, dim, kind)
+    if found.kind != "default":
+        raise ModelError(f"config.json: rope type '{found.kind}' is not supported in RecurrentGemma (only default).")
+    return found
+
+
 def rotary_dim(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     """`rotary_dim` entries of each head rotate, with the usual base and no scaling."""
     turning = c.need("rotary_dim", int, high=dim)

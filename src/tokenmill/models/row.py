@@ -234,8 +234,6 @@ class Shape:
     """Both blocks read the same x."""
     residual: str = ""
     """What a block gives is multiplied by this before it is added."""
-    limit: Callable[[Any], int] | None = None
-    """How many positions can be computed (0: all)."""
     nested: Callable[[Any], dict[str, Any]] | None = None
     """What objects within the config say, under names of one level."""
     names: Mapping[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,8 @@ from tokenmill.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class Kind:
-    """One layer's attention: its window (0: none), whether it rotates, and what `layer_types` calls it."""
+    """One layer's attention: its window (0: none; below 0: the size of chunks), whether it rotates, and what
+    `layer_types` calls it."""
 
     window: int = 0
     rotates: bool = True
@@ -63,6 +65,11 @@ def layer_kind(c: ModelConfig, index: int, default: str) -> str:
     if kinds[index] not in ("full_attention", "sliding_attention"):
         raise c.refuse("layer_types", f"says nothing usable about layer {index}.")
     return str(kinds[index])
+
+
+def always(name: str) -> LayerRule:
+    """Every layer has the window under this key."""
+    return lambda c, index: Kind(c.need(name, int))
 
 
 def typed(pattern: int, key: str = "", *, rotates_all: bool = True) -> LayerRule:
@@ -122,6 +129,8 @@ def smollm3(c: ModelConfig, index: int) -> Kind:
     rotates = bool(flags[index]) if flags else bool((index + 1) % every)
     window = c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
     kind = layer_kind(c, index, "sliding_attention" if window and not rotates else "full_attention")
+    if kind == "sliding_attention" and not window:
+        raise c.refuse("layer_types", f"gives layer {index} a window, but use_sliding_window or sliding_window is off.")
     return Kind(window if kind == "sliding_attention" else 0, rotates, kind)
 
 
@@ -169,6 +178,13 @@ def root_of_hidden(c: ModelConfig, index: int) -> float:
     return math.sqrt(c.need("hidden_size", int))
 
 
+def rounded_root_of_hidden(c: ModelConfig, index: int) -> float:
+    """The root of the hidden size as a bfloat16, whatever the compute dtype."""
+    bits = int.from_bytes(struct.pack(">f", math.sqrt(c.need("hidden_size", int))), "big")
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack(">f", bits.to_bytes(4, "big"))[0])
+
+
 def root_if_scaled(c: ModelConfig, index: int) -> float:
     """The root of the hidden size where `scale_embedding` is on."""
     return math.sqrt(c.need("hidden_size", int)) if c.get("scale_embedding", bool, True) else 1.0
@@ -185,6 +201,11 @@ def one(c: ModelConfig, index: int) -> float:
 def intermediate(c: ModelConfig) -> int:
     """`intermediate_size`."""
     return c.need("intermediate_size", int)
+
+
+def half(name: str) -> Callable[[ModelConfig], int]:
+    """Half the value of one key."""
+    return lambda c: max(1, c.need(name, int) // 2)
 
 
 def four_times(name: str) -> Callable[[ModelConfig], int]:
@@ -314,23 +335,17 @@ def glm_dense(c: ModelConfig, index: int) -> bool:
 
 
 def llama4(c: ModelConfig, index: int) -> Kind:
-    """Every fourth layer does not rotate (`no_rope_layers` holds a 0 for it)."""
+    """Every fourth layer does not rotate (`no_rope_layers` holds a 0 for it) and sees everything; the others see their
+    chunk, unless `layer_types` says otherwise."""
     flags, layers = c.get("no_rope_layers", list, []), c.need("num_hidden_layers", int)
     if flags and (len(flags) != layers or any(flag not in (0, 1) for flag in flags)):
         raise c.refuse("no_rope_layers", "must hold a 0 or 1 for each of num_hidden_layers.")
-    return Kind(rotates=bool(flags[index]) if flags else (index + 1) % c.get("no_rope_layer_interval", int, 4) != 0)
-
-
-def llama4_chunk(c: ModelConfig) -> int:
-    """Layers with chunked attention see what others see as long as there is one chunk."""
+    rotates = bool(flags[index]) if flags else (index + 1) % c.get("no_rope_layer_interval", int, 4) != 0
     kinds = c.get("layer_types", list, [])
-    if kinds and (
-        len(kinds) != c.need("num_hidden_layers", int)
-        or not set(map(str, kinds)) <= {"chunked_attention", "full_attention"}
-    ):
+    if kinds and (len(kinds) != layers or not set(map(str, kinds)) <= {"chunked_attention", "full_attention"}):
         raise c.refuse("layer_types", "must name 'chunked_attention' or 'full_attention' for each of the layers.")
-    chunked = "chunked_attention" in kinds if kinds else True
-    return c.need("attention_chunk_size", int) if chunked else 0
+    chunked = kinds[index] == "chunked_attention" if kinds else rotates
+    return Kind(-c.need("attention_chunk_size", int) if chunked else 0, rotates)
 
 
 def llama4_dense(c: ModelConfig, index: int) -> bool:
