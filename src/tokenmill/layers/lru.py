@@ -1,4 +1,4 @@
-"""A gated linear recurrence of each channel (RG-LRU) as a layer. Owns: the way from hidden states over a row's state back.
+"""A gated linear recurrence of each channel (RG-LRU). Owns: the way from hidden states over a row's state back.
 
 h = a h + sqrt(1 - a^2) (i x), where a = exp(-8 softplus(param) r), and i and r are sigmoids of products of each head's
 channels. That is a selective scan of one number a channel whose pace is r: nothing else is needed of backends.
@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, NormSpec, ScanSpec, StateSpec
+from tokenmill.core.forward import Act, ForwardContext, NormSpec, ScanSpec, StateSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.space import Convolution
@@ -22,7 +22,7 @@ _STEEP = 8.0
 
 
 class GatedRecurrence:
-    """Two products -> short convolution -> recurrence, times what the activation lets through -> output (+ residual)."""
+    """Two products -> short convolution -> recurrence, times what the activation lets through -> output."""
 
     def __init__(self, b: Build, sizes: tuple[int, int, int], taps: int, act: Act) -> None:
         """sizes: hidden, channels, heads; act: a gated one."""
@@ -42,9 +42,10 @@ class GatedRecurrence:
         self.output = RowLinear(b, channels, hidden, "linear_out", bias=True)
         self.state = b.add_state(StateSpec((self.conv.part, ("float32", (1, channels)))))
 
-    def _gates(self, b: Build, heads: int) -> list[ColumnLinear]:
+    def _gates(self, b: Build, heads: int) -> list[Weight]:
         """Of each head: both gates as one matrix."""
-        width, made = self.width, []
+        width = self.width
+        made: list[Weight] = []
         names = ("input_gate", "recurrent_gate")
         matrices = [b.tensor(f"{name}_weight", (heads, width, width)) for name in names]
         biases = [b.tensor(f"{name}_bias", (heads, width)) for name in names]

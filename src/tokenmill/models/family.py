@@ -80,9 +80,10 @@ def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads, 
     scale = c.get(shape.residual, float, 1.0) if shape.residual else 1.0
     if parallel:
         return Parallel(attention, mlp, (before[0], before[-1]))
-    if len(before) == 2 and not norms.after and scale == 1.0:
+    afterwards = norms.after if on(c, norms.after_if) else ()
+    if len(before) == 2 and not afterwards and scale == 1.0:
         return PreNorm(attention, mlp, (before[0], before[1]))
-    after: list[NormSpec | None] = [norm(c, at, norms, name, hidden) for name in norms.after]
+    after: list[NormSpec | None] = [norm(c, at, norms, name, hidden) for name in afterwards]
     return Sandwich((attention, mlp), before or [None, None], after or [None, None], scale)
 
 

@@ -24,6 +24,8 @@ class Kind:
     window: int = 0
     rotates: bool = True
     name: str = "full_attention"
+    theta: float = 0.0
+    """The base of its rotation (0: the config's)."""
 
 
 LayerRule = Callable[[ModelConfig, int], Kind]
@@ -84,6 +86,29 @@ def typed(pattern: int, key: str = "", *, rotates_all: bool = True) -> LayerRule
         return Kind(c.need("sliding_window", int), True, name)
 
     return rule
+
+
+def leading(pattern: int) -> LayerRule:
+    """The first layer and every `pattern`-th behind it see everything, the others have the window, unless `layer_types`
+    says otherwise (pattern 1: all see everything)."""
+
+    def rule(c: ModelConfig, index: int) -> Kind:
+        name = layer_kind(c, index, "sliding_attention" if index % pattern else "full_attention")
+        return Kind() if name == "full_attention" else Kind(c.need("sliding_window", int), True, name)
+
+    return rule
+
+
+def granite_swa(c: ModelConfig, index: int) -> Kind:
+    """Windows, and each layer's own base (`layer_rope_theta`); layers whose base is 0 do not rotate."""
+    kind, layers = leading(4)(c, index), c.need("num_hidden_layers", int)
+    bases = c.get("layer_rope_theta", list, [])
+    if not bases:
+        return kind
+    if len(bases) != layers:
+        raise c.refuse("layer_rope_theta", "has not one entry for each of num_hidden_layers.")
+    base = ModelConfig({"layer_rope_theta": bases[index]}).need("layer_rope_theta", float, low=0.0, high=1e12)
+    return Kind(kind.window, base > 0, kind.name, base)
 
 
 def qwen(c: ModelConfig, index: int) -> Kind:
@@ -166,6 +191,21 @@ def key(name: str, default: float = 1.0) -> Number:
 def inverse(name: str) -> Number:
     """1 / the value of one key."""
     return lambda c, index: 1.0 / c.get(name, float, 1.0, low=1e-9)
+
+
+def key_or_root(name: str) -> Number:
+    """The value of one key, or the inverse root of the head size."""
+
+    def factor(c: ModelConfig, index: int) -> float:
+        dim = c.get("head_dim", int, 0) or c.need("hidden_size", int) // c.need("num_attention_heads", int)
+        return c.get(name, float, dim**-0.5)
+
+    return factor
+
+
+def root_if(name: str) -> Number:
+    """The root of the hidden size where this key is on."""
+    return lambda c, index: math.sqrt(c.need("hidden_size", int)) if c.get(name, bool, False) else 1.0
 
 
 def inverse_root(name: str, default: float) -> Number:
@@ -326,12 +366,20 @@ def even_heads(c: ModelConfig) -> dict[str, Any]:
     return {"head_dim": c.need("hidden_size", int) // c.need("num_attention_heads", int)}
 
 
-def glm_dense(c: ModelConfig, index: int) -> bool:
-    """`mlp_layer_types` names dense and sparse layers; without it only the first is dense."""
-    kinds = c.get("mlp_layer_types", list, [])
-    if kinds and (len(kinds) != c.need("num_hidden_layers", int) or not set(map(str, kinds)) <= {"dense", "sparse"}):
-        raise c.refuse("mlp_layer_types", "must name 'dense' or 'sparse' for each of num_hidden_layers.")
-    return str(kinds[index]) == "dense" if kinds else index == 0
+def listed(count: Callable[[ModelConfig], int]) -> Dense:
+    """`mlp_layer_types` names dense and sparse layers; without it so many of the first ones are dense."""
+
+    def dense(c: ModelConfig, index: int) -> bool:
+        kinds, layers = c.get("mlp_layer_types", list, []), c.need("num_hidden_layers", int)
+        if kinds and (len(kinds) != layers or not set(map(str, kinds)) <= {"dense", "sparse"}):
+            raise c.refuse("mlp_layer_types", "must name 'dense' or 'sparse' for each of num_hidden_layers.")
+        return str(kinds[index]) == "dense" if kinds else index < count(c)
+
+    return dense
+
+
+glm_dense = listed(lambda c: 1)
+"""Without a list only the first layer is dense."""
 
 
 def llama4(c: ModelConfig, index: int) -> Kind:

@@ -139,7 +139,8 @@ def close(got: Tensor, wanted: Tensor, dtype: torch.dtype, kv_dtype: torch.dtype
     block=st.sampled_from([4, 16, 32]),
     dtypes=st.sampled_from([(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
                             (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]),
-    extras=st.sampled_from([{}, {"window": 7}, {"window": 40, "gaps": True}, {"window": -48}, {"window": -40, "gaps": True}, {"softcap": 3.0}, {"sinks": True},
+    extras=st.sampled_from([{}, {"window": 7}, {"window": 40, "gaps": True}, {"window": -48},
+                            {"window": -40, "gaps": True}, {"softcap": 3.0}, {"sinks": True},
                             {"alibi": True}, {"sinks": True, "window": 9, "softcap": 5.0}]),
 )  # fmt: skip
 def test_attention(kernels, lengths, heads, dims, block, dtypes, extras):
@@ -171,7 +172,9 @@ def test_latent_attention_reads_values_from_keys(kernels, dtype):
     close(case.run(kernels), case.naive(), dtype, dtype)
 
 
-@pytest.mark.parametrize("extras", [{}, {"window": 50}, {"window": -50}, {"alibi": True}, {"sinks": True, "softcap": 4.0}])
+@pytest.mark.parametrize(
+    "extras", [{}, {"window": 50}, {"window": -50}, {"alibi": True}, {"sinks": True, "softcap": 4.0}]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_query_has_the_same_bytes_in_any_company_and_chunking(kernels, threads, extras, dtype):
     case = Case([(600, 130), (40, 1), (90, 30)], 6, 2, 32, 32, dtype=dtype, kv_dtype=dtype, **extras)
