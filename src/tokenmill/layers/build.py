@@ -99,6 +99,10 @@ class Build:
         if self.group.size == 1:
             return self
         self.book.repeated.add(what)
+        return self.whole()
+
+    def whole(self) -> Build:
+        """The same for what is so small that every rank has all of it."""
         return replace(self, group=SoloGroup())
 
     def path(self, name: str) -> str:
