@@ -43,7 +43,7 @@ class DeltaHeads:
     @property
     def mixed(self) -> list[Rows]:
         """The same, as parts that go with heads."""
-        keys = Rows(self.widths[0], self.key_heads, bare=True)
+        keys = Rows(self.widths[0], self.key_heads, bare=True, repeats=True)
         return [keys, keys, self.values(self.value_dim)]
 
     def values(self, numbers: int) -> Rows:

@@ -1,7 +1,7 @@
 """Linear layers over ranks. Owns: which rows or columns of a weight a rank holds. Knows nothing of formats.
 
 Column-parallel layers concatenate what a layer multiplies together (q/k/v, gate/up), each part split by its units
-(heads); a part with fewer units than ranks is repeated. Row-parallel ones sum over the group. In an exact group they
+(heads); keys and values that have fewer than there are ranks are repeated. Row-parallel ones sum over the group. In an exact group they
 gather what they multiply instead, compute some rows of the result, and gather these: nothing is added in another order.
 """
 
@@ -30,12 +30,14 @@ class Rows:
     units: int
     bare: bool = False
     """Nothing is computed together with the product, so that any cut gives the same bytes."""
+    repeats: bool = False
+    """Units that are fewer than ranks are on several of them (keys and values)."""
 
     def share(self, group: Group) -> tuple[int, int]:
         """(part, parts) of this rank; (0, 1): every rank has all of it."""
         if group.exact and self.units == self.rows and not self.bare and not self._cuts_evenly(group.size):
             return 0, 1
-        parts = min(self.units, group.size)
+        parts = min(self.units, group.size) if self.repeats else group.size
         if self.units % parts or group.size % parts:
             raise ModelError(f"{self.units} heads or columns cannot be split over {group.size} ranks.")
         return group.rank * parts // group.size, parts

@@ -43,7 +43,7 @@ class SpaceHeads:
     @property
     def mixed(self) -> list[Rows]:
         """The same, as parts that go with heads."""
-        group = Rows(self.groups * self.keys, self.groups, bare=True)
+        group = Rows(self.groups * self.keys, self.groups, bare=True, repeats=True)
         return [self.each(self.dim), group, group]
 
     def each(self, numbers: int) -> Rows:

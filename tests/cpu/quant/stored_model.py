@@ -30,9 +30,18 @@ def shapes(config: dict[str, Any]) -> dict[str, tuple[int, int]]:
     hidden, inner, head = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
     at = "model.layers.0"
-    found = {f"{at}.self_attn.{name}": shape for name, shape in
-             (("q_proj", (q, hidden)), ("k_proj", (kv, hidden)), ("v_proj", (kv, hidden)), ("o_proj", (hidden, q)))}
-    places = [f"{at}.mlp.experts.{i}" for i in range(config["num_experts"])] if "num_experts" in config else [f"{at}.mlp"]
+    found = {
+        f"{at}.self_attn.{name}": shape
+        for name, shape in (
+            ("q_proj", (q, hidden)),
+            ("k_proj", (kv, hidden)),
+            ("v_proj", (kv, hidden)),
+            ("o_proj", (hidden, q)),
+        )
+    }
+    places = (
+        [f"{at}.mlp.experts.{i}" for i in range(config["num_experts"])] if "num_experts" in config else [f"{at}.mlp"]
+    )
     for place in places:
         found |= {f"{place}.{name}": (inner, hidden) for name in ("gate_proj", "up_proj")}
         found[f"{place}.down_proj"] = (hidden, inner)
@@ -67,6 +76,8 @@ def make(form: str, config: dict[str, Any]) -> tuple[dict[str, Any], dict[str, T
 
 def _made(form: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors, _, said = stored.FORMS[form][0]()
+    if "weight.nested_absmax" in tensors:  # one for 256 groups
+        tensors["weight.nested_absmax"] = tensors["weight.nested_absmax"].expand(stored.OUT * stored.IN // 64 // 256)
     return tensors, said
 
 
