@@ -1,8 +1,9 @@
 """Linear layers over ranks. Owns: which rows or columns of a weight a rank holds. Knows nothing of formats.
 
 Column-parallel layers concatenate what a layer multiplies together (q/k/v, gate/up), each part split by its units
-(heads); keys and values that have fewer than there are ranks are repeated. Row-parallel ones sum over the group. In an exact group they
-gather what they multiply instead, compute some rows of the result, and gather these: nothing is added in another order.
+(heads); keys and values with fewer heads than there are ranks are repeated. Row-parallel ones sum over the group. In an
+exact group they gather what they multiply instead, compute some rows of the result, and gather these: nothing is added
+in another order.
 """
 
 from __future__ import annotations
