@@ -117,7 +117,8 @@ class Decoder:
         assert self.embedding is not None
         b.book.flops += 2.0 * sizes.vocab * width
         b.book.used.add(b.path(f"{ends.head}.weight"))
-        return b.adapted(self.embedding.weight, ends.head)
+        share = (0, b.group.rank, b.group.size) if self.embedding.split else None
+        return b.adapted(self.embedding.weight, ends.head, share=share)
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> final-norm hidden states [T, hidden].
