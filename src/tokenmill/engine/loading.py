@@ -203,7 +203,8 @@ def load_runner(
     )
     bed.take(model, drafts.drafter, kernels)
     specs = model.spec.kv_specs + drafts.kv_specs
-    said = msgspec.to_builtins(Said(specs, bool(model.spec.extras.get("stand_in"))))
+    stands_in = bool(model.spec.extras.get("stand_in")) and not drafts.kv_specs
+    said = msgspec.to_builtins(Said(specs, stands_in))
     every = [msgspec.convert(each, Said) for each in mesh.by_stage(said)]
     pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype))
     layout = pages.cache

@@ -63,7 +63,7 @@ class Decoder:
         self.embedding: Embedding | None = None
         if sizes.tied and self.is_last:
             _check_tied(b.checkpoint, body.path(f"{ends.embed}.weight"), b.path(f"{ends.head}.weight"))
-        if self.is_first or (self.is_last and sizes.tied):
+        if self.is_first or (self.is_last and (sizes.tied or b.place.words)):
             self.embedding = Embedding(body, ends.embed, (sizes.vocab, width), scale=ends.scale, tied=sizes.tied)
             if sizes.tied and not self.is_last and b.place.stages > 1:  # in the form that one process reads
                 self.embedding.weight = b.settled(self.embedding.weight)

@@ -196,9 +196,7 @@ def test_stages_number_blocks_alike() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"enable_lora": True}, "several ranks"),
         ({"enable_expert_parallel": True}, "which is 1"),
-        ({"speculative_config": {"method": "medusa", "model": "x"}}, "does not go with --pipeline-parallel-size"),
     ],
 )
 def test_what_stages_cannot_do_is_refused(options: dict[str, Any], said: str, tiny: Path) -> None:
