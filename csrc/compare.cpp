@@ -275,7 +275,7 @@ void attention(Random& random) {
   op.softcap = random.of({0.0f, 20.0f});
   op.sinks = random.coin() ? reinterpret_cast<const float*>(extra.data()) : nullptr;
   op.alibi = random.coin() ? reinterpret_cast<const float*>(extra.data()) : nullptr;
-  op.window = random.of<int64_t>({0, 33, 700});
+  op.window = random.of<int64_t>({0, 33, 700, -48});
   op.key = cache.key.data();
   op.value = cache.value.data();
   op.key_block = op.value_block = cache.block();

@@ -236,7 +236,7 @@ struct AttentionOp {  // out [T, heads * value_dim]
   float scale, softcap;
   const float* sinks;  // [heads] or null
   const float* alibi;  // [heads] slopes or null
-  int64_t window;      // 0: none
+  int64_t window;      // 0: none; below: chunks of so many positions, within which queries see
   const void* key;
   const void* value;
   int64_t key_block, key_head, key_token;

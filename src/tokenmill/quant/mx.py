@@ -22,6 +22,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.model import Checkpoint
 from tokenmill.kernels.grid import FP4
 from tokenmill.quant.base import known
+from tokenmill.quant.compressed import BESIDE
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.table import TableWeight, nibbles
 
@@ -95,6 +96,9 @@ def load(
     part = "weight_packed" if ckpt.has(f"{name}.weight_packed") else "weight"
     raw = ckpt.tensor(f"{name}.{part}", (rows, columns // 2))
     scales = ckpt.tensor(f"{name}.weight_scale")
+    for beside in BESIDE:
+        if ckpt.has(f"{name}.{beside}"):
+            ckpt.tensor(f"{name}.{beside}")  # of activations; taken so that nothing is left over
     if raw.dtype != torch.uint8 or columns % 2:
         raise ModelError(f"'{name}.{part}' must hold uint8 for an even number of columns, not {raw.dtype}.")
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
