@@ -159,7 +159,7 @@ def test_layers_with_states_are_split(name, ranks, exact, tmp_path, memory):
         assert max(sizes[rank] for rank in range(ranks)) < 0.8 * sizes[-1], "a rank keeps its part of the states"
 
 
-FORMS_OF_FILES = ("gptq 4", "awq gemm", "fp8 blocks", "mxfp4", "nf4")
+FORMS_OF_FILES = ("gptq 4", "awq gemm", "fp8 blocks", "mxfp4", "nf4", "nvfp4")
 
 
 @pytest.mark.parametrize("config", [DENSE, MIXTURE], ids=["dense", "mixture"])
