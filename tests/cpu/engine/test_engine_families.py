@@ -18,7 +18,7 @@ from test_families import CASES
 from test_llama import CONFIGS
 
 ALL = {**{name: Case(config) for name, config in CONFIGS.items()}, **CASES}
-NEW = 64
+NEW = 64 if os.environ.get("TOKENMILL_FAMILIES") else 28
 LENGTHS = (30, 3, 45, 17, 2, 25, 9, 21)
 ONE_OF_EACH = ("llama", "mistral-window", "qwen2", "qwen3", "qwen3-moe", "mixtral", "gemma2", "gemma3", "phi3", "gpt2",
                "opt", "bloom", "falcon-7b", "gpt-neox", "deepseek-v2", "gpt-oss")  # fmt: skip
