@@ -17,6 +17,7 @@ from test_families import BASE, CASES, LONG, MLA, MOE, YARN, Case
 from transformers.initialization import no_init_weights
 
 from tokenmill.core.errors import ModelError
+from tokenmill.kernels import make_kernels
 from tokenmill.models.fields import _HARMLESS, _ONLY, FIELDS, check_fields
 from tokenmill.models.registry import architectures
 
@@ -48,6 +49,8 @@ SMALL = {
     "Qwen3_5ForCausalLM": CASES["qwen3-5"],
     "Qwen3_5MoeForCausalLM": CASES["qwen3-5-moe"],
 }  # fmt: skip
+KERNELS = make_kernels("cpu")
+"""The machine's best ones: the reference takes fifty times as long, and tests/cpu/models compares it everywhere."""
 PROMPT = torch.randint(0, 67, (70,), generator=torch.Generator().manual_seed(5)).tolist()
 
 
@@ -93,7 +96,8 @@ def reference(model: Any, config: dict, known: dict[str, Any]) -> torch.Tensor |
 def verdict(model: Any, tensors: dict, config: dict, known: dict[str, Any]) -> str:
     """equal, refused, WRONG, or what there is no reference for."""
     try:
-        found = ours(load(config, tensors, max_positions=len(PROMPT)), {"a": PROMPT}, [[("a", len(PROMPT))]])["a"]
+        built = load(config, tensors, max_positions=len(PROMPT), kernels=KERNELS)
+        found = ours(built, {"a": PROMPT}, [[("a", len(PROMPT))]], KERNELS)["a"]
     except ModelError as error:
         return f"refused: {error}"
     expected = reference(model, config, known)
