@@ -84,7 +84,7 @@ def test_requests_in_random_company_equal_the_same_alone(backend, tiny):
 
 
 def test_requests_in_another_process_equal_the_same_alone(tiny):
-    requests = stories(30, 6)
+    requests = stories(COUNT * 3 // 5, 6)
     with open_llm(tiny) as llm:
         alone = {}
         for request in requests:
