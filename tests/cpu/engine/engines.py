@@ -27,16 +27,21 @@ def backends() -> list[str]:
 
 BACKENDS = backends()
 USUAL, OTHER = (BACKENDS[0], BACKENDS[-1]) if os.environ.get("TOKENMILL_FAMILIES") else (BACKENDS[-1], BACKENDS[0])
-"""What runs where a test names no kernels: the quick ones, for the reference takes several times as long. It has its
+"""The kernels of open_usual: the quick ones, for the reference takes several times as long. It has its
 turn in tests for all BACKENDS, where OTHER is named, and everywhere with TOKENMILL_FAMILIES."""
 
 
 def open_llm(folder: Path, **options: Any) -> LLM:
     """A small engine in float32."""
-    options = {"dtype": "float32", "kernels": USUAL, "max_num_seqs": 8, "max_model_len": 512, **options}
+    options = {"dtype": "float32", "kernels": "reference", "max_num_seqs": 8, "max_model_len": 512, **options}
     if "num_blocks" not in options:
         options.setdefault("kv_cache_memory_bytes", 1 << 23)
     return LLM(model=str(folder), **options)
+
+
+def open_usual(folder: Path, **options: Any) -> LLM:
+    """The same with the quick kernels, for tests whose property does not depend on them."""
+    return open_llm(folder, **{"kernels": USUAL, **options})
 
 
 def greedy(count: int = 16, **more: Any) -> SamplingParams:

@@ -9,7 +9,8 @@ import json
 
 import pytest
 import torch
-from engines import OTHER, check_nothing_left, exact, greedy, open_llm, run
+from engines import OTHER, check_nothing_left, exact, greedy, run
+from engines import open_usual as open_llm
 from safetensors.torch import load_file, save_file
 
 from tokenmill import SamplingParams

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from engines import BACKENDS, OTHER, check_nothing_left, exact, greedy, open_llm, run
+from engines import BACKENDS, OTHER, check_nothing_left, exact, greedy, run
+from engines import open_usual as open_llm
 from test_engine_families import ALL, ONE_OF_EACH, Family
 
 from tokenmill import SamplingParams
