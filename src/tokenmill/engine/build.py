@@ -104,6 +104,7 @@ def build_engine(config: EngineConfig) -> Built:
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, cohorts=cohorts)
     limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
     limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up)
+    tables.shares_followed = not limits.anew
     if facts.trail is not None:
         limits = replace(limits, step_guesses=min(limits.step_guesses, facts.trail))
     policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, limits.step_guesses)

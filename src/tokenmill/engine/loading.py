@@ -20,7 +20,7 @@ from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
-from tokenmill.engine.draft_loading import Target, load_drafter
+from tokenmill.engine.draft_loading import Target, load_drafter, states_of_drafter
 from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.inplace import LayerMaker
 from tokenmill.engine.memory import (
@@ -88,7 +88,7 @@ class Facts(msgspec.Struct):
     """Drafts that a DeviceDrafter leaves behind a row."""
     follows: bool = False
     """It keeps something for every position."""
-    catches_up: bool = True
+    catches_up: str = "on"
     """It can take in later what it has missed."""
     snapshots: int | None = None
     """Slots for kept states; None: this model's rows have none."""
@@ -223,11 +223,13 @@ def load_runner(
     budget = cache_bytes(config, device, peak, reasons, shares=mesh.size * config.engines)
     rows, slots, trail = mesh.agree(list(count_states(config, model.spec.states, budget, reasons, drafts.most)))
     states = StatePool(model.spec.states, rows, slots, device, trail, bed.zeros) if model.spec.states else None
-    blocks = count_blocks(config, layout, budget - (states.size_bytes if states else 0), wanted, step_tokens)
+    behind = states_of_drafter(drafts, rows, budget, device, bed.zeros)
+    taken = sum(each.size_bytes for each in (states, behind) if each is not None)
+    blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     blocks = mesh.agree(pages.everywhere(blocks, MANY_BLOCKS))
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
     max_len = fitting_length(config, pages.groups, blocks, wanted, reasons)
-    pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros)
+    pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros, behind)
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
     drafter = drafts.drafter
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)

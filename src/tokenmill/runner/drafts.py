@@ -58,7 +58,7 @@ class Forgetful:
 
     most = 0
     follows = False
-    catches_up = True
+    catches_up = "on"
 
     def bind(self, rows: Any, pool: Any) -> None:
         """Rows come with each proposal."""
