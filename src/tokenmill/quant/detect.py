@@ -43,6 +43,8 @@ _METHODS = {
 
 _READERS = (fp8, bnb, shifted, torchao, squeezed, mx)
 """What the tensors alone tell apart."""
+_INTERWOVEN = (bnb, shifted, torchao, squeezed, ternary)
+"""Forms whose parts of a matrix do not lie together."""
 
 Share = tuple[int, int, int]
 """Of a weight: (dimension, part, parts), as Weight.split has them."""
@@ -124,7 +126,7 @@ def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
 def _stored_part(ckpt: Checkpoint, request: WeightRequest, share: Share) -> Part | None:
     """This part of a matrix in few bits, where its tensors can be cut so; None: all of it must be read."""
     name, shape = request.name, request.shape
-    if sparse.stored(ckpt, name) or any(reader.stored(ckpt, name) for reader in (bnb, shifted, ternary)):
+    if sparse.stored(ckpt, name) or any(reader.stored(ckpt, name) for reader in _INTERWOVEN):
         return None
     blocks = _blocks(ckpt, f"{name}.weight", shape)
     if blocks is not None:
