@@ -33,7 +33,7 @@ def distill(  # noqa: PLR0913
     length: int = typer.Option(256, "--length", min=16, max=65536, help="Tokens in a line."),
     rate: float = typer.Option(1e-3, "--rate", min=1e-7, max=1.0, help="Learning rate."),
     heads: int = typer.Option(3, "--heads", min=1, max=16, help="Medusa heads."),
-    hidden: int = typer.Option(0, "--hidden", min=0, help="Width of a draft model (0: half of the teacher's)."),
+    hidden: int = typer.Option(0, "--hidden", min=0, help="Width of a draft model (0: the teacher's own)."),
     layers: int = typer.Option(2, "--layers", min=1, max=64, help="Layers of a draft model."),
     every: int = typer.Option(200, "--checkpoint-every", min=1, help="Steps between checkpoints."),
     resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint in DST."),
@@ -53,7 +53,9 @@ def distill(  # noqa: PLR0913
         from tokenmill.distill.train import Course, train
     texts = read_texts(data)
     target.mkdir(parents=True, exist_ok=True)
-    pieces = _answer(model, device, texts, answers, target / "answers.jsonl", resume=resume) if answers else None
+    pieces, prompts = (
+        _answer(model, device, texts, answers, target / "answers.jsonl", resume=resume) if answers else (None, [])
+    )
     config = make_config(model=model, device=device)
     with spinner("Loading the model ..."):
         teacher = Teacher(config, batch, length, taps=3 if kind == "eagle3" else 0)
@@ -62,13 +64,13 @@ def distill(  # noqa: PLR0913
         pieces = encode_all(
             texts, lambda text: tokenizer.encode(text, add_special_tokens=False), list(tokenizer.eos_ids)
         )
-    lines = cut(pieces, length)
-    wide = hidden or max(64, teacher.model.spec.hidden_size // 2 // 64 * 64)
-    if wide % 32:
+        prompts = [0] * len(pieces)
+    lines = cut(pieces, length, prompts)
+    if hidden % 32:
         raise ParameterError(f"--hidden {hidden} must be a multiple of 32.")
     student: Student
     if kind == "draft":
-        student = DraftStudent(teacher, hidden=wide, layers=layers)
+        student = DraftStudent(teacher, hidden=hidden, layers=layers)
         _copy_tokenizer(teacher.source.path, target)
     else:
         student = MedusaStudent(teacher, heads=heads) if kind == "medusa" else Eagle3Student(teacher)
@@ -79,10 +81,13 @@ def distill(  # noqa: PLR0913
     typer.echo(f"tokenmill serve {model} --speculative-config '{json.dumps(spec)}'")
 
 
-def _answer(model: str, device: str, texts: list[str], most: int, kept: Path, *, resume: bool) -> list[list[int]]:
-    """Prompts with what the model says to them, as token ids; they are kept for --resume."""
+def _answer(
+    model: str, device: str, texts: list[str], most: int, kept: Path, *, resume: bool
+) -> tuple[list[list[int]], list[int]]:
+    """Prompts with what the model says to them, as token ids, and how long each prompt is; kept for --resume."""
     if resume and kept.exists():
-        return [json.loads(line) for line in kept.read_text().splitlines()]
+        entries = [json.loads(line) for line in kept.read_text().splitlines()]
+        return [entry["tokens"] for entry in entries], [entry["prompt"] for entry in entries]
     from tokenmill import LLM, SamplingParams
 
     llm = LLM(model=model, device=device)
@@ -92,8 +97,10 @@ def _answer(model: str, device: str, texts: list[str], most: int, kept: Path, *,
     finally:
         llm.close()
     found = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
-    kept.write_text("".join(f"{json.dumps(line)}\n" for line in found))
-    return found
+    prompts = [len(output.prompt_token_ids or ()) for output in outputs]
+    lines = (json.dumps({"prompt": n, "tokens": line}) for n, line in zip(prompts, found, strict=True))
+    kept.write_text("".join(f"{line}\n" for line in lines))
+    return found, prompts
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

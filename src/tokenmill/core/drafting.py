@@ -75,8 +75,9 @@ class DeviceDrafter(Protocol):
         """Compile and record ahead what can be."""
         ...
 
-    catches_up: bool
-    """It can take in tokens of earlier steps; else what it has missed of a row is lost to it."""
+    catches_up: str
+    """How it takes in what it has missed of a row: from there ("on"), by seeing every token of the row again, as it
+    keeps states, which rows do not share ("anew"), or not at all ("")."""
 
     def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
         """Take in known tokens: (row, first position, how many), each row once; called in every step in which drafts

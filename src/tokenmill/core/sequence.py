@@ -71,7 +71,8 @@ class Sequence:
 
     Of a DeviceDrafter: `most_guesses`: so many of its drafts may be granted at once; `behind`: so many lie behind the
     row's last planned sample. `told`: its drafts come back to the host, as `drafts`. `followed`: positions that it has
-    certainly seen; `in_step`: it has guessed behind every sample since, and has seen all but the newest.
+    certainly seen; `in_step`: it has guessed behind every sample since, and has seen all but the newest; `hoped`: so
+    many drafts are tried by plans in flight.
 
     Of a model whose rows have states (kvcache/snapshots.py): `save_at`: the next position whose state is kept, in
     `save_slot` if it is an answer's; `restore`: the slot that devices shall restore; `diverges`: where others with
@@ -102,6 +103,7 @@ class Sequence:
     drafts: list[int] = field(default_factory=list)
     followed: int = 0
     in_step: bool = False
+    hoped: int = 0
     tables: list[Table] = field(default_factory=list)
     capacity: int = 0
     published: int = 0

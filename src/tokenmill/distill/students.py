@@ -1,10 +1,11 @@
 """Who learns. Owns: the three kinds of drafters as trainable networks, what each is asked, and the files they become.
 
-    draft    a small Llama: at each position the teacher's next token
+    draft    a few layers cut out of the teacher, or a narrower Llama: at each position the teacher's next token
     medusa   heads on the teacher's last hidden state: head i the token i + 2 places on
     eagle3   one layer on three layers' outputs and the next word: what the teacher says one place later, then again
              from its own state, as in service
 
+Where the teacher's own answers are learnt from, what stands in prompts counts for little, and is not judged.
 Must not know: how the teacher is loaded, optimisers.
 """
 
@@ -17,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tokenmill.distill.cutting import Shape, shape_of
 from tokenmill.distill.teacher import States, Teacher
 
 WORDS_ASIDE = 0.3
@@ -42,21 +44,22 @@ class Student(Protocol):
 class Norm(nn.Module):
     """Root mean square."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, eps: float = EPS) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + EPS) * self.weight
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
 
 
 class Layer(nn.Module):
-    """A Llama layer; `wide`: how many inputs its attention reads side by side."""
+    """A Llama layer, or Qwen3's (`turned`); `wide`: how many inputs its attention reads side by side."""
 
-    def __init__(self, hidden: int, inner: int, heads: tuple[int, int, int], theta: float, wide: int = 1) -> None:
+    def __init__(self, shape: Shape, wide: int = 1) -> None:
         super().__init__()
-        self.heads, self.theta = heads, theta
-        count, kv, dim = heads
+        self.heads, self.theta, hidden, inner = shape.heads, shape.theta, shape.hidden, shape.inner
+        count, kv, dim = shape.heads
         self.q_proj = nn.Linear(wide * hidden, count * dim, bias=False)
         self.k_proj = nn.Linear(wide * hidden, kv * dim, bias=False)
         self.v_proj = nn.Linear(wide * hidden, kv * dim, bias=False)
@@ -64,7 +67,9 @@ class Layer(nn.Module):
         self.gate_proj = nn.Linear(hidden, inner, bias=False)
         self.up_proj = nn.Linear(hidden, inner, bias=False)
         self.down_proj = nn.Linear(inner, hidden, bias=False)
-        self.post_attention_layernorm = Norm(hidden)
+        self.post_attention_layernorm = Norm(hidden, shape.eps)
+        self.q_norm = Norm(dim, shape.eps) if shape.turned else nn.Identity()
+        self.k_norm = Norm(dim, shape.eps) if shape.turned else nn.Identity()
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 nn.init.normal_(module.weight, std=0.02)
@@ -75,7 +80,7 @@ class Layer(nn.Module):
             p(x).unflatten(-1, (n, self.heads[2])).transpose(1, 2)
             for p, n in ((self.q_proj, self.heads[0]), (self.k_proj, self.heads[1]), (self.v_proj, self.heads[1]))
         )
-        q, k = (self._turn(part) for part in (q, k))
+        q, k = self._turn(self.q_norm(q)), self._turn(self.k_norm(k))
         share = self.heads[0] // self.heads[1]
         k, v = (part.repeat_interleave(share, 1) for part in (k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -100,22 +105,36 @@ class Layer(nn.Module):
 
 
 class DraftStudent:
-    """A Llama of a few narrow layers with the teacher's vocabulary."""
+    """A few layers with the teacher's vocabulary: as wide as its own and cut out of it, where that can be done, else a
+    narrow Llama that knows nothing. What is cut out keeps the teacher's embeddings and head as they are."""
 
     wants_logits = True
 
     def __init__(self, teacher: Teacher, *, hidden: int, layers: int) -> None:
+        """hidden: 0: the teacher's width if its layers can be cut out, else half of it."""
         spec = teacher.model.spec
-        self.vocab, self.hidden, self.inner = spec.vocab_size, hidden, _rounded(hidden * 8 / 3)
-        self.heads, self.theta, self.positions = _heads(hidden), 10000.0, spec.max_positions
-        net = nn.Module()
-        net.embed = nn.Embedding(self.vocab, hidden)
+        own = shape_of(teacher.raw)
+        cut = teacher.layers(own, layers) if own is not None and hidden in (0, own.hidden) else None
+        self.vocab, self.positions = spec.vocab_size, spec.max_positions
+        wide = hidden or max(64, spec.hidden_size // 2 // 64 * 64)
+        self.shape = own if own is not None and cut else _fresh(wide)
+        shape, embedding = self.shape, teacher.embedding
+        net: Any = nn.Module()
+        net.embed = nn.Embedding(self.vocab, shape.hidden)
         nn.init.normal_(net.embed.weight, std=0.02)
-        if teacher.embedding.shape[1] == hidden:
-            net.embed.weight.data.copy_(teacher.embedding)
-        net.layers = nn.ModuleList(Layer(hidden, self.inner, self.heads, self.theta) for _ in range(layers))
-        net.firsts = nn.ModuleList(Norm(hidden) for _ in range(layers))
-        net.norm = Norm(hidden)
+        if embedding.shape[1] == shape.hidden:
+            net.embed.weight.data.copy_(embedding)
+        count = len(cut[0]) if cut else layers
+        net.layers = nn.ModuleList(Layer(shape) for _ in range(count))
+        net.firsts = nn.ModuleList(Norm(shape.hidden, shape.eps) for _ in range(count))
+        net.norm = Norm(shape.hidden, shape.eps)
+        for layer, first, tensors in zip(net.layers, net.firsts, cut[0] if cut else (), strict=False):
+            first.weight.data.copy_(tensors.pop("input_layernorm.weight"))
+            layer.load_state_dict(tensors)
+        self.head = net.embed.weight if shape.tied else teacher.head.to(teacher.device)
+        if cut:
+            net.norm.weight.data.copy_(cut[1])
+            net.embed.requires_grad_(False)
         self.net = net.to(teacher.device)
 
     def loss(self, states: States) -> tuple[Tensor, Tensor]:
@@ -123,18 +142,21 @@ class DraftStudent:
         x = net.embed(states.tokens)
         for layer, first in zip(net.layers, net.firsts, strict=True):
             x = layer(first(x), x)
-        said = net.norm(x) @ net.embed.weight.t()
+        said = net.norm(x[:, :-1]) @ self.head.t()
         assert states.logits is not None
-        loss = _apart(said, states.logits) + WORDS_ASIDE * _missed(said[:, :-1], states.tokens[:, 1:])
-        return loss, _agree(said, states.logits)[None]
+        wanted, weight, judged = states.logits[:, :-1], *states.counts(1)
+        loss = _apart(said, wanted, weight) + WORDS_ASIDE * _missed(said, states.tokens[:, 1:], weight)
+        return loss, _agree(said, wanted.argmax(-1), judged)[None]
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         net: Any = self.net
         tensors = {"model.embed_tokens.weight": net.embed.weight.data, "model.norm.weight": net.norm.weight.data}
+        if not self.shape.tied:
+            tensors["lm_head.weight"] = self.head
         for n, (layer, first) in enumerate(zip(net.layers, net.firsts, strict=True)):
             tensors |= layer.named(f"model.layers.{n}")
             tensors[f"model.layers.{n}.input_layernorm.weight"] = first.weight.data
-        return _llama(self, len(net.layers)), tensors
+        return _config(self, len(net.layers)), tensors
 
 
 class MedusaStudent:
@@ -156,9 +178,9 @@ class MedusaStudent:
         for n, block in enumerate(self.blocks):
             x = states.hidden[:, : -2 - n]
             said = (x + F.silu(block(x))) @ self.words.t()
-            wanted = states.tokens[:, 2 + n :]
-            losses.append(_missed(said, wanted) * 0.8**n)
-            right.append((said.argmax(-1) == wanted).float().mean())
+            wanted, (weight, judged) = states.tokens[:, 2 + n :], states.counts(2 + n)
+            losses.append(_missed(said, wanted, weight) * 0.8**n)
+            right.append(_agree(said, wanted, judged))
         return torch.stack(losses).sum(), torch.stack(right)
 
     def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -178,12 +200,12 @@ class Eagle3Student:
 
     def __init__(self, teacher: Teacher) -> None:
         spec = teacher.model.spec
-        self.vocab, self.hidden, self.inner = spec.vocab_size, spec.hidden_size, _rounded(spec.hidden_size * 3)
-        self.heads, self.theta, self.positions = _heads(self.hidden), 10000.0, spec.max_positions
+        self.vocab, self.hidden, self.positions = spec.vocab_size, spec.hidden_size, spec.max_positions
+        self.shape = _fresh(self.hidden, 3)
         self.embedding, self.taps = teacher.embedding, teacher.taps
         net = nn.Module()
         net.fc = nn.Linear(3 * self.hidden, self.hidden, bias=False)
-        net.layer = Layer(self.hidden, self.inner, self.heads, self.theta, wide=2)
+        net.layer = Layer(self.shape, wide=2)
         net.words_norm, net.states_norm, net.norm = Norm(self.hidden), Norm(self.hidden), Norm(self.hidden)
         net.head = nn.Linear(self.hidden, self.vocab, bias=False)
         net.head.weight.data.copy_(teacher.head)
@@ -199,9 +221,10 @@ class Eagle3Student:
         for n in range(self.STEPS):  # states[p] with the word at p + 1 + n says what comes at p + 2 + n
             both = torch.cat((net.words_norm(words[:, 1 + n :]), net.states_norm(x)), -1)
             x = net.layer(both, x)
-            said = net.head(net.norm(x))
-            losses.append(_apart(said, states.logits[:, 1 + n :]) * 0.8**n)
-            right.append(_agree(said, states.logits[:, 1 + n :]))
+            said, (weight, judged) = net.head(net.norm(x[:, :-1])), states.counts(2 + n)
+            wanted = states.logits[:, 1 + n : -1]
+            losses.append(_apart(said, wanted, weight) * 0.8**n)
+            right.append(_agree(said, wanted.argmax(-1), judged))
             x = x[:, :-1]
         return torch.stack(losses).sum(), torch.stack(right)
 
@@ -211,36 +234,43 @@ class Eagle3Student:
         tensors |= {"lm_head.weight": net.head.weight.data, **net.layer.named("midlayer")}
         tensors["midlayer.input_layernorm.weight"] = net.words_norm.weight.data
         tensors["midlayer.hidden_norm.weight"] = net.states_norm.weight.data
-        config = _llama(self, 1) | {"draft_vocab_size": self.vocab, "architectures": ["LlamaForCausalLMEagle3"]}
+        config = _config(self, 1) | {"draft_vocab_size": self.vocab, "architectures": ["LlamaForCausalLMEagle3"]}
         return config | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in self.taps]}}, tensors
 
 
-def _llama(student: DraftStudent | Eagle3Student, layers: int) -> dict[str, Any]:
-    heads, kv, dim = student.heads
+def _config(student: DraftStudent | Eagle3Student, layers: int) -> dict[str, Any]:
+    shape = student.shape
+    heads, kv, dim = shape.heads
+    name = {"llama": "Llama", "mistral": "Mistral", "qwen3": "Qwen3"}[shape.family]
     return {
-        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": student.vocab,
-        "hidden_size": student.hidden, "intermediate_size": student.inner, "num_hidden_layers": layers,
+        "architectures": [f"{name}ForCausalLM"], "model_type": shape.family, "vocab_size": student.vocab,
+        "hidden_size": shape.hidden, "intermediate_size": shape.inner, "num_hidden_layers": layers,
         "num_attention_heads": heads, "num_key_value_heads": kv, "head_dim": dim, "hidden_act": "silu",
-        "rms_norm_eps": EPS, "rope_theta": student.theta, "max_position_embeddings": student.positions,
-        "tie_word_embeddings": True, "dtype": "bfloat16",
+        "rms_norm_eps": shape.eps, "rope_theta": shape.theta, "max_position_embeddings": student.positions,
+        "tie_word_embeddings": shape.tied, "dtype": "bfloat16",
     }  # fmt: skip
 
 
-def _apart(said: Tensor, wanted: Tensor) -> Tensor:
+def _apart(said: Tensor, wanted: Tensor, weight: Tensor) -> Tensor:
     """How far two distributions over words are apart: the divergence from the teacher's."""
-    return F.kl_div(said.log_softmax(-1), wanted.log_softmax(-1), log_target=True, reduction="sum") / _count(said)
+    sure = wanted.log_softmax(-1)
+    found = (sure.exp() * (sure - said.log_softmax(-1))).sum(-1)
+    return (found * weight).sum() / weight.sum().clamp(min=1)
 
 
-def _missed(said: Tensor, tokens: Tensor) -> Tensor:
-    return F.cross_entropy(said.flatten(0, 1), tokens.flatten())
+def _missed(said: Tensor, tokens: Tensor, weight: Tensor) -> Tensor:
+    found = F.cross_entropy(said.flatten(0, 1), tokens.flatten(), reduction="none")
+    return (found * weight.flatten()).sum() / weight.sum().clamp(min=1)
 
 
-def _agree(said: Tensor, wanted: Tensor) -> Tensor:
-    return (said.argmax(-1) == wanted.argmax(-1)).float().mean()
+def _agree(said: Tensor, wanted: Tensor, judged: Tensor) -> Tensor:
+    """The share of right guesses among those that are judged."""
+    return ((said.argmax(-1) == wanted) & judged).sum() / judged.sum().clamp(min=1)
 
 
-def _count(x: Tensor) -> int:
-    return x.shape[0] * x.shape[1]
+def _fresh(hidden: int, times: float = 8 / 3) -> Shape:
+    """Of a Llama this wide, `times` as wide inside."""
+    return Shape("llama", hidden, _rounded(hidden * times), _heads(hidden), 10000.0, EPS)
 
 
 def _rounded(size: float) -> int:

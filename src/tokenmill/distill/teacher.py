@@ -16,6 +16,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.forward import ForwardContext
 from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.device.memory import pick_device
+from tokenmill.distill.cutting import Shape, last_norm, layer_tensors, picked
 from tokenmill.engine.loading import compute_dtype, find_model, read_config
 from tokenmill.engine.memory import kv_format
 from tokenmill.engine.source import ModelSource
@@ -26,23 +27,38 @@ from tokenmill.models.registry import build_model
 from tokenmill.runner.batch import make_batch
 from tokenmill.runner.rows import Rows
 
+TOKENS = 1024
+"""Of a model on a CPU at one time: tensors above 32 MB are taken from the system anew whenever they are made."""
+PROMPTS = 0.1
+"""What a token of a prompt counts for beside one of the answer."""
+
 
 @dataclass(slots=True)
 class States:
     """Of B lines of T tokens: tokens [B, T], final hidden states [B, T, hidden], tapped layers side by side [B, T, *],
-    and logits [B, T, V] where they were asked for."""
+    and logits [B, T, V] where they were asked for. own [B, T]: which tokens the teacher itself has said."""
 
     tokens: Tensor
     hidden: Tensor
     taps: Tensor | None
     logits: Tensor | None
+    own: Tensor
+
+    def counts(self, ahead: int) -> tuple[Tensor, Tensor]:
+        """Of guesses at the tokens from place `ahead` on: how much each counts, and which are judged."""
+        own = self.own[:, ahead:]
+        return torch.where(own, 1.0, PROMPTS), own
 
 
 class Teacher:
-    """A loaded model with room for `batch` lines of `length` tokens."""
+    """A loaded model with room for `most_lines` lines of `length` tokens: at most `batch`."""
 
     def __init__(self, config: EngineConfig, batch: int, length: int, taps: int = 0) -> None:
         """taps: 3: the outputs of three layers are wanted, too."""
+        self.config = config
+        self.most_lines = batch = (
+            min(batch, max(1, TOKENS // length)) if pick_device(config.execute.device) == "cpu" else batch
+        )
         self.source: ModelSource = find_model(config)
         self.raw: dict[str, Any] = read_config(config, self.source)
         self.device = pick_device(config.execute.device)
@@ -88,6 +104,17 @@ class Teacher:
             raise ParameterError("A head with a projection before it cannot be shared by drafters.", param="model")
         return self.model.head.weight.dense().float()
 
+    def layers(self, shape: Shape, count: int) -> tuple[list[dict[str, Tensor]], Tensor] | None:
+        """The tensors of so many of its layers, and its last norm; None: they cannot be cut out."""
+        config = self.config
+        checkpoint = self.source.checkpoint(config.model.load_format, seed=config.model.seed, device="cpu")
+        try:
+            found = [layer_tensors(checkpoint, n, shape) for n in picked(len(self.model.layers), count)]
+            whole = [each for each in found if each is not None]
+            return (whole, last_norm(checkpoint)) if len(whole) == len(found) else None
+        finally:
+            checkpoint.close()
+
     def plan(self, tokens: Tensor) -> StepPlan:
         """Every line from its start."""
         plan = StepPlan(id=0)
@@ -104,8 +131,8 @@ class Teacher:
         return plan
 
     @torch.no_grad()
-    def states(self, tokens: Tensor, *, logits: bool = False) -> States:
-        """Of lines [B, T]; the tensors can be learnt from."""
+    def states(self, tokens: Tensor, own: Tensor, *, logits: bool = False) -> States:
+        """Of lines [B, T], of which it has said `own` [B, T]; the tensors can be learnt from."""
         plan = self.plan(tokens)
         self.rows.apply(plan)
         batch = make_batch(plan, self.rows, self.pool, self.kernels)
@@ -118,6 +145,7 @@ class Teacher:
             hidden.float().unflatten(0, shape).clone(),
             None if taps is None else taps.unflatten(0, shape),
             None if said is None else said.unflatten(0, shape).clone(),
+            own.to(self.device),
         )
 
     def _taps(self, ctx: ForwardContext) -> Tensor | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -47,17 +48,36 @@ def _lines(text: str, path: Path) -> Iterator[str]:
         yield value
 
 
-def cut(pieces: list[list[int]], length: int) -> tuple[Tensor, Tensor]:
-    """Token lists -> lines [n, length] to learn from, and lines to be judged by; what is left at the end goes."""
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """tokens [n, length], and which of them count in full: the model's own answers, or all of a text."""
+
+    tokens: Tensor
+    own: Tensor
+
+    def __len__(self) -> int:
+        return self.tokens.shape[0]
+
+    def at(self, picked: Tensor | slice) -> Lines:
+        """Some of them."""
+        return Lines(self.tokens[picked], self.own[picked])
+
+
+def cut(pieces: list[list[int]], length: int, prompts: list[int] | None = None) -> tuple[Lines, Lines]:
+    """Token lists, each of which begins with a prompt of so many tokens, -> lines to learn from, and lines to be judged
+    by; what is left at the end goes."""
     flat = torch.tensor([token for piece in pieces for token in piece], dtype=torch.int64)
+    own = [
+        n >= start for piece, start in zip(pieces, prompts or [0] * len(pieces), strict=True) for n in range(len(piece))
+    ]
     count = flat.shape[0] // length
     if count < 2:
         raise ParameterError(
             f"--data: {flat.shape[0]} tokens are too few for lines of {length}: give more text, or a smaller --length."
         )
-    lines = flat[: count * length].view(count, length)
+    lines = Lines(*(x[: count * length].view(count, length) for x in (flat, torch.tensor(own))))
     held = torch.arange(count) % min(HELD_OUT, count) == 0
-    return lines[~held], lines[held]
+    return lines.at(~held), lines.at(held)
 
 
 def encode_all(texts: list[str], encode: Callable[[str], list[int]], end: list[int]) -> list[list[int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from torch import Tensor
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.distill.students import Student
 from tokenmill.distill.teacher import Teacher
+from tokenmill.distill.texts import Lines
 
 STATE = "training.pt"
 WARM = 20
@@ -50,10 +51,10 @@ class Told:
 
 
 def train(
-    teacher: Teacher, student: Student, lines: tuple[Tensor, Tensor], course: Course, folder: Path,
+    teacher: Teacher, student: Student, lines: tuple[Lines, Lines], course: Course, folder: Path,
     tell: Callable[[Told], None], *, resume: bool = False,
 ) -> list[float]:  # fmt: skip
-    """Learn from lines[0] [n, T], be judged by lines[1]; the drafter is written to `folder` at each checkpoint."""
+    """Learn from lines[0], be judged by lines[1]; the drafter is written to `folder` at each checkpoint."""
     torch.manual_seed(course.seed)
     parameters = [p for p in student.net.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=course.rate, betas=(0.9, 0.95), weight_decay=0.01)
@@ -61,8 +62,11 @@ def train(
     began, right = time.monotonic(), judge(teacher, student, lines[1], course.batch)
     step = start
     while step < course.steps:
-        picked = _pick(lines[0].shape[0], course, step)
-        loss = _learn(teacher, student, optimiser, lines[0][picked], course.rate * _share(step, course.steps))
+        picked = lines[0].at(_pick(len(lines[0]), course, step))
+        done = step / course.steps
+        if course.seconds:
+            done = max(done, (time.monotonic() - began) / course.seconds)
+        loss = _learn(teacher, student, optimiser, picked, course.rate * _share(step, done))
         step += 1
         seconds = time.monotonic() - began
         out_of_time = bool(course.seconds) and seconds > course.seconds
@@ -79,30 +83,40 @@ def train(
     return right
 
 
-def _learn(teacher: Teacher, student: Student, optimiser: torch.optim.Optimizer, tokens: Tensor, rate: float) -> float:
+def _learn(teacher: Teacher, student: Student, optimiser: torch.optim.Optimizer, lines: Lines, rate: float) -> float:
     for group in optimiser.param_groups:
         group["lr"] = rate
-    states = teacher.states(tokens, logits=student.wants_logits)
-    with torch.enable_grad():
-        loss, _ = student.loss(states)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
+    optimiser.zero_grad(set_to_none=True)
+    value = 0.0
+    for part in _parts(teacher, lines):
+        states = teacher.states(part.tokens, part.own, logits=student.wants_logits)
+        with torch.enable_grad():
+            loss, _ = student.loss(states)
+            share = len(part) / len(lines)
+            (loss * share).backward()
+        value += loss.item() * share
     torch.nn.utils.clip_grad_norm_(student.net.parameters(), 1.0)
     optimiser.step()
-    value = loss.item()
     if not math.isfinite(value):
         raise UserError("The loss is not finite any more: try a smaller --rate.")
     return value
 
 
 @torch.no_grad()
-def judge(teacher: Teacher, student: Student, lines: Tensor, batch: int) -> list[float]:
+def judge(teacher: Teacher, student: Student, lines: Lines, batch: int) -> list[float]:
     """The share of right guesses by place, over held-out lines."""
+    judged = lines.at(slice(0, 8 * batch))
     found = [
-        student.loss(teacher.states(part, logits=student.wants_logits))[1] * part.shape[0]
-        for part in lines[: 8 * batch].split(batch)
+        student.loss(teacher.states(part.tokens, part.own, logits=student.wants_logits))[1] * part.own.sum()
+        for part in _parts(teacher, judged)
     ]
-    return (torch.stack(found).sum(0) / min(lines.shape[0], 8 * batch)).tolist()
+    return (torch.stack(found).sum(0) / judged.own.sum().clamp(min=1)).tolist()
+
+
+def _parts(teacher: Teacher, lines: Lines) -> Iterator[Lines]:
+    """What is computed at one time: as many lines as the teacher has rows for."""
+    for first in range(0, len(lines), teacher.most_lines):
+        yield lines.at(slice(first, first + teacher.most_lines))
 
 
 def save(folder: Path, student: Student) -> None:
@@ -122,11 +136,11 @@ def _pick(count: int, course: Course, step: int) -> Tensor:
     return order[at : at + course.batch]
 
 
-def _share(step: int, steps: int) -> float:
-    """Of the rate: up at first, then down to a tenth of it."""
+def _share(step: int, done: float) -> float:
+    """Of the rate: up at first, then down to a twentieth of it; done: the share of the course that is behind us."""
     if step < WARM:
         return (step + 1) / WARM
-    return 0.1 + 0.45 * (1 + math.cos(math.pi * min(1.0, step / max(1, steps))))
+    return 0.05 + 0.475 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
 def _resume(path: Path, student: Student, optimiser: torch.optim.Optimizer, device: str) -> int:

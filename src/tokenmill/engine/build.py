@@ -16,7 +16,7 @@ from tokenmill.core.execution import Executor
 from tokenmill.core.request import Request
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
-from tokenmill.engine.drafting import check_stages, control_of, host_drafter, read_speculation
+from tokenmill.engine.drafting import control_of, host_drafter, read_speculation
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
@@ -85,7 +85,6 @@ def build_engine(config: EngineConfig) -> Built:
     source = find_model(config)
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
     speculation = read_speculation(config.speculate)
-    check_stages(config, speculation)
     check_ranks(config)
     drafter, most = host_drafter(speculation)
     tokenizer = load_tokenizer(config, source)
@@ -104,6 +103,7 @@ def build_engine(config: EngineConfig) -> Built:
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, cohorts=cohorts)
     limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
     limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up)
+    tables.shares_followed = not limits.anew
     if facts.trail is not None:
         limits = replace(limits, step_guesses=min(limits.step_guesses, facts.trail))
     policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, limits.step_guesses)

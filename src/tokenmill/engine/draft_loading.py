@@ -14,14 +14,17 @@ from tokenmill.checkpoint.torch_bin import TorchBinCheckpoint
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.drafting import DeviceDrafter
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.core.forward import Kernels, KVSpec
+from tokenmill.core.forward import Kernels, KVSpec, StateSpec
 from tokenmill.core.model import CausalLM, Checkpoint
-from tokenmill.engine.drafting import Speculation, looks_on_device
+from tokenmill.engine.drafting import OF_HOST, Speculation, looks_on_device
 from tokenmill.engine.source import ModelSource, find_source
+from tokenmill.kvcache.states import Make, StatePool, row_bytes
 from tokenmill.layers.build import Build
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_later, build_model
+from tokenmill.runner.drafts import NoDeviceDrafter
 from tokenmill.speculate.draft_model import DraftModel
+from tokenmill.speculate.draft_states import places_of
 from tokenmill.speculate.eagle import EagleHead
 from tokenmill.speculate.eagle_files import build_eagle
 from tokenmill.speculate.lookahead import Lookahead
@@ -31,6 +34,8 @@ from tokenmill.speculate.medusa_files import build_heads
 from tokenmill.speculate.mtp import LaterNet
 from tokenmill.speculate.passes import Model
 
+STATES_SHARE = 0.5
+"""Of the cache's memory that the states of a draft model may take."""
 PADDING = 2048
 """Vocabularies whose words nobody can compare may differ by so many ids: sizes are rounded up for kernels."""
 
@@ -49,13 +54,14 @@ class Target:
 
 @dataclass(slots=True)
 class LoadedDrafter:
-    """A drafter with the specs of the K/V that it keeps, layer by layer, and its weights' bytes. most: drafts of a row,
-    the host's included."""
+    """A drafter with the specs of the K/V that it keeps, layer by layer, those of its states, and its weights' bytes.
+    most: drafts of a row, the host's included."""
 
     drafter: DeviceDrafter | None = None
     kv_specs: tuple[KVSpec, ...] = ()
     weight_bytes: int = 0
     most: int = 0
+    states: tuple[StateSpec, ...] = ()
 
 
 def load_drafter(config: EngineConfig, found: Speculation | None, target: Target) -> LoadedDrafter:
@@ -67,6 +73,9 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
             "drafts for models with recurrent layers are not built for --pipeline-parallel-size above 1, as the first "
             "stages would have to go back to earlier states"
         )
+    if not target.model.spec.ends[1]:  # the last stage's ranks have it
+        on_device = found.method not in OF_HOST
+        return LoadedDrafter(NoDeviceDrafter(found.most) if on_device else None, most=found.most)
     if found.method == "mtp":
         loaded = _later(config, found, target.source, target)
     elif found.method == "lookahead":
@@ -80,6 +89,20 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
         loaded = LoadedDrafter()
     loaded.most = found.most
     return loaded
+
+
+def states_of_drafter(loaded: LoadedDrafter, rows: int, budget: int, device: str, make: Make) -> StatePool | None:
+    """Those of a draft model's recurrent layers, of each row and the spare one, in a part of these bytes of cache."""
+    if not loaded.states:
+        return None
+    count = (rows + 1) * places_of(loaded.most)
+    need = count * row_bytes(loaded.states)
+    if need > budget * STATES_SHARE:
+        raise _refuse(
+            f"the draft model's states behind guesses take {need >> 20} MiB of the cache's {budget >> 20} MiB: lower "
+            "--max-num-seqs or num_speculative_tokens, or give more with --kv-cache-memory-bytes"
+        )
+    return StatePool(loaded.states, count - 1, 0, device, make=make)
 
 
 def _tensors(config: EngineConfig, source: ModelSource, target: Target) -> Checkpoint:
@@ -114,8 +137,6 @@ def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, 
         )
     finally:
         checkpoint.close()
-    if model.spec.states:
-        raise _refuse(f"{source.path}: a draft model with recurrent layers is not built")
     if model.spec.max_positions < reach + max(0, found.most - 2):  # a row that can still grow has two places left
         raise _refuse(
             f"{source.path}: its context of {model.spec.max_positions} tokens is too short for the model's {reach} "
@@ -124,7 +145,9 @@ def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, 
     check_vocabulary(model.spec.vocab_size, source, target, dummy=config.model.load_format == "dummy")
     made = Model(model, target.model.spec.vocab_size)
     drafter = DraftModel(made, target.kernels, found.most, record=target.record)
-    return LoadedDrafter(drafter, model.spec.kv_specs, int(model.spec.extras.get("weight_bytes", 0)))  # type: ignore[call-overload]
+    loaded = LoadedDrafter(drafter, model.spec.kv_specs, int(model.spec.extras.get("weight_bytes", 0)))  # type: ignore[call-overload]
+    loaded.states = model.spec.states
+    return loaded
 
 
 def _medusa(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:

@@ -239,8 +239,8 @@ def inner(model: CausalLM) -> CausalLM:
 
 
 def _caches(runner: Runner) -> list[Tensor]:
-    states = runner.pool.states
-    kept = [] if states is None else [part for layer in (*states.views, *states.kept) for part in layer]
+    pools = [each for each in (runner.pool.states, runner.pool.drafter_states) if each is not None]
+    kept = [part for states in pools for layer in (*states.views, *states.kept) for part in layer]
     return [*runner.pool.storage, *kept]
 
 

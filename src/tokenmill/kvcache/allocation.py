@@ -44,6 +44,8 @@ class BlockTables:
         self.cache = RadixCache(self.by_group, [layout.window for layout in layouts], block_size)
         self.windowed = [g for g, layout in enumerate(layouts) if layout.window]
         self.snapshots = snapshots
+        self.shares_followed = True
+        """Is what a drafter has seen of a block of use to others who find it?"""
         if snapshots is not None:
             self.cache.drop_snapshot = snapshots.drop
 
@@ -237,7 +239,7 @@ class BlockTables:
             if fresh:
                 new.append(seq.node)
             seq.published += size
-        if seq.in_step or seq.followed:
+        if self.shares_followed and (seq.in_step or seq.followed):
             self._mark_followed(seq)
         return new
 

@@ -111,11 +111,14 @@ class KVPool:
         device: str,
         states: StatePool | None = None,
         make: Callable[[int, int, str], Tensor] = zeros,
+        drafter_states: StatePool | None = None,
     ) -> None:
-        """states: of a model whose rows have states besides their pages; make: zeroed memory."""
+        """states: of a model whose rows have states besides their pages; make: zeroed memory; drafter_states: of a
+        drafter's own layers, which says what lies where."""
         self.layout = layout
         self.states = states
         self.state_views = [] if states is None else states.views
+        self.drafter_states = drafter_states
         self.num_blocks = num_blocks
         self.storage = [
             make(blocks + 1, page, device) for blocks, page in zip(num_blocks, layout.page_bytes, strict=True)

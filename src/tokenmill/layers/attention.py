@@ -29,7 +29,7 @@ class Heads:
     @property
     def parts(self) -> tuple[Rows, Rows, Rows]:
         """Rows of q, k and v."""
-        kv = Rows(self.kv_heads * self.dim, self.kv_heads)
+        kv = Rows(self.kv_heads * self.dim, self.kv_heads, repeats=True)
         return Rows(self.heads * self.dim, self.heads), kv, kv
 
     @property

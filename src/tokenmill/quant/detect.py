@@ -17,7 +17,7 @@ from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Weight
 from tokenmill.core.model import Checkpoint
-from tokenmill.quant import bnb, compressed, fp8, mx, shifted, sparse, ternary, words
+from tokenmill.quant import bnb, compressed, fp8, mx, shifted, sparse, squeezed, ternary, torchao, words
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import Unrounded
@@ -33,11 +33,15 @@ _METHODS = {
     mx.METHOD: mx.check,
     bnb.METHOD: bnb.check,
     ternary.METHOD: ternary.check,
+    torchao.METHOD: torchao.check,
+    squeezed.METHOD: squeezed.check,
     **dict.fromkeys(words.METHODS, words.check),
     **dict.fromkeys(shifted.METHODS, shifted.check),
 }
 """`quant_method` of config.json -> what refuses that of it which cannot be read."""
 
+_READERS = (fp8, bnb, shifted, torchao, squeezed, mx)
+"""What the tensors alone tell apart."""
 
 Share = tuple[int, int, int]
 """Of a weight: (dimension, part, parts), as Weight.split has them."""
@@ -105,7 +109,7 @@ def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
     name, (out, inner) = request.name, request.shape
     if request.transposed:
         return True
-    if sparse.stored(ckpt, name) or any(reader.stored(ckpt, name) for reader in (fp8, bnb, shifted, mx)):
+    if sparse.stored(ckpt, name) or any(reader.stored(ckpt, name) for reader in _READERS):
         return False
     if words.stored(ckpt, name) or ternary.stored(ckpt, name) or compressed.stored_bits(ckpt, name, inner) is not None:
         return False
@@ -185,7 +189,7 @@ def _stored(
     how: Mapping[str, object],
 ) -> Any | None:
     """The weight, if it lies there in few bits; kind: the compute dtype and the bias."""
-    for reader in (fp8, bnb, shifted, mx):
+    for reader in _READERS:
         if reader.stored(ckpt, name):
             return reader.load(ckpt, name, shape, *kind)
     if words.stored(ckpt, name):

@@ -8,7 +8,7 @@
     AWQ gemm   qweight [in, out / 8], qzeros [groups, out / 8], in both words hold 0 2 4 6 1 3 5 7; scales [groups, out]
     AWQ gemv   qweight [out, in / 8], qzeros [out, n / 8], scales [out, n], n: the groups, filled up
 
-2 and 3 bit codes are held in 4 bits. Must not know: models, devices.
+Must not know: models, devices.
 """
 
 from __future__ import annotations
@@ -125,9 +125,8 @@ def make(
     the middle."""
     half = 1 << (bits - 1)
     q, less = (codes.to(torch.int16) - half).to(torch.int8).contiguous(), zeros.to(torch.int16) - half
-    width = 8 if bits > 4 else 4
     kept = less.contiguous() if not known(less) or bool(less.any()) else None
-    return GridWeight(q, scales.half(), bits=width, group=group, dtype=dtype, bias=bias, zeros=kept)
+    return GridWeight(q, scales.half(), bits=bits, group=group, dtype=dtype, bias=bias, zeros=kept)
 
 
 def _gemv(

@@ -58,7 +58,7 @@ class Forgetful:
 
     most = 0
     follows = False
-    catches_up = True
+    catches_up = "on"
 
     def bind(self, rows: Any, pool: Any) -> None:
         """Rows come with each proposal."""
@@ -77,4 +77,7 @@ class Forgetful:
 
 
 class NoDeviceDrafter(Forgetful):
-    """Leaves no drafts behind."""
+    """Leaves no drafts behind. most: of those that a later stage's drafter leaves in the rows of all stages."""
+
+    def __init__(self, most: int = 0) -> None:
+        self.most = most

@@ -84,7 +84,7 @@ class Ahead:
             left.made -= plan.depth
             return
         if seq.in_step:
-            seq.in_step, seq.followed = False, seq.computed
+            seq.in_step, seq.followed = False, self._seen(seq.computed)
         if grant.sample:
             seq.behind = 0
 
@@ -93,9 +93,11 @@ class Ahead:
         if seq.in_step:
             if grant.end - grant.start == 1 + grant.guesses:
                 return True
-            seq.in_step, seq.followed = False, grant.start  # the host has added tokens
-        if not plan.depth and grant.start >= seq.num_prompt:
+            seq.in_step, seq.followed = False, self._seen(grant.start)  # the host has added tokens
+        if not plan.depth and (grant.start >= seq.num_prompt or self.limits.anew):
             return False  # at load nobody guesses; prompts are followed for those who will share them
+        if self.limits.anew and seq.hoped:
+            return False  # states cannot be written over: what is followed must be certain
         if not self.limits.catches_up and seq.followed < grant.start:
             return False  # lost for this row
         count = min(grant.end - seq.followed, left.followed)
@@ -104,6 +106,10 @@ class Ahead:
             seq.followed += count
             left.followed -= count
         return seq.followed >= grant.end
+
+    def _seen(self, positions: int) -> int:
+        """What a drafter has still seen of a row with which it is not in step any more."""
+        return 0 if self.limits.anew else positions
 
     def _reaches(self, seq: Sequence, end: int, plan: StepPlan) -> bool:
         """Is there anything to guess, and room for the drafter's own entries?"""

@@ -40,6 +40,7 @@ class Outcome:
             if samples[i]:
                 tried = guesses.get(i, 0) if guesses else 0
                 seq.pending -= 1 + tried
+                seq.hoped -= tried
             else:
                 tried = 0
             if special and self._special(seq, i, result, deltas):

@@ -28,7 +28,8 @@ class Limits:
     sequences in one step, whoever made them; those that rank first get them.
     max_adapters: that lie on the devices at once.
     cohorts: over so many plans rows that sample are spread, none of which may then be in two of them; 0: they may.
-    follows: a DeviceDrafter keeps something for every position; catches_up: it can take in later what it has missed.
+    follows: a DeviceDrafter keeps something for every position; catches_up: how it takes in what it has
+    missed of a row (core/drafting.py).
     whole_prompts: a prompt is never cut, whatever the budget says. whole_batches: nobody joins a batch that has begun
     to answer. Both are how engines worked once, kept so that what came after can be measured.
     """
@@ -40,11 +41,16 @@ class Limits:
     max_guesses: int = 0
     step_guesses: int = 0
     follows: bool = False
-    catches_up: bool = True
+    catches_up: str = "on"
     cohorts: int = 0
     whole_prompts: bool = False
     whole_batches: bool = False
     max_adapters: int = 0
+
+    @property
+    def anew(self) -> bool:
+        """Does a DeviceDrafter see a row from its first token again where it has missed anything of it?"""
+        return self.catches_up == "anew"
 
     @property
     def chains(self) -> bool:
@@ -171,7 +177,8 @@ class Roster:
             self.wait(child)
             return
         child.computed, child.cached = computed, computed
-        child.followed = min(computed, parent.computed if parent.in_step else parent.followed)
+        if not self.limits.anew:
+            child.followed = min(computed, parent.computed if parent.in_step else parent.followed)
         self.tables.fork(parent, child, computed)
         self.adapters.hold(child.group.request.adapter)
         child.row, child.status = self.free_rows.pop(), RUNNING
@@ -198,7 +205,7 @@ class Roster:
         seq.row = -1
         seq.computed = seq.ahead = seq.pending = 0
         seq.fresh, seq.leaving, seq.jumped, seq.appended = True, False, False, []
-        seq.behind, seq.followed, seq.in_step, seq.drafts = 0, 0, False, []
+        seq.behind, seq.followed, seq.in_step, seq.drafts, seq.hoped = 0, 0, False, [], 0
 
     # ------------------------------------------------------------ out
 

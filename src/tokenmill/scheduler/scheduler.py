@@ -208,6 +208,7 @@ class Scheduler:
         seq.last_plan = plan.id
         if sample:
             seq.pending += 1 + guesses
+            seq.hoped += guesses
             if not group.spawned:
                 flight.spawning.append(seq)
         if position < seq.num_prompt:

@@ -2,7 +2,8 @@
 
 Its layers have pages of their own in the rows' block tables, so that prefixes, forks and evictions need nothing else.
 It takes in prompts as the target computes them (`follow`); where it guesses it first computes the newest two tokens,
-which is all that verification can have left it without. Must not know: plans, verification, checkpoints.
+which is all that verification can have left it without. The states of recurrent layers are kept apart
+(draft_states.py). Must not know: plans, verification, checkpoints.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from tokenmill.runner.rows import Rows
 from tokenmill.runner.side import Side, side_of
 from tokenmill.sampling.arrays import send
 from tokenmill.speculate.choice import Choosing
+from tokenmill.speculate.draft_states import DraftStates
 from tokenmill.speculate.passes import Model, Passes
 
 PROMPTS = (1, 2, 4, 8, 16, 32, 64, 256, 2400, 3000)
@@ -28,24 +30,27 @@ class DraftModel:
     """A DeviceDrafter with a model of its own."""
 
     follows = True
-    catches_up = True
 
     def __init__(self, made: Model, kernels: Kernels, most: int, *, record: bool) -> None:
         self.made = made
         self.kernels = kernels
         self.most = most
+        self.catches_up = "anew" if made.model.spec.states else "on"
         # On a CPU ids that must be cut keep a pass from being a native tape.
         self.replays = Replays(kernels, record=record and (not kernels.records or made.known == made.words))
         self.rows: Rows
         self.side: Side
         self.choosing: Choosing
         self.passes: Passes
+        self.states: DraftStates | None = None
 
     def bind(self, rows: Rows, pool: KVPool) -> None:
         """Its layers are the pool's last ones."""
         self.rows, self.side = rows, side_of(rows, pool, self.made.model.spec.kv_specs)
         self.choosing = Choosing(self.kernels, rows, exact=rows.device.type == "cpu")
-        self.passes = Passes(self.made, self.kernels, self.side, self.choosing, self.replays)
+        if pool.drafter_states is not None:
+            self.states = DraftStates(pool.drafter_states, rows.spare + 1, self.most)
+        self.passes = Passes(self.made, self.kernels, self.side, self.choosing, self.replays, self.states)
 
     def warm(self) -> None:
         """Record the passes with the row that is nobody's, the larger ones first, whose memory serves the others."""
@@ -57,6 +62,8 @@ class DraftModel:
             placed, _ = self.choosing.place([self.rows.spare] * rung)
             for wide in (True, False):
                 for drawn in (False, True):
+                    if self.states is not None:
+                        self.states.place(placed.row_ids, 0 if wide else 1)
                     self.passes.guess_behind(placed, plain, wide=wide, drawn=drawn)
         for count in PROMPTS:
             if count <= self.rows.max_len:
@@ -78,6 +85,8 @@ class DraftModel:
         if device.type == "cpu":
             ends = torch.tensor(counts).cumsum(0).tolist()
             ctx.spans = [(e - c, c, n) for e, c, n in zip(ends, counts, ctx.kv_len.tolist(), strict=True)]
+        if self.states is not None:
+            ctx = self.states.follow(spans, ctx)
         self.made.forward(tokens, ctx)
 
     def propose(self, step: Drafting) -> None:
@@ -90,8 +99,12 @@ class DraftModel:
         side.length[row_ids] = length
         side.computed[row_ids] = newest
         self.passes.older.computed[row_ids] = newest - 1
+        if self.states is not None:
+            self.states.go_back(row_ids, length)
         real = slice(len(step.row_list))  # a spare row that fills up a rung would move on once for each place it fills
         for n in range(step.count):
+            if self.states is not None:
+                self.states.place(row_ids, n)
             ids = self.passes.guess_behind(placed, shifted, wide=n == 0, drawn=drawn)
             self.kernels.advance_(row_ids[real], ids[real], side.tokens, side.length, side.computed)
 

@@ -55,7 +55,7 @@ class EagleHead:
     """A DeviceDrafter that reads the target's layers."""
 
     follows = True
-    catches_up = False
+    catches_up = ""
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from tokenmill.runner.batch import apart, lay_out, single_tokens
 from tokenmill.runner.replays import Replays
 from tokenmill.runner.side import Side
 from tokenmill.speculate.choice import MOST_ROWS, Choosing, Placed
+from tokenmill.speculate.draft_states import DraftStates
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +48,18 @@ class Model:
 class Passes:
     """Of one model, beside the rows at `side`; `older` stands one position before it in each row."""
 
-    def __init__(self, made: Model, kernels: Kernels, side: Side, choosing: Choosing, replays: Replays) -> None:
+    def __init__(
+        self,
+        made: Model,
+        kernels: Kernels,
+        side: Side,
+        choosing: Choosing,
+        replays: Replays,
+        states: DraftStates | None = None,
+    ) -> None:
+        """states: of a model with recurrent layers; they have been placed before each pass."""
         self.made = made
+        self.states = states
         self.kernels = kernels
         self.side = side
         self.older = side.moved(torch.zeros_like(side.computed))
@@ -64,7 +75,8 @@ class Passes:
             lay = self._wide(placed, shifted) if wide else self._narrow(placed.row_ids, shifted)
             return lambda: self._compute(lay(), placed, wide=wide, drawn=drawn if chooses else None)
 
-        if any(shifted) or (exact and rung > MOST_ROWS):
+        # Two tokens of a row that has states lie one behind the other, which no native tape lays out.
+        if any(shifted) or (exact and (rung > MOST_ROWS or (wide and self.states is not None))):
             made = computing()()
         else:
             made = self.replays.make_or_replay((rung, wide, drawn), computing)
@@ -89,13 +101,18 @@ class Passes:
     def _narrow(self, row_ids: Tensor, shifted: tuple[bool, ...]) -> Callable[[], tuple[Tensor, ForwardContext]]:
         side = self.side
         starts = apart(side.computed[row_ids] + 1)
-        return lambda: single_tokens(self.kernels, side, side, row_ids, starts, kinds=(shifted, ()))
+
+        def lay() -> tuple[Tensor, ForwardContext]:
+            tokens, ctx = single_tokens(self.kernels, side, side, row_ids, starts, kinds=(shifted, ()))
+            return tokens, ctx if self.states is None else self.states.seen(ctx, row_ids.shape[0], wide=False)
+
+        return lay
 
     def _wide(self, placed: Placed, shifted: tuple[bool, ...]) -> Callable[[], tuple[Tensor, ForwardContext]]:
         """The newest two tokens of each row. On a CPU each is a sequence of its own that ends with it (as in
         runner/ragged.py): first all the older ones, then all the newest."""
         side, older, row_ids, count = self.side, self.older, placed.row_ids, placed.row_ids.shape[0]
-        if self.choosing.exact and not any(shifted):
+        if self.choosing.exact and self.states is None and not any(shifted):
             starts = apart(older.computed[placed.twice] + placed.back + 1)
             return lambda: single_tokens(self.kernels, older, older, placed.twice, starts, placed.back)
         kinds = [(table.shape[1], any(shifted) and shifted[g]) for g, table in enumerate(side.tables)]
@@ -105,6 +122,6 @@ class Passes:
             tokens, _, ctx = lay_out(older, older, self.kernels, packed, (2 * count, 2), kinds)
             if self.choosing.exact:
                 ctx.spans = [(2 * i, 2, n) for i, n in enumerate(ctx.kv_len.tolist())]
-            return tokens, ctx
+            return tokens, ctx if self.states is None else self.states.seen(ctx, count, wide=True)
 
         return lay

@@ -28,6 +28,8 @@ class Row:
     tables: list[list[tuple[int, int]]]
     guessed: list[int] = field(default_factory=list)
     states: dict[int, int] = field(default_factory=dict)
+    taken: dict[int, list[int]] = field(default_factory=dict)
+    """By how many: tokens that a drafter's state, left behind these, has taken in."""
 
 
 @dataclass(slots=True)
@@ -39,8 +41,10 @@ class Memory:
     seen: dict[int, tuple[int, int]] = field(default_factory=dict)
     """By slot of group `follows` what a drafter has kept: (position, token)."""
     follows: int = -1
-    asleep: list[str] = field(default_factory=list)
     """The group in whose blocks a drafter keeps what it has seen, so that its holes are found; -1: none."""
+    recalls: bool = False
+    """The drafter keeps states, too: of each row what it has taken in, as `Row.taken`."""
+    asleep: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -129,6 +133,8 @@ class HashExecutor:
                 row.guessed = self.guess(self._contents(row, row.tokens), row.start.sampling.seed)
         if self.memory.follows >= 0:
             self._follow(plan)
+        if self.memory.recalls:
+            self._recall(plan)
         for save in plan.saves:
             row = self.rows[save.row]
             if before[save.row] < save.position <= row.computed:
@@ -153,6 +159,20 @@ class HashExecutor:
             end = min(len(row.tokens) + plan.depth - 1, len(row.tables[self.memory.follows]) * self.block_size)
             for position in range(max(0, len(row.tokens) - 2), end):
                 seen[self._slot(row, self.memory.follows, position)] = position, tokens[position]
+
+    def _recall(self, plan: StepPlan) -> None:
+        """States are taken on from where they were left, and stand where each number of guesses may take the row."""
+        for row_id, first, count in plan.follows:
+            row, end = self.rows[row_id], first + count
+            whole = (row.taken[first] if first else []) + (row.tokens + [RUBBISH] * end)[first:end]
+            row.taken = {end - 1: whole[:-1], end: whole}
+        for i in plan.proposes:
+            row = self.rows[plan.rows[i]]
+            known = len(row.tokens)
+            taken = row.taken.get(known - 2) if known > 2 else []
+            assert taken == row.tokens[: known - 2], f"the drafter's state at {known - 2} is that of {taken}"
+            tokens = row.tokens + (row.guessed + [RUBBISH] * plan.depth)[: plan.depth]
+            row.taken = {end: tokens[:end] for end in range(known - 1, known + plan.depth)}
 
     def _drafts(self, plan: StepPlan, i: int) -> list[int]:
         """What grant i verifies: the host's drafts, else what lies in the row, be it rubbish."""

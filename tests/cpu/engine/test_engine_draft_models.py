@@ -9,6 +9,7 @@ import json
 
 import pytest
 import torch
+from drafters import MOST, make_eagle, make_medusa
 from engines import check_nothing_left, exact, greedy, open_llm, run
 from safetensors.torch import load_file, save_file
 
@@ -16,8 +17,6 @@ from tokenmill import SamplingParams
 from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import UserError
 from tokenmill.testing.tiny import make_tiny
-
-MOST = 3
 
 
 @pytest.fixture(scope="module")
@@ -29,46 +28,6 @@ def folders(tmp_path_factory):
     medusa = make_medusa(root / "medusa")
     eagle3 = make_eagle(root / "eagle3", words=100)
     return {"self": target, "other": other, "medusa": medusa, "eagle3": eagle3, "eagle": make_eagle(root / "eagle")}
-
-
-def make_medusa(folder, hidden=64):
-    """Random heads in our own form."""
-    folder.mkdir()
-    torch.manual_seed(0)
-    heads = {}
-    for n in range(MOST):
-        heads |= {
-            f"blocks.{n}.layers.0.weight": torch.randn(hidden, hidden) * 0.1,
-            f"blocks.{n}.layers.0.bias": torch.zeros(hidden),
-        }
-    save_file(heads, folder / "model.safetensors")
-    config = {"model_type": "medusa", "hidden_size": hidden, "vocab_size": 320, "num_heads": MOST}
-    config |= {"num_hidden_layers": 1, "original_lm_head": True, "medusa_fc_bias": True}
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
-
-
-def make_eagle(folder, words=0, hidden=64, heads=4, seed=0):
-    """A random head of EAGLE-1, or of EAGLE-3 if it has words of its own."""
-    folder.mkdir()
-    torch.manual_seed(seed)
-    layer, wide = ("midlayer", 2 * hidden) if words else ("layers.0", hidden)
-    shapes = {f"self_attn.{x}_proj": (hidden, wide) for x in "qkv"} | {"self_attn.o_proj": (hidden, hidden)}
-    shapes |= {"mlp.gate_proj": (96, hidden), "mlp.up_proj": (96, hidden), "mlp.down_proj": (hidden, 96)}
-    tensors = {f"{layer}.{name}.weight": torch.randn(shape) * 0.1 for name, shape in shapes.items()}
-    tensors["fc.weight"] = torch.randn(hidden, (3 if words else 2) * hidden) * 0.1
-    norms = [f"{layer}.post_attention_layernorm"]
-    config = {"hidden_size": hidden, "intermediate_size": 96, "num_attention_heads": heads, "vocab_size": 320}
-    config |= {"rms_norm_eps": 1e-6, "num_hidden_layers": 1, "max_position_embeddings": 2048}
-    if words:
-        norms += [f"{layer}.input_layernorm", f"{layer}.hidden_norm", "norm"]
-        tensors["lm_head.weight"] = torch.randn(words, hidden)
-        tensors["d2t"] = torch.arange(words) * 2
-        tensors["t2d"] = torch.zeros(320, dtype=torch.bool)
-        config |= {"draft_vocab_size": words, "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 1, 2]}}
-    save_file(tensors | {f"{name}.weight": torch.ones(hidden) for name in norms}, folder / "model.safetensors")
-    (folder / "config.json").write_text(json.dumps(config))
-    return folder
 
 
 def drafts(folders, name, **more):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections import deque
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -210,3 +211,62 @@ def test_the_room_for_states_bounds_the_drafts_of_a_step(folders: dict[str, Path
 def test_stages_are_refused(folders: dict[str, Path]) -> None:
     with pytest.raises(UserError, match="recurrent layers are not built for --pipeline-parallel-size"):
         open_hybrid(folders["qwen3-next"], **NGRAM, pipeline_parallel_size=2, max_num_seqs=4)
+
+
+RECURRENT = [("qwen3-next", title) for title in ("chunks", "preemption", "as on a GPU")] + [
+    ("mamba", "as on a GPU"),
+    ("falcon_h1", "reference"),
+    ("lfm2", "as on a GPU"),
+]
+
+
+@pytest.mark.parametrize(("name", "title"), RECURRENT)
+def test_a_draft_model_with_states_of_its_own(name: str, title: str, folders: dict[str, Path], plain: Any) -> None:
+    """A model that drafts for itself is right whenever its states are those behind what stands."""
+    options = ENGINES[title]
+    wanted = plain(name, **{k: v for k, v in options.items() if k == "kernels"})
+    config = {"speculative_config": {"model": str(folders[name]), "num_speculative_tokens": MOST}}
+    with open_hybrid(folders[name], **config, **options) as llm:
+        for _ in range(2):
+            assert [exact(o) for o in run(llm, PROMPTS, PARAMETERS)] == [exact(o) for o in wanted]
+        counters = llm.engine.scheduler.counters
+        assert counters.drafted > 100 and counters.cached_tokens > 0
+        assert counters.preemptions > 0 or title != "preemption"
+        assert counters.accepted > 0.6 * counters.drafted  # penalties are not the drafter's
+        check_nothing_left(llm.engine)
+
+
+def on_and_off() -> AllOfThem:
+    """A control that has eight steps without drafts, then eight with them."""
+    turns = (MOST if n // 8 % 2 else 0 for n in count())
+
+    class OnAndOff(AllOfThem):
+        def depth(self, rows: int) -> int:
+            return next(turns)
+
+    return OnAndOff(MOST)
+
+
+def test_a_draft_model_with_states_that_was_off_for_a_while(
+    folders: dict[str, Path], plain: Any, tmp_path: Path
+) -> None:
+    """Of a row that it has lost it sees every token again; also beside a target without states."""
+    ALL["llama-0"].make(tmp_path)
+    params = [greedy(40), SamplingParams(temperature=0.9, seed=3, max_tokens=40, n=2, ignore_eos=True)]
+    config = {"speculative_config": {"model": str(folders["qwen3-next"]), "num_speculative_tokens": MOST}}
+    for target, depth in ((folders["qwen3-next"], 1), (folders["qwen3-next"], 3), (tmp_path, 2)):
+        with open_hybrid(target) as llm:
+            wanted = [exact(o) for o in run(llm, PROMPTS[:2], params)]
+        with open_hybrid(target, **config, pipeline_depth=depth) as llm:
+            llm.engine.scheduler.ahead.control = on_and_off()
+            assert [exact(o) for o in run(llm, PROMPTS[:2], params)] == wanted
+            counters = llm.engine.scheduler.counters
+            assert counters.drafted > 20
+            assert target == tmp_path or counters.accepted >= 0.95 * counters.drafted
+            check_nothing_left(llm.engine)
+
+
+def test_states_that_leave_no_room(folders: dict[str, Path]) -> None:
+    config = {"speculative_config": {"model": str(folders["mamba"]), "num_speculative_tokens": 16}}
+    with pytest.raises(UserError, match=r"the draft model's states behind guesses take .* lower --max-num-seqs"):
+        open_hybrid(folders["qwen3-next"], **config, kv_cache_memory_bytes=1 << 18, max_num_seqs=64)

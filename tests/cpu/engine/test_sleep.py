@@ -9,9 +9,9 @@ import sys
 
 import pytest
 import torch
+from drafters import make_eagle, make_medusa
 from engines import BACKENDS, exact, greedy, open_llm, run
 from safetensors.torch import load_file
-from test_engine_draft_models import make_eagle, make_medusa
 from test_engine_families import ALL, Family
 
 from tokenmill import AsyncLLM, SamplingParams

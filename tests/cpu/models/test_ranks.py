@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from family_cases import ALL
 from parity import DictCheckpoint, load, make, ours
 from test_families import CASES, prompt
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1] / "quant"))
+from stored_model import DENSE, MIXTURE
+from stored_model import make as make_stored
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
@@ -115,6 +122,61 @@ def test_exact_ranks_give_the_bytes_of_one(name, form, backend, tmp_path, memory
             return ours(model, prompts, steps, kernels, dtype=dtype)["a"]
 
     alone = answers()
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(lambda rank: answers(group=SharedGroup(shared.file, rank, 2)), range(2)):
+            assert torch.equal(result, alone)
+
+
+STATES = ("qwen3-next", "mamba-0", "mamba2-2", "jamba-0", "falcon_h1-2", "lfm2-0", "gemma4-0")
+"""Heads or channels with states, norms over all of them and within; keys that two layers share."""
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", STATES)
+def test_layers_with_states_are_split(name, ranks, exact, tmp_path, memory):
+    _, config, tensors = ({**ALL, **CASES})[name].make(tmp_path)
+    prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
+    dtype = torch.bfloat16 if exact else torch.float32
+    shared, threads = memory(ranks), Shared(ranks)
+    sizes: dict[int, int] = {}
+
+    def answers(rank: int, **more: Any) -> Tensor:
+        kernels = NATIVE.CpuKernels(1)
+        with torch.no_grad():
+            model = load(config, tensors, kernels=kernels, dtype=dtype, **more)
+            sizes[rank] = sum(int(torch.Size(shape).numel()) for spec in model.spec.states for _, shape in spec.parts)
+            return ours(model, prompts, steps, kernels, dtype=dtype)["a"]
+
+    def share(rank: int) -> Tensor:
+        return answers(rank, group=SharedGroup(shared.file, rank, ranks) if exact else ThreadGroup(threads, rank))
+
+    alone = answers(-1)
+    with ThreadPoolExecutor(ranks) as pool:
+        for result in pool.map(share, range(ranks)):
+            assert torch.equal(result, alone) if exact else (result - alone).abs().max() <= 1e-4
+    if name != "gemma4-0":
+        assert max(sizes[rank] for rank in range(ranks)) < 0.8 * sizes[-1], "a rank keeps its part of the states"
+
+
+FORMS_OF_FILES = ("gptq 4", "awq gemm", "fp8 blocks", "mxfp4", "nf4")
+
+
+@pytest.mark.parametrize("config", [DENSE, MIXTURE], ids=["dense", "mixture"])
+@pytest.mark.parametrize("form", FORMS_OF_FILES)
+def test_exact_ranks_of_stored_forms_give_the_bytes_of_one(form, config, memory):
+    said, tensors = make_stored(form, config)
+    prompts, steps = {"a": prompt(20)}, [[("a", 15)], [("a", 5)]]
+    shared = memory(2)
+
+    def answers(**more: Any) -> Tensor:
+        kernels = NATIVE.CpuKernels(1)
+        with torch.no_grad():
+            model = load(said, dict(tensors), kernels=kernels, dtype=torch.bfloat16, **more)
+            return ours(model, prompts, steps, kernels, dtype=torch.bfloat16)["a"]
+
+    alone = answers()
+    assert alone.isfinite().all()
     with ThreadPoolExecutor(2) as pool:
         for result in pool.map(lambda rank: answers(group=SharedGroup(shared.file, rank, 2)), range(2)):
             assert torch.equal(result, alone)

@@ -80,7 +80,7 @@ LONG: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.parametrize("name, options", LONG)
 def test_every_drafter_in_its_bounds(name: str, options: dict[str, Any], tmp_path: pathlib.Path) -> None:
     """More rows than a rung, in steps that are recorded."""
-    from test_engine_draft_models import make_eagle, make_medusa
+    from drafters import make_eagle, make_medusa
 
     target = make_tiny(tmp_path / "target", hidden=16, heads=2, kv_heads=1, layers=3)
     if name == "other":

@@ -238,6 +238,9 @@ def run_story(
     follows = bool(plain) and guessing and rng.random() < 0.6
     for rank in ranks if follows else ():
         rank.memory.follows = plain[0]
+    recalls = follows and random.Random(~seed).random() < 0.4
+    for rank in ranks:
+        rank.memory.recalls = recalls
     limits = Limits(
         max_rows=rng.choice([1, 2, 3] if crowded_beams else [1, 2, 4, 16]),
         max_step_tokens=rng.choice([1, 3, 8, 64]),
@@ -246,6 +249,7 @@ def run_story(
         max_guesses=most_guesses,
         step_guesses=rng.choice([1, 3, 64]),
         follows=follows,
+        catches_up="anew" if recalls else "on",
         cohorts=0 if executor.chains else rng.choice([1, 2, 3]),
         whole_prompts=rng.random() < 0.1,
         whole_batches=rng.random() < 0.1,
@@ -255,6 +259,7 @@ def run_story(
         every, turn = rng.choice([1, 8, 24, 1000]), rng.choice([1, 4, 12, 1000])
         snapshots = Snapshots(rng.choice([0, 1, 3, 12, 100]), block_size, every, turn)
     tables = BlockTables(layouts, blocks, block_size, prefix_cache=rng.random() < 0.85, snapshots=snapshots)
+    tables.shares_followed = not recalls
     control = Moody(most_guesses, random.Random(rng.random())) if rng.random() < 0.5 else None
     scheduler = Scheduler(limits, tables, make_policy(rng.choice(["fcfs", "priority"])), drafter, control)
     if sabotage is not None:
