@@ -127,7 +127,7 @@ def test_exact_ranks_give_the_bytes_of_one(name, form, backend, tmp_path, memory
             assert torch.equal(result, alone)
 
 
-STATES = ("qwen3-next", "mamba-0", "mamba2-2", "jamba-0", "falcon_h1-2", "lfm2-0", "gemma4-0")
+STATES = ("qwen3-next", "mamba-0", "mamba2-2", "jamba-0", "falcon_h1-2", "lfm2-0", "recurrent_gemma-1", "gemma4-0")
 """Heads or channels with states, norms over all of them and within; keys that two layers share."""
 
 
