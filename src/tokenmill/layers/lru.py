@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, NormSpec, ScanSpec, StateSpec, Weight
 from tokenmill.layers.build import Build
-from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
+from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows, share_out
 from tokenmill.layers.space import Convolution
 
 _STEEP = 8.0
@@ -26,30 +25,29 @@ class GatedRecurrence:
 
     def __init__(self, b: Build, sizes: tuple[int, int, int], taps: int, act: Act) -> None:
         """sizes: hidden, channels, heads; act: a gated one."""
-        if b.group.size > 1:
-            raise ModelError("Layers with a gated recurrence cannot be split over several devices yet.")
         hidden, channels, heads = sizes
-        part = Rows(channels, channels)
+        b = share_out(b, "layers with a gated recurrence", heads)
+        part = Rows(channels, heads, bare=True)
+        own = part.index(0, b.group).to(b.device)
         self.act: Act = act
         self.width = channels // heads
         self.product = ColumnLinear(b, hidden, {"linear_y": part, "linear_x": part}, bias=True)
-        self.conv = Convolution(b, channels, taps, bias=True, name="conv_1d", silu=False)
+        self.conv = Convolution(b, [part], taps, bias=True, name="conv_1d", silu=False)
         inside = b.at("rg_lru")
-        self.gates = self._gates(inside, heads)
-        rate = _STEEP * F.softplus(inside.tensor("recurrent_param", (channels,), torch.float64))
-        self.rate = rate
-        self.spec = ScanSpec(rate.float()[None].contiguous(), torch.zeros(channels, device=b.device))
+        self.gates = self._gates(inside, heads, [int(i) // self.width for i in own[:: self.width]])
+        self.rate = _STEEP * F.softplus(inside.tensor("recurrent_param", (channels,), torch.float64)[own])
+        self.spec = ScanSpec(self.rate.float()[None].contiguous(), torch.zeros(len(own), device=b.device))
         self.output = RowLinear(b, channels, hidden, "linear_out", bias=True)
-        self.state = b.add_state(StateSpec((self.conv.part, ("float32", (1, channels)))))
+        self.state = b.add_state(StateSpec((self.conv.part, ("float32", (1, len(own))))))
 
-    def _gates(self, b: Build, heads: int) -> list[Weight]:
-        """Of each head: both gates as one matrix."""
+    def _gates(self, b: Build, heads: int, own: list[int]) -> list[Weight]:
+        """Of each head of this rank: both gates as one matrix."""
         width = self.width
         made: list[Weight] = []
         names = ("input_gate", "recurrent_gate")
         matrices = [b.tensor(f"{name}_weight", (heads, width, width)) for name in names]
         biases = [b.tensor(f"{name}_bias", (heads, width)) for name in names]
-        for head in range(heads):
+        for head in own:
             matrix = torch.cat([one[head].t() for one in matrices]).contiguous()
             made.append(b.settled(b.wrap(matrix, torch.cat([one[head] for one in biases]))))
         return made
