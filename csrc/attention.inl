@@ -82,6 +82,12 @@ struct Attention {
 
   int64_t position(const Item& item, int64_t row) const { return op.positions[item.query + row / group]; }
 
+  // The first position that a query at this one sees.
+  int64_t lowest(int64_t at) const {
+    if (op.window < 0) return at - at % -op.window;
+    return op.window ? at_least(0, at - op.window + 1) : 0;
+  }
+
   Work make_work(int64_t rows) const {
     const auto q_bytes = static_cast<size_t>(rows * depth) * sizeof(C) + 64;
     Work work;
@@ -229,8 +235,8 @@ struct Attention {
     alignas(64) float holes[kTileKeys];
     for (int i = 0; i < kTileKeys; ++i) holes[i] = keys[i] == kZeroRow ? -__builtin_inff() : 0.0f;
     for (int64_t r = 0; r < item.rows; ++r) {
-      const int64_t last = work.position[r] - start + 1;        // the first `last` keys are not in the future
-      const int64_t gone = op.window ? last - op.window : 0;    // the first `gone` keys have left the window
+      const int64_t last = work.position[r] - start + 1;      // the first `last` keys are not in the future
+      const int64_t gone = lowest(work.position[r]) - start;  // the first `gone` keys have left the window
       for (int v = 0; v < 4; ++v) {
         float* p = scores + r * kChunkKeys + 16 * v;
         const int64_t keep = at_least(0, at_most(16, last - 16 * v)), drop = at_least(0, at_most(16, gone - 16 * v));
@@ -389,9 +395,9 @@ struct Attention {
   void weighted_seen_values(const Item& item, const Work& work, int64_t start, int begin, int end) const {
     const int64_t a = int64_t{begin} * kTileKeys, b = int64_t{end} * kTileKeys;
     for (int64_t r = 0; r < item.rows; ++r) {
-      const int64_t at = work.position[r] - start;
+      const int64_t at = work.position[r] - start, low = lowest(work.position[r]) - start;
       for (int64_t k = a; k < b; ++k) {
-        const bool seen = k <= at && (!op.window || k > at - op.window);
+        const bool seen = k <= at && k >= low;
         work.seen[k] = seen ? work.value[k] : kZeroRow;
       }
       any_value_rows<1>(work.scores + r * kChunkKeys, work.seen, a, b, work.values + r * value_pad);
@@ -401,7 +407,7 @@ struct Attention {
   // One chunk of keys for one item: work.state and work.values.
   void chunk(const Item& item, const Work& work, int64_t index) const {
     const int64_t start = index * kChunkKeys;
-    const int64_t low = op.window ? at_least(0, item.oldest - op.window + 1) : 0;
+    const int64_t low = lowest(item.oldest);
     const int64_t high = at_most(item.newest + 1, op.kv_len[item.sequence]);
     const int begin = static_cast<int>(at_least(0, (low - start) / kTileKeys));
     const int end = static_cast<int>(at_least(begin, at_most(kTiles, divide_up(high - start, kTileKeys))));
@@ -429,7 +435,7 @@ struct Attention {
       dense_tile<Step>(work.keys, steps, reinterpret_cast<const C*>(work.q), depth, item.rows, scores, kChunkKeys,
                        false);
       if (shaped()) shape_scores(item, work, from, scores);
-      const bool seen = from + kTileKeys - 1 <= item.oldest && (!op.window || from > item.newest - op.window);
+      const bool seen = from + kTileKeys - 1 <= item.oldest && from >= lowest(item.newest);
       if (!seen || !full[tile]) mask_scores(item, work, work.key + at, from, scores);
       if (!seen) broken = broken || broken_values(work.value + at);
     }
@@ -528,7 +534,7 @@ struct Attention {
           Item item{s, head, query, queries, row, rows, 0, 0, 0, 0, partial};
           item.oldest = position(item, row);
           item.newest = position(item, row + rows - 1);
-          const int64_t low = op.window ? at_least(0, item.oldest - op.window + 1) : 0;
+          const int64_t low = lowest(item.oldest);
           const int64_t high = at_most(item.newest + 1, op.kv_len[s]);
           item.chunk_begin = low / kChunkKeys;
           item.chunk_end = at_least(item.chunk_begin + 1, divide_up(high, kChunkKeys));

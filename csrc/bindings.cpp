@@ -294,14 +294,14 @@ void advance_rows(Address row_ids, Address ids, int64_t count, Address tokens,
   submit(static_cast<double>(count), [op] { advance(op); });
 }
 
-bool grouped(Format format) {
-  return format == Format::int8 || format == Format::int4 || format == Format::int4_zero;
-}
-
 void check_format(int format, int64_t k, int group) {
   require(format >= 0 && format < static_cast<int>(Format::count), "unknown weight format");
   if (format < 2) return;
   const auto kind = static_cast<Format>(format);
+  if (kind == Format::fp8) {
+    require(group >= 0 && group % kGroup == 0, "scales are shared by multiples of 32 columns, or by rows");
+    return;
+  }
   require(!grouped(kind) || (group >= kGroup && group % kGroup == 0), "weight groups are multiples of 32");
   require(grouped(kind) || k % unit_columns(coding(kind), group) == 0, "rows of this format are whole blocks");
 }
@@ -318,7 +318,8 @@ struct Matrix {
     for (const auto& [data, rows, format, group] : from) {
       require(data != 0 && rows > 0 && n % kTileColumns == 0, "all parts but the last are whole tiles");
       check_format(format, k, group);
-      require(from.size() == 1 || format >= 2, "only integers are multiplied in parts");
+      const bool whole = format < 2 || static_cast<Format>(format) == Format::fp8;
+      require(from.size() == 1 || !whole, "only integers are multiplied in parts");
       parts.push_back({raw(data), rows, group, static_cast<Format>(format)});
       n += rows;
     }
@@ -655,8 +656,9 @@ void register_packing(nb::module_& m) {
   m.def("pack_quantised",
         [](Address q, Address scales, int64_t n, int64_t k, int group, int format, Address out, Address zeros) {
           check_format(format, k, group);
-          require(grouped(static_cast<Format>(format)), "this format has no packer for integers");
-          require(static_cast<Format>(format) != Format::int4_zero || zeros != 0, "zero points are missing");
+          const Coding kind = coding(static_cast<Format>(format));
+          require(format >= 2 && grouped(static_cast<Format>(format)) && !kind.lookup, "this format has no packer for integers");
+          require(!kind.zero || zeros != 0, "zero points are missing");
           run(1e9, [&] {
             pack_quantised(at<const int8_t>(q), at<const uint16_t>(scales), at<const uint16_t>(zeros), n, k, group,
                            static_cast<Format>(format), raw(out));
@@ -665,8 +667,20 @@ void register_packing(nb::module_& m) {
         nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = 0);
   m.def("pack_blocks", [](Address blocks, int64_t row_bytes, int64_t n, int64_t k, int format, Address out) {
     check_format(format, k, kGroup);
-    require(format >= 2 && static_cast<Format>(format) != Format::int4_zero && k % kGroup == 0, "no blocks of this format");
+    require(format >= 2 && has_blocks(static_cast<Format>(format)) && k % kGroup == 0, "no blocks of this format");
     run(1e9, [&] { pack_blocks(at<const uint8_t>(blocks), row_bytes, n, k, static_cast<Format>(format), raw(out)); });
+  });
+  m.def("pack_eights", [](Address data, Address scales, int64_t n, int64_t k, int group, Address out) {
+    check_format(static_cast<int>(Format::fp8), k, group);
+    run(1e9, [&] { pack_eights(at<const uint8_t>(data), at<const float>(scales), n, k, group, raw(out)); });
+  });
+  m.def("pack_table", [](const std::tuple<Address, Address, Address, Address>& from, int64_t n, int64_t k, int group,
+                         int format, Address out) {
+    check_format(format, k, group);
+    require(format >= 2 && tile_head(coding(static_cast<Format>(format))) > 0 && k % kGroup == 0, "no table in this format");
+    const auto& [codes, scales, factors, table] = from;
+    const Table16 said{at<const uint8_t>(codes), raw(scales), at<const float>(factors), at<const uint8_t>(table)};
+    run(1e9, [&] { pack_table(said, n, k, group, static_cast<Format>(format), raw(out)); });
   });
   m.def("use_huge_pages", &use_huge_pages);
   m.def("quantise", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, int group, Address q,

@@ -206,6 +206,8 @@ void pack_typed(const uint8_t* raw, int64_t row_bytes, int64_t n, int64_t k, uin
 
 }  // namespace
 
+bool has_blocks(Format format) { return block_bytes(format) > 0; }
+
 void pack_blocks(const uint8_t* raw, int64_t row_bytes, int64_t n, int64_t k, Format format, void* out) {
   auto* to = static_cast<uint8_t*>(out);
   switch (format) {

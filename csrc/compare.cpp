@@ -142,9 +142,27 @@ Bytes packed(Random& random, Format format, int64_t n, int64_t k, int group) {
     return data;
   }
   for (uint8_t& byte : data) byte = static_cast<uint8_t>(random.bits());
+  if (format == Format::fp8) {
+    const int64_t unit = eight_unit(eight_columns(k, group)), tiles = packed_bytes(format, n, k, group) / eight_tile(k, group);
+    for (int64_t number = 0; number < tiles * (k / eight_columns(k, group)); ++number) {
+      auto* scales = reinterpret_cast<float*>(data.data() + number * unit);
+      for (int i = 0; i < kTileColumns; ++i) scales[i] = random.value(0.02f);
+    }
+    return data;
+  }
   const Coding kind = coding(format);
   const int64_t head = unit_head(kind), bytes = unit_bytes(kind, group), end = packed_bytes(format, n, k, group);
-  for (int64_t at = 0; at + bytes <= end; at += bytes) {
+  const int64_t units = tile_units(kind, k, group), tile = tile_size(kind, k, group);
+  for (int64_t start = 0; tile_head(kind) && start + tile <= end; start += tile) {
+    auto* factors = reinterpret_cast<float*>(data.data() + start + kTableBytes);
+    for (int i = 0; i < kTileColumns; ++i) factors[i] = random.value(0.02f);
+    uint8_t* scales = data.data() + start + tile_head(kind);
+    for (int64_t unit = 0; kind.scales == Scales::floats && unit < units; ++unit, scales += bytes) {
+      for (int64_t i = 0; i < part_scales(kind); ++i) scales[i] = static_cast<uint8_t>(random.below(64));
+    }
+  }
+  for (int64_t number = 0; number < end / tile * units; ++number) {
+    const int64_t at = number / units * tile + tile_head(kind) + number % units * bytes;
     if (kind.scales == Scales::power) {
       for (int64_t i = 0; i < head; ++i) data[static_cast<size_t>(at + i)] = static_cast<uint8_t>(118 + random.below(8));
       continue;
@@ -160,7 +178,7 @@ Bytes packed(Random& random, Format format, int64_t n, int64_t k, int group) {
 
 void linear(Random& random, Format format) {
   const bool dense = format == Format::f32 || format == Format::bf16;
-  const bool fixed = !dense && (coding(format).columns || scales_of_scales(coding(format)));
+  const bool fixed = !dense && format != Format::fp8 && (coding(format).columns || scales_of_scales(coding(format)));
   const int group = dense || fixed ? 32 : random.of({32, 64, 128});
   const int64_t k = scales_of_scales(coding(format)) ? 256 * (1 + random.below(2)) : group * (1 + random.below(6));
   const bool gated = random.coin();
@@ -257,7 +275,7 @@ void attention(Random& random) {
   op.softcap = random.of({0.0f, 20.0f});
   op.sinks = random.coin() ? reinterpret_cast<const float*>(extra.data()) : nullptr;
   op.alibi = random.coin() ? reinterpret_cast<const float*>(extra.data()) : nullptr;
-  op.window = random.of<int64_t>({0, 33, 700});
+  op.window = random.of<int64_t>({0, 33, 700, -48});
   op.key = cache.key.data();
   op.value = cache.value.data();
   op.key_block = op.value_block = cache.block();

@@ -1,7 +1,7 @@
 // The register tile of every product with float accumulation: R rows times 64 columns, sums in ascending k.
 //
 // Packed weights (and attention's packed keys) lie as tiles of 64 columns: for each step of k, four lines of 64 bytes,
-// one dword a column. A dword is one float32, or two bf16 of adjacent k. Each output has a single accumulator, so the
+// one dword a column. A dword is one float32, two bf16 or four e4m3 of adjacent k. Each output has a single accumulator, so the
 // tile's shape (rows at a time, columns at a time, where k is cut to stay in cache) never shows in the result.
 namespace tokenmill {
 namespace TM_NS {
@@ -61,6 +61,24 @@ struct WideStep {  // bf16 weights, float32 activations
       for (int r = 0; r < R; ++r) {
         acc[r][v] = fma(even, splat(x[r * stride]), acc[r][v]);
         acc[r][v] = fma(odd, splat(x[r * stride + 1]), acc[r][v]);
+      }
+    }
+  }
+};
+
+struct EightStep {  // e4m3 weights, float32 activations
+  using X = float;
+  static constexpr int kPerStep = 4;
+  template <int R, int V>
+  static TM_INLINE void run(F (&acc)[R][V], const uint8_t* w, const float* x, int64_t stride) {
+    for (int v = 0; v < V; ++v) {
+      const Line line = load_line(w + v * kLine);
+      const F first = e4m3_of<0>(line), second = e4m3_of<1>(line), third = e4m3_of<2>(line), fourth = e4m3_of<3>(line);
+      for (int r = 0; r < R; ++r) {
+        acc[r][v] = fma(first, splat(x[r * stride]), acc[r][v]);
+        acc[r][v] = fma(second, splat(x[r * stride + 1]), acc[r][v]);
+        acc[r][v] = fma(third, splat(x[r * stride + 2]), acc[r][v]);
+        acc[r][v] = fma(fourth, splat(x[r * stride + 3]), acc[r][v]);
       }
     }
   }

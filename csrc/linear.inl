@@ -12,11 +12,11 @@ struct Prepared {  // activations in the form that the format multiplies
   Activations q;
 };
 
-// Where x goes when it cannot be used as it lies (a norm in front, another number format, an odd k).
-template <class T, class X>
+// Where x goes when it cannot be used as it lies (a norm in front, another number format, a k that is no whole steps).
+template <class T, class X, int kMultiple = 2>
 TM_INLINE Prepared prepare_dense(const LinearOp& op) {
   constexpr bool same = std::is_same<T, X>::value;
-  if (same && !op.norm.weight && op.k % 2 == 0) return {op.x, op.stride, {}};
+  if (same && !op.norm.weight && op.k % kMultiple == 0) return {op.x, op.stride, {}};
   const int64_t stride = divide_up(op.k, 16) * 16;
   auto* to = static_cast<X*>(scratch(Scratch::activations, static_cast<size_t>(op.rows * stride) * sizeof(X)));
   parallel_rows(op.rows, op.k, [&](int64_t begin, int64_t end) {
@@ -69,6 +69,30 @@ TM_INLINE void dense_sums(const LinearOp& op, const Prepared& in, int64_t tile, 
   }
 }
 
+// Units of columns that share a scale: each one's sums, times their scales, are added in ascending order.
+TM_INLINE void eight_sums(const LinearOp& op, const Prepared& in, int64_t tile, int64_t row, int64_t rows, float* c) {
+  const Part* part = op.parts;
+  const int64_t columns = eight_columns(op.k, part->group), bytes = eight_unit(columns);
+  const uint8_t* w = static_cast<const uint8_t*>(part->weight) + tile * eight_tile(op.k, part->group);
+  const auto* x = static_cast<const float*>(in.x) + row * in.stride;
+  alignas(64) float some[kBlockRows * kTileColumns];
+  for (int64_t at = 0; at < op.k; at += columns, w += bytes) {
+    const auto* scales = reinterpret_cast<const float*>(w);
+    const int64_t steps = divide_up(at_most(columns, op.k - at), 4), cut = rows <= kRows ? steps : kDenseSteps;
+    for (int64_t s = 0; s < steps; s += cut) {
+      dense_tile<EightStep>(w + eight_head + s * kStepBytes, at_most(cut, steps - s), x + at + s * 4, in.stride, rows,
+                            some, kTileColumns, s > 0);
+    }
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < kTileColumns; i += 16) {
+        const int64_t place = r * kTileColumns + i;
+        const F before = at ? load(c + place) : zero();
+        store(c + place, fma(load(some + place), load(scales + i), before));
+      }
+    }
+  }
+}
+
 TM_INLINE void quant_sums(const LinearOp& op, const Prepared& in, int64_t tile, int64_t row, int64_t rows, float* c) {
   const Part* part = op.parts;
   for (int64_t tiles = part->n / kTileColumns; part + 1 < op.parts + op.count && tile >= tiles;) {
@@ -76,12 +100,21 @@ TM_INLINE void quant_sums(const LinearOp& op, const Prepared& in, int64_t tile, 
     tiles = (++part)->n / kTileColumns;
   }
   const Coding kind = coding(part->format);
-  const int64_t columns = unit_columns(kind, part->group), units = divide_up(op.k, columns);
-  const uint8_t* w = static_cast<const uint8_t*>(part->weight) + tile * units * unit_bytes(kind, part->group);
+  const int64_t columns = unit_columns(kind, part->group), units = divide_up(op.k, columns), head = tile_head(kind);
+  const uint8_t* w = static_cast<const uint8_t*>(part->weight) + tile * tile_size(kind, op.k, part->group) + head;
   const TileSums sums = tile_sums(part->format);
   const int64_t cut = rows <= quant_rows_most(part->format, rows) ? units : at_least(1, kQuantColumns / columns);
   for (int64_t unit = 0; unit < units; unit += cut) {
     sums(w, part->group, unit, at_most(units, unit + cut), in.q, row, rows, c, unit > 0);
+  }
+  if (head) {
+    const auto* factors = reinterpret_cast<const float*>(w - head + kTableBytes);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < kTileColumns; i += 16) {
+        float* to = c + r * kTileColumns + i;
+        store(to, mul(load(to), load(factors + i)));
+      }
+    }
   }
 }
 
@@ -129,9 +162,9 @@ TM_INLINE Cut cut(const LinearOp& op) {
   const Part& part = *op.parts;
   const Coding kind = coding(part.format);
   const int64_t steps = part.format == Format::bf16 ? divide_up(op.k, 2) : op.k;
-  const int64_t bytes = part.format == Format::f32 || part.format == Format::bf16
-                            ? steps * kStepBytes
-                            : divide_up(op.k, unit_columns(kind, part.group)) * unit_bytes(kind, part.group);
+  const int64_t bytes = part.format == Format::f32 || part.format == Format::bf16 ? steps * kStepBytes
+                        : part.format == Format::fp8 ? eight_tile(op.k, part.group)
+                            : tile_size(kind, op.k, part.group);
   const int64_t tiles = divide_up(gated(op.act) ? op.n / 2 : op.n, kTileColumns);
   // A task is worth waking a thread for: about 32 KB of weights, or the same work on fewer weights for more rows.
   const int64_t work = bytes * (gated(op.act) ? 2 : 1) * at_least(1, at_most(op.rows, kBlockRows) / 4);
@@ -185,11 +218,18 @@ TM_INLINE void linear_quantised(const LinearOp& op) {
 }
 
 template <class T>
+TM_INLINE void linear_eight(const LinearOp& op) {
+  const Prepared in = prepare_dense<T, float, 4>(op);
+  run_tiles<T>(op, [&](int64_t tile, int64_t row, int64_t rows, float* c) { eight_sums(op, in, tile, row, rows, c); });
+}
+
+template <class T>
 void linear_typed(const LinearOp& op) {
   switch (op.parts->format) {
     case Format::f32: return linear_dense<T, FloatStep>(op);
     case Format::bf16:
       return kPairs && std::is_same<T, bf16>::value ? linear_dense<T, PairStep>(op) : linear_dense<T, WideStep>(op);
+    case Format::fp8: return linear_eight<T>(op);
     default: return linear_quantised<T>(op);
   }
 }

@@ -46,6 +46,10 @@ TM_INLINE float half_to_float(uint16_t half) {
   return value;
 }
 
+TM_INLINE float e4m3_to_float(uint8_t x) {  // the bits of 2^-8 of it in half precision; NaN becomes 480
+  return half_to_float(static_cast<uint16_t>((x & 0x80) << 8 | (x & 0x7f) << 7)) * 256.0f;
+}
+
 TM_INLINE uint16_t float_to_half(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);

@@ -136,15 +136,16 @@ struct AdvanceOp {  // tokens[row, length[row]] = id; length and computed grow b
   int64_t* computed;
 };
 
-// The first four and int4_zero are ours; the others hold what the GGUF types of these names hold (Q4_0 is int4, Q8_0 int8).
+// Integers, table, nvfp4 and fp8 are ours; the others hold what the GGUF types of these names hold (Q4_0 is int4, Q8_0 int8).
 enum class Format : int {
-  f32, bf16, int8, int4, int4_zero, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4, count
+  f32, bf16, int8, int4, int4_zero, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4,
+  int2, int2_zero, int3, int3_zero, int5_zero, int6_zero, int8_zero, table, nvfp4, fp8, count
 };
 
 struct Part {          // rows of a matrix in one format; all parts but the last are whole tiles
   const void* weight;  // packed, see pack.h
   int64_t n;
-  int group;           // of the scales (int8, int4, int4_zero)
+  int group;           // of the scales (integers, table and fp8)
   Format format;
 };
 
@@ -235,7 +236,7 @@ struct AttentionOp {  // out [T, heads * value_dim]
   float scale, softcap;
   const float* sinks;  // [heads] or null
   const float* alibi;  // [heads] slopes or null
-  int64_t window;      // 0: none
+  int64_t window;      // 0: none; below: chunks of so many positions, within which queries see
   const void* key;
   const void* value;
   int64_t key_block, key_head, key_token;

@@ -13,8 +13,9 @@ constexpr int64_t kStep = kColumnLine;
 int64_t tile_bytes(Format format, int64_t k, int group) {
   if (format == Format::f32) return k * kStep;
   if (format == Format::bf16) return divide_up(k, 2) * kStep;
+  if (format == Format::fp8) return eight_tile(k, group);
   const Coding c = coding(format);
-  return divide_up(k, unit_columns(c, group)) * unit_bytes(c, group);
+  return tile_size(c, k, group);
 }
 
 float read(const void* data, Type type, int64_t i) {
@@ -77,6 +78,7 @@ float half_at(const uint8_t* halves, int64_t i) {
   return half_to_float(bits);
 }
 Step read_step(const Coding& c, const uint8_t* head, const uint8_t* part, int64_t half, int64_t column) {
+  if (c.scales == Scales::floats) return {e4m3_to_float(part[half * kTileColumns + column]), 0.0f};
   if (c.scales == Scales::power) {
     const uint32_t power = head[column], bits = power < 2 ? 0x00200000u << power : (power - 1) << 23;
     float scale;
@@ -97,8 +99,11 @@ Step read_step(const Coding& c, const uint8_t* head, const uint8_t* part, int64_
 void read_integers(const uint8_t* tile, const Coding& c, int group, int64_t column, int64_t k, float* out) {
   const int64_t columns = unit_columns(c, group), bytes = unit_bytes(c, group), width = kGroup / part_groups(c);
   uint8_t codes[kGroup];
+  float factor = 1.0f;
+  if (tile_head(c)) std::memcpy(&factor, tile + kTableBytes + 4 * column, 4);
+  const uint8_t* table = c.lookup == kOwnTable ? tile : c.lookup ? kLookup[c.lookup - 1] : nullptr;
   for (int64_t unit = 0; unit * columns < k; ++unit) {
-    const uint8_t* head = tile + unit * bytes;
+    const uint8_t* head = tile + tile_head(c) + unit * bytes;
     for (int64_t p = 0; p < columns / kGroup; ++p) {
       const uint8_t* part = head + unit_head(c) + p * part_bytes(c);
       const int64_t from = unit * columns + p * kGroup;
@@ -107,14 +112,26 @@ void read_integers(const uint8_t* tile, const Coding& c, int group, int64_t colu
       for (int64_t i = 0; i < at_most(kGroup, k - from); ++i) {
         const Step step = read_step(c, head, part, i / width, column);
         int value = codes[i];
-        if (c.lookup) value = kLookup[c.lookup - 1][value];
+        if (table) value = table[value];
         if (c.zero) {
-          out[from + i] = (static_cast<float>(value) - step.offset) * step.scale;
+          out[from + i] = (static_cast<float>(value - c.less) - step.offset) * step.scale;
         } else {
           out[from + i] = static_cast<float>(value - c.less) * step.scale;
           if (c.offset) out[from + i] += step.offset;
         }
+        out[from + i] *= factor;
       }
+    }
+  }
+}
+
+void read_eights(const uint8_t* tile, int group, int64_t column, int64_t k, float* out) {
+  const int64_t columns = eight_columns(k, group);
+  for (int64_t at = 0; at < k; at += columns, tile += eight_unit(columns)) {
+    float scale;
+    std::memcpy(&scale, tile + 4 * column, 4);
+    for (int64_t i = 0; i < at_most(columns, k - at); ++i) {
+      out[at + i] = e4m3_to_float(tile[eight_head + i / 4 * kStep + column * 4 + i % 4]) * scale;
     }
   }
 }
@@ -128,6 +145,8 @@ void read_row(const Part& part, int64_t row, int64_t k, float* out) {
   } else if (part.format == Format::bf16) {
     const auto* pairs = reinterpret_cast<const bf16*>(tile);
     for (int64_t i = 0; i < k; ++i) out[i] = to_float(pairs[(i / 2 * kTileColumns + c) * 2 + i % 2]);
+  } else if (part.format == Format::fp8) {
+    read_eights(tile, part.group, c, k, out);
   } else {
     read_integers(tile, coding(part.format), part.group, c, k, out);
   }
@@ -173,6 +192,57 @@ void pack_quantised(const int8_t* q, const uint16_t* scales, const uint16_t* zer
             codes[i] = static_cast<uint8_t>(exists ? q[row * k + from + i] + c.less : c.less);
           }
           write_codes(c, codes, column, planes);
+        }
+      }
+    }
+  };
+  parallel_for(divide_up(n, kTileColumns), task);
+}
+
+void pack_eights(const uint8_t* data, const float* scales, int64_t n, int64_t k, int group, void* out) {
+  const int64_t columns = eight_columns(k, group), units = divide_up(k, columns);
+  auto task = [&](int64_t tile) {
+    uint8_t* to = static_cast<uint8_t*>(out) + tile * eight_tile(k, group);
+    std::memset(to, 0, static_cast<size_t>(eight_tile(k, group)));
+    for (int64_t unit = 0; unit < units; ++unit, to += eight_unit(columns)) {
+      for (int64_t column = 0; column < at_most(kTileColumns, n - tile * kTileColumns); ++column) {
+        const int64_t row = tile * kTileColumns + column, at = unit * columns;
+        std::memcpy(to + 4 * column, scales + row * units + unit, 4);
+        for (int64_t i = 0; i < at_most(columns, k - at); ++i) {
+          to[eight_head + i / 4 * kStep + column * 4 + i % 4] = data[row * k + at + i];
+        }
+      }
+    }
+  };
+  parallel_for(divide_up(n, kTileColumns), task);
+}
+
+void pack_table(const Table16& from, int64_t n, int64_t k, int group, Format format, void* out) {
+  const Coding c = coding(format);
+  const int64_t columns = unit_columns(c, group), units = tile_units(c, k, group), bytes = unit_bytes(c, group);
+  const int64_t scales_of_row = c.scales == Scales::floats ? k / c.columns : units;
+  auto task = [&](int64_t tile) {
+    uint8_t* to = static_cast<uint8_t*>(out) + tile * tile_size(c, k, group);
+    std::memset(to, 0, static_cast<size_t>(tile_size(c, k, group)));
+    for (int i = 0; i < kTableBytes; ++i) to[i] = from.table[i % 16];
+    for (int64_t column = 0; column < at_most(kTileColumns, n - tile * kTileColumns); ++column) {
+      const int64_t row = tile * kTileColumns + column;
+      std::memcpy(to + kTableBytes + 4 * column, from.factors + row, 4);
+      for (int64_t unit = 0; unit < units; ++unit) {
+        uint8_t* head = to + tile_head(c) + unit * bytes;
+        if (c.scales == Scales::half) {
+          const uint16_t scale = static_cast<const uint16_t*>(from.scales)[row * scales_of_row + unit];
+          std::memcpy(head + 2 * column, &scale, 2);
+        }
+        for (int64_t p = 0; p < columns / kGroup && unit * columns + p * kGroup < k; ++p) {
+          uint8_t* part = head + unit_head(c) + p * part_bytes(c);
+          const int64_t begin = unit * columns + p * kGroup;
+          if (c.scales == Scales::floats) {
+            const auto* scales = static_cast<const uint8_t*>(from.scales) + row * scales_of_row + begin / c.columns;
+            part[column] = scales[0];
+            part[kTileColumns + column] = scales[1];
+          }
+          write_codes(c, from.codes + row * k + begin, column, part + part_scales(c));
         }
       }
     }

@@ -28,12 +28,13 @@ TM_SHARED void quantise_row(const T* x, int64_t k, int8_t* q, float* scale, int3
 }
 
 // Codes of eight bits multiply another way than smaller ones, which leave room for sums of products in 16 bits.
-constexpr bool wide_codes(const Coding& c) { return c.whole || c.lookup == 1; }
+constexpr bool wide_codes(const Coding& c) { return c.whole || c.lookup == 1 || c.lookup == kOwnTable; }
 // A sum of products of codes that starts at this times the activations' sum ends at the product of the values.
 constexpr int32_t start_factor(const Coding& c) { return wide_codes(c) ? kStart8 : -c.less; }
 
 template <Format kFormat, int kQuad>
-TM_INLINE Line quad_codes(const uint8_t* planes) {
+TM_INLINE Line quad_codes(const uint8_t* planes, const uint8_t* table) {
+  (void)table;
   constexpr Coding kind = coding(kFormat);
   constexpr int64_t pairs = kind.nibble ? 4 * kColumnLine : 0, singles = pairs + (kind.pair ? 2 * kColumnLine : 0);
   if constexpr (kind.whole) {
@@ -43,7 +44,8 @@ TM_INLINE Line quad_codes(const uint8_t* planes) {
     if constexpr (kind.nibble) {
       const Line both = load_line(planes + kQuad % 4 * kColumnLine);
       codes = kQuad < 4 ? low_nibbles(both) : high_nibbles(both);
-      if constexpr (kind.lookup != 0) codes = looked_up(codes, kLookup[kind.lookup - 1]);
+      if constexpr (kind.lookup == kOwnTable) codes = looked_up(codes, table);
+      else if constexpr (kind.lookup != 0) codes = looked_up(codes, kLookup[kind.lookup - 1]);
     }
     if constexpr (kind.pair) {
       constexpr int place = pair_bit(kind), field = kQuad % 2 * 2 + kQuad / 4;
@@ -73,13 +75,13 @@ TM_INLINE I dot_codes(I acc, Line codes, Quad quad) {
 }
 
 template <Format kFormat, int kQuad, int R, int V>
-TM_INLINE void dot_quad(I (&sums)[R][V], const uint8_t* planes, const int8_t* x, int64_t stride) {
+TM_INLINE void dot_quad(I (&sums)[R][V], const uint8_t* planes, const int8_t* x, int64_t stride, const uint8_t* table) {
   constexpr Coding kind = coding(kFormat);
   if constexpr (R <= 2) {  // memory decides: one line is asked for whenever one is multiplied
     Quad quad[R];
     for (int r = 0; r < R; ++r) quad[r] = splat_quad(x + r * stride + 4 * kQuad);
     for (int v = 0; v < V; ++v) {
-      const Line line = quad_codes<kFormat, kQuad>(planes + v * kLine);
+      const Line line = quad_codes<kFormat, kQuad>(planes + v * kLine, table);
       for (int r = 0; r < R; ++r) {
         sums[r][v] = dot_codes<kFormat>(sums[r][v], line, quad[r]);
         hold(sums[r][v]);
@@ -88,7 +90,7 @@ TM_INLINE void dot_quad(I (&sums)[R][V], const uint8_t* planes, const int8_t* x,
     }
   } else {
     Line line[V];
-    for (int v = 0; v < V; ++v) line[v] = quad_codes<kFormat, kQuad>(planes + v * kLine);
+    for (int v = 0; v < V; ++v) line[v] = quad_codes<kFormat, kQuad>(planes + v * kLine, table);
     for (int r = 0; r < R; ++r) {
       const Quad quad = splat_quad(x + r * stride + 4 * kQuad);
       for (int v = 0; v < V; ++v) sums[r][v] = dot_codes<kFormat>(sums[r][v], line[v], quad);
@@ -102,6 +104,7 @@ TM_INLINE F group_scale(const uint8_t* head, const uint8_t* part, int half, int 
   const auto* halves = reinterpret_cast<const uint16_t*>(head) + column;
   const uint8_t* bytes = part + half * kTileColumns + column;
   if constexpr (kind.scales == Scales::power) return load_power(head + column);
+  else if constexpr (kind.scales == Scales::floats) return load_e4m3(bytes);
   else if constexpr (kind.scales == Scales::half) return load_half(halves);
   else if constexpr (kind.scales == Scales::nibbles) return mul(load_half(halves), load_low_nibbles(bytes));
   else return mul(load_half(halves), load_int8(reinterpret_cast<const int8_t*>(bytes)));
@@ -124,6 +127,7 @@ struct Group {  // where one group of columns of k lies: half 0 and 1 of 32, or 
   int first;     // vector of the tile
   int64_t row;   // of the activations
   int64_t index; // of the 32
+  const uint8_t* table;
 };
 
 template <Format kFormat, int kHalf, int R, int V>
@@ -143,19 +147,19 @@ TM_INLINE void add_group(F (&acc)[R][V], const Group& at, const Activations& x) 
   }
   if constexpr (kHalf < 0) {
     constexpr bool by_byte = kind.whole;  // the order of lines in memory, either way
-    dot_quad<kFormat, by_byte ? 0 : 0>(sums, planes, q, x.width);
-    dot_quad<kFormat, by_byte ? 1 : 4>(sums, planes, q, x.width);
-    dot_quad<kFormat, by_byte ? 2 : 1>(sums, planes, q, x.width);
-    dot_quad<kFormat, by_byte ? 3 : 5>(sums, planes, q, x.width);
-    dot_quad<kFormat, by_byte ? 4 : 2>(sums, planes, q, x.width);
-    dot_quad<kFormat, by_byte ? 5 : 6>(sums, planes, q, x.width);
-    dot_quad<kFormat, by_byte ? 6 : 3>(sums, planes, q, x.width);
-    dot_quad<kFormat, by_byte ? 7 : 7>(sums, planes, q, x.width);
+    dot_quad<kFormat, by_byte ? 0 : 0>(sums, planes, q, x.width, at.table);
+    dot_quad<kFormat, by_byte ? 1 : 4>(sums, planes, q, x.width, at.table);
+    dot_quad<kFormat, by_byte ? 2 : 1>(sums, planes, q, x.width, at.table);
+    dot_quad<kFormat, by_byte ? 3 : 5>(sums, planes, q, x.width, at.table);
+    dot_quad<kFormat, by_byte ? 4 : 2>(sums, planes, q, x.width, at.table);
+    dot_quad<kFormat, by_byte ? 5 : 6>(sums, planes, q, x.width, at.table);
+    dot_quad<kFormat, by_byte ? 6 : 3>(sums, planes, q, x.width, at.table);
+    dot_quad<kFormat, by_byte ? 7 : 7>(sums, planes, q, x.width, at.table);
   } else {
-    dot_quad<kFormat, 4 * half + 0>(sums, planes, q, x.width);
-    dot_quad<kFormat, 4 * half + 1>(sums, planes, q, x.width);
-    dot_quad<kFormat, 4 * half + 2>(sums, planes, q, x.width);
-    dot_quad<kFormat, 4 * half + 3>(sums, planes, q, x.width);
+    dot_quad<kFormat, 4 * half + 0>(sums, planes, q, x.width, at.table);
+    dot_quad<kFormat, 4 * half + 1>(sums, planes, q, x.width, at.table);
+    dot_quad<kFormat, 4 * half + 2>(sums, planes, q, x.width, at.table);
+    dot_quad<kFormat, 4 * half + 3>(sums, planes, q, x.width, at.table);
   }
   for (int v = 0; v < V; ++v) {
     const int column = (at.first + v) * 16;
@@ -165,7 +169,7 @@ TM_INLINE void add_group(F (&acc)[R][V], const Group& at, const Activations& x) 
     for (int r = 0; r < R; ++r) {
       const float by = x.scale[(at.row + r) * groups + at.index], all = static_cast<float>(total[r]);
       F dot = to_f(sums[r][v]);
-      if constexpr (kind.zero) dot = sub(dot, mul(minimum, splat(all)));  // exact: both are whole and below 2^24
+      if constexpr (kind.zero) dot = sub(dot, mul(minimum, splat(all)));  // whole zero points: exact, below 2^24
       acc[r][v] = fma(mul(dot, splat(by)), scale, acc[r][v]);
       if constexpr (kind.offset && !kind.zero) acc[r][v] = fma(minimum, splat(-(all * by)), acc[r][v]);
     }
@@ -196,7 +200,7 @@ inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t e
       } else {
         next.template step<!kind.whole>();
       }
-      const Group here{head, at, first, row, unit * parts + part};
+      const Group here{head, at, first, row, unit * parts + part, tile - tile_head(kind)};
       if constexpr (kind.columns == 16) {
         add_group<kFormat, 0>(acc, here, x);
         add_group<kFormat, 1>(acc, here, x);
@@ -275,6 +279,15 @@ TM_INLINE TileSums tile_sums(Format format) {
     case Format::iq4_nl: return quant_tile<Format::iq4_nl>;
     case Format::iq4_xs: return quant_tile<Format::iq4_xs>;
     case Format::mxfp4: return quant_tile<Format::mxfp4>;
+    case Format::int2: return quant_tile<Format::int2>;
+    case Format::int2_zero: return quant_tile<Format::int2_zero>;
+    case Format::int3: return quant_tile<Format::int3>;
+    case Format::int3_zero: return quant_tile<Format::int3_zero>;
+    case Format::int5_zero: return quant_tile<Format::int5_zero>;
+    case Format::int6_zero: return quant_tile<Format::int6_zero>;
+    case Format::int8_zero: return quant_tile<Format::int8_zero>;
+    case Format::table: return quant_tile<Format::table>;
+    case Format::nvfp4: return quant_tile<Format::nvfp4>;
     default: return nullptr;
   }
 }

@@ -115,6 +115,22 @@ TM_INLINE __m256 power_of_byte(__m256i e) {
   const __m256i denormal = _mm256_sllv_epi32(_mm256_set1_epi32(0x00200000), e);
   return _mm256_castsi256_ps(_mm256_blendv_epi8(plain, denormal, _mm256_cmpgt_epi32(_mm256_set1_epi32(2), e)));
 }
+TM_INLINE F load_e4m3(const uint8_t* p) {  // as half precision they are 2^-8 of the values
+  const __m256i top = _mm256_slli_epi16(_mm256_cvtepu8_epi16(load_bytes(p)), 8);
+  const __m256i h = _mm256_and_si256(_mm256_srai_epi16(top, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+  const __m256 up = _mm256_set1_ps(256.0f);
+  return {_mm256_mul_ps(_mm256_cvtph_ps(_mm256_castsi256_si128(h)), up),
+          _mm256_mul_ps(_mm256_cvtph_ps(_mm256_extracti128_si256(h, 1)), up)};
+}
+// Byte kByte of each dword. As a float of their bits they are 2^-120 of the values.
+template <int kByte>
+TM_INLINE __m256 e4m3_byte(__m256i x) {
+  const __m256i top = _mm256_srai_epi32(_mm256_slli_epi32(x, 24 - 8 * kByte), 4);
+  const __m256i kept = _mm256_and_si256(top, _mm256_set1_epi32(static_cast<int>(0x87f00000)));
+  return _mm256_mul_ps(_mm256_castsi256_ps(kept), _mm256_set1_ps(1.329227995784916e36f));
+}
+template <int kByte>
+TM_INLINE F e4m3_of(Line x) { return {e4m3_byte<kByte>(x.a), e4m3_byte<kByte>(x.b)}; }
 TM_INLINE F load_power(const uint8_t* p) {  // 2^(byte - 128); 0 and 1 are denormal
   const I e = widen_bytes(load_bytes(p));
   return {power_of_byte(e.a), power_of_byte(e.b)};

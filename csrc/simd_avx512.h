@@ -104,6 +104,20 @@ TM_INLINE F load_low_nibbles(const uint8_t* p) {
 TM_INLINE F load_high_nibbles(const uint8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_and_si128(_mm_srli_epi16(load_bytes(p), 4), _mm_set1_epi8(15))));
 }
+TM_INLINE __m256i halves_of_e4m3(__m128i x) {  // 2^-8 of the values
+  const __m256i top = _mm256_slli_epi16(_mm256_cvtepu8_epi16(x), 8);
+  return _mm256_and_si256(_mm256_srai_epi16(top, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
+}
+TM_INLINE F load_e4m3(const uint8_t* p) {
+  return _mm512_mul_ps(_mm512_cvtph_ps(halves_of_e4m3(load_bytes(p))), _mm512_set1_ps(256.0f));
+}
+// Byte kByte of each dword. As a float of their bits they are 2^-120 of the values.
+template <int kByte>
+TM_INLINE F e4m3_of(Line x) {
+  const __m512i top = _mm512_srai_epi32(_mm512_slli_epi32(x, 24 - 8 * kByte), 4);
+  const __m512i kept = _mm512_and_si512(top, _mm512_set1_epi32(static_cast<int>(0x87f00000)));
+  return _mm512_mul_ps(_mm512_castsi512_ps(kept), _mm512_set1_ps(1.329227995784916e36f));
+}
 TM_INLINE F load_power(const uint8_t* p) {  // 2^(byte - 128); 0 and 1 are denormal
   const __m512i e = _mm512_cvtepu8_epi32(load_bytes(p));
   const __m512i plain = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);

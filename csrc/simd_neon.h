@@ -122,6 +122,26 @@ TM_INLINE I widen_bytes(uint8x16_t x) {
 }
 TM_INLINE F load_low_nibbles(const uint8_t* p) { return to_f(widen_bytes(vandq_u8(vld1q_u8(p), vdupq_n_u8(15)))); }
 TM_INLINE F load_high_nibbles(const uint8_t* p) { return to_f(widen_bytes(vshrq_n_u8(vld1q_u8(p), 4))); }
+TM_INLINE F load_e4m3(const uint8_t* p) {  // as half precision they are 2^-8 of the values
+  const uint8x16_t x = vld1q_u8(p);
+  const auto turned = [](uint8x8_t some) {
+    const int16x8_t top = vreinterpretq_s16_u16(vshll_n_u8(some, 8));
+    return vreinterpretq_f16_u16(vandq_u16(vreinterpretq_u16_s16(vshrq_n_s16(top, 1)), vdupq_n_u16(0xbf80)));
+  };
+  const float16x8_t low = turned(vget_low_u8(x)), high = turned(vget_high_u8(x));
+  return mul(F{{vcvt_f32_f16(vget_low_f16(low)), vcvt_high_f32_f16(low), vcvt_f32_f16(vget_low_f16(high)),
+                vcvt_high_f32_f16(high)}}, splat(256.0f));
+}
+// Byte kByte of each dword. As a float of their bits they are 2^-120 of the values.
+template <int kByte>
+TM_INLINE F e4m3_of(const Line& x) {
+  return each<F>([&](int i) {
+    const uint32x4_t word = vreinterpretq_u32_u8(x.v[i]);
+    const int32x4_t top = vshrq_n_s32(vreinterpretq_s32_u32(vshlq_n_u32(word, 24 - 8 * kByte)), 4);
+    const uint32x4_t kept = vandq_u32(vreinterpretq_u32_s32(top), vdupq_n_u32(0x87f00000u));
+    return vmulq_f32(vreinterpretq_f32_u32(kept), vdupq_n_f32(1.329227995784916e36f));
+  });
+}
 TM_INLINE F load_power(const uint8_t* p) {  // 2^(byte - 128); 0 and 1 are denormal
   const I e = widen_bytes(vld1q_u8(p));
   return each<F>([&](int i) {

@@ -99,6 +99,17 @@ TM_INLINE F load_high_nibbles(const uint8_t* p) {
   for (int i = 0; i < 16; ++i) r[i] = static_cast<float>(p[i] >> 4);
   return r;
 }
+TM_INLINE F load_e4m3(const uint8_t* p) {
+  F r;
+  for (int i = 0; i < 16; ++i) r[i] = e4m3_to_float(p[i]);
+  return r;
+}
+// Byte kByte of each dword. As a float of their bits they are 2^-120 of the values.
+template <int kByte>
+TM_INLINE F e4m3_of(Line a) {
+  const I top = bits<I>(a << (24 - 8 * kByte));
+  return bits<F>(bits<U>(top >> 4) & 0x87f00000u) * 1.329227995784916e36f;
+}
 TM_INLINE F load_power(const uint8_t* p) {  // 2^(byte - 128); 0 and 1 are denormal
   U r;
   for (int i = 0; i < 16; ++i) r[i] = p[i] < 2 ? 0x00200000u << p[i] : (p[i] - 1u) << 23;

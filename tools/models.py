@@ -68,6 +68,8 @@ OWN_FILES = {
     "Qwen3_5MoeForCausalLM": "the same with experts",
     "DeepseekV2ForCausalLM": "latent attention, shared and routed experts",
     "DeepseekV3ForCausalLM": "latent attention, shared and routed experts; also Kimi K2; without layers for drafts",
+    "MiniCPM3ForCausalLM": "latent attention, factors on embeddings, blocks and logits",
+    "YoutuForCausalLM": "latent attention",
     "Glm4MoeLiteForCausalLM": "latent attention, shared and routed experts; GLM-4.7-Flash",
     "FalconForCausalLM": "three layouts of q/k/v, parallel blocks, rope or ALiBi",
     "FalconH1ForCausalLM": "Mamba-2 and attention side by side in every layer",
@@ -171,7 +173,12 @@ def describe(shape: Shape) -> str:
     attend, norms, mix, said = shape.attend, shape.norms, shape.mix, []
     if norms.kind != "rms":
         said.append(
-            {"layer": "layer norms", "scale": "layer norms without bias", "bare": "norms without weights"}[norms.kind]
+            {
+                "layer": "layer norms",
+                "scale": "layer norms without bias",
+                "bare": "norms without weights",
+                "bare_rms": "norms without weights",
+            }[norms.kind]
         )
     if norms.after:
         said.append("norms around blocks" if norms.before else "norms after blocks")

@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 
 Format = Literal[
     "int8", "int4", "fp8", "gguf-q8_0", "gguf-q4_0", "gguf-q4_k", "gguf-bf16", "gguf-f16",
-    "plain", "compressed-tensors", "gptq", "awq", "bitsandbytes", "bitnet",
+    "plain", "compressed-tensors", "gptq", "awq", "bitsandbytes", "bitnet", "squeezellm",
 ]  # fmt: skip
 Method = Literal[
-    "rtn", "gptq", "awq", "autoround", "hqq", "smoothquant", "int8", "fp8", "fp8-block", "mxfp4", "nvfp4", "nf4",
-    "llm.int8", "bitnet", "magnitude", "wanda", "sparsegpt",
+    "rtn", "gptq", "awq", "autoround", "hqq", "smoothquant", "int8", "fp8", "fp8-block", "mxfp4", "nvfp4", "nf4", "fp4",
+    "llm.int8", "squeezellm", "bitnet", "magnitude", "wanda", "sparsegpt",
 ]  # fmt: skip
 FORMS = {"compressed-tensors": "rtn", "gptq": "gptq", "awq": "awq", "bitsandbytes": "nf4", "bitnet": "bitnet",
-         "plain": "sparsegpt"}  # fmt: skip
+         "squeezellm": "squeezellm", "plain": "sparsegpt"}  # fmt: skip
 """Forms of files that methods write, and the method that each is known for."""
 BITS = {"int8": 8, "int4": 4, "fp8": 8}
 SHOWN = 5

@@ -70,8 +70,11 @@ class Delta:
 class AdapterSites(Protocol):
     """Where adapters go in a model under construction: layers pass what they multiply by through here."""
 
-    def adapted(self, weight: Any, path: str, rows: Tensor | None = None) -> Any:
-        """The weight stored as `path`, which adapters may change; rows: its rows are these of what is stored."""
+    def adapted(
+        self, weight: Any, path: str, rows: Tensor | None = None, share: tuple[int, int, int] | None = None
+    ) -> Any:
+        """The weight stored as `path`, which adapters may change; rows: its rows are these of what is stored; share: it
+        is (dimension, part, parts) of that."""
         ...
 
     def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite | None:

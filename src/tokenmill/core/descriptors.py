@@ -126,7 +126,8 @@ class RopeSpec:
 class AttentionSpec:
     """One attention layer. `layer` indexes ForwardContext.kv, `group` indexes ForwardContext.groups.
 
-    value head h of query head i is i // (heads / kv_heads). window w: a query at position p sees (p - w, p].
+    value head h of query head i is i // (heads / kv_heads). window w: a query at position p sees (p - w, p]; below 0:
+    positions are cut into chunks of -w, and a query sees those of its own chunk.
     """
 
     layer: int

@@ -7,8 +7,10 @@ K columns:
 
     kind         parts by name
     dense        numbers [N, K]
-    int8, int4   codes [N, K] int8 (-127..127, -8..7), scales [N, groups] float16: code * scale
-    int4-zeros   the same, and zeros [N, groups] int8: (code - zero) * scale
+    int2 .. int8 codes [N, K] int8 (-2..1, ..., -8..7, ..., -127..127), scales [N, groups] float16: code * scale
+    int2-zeros   (and so on) the same, and zeros [N, groups], int8, int16 or fractions: (code - zero) * scale
+    table        codes [N, K] uint8, table [n <= 256], scales [N, groups] and factors [N], all float32:
+                 table[code] * scale * factor
     affine       codes, scales and maybe offsets [N, groups] float32, groups of 16 or 32: code * scale + offset
     fp8          codes [N, K] float8 (e4m3), scales [N, 1] float32
     fp8-blocks   the same with scales [N / 128, K / 128]

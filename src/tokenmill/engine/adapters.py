@@ -98,9 +98,9 @@ class AdapterDesk:
             )
         return request
 
-    def note(self, request: LoRARequest) -> int:
-        """The number of a LoRARequest's adapter, which is not read yet."""
-        number = self.register(request.lora_name, request.lora_path)
+    def note(self, request: LoRARequest, number: int | None = None) -> int:
+        """The number of a LoRARequest's adapter, which is not read yet; number: what another engine calls it."""
+        number = self.register(request.lora_name, request.lora_path, number)
         self.numbers[number].given = request.lora_int_id
         return number
 
@@ -131,7 +131,7 @@ class AdapterDesk:
         for entry in [entry for entry in self.leaving if entry.number not in used]:
             self.leaving.remove(entry)
             self.scheduler.roster.adapters.drop(entry.number)
-            self.executor.control({"what": "adapter", "op": "drop", "id": entry.number})
+            self.executor.control_all({"what": "adapter", "op": "drop", "id": entry.number})
             del self.numbers[entry.number]
 
     def forget_fits(self) -> None:
@@ -141,7 +141,7 @@ class AdapterDesk:
         self.scheduler.roster.adapters.forget()
         for entry in self.numbers.values():
             entry.ready = False
-        self.executor.control({"what": "adapter", "op": "forget"})
+        self.executor.control_all({"what": "adapter", "op": "forget"})
 
     # ------------------------------------------------------------ states
 
@@ -159,7 +159,7 @@ class AdapterDesk:
             entry.ready = number in self._state([number], wait=False)  # its copy may have been let go
         if entry.ready:
             return None
-        self.executor.control({"what": "adapter", "op": "read", "id": number, "path": located(entry.path)})
+        self.executor.control_all({"what": "adapter", "op": "read", "id": number, "path": located(entry.path)})
         return Reading(self, number)
 
     def wait(self, number: int) -> None:
@@ -179,14 +179,23 @@ class AdapterDesk:
             self.asked = time.monotonic()
 
     def _state(self, numbers: list[int], *, wait: bool) -> list[int]:
-        found = self.executor.control({"what": "adapter", "op": "state", "ids": numbers, "wait": wait})
-        for number in found["ready"]:
-            if number in self.numbers:
+        found = self.executor.control_all({"what": "adapter", "op": "state", "ids": numbers, "wait": wait})
+        for each in found:
+            self.failed.update(each["failed"])
+        ready = [number for number in numbers if all(number in each["ready"] for each in found)]
+        for number in ready:
+            nowhere = unknown_to_all([each["elsewhere"][number] for each in found])
+            if nowhere:
+                self.failed[number] = nowhere[0]
+                self.executor.control_all({"what": "adapter", "op": "drop", "id": number})
+            elif number in self.numbers:
                 self.numbers[number].ready = True
-        for number, said in found["failed"].items():
-            self.failed[number] = said
-        ready: list[int] = found["ready"]
-        return ready
+        return [number for number in ready if number not in self.failed]
+
+
+def unknown_to_all(said: list[dict[str, str]]) -> list[str]:
+    """What ranks say of modules that none of them has; said: of those that each of them lacks."""
+    return [why for module, why in said[0].items() if all(module in each for each in said)]
 
 
 class Reading:

@@ -16,12 +16,13 @@ from tokenmill.core.drafting import DeviceDrafter
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.forward import Kernels, KVSpec, StateSpec
 from tokenmill.core.model import CausalLM, Checkpoint
-from tokenmill.engine.drafting import Speculation, looks_on_device
+from tokenmill.engine.drafting import OF_HOST, Speculation, looks_on_device
 from tokenmill.engine.source import ModelSource, find_source
 from tokenmill.kvcache.states import Make, StatePool, row_bytes
 from tokenmill.layers.build import Build
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_later, build_model
+from tokenmill.runner.drafts import NoDeviceDrafter
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.draft_states import places_of
 from tokenmill.speculate.eagle import EagleHead
@@ -72,6 +73,9 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
             "drafts for models with recurrent layers are not built for --pipeline-parallel-size above 1, as the first "
             "stages would have to go back to earlier states"
         )
+    if not target.model.spec.ends[1]:  # the last stage's ranks have it
+        on_device = found.method not in OF_HOST
+        return LoadedDrafter(NoDeviceDrafter(found.most) if on_device else None, most=found.most)
     if found.method == "mtp":
         loaded = _later(config, found, target.source, target)
     elif found.method == "lookahead":

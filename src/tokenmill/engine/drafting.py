@@ -108,13 +108,9 @@ def looks_on_device(config: EngineConfig, found: Speculation, device: str) -> bo
     return found.method == "ngram" and (config.execute.pipeline_depth or 1) > 1 and device == "cpu"
 
 
-def check_stages(config: EngineConfig, found: Speculation | None) -> None:
-    """Drafts that devices make lie where the last stage is, and the first one would have to begin with them."""
-    if found is not None and found.method not in OF_HOST and config.parallel.pipeline_parallel_size > 1:
-        raise _refuse(
-            f"{found.method!r} does not go with --pipeline-parallel-size: use 'ngram' or 'suffix', or "
-            "--tensor-parallel-size"
-        )
+def reads_words(found: Speculation | None) -> bool:
+    """Does the drafter read the target's embeddings? Then they are wanted where the last stage is, too."""
+    return found is not None and found.method in ("eagle", "eagle3", "mtp")
 
 
 def control_of(found: Speculation | None, step_guesses: int, *, on_device: bool) -> DraftControl | None:

@@ -203,7 +203,7 @@ def load_runner(
     )
     bed.take(model, drafts.drafter, kernels)
     specs = model.spec.kv_specs + drafts.kv_specs
-    said = msgspec.to_builtins(Said(specs, bool(model.spec.extras.get("stand_in"))))
+    said = msgspec.to_builtins(Said(specs, bool(model.spec.extras.get("stand_in")) and not drafts.kv_specs))
     every = [msgspec.convert(each, Said) for each in mesh.by_stage(said)]
     pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype))
     layout = pages.cache
@@ -224,8 +224,8 @@ def load_runner(
     states = StatePool(model.spec.states, rows, slots, device, trail, bed.zeros) if model.spec.states else None
     behind = states_of_drafter(drafts, rows, budget, device, bed.zeros)
     taken = sum(each.size_bytes for each in (states, behind) if each is not None)
-    blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
-    blocks = mesh.agree(pages.everywhere(blocks, MANY_BLOCKS))
+    own = count_blocks(config, layout, budget - taken, wanted, step_tokens)
+    blocks = mesh.agree(pages.everywhere(own, MANY_BLOCKS))
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
     max_len = fitting_length(config, pages.groups, blocks, wanted, reasons)
     pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros, behind)
@@ -297,12 +297,6 @@ def check_ranks(config: EngineConfig) -> None:
             "--enable-expert-parallel shares experts out over the ranks of --tensor-parallel-size, which is 1.",
             param="enable_expert_parallel",
         )
-    if config.adapters.enable_lora and config.parallel.ranks > 1:
-        raise ParameterError(
-            "--enable-lora with several ranks (--tensor-parallel-size, --pipeline-parallel-size) is not built: "
-            "adapters are not split over them.",
-            param="enable_lora",
-        )
 
 
 def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:
@@ -312,7 +306,11 @@ def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype,
         return None
     heads = raw.get("num_attention_heads"), raw.get("num_key_value_heads") or raw.get("num_attention_heads")
     counts = tuple(count if isinstance(count, int) else 0 for count in heads)
-    return Sites(said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]))
+    spread = config.parallel
+    partial = spread.pipeline_parallel_size > 1 or spread.enable_expert_parallel
+    return Sites(
+        said.max_loras, said.max_lora_rank, dtype, torch.device(device), (counts[0], counts[1]), partial=partial
+    )
 
 
 def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:

@@ -55,6 +55,7 @@ class Watch:
         self.stopped: float | None = None
         self.work = [0.0] * len(pids)
         self.done = [(0, False)] * len(pids)
+        self.states = [""] * len(pids)
 
     def begin(self, tokens: int) -> None:
         """A step is waited for from now on."""
@@ -83,7 +84,10 @@ class Watch:
             self.began, self.moved, self.advanced = self.began + late, self.moved + late, self.advanced + late
         work = [work_of(pid) for pid in self.pids]
         states = [state_of(pid) for pid in self.pids]
-        if "D" in states or any(new - old > LEAST_WORK * late for new, old in zip(work, self.work, strict=True)):
+        starved = [one == other == "R" for one, other in zip(states, self.states, strict=True)]
+        self.states = states
+        worked = [new - old > LEAST_WORK * late for new, old in zip(work, self.work, strict=True)]
+        if "D" in states or any(starved) or any(worked):  # starved: others have the cores that it would compute on
             self.moved = now
         self.work = work
         stopped = [rank for rank, state in enumerate(states) if state in ("T", "t")]

@@ -26,7 +26,8 @@ from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.model import Group
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.memory import pick_device, records, use
-from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, operations
+from tokenmill.engine.drafting import read_speculation, reads_words
+from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, only_asks, operations
 from tokenmill.engine.loading import device_of, left_out, load_runner
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.link import SocketLink
@@ -64,7 +65,8 @@ class Start(msgspec.Struct):
     def place(self) -> Place:
         """Where this one stands."""
         said = self.config.parallel
-        return Place(self.stage, said.pipeline_parallel_size, whole_experts=said.enable_expert_parallel)
+        reads = reads_words(read_speculation(self.config.speculate))
+        return Place(self.stage, said.pipeline_parallel_size, whole_experts=said.enable_expert_parallel, words=reads)
 
 
 class Receipt(msgspec.Struct, array_like=True):
@@ -162,6 +164,7 @@ class Worker:
         self.tickets: deque[InProcessTicket] = deque()
         self.supplied: set[int] = set()
         self.read_plan = msgspec.msgpack.Decoder(StepPlan)
+        self.read_chosen = msgspec.msgpack.Decoder(tuple[dict[int, list[int]], dict[int, list[int]]])
         self.read_late = msgspec.msgpack.Decoder(tuple[int, dict[int, bytes]])
         self.busy = threading.Event()
         self.waits = False
@@ -196,13 +199,16 @@ class Worker:
                 plan.late = []
             self.tickets.append(self.executor.submit(plan))
         elif kind == CHOSEN:
-            self.executor.runner.learn(msgspec.msgpack.decode(body, type=dict[int, list[int]]))
+            self.executor.runner.learn(*self.read_chosen.decode(body))
         elif kind == LATE:
             plan_id, masks = self.read_late.decode(body)
             self.supplied.add(plan_id)
             self.executor.supply(plan_id, LateInputs(masks=masks))
         else:
-            self.pipe.send(CONTROL + msgspec.msgpack.encode(answer(self.executor.runner, msgspec.msgpack.decode(body))))
+            message = msgspec.msgpack.decode(body)
+            while not only_asks(message) and self._can_finish():
+                self._finish()  # what came before is done first, by every rank
+            self.pipe.send(CONTROL + msgspec.msgpack.encode(answer(self.executor.runner, message)))
 
     def _finish(self) -> None:
         ticket = self.tickets[0]

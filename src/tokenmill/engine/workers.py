@@ -179,7 +179,8 @@ class ProcessExecutor:
             raise self._dead("the ranks chose different tokens")
         chosen = {row: new for row, new in zip(plan.rows, result.tokens, strict=True) if new} if speaks else {}
         if chosen:
-            self._send(CHOSEN + self.encoder.encode(chosen), self.ranks[:speaks])
+            drafts = {plan.rows[i]: each for i, each in result.drafts.items() if plan.rows[i] in chosen}
+            self._send(CHOSEN + self.encoder.encode((chosen, drafts)), self.ranks[:speaks])
         return result
 
     def close(self) -> None:

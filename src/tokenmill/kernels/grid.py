@@ -17,6 +17,21 @@ HIGHEST = {8: 127, 4: 7}
 ACTIVATION_GROUP = 32
 
 
+FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+"""What a nibble means as a 4 bit float: sign, two bits of exponent, one of mantissa."""
+
+
+def whole_entries(table: Tensor) -> tuple[Tensor, float]:
+    """Whole numbers [n] of at most 127 and a unit: table ~ numbers * unit, as closely as one unit can make it."""
+    top = float(table.abs().max())
+    if not top:
+        return torch.zeros_like(table), 1.0
+    units = [unit for unit in (1.0, 0.5, 0.25) if top / unit <= 127] + [top / most for most in range(127, 63, -1)]
+    lost = [float(((table / unit).round() * unit - table).double().square().sum()) for unit in units]
+    unit = units[lost.index(min(lost))]
+    return (table / unit).round(), unit
+
+
 def group_width(columns: int, groups: int) -> int:
     """The smallest multiple of 32 that cuts `columns` into `groups`."""
     least = math.ceil(columns / groups)

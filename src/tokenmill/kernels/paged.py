@@ -61,7 +61,7 @@ def _items(spec: AttentionSpec, ctx: ForwardContext, group: int, device: torch.d
             # Queries are a sequence's newest positions, so the block's first and last query bound its tiles.
             oldest = kv_len - queries + row // group
             newest = kv_len - queries + min(row + ROW_BLOCK - 1, queries * group - 1) // group
-            first = max(0, oldest - spec.window + 1) if spec.window else 0
+            first = _lowest(oldest, spec.window)
             tiles.append((first // TILE, newest // TILE + 1))
     table = torch.tensor(starts, dtype=torch.int64).view(-1, 4).to(device)
     seq_of, query_start_of, row_of, rows_of = table.unbind(1)
@@ -69,6 +69,11 @@ def _items(spec: AttentionSpec, ctx: ForwardContext, group: int, device: torch.d
     real = place < rows_of[:, None]
     place = torch.minimum(place, rows_of[:, None] - 1)
     return _Items(seq_of, query_start_of[:, None] + place // group, place % group, real, tiles)
+
+
+def _lowest(position: int, window: int) -> int:
+    """The first position that a query at this one sees."""
+    return position - position % -window if window < 0 else max(0, position - window + 1) if window else 0
 
 
 def _spans(ctx: ForwardContext) -> list[tuple[int, int, int]]:
@@ -102,8 +107,10 @@ def _attend_items(q: Tensor, items: _Items, spec: AttentionSpec, ctx: ForwardCon
         if slopes is not None:
             scores = scores - slopes * distance
         seen = (distance >= 0) & known[:, None, None, :]
-        if spec.window:
+        if spec.window > 0:
             seen = seen & (distance < spec.window)
+        elif spec.window:
+            seen = seen & (distance <= query_pos % -spec.window)
         scores = scores.masked_fill(~seen, float("-inf"))
         new_top = torch.maximum(top, scores.amax(-1, keepdim=True))
         shrink = torch.exp(top - new_top)

@@ -37,7 +37,11 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def batched(a: Tensor, b: Tensor) -> Tensor:
     """a [B, R, K] @ b [B, K, N] -> [B, R, N]: stable in how many products there are, and in the place of a row."""
     columns = b.shape[2]
-    if a.device.type != "cpu" or columns >= _MIN_COLUMNS:
+    if a.device.type != "cpu":
+        return torch.bmm(a, b)
+    if len(a) == 1:  # one product alone is computed in another way, which rounds otherwise
+        return batched(a.expand(2, -1, -1), b.expand(2, -1, -1))[:1]
+    if columns >= _MIN_COLUMNS:
         return torch.bmm(a, b)
     return torch.bmm(a, F.pad(b, (0, _MIN_COLUMNS - columns)))[..., :columns]
 

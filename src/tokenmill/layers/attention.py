@@ -29,7 +29,7 @@ class Heads:
     @property
     def parts(self) -> tuple[Rows, Rows, Rows]:
         """Rows of q, k and v."""
-        kv = Rows(self.kv_heads * self.dim, self.kv_heads)
+        kv = Rows(self.kv_heads * self.dim, self.kv_heads, repeats=True)
         return Rows(self.heads * self.dim, self.heads), kv, kv
 
     @property
@@ -49,10 +49,10 @@ def attention_spec(
     norms: tuple[NormSpec | None, NormSpec | None] = (None, None),
     alibi: Tensor | None = None,
 ) -> AttentionSpec:
-    """Register one layer's K/V and describe its attention (this rank's heads)."""
+    """Register one layer's K/V and describe its attention (this rank's heads). window: see AttentionSpec."""
     parts = heads.parts
     local = [heads.heads // parts[0].share(b.group)[1], heads.kv_heads // parts[1].share(b.group)[1]]
-    kv = KVSpec("window" if window else "full", local[1], heads.dim, heads.dim, window)
+    kv = KVSpec("window" if window else "full", local[1], heads.dim, heads.dim, abs(window))
     layer, group = b.add_kv(kv)
     return AttentionSpec(
         layer=layer,
@@ -131,22 +131,28 @@ class Attention:
         *,
         touches: Sequence[Touch] = (),
         within: NormSpec | None = None,
+        gate: ColumnLinear | None = None,
     ) -> None:
-        """touches: what is done to qkv before it is prepared; within: a norm before the output projection."""
+        """touches: what is done to qkv before it is prepared; within: a norm before the output projection; gate: its
+        sigmoid multiplies what attention gives."""
         self.qkv = qkv
         self.output = output
         self.spec = spec
         self.touches = tuple(touches)
         self.within = within
+        self.gate = gate
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """residual + attention(norm(x)); x [T, hidden]."""
         qkv = self.qkv.weight.matmul(x, ctx, norm=norm)
+        gate = None if self.gate is None else self.gate.weight.matmul(x, ctx, norm=norm)
         for touch in self.touches:
             qkv = touch(qkv, ctx)
         mixed = ctx.kernels.attend(qkv, self.spec, ctx)
+        if gate is not None:
+            mixed = ctx.kernels.activate(mixed, "sigmoid", gate)
         if self.within is not None:
             mixed = ctx.kernels.norm(mixed, self.within)
         return self.output(mixed, ctx, residual=residual)

@@ -99,6 +99,10 @@ class Build:
         if self.group.size == 1:
             return self
         self.book.repeated.add(what)
+        return self.whole()
+
+    def whole(self) -> Build:
+        """The same for what is so small that every rank has all of it."""
         return replace(self, group=SoloGroup())
 
     def path(self, name: str) -> str:
@@ -141,13 +145,14 @@ class Build:
         checked = _Checked(self.checkpoint, self.book.used)
         scheme = None if exact else head_scheme(self.quantization) if head else self.quantization
         weight = load_weight(checked, request, self.dtype, self.device, scheme, self.how)
-        return weight if bare else self.adapted(weight, name)
+        return weight if bare else self.adapted(weight, name, share=share)
 
-    def adapted(self, weight: Weight, name: str, rows: Tensor | None = None) -> Weight:
-        """The weight stored as `name`, with room for adapters where there are any; rows: its rows are these of it."""
+    def adapted(self, weight: Weight, name: str, rows: Tensor | None = None, share: Share | None = None) -> Weight:
+        """The weight stored as `name`, with room for adapters where there are any; rows: its rows are these of it;
+        share: it is this part of it."""
         if self.adapters is None:
             return weight
-        found: Weight = self.adapters.adapted(weight, self.path(name), rows)
+        found: Weight = self.adapters.adapted(weight, self.path(name), rows, share)
         return found
 
     def wrap(self, weight: Tensor, bias: Tensor | None = None, *, name: str = "", rows: Tensor | None = None) -> Weight:

@@ -5,14 +5,16 @@ Knows nothing of families: they say how heads are shaped and how the product's r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, StateSpec
 from tokenmill.layers.build import Build
-from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
+from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows, local_rows, share_out
+
+_WHAT = "layers with a delta rule"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,20 @@ class DeltaHeads:
         return 2 * keys + values
 
     @property
+    def mixed(self) -> list[Rows]:
+        """The same, as parts that go with heads."""
+        keys = Rows(self.widths[0], self.key_heads, bare=True, repeats=True)
+        return [keys, keys, self.values(self.value_dim)]
+
+    def values(self, numbers: int) -> Rows:
+        """So many numbers of every value head."""
+        return Rows(self.value_heads * numbers, self.value_heads, bare=True)
+
+    def of(self, ranks: int) -> DeltaHeads:
+        """What each of so many ranks has; key heads that are fewer are repeated."""
+        return replace(self, key_heads=max(1, self.key_heads // ranks), value_heads=self.value_heads // ranks)
+
+    @property
     def state(self) -> tuple[int, int, int]:
         """The shape of a row's matrices."""
         return self.value_heads, self.key_dim, self.value_dim
@@ -49,19 +65,20 @@ class GatedDelta:
 
     def __init__(self, b: Build, hidden: int, heads: DeltaHeads, eps: float) -> None:
         """b: where the layer's tensors lie; products stored apart (in_proj_qkv, ...) or head by head (in_proj_qkvz)."""
-        b = b.alone("layers with a delta rule")
-        self.heads = heads
+        b = b.alone(_WHAT) if heads.tiled else share_out(b, _WHAT, heads.value_heads, heads.key_heads)
         self.products = _joined(b, hidden, heads) if b.has("in_proj_qkvz.weight") else _apart(b, hidden, heads)
         taps = b.tensor("conv1d.weight", (heads.channels, 1, heads.taps), torch.float32)
-        self.conv = ConvSpec(taps[:, 0].t().contiguous())
-        rate = b.tensor("A_log", (heads.value_heads,), torch.float32).exp()
-        shift = b.tensor("dt_bias", (heads.value_heads,), torch.float32)
-        sizes = heads.key_heads, heads.value_heads, heads.key_dim, heads.value_dim
+        self.conv = ConvSpec(taps[local_rows(b.group, heads.mixed).to(b.device), 0].t().contiguous())
+        own = heads.values(1).index(0, b.group).to(b.device)
+        rate = b.tensor("A_log", (heads.value_heads,), torch.float32)[own].exp()
+        shift = b.tensor("dt_bias", (heads.value_heads,), torch.float32)[own]
+        self.heads = mine = heads.of(b.group.size)
+        sizes = mine.key_heads, mine.value_heads, mine.key_dim, mine.value_dim
         self.spec = DeltaSpec(*sizes, rate=rate, shift=shift, tiled=heads.tiled)
         self.norm: NormSpec = b.norm("norm", heads.value_dim, eps)
         self.output = RowLinear(b, heads.widths[1], hidden, "out_proj")
         kept = str(b.dtype).removeprefix("torch.")
-        parts = ((kept, (heads.taps - 1, heads.channels)), ("float32", heads.state))
+        parts = ((kept, (heads.taps - 1, mine.channels)), ("float32", mine.state))
         self.state = b.add_state(StateSpec(parts))
 
     def __call__(
@@ -83,23 +100,26 @@ class GatedDelta:
         made = [part.weight.matmul(x, ctx, norm=norm) for part in self.products]
         if len(made) == 1:
             return list(made[0].split(sizes, dim=-1))
+        if made[0].shape[-1] == sizes[0]:
+            return [made[0], *made[1].split(sizes[1:], dim=-1)]
         return [*made[0].split(sizes[:2], dim=-1), made[1]]
 
 
 def _apart(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:
-    values = heads.widths[1]
-    sizes = {"in_proj_qkv": heads.channels, "in_proj_z": values,
-             "in_proj_b": heads.value_heads, "in_proj_a": heads.value_heads}  # fmt: skip
-    return [ColumnLinear(b, hidden, {name: Rows(rows, rows) for name, rows in sizes.items()})]
+    gates = heads.values(1)
+    z = {"in_proj_z": heads.values(heads.value_dim), "in_proj_b": gates, "in_proj_a": gates}
+    if b.group.size == 1:
+        return [ColumnLinear(b, hidden, {"in_proj_qkv": Rows(heads.channels, heads.channels), **z})]
+    return [FusedColumnLinear(b, hidden, "in_proj_qkv", heads.mixed), ColumnLinear(b, hidden, z)]
 
 
 def _joined(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:
     """Stored key head by key head: (q, k, its values, their gates) and (its betas, their rates)."""
     share = heads.value_heads // heads.key_heads
     big = (heads.key_dim, heads.key_dim, share * heads.value_dim, share * heads.value_dim)
-    parts = [Rows(heads.key_heads * size, 1) for size in big]
-    wide = FusedColumnLinear(b, hidden, "in_proj_qkvz", parts, order=_by_part(heads.key_heads, big))
-    small = [Rows(heads.value_heads, 1)] * 2
+    order = _by_part(heads.key_heads, big)
+    wide = FusedColumnLinear(b, hidden, "in_proj_qkvz", [*heads.mixed, heads.values(heads.value_dim)], order=order)
+    small = [heads.values(1)] * 2
     return [wide, FusedColumnLinear(b, hidden, "in_proj_ba", small, order=_by_part(heads.key_heads, (share, share)))]
 
 

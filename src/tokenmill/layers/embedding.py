@@ -32,13 +32,7 @@ class Embedding:
 
     def __call__(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> [T, hidden]."""
-        if self.split:
-            first, count = self.part
-            own = tokens - first
-            mine = (own >= 0) & (own < count)
-            x = self._rows(self.weight, own.clamp(0, count - 1), ctx)
-            return self.group.all_reduce(x.masked_fill(~mine[:, None], 0.0))
-        x = self._rows(self.weight, tokens, ctx)
+        x = self._gathered(tokens, ctx) if self.split else self._rows(self.weight, tokens, ctx)
         rows, site = ctx.rows, self.site
         if site is None or rows is None or rows.adapters is None or not (site.used or site.whole):
             return x
@@ -49,6 +43,14 @@ class Embedding:
             at = torch.where(rows.adapters[rows.tokens] == slot)[0]
             x = x.index_copy(0, at, self._rows(weight, tokens[at], ctx))
         return x
+
+    def _gathered(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
+        """The rows of all ranks' parts."""
+        first, count = self.part
+        own = tokens - first
+        mine = (own >= 0) & (own < count)
+        x = self._rows(self.weight, own.clamp(0, count - 1), ctx)
+        return self.group.all_reduce(x.masked_fill(~mine[:, None], 0.0))
 
     def _rows(self, weight: Weight, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         table = weight.table if isinstance(weight, DenseWeight) else None

@@ -45,6 +45,42 @@ class Shared:
     gate: Weight | None = None
 
 
+class Chosen:
+    """The experts of a mixture over ranks: what this one has of them."""
+
+    def __init__(self, b: Build, weights: ExpertWeights, count: int, act: Act) -> None:
+        """weights: of as many of all `count` experts as this rank has something of; they settle here."""
+        self.group, self.weights = b.group, weights
+        self.act: Act = act
+        b.book.mixtures += 1
+        self.first = held(b, count).start
+        self.by_expert = b.place.whole_experts and b.group.size > 1
+        """Each rank has some experts, whole."""
+        for part in weights:
+            part[:] = [b.settled(w) for w in part]
+
+    def part(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
+        """The chosen experts of x, added up: a part of the sum; in an exact group, this rank's columns of it, or all
+        where each rank has whole experts."""
+        if self.by_expert and self.group.exact:
+            parts = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx, self.first)
+            return ctx.kernels.add_experts(self.group.all_reduce(parts), gates, x.dtype)
+        if not self.group.exact:
+            ids = ids - self.first if self.by_expert else ids
+            return ctx.kernels.experts(x, self.weights, ids, gates, self.act, ctx)
+        inside = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx)
+        if inside.shape[1] != self.weights[1][0].shape[1]:
+            inside = self.group.all_gather(inside)
+        return ctx.kernels.experts(inside, self.weights, ids, gates, None, ctx)
+
+    def whole(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
+        """The same with what other ranks have [T, hidden]."""
+        y = self.part(x, ids, gates, ctx)
+        if self.group.size == 1 or (self.group.exact and self.by_expert):
+            return y
+        return self.group.all_gather(y) if self.group.exact else self.group.all_reduce(y)
+
+
 class Experts:
     """Router -> top-k experts (+ shared experts) -> residual."""
 
@@ -62,20 +98,13 @@ class Experts:
         self.group = b.group
         self.router = b.settled(router)
         self.route = route
-        self.weights = weights
-        b.book.mixtures += 1
-        self.first = held(b, route.experts).start
-        self.by_expert = b.place.whole_experts and b.group.size > 1
-        """Each rank has some experts, whole."""
-        for part in weights:
-            part[:] = [b.settled(w) for w in part]
-        self.act: Act = act
+        self.chosen = Chosen(b, weights, route.experts, act)
         self.routing = routing or Routing()
         self.shared = None if shared is None else shared.mlp
         self.shared_gate = None if shared is None or shared.gate is None else b.settled(shared.gate)
         plain = None if self.shared_gate is not None else self.shared
         beside = None if plain is None else (plain.up.weight, plain.down.weight)
-        mixture = Mixture(self.router, route, *weights, act, beside, self.routing.wide, self.first)
+        mixture = Mixture(self.router, route, *weights, act, beside, self.routing.wide, self.chosen.first)
         # A backend that takes the whole layer empties the lists: nothing is held twice.
         apart = self.routing.by_hand is not None or self.routing.inputs or (plain is not None and plain.act != act)
         products = [self.router, *weights[0], *weights[1], *(beside or ())]
@@ -113,7 +142,7 @@ class Experts:
         """Routed and shared experts [T, hidden] in an exact group: some columns of the result, then all."""
         kernels = ctx.kernels
         y = self._routed(h, ctx)
-        if self.by_expert:  # nothing of them is missing
+        if self.chosen.by_expert:  # nothing of them is missing
             if self.shared is None:
                 return y
             y = local_columns(y, self.group).contiguous()
@@ -127,30 +156,16 @@ class Experts:
                 y = last.matmul(within, ctx, residual=y)
         return self.group.all_gather(y)
 
-    def _run(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
-        """The chosen experts of x, added up; in an exact group, this rank's columns of that, or all where each rank has
-        whole experts."""
-        if self.by_expert and self.group.exact:
-            parts = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx, self.first)
-            return ctx.kernels.add_experts(self.group.all_reduce(parts), gates, x.dtype)
-        if not self.group.exact:
-            ids = ids - self.first if self.by_expert else ids
-            return ctx.kernels.experts(x, self.weights, ids, gates, self.act, ctx)
-        inside = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx)
-        if inside.shape[1] != self.weights[1][0].shape[1]:
-            inside = self.group.all_gather(inside)
-        return ctx.kernels.experts(inside, self.weights, ids, gates, None, ctx)
-
     def _routed(self, h: Tensor, ctx: ForwardContext) -> Tensor:
         """The routed experts' part [T, hidden]."""
         logits, by_hand = self.router.matmul(h.float() if self.routing.wide else h, ctx), self.routing.by_hand
         ids, gates = ctx.kernels.route(logits, self.route) if by_hand is None else by_hand(logits)
         if not self.routing.inputs:
-            return self._run(h, ids, gates, ctx)
+            return self.chosen.part(h, ids, gates, ctx)
         each = (h[:, None].float() * gates[:, :, None]).to(h.dtype).flatten(0, 1)
         ones = torch.ones_like(gates).view(-1, 1)
         whose = ctx.of(torch.arange(len(h), device=h.device).repeat_interleave(ids.shape[1]))
-        y = self._run(each, ids.view(-1, 1), ones, whose).view(*ids.shape, -1)
+        y = self.chosen.part(each, ids.view(-1, 1), ones, whose).view(*ids.shape, -1)
         total = y[:, 0]
         for j in range(1, ids.shape[1]):
             total = total + y[:, j]

@@ -1,8 +1,9 @@
 """Linear layers over ranks. Owns: which rows or columns of a weight a rank holds. Knows nothing of formats.
 
 Column-parallel layers concatenate what a layer multiplies together (q/k/v, gate/up), each part split by its units
-(heads); a part with fewer units than ranks is repeated. Row-parallel ones sum over the group. In an exact group they
-gather what they multiply instead, compute some rows of the result, and gather these: nothing is added in another order.
+(heads); keys and values with fewer heads than there are ranks are repeated. Row-parallel ones sum over the group. In an
+exact group they gather what they multiply instead, compute some rows of the result, and gather these: nothing is added
+in another order.
 """
 
 from __future__ import annotations
@@ -28,12 +29,16 @@ class Rows:
 
     rows: int
     units: int
+    bare: bool = False
+    """Nothing is computed together with the product, so that any cut gives the same bytes."""
+    repeats: bool = False
+    """Units that are fewer than ranks are on several of them (keys and values)."""
 
     def share(self, group: Group) -> tuple[int, int]:
         """(part, parts) of this rank; (0, 1): every rank has all of it."""
-        if group.exact and self.units == self.rows and not self._cuts_evenly(group.size):
+        if group.exact and self.units == self.rows and not self.bare and not self._cuts_evenly(group.size):
             return 0, 1
-        parts = min(self.units, group.size)
+        parts = min(self.units, group.size) if self.repeats else group.size
         if self.units % parts or group.size % parts:
             raise ModelError(f"{self.units} heads or columns cannot be split over {group.size} ranks.")
         return group.rank * parts // group.size, parts
@@ -47,6 +52,19 @@ class Rows:
         part, parts = self.share(group)
         size = self.rows // parts
         return torch.arange(start + part * size, start + (part + 1) * size)
+
+
+def share_out(b: Build, what: str, units: int, shared: int = 1) -> Build:
+    """b, if its ranks may have equal parts of so many heads, of which each of `shared` groups has some; else each rank
+    computes all of it. what: the layers, for whoever asks."""
+    size = b.group.size
+    return b if units % size == 0 and (shared % size == 0 or size % shared == 0) else b.alone(what)
+
+
+def local_rows(group: Group, parts: Sequence[Rows]) -> Tensor:
+    """The numbers of this rank's rows, in a tensor that holds these parts one behind the other."""
+    starts = [sum(part.rows for part in parts[:i]) for i in range(len(parts))]
+    return torch.cat([part.index(start, group) for part, start in zip(parts, starts, strict=True)])
 
 
 class ColumnLinear:
@@ -83,8 +101,7 @@ class FusedColumnLinear(ColumnLinear):
         total = sum(part.rows for part in parts)
         weight = b.weight(name, (total, inputs), bias=bias, transposed=transposed)
         if order is not None or b.group.size > 1:
-            starts = [sum(part.rows for part in self.parts[:i]) for i in range(len(self.parts))]
-            index = torch.cat([part.index(start, b.group) for part, start in zip(self.parts, starts, strict=True)])
+            index = local_rows(b.group, self.parts)
             weight = weight.take((index if order is None else order[index]).to(b.device))
         self.weight = b.settled(weight)
 

@@ -7,15 +7,15 @@ Knows nothing of families: they say sizes, and which norms and factors there are
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ConvSpec, ForwardContext, NormSpec, ScanSpec, SpaceSpec, StateSpec
 from tokenmill.layers.build import Build
-from tokenmill.layers.linear import FusedColumnLinear, RowLinear, Rows
+from tokenmill.layers.linear import FusedColumnLinear, RowLinear, Rows, local_columns, local_rows, share_out
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,20 @@ class SpaceHeads:
         """What the convolution sees: values, and what they are written and read with."""
         return self.width + 2 * self.groups * self.keys
 
+    @property
+    def mixed(self) -> list[Rows]:
+        """The same, as parts that go with heads."""
+        group = Rows(self.groups * self.keys, self.groups, bare=True, repeats=True)
+        return [self.each(self.dim), group, group]
+
+    def each(self, numbers: int) -> Rows:
+        """So many numbers of every head."""
+        return Rows(self.heads * numbers, self.heads, bare=True)
+
+    def of(self, ranks: int) -> SpaceHeads:
+        """What each of so many ranks has; groups that are fewer are repeated."""
+        return replace(self, heads=self.heads // ranks, groups=max(1, self.groups // ranks))
+
 
 @dataclass(frozen=True, slots=True)
 class Around:
@@ -59,21 +73,19 @@ class Convolution:
     """A short convolution of each channel, whose last inputs are a part of the row's state."""
 
     def __init__(
-        self, b: Build, channels: int, taps: int, *, bias: bool, name: str = "conv1d", silu: bool = True
+        self, b: Build, parts: Sequence[Rows], taps: int, *, bias: bool, name: str = "conv1d", silu: bool = True
     ) -> None:
-        weight = b.tensor(f"{name}.weight", (channels, 1, taps), torch.float32)
+        """parts: what the channels belong to, which ranks share out."""
+        channels, own = sum(part.rows for part in parts), local_rows(b.group, parts).to(b.device)
+        weight = b.tensor(f"{name}.weight", (channels, 1, taps), torch.float32)[own]
         weight = weight[:, 0].t().contiguous()
-        self.spec = ConvSpec(weight, b.tensor(f"{name}.bias", (channels,), torch.float32) if bias else None, silu)
-        self.part = str(b.dtype).removeprefix("torch."), (taps - 1, channels)
+        shift = b.tensor(f"{name}.bias", (channels,), torch.float32)[own] if bias else None
+        self.spec = ConvSpec(weight, shift, silu)
+        self.part = str(b.dtype).removeprefix("torch."), (taps - 1, len(own))
 
     def __call__(self, x: Tensor, state: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, C] -> [T, C]."""
         return ctx.kernels.recur_((x,), self.spec, state, ctx)
-
-
-def _alone(b: Build, what: str) -> None:
-    if b.group.size > 1:
-        raise ModelError(f"Layers with {what} cannot be split over several devices yet.")
 
 
 def _parts(ctx: ForwardContext, state: int) -> tuple[Tensor, ...]:
@@ -85,18 +97,27 @@ class StateSpace:
     """Mamba-2: product -> short convolution -> state space -> gate and norm -> output projection (+ residual)."""
 
     def __init__(self, b: Build, hidden: int, heads: SpaceHeads, around: Around) -> None:
-        _alone(b, "a state space")
-        self.heads, self.around = heads, around
-        sizes = (heads.width, heads.channels, heads.heads)
-        self.product = FusedColumnLinear(b, hidden, "in_proj", [Rows(rows, rows) for rows in sizes], bias=around.bias)
-        self.conv = Convolution(b, heads.channels, heads.taps, bias=around.conv_bias)
-        rate, shift, skip = (b.tensor(name, (heads.heads,), torch.float32) for name in ("A_log", "dt_bias", "D"))
+        b = share_out(b, "layers with a state space", heads.heads, heads.groups)
+        parts = [heads.each(heads.dim), *heads.mixed, heads.each(1)]
+        self.product = FusedColumnLinear(b, hidden, "in_proj", parts, bias=around.bias)
+        self.conv = Convolution(b, heads.mixed, heads.taps, bias=around.conv_bias)
+        own = heads.each(1).index(0, b.group).to(b.device)
+        rate, shift, skip = (b.tensor(name, (heads.heads,), torch.float32)[own] for name in ("A_log", "dt_bias", "D"))
+        self.group, self.around = b.group, around
+        if around.factors is not None:
+            self.around = replace(around, factors=around.factors[local_rows(b.group, parts).to(b.device)])
+        self.heads = mine = heads.of(b.group.size)
         self.spec = SpaceSpec(
-            heads.heads, heads.dim, heads.groups, heads.keys, rate.exp(), shift, skip, heads.low, heads.high
+            mine.heads, mine.dim, mine.groups, mine.keys, rate.exp(), shift, skip, mine.low, mine.high
         )
+        self.spans = around.norm > mine.width
+        """A norm sees heads of several ranks together."""
         self.norm: NormSpec | None = b.norm("norm", heads.width, around.eps) if around.norm else None
+        if self.norm is not None and not self.spans:
+            at = heads.each(heads.dim).index(0, b.group).to(b.device)
+            self.norm = replace(self.norm, weight=self.norm.weight[at])
         self.output = RowLinear(b, heads.width, hidden, "out_proj", bias=around.out_bias)
-        self.state = b.add_state(StateSpec((self.conv.part, ("float32", (heads.heads, heads.keys, heads.dim)))))
+        self.state = b.add_state(StateSpec((self.conv.part, ("float32", (mine.heads, mine.keys, mine.dim)))))
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
@@ -112,6 +133,10 @@ class StateSpace:
         found = ctx.kernels.recur_((mixed, rates), self.spec, matrices, ctx)
         if self.norm is None:
             gated = ctx.kernels.activate(found, "silu", z)
+        elif self.spans:
+            found, z = self.group.all_gather(found), self.group.all_gather(z)
+            gated = ctx.kernels.norm(found, self.norm, z, around.norm, first=around.gate_first)
+            gated = gated if self.group.exact else local_columns(gated, self.group).contiguous()
         else:
             gated = ctx.kernels.norm(found, self.norm, z, around.norm, first=around.gate_first)
         return self.output(gated, ctx, residual=residual)
@@ -134,18 +159,21 @@ class SelectiveScan:
         self, b: Build, hidden: int, sizes: ScanSizes, around: Around, norms: tuple[NormSpec, ...] = ()
     ) -> None:
         """norms: of pace, b and c, where a family has them."""
-        _alone(b, "a state space")
-        self.sizes, self.norms = sizes, norms
-        part = Rows(sizes.channels, sizes.channels)
+        b = share_out(b, "layers with a state space", sizes.channels)
+        part = Rows(sizes.channels, sizes.channels, bare=True)
         self.product = FusedColumnLinear(b, hidden, "in_proj", (part, part), bias=around.bias)
-        self.conv = Convolution(b, sizes.channels, sizes.taps, bias=around.conv_bias)
+        self.conv = Convolution(b, [part], sizes.taps, bias=around.conv_bias)
+        own = part.index(0, b.group).to(b.device)
+        every = b.whole()  # little comes of all channels, and every rank needs it
         inner = [Rows(rows, rows) for rows in (sizes.rank, 2 * sizes.keys)]
-        self.inner = FusedColumnLinear(b, sizes.channels, "x_proj", inner)
+        self.inner = FusedColumnLinear(every, sizes.channels, "x_proj", inner)
         self.pace = FusedColumnLinear(b, sizes.rank, "dt_proj", [part], bias=True)
-        rate = b.tensor("A_log", (sizes.channels, sizes.keys), torch.float32).exp().t().contiguous()
-        self.spec = ScanSpec(rate, b.tensor("D", (sizes.channels,), torch.float32))
+        rate = b.tensor("A_log", (sizes.channels, sizes.keys), torch.float32)[own].exp().t().contiguous()
+        self.spec = ScanSpec(rate, b.tensor("D", (sizes.channels,), torch.float32)[own])
         self.output = RowLinear(b, sizes.channels, hidden, "out_proj", bias=around.out_bias)
-        self.state = b.add_state(StateSpec((self.conv.part, ("float32", (sizes.keys, sizes.channels)))))
+        self.group, self.norms = b.group, norms
+        self.sizes = replace(sizes, channels=len(own))
+        self.state = b.add_state(StateSpec((self.conv.part, ("float32", (sizes.keys, len(own))))))
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
@@ -155,7 +183,9 @@ class SelectiveScan:
         values, z = self.product.weight.matmul(x, ctx, norm=norm).split(sizes.channels, dim=-1)
         inputs, numbers = _parts(ctx, self.state)
         values = self.conv(values, inputs, ctx)
-        rank, mixed = self.inner.weight.matmul(values, ctx).split((sizes.rank, 2 * sizes.keys), dim=-1)
+        rank, mixed = self.inner.weight.matmul(self.group.all_gather(values), ctx).split(
+            (sizes.rank, 2 * sizes.keys), dim=-1
+        )
         rank = rank.contiguous()
         if self.norms:
             given = (rank, *(part.contiguous() for part in mixed.split(sizes.keys, dim=-1)))
@@ -170,10 +200,10 @@ class GatedConvolution:
     """LFM2: (b | c | x) of the input -> c conv(b x) -> output projection (+ residual)."""
 
     def __init__(self, b: Build, hidden: int, taps: int, *, bias: bool) -> None:
-        _alone(b, "a short convolution")
-        part = Rows(hidden, hidden)
+        b = share_out(b, "layers with a short convolution", hidden)
+        part = Rows(hidden, hidden, bare=True)
         self.product = FusedColumnLinear(b, hidden, "in_proj", (part, part, part), bias=bias)
-        self.conv = Convolution(b, hidden, taps, bias=bias, name="conv", silu=False)
+        self.conv = Convolution(b, [part], taps, bias=bias, name="conv", silu=False)
         self.output = RowLinear(b, hidden, hidden, "out_proj", bias=bias)
         self.state = b.add_state(StateSpec((self.conv.part,)))
 

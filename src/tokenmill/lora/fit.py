@@ -60,6 +60,8 @@ class Fitter:
     def __init__(self, adapter: Adapter, sites: Sites) -> None:
         self.adapter, self.sites = adapter, sites
         self.fills: dict[int, Fill] = {}
+        self.unknown: dict[str, str] = {}
+        """Modules that this rank has nothing of, with what is to be said if no rank has."""
 
     def fit(self) -> list[Fill]:
         """Every product that the adapter changes; raises ModelError for what does not belong to this model."""
@@ -72,6 +74,8 @@ class Fitter:
         for module, low in adapter.stacked.items():
             for expert, place, part in stacked(self.sites, adapter, module, low):
                 self._low(expert, place, part)
+            if self.sites.partial and not self.sites.numbers(_stem(module)):
+                self.unknown[module] = f"{adapter.where}: {module[:160]} fits no stacked experts of this model."
         for module, tensors in adapter.whole.items():
             self._whole(module, dict(tensors))
         return list(self.fills.values())
@@ -82,10 +86,14 @@ class Fitter:
         return self.fills.setdefault(id(site), Fill(site))
 
     def _places(self, module: str) -> list[Place]:
+        """The products that have something of it; []: it is noted as unknown."""
         places = self.sites.find(module)
         if not places:
             base = f" (it was made for {self.adapter.base[:120]})" if self.adapter.base else ""
-            raise self._refuse(module, f"is no matrix of this model that adapters can change{base}")
+            error = self._refuse(module, f"is no matrix of this model that adapters can change{base}")
+            if not self.sites.partial:
+                raise error
+            self.unknown[module] = str(error)
         return places
 
     def _low(self, module: str, place: Place, low: LowRank) -> None:
@@ -126,7 +134,10 @@ class Fitter:
         fill.pieces.append(Piece(part, down.t().contiguous().to(dtype), up.t().contiguous().to(dtype)))
 
     def _table(self, module: str, low: LowRank) -> None:
-        place = self._places(module)[0]
+        places = self._places(module)
+        if not places:
+            return
+        place = places[0]
         shape = place.source.shape
         if place.weight is not None:
             raise self._refuse(module, "is no table of embeddings, and the file has lora_embedding_A for it")
@@ -147,7 +158,7 @@ class Fitter:
     def _whole(self, module: str, tensors: dict[str, Tensor]) -> None:
         weight, bias = tensors.get("weight"), tensors.get("bias")
         places = self._places(module)
-        if weight is not None and (module in self.adapter.linear or module in self.adapter.tables):
+        if places and weight is not None and (module in self.adapter.linear or module in self.adapter.tables):
             if tuple(weight.shape) != places[0].source.shape:
                 raise self._refuse(module, f"has {list(weight.shape)} numbers in the file: the vocabulary was changed")
             weight = None  # saved beside its adapter, as it was
@@ -203,13 +214,21 @@ def _norms(place: Place, down: Tensor, up: Tensor) -> Tensor:
     return torch.cat(found)
 
 
+def _stem(module: str) -> str:
+    """A stack's own name."""
+    return re.sub(r"(\.base_layer)+$", "", module)
+
+
 def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterator[tuple[str, Place, LowRank]]:
     """Experts that were trained as one parameter [experts, ...]: each one's share, under its own name.
 
     Of `up` [out, r * experts] expert e has every experts-th column; of `down` [r * experts, in] its own r rows."""
-    prefix = re.sub(r"(\.base_layer)+$", "", module)
+    prefix = _stem(module)
+    own = sites.numbers(prefix)
+    if not own and sites.partial:
+        return
     for names in (("gate_up_proj",), ("gate_proj", "up_proj"), ("down_proj",)):
-        found = [sites.find(f"{prefix}.0.{name}") for name in names]
+        found = [sites.find(f"{prefix}.{own[0] if own else 0}.{name}") for name in names]
         if not all(found):
             continue
         shape = found[0][0].source.shape
@@ -217,18 +236,16 @@ def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterat
             break
     else:
         raise ModelError(f"{adapter.where}: {module[:160]} fits no stacked experts of this model.")
-    count = 0
-    while sites.find(f"{prefix}.{count}.{names[0]}"):
-        count += 1
     parameter = f"{prefix}.{'down_proj' if names[0] == 'down_proj' else 'gate_up_proj'}"
     config = adapter.config
     assert config is not None, "stacked experts come in PEFT's folders alone"
     rank = config.rank_of(parameter)
+    count = low.down.shape[0] // rank if sites.partial else len(own)
     if low.down.shape[0] != rank * count:
         raise ModelError(f"{adapter.where}: {parameter} has {low.down.shape[0]} rows, not {rank} for {count} experts.")
     scale = config.scale_of(parameter, rank)
     downs, ups = low.down.view(count, -1, low.down.shape[1]), low.up.view(low.up.shape[0], -1, count)
-    for expert in range(count):
+    for expert in own:
         start = 0
         for name in names:
             path = f"{prefix}.{expert}.{name}"

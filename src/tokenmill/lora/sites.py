@@ -35,23 +35,41 @@ class Place:
     """The product's."""
 
 
-def _mixing(path: str) -> bool:
+def mixing(path: str) -> bool:
     """Is it a matrix of a mixture: an expert's, or one that chooses?"""
     return ".experts." in path or path.rpartition(".")[2] in _CHOOSING
 
 
 def _usual(path: str) -> bool:
     """Is it a matrix of a layer that most adapters change? Others get memory with the first one that does."""
-    return any(part.isdigit() for part in path.split(".")) and not _mixing(path)
+    return any(part.isdigit() for part in path.split(".")) and not mixing(path)
+
+
+def _share_of(path: str, shape: tuple[int, int], share: tuple[int, int, int]) -> Source:
+    """Of a stored matrix, the part that a rank has; shape: the part's."""
+    dim, part, parts = share
+    start, stop = part * shape[dim], (part + 1) * shape[dim]
+    if dim == 0:
+        return Source(path, (shape[0] * parts, shape[1]), torch.arange(start, stop))
+    return Source(path, (shape[0], shape[1] * parts)).between(start, stop, part == 0)
 
 
 class Sites:
     """The adapted products of one model."""
 
     def __init__(
-        self, slots: int, most_rank: int, dtype: torch.dtype, device: torch.device, heads: tuple[int, int] = (0, 0)
+        self,
+        slots: int,
+        most_rank: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        heads: tuple[int, int] = (0, 0),
+        *,
+        partial: bool = False,
     ) -> None:
-        """slots: how many adapters lie on the device at once; most_rank: of any of them; heads: of queries, of keys."""
+        """slots: how many adapters lie on the device at once; most_rank: of any of them; heads: of queries, of keys;
+        partial: other ranks have layers or experts that are not here."""
+        self.partial = partial
         self.slots, self.most_rank, self.dtype, self.device, self.heads = slots, most_rank, dtype, device, heads
         self.places: dict[str, list[Place]] = {}
         self.embeddings: dict[str, Place] = {}
@@ -61,10 +79,15 @@ class Sites:
 
     # ------------------------------------------------------------ while the model is built
 
-    def adapted(self, weight: object, path: str, rows: Tensor | None = None) -> LoraWeight:
-        """The weight stored as `path`, which adapters may change; rows: its rows are these of what is stored."""
+    def adapted(
+        self, weight: object, path: str, rows: Tensor | None = None, share: tuple[int, int, int] | None = None
+    ) -> LoraWeight:
+        """The weight stored as `path`, which adapters may change; rows: its rows are these of what is stored; share: it
+        is (dimension, part, parts) of that."""
         shape = weight.shape  # type: ignore[attr-defined]
         source = Source(path, shape if rows is None else (int(rows.max()) + 1, shape[1]), rows)
+        if share is not None and share[2] > 1:
+            source = _share_of(path, shape, share)
         return LoraWeight(weight, [source], self)
 
     def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite:
@@ -119,7 +142,7 @@ class Sites:
         """Can a recorded step hold what adapters do here? Not at embeddings and experts, whose tokens are sorted, and
         routers, which compute in another type."""
         if self._plain is None:
-            places = (p for path, each in self.places.items() if not _mixing(path) for p in each)
+            places = (p for path, each in self.places.items() if not mixing(path) for p in each)
             self._plain = {id(place.site) for place in places}
         return id(site) in self._plain
 
@@ -134,6 +157,13 @@ class Sites:
         if path is None:
             return []
         return [self.embeddings[path]] if path in self.embeddings else self.places[path]
+
+    def numbers(self, prefix: str) -> list[int]:
+        """Which experts of the mixture `prefix` are here."""
+        stems = [path.rpartition(".")[0].rpartition(".") for path in self.places if ".experts." in path]
+        every = sorted({int(number) for _, _, number in stems if number.isdigit()})
+        kinds = ("gate_up_proj", "gate_proj", "down_proj", "w1")
+        return [e for e in every if any(self.find(f"{prefix}.{e}.{kind}") for kind in kinds)]
 
     @property
     def names(self) -> Names:

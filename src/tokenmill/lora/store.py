@@ -23,7 +23,7 @@ from tokenmill.core.forward import Kernels
 from tokenmill.lora.fit import Fill, Fitter
 from tokenmill.lora.gguf import read_gguf_adapter
 from tokenmill.lora.peft import OLD, SAFE, Adapter, read_peft
-from tokenmill.lora.sites import Sites
+from tokenmill.lora.sites import Sites, mixing
 
 
 @dataclass(slots=True)
@@ -45,13 +45,16 @@ class Store:
         self.reading: dict[int, Future[list[Fill]]] = {}
         self.slots: dict[int, int] = {}
         self.unrecorded: set[int] = set()
+        self.elsewhere: dict[int, dict[str, str]] = {}
+        """Of an adapter, modules that this rank has nothing of, with what is to be said if no rank has."""
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
 
     # ------------------------------------------------------------ what the engine asks
 
     def command(self, message: dict[str, Any]) -> dict[str, Any]:
-        """{"op": "read", "id", "path"}: begin; {"op": "state", "ids", "wait"}: -> ready and failed ones;
+        """{"op": "read", "id", "path"}: begin; {"op": "state", "ids", "wait"}: -> ready and failed ones, and what of
+        ready ones must be elsewhere;
         {"op": "drop", "id"}: it is not used again; {"op": "forget"}: read all anew."""
         op = message["op"]
         if op == "read":
@@ -89,11 +92,12 @@ class Store:
                     failed[number] = f"the adapter could not be read ({type(error).__name__})"
             if number in self.kept:
                 ready.append(number)
-        return {"ready": ready, "failed": failed}
+        return {"ready": ready, "failed": failed, "elsewhere": {n: self.elsewhere.get(n, {}) for n in ready}}
 
     def _drop(self, number: int) -> None:
         self.kept.pop(number, None)
         self.known.pop(number, None)
+        self.elsewhere.pop(number, None)
         future = self.reading.pop(number, None)
         if future is not None:
             future.cancel()
@@ -109,7 +113,8 @@ class Store:
         adapter = read_adapter(known.path, self.sites.heads)
         adapter.check_numbers()
         known.mark = mark
-        fills = Fitter(adapter, self.sites).fit()
+        fitter = Fitter(adapter, self.sites)
+        fills, self.elsewhere[number] = fitter.fit(), fitter.unknown
         for fill in fills:
             if self.sites.device.type == "cuda":
                 for piece in fill.pieces:
@@ -160,6 +165,8 @@ class Store:
                 site.gains[slot] = 1.0
                 site.shifts[slot] = 0.0
         self.unrecorded.discard(slot)
+        if any(mixing(module) for module in self.elsewhere.get(number, ())):  # as where these experts are
+            self.unrecorded.add(slot)
         for fill in fills:
             site = fill.site
             if fill.pieces:

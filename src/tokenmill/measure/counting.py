@@ -192,7 +192,7 @@ class CountingKernels(ReferenceKernels):
 
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """[T, H * Dv]; what it reads depends on lengths, so only the layer is noted."""
-        self.tally.attended.append(Attended(spec.heads, spec.kv, spec.window or spec.kv.window))
+        self.tally.attended.append(Attended(spec.heads, spec.kv, abs(spec.window) or spec.kv.window))
         out = q.new_empty(len(q), spec.heads * spec.kv.value_dim)
         return self._note(out, moved=q.nbytes + out.nbytes)
 

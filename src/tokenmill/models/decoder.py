@@ -63,7 +63,7 @@ class Decoder:
         self.embedding: Embedding | None = None
         if sizes.tied and self.is_last:
             _check_tied(b.checkpoint, body.path(f"{ends.embed}.weight"), b.path(f"{ends.head}.weight"))
-        if self.is_first or (self.is_last and sizes.tied):
+        if self.is_first or (self.is_last and (sizes.tied or b.place.words)):
             self.embedding = Embedding(body, ends.embed, (sizes.vocab, width), scale=ends.scale, tied=sizes.tied)
             if sizes.tied and not self.is_last and b.place.stages > 1:  # in the form that one process reads
                 self.embedding.weight = b.settled(self.embedding.weight)
@@ -117,7 +117,8 @@ class Decoder:
         assert self.embedding is not None
         b.book.flops += 2.0 * sizes.vocab * width
         b.book.used.add(b.path(f"{ends.head}.weight"))
-        return b.adapted(self.embedding.weight, ends.head)
+        share = (0, b.group.rank, b.group.size) if self.embedding.split else None
+        return b.adapted(self.embedding.weight, ends.head, share=share)
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> final-norm hidden states [T, hidden].

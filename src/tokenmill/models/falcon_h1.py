@@ -31,8 +31,9 @@ class ScaledFeed:
         self.up = ColumnLinear(b, hidden, {"gate_proj": part, "up_proj": part}, bias=bias)
         self.down = RowLinear(b, inner, hidden, "down_proj", bias=bias)
         self.act: Act = act
-        self.factors = torch.ones(2 * inner, dtype=b.dtype, device=b.device)
-        self.factors[:inner] = factor
+        own = inner // part.share(b.group)[1]
+        self.factors = torch.ones(2 * own, dtype=b.dtype, device=b.device)
+        self.factors[:own] = factor
 
     def __call__(self, x: Tensor, ctx: ForwardContext, norm: NormSpec) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""

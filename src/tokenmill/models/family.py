@@ -34,8 +34,6 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     sizes, heads, outside = read_sizes(c), read_heads(c), shape.outside
     if outside.positions is not None and outside.positions.name:
         b = b.limited(c.need(outside.positions.count, int))
-    if shape.limit is not None:
-        b = b.limited(shape.limit(c) or b.max_positions)
     body = b.under(outside.body, f"{outside.embed}.weight") if outside.body else b
 
     def layer(body: Build, index: int) -> Layer:
@@ -82,9 +80,10 @@ def make_layer(c: ModelConfig, b: Build, at: Build, shape: Shape, heads: Heads, 
     scale = c.get(shape.residual, float, 1.0) if shape.residual else 1.0
     if parallel:
         return Parallel(attention, mlp, (before[0], before[-1]))
-    if len(before) == 2 and not norms.after and scale == 1.0:
+    afterwards = norms.after if on(c, norms.after_if) else ()
+    if len(before) == 2 and not afterwards and scale == 1.0:
         return PreNorm(attention, mlp, (before[0], before[1]))
-    after: list[NormSpec | None] = [norm(c, at, norms, name, hidden) for name in norms.after]
+    after: list[NormSpec | None] = [norm(c, at, norms, name, hidden) for name in afterwards]
     return Sandwich((attention, mlp), before or [None, None], after or [None, None], scale)
 
 

@@ -18,6 +18,7 @@ from tokenmill.models.table_mixtures import DEEPSEEK_KEYS, SIGMOID
 
 _LATENT = (*SIZES, "moe_intermediate_size", "n_routed_experts")
 
+_LATENT_DENSE = {**GATED, "attention_bias": False, "tie_word_embeddings": True}
 _HYBRID = {
     **GATED, "head_dim": 256, "num_key_value_heads": 2, "max_position_embeddings": 32768, "attention_bias": False,
     "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16,
@@ -28,16 +29,18 @@ _HYBRID_MIX = {
     "num_experts": 512, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": None,
     "intermediate_size": 5632,
 }  # fmt: skip
+# The convolution of recurrent layers has the same activation as feed-forward layers.
+_HYBRID_ONLY: dict[str, tuple[Any, ...]] = {**NO_MLP_BIAS, "hidden_act": ("silu", "swish")}
 _FILES: dict[str, Fields] = {
-    "Qwen3NextForCausalLM": Fields("qwen3_next", needed=SIZES, defaults=_HYBRID_MIX, only=NO_MLP_BIAS, ignored=MOE),
+    "Qwen3NextForCausalLM": Fields("qwen3_next", needed=SIZES, defaults=_HYBRID_MIX, only=_HYBRID_ONLY, ignored=MOE),
     "Qwen3_5ForCausalLM": Fields(
-        "qwen3_5_text", needed=SIZES, defaults={**_HYBRID, "num_key_value_heads": 4}, only=NO_MLP_BIAS
+        "qwen3_5_text", needed=SIZES, defaults={**_HYBRID, "num_key_value_heads": 4}, only=_HYBRID_ONLY
     ),
     "Qwen3_5MoeForCausalLM": Fields(
         "qwen3_5_moe_text", needed=SIZES,
         defaults={**without(_HYBRID_MIX, "decoder_sparse_step", "mlp_only_layers"),
                   "num_experts_per_tok": 8, "num_experts": 256},
-        only={**NO_MLP_BIAS, "norm_topk_prob": (True,)}, ignored=MOE,
+        only={**_HYBRID_ONLY, "norm_topk_prob": (True,)}, ignored=MOE,
     ),
     "GptOssForCausalLM": Fields(
         "gpt_oss",
@@ -83,6 +86,24 @@ _FILES: dict[str, Fields] = {
         only={**NO_MLP_BIAS, **SIGMOID, "moe_layer_freq": (1,)},
         # Transformers goes by mlp_layer_types, and by its own default, which this says, too.
         ignored=(*MOE, "head_dim", "qk_head_dim", "first_k_dense_replace"),
+        layers="full_attention",
+    ),
+    "YoutuForCausalLM": Fields(
+        "youtu",
+        defaults={**_LATENT_DENSE, "max_position_embeddings": 131072, "num_key_value_heads": 16, "kv_lora_rank": 512,
+                  "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128,
+                  "rope_interleave": True},
+        only=NO_MLP_BIAS,
+        ignored=("head_dim", "qk_head_dim", "embedding_initializer_range"),
+        layers="full_attention",
+    ),
+    "MiniCPM3ForCausalLM": Fields(
+        "minicpm3",
+        defaults={**_LATENT_DENSE, "max_position_embeddings": 32768, "num_key_value_heads": 40, "kv_lora_rank": 256,
+                  "q_lora_rank": 768, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": None,
+                  "rms_norm_eps": 1e-5, "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256},
+        only={**NO_MLP_BIAS, "rope_interleave": (False,)},
+        ignored=("head_dim", "qk_head_dim"),
         layers="full_attention",
     ),
     "FalconForCausalLM": Fields(

@@ -106,8 +106,8 @@ _NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layern
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Gemma 4 from its config."""
-    if b.group.size > 1 or not b.place.is_whole:
-        raise ModelError("Gemma 4 cannot be split over several devices yet.")
+    if not b.place.is_whole:
+        raise ModelError("Gemma 4 cannot be split in stages: upper layers read the keys and values of lower ones.")
     sizes, plan = read_sizes(c, tied=True), read_plan(c)
     hidden, body = sizes.hidden, b.under("model", "embed_tokens.weight")
     inputs = LayerInputs(c, body, plan, hidden) if plan.layer_width else None

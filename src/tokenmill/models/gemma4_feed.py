@@ -9,7 +9,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, NormSpec, RouteSpec
 from tokenmill.layers.build import Build
-from tokenmill.layers.experts import load_experts
+from tokenmill.layers.experts import Chosen, load_experts
 from tokenmill.layers.mlp import MLP, gated_mlp
 from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig
@@ -38,13 +38,12 @@ def make_beside(
     scaled = NormSpec(at.tensor("router.scale", (hidden,)).float() * hidden**-0.5, plan.eps)
     each = at.tensor("router.per_expert_scale", (count,), torch.float32)
     weights = load_experts(at.at("experts"), route, hidden, inner)
-    for part in weights:
-        part[:] = [at.settled(weight) for weight in part]
+    chosen = Chosen(at, weights, count, act)
 
     def beside(x: Tensor, ctx: ForwardContext, y: Tensor) -> Tensor:
         kernels = ctx.kernels
         ids, gates = kernels.route(router.matmul(kernels.norm(x, scaled), ctx), route)
-        found = kernels.experts(kernels.norm(x, before), weights, ids, gates * each[ids], act, ctx)
+        found = chosen.whole(kernels.norm(x, before), ids, gates * each[ids], ctx)
         return kernels.add(kernels.norm(y, plain), kernels.norm(found, after))
 
     return beside

@@ -121,16 +121,17 @@ def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) 
     spec = plan.made[index] = attention_spec(b, heads, scale=1.0, rope=rope, window=window, norms=norms)
     qkv = ColumnLinear(inside, hidden, dict(zip(names, heads.parts, strict=False)), bias=bias)
     ones = NormSpec(torch.ones(heads.dim, dtype=b.dtype, device=b.device), plan.eps)
-    return Attention(qkv, output, spec, touches=[_values(heads, ones, same=same)])
+    return Attention(qkv, output, spec, touches=[_values(spec, ones, same=same)])
 
 
-def _values(heads: Heads, norm: NormSpec, *, same: bool) -> Touch:
+def _values(spec: AttentionSpec, norm: NormSpec, *, same: bool) -> Touch:
     """Values are normed without weights; `same`: they are the keys, before those are normed."""
-    start, width = heads.width, heads.kv_heads * heads.dim
+    dim = spec.kv.key_dim
+    start, width = spec.heads * dim, spec.kv.heads * dim
 
     def touched(qkv: Tensor, ctx: ForwardContext) -> Tensor:
         values = qkv[:, start : start + width] if same else qkv[:, start + width :]
-        normed = ctx.kernels.norm(values.reshape(-1, heads.dim), norm).view(values.shape)
+        normed = ctx.kernels.norm(values.reshape(-1, dim), norm).view(values.shape)
         return torch.cat((qkv[:, : start + width], normed), dim=1)
 
     return touched

@@ -17,8 +17,9 @@ import torch
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import NormSpec
 from tokenmill.layers.build import Build
+from tokenmill.layers.lru import GatedRecurrence
 from tokenmill.layers.space import Around, GatedConvolution, ScanSizes, SelectiveScan, SpaceHeads, StateSpace
-from tokenmill.models.common import Block
+from tokenmill.models.common import Block, read_act
 from tokenmill.models.config import ModelConfig
 
 Mixer = Callable[[ModelConfig, Build, int], Block | None]
@@ -206,6 +207,24 @@ def nemotron_kinds(c: ModelConfig) -> dict[str, Any]:
 def nemotron_space(c: ModelConfig, at: Build) -> Block:
     """Its Mamba-2."""
     return make_space(c, at, _NEMOTRON_KEYS)
+
+
+def griffin(c: ModelConfig, at: Build, index: int) -> Block | None:
+    """A gated linear recurrence, where `block_types`, repeated, says so."""
+    kinds = c.get("block_types", list, ["recurrent", "recurrent", "attention"])
+    if not kinds or not set(map(str, kinds)) <= {"recurrent", "attention"}:
+        raise c.refuse("block_types", "may only name 'recurrent' and 'attention'.")
+    if "attention" not in (kinds * 10_000)[: c.need("num_hidden_layers", int, high=10_000)]:
+        raise c.refuse("block_types", "must name 'attention' for a layer at least.")
+    if kinds[index % len(kinds)] == "attention":
+        return None
+    hidden, heads = c.need("hidden_size", int), c.need("num_attention_heads", int)
+    channels = c.get("lru_width", int, hidden)
+    if channels % heads:
+        raise c.refuse("lru_width", f"cannot be shared by {heads} heads.")
+    act = read_act(c, gated=True, default="gelu_pytorch_tanh", key="hidden_activation")
+    taps = c.get("conv1d_width", int, 4, low=2, high=16)
+    return GatedRecurrence(at.at("temporal_block"), (hidden, channels, heads), taps, act)
 
 
 def lfm2_convolution(c: ModelConfig, at: Build, index: int) -> Block | None:

@@ -7,13 +7,14 @@ Must not know: which families there are, what lies around the layers.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, NormSpec, RouteSpec
+from tokenmill.core.forward import Act, ForwardContext, NormSpec, RopeSpec, RouteSpec
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts, sparsemixer
@@ -41,9 +42,9 @@ def read_eps(c: ModelConfig, norms: Norms) -> float:
 def norm(c: ModelConfig, b: Build, norms: Norms, name: str, size: int) -> NormSpec:
     """One norm of the row's kind."""
     eps = read_eps(c, norms)
-    if norms.kind == "bare":
+    if norms.kind in ("bare", "bare_rms"):
         ones = torch.ones(size, dtype=b.dtype, device=b.device)
-        return NormSpec(weight=ones, eps=eps, kind="layer")
+        return NormSpec(weight=ones, eps=eps, kind="layer" if norms.kind == "bare" else "rms")
     kind = norms.kind
     return b.norm(name, size, eps, layer=kind != "rms", bias=kind == "layer", offset=norms.offset)
 
@@ -81,7 +82,7 @@ def make_attention(
     kind, scores, extra = row.layer(c, index), row.scores or Scores(), row.extra or Extra()
     rope = None
     if row.rope is not None and kind.rotates:
-        rope = make_rope(b, row.rope(c, heads.dim, kind.name), interleaved=on(c, row.pairs))
+        rope = _rope(c, b, row, kind, heads.dim)
     qk = row.norms if row.norms is not None and on(c, row.norms.present) else None
     if qk is not None and qk.kind == "bare_rms" and not kind.rotates:
         qk = None
@@ -103,13 +104,17 @@ def make_attention(
         norms=(None, None) if early else head_norms,
         alibi=slopes,
     )
+    if scores.sinks:
+        spec = replace(spec, sinks=local_heads(b, inside.tensor(scores.sinks, (heads.heads,))))
     bias, out_bias = on(c, row.bias), on(c, row.bias if row.out_bias is None else row.out_bias)
     qkv: ColumnLinear
     if len(row.qkv) == 1:
         order = None if extra.fused is None else extra.fused(heads)
         qkv = FusedColumnLinear(inside, hidden, row.qkv[0], heads.parts, order=order, bias=bias)
     else:
-        qkv = ColumnLinear(inside, hidden, dict(zip(row.qkv, heads.parts, strict=True)), bias=bias)
+        named = dict(zip(row.qkv, heads.parts, strict=True))
+        qkv = ColumnLinear(inside, hidden, named, bias=bias)
+    gate = ColumnLinear(inside, hidden, {extra.gate: heads.parts[0]}) if extra.gate else None
     output = RowLinear(inside, heads.width, hidden, row.out, bias=out_bias)
     touches: list[Touch] = [row_norms(*head_norms)] if early else []
     if extra.clip and c.has(extra.clip):
@@ -120,7 +125,16 @@ def make_attention(
         touches.append(turn(rope, spec))
     touches += _temper(c, b, extra, kind, heads.width // b.group.size)
     within = norm(c, inside, norms, extra.within, heads.width) if extra.within else None
-    return Attention(qkv, output, spec, touches=touches, within=within)
+    return Attention(qkv, output, spec, touches=touches, within=within, gate=gate)
+
+
+def _rope(c: ModelConfig, b: Build, row: Attend, kind: Kind, dim: int) -> RopeSpec:
+    assert row.rope is not None
+    settings = row.rope(c, dim, kind.name)
+    if kind.theta:
+        settings = replace(settings, theta=kind.theta)
+    rope = make_rope(b, settings, interleaved=on(c, row.pairs))
+    return replace(rope, sin=-rope.sin) if row.backwards else rope
 
 
 def _temper(c: ModelConfig, b: Build, extra: Extra, kind: Kind, width: int) -> list[Touch]:

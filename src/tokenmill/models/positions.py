@@ -98,11 +98,31 @@ def typed_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
 
 
+def layered_rope(**defaults: dict[str, Any]) -> RopeRule:
+    """Each kind of layer has its own settings, in `rope_parameters` alone."""
+
+    def rule(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+        nested = c.get("rope_parameters", dict, {}) or defaults
+        if not isinstance(nested.get(kind), dict) or "rope_theta" not in nested[kind]:
+            raise c.refuse("rope_parameters", f"must hold an object for '{kind}' with a 'rope_theta'.")
+        return whole_rope(ModelConfig({**c.data, "rope_parameters": nested[kind], "rope_scaling": None}), dim, kind)
+
+    return rule
+
+
 def neox_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     """This family has its own names for two of the rotary values."""
     names = {"partial_rotary_factor": c.get("rotary_pct", float, 0.25, low=0.0, high=1.0),
              "rope_theta": c.get("rotary_emb_base", float, 10000.0, low=1.0)}  # fmt: skip
     return rope_settings({**c.data, **names}, dim)
+
+
+def griffin_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
+    """A part of each head rotates, without scaling."""
+    found = partial_rope(c, dim, kind)
+    if found.kind != "default":
+        raise ModelError(f"config.json: rope type '{found.kind}' is not supported in RecurrentGemma (only default).")
+    return found
 
 
 def rotary_dim(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
@@ -153,6 +173,9 @@ def hunyuan_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
 def phimoe_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     """Longrope whose gain on cos and sin is given for short and for long runs."""
     found = rope_settings(c.data, dim, also=("short_mscale", "long_mscale"))
+    original = dict(found.values).get("original_max_position_embeddings")
+    if original is not None and original != found.original_positions:
+        raise c.refuse("original_max_position_embeddings", f"contradicts {original} in the rope scaling.")
     if found.dim != dim or found.kind not in ("default", "longrope"):
         raise ModelError(f"config.json: rope type '{found.kind}' is not supported in PhiMoE (only longrope).")
     if found.kind == "longrope":

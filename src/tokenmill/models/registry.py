@@ -35,6 +35,7 @@ _FAMILIES = {
     "FalconForCausalLM": "falcon",
     "FalconH1ForCausalLM": "falcon_h1",
     "Glm4MoeLiteForCausalLM": "deepseek_v2",
+    **dict.fromkeys(("MiniCPM3ForCausalLM", "YoutuForCausalLM"), "latent_dense"),
     "GPT2LMHeadModel": "gpt2",
     "Gemma4ForCausalLM": "gemma4",
     "GptOssForCausalLM": "gpt_oss",

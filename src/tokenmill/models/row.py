@@ -41,16 +41,17 @@ class Fields:
 
 @dataclass(frozen=True)
 class Norms:
-    """rms, layer (weight and bias), scale (a layer norm without bias) or bare (a layer norm without either).
+    """rms, layer (weight and bias), scale (a layer norm without bias), bare (without either) or bare_rms.
 
     before: one name a block, or one for both of a parallel layer; after: on what a block gives, before it is added.
     """
 
-    kind: Literal["rms", "layer", "scale", "bare"] = "rms"
+    kind: Literal["rms", "layer", "scale", "bare", "bare_rms"] = "rms"
     eps: str | float = "rms_norm_eps"
     offset: float = 0.0
     before: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     after: tuple[str, ...] = ()
+    after_if: Switch = True
     last: str = "norm"
     one_if_parallel: bool = False
     """A parallel layer has the first only, and both blocks read it."""
@@ -84,6 +85,8 @@ class Attend:
     rope: RopeRule | None = positions.whole_rope
     pairs: Switch = False
     """Neighbours rotate together (0, 1), (2, 3)...; else the halves of what rotates."""
+    backwards: bool = False
+    """They rotate the other way."""
     layer: LayerRule = rules.everywhere
     """The window of each layer, and whether it rotates."""
     scores: Scores | None = None
@@ -98,6 +101,8 @@ class Scores:
     """None: the inverse root of the head size."""
     softcap: str = ""
     alibi: Switch = False
+    sinks: str = ""
+    """One more score for each head, which takes its share and gives nothing."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,8 @@ class Extra:
     """Queries are multiplied by a number for each position."""
     within: str = ""
     """A norm between attention and the output matrix."""
+    gate: str = ""
+    """The product whose sigmoid multiplies what attention gives."""
 
 
 @dataclass(frozen=True)
@@ -234,8 +241,6 @@ class Shape:
     """Both blocks read the same x."""
     residual: str = ""
     """What a block gives is multiplied by this before it is added."""
-    limit: Callable[[Any], int] | None = None
-    """How many positions can be computed (0: all)."""
     nested: Callable[[Any], dict[str, Any]] | None = None
     """What objects within the config say, under names of one level."""
     names: Mapping[str, str] = field(default_factory=dict)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +18,14 @@ from tokenmill.models.config import ModelConfig
 
 @dataclass(frozen=True)
 class Kind:
-    """One layer's attention: its window (0: none), whether it rotates, and what `layer_types` calls it."""
+    """One layer's attention: its window (0: none; below 0: the size of chunks), whether it rotates, and what
+    `layer_types` calls it."""
 
     window: int = 0
     rotates: bool = True
     name: str = "full_attention"
+    theta: float = 0.0
+    """The base of its rotation (0: the config's)."""
 
 
 LayerRule = Callable[[ModelConfig, int], Kind]
@@ -65,6 +69,11 @@ def layer_kind(c: ModelConfig, index: int, default: str) -> str:
     return str(kinds[index])
 
 
+def always(name: str) -> LayerRule:
+    """Every layer has the window under this key."""
+    return lambda c, index: Kind(c.need(name, int))
+
+
 def typed(pattern: int, key: str = "", *, rotates_all: bool = True) -> LayerRule:
     """Every `pattern`-th layer (or config key `key`) sees everything, the others have the window, unless `layer_types`
     says otherwise. rotates_all False: layers that see everything do not rotate."""
@@ -77,6 +86,29 @@ def typed(pattern: int, key: str = "", *, rotates_all: bool = True) -> LayerRule
         return Kind(c.need("sliding_window", int), True, name)
 
     return rule
+
+
+def leading(pattern: int) -> LayerRule:
+    """The first layer and every `pattern`-th behind it see everything, the others have the window, unless `layer_types`
+    says otherwise (pattern 1: all see everything)."""
+
+    def rule(c: ModelConfig, index: int) -> Kind:
+        name = layer_kind(c, index, "sliding_attention" if index % pattern else "full_attention")
+        return Kind() if name == "full_attention" else Kind(c.need("sliding_window", int), True, name)
+
+    return rule
+
+
+def granite_swa(c: ModelConfig, index: int) -> Kind:
+    """Windows, and each layer's own base (`layer_rope_theta`); layers whose base is 0 do not rotate."""
+    kind, layers = leading(4)(c, index), c.need("num_hidden_layers", int)
+    bases = c.get("layer_rope_theta", list, [])
+    if not bases:
+        return kind
+    if len(bases) != layers:
+        raise c.refuse("layer_rope_theta", "has not one entry for each of num_hidden_layers.")
+    base = ModelConfig({"layer_rope_theta": bases[index]}).need("layer_rope_theta", float, low=0.0, high=1e12)
+    return Kind(kind.window, base > 0, kind.name, base)
 
 
 def qwen(c: ModelConfig, index: int) -> Kind:
@@ -122,6 +154,8 @@ def smollm3(c: ModelConfig, index: int) -> Kind:
     rotates = bool(flags[index]) if flags else bool((index + 1) % every)
     window = c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
     kind = layer_kind(c, index, "sliding_attention" if window and not rotates else "full_attention")
+    if kind == "sliding_attention" and not window:
+        raise c.refuse("layer_types", f"gives layer {index} a window, but use_sliding_window or sliding_window is off.")
     return Kind(window if kind == "sliding_attention" else 0, rotates, kind)
 
 
@@ -159,6 +193,21 @@ def inverse(name: str) -> Number:
     return lambda c, index: 1.0 / c.get(name, float, 1.0, low=1e-9)
 
 
+def key_or_root(name: str) -> Number:
+    """The value of one key, or the inverse root of the head size."""
+
+    def factor(c: ModelConfig, index: int) -> float:
+        dim = c.get("head_dim", int, 0) or c.need("hidden_size", int) // c.need("num_attention_heads", int)
+        return c.get(name, float, dim**-0.5)
+
+    return factor
+
+
+def root_if(name: str) -> Number:
+    """The root of the hidden size where this key is on."""
+    return lambda c, index: math.sqrt(c.need("hidden_size", int)) if c.get(name, bool, False) else 1.0
+
+
 def inverse_root(name: str, default: float) -> Number:
     """1 / the root of the value of one key."""
     return lambda c, index: c.get(name, float, default, low=1e-6) ** -0.5
@@ -167,6 +216,13 @@ def inverse_root(name: str, default: float) -> Number:
 def root_of_hidden(c: ModelConfig, index: int) -> float:
     """The root of the hidden size."""
     return math.sqrt(c.need("hidden_size", int))
+
+
+def rounded_root_of_hidden(c: ModelConfig, index: int) -> float:
+    """The root of the hidden size as a bfloat16, whatever the compute dtype."""
+    bits = int.from_bytes(struct.pack(">f", math.sqrt(c.need("hidden_size", int))), "big")
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    return float(struct.unpack(">f", bits.to_bytes(4, "big"))[0])
 
 
 def root_if_scaled(c: ModelConfig, index: int) -> float:
@@ -185,6 +241,11 @@ def one(c: ModelConfig, index: int) -> float:
 def intermediate(c: ModelConfig) -> int:
     """`intermediate_size`."""
     return c.need("intermediate_size", int)
+
+
+def half(name: str) -> Callable[[ModelConfig], int]:
+    """Half the value of one key."""
+    return lambda c: max(1, c.need(name, int) // 2)
 
 
 def four_times(name: str) -> Callable[[ModelConfig], int]:
@@ -305,32 +366,34 @@ def even_heads(c: ModelConfig) -> dict[str, Any]:
     return {"head_dim": c.need("hidden_size", int) // c.need("num_attention_heads", int)}
 
 
-def glm_dense(c: ModelConfig, index: int) -> bool:
-    """`mlp_layer_types` names dense and sparse layers; without it only the first is dense."""
-    kinds = c.get("mlp_layer_types", list, [])
-    if kinds and (len(kinds) != c.need("num_hidden_layers", int) or not set(map(str, kinds)) <= {"dense", "sparse"}):
-        raise c.refuse("mlp_layer_types", "must name 'dense' or 'sparse' for each of num_hidden_layers.")
-    return str(kinds[index]) == "dense" if kinds else index == 0
+def listed(count: Callable[[ModelConfig], int]) -> Dense:
+    """`mlp_layer_types` names dense and sparse layers; without it so many of the first ones are dense."""
+
+    def dense(c: ModelConfig, index: int) -> bool:
+        kinds, layers = c.get("mlp_layer_types", list, []), c.need("num_hidden_layers", int)
+        if kinds and (len(kinds) != layers or not set(map(str, kinds)) <= {"dense", "sparse"}):
+            raise c.refuse("mlp_layer_types", "must name 'dense' or 'sparse' for each of num_hidden_layers.")
+        return str(kinds[index]) == "dense" if kinds else index < count(c)
+
+    return dense
+
+
+glm_dense = listed(lambda c: 1)
+"""Without a list only the first layer is dense."""
 
 
 def llama4(c: ModelConfig, index: int) -> Kind:
-    """Every fourth layer does not rotate (`no_rope_layers` holds a 0 for it)."""
+    """Every fourth layer does not rotate (`no_rope_layers` holds a 0 for it) and sees everything; the others see their
+    chunk, unless `layer_types` says otherwise."""
     flags, layers = c.get("no_rope_layers", list, []), c.need("num_hidden_layers", int)
     if flags and (len(flags) != layers or any(flag not in (0, 1) for flag in flags)):
         raise c.refuse("no_rope_layers", "must hold a 0 or 1 for each of num_hidden_layers.")
-    return Kind(rotates=bool(flags[index]) if flags else (index + 1) % c.get("no_rope_layer_interval", int, 4) != 0)
-
-
-def llama4_chunk(c: ModelConfig) -> int:
-    """Layers with chunked attention see what others see as long as there is one chunk."""
+    rotates = bool(flags[index]) if flags else (index + 1) % c.get("no_rope_layer_interval", int, 4) != 0
     kinds = c.get("layer_types", list, [])
-    if kinds and (
-        len(kinds) != c.need("num_hidden_layers", int)
-        or not set(map(str, kinds)) <= {"chunked_attention", "full_attention"}
-    ):
+    if kinds and (len(kinds) != layers or not set(map(str, kinds)) <= {"chunked_attention", "full_attention"}):
         raise c.refuse("layer_types", "must name 'chunked_attention' or 'full_attention' for each of the layers.")
-    chunked = "chunked_attention" in kinds if kinds else True
-    return c.need("attention_chunk_size", int) if chunked else 0
+    chunked = kinds[index] == "chunked_attention" if kinds else rotates
+    return Kind(-c.need("attention_chunk_size", int) if chunked else 0, rotates)
 
 
 def llama4_dense(c: ModelConfig, index: int) -> bool:

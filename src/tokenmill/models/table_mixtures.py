@@ -304,9 +304,8 @@ ROWS: dict[str, Family] = {
                 shared=Shared("shared_expert", rules.intermediate),
                 load=load_transposed,
             ),
-            limit=rules.llama4_chunk,
         ),
-        "the text model, within its first chunk of attention (8192 tokens)",
+        "the text model; layers that rotate see their chunk of 8192 positions",
     ),
     "DbrxForCausalLM": Family(
         Fields(

@@ -229,6 +229,27 @@ ROWS: dict[str, Family] = {
         ),
         "Mamba-1 and attention, experts",
     ),
+    "RecurrentGemmaForCausalLM": Family(
+        Fields("recurrent_gemma",
+               defaults={**dict.fromkeys(ROPE), "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
+                         "tie_word_embeddings": True, "lru_width": None, "attention_window_size": 2048,
+                         "conv1d_width": 4, "logits_soft_cap": 30.0, "num_key_value_heads": None,
+                         "attention_bias": False, "partial_rotary_factor": 0.5, "block_types": None},
+               only={"embeddings_scale_by_sqrt_dim": (True,), **NO_MLP_BIAS},
+               # Transformers computes the head size, and reads kinds of layers and the window under its own names.
+               ignored=("head_dim", "w_init_variance_scale", "final_w_init_variance_scale", "layer_types",
+                        "layers_block_type", "sliding_window")),
+        Shape(
+            mixer=mixers.griffin,
+            attend=Attend("temporal_block", bias="attention_bias", out_bias=True, rope=positions.griffin_rope,
+                          layer=rules.always("attention_window_size")),
+            norms=Norms(offset=1.0, before=("temporal_pre_norm", "channel_pre_norm"), last="final_norm"),
+            feed=Feed("mlp_block", bias=True, act="hidden_activation", inner=rules.half("intermediate_size")),
+            outside=Outside(scale=rules.rounded_root_of_hidden, softcap="logits_soft_cap"),
+            nested=rules.even_heads,
+        ),
+        "Griffin: gated linear recurrences and attention in a window",
+    ),
     "Lfm2ForCausalLM": Family(
         Fields("lfm2",
                defaults={**dict.fromkeys(ROPE), "rope_theta": 1e6, "num_key_value_heads": 8, "head_dim": None,

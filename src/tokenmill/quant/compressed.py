@@ -159,7 +159,7 @@ def load_grid(
             whole = group * repeat[1]
             order = in_order(index, whole, columns // whole, f"{name}.weight_g_idx")
     q = q if order is None else q[:, order]
-    grid = GridWeight(q, scales, bits=4 if bits <= 4 else 8, group=group, dtype=dtype, bias=bias, zeros=zeros)
+    grid = GridWeight(q, scales, bits=bits, group=group, dtype=dtype, bias=bias, zeros=zeros)
     return grid if order is None else OrderedWeight(grid, order, columns)
 
 

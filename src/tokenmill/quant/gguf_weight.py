@@ -30,6 +30,8 @@ GROUP = 32
 FOUR_BITS = "Q4_0"
 EXACT = frozenset({"Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "MXFP4"})
 """Types whose numbers are small integers times float16 (or powers of two), one scale in 32."""
+TERNARY, TERNARY_GROUP = frozenset({"TQ1_0", "TQ2_0"}), 256
+"""Types of -1, 0 and 1, and columns that share their scales."""
 _CLOSE = 2.0**-11
 _DEVICE_PIECE = 1 << 24
 _PIECE = 1 << 15
@@ -96,8 +98,11 @@ class BlockWeight(WeightBase):
                 at = stop
                 if not exact:
                     changed.add(part.type.name)
-        bits = 4 if all(part.type.name == FOUR_BITS for part in self.parts) else 8
-        grid = GridWeight(q, scales, bits=bits, group=GROUP, dtype=self.dtype, bias=self.bias)
+        name, group = self.parts[0].type.name, GROUP
+        bits = 4 if name == FOUR_BITS else 2 if name in TERNARY and not changed else 8
+        if bits == 2:
+            group, scales = TERNARY_GROUP, scales[:, :: TERNARY_GROUP // GROUP].contiguous()
+        grid = GridWeight(q, scales, bits=bits, group=group, dtype=self.dtype, bias=self.bias)
         grid.changed = tuple(sorted(changed))
         return grid.settle(kernels)
 

@@ -1,7 +1,8 @@
 """Integer weights with one float16 scale per group of a row: int8 and int4. Owns: the two formats, rounded or to be.
 
     weight[n, k] ~ q[n, k] * scale[n, k // group]         int8: -127..127     int4: -8..7
-    weight[n, k] ~ (q[n, k] - zero[n, k // group]) * scale[n, k // group]     files that have zero points
+    weight[n, k] ~ (q[n, k] - zero[n, k // group]) * scale[n, k // group]     files that have zero points, whole or not
+Files also have 2, 3, 5, 6 and 7 bits. A backend that has no form of them is given 4 or 8.
 Must not know: checkpoints, layers, instruction sets. After settling, only the backend's packed form is held.
 """
 
@@ -22,8 +23,8 @@ from tokenmill.quant.packed import PackedWeight, joined_bias
 
 
 class GridWeight(PackedWeight):
-    """q [out, in] int8, scales [out, ceil(in / group)] float16 and zeros of that shape in int8 (8 bits: int16), or
-    None; `bits` is 8 or 4."""
+    """q [out, in] int8, scales [out, ceil(in / group)] float16 and zeros of that shape in int8 (8 bits: int16), in
+    float32 where they are fractions, or None; `bits` is 2 to 8."""
 
     def __init__(
         self,
@@ -40,7 +41,9 @@ class GridWeight(PackedWeight):
         self.scales: Tensor | None = scales.contiguous()
         self.bits, self.group, self.dtype = bits, group, dtype
         self.bias = bias
-        self.zeros = None if zeros is None else zeros.to(torch.int8 if bits == 4 else torch.int16)
+        if zeros is not None and not zeros.is_floating_point():
+            zeros = zeros.to(torch.int8 if bits <= 4 else torch.int16)
+        self.zeros = zeros
         self.shape = (q.shape[0], q.shape[1])
 
     def to(self, device: torch.device) -> Self:
@@ -51,22 +54,29 @@ class GridWeight(PackedWeight):
 
     def settle(self, kernels: Kernels) -> Weight:
         """Keep the packed form instead, where the backend has one; zero points that have none become 8 bits."""
-        if self.zeros is None or self.packed is not None:
-            return super().settle(kernels)
-        q, scales = self.numbers()
-        if self.bits == 4:
+        if self.packed is not None:
+            return self
+        for bits in sorted({self.bits, 4 if self.bits <= 4 else 8}):
+            self.bits = bits
             self.packed = kernels.pack(self.stored())
-        if self.packed is None:  # the differences are small integers, too
-            less = q - self.zeros.repeat_interleave(self.group, 1)[:, : self.shape[1]]
-            if int(less.max()) > 127 or int(less.min()) < -128:
-                return self._affine(q, scales, self.zeros, kernels)
-            self.q, self.bits, self.zeros = less.to(torch.int8), 8, None
-            return super().settle(kernels)
-        self.forget()
-        return self
+            if self.packed is not None:
+                if self.zeros is not None and not torch.equal(self.zeros.half().float(), self.zeros.float()):
+                    self.changed = ("zero points that are no integers",)
+                self.forget()
+                return self
+        if self.zeros is None:
+            return self
+        q, scales = self.numbers()
+        if self.zeros.is_floating_point():
+            return self._anew(q, scales, self.zeros, kernels)
+        less = q - self.zeros.repeat_interleave(self.group, 1)[:, : self.shape[1]]  # small integers, too
+        if int(less.max()) > 127 or int(less.min()) < -128:
+            return self._affine(q, scales, self.zeros, kernels)
+        self.q, self.bits, self.zeros = less.to(torch.int8), 8, None
+        return super().settle(kernels)
 
     def stored(self) -> StoredMatrix:
-        """Of kind "int8" or "int4", with zeros where there are some."""
+        """Of kind "int8", "int4", ..., with zeros where there are some."""
         q, scales = self.numbers()
         parts, kind = (("codes", q), ("scales", scales)), f"int{self.bits}"
         if self.zeros is None:
@@ -76,6 +86,15 @@ class GridWeight(PackedWeight):
     def forget(self) -> None:
         """The packed form has them."""
         self.q = self.scales = self.zeros = None
+
+    def _anew(self, q: Tensor, scales: Tensor, zeros: Tensor, kernels: Kernels) -> Weight:
+        """Fractions as zero points, rounded anew to 8 bits where the backend packs them."""
+        found, steps = kernels.quantise(self.dense().float(), 8, ACTIVATION_GROUP)
+        grid = GridWeight(found, steps, bits=8, group=ACTIVATION_GROUP, dtype=self.dtype, bias=self.bias)
+        if kernels.pack(grid.stored()) is None:
+            return self._affine(q, scales, zeros, kernels)
+        grid.changed = ("zero points that are no integers",)
+        return grid.settle(kernels)
 
     def _affine(self, q: Tensor, scales: Tensor, zeros: Tensor, kernels: Kernels) -> Weight:
         """Differences that need nine bits: zero points become offsets."""
@@ -95,7 +114,7 @@ class GridWeight(PackedWeight):
         zeros = None
         if any(part.zeros is not None for part in every):
             zeros = torch.cat([
-                torch.zeros_like(s, dtype=torch.int16) if p.zeros is None else p.zeros.to(torch.int16)
+                torch.zeros_like(s, dtype=torch.int16) if p.zeros is None else p.zeros
                 for p, (_, s) in zip(every, parts, strict=True)
             ])  # fmt: skip
         q = torch.cat([q for q, _ in parts])

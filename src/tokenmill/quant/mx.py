@@ -20,9 +20,11 @@ from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.checkpoint.gguf_file import TYPES
 from tokenmill.core.errors import ModelError
 from tokenmill.core.model import Checkpoint
+from tokenmill.kernels.grid import FP4
 from tokenmill.quant.base import known
+from tokenmill.quant.compressed import BESIDE
 from tokenmill.quant.gguf_weight import BlockWeight
-from tokenmill.quant.table import FP4, TableWeight, nibbles
+from tokenmill.quant.table import TableWeight, nibbles
 
 METHOD = "mxfp4"
 _TYPE = next(kind for kind in TYPES.values() if kind.name == "MXFP4")
@@ -94,6 +96,9 @@ def load(
     part = "weight_packed" if ckpt.has(f"{name}.weight_packed") else "weight"
     raw = ckpt.tensor(f"{name}.{part}", (rows, columns // 2))
     scales = ckpt.tensor(f"{name}.weight_scale")
+    for beside in BESIDE:
+        if ckpt.has(f"{name}.{beside}"):
+            ckpt.tensor(f"{name}.{beside}")  # of activations; taken so that nothing is left over
     if raw.dtype != torch.uint8 or columns % 2:
         raise ModelError(f"'{name}.{part}' must hold uint8 for an even number of columns, not {raw.dtype}.")
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
@@ -102,7 +107,10 @@ def load(
         return mxfp4(raw.view(rows, columns // _GROUP, _GROUP // 2), scales, dtype, bias, f"{name}.{part}")
     if columns % _FINE or tuple(scales.shape) != (rows, columns // _FINE):
         raise ModelError(f"'{name}.weight_scale' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
-    return TableWeight(nibbles(raw), torch.tensor(FP4), scales.float() * _whole_scale(ckpt, name), dtype, bias, "NVFP4")
+    if known(scales) and not bool(torch.isfinite(scales.float()).all()):
+        raise ModelError(f"'{name}.weight_scale' has scales that are no numbers: the file is damaged.")
+    factors = torch.full((rows,), _whole_scale(ckpt, name), device=raw.device)
+    return TableWeight(nibbles(raw), torch.tensor(FP4), scales.float(), dtype, bias, "NVFP4", factors)
 
 
 def _whole_scale(ckpt: Checkpoint, name: str) -> float:

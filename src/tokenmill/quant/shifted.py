@@ -5,7 +5,7 @@
              holds one row of each part, the first part highest
     quanto   NAME.weight._data int8 or float8 [out, in] with NAME.weight._scale [out, 1]; or NAME.weight._data._data
              uint8, as above but the first part lowest, with _scale and _shift [numel / group, 1]: code * scale - shift
-Up to four bits become GGUF blocks with an offset (Q4_1), eight bits int8 rounded anew. Must not know: models, devices.
+They become integers with fractions as zero points. Must not know: models, devices.
 """
 
 from __future__ import annotations
@@ -16,18 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.gguf_blocks import Blocks
-from tokenmill.checkpoint.gguf_file import TYPES
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Weight
 from tokenmill.core.model import Checkpoint
 from tokenmill.kernels.fp8 import FP8
 from tokenmill.quant.fp8 import Fp8Weight
-from tokenmill.quant.gguf_weight import BlockWeight
-from tokenmill.quant.grid import GridWeight, Unrounded
+from tokenmill.quant.grid import GridWeight
 
 METHODS = ("hqq", "quanto")
-_TYPE = next(kind for kind in TYPES.values() if kind.name == "Q4_1")
 _GROUP = 32
 _BESIDE = (
     *("nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale"),
@@ -73,7 +69,11 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     if bits not in (2, 4) or raw.dtype != torch.uint8:
         raise ModelError(f"'{parts}' has shape {list(raw.shape)}, which does not fit {list(shape)} in 2 or 4 bits.")
     codes = torch.cat([raw >> bits * i & ((1 << bits) - 1) for i in range(8 // bits)])
-    return _affine(codes, scale, -shift, shape, dtype, bias, parts)
+    if scale.numel() != shift.numel():
+        raise ModelError(f"'{parts}' and its scales do not fit {list(shape)}.")
+    shift = shift.view_as(scale)
+    zero = torch.where(scale != 0, shift / scale, 0.0)
+    return _affine(codes, scale, zero, shape, (dtype, bias), parts, bits)
 
 
 def _rows(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
@@ -106,32 +106,30 @@ def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     if zero.shape != scale.shape:
         raise ModelError(f"'{name}.zero' has shape {list(zero.shape)}, its scales {list(scale.shape)}.")
     codes = codes[: scale.numel()] if bits == 3 else codes
-    return _affine(codes, scale, -zero * scale, shape, dtype, bias, f"{name}.W_q", bits)
+    return _affine(codes, scale, zero, shape, (dtype, bias), f"{name}.W_q", bits)
 
 
 def _affine(
     codes: Tensor,
     scale: Tensor,
-    offset: Tensor,
+    zero: Tensor,
     shape: tuple[int, int],
-    dtype: torch.dtype,
-    bias: Tensor | None,
+    kind: tuple[torch.dtype, Tensor | None],
     what: str,
-    bits: int = 4,
+    bits: int,
 ) -> Weight:
-    """codes [numel / group, group] with scales and offsets of that many -> code * scale + offset."""
+    """codes [numel / group, group] with scales and zero points of that many -> (code - zero) * scale; kind: the compute
+    dtype and the bias."""
     rows, columns = shape
     groups = scale.numel()
-    if offset.numel() != groups or codes.numel() != rows * columns or not groups or rows * columns % groups:
+    if zero.numel() != groups or codes.numel() != rows * columns or not groups or rows * columns % groups:
         raise ModelError(f"'{what}' and its scales do not fit {list(shape)}.")
     group = rows * columns // groups
     if columns % group or group % _GROUP:
         raise ModelError(f"'{what}' has groups of {group} in rows of {columns}: whole ones of 32 n can be read.")
-    if bits == 8:
-        values = codes.reshape(-1, group).float() * scale.view(-1, 1) + offset.view(-1, 1)
-        return Unrounded(values.view(rows, columns).to(dtype), bias, 8, _GROUP)
-    parts = codes.to(torch.uint8).reshape(rows, columns // _GROUP, 2, 16)
-    nibbles = parts[:, :, 0] | parts[:, :, 1] << 4
-    repeat = group // _GROUP
-    ends = [t.view(rows, -1).repeat_interleave(repeat, 1).half()[..., None].view(torch.uint8) for t in (scale, offset)]
-    return BlockWeight([Blocks(_TYPE, torch.cat((*ends, nibbles), -1).flatten(1).contiguous())], dtype, bias)
+    bits = max(bits, 2)
+    half = 1 << (bits - 1)
+    q = (codes.to(torch.int16) - half).to(torch.int8).reshape(rows, columns)
+    size = next(g for g in (256, 128, 64, 32) if group % g == 0)
+    scales, zeros = (t.view(rows, -1).repeat_interleave(group // size, 1) for t in (scale.half(), zero - half))
+    return GridWeight(q, scales, bits=bits, group=size, dtype=kind[0], bias=kind[1], zeros=zeros)

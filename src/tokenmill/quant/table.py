@@ -1,9 +1,9 @@
 """Weights whose codes name an entry of a table: NF4, the 4 bit floats, and any other table of at most 256 numbers.
 
-    weight[n, k] = table[codes[n, k]] * scale[n, k // group]
-Owns: the form as files have it, and what it settles into: int8 with the same scales, exact where the table is whole
-numbers times a constant (4 bit floats are), else each entry rounded to one of 255; groups that no kernel knows (16, or
-such that end within a row) are rounded anew in groups of 32. Must not know: files, layers.
+    weight[n, k] = table[codes[n, k]] * scale[n, k // group] * factor[n]
+Owns: the form as files have it, and what it settles into: a backend's own form of it (entries rounded to 8 bits, unless
+they are whole numbers times a constant, as those of 4 bit floats are); else int8 with the same scales; groups that no
+kernel knows (16, or such that end within a row) are rounded anew in groups of 32. Must not know: files, layers.
 """
 
 from __future__ import annotations
@@ -14,25 +14,33 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Kernels, Weight
-from tokenmill.quant.base import WeightBase
+from tokenmill.core.forward import Kernels, StoredMatrix, Weight
+from tokenmill.kernels.grid import whole_entries
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
-from tokenmill.quant.packed import joined_bias
+from tokenmill.quant.packed import PackedWeight, joined_bias
 
-FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""What a nibble means as a 4 bit float: sign, two bits of exponent, one of mantissa."""
 _GROUP = 32
 _SMALLEST_HALF = 2.0**-14
 
 
-class TableWeight(WeightBase):
-    """codes [out, in] uint8, table [n] float32, scales [out, in / group] float32; `name`: for people."""
+class TableWeight(PackedWeight):
+    """codes [out, in] uint8, table [n] float32, scales [out, in / group] float32; factors [out] float32 on all scales
+    of a row, or None; `name`: for people."""
 
     def __init__(
-        self, codes: Tensor, table: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None, name: str
+        self,
+        codes: Tensor,
+        table: Tensor,
+        scales: Tensor,
+        dtype: torch.dtype,
+        bias: Tensor | None,
+        name: str,
+        factors: Tensor | None = None,
     ) -> None:
-        self.codes, self.table, self.scales = codes, table.float(), scales.float()
+        self.codes: Tensor | None = codes
+        self.table, self.scales = table.float(), scales.float()
+        self.factors = scales.new_ones(len(codes), dtype=torch.float32) if factors is None else factors.float()
         self.dtype, self.bias, self.name = dtype, bias, name
         self.shape = (codes.shape[0], codes.shape[1])
         self.group = self.shape[1] // scales.shape[1]
@@ -40,33 +48,59 @@ class TableWeight(WeightBase):
 
     def to(self, device: torch.device) -> Self:
         """The same on another device, before it settles."""
-        table = self.table.to(device)
-        return type(self)(self.codes.to(device), table, self.scales.to(device), self.dtype, self.bias, self.name)
+        codes, scales, factors = (t.to(device) for t in (self.numbers(), self.scales, self.factors))
+        return type(self)(codes, self.table.to(device), scales, self.dtype, self.bias, self.name, factors)
+
+    def numbers(self) -> Tensor:
+        """The codes, before it settles."""
+        assert self.codes is not None, "a settled weight is not taken apart"
+        return self.codes
+
+    def stored(self) -> StoredMatrix:
+        """Of kind "table"."""
+        parts = ("codes", self.numbers()), ("table", self.table), ("scales", self.scales), ("factors", self.factors)
+        return StoredMatrix("table", self.shape, parts, self.dense, self.bias)
+
+    def forget(self) -> None:
+        """The packed form has them."""
+        self.codes, self.scales = None, self.scales[:0]
 
     def settle(self, kernels: Kernels) -> Weight:
-        """As integers with scales."""
-        exact, weight = self._integers(kernels)
+        """In the backend's form of tables, else as integers with scales."""
+        if self.packed is not None:
+            return self
+        steps, unit = whole_entries(self.table)
+        self.packed = kernels.pack(self.stored())
+        if self.packed is not None:
+            some = torch.arange(min(64, self.shape[0]))  # a form that rounds scales does it everywhere
+            kept = self.packed.rows(some, torch.float32)
+            same = torch.allclose(kept, self._wide(some), rtol=1e-6, atol=0.0)
+            if not (torch.equal(steps * unit, self.table) and same):
+                self.changed = (self.name,)
+            self.forget()
+            return self
+        exact, weight = self._integers(kernels, steps, unit)
         if not exact and not isinstance(weight, DenseWeight):
             weight.changed = (self.name,)
         return weight.settle(kernels)
 
-    def _integers(self, kernels: Kernels) -> tuple[bool, GridWeight | DenseWeight]:
+    def _integers(self, kernels: Kernels, steps: Tensor, unit: float) -> tuple[bool, GridWeight | DenseWeight]:
         """Is nothing lost, and the form to settle."""
         if self.shape[1] % _GROUP:
             return True, DenseWeight(self.dense(), self.bias)
-        steps, unit = _whole(self.table)
-        scales = (self.scales * unit).half()
+        whole = self.scales * self.factors[:, None]
+        scales = (whole * unit).half()
         used = scales[scales != 0].float().abs()
         fits = bool(torch.isfinite(used).all()) and (not used.numel() or float(used.min()) >= _SMALLEST_HALF)
-        fits = fits and torch.equal(scales != 0, self.scales != 0)
+        fits = fits and torch.equal(scales != 0, whole != 0)
         if self.group % _GROUP or not fits:
             q, scales = kernels.quantise(self.dense().float(), 8, _GROUP)
             return False, GridWeight(q, scales, bits=8, group=_GROUP, dtype=self.dtype, bias=self.bias)
-        exact = torch.equal(steps.float() * unit, self.table) and torch.equal(scales.float(), self.scales * unit)
-        group, q = self.group, steps.to(torch.int8)[self.codes.int()]
-        known = next(g for g in (256, 128, 64, 32) if group % g == 0)
-        scales = scales.repeat_interleave(group // known, 1)
-        return exact, GridWeight(q, scales, bits=8, group=known, dtype=self.dtype, bias=self.bias)
+        exact = torch.equal(steps * unit, self.table) and torch.equal(scales.float(), whole * unit)
+        group, q = self.group, steps.to(torch.int8)[self.numbers().int()]
+        size = next(g for g in (256, 128, 64, 32) if group % g == 0)
+        scales = scales.repeat_interleave(group // size, 1)
+        return exact, GridWeight(q, scales, bits=8, group=size, dtype=self.dtype, bias=self.bias)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix of the same table; absent biases count as zeros where any part has one."""
@@ -75,56 +109,46 @@ class TableWeight(WeightBase):
             return None
         if not all(torch.equal(part.table, self.table) for part in every):
             return None
-        codes = torch.cat([part.codes for part in every])
-        return self._like(codes, torch.cat([part.scales for part in every]), joined_bias(every, codes.device))
+        codes, scales = torch.cat([part.numbers() for part in every]), torch.cat([part.scales for part in every])
+        factors = torch.cat([part.factors for part in every])
+        return self._like(codes, scales, factors, joined_bias(every, codes.device))
 
     def take(self, index: Tensor) -> Self:
         """Rows in the order of index."""
-        return self._like(self.codes[index], self.scales[index], None if self.bias is None else self.bias[index])
+        bias = None if self.bias is None else self.bias[index]
+        return self._like(self.numbers()[index], self.scales[index], self.factors[index], bias)
 
     def split(self, dim: int, part: int, parts: int) -> Self:
         """An equal part along out (0) or, on group borders, along in (1)."""
         if parts == 1:
             return self
         start, stop = self.part_range(dim, part, parts)
+        codes = self.numbers()
         if dim == 0:
             bias = None if self.bias is None else self.bias[start:stop]
-            return self._like(self.codes[start:stop], self.scales[start:stop], bias)
+            return self._like(codes[start:stop], self.scales[start:stop], self.factors[start:stop], bias)
         if start % self.group or stop % self.group:
             raise ModelError(f"Groups of {self.group} cannot be split over {parts} ranks at column {start or stop}.")
         scales = self.scales[:, start // self.group : stop // self.group]
-        return self._like(self.codes[:, start:stop], scales, self.bias if part == 0 else None)
+        return self._like(codes[:, start:stop], scales, self.factors, self.bias if part == 0 else None)
 
-    def rows(self, ids: Tensor) -> Tensor:
+    def stored_rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""
-        values = self.table[self.codes[ids].int()].view(len(ids), -1, self.group)
-        return (values * self.scales[ids][..., None]).view(len(ids), -1).to(self.dtype)
+        return self._wide(ids).to(self.dtype)
 
-    def dense(self) -> Tensor:
-        """The whole matrix."""
-        return self.rows(torch.arange(self.shape[0], device=self.codes.device))
+    def _wide(self, ids: Tensor) -> Tensor:
+        values = self.table[self.numbers()[ids].int()].view(len(ids), -1, self.group)
+        scales = self.scales[ids] * self.factors[ids, None]
+        return (values * scales[..., None]).view(len(ids), -1)
 
-    def bytes(self) -> int:
-        """Codes as if they were packed, scales and bias."""
+    def stored_bytes(self) -> int:
+        """Codes as if they were packed, and scales."""
         bits = max(1, (len(self.table) - 1).bit_length())
-        bias = 0 if self.bias is None else self.bias.nbytes
-        return self.codes.numel() * bits // 8 + self.scales.nbytes + bias
+        return self.numbers().numel() * bits // 8 + self.scales.nbytes
 
-    def _like(self, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Self:
-        return type(self)(codes.contiguous(), self.table, scales.contiguous(), self.dtype, bias, self.name)
-
-
-def _whole(table: Tensor) -> tuple[Tensor, float]:
-    """Whole numbers [n] up to 127 and a unit: table ~ numbers * unit, exactly if one of a few units makes it so."""
-    top = float(table.abs().max())
-    if not top:
-        return torch.zeros_like(table, dtype=torch.int16), 1.0
-    for unit in (1.0, 0.5, 0.25):
-        steps = table / unit
-        if torch.equal(steps.round(), steps) and top / unit <= 127:
-            return steps.to(torch.int16), unit
-    unit = top / 127.0
-    return (table / unit).round().to(torch.int16), unit
+    def _like(self, codes: Tensor, scales: Tensor, factors: Tensor, bias: Tensor | None) -> Self:
+        parts = codes.contiguous(), self.table, scales.contiguous()
+        return type(self)(*parts, self.dtype, bias, self.name, factors.contiguous())
 
 
 def nibbles(raw: Tensor, *, high_first: bool = False) -> Tensor:

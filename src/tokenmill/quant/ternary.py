@@ -2,7 +2,7 @@
 
     NAME.weight uint8 [out / 4, in]: bits 2i and 2i + 1 of row r hold row i * out / 4 + r, one more than its value
     NAME.weight_scale [1]: multiplies (`linear_class` autobitlinear), or divides (bitlinear)
-They become GGUF blocks of two bits, whose scales say the same, else integers of four. Must not know: models, devices.
+They become integers of two bits. Must not know: models, devices.
 """
 
 from __future__ import annotations
@@ -13,17 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.gguf_blocks import Blocks
-from tokenmill.checkpoint.gguf_file import TYPES
 from tokenmill.core.errors import ModelError
 from tokenmill.core.model import Checkpoint
 from tokenmill.quant.base import known
-from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import GridWeight
 
 METHOD = "bitnet"
-_TYPE = next(kind for kind in TYPES.values() if kind.name == "Q2_K")
-_BLOCK = 256
+_GROUPS = (256, 128, 64, 32)
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -53,7 +49,7 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
 
 def load(
     ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None, *, divide: bool
-) -> BlockWeight | GridWeight:
+) -> GridWeight:
     """The weight [out, in] under `name`."""
     rows, columns = shape
     if rows % 4:
@@ -68,18 +64,10 @@ def load(
     return ternary(codes, 1.0 / scale if divide else scale, dtype, bias)
 
 
-def ternary(codes: Tensor, scale: float, dtype: torch.dtype, bias: Tensor | None) -> BlockWeight | GridWeight:
+def ternary(codes: Tensor, scale: float, dtype: torch.dtype, bias: Tensor | None) -> GridWeight:
     """codes [out, in] uint8, one more than their values -> (code - 1) * scale in the fewest bits."""
     rows, columns = codes.shape
-    half = torch.tensor([scale], dtype=torch.float16)
-    if columns % _BLOCK:
-        scales = half.expand(rows, -(-columns // 32))
-        q = (codes.to(torch.int8) - 1).contiguous()
-        return GridWeight(q, scales, bits=4, group=32, dtype=dtype, bias=bias)
-    # Sixteen scales and minima of 1 times d, dmin; then twice 32 bytes, whose pairs of bits are 32 columns each.
-    parts = codes.view(rows, columns // _BLOCK, 2, 4, 32)
-    bytes_of_codes = parts[:, :, :, 0] | parts[:, :, :, 1] << 2 | parts[:, :, :, 2] << 4 | parts[:, :, :, 3] << 6
-    head = torch.full((rows, columns // _BLOCK, 16), 0x11, dtype=torch.uint8)
-    tail = half.view(torch.uint8).repeat(2).expand(rows, columns // _BLOCK, 4)
-    raw = torch.cat((head, bytes_of_codes.flatten(2), tail), -1)
-    return BlockWeight([Blocks(_TYPE, raw.flatten(1).contiguous())], dtype, bias)
+    group = next((g for g in _GROUPS if columns % g == 0), 32)
+    scales = torch.tensor([scale], dtype=torch.float16).expand(rows, -(-columns // group))
+    q = (codes.to(torch.int8) - 1).contiguous()
+    return GridWeight(q, scales, bits=2, group=group, dtype=dtype, bias=bias)

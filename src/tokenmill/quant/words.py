@@ -8,13 +8,13 @@
     AWQ gemm   qweight [in, out / 8], qzeros [groups, out / 8], in both words hold 0 2 4 6 1 3 5 7; scales [groups, out]
     AWQ gemv   qweight [out, in / 8], qzeros [out, n / 8], scales [out, n], n: the groups, filled up
 
-2 and 3 bit codes are held in 4 bits. Must not know: models, devices.
+Must not know: models, devices.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,15 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
     return ckpt.has(f"{name}.qweight") and ckpt.shape(f"{name}.qweight") is not None
 
 
+def upright(ckpt: Checkpoint, name: str, rows: int) -> bool:
+    """Do the tensors under `name` lie as the matrix of so many rows does (AWQ's version gemv)?"""
+    return _upright(ckpt.shape(f"{name}.scales") or (), rows)
+
+
+def _upright(shape: Sequence[int], rows: int) -> bool:
+    return len(shape) == 2 and shape[0] == rows and shape[1] != rows
+
+
 def load(
     ckpt: Checkpoint,
     name: str,
@@ -86,7 +95,7 @@ def load(
     rows, columns = shape
     words = _words(ckpt, f"{name}.qweight")
     scales = ckpt.tensor(f"{name}.scales")
-    if scales.ndim == 2 and scales.shape[0] == rows and scales.shape[1] != rows:
+    if _upright(scales.shape, rows):
         return _gemv(ckpt, name, words, shape, dtype, bias)
     groups = scales.shape[0] if scales.ndim == 2 else 0
     if scales.ndim != 2 or scales.shape[1] != rows or not groups or columns % groups or (columns // groups) % 32:
@@ -125,9 +134,8 @@ def make(
     the middle."""
     half = 1 << (bits - 1)
     q, less = (codes.to(torch.int16) - half).to(torch.int8).contiguous(), zeros.to(torch.int16) - half
-    width = 8 if bits > 4 else 4
     kept = less.contiguous() if not known(less) or bool(less.any()) else None
-    return GridWeight(q, scales.half(), bits=width, group=group, dtype=dtype, bias=bias, zeros=kept)
+    return GridWeight(q, scales.half(), bits=bits, group=group, dtype=dtype, bias=bias, zeros=kept)
 
 
 def _gemv(

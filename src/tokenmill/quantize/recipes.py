@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import UserError
 from tokenmill.quant import compressed as ct
-from tokenmill.quantize import prune, stored_forms
+from tokenmill.quantize import prune, stored_forms, tables
 from tokenmill.quantize.codes import Codes, Spec, nearest
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -64,16 +64,19 @@ WHOLE: dict[str, tuple[Callable[[Tensor], Held], str]] = {
     "mxfp4": (stored_forms.mxfp4, "compressed-tensors"),
     "nvfp4": (stored_forms.nvfp4, "compressed-tensors"),
     "nf4": (stored_forms.nf4, "bitsandbytes"),
+    "fp4": (stored_forms.fp4, "bitsandbytes"),
     "llm.int8": (stored_forms.bitsandbytes_eight, "bitsandbytes"),
     "bitnet": (stored_forms.ternary, "bitnet"),
 }
 """Methods that settle how a weight is stored, and the form of their files."""
-CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant", "wanda", "sparsegpt"})
+TABLES: dict[str, Callable[[Tensor, int, Inputs | None], Held]] = {"squeezellm": tables.squeezellm}
+"""Methods whose result is tables, in files that nothing else makes."""
+CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant", "wanda", "sparsegpt", "squeezellm"})
 FOLDING = frozenset({"awq", "smoothquant"})
-METHODS = (*INTEGERS, *WHOLE, *prune.METHODS)
+METHODS = (*INTEGERS, *WHOLE, *TABLES, *prune.METHODS)
 _WRITERS = {"compressed-tensors": stored_forms.compressed, "gptq": stored_forms.gptq, "awq": stored_forms.awq}
 _BITS = {"compressed-tensors": range(2, 9), "gptq": (2, 3, 4, 8), "awq": (4,)}
-_COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64}
+_COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64, "fp4": 64, "squeezellm": 32}
 
 
 def settle(recipe: Recipe) -> Recipe:
@@ -84,7 +87,10 @@ def settle(recipe: Recipe) -> Recipe:
         prune.parse(recipe.sparsity)
         forms: tuple[str, ...] = ("plain", "compressed-tensors")
     else:
-        forms = (WHOLE[recipe.method][1],) if recipe.method in WHOLE else tuple(_WRITERS)
+        own = (WHOLE[recipe.method][1],) if recipe.method in WHOLE else (recipe.method,)
+        forms = tuple(_WRITERS) if recipe.method in INTEGERS else own
+        if recipe.method in TABLES and recipe.bits not in (3, 4):
+            raise UserError(f"--bits {recipe.bits:g}: --method {recipe.method} takes 3 or 4.")
     form = recipe.form or forms[0]
     if form not in forms:
         raise UserError(f"--method {recipe.method} makes files of the form {', '.join(forms)}, not {form}.")
@@ -114,6 +120,8 @@ def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind:
     """The weight [out, in] float32 as files of this recipe hold it; kind: the type that it had."""
     if recipe.method in WHOLE:
         return WHOLE[recipe.method][0](weight)
+    if recipe.method in TABLES:
+        return TABLES[recipe.method](weight, bits, inputs)
     if recipe.method in prune.METHODS:
         sparse = prune.METHODS[recipe.method](weight, prune.parse(recipe.sparsity), inputs)
         return stored_forms.plain(sparse, kind) if recipe.form == "plain" else stored_forms.bitmask(sparse, kind)
@@ -151,10 +159,13 @@ def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[s
         return {"quant_method": "awq", "bits": 4, "group_size": recipe.group, "zero_point": True, "version": "gemm",
                 "modules_to_not_convert": ignore}  # fmt: skip
     if recipe.form == "bitsandbytes":
-        four = recipe.method == "nf4"
+        four = recipe.method in ("nf4", "fp4")
         return {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": not four,
-                "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True, "bnb_4bit_compute_dtype": "bfloat16",
+                "bnb_4bit_quant_type": recipe.method if four else "nf4", "bnb_4bit_use_double_quant": True,
+                "bnb_4bit_compute_dtype": "bfloat16",
                 "bnb_4bit_quant_storage": "uint8", "llm_int8_skip_modules": ignore}  # fmt: skip
+    if recipe.form == "squeezellm":
+        return {"quant_method": "squeezellm", "wbits": int(recipe.bits), "modules_to_not_convert": ignore}
     if recipe.form == "bitnet":
         return {"quant_method": "bitnet", "linear_class": "autobitlinear", "quantization_mode": "offline",
                 "modules_to_not_convert": ignore}  # fmt: skip

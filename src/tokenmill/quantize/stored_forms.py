@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from tokenmill.kernels import fp8
+from tokenmill.kernels.grid import FP4
 from tokenmill.quant import bits as packed
 from tokenmill.quant.sparse import pack_mask
-from tokenmill.quant.table import FP4
 from tokenmill.quantize.codes import Codes
 
 NF4 = (
@@ -24,6 +24,8 @@ NF4 = (
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
 """Where the quantiles of a normal distribution lie, scaled to one (Dettmers et al., 2023)."""
+_FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
+"""The 4 bit floats of bitsandbytes (their codes' order), 0 to 1; codes from 8 on are the negative ones."""
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256
 
@@ -93,7 +95,18 @@ def bitsandbytes_eight(weight: Tensor) -> Held:
 
 
 def nf4(weight: Tensor) -> Held:
-    """bitsandbytes' NF4 in blocks of 64, whose scales are 8 bit numbers in blocks of 256 (double quantisation)."""
+    """bitsandbytes' NF4."""
+    return _blocks_of_64(weight, torch.tensor(NF4), "nf4")
+
+
+def fp4(weight: Tensor) -> Held:
+    """bitsandbytes' FP4."""
+    return _blocks_of_64(weight, torch.tensor((*_FP4, *(-x for x in _FP4))), "fp4")
+
+
+def _blocks_of_64(weight: Tensor, table16: Tensor, kind: str) -> Held:
+    """The nearest entries of a table in blocks of 64, whose scales are 8 bit numbers in blocks of 256 (double
+    quantisation)."""
     rows, columns = weight.shape
     blocks = weight.reshape(-1, _NF4_BLOCK)
     scales = blocks.abs().amax(1)
@@ -103,22 +116,22 @@ def nf4(weight: Tensor) -> Held:
     wide = nested.abs().amax(1).clamp(min=1e-12)
     entries = ((nested / wide[:, None] + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).flatten()[: len(scales)]
     kept = table[entries.int()] * wide.repeat_interleave(_NESTED_BLOCK)[: len(scales)] + offset
-    levels = torch.tensor(NF4)
+    levels, order = table16.sort(stable=True)
     borders = (levels[1:] + levels[:-1]) / 2
-    codes = torch.bucketize((blocks / kept.clamp(min=1e-12)[:, None]).contiguous(), borders).to(torch.uint8)
+    codes = order[torch.bucketize((blocks / kept.clamp(min=1e-12)[:, None]).contiguous(), borders)].to(torch.uint8)
     state = {
-        "quant_type": "nf4", "blocksize": _NF4_BLOCK, "dtype": "bfloat16", "shape": [rows, columns],
+        "quant_type": kind, "blocksize": _NF4_BLOCK, "dtype": "bfloat16", "shape": [rows, columns],
         "nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": offset,
     }  # fmt: skip
     tensors = {
         "weight": (codes.view(-1, 2)[:, :1] << 4 | codes.view(-1, 2)[:, 1:]),
         "weight.absmax": entries,
-        "weight.quant_map": levels,
+        "weight.quant_map": table16,
         "weight.nested_absmax": wide,
         "weight.nested_quant_map": table,
-        "weight.quant_state.bitsandbytes__nf4": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+        f"weight.quant_state.bitsandbytes__{kind}": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
     }
-    return Held(tensors, (levels[codes.int()] * kept[:, None]).view(rows, columns))
+    return Held(tensors, (table16[codes.int()] * kept[:, None]).view(rows, columns))
 
 
 def ternary(weight: Tensor) -> Held:

@@ -77,4 +77,7 @@ class Forgetful:
 
 
 class NoDeviceDrafter(Forgetful):
-    """Leaves no drafts behind."""
+    """Leaves no drafts behind. most: of those that a later stage's drafter leaves in the rows of all stages."""
+
+    def __init__(self, most: int = 0) -> None:
+        self.most = most

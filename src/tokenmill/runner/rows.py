@@ -80,11 +80,14 @@ class Rows:
         if plan.appended:
             self._append(plan.appended)
 
-    def learn(self, chosen: dict[int, list[int]]) -> None:
-        """Append what was chosen elsewhere for rows that have computed all they knew, and perhaps drafts behind it."""
+    def learn(self, chosen: dict[int, list[int]], drafts: dict[int, list[int]]) -> None:
+        """Append what was chosen elsewhere for rows that have computed all they knew, and perhaps drafts behind it;
+        drafts: what lies behind these from now on."""
         self._append(chosen)
         rows = to_device(list(chosen), torch.int64, self.device)
         self.computed[rows] = self.length[rows] - 1
+        if drafts:
+            self.write_drafts(list(drafts), list(drafts.values()))
 
     def state(self) -> tuple[Tensor, Tensor, Tensor]:
         """tokens, length and computed: what operations move on."""

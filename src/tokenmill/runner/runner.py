@@ -91,6 +91,8 @@ class Runner:
         self.link: Link = NoLink()
         """To the stages before and behind this one."""
         self.to_logits = model.spec.ends[1]
+        self.tells_drafts = self.to_logits and not model.spec.ends[0]
+        """The stages before this one must know what its drafter leaves."""
         self.adapters: AdapterStore = adapters or NoAdapters()
         self.sleeper: Sleeper = NoSleep()
         self.model = model
@@ -188,9 +190,10 @@ class Runner:
             self._fail(running, error)
 
     @torch.inference_mode()
-    def learn(self, chosen: dict[int, list[int]]) -> None:
-        """What the last stage has chosen: the tokens that stand, by row. No plan since has had these rows."""
-        self.rows.learn(chosen)
+    def learn(self, chosen: dict[int, list[int]], drafts: dict[int, list[int]]) -> None:
+        """What the last stage has chosen: the tokens that stand, by row, and drafts behind them. No plan since has had
+        these rows."""
+        self.rows.learn(chosen, drafts)
 
     def ready(self, running: Running) -> bool:
         """Would `finish` find everything computed?"""
@@ -382,7 +385,7 @@ class Runner:
         ids = None if running.sampled is None else running.sampled.ids
         longest, samples = rows.longest(row_list), lambda: outcome.samples(ids)
         self.drafter.propose(Drafting(rows, row_list, row_ids, plan.depth, longest, outcome.newest, samples))
-        late = set(plan.late)
+        late = set(row_list if self.tells_drafts else plan.late)
         told = [n for n, row in enumerate(row_list) if row in late] if late else []
         if told:
             chosen = row_ids if len(told) == len(row_list) else row_ids[to_device(told, torch.int64, rows.device)]

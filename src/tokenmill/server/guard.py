@@ -49,6 +49,8 @@ class Guard:
         self.streamed = tuple(prefix for api in apis for prefix in api.streamed)
         self.access = Access(self.config.listen)
         self.load = Load()
+        self.next_line = 0.0
+        self.untold = 0
         self.root = "/" + self.config.listen.root_path.strip("/")
         """What stands before every path, whether a proxy strips it or not; `/`: nothing does."""
 
@@ -57,6 +59,18 @@ class Guard:
         if self.root != "/" and (path == self.root or path.startswith(self.root + "/")):
             return path[len(self.root) :] or "/"
         return path
+
+    def tell_refusal(self, request_id: str, found: HttpError) -> None:
+        """A line a second at most: a burst has thousands. Access lines and /metrics have them all."""
+        now = time.monotonic()
+        if now < self.next_line:
+            self.untold += 1
+            return
+        log.warning(
+            "request refused",
+            extra={"data": {"id": request_id, "status": found.status, "why": str(found), "others": self.untold}},
+        )
+        self.next_line, self.untold = now + 1, 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -216,10 +230,10 @@ class _Visit:
             self.status = 499
             return
         found = describe_error(error)
-        if found.status >= 500:
-            log.error(
-                "request failed", exc_info=error if found.status == 500 else None, extra={"data": {"id": self.id}}
-            )
+        if found.status == 500:
+            log.error("request failed", exc_info=error, extra={"data": {"id": self.id}})
+        elif found.status > 500:
+            self.guard.tell_refusal(self.id, found)
         if self.status:
             return  # the answer had begun
         found.request_id = self.id

@@ -17,9 +17,10 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tokenmill.server.access import OPEN_PATHS
+from tokenmill.server.deadlines import Deadlines
 from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.tls import Door, Handshakes
-from tokenmill.server.transport import CountedTransport
+from tokenmill.server.transport import CountedTransport, Flow, LateEvent
 
 MAX_HEADERS = 200
 MAX_PIPELINED = 16
@@ -91,6 +92,15 @@ class Wire:
         self.out.finish()
 
 
+class _Waiting(list[Any]):
+    """Requests that came before the one ahead of them was answered; an empty deque takes ten times as much."""
+
+    __slots__ = ()
+
+    def appendleft(self, item: Any) -> None:
+        self.insert(0, item)
+
+
 class _Rest:
     """What a parser tells of a body alone."""
 
@@ -100,10 +110,32 @@ class _Rest:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection; the bounds are a class attribute, because uvicorn makes the objects."""
+    """One connection; the bounds are a class attribute, because uvicorn makes the objects.
+
+    There may be thousands, so each is kept small: its own fields are slots (uvicorn's and they are more than the thirty
+    for which Python shares a table of names), and what most connections never need is made late.
+    """
+
+    __slots__ = (
+        "declined",
+        "due",
+        "early",
+        "head",
+        "most",
+        "on_gone",
+        "out",
+        "part",
+        "payload",
+        "refused",
+        "running",
+        "taker",
+        "upgrading",
+        "wire",
+    )
 
     bounds = Bounds()
     shakes = Handshakes()
+    deadlines = Deadlines()
 
     def num_open(self) -> int:
         """Connections, those that are not encrypted yet among them."""
@@ -123,7 +155,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.most: int | None = None
         """Bytes of the body that is coming, if a handler takes more of them than others do."""
         self.running: Any = None
-        self.timer: asyncio.TimerHandle | None = None
+        self.due: int | None = None
         self.on_gone: set[Callable[[], None]] = set()
         self.upgrading = False
         self.declined = False
@@ -131,6 +163,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.taker: Taker | None = None
         self.out = CountedTransport(transport, self._close_gently)
         super().connection_made(cast(asyncio.Transport, self.out))
+        self.flow, self.pipeline = Flow(self.out), _Waiting()  # type: ignore[assignment]
         seconds = self.seconds()
         if seconds is None:
             self._refuse(503, f"{self.bounds.connections} connections are open; the server takes no more.")
@@ -184,7 +217,7 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.wire > LINGER_BYTES:
                 self.transport.abort()
             return
-        if self.part is Part.NOTHING and self.timer is None:  # blank lines are no message yet
+        if self.part is Part.NOTHING and self.due is None:  # blank lines are no message yet
             self._set_timer(self.bounds.read_timeout)
         self._parse(data)
         if self.refused:
@@ -273,6 +306,7 @@ class BoundedProtocol(HttpToolsProtocol):
         state = self.scope["state"]
         state.update(abort=self.transport.abort, on_gone=self.on_gone, sending=self._is_sending, widen=self._widen)
         super().on_headers_complete()
+        self.cycle.message_event = LateEvent()  # type: ignore[assignment]
         self.declined = False
         if self.parser.should_upgrade():  # either a handler takes the connection, or what follows is not read
             self.cycle.keep_alive = False
@@ -322,9 +356,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # ------------------------------------------------------------ ends
 
-    def _late(self) -> None:
+    def late(self) -> None:
         """What should have come by now has not."""
-        self.timer = None
         if self.refused or self.transport.is_closing():
             self.out.finish()
         elif self.part is Part.BODY:
@@ -372,17 +405,18 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _set_timer(self, seconds: float) -> None:
         self._stop_timer()
-        self.timer = self.loop.call_later(seconds, self._late)
+        self.due = self.deadlines.add(self.loop, self, seconds)
 
     def _stop_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+        if self.due is not None:
+            self.deadlines.drop(self, self.due)
+            self.due = None
 
 
 def make_protocol(bounds: Bounds, shakes: Handshakes) -> Any:
     """What makes the protocol of a connection with these bounds."""
-    protocol = type("Protocol", (BoundedProtocol,), {"bounds": bounds, "shakes": shakes})
+    own = {"bounds": bounds, "shakes": shakes, "deadlines": Deadlines()}
+    protocol = type("Protocol", (BoundedProtocol,), own)
     if shakes.context is None:
         return protocol
 

@@ -1,10 +1,11 @@
-"""A connection's way out. Owns: how much a client has taken of what was written, and a close that it can hear.
+"""A connection's way out. Owns: what its client has taken of what was written, a close that it can hear, who waits.
 
 Must not know: HTTP.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,8 @@ def _nothing() -> None:
 
 class CountedTransport:
     """What uvicorn writes to. `on_close` is asked instead of closing at once."""
+
+    __slots__ = ("_closing", "_inner", "_mark", "_on_close", "_written")
 
     def __init__(self, inner: Any, on_close: Callable[[], None]) -> None:
         self._inner = inner
@@ -67,3 +70,78 @@ class CountedTransport:
         elif self._mark is None or taken - self._mark[0] >= LEAST_TAKEN:
             self._mark = (taken, now)
         return self._mark is not None and now - self._mark[1] > patience
+
+
+class LateEvent:
+    """An asyncio.Event that is small until somebody waits for it."""
+
+    __slots__ = ("_told", "_waiting")
+
+    def __init__(self) -> None:
+        self._told = False
+        self._waiting: list[asyncio.Future[None]] | None = None
+
+    def is_set(self) -> bool:
+        """Has it happened?"""
+        return self._told
+
+    def set(self) -> None:
+        """It has: all go on."""
+        self._told = True
+        for waiting in self._waiting or ():
+            if not waiting.done():
+                waiting.set_result(None)
+        self._waiting = None
+
+    def clear(self) -> None:
+        """From now on it has not."""
+        self._told = False
+
+    async def wait(self) -> None:
+        """Until it happens."""
+        if self._told:
+            return
+        waiting = asyncio.get_running_loop().create_future()
+        self._waiting = [one for one in self._waiting or () if not one.done()] + [waiting]
+        await waiting
+
+
+class Flow:
+    """uvicorn's flow control, for connections that are many and mostly wait for nothing."""
+
+    __slots__ = ("_out", "_writable", "read_paused")
+
+    def __init__(self, out: CountedTransport) -> None:
+        self._out = out
+        self._writable = LateEvent()
+        self._writable.set()
+        self.read_paused = False
+
+    @property
+    def write_paused(self) -> bool:
+        """Has the client so much to take that writers wait?"""
+        return not self._writable.is_set()
+
+    async def drain(self) -> None:
+        """Until the client has taken enough."""
+        await self._writable.wait()
+
+    def pause_reading(self) -> None:
+        """Let what comes wait in the system."""
+        if not self.read_paused:
+            self.read_paused = True
+            self._out.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Read again."""
+        if self.read_paused:
+            self.read_paused = False
+            self._out.resume_reading()
+
+    def pause_writing(self) -> None:
+        """Too much waits for the client."""
+        self._writable.clear()
+
+    def resume_writing(self) -> None:
+        """The client has taken enough, or is gone."""
+        self._writable.set()

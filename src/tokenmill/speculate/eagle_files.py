@@ -77,7 +77,7 @@ class EagleNet:
 
 def build_eagle(config: dict[str, Any], b: Build, target: Any, *, third: bool, where: str) -> EagleNet:
     """The network of a folder, for a target with `spec`, `embedding` and `layers`."""
-    hidden, vocab, count = target.spec.hidden_size, target.spec.vocab_size, len(target.layers)
+    hidden, vocab, count = target.spec.hidden_size, target.spec.vocab_size, target.first + len(target.layers)
     c = ModelConfig(config, architecture="LlamaForCausalLM")
     if c.need("hidden_size", int) != hidden:
         raise ModelError(
@@ -101,6 +101,11 @@ def build_eagle(config: dict[str, Any], b: Build, target: Any, *, third: bool, w
     first = c.get("norm_before_residual", bool, False)
     layer = Layer(attention, mlp, body.norm("post_attention_layernorm", hidden, eps), norms, first)
     taps = _taps(c, count, where) if third else (FINAL,)
+    if third and min(taps) < target.first:
+        raise ModelError(
+            f"{where}: it reads what layer {min(taps)} gives, and the last of --pipeline-parallel-size stages has only "
+            f"those from {target.first} on: use --tensor-parallel-size, or a head of EAGLE-1."
+        )
     invented = not list(b.checkpoint.names())
     embed: Embed = target.embedding
     if b.has("embed_tokens.weight") and not invented:

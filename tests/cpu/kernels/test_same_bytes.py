@@ -94,6 +94,7 @@ SPECS = {
     "plain": {},
     "grouped": {"heads": 6, "kv_heads": 2},
     "window": {"window": 21},
+    "chunks": {"window": -21},
     "capped": {"softcap": 2.0},
     "sinks": {"sinks": True},
     "alibi": {"alibi": True},
@@ -104,7 +105,7 @@ SPECS = {
 
 
 def attention(heads=4, kv_heads=2, dim=16, window=0, softcap=0.0, sinks=False, alibi=False, dtype=torch.float32):
-    kv = KVSpec("window" if window else "full", kv_heads, dim, dim, window)
+    kv = KVSpec("window" if window else "full", kv_heads, dim, dim, abs(window))
     return AttentionSpec(
         layer=0, group=0, heads=heads, kv=kv, scale=dim**-0.5, softcap=softcap, window=window,
         sinks=random(heads, seed=3) if sinks else None, alibi=random(heads, seed=4).abs() if alibi else None,
@@ -137,7 +138,8 @@ def naive(spec: AttentionSpec, qkv: torch.Tensor, dtype: torch.dtype) -> torch.T
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if spec.alibi is not None:
         scores = scores - spec.alibi.double()[:, None, None] * distance
-    hidden = (distance < 0) | (distance >= (spec.window or tokens))
+    reach = torch.arange(tokens)[:, None] % -spec.window + 1 if spec.window < 0 else spec.window or tokens
+    hidden = (distance < 0) | (distance >= reach)
     scores = scores.masked_fill(hidden, float("-inf"))
     if spec.sinks is not None:
         sink = spec.sinks.double()[:, None, None].expand(-1, tokens, 1)

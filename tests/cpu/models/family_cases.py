@@ -199,10 +199,12 @@ def families() -> dict[str, list[Case]]:
             {}, {**DEEP, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], **BIASED},
             {"n_group": 1, "topk_group": 1, "rope_parameters": YARN, "q_lora_rank": None}),
         "llama4": several(
-            hf.Llama4TextConfig, {**small, **DEEP, "num_local_experts": 4, "intermediate_size_mlp": 20},
+            hf.Llama4TextConfig, {**small, **DEEP, "num_local_experts": 4, "intermediate_size_mlp": 20,
+                                  "attention_chunk_size": 32},
             {"num_experts_per_tok": 2, "interleave_moe_layer_step": 2, "attn_temperature_tuning": False},
-            {"floor_scale": 8, "attn_scale": 0.4, "no_rope_layers": [1, 0, 1, 1], **BIASED},
-            {"use_qk_norm": False, "moe_layers": [0, 3], "rope_parameters": LLAMA3, **TIED}),
+            {"floor_scale": 8, "attn_scale": 0.4, "no_rope_layers": [1, 0, 1, 1], **BIASED, "attention_chunk_size": 16},
+            {"use_qk_norm": False, "moe_layers": [0, 3], "rope_parameters": LLAMA3, **TIED, "attention_chunk_size": 21,
+             "layer_types": ["chunked_attention", "full_attention", "full_attention", "chunked_attention"]}),
         "dbrx": several(hf.DbrxConfig, DBRX, dbrx({"clip_qkv": 0.7}, {}), dbrx({"clip_qkv": 3.0}, {"moe_top_k": 1}),
                         dbrx({"clip_qkv": 2.0, "kv_n_heads": 4}, {"moe_normalize_expert_weights": None})),
         "mamba": several(hf.MambaConfig, {**FLAT, "state_size": 8}, {"time_step_rank": 5},
@@ -234,6 +236,12 @@ def families() -> dict[str, list[Case]]:
                                           "attn_layer_offset": 1},
                          {}, {"mamba_proj_bias": True, "mamba_dt_rank": 5, "expert_layer_period": 3},
                          {"num_experts": 1, "mamba_conv_bias": False, "attn_layer_period": 3, **TIED}),
+        "recurrent_gemma": several(
+            hf.RecurrentGemmaConfig, {**BASE, "num_hidden_layers": 3, "attention_window_size": 20, "rms_norm_eps": 1e-3,
+                                      "tie_word_embeddings": True},
+            {"num_key_value_heads": 1}, {"block_types": ["recurrent", "attention"], "conv1d_width": 3, **BIASED},
+            {"lru_width": 48, "logits_soft_cap": 4.0, "rope_parameters": part(1.0), "num_hidden_layers": 4,
+             "hidden_activation": "gelu"}),
         "lfm2": several(hf.Lfm2Config, {**BASE, **DEEP, "block_multiple_of": 8}, {"layer_types": short},
                         {"full_attn_idxs": [0, 3], "conv_bias": True, "block_auto_adjust_ff_dim": False, **LOOSE},
                         {"layer_types": short[::-1], "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3}),
@@ -249,6 +257,59 @@ def families() -> dict[str, list[Case]]:
             {"mamba_rms_norm": True, "projectors_bias": True, "mlp_bias": True, "mamba_conv_bias": False},
             {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": None, "mamba_n_groups": 1,
              "time_step_limit": (0.1, 0.9), **TIED}),
+        "cwm": several(hf.CwmConfig, {**small, **DEEP, "sliding_window": 20, "bos_token_id": 1},
+                       {"rope_parameters": LLAMA3}, {"layer_types": alternating, **WIDE, "rope_parameters": part(1.0)},
+                       {"sliding_window": 9, **TIED, "rope_parameters": YARN}),
+        "iquestcoder": several(hf.IQuestCoderConfig, small, BIASED, {"mlp_bias": True, **WIDE, **TIED},
+                               {"rope_parameters": YARN}, architecture="IQuestCoderForCausalLM"),
+        "hyperclovax": several(hf.HyperCLOVAXConfig, BASE, GRANITE, {"use_post_norm": False, **BIASED},
+                               {"mlp_bias": True, "logits_scaling": 0.5, **WIDE, **TIED}),
+        "granite_swa": several(
+            hf.GraniteSWAConfig, {**BASE, **DEEP, **GRANITE, "sliding_window": 20},
+            {"layer_rope_theta": [0, 1e4, 500.0, 1e4]}, {"layer_types": alternating, **LOOSE, **BIASED},
+            {"sliding_window": 9, "layer_rope_theta": [1e4, 0, 0, 99.0], "mlp_bias": True}),
+        "granitemoe_swa": several(
+            hf.GraniteMoeSWAConfig, {**BASE, **DEEP, **GRANITE, "num_local_experts": 4, "sliding_window": 20},
+            {"shared_intermediate_size": 24, "layer_rope_theta": [0, 1e4, 500.0, 1e4]},
+            {"layer_types": alternating, "num_experts_per_tok": 3, "shared_intermediate_size": 0},
+            {"shared_intermediate_size": 16, **TIED, **BIASED}),
+        "nanochat": several(hf.NanoChatConfig, BASE, {"final_logit_softcapping": 2.0}, {**BIASED, **TIED},
+                            {"num_key_value_heads": 4, "hidden_act": "gelu", "rope_parameters": LINEAR}),
+        "solar_open": several(
+            hf.SolarOpenConfig, {**{k: v for k, v in {**BASE, **GROUPED}.items()
+                                    if k not in ("first_k_dense_replace", "intermediate_size")}, "head_dim": 8},
+            BIASED, {"n_group": 1, "topk_group": 1, "n_shared_experts": 2, **WIDE},
+            {"norm_topk_prob": False, "rope_parameters": YARN, **TIED}),
+        "mellum": several(
+            hf.MellumConfig, {**small, **DEEP, **MIX, "num_experts": 4, "sliding_window": 20},
+            {"layer_types": alternating, "rope_parameters": typed},
+            {"mlp_layer_types": ["dense", "sparse"] * 2, **BIASED},
+            {"norm_topk_prob": False, "layer_types": alternating[::-1], **WIDE, **TIED}),
+        "exaone_moe": several(
+            hf.ExaoneMoeConfig, {**BASE, **DEEP, **MIX, **WIDE, "num_experts": 8, "num_experts_per_tok": 3,
+                                 "sliding_window": 20},
+            {"n_group": 4, "topk_group": 2}, {"layer_types": alternating, "num_shared_experts": 2, **TIED},
+            {"sliding_window": 7, "norm_topk_prob": False,
+             "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "rope_parameters": LLAMA3}),
+        "flex_olmo": several(hf.FlexOlmoConfig, {**BASE, "num_experts": 4, "num_experts_per_tok": 2}, {},
+                             {"norm_topk_prob": True, "num_key_value_heads": 4, **TIED},
+                             {**BIASED, "rope_parameters": YARN}),
+        "hy_v3": several(
+            hf.HYV3Config, {**small, **MIX, "num_experts": 4}, {},
+            {**BIASED, "num_shared_experts": 2, **TIED},
+            {**DEEP, "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"], "router_scaling_factor": 0.7, **WIDE}),
+        "afmoe": several(
+            hf.AfmoeConfig, {**small, **DEEP, **MIX, "num_experts": 4, "sliding_window": 20},
+            {"mup_enabled": True, "route_scale": 1.7}, {"num_dense_layers": 2, "global_attn_every_n_layers": 2, **WIDE},
+            {"layer_types": alternating, **BIASED, **TIED, "num_shared_experts": 1}),
+        "youtu": several(
+            hf.YoutuConfig, {**BASE, **LATENT, "q_lora_rank": 20}, {},
+            {"q_lora_rank": None, "rope_interleave": False, **BIASED},
+            {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, **LOOSE}),
+        "minicpm3": several(
+            hf.MiniCPM3Config, {**BASE, **LATENT, "q_lora_rank": 20},
+            {"scale_emb": 3, "dim_model_base": 16}, {"q_lora_rank": None, "v_head_dim": None, **BIASED},
+            {"scale_depth": None, "dim_model_base": None, "scale_emb": 1, "rope_parameters": YARN, **LOOSE}),
         "gpt_neox": several(hf.GPTNeoXConfig, PLAIN, {},
                             {"use_parallel_residual": False, "attention_bias": False},
                             {"rope_parameters": part(0.5), **TIED}),
@@ -282,7 +343,8 @@ FAMILIES = families()
 ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in enumerate(cases)}
 
 
-FILES = {"deepseek_v3": "DeepseekV3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
+FILES = {"youtu": "YoutuForCausalLM", "minicpm3": "MiniCPM3ForCausalLM",
+         "deepseek_v3": "DeepseekV3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma4": "Gemma4ForCausalLM", "falcon_h1": "FalconH1ForCausalLM"}  # fmt: skip
 """Families here that have a file of their own."""
 

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from family_cases import ALL
 from parity import DictCheckpoint, load, make, ours
 from test_families import CASES, prompt
 from torch import Tensor
+
+sys.path.append(str(Path(__file__).parents[1] / "quant"))
+from stored_model import DENSE, MIXTURE
+from stored_model import make as make_stored
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
@@ -120,6 +127,61 @@ def test_exact_ranks_give_the_bytes_of_one(name, form, backend, tmp_path, memory
             assert torch.equal(result, alone)
 
 
+STATES = ("qwen3-next", "mamba-0", "mamba2-2", "jamba-0", "falcon_h1-2", "lfm2-0", "recurrent_gemma-1", "gemma4-0")
+"""Heads or channels with states, norms over all of them and within; keys that two layers share."""
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", STATES)
+def test_layers_with_states_are_split(name, ranks, exact, tmp_path, memory):
+    _, config, tensors = ({**ALL, **CASES})[name].make(tmp_path)
+    prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
+    dtype = torch.bfloat16 if exact else torch.float32
+    shared, threads = memory(ranks), Shared(ranks)
+    sizes: dict[int, int] = {}
+
+    def answers(rank: int, **more: Any) -> Tensor:
+        kernels = NATIVE.CpuKernels(1)
+        with torch.no_grad():
+            model = load(config, tensors, kernels=kernels, dtype=dtype, **more)
+            sizes[rank] = sum(int(torch.Size(shape).numel()) for spec in model.spec.states for _, shape in spec.parts)
+            return ours(model, prompts, steps, kernels, dtype=dtype)["a"]
+
+    def share(rank: int) -> Tensor:
+        return answers(rank, group=SharedGroup(shared.file, rank, ranks) if exact else ThreadGroup(threads, rank))
+
+    alone = answers(-1)
+    with ThreadPoolExecutor(ranks) as pool:
+        for result in pool.map(share, range(ranks)):
+            assert torch.equal(result, alone) if exact else (result - alone).abs().max() <= 1e-4
+    if name != "gemma4-0":
+        assert max(sizes[rank] for rank in range(ranks)) < 0.8 * sizes[-1], "a rank keeps its part of the states"
+
+
+FORMS_OF_FILES = ("gptq 4", "awq gemm", "fp8 blocks", "mxfp4", "nf4", "nvfp4")
+
+
+@pytest.mark.parametrize("config", [DENSE, MIXTURE], ids=["dense", "mixture"])
+@pytest.mark.parametrize("form", FORMS_OF_FILES)
+def test_exact_ranks_of_stored_forms_give_the_bytes_of_one(form, config, memory):
+    said, tensors = make_stored(form, config)
+    prompts, steps = {"a": prompt(20)}, [[("a", 15)], [("a", 5)]]
+    shared = memory(2)
+
+    def answers(**more: Any) -> Tensor:
+        kernels = NATIVE.CpuKernels(1)
+        with torch.no_grad():
+            model = load(said, dict(tensors), kernels=kernels, dtype=torch.bfloat16, **more)
+            return ours(model, prompts, steps, kernels, dtype=torch.bfloat16)["a"]
+
+    alone = answers()
+    assert alone.isfinite().all()
+    with ThreadPoolExecutor(2) as pool:
+        for result in pool.map(lambda rank: answers(group=SharedGroup(shared.file, rank, 2)), range(2)):
+            assert torch.equal(result, alone)
+
+
 MIXTURES = ("qwen3-moe", "mixtral", "deepseek-v2", "gpt-oss")
 
 
@@ -163,17 +225,23 @@ def test_exact_ranks_with_whole_experts_give_the_bytes_of_one(name, form, tmp_pa
 
 
 class Reading(DictCheckpoint):
-    """Counts the bytes that are asked for."""
+    """Counts the bytes that are asked for: of each tensor the last time, as types are looked at before."""
 
-    bytes = 0
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.read: dict[str, int] = {}
+
+    @property
+    def bytes(self):
+        return sum(self.read.values())
 
     def tensor(self, name, shape=None, dtype=None):
-        self.bytes += self.tensors[name].nbytes
+        self.read[name] = self.tensors[name].nbytes
         return super().tensor(name, shape, dtype)
 
     def part(self, name, dim, start, stop, shape=None, dtype=None):
         found = self.tensors[name].narrow(dim, start, stop - start)
-        self.bytes += found.nbytes
+        self.read[name] = found.nbytes
         return found if dtype is None else found.to(dtype)
 
 
@@ -188,6 +256,18 @@ def test_a_rank_reads_its_part_alone(name, whole_experts, tmp_path):
     alone = sum(t.nbytes for n, t in tensors.items() if "norm" in n or n.endswith((".gate.weight", "mlp.gate.weight")))
     vocab = sum(t.nbytes for n, t in tensors.items() if t.shape[0] == config["vocab_size"])
     assert read.bytes <= (whole - alone - vocab) / 2 + alone + vocab, "67 tokens are not split over two ranks"
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("form", ["gptq 8", "awq gemm", "packed 4 zero", "fp8 blocks", "mxfp4", "nvfp4"])
+def test_a_rank_reads_its_part_of_stored_forms(form, exact, memory):
+    said, tensors = make_stored(form, DENSE)
+    whole = sum(tensor.nbytes for name, tensor in tensors.items() if "proj" in name)
+    other = sum(tensor.nbytes for name, tensor in tensors.items() if "proj" not in name)
+    group = SharedGroup(memory(2).file, 1, 2) if exact else ThreadGroup(Shared(2), 1)
+    read = Reading(tensors)
+    build_model(said, read, dtype=torch.bfloat16, device="cpu", kernels=NATIVE.CpuKernels(1), group=group)
+    assert read.bytes <= other + (0.51 if exact or "gptq" not in form else 0.8) * whole, "columns of GPTQ have an order"
 
 
 def test_heads_that_do_not_divide_are_refused(tmp_path):

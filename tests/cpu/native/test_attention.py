@@ -45,7 +45,7 @@ class Case:
     def __post_init__(self) -> None:
         self.heads -= self.heads % self.kv_heads
         kind = "latent" if self.latent else "window" if self.window else "full"
-        kv = KVSpec(kind, self.kv_heads, self.key_dim, self.value_dim, self.window)
+        kv = KVSpec(kind, self.kv_heads, self.key_dim, self.value_dim, abs(self.window))
         self.spec = AttentionSpec(
             0, 0, self.heads, kv, 1 / math.sqrt(self.key_dim), softcap=self.softcap, window=self.window,
             sinks=random(self.heads, seed=8) if self.sinks else None,
@@ -59,13 +59,15 @@ class Case:
         self.q = [random(m, self.heads, self.key_dim, dtype=self.dtype, seed=90 + i)
                   for i, (_, m) in enumerate(self.lengths)]  # fmt: skip
         # The first blocks of a sequence may be gone (a window, or a span that was never loaded).
-        self.dropped = [max(0, (n - m - self.window + 1)) // self.block if self.gaps else 0 for n, m in self.lengths]
+        self.dropped = [max(0, n - m - abs(self.window) + 1) // self.block if self.gaps else 0 for n, m in self.lengths]
 
     def seen(self, i: int, j: int) -> Tensor:
         """Keys that query j of sequence i sees."""
         n, m = self.lengths[i]
         at, pos = n - m + j, torch.arange(n)
         mask = (pos <= at) & (pos >= self.dropped[i] * self.block)
+        if self.window < 0:
+            return mask & (pos >= at - at % -self.window)
         return mask & (pos > at - self.window) if self.window else mask
 
     def naive(self) -> Tensor:
@@ -137,7 +139,8 @@ def close(got: Tensor, wanted: Tensor, dtype: torch.dtype, kv_dtype: torch.dtype
     block=st.sampled_from([4, 16, 32]),
     dtypes=st.sampled_from([(torch.float32, torch.float32), (torch.bfloat16, torch.bfloat16),
                             (torch.float32, torch.bfloat16), (torch.bfloat16, torch.float32)]),
-    extras=st.sampled_from([{}, {"window": 7}, {"window": 40, "gaps": True}, {"softcap": 3.0}, {"sinks": True},
+    extras=st.sampled_from([{}, {"window": 7}, {"window": 40, "gaps": True}, {"window": -48},
+                            {"window": -40, "gaps": True}, {"softcap": 3.0}, {"sinks": True},
                             {"alibi": True}, {"sinks": True, "window": 9, "softcap": 5.0}]),
 )  # fmt: skip
 def test_attention(kernels, lengths, heads, dims, block, dtypes, extras):
@@ -169,7 +172,9 @@ def test_latent_attention_reads_values_from_keys(kernels, dtype):
     close(case.run(kernels), case.naive(), dtype, dtype)
 
 
-@pytest.mark.parametrize("extras", [{}, {"window": 50}, {"alibi": True}, {"sinks": True, "softcap": 4.0}])
+@pytest.mark.parametrize(
+    "extras", [{}, {"window": 50}, {"window": -50}, {"alibi": True}, {"sinks": True, "softcap": 4.0}]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_query_has_the_same_bytes_in_any_company_and_chunking(kernels, threads, extras, dtype):
     case = Case([(600, 130), (40, 1), (90, 30)], 6, 2, 32, 32, dtype=dtype, kv_dtype=dtype, **extras)

@@ -10,8 +10,11 @@ from hypothesis import strategies as st
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.cpu import CpuKernels
 from tokenmill.kernels.cpu.packed import PackedMatrix, group_size, pack_dense, pack_quantised, quantise
+from tokenmill.kernels.grid import FP4
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.quant.fp8 import Fp8Weight
 from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.table import TableWeight
 
 REFERENCE = ReferenceKernels()
 DTYPES = [torch.float32, torch.bfloat16]
@@ -81,24 +84,98 @@ def test_quantised_linear(kernels, fmt, dtype, dims, group, seed):
     close(got, wanted, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@FEW
-@given(rows=st.integers(1, 40), outputs=st.integers(1, 150), groups=st.integers(1, 4), seed=st.integers(0, 99))
-def test_four_bits_with_zero_points(kernels, dtype, rows, outputs, groups, seed):
+@pytest.mark.parametrize("bits", [2, 3, 4, 5, 6, 8])
+@settings(FEW, max_examples=6)
+@given(
+    rows=st.integers(1, 40),
+    outputs=st.integers(1, 150),
+    groups=st.integers(1, 4),
+    points=st.sampled_from(["none", "whole", "fractions"]),
+    seed=st.integers(0, 99),
+)
+def test_integers_of_few_bits(kernels, bits, rows, outputs, groups, points, seed):
     """Sums within a group stay exact, so zero points far from the middle cost nothing."""
-    generator = torch.Generator().manual_seed(seed)
-    group = (32, 64, 128)[seed % 3]
-    q = torch.randint(-8, 8, (outputs, groups * group), generator=generator, dtype=torch.int8)
-    zeros = torch.randint(-8, 8, (outputs, groups), generator=generator, dtype=torch.int8)
+    generator, dtype = torch.Generator().manual_seed(seed), DTYPES[seed % 2]
+    group, low = (32, 64, 128)[seed % 3], -(1 << (bits - 1))
+    q = torch.randint(low, -low, (outputs, groups * group), generator=generator).to(torch.int8)
+    if bits == 8 and points == "none":
+        q = q.clamp(min=-127)
+    zeros = None
+    if points != "none":
+        zeros = torch.randint(low, -low, (outputs, groups), generator=generator, dtype=torch.int16)
+        zeros = zeros if points == "whole" else zeros + 0.25
     scales = torch.rand(outputs, groups, generator=generator).half()
     x, bias = random(rows, groups * group, dtype=dtype, seed=seed), random(outputs, dtype=dtype, seed=seed + 2)
-    packed = kernels.pack(GridWeight(q, scales, bits=4, group=group, dtype=dtype, bias=bias, zeros=zeros).stored())
-    assert packed.bytes() <= -(-outputs // 64) * 64 * groups * (group // 2 + 4) + outputs * 4
-    wide = (q.double() - zeros.double().repeat_interleave(group, 1)) * scales.double().repeat_interleave(group, 1)
+    packed = kernels.pack(GridWeight(q, scales, bits=bits, group=group, dtype=dtype, bias=bias, zeros=zeros).stored())
+    head = 2 if zeros is None and bits in (2, 3, 4, 8) else 4
+    assert packed.bytes() <= -(-outputs // 64) * 64 * groups * (group * bits // 8 + head) + outputs * 4
+    less = torch.zeros(outputs, groups) if zeros is None else zeros
+    wide = (q.double() - less.double().repeat_interleave(group, 1)) * scales.double().repeat_interleave(group, 1)
     assert torch.equal(packed.rows(torch.arange(outputs), torch.float32), wide.float())
     got = kernels.product(x, packed)
     close(got, rounded_activations(x) @ wide.T + bias.double(), dtype)
     assert torch.equal(kernels.product(x[:1], packed), got[:1])
+
+
+def table_weight(kind: str, outputs: int, inputs: int, generator: torch.Generator, dtype: torch.dtype) -> TableWeight:
+    """Random codes: of NVFP4, of the 4 bit floats in groups of 64, or of a table that is no whole numbers."""
+    codes = torch.randint(0, 16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+    factors = torch.rand(outputs, generator=generator) * 1e-6 + 1e-6  # scales beyond the range of half precision
+    group = 16 if kind == "nvfp4" else 64
+    scales = torch.randn(outputs, inputs // group, generator=generator) * 20
+    scales = scales.to(torch.float8_e4m3fn).float() if kind == "nvfp4" else scales
+    table = torch.randn(16, generator=generator) if kind == "own" else torch.tensor(FP4)
+    return TableWeight(codes, table, scales, dtype, None, kind, factors)
+
+
+@pytest.mark.parametrize("kind", ["nvfp4", "fp4", "own"])
+@settings(FEW, max_examples=6)
+@given(rows=st.integers(1, 20), outputs=st.integers(1, 150), groups=st.integers(1, 4), seed=st.integers(0, 99))
+def test_codes_of_a_table(kernels, kind, rows, outputs, groups, seed):
+    """Entries are rounded to whole numbers below 128 unless they are such, scales to halves of a row's largest."""
+    generator, dtype = torch.Generator().manual_seed(seed), DTYPES[seed % 2]
+    weight = table_weight(kind, outputs, groups * 64, generator, dtype)
+    wide, packed = weight.rows(torch.arange(outputs)).double(), kernels.pack(weight.stored())
+    assert packed is not None
+    assert packed.bytes() <= -(-outputs // 64) * (64 * groups * (36 if kind == "nvfp4" else 34) + 320)
+    held = packed.rows(torch.arange(outputs), torch.float32).double()
+    most = {"nvfp4": 2e-7, "fp4": 5e-4, "own": 8e-3}[kind]  # of a table's largest entry, and of bfloat16
+    assert (held - wide).abs().max() <= (most + (0.0 if dtype == torch.float32 else 4e-3)) * wide.abs().max() + 1e-12
+    x = random(rows, groups * 64, dtype=dtype, seed=seed)
+    got, wanted = kernels.product(x, packed), rounded_activations(x) @ held.T
+    terms = rounded_activations(x).abs() @ held.abs().T  # they may cancel
+    assert bool(((got.double() - wanted).abs() <= ROUNDING[dtype] * terms).all())
+    assert torch.equal(kernels.product(x[:1], packed), got[:1])
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+@settings(FEW, max_examples=8)
+@given(dims=DIMS, seed=st.integers(0, 99))
+def test_float8(kernels, blocks, dims, seed):
+    """Exact: weights are widened, activations are as they are; every number that e4m3 has is tried."""
+    (rows, outputs, inputs), dtype = dims, DTYPES[seed % 2]
+    generator = torch.Generator().manual_seed(seed)
+    bytes_ = torch.randint(0, 256, (outputs, inputs), generator=generator, dtype=torch.uint8)
+    data = torch.where(bytes_ & 127 == 127, 0, bytes_).to(torch.uint8).view(torch.float8_e4m3fn)
+    shape = (-(-outputs // 128), -(-inputs // 128)) if blocks else (outputs, 1)
+    scales = torch.rand(shape, generator=generator) * 1e-3
+    bias = random(outputs, dtype=dtype, seed=seed + 2)
+    weight = Fp8Weight(data, scales, torch.float32, bias, blocks=blocks)
+    wide, packed = weight.rows(torch.arange(outputs)), kernels.pack(weight.stored())
+    assert torch.equal(packed.rows(torch.arange(outputs), torch.float32), wide)
+    x = random(rows, inputs, dtype=dtype, seed=seed)
+    got = kernels.product(x, packed)
+    close(got, x.double() @ wide.double().T + bias.double(), dtype)
+    assert torch.equal(kernels.product(x[:1], packed), got[:1])
+
+
+def test_tables_that_have_no_form(kernels):
+    generator = torch.Generator().manual_seed(0)
+    weight = table_weight("own", 5, 64, generator, torch.float32)
+    uneven = TableWeight(weight.numbers(), weight.table, torch.rand(5, 4), torch.float32, None, "groups of 16")
+    assert kernels.pack(uneven.stored()) is None
+    wide = TableWeight(weight.numbers(), torch.rand(17), weight.scales, torch.float32, None, "17 entries")
+    assert kernels.pack(wide.stored()) is None
 
 
 def dequantise(q: torch.Tensor, scales: torch.Tensor, group: int) -> torch.Tensor:

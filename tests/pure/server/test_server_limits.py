@@ -19,7 +19,9 @@ from tokenmill.testing.fake_generator import FakeOptions
 PATH = "/v1/completions"
 
 
-async def test_a_burst_fills_the_queue_and_the_rest_is_told_to_come_back(start: Starter) -> None:
+async def test_a_burst_fills_the_queue_and_the_rest_is_told_to_come_back(
+    start: Starter, caplog: pytest.LogCaptureFixture
+) -> None:
     served = await start(FakeOptions(step_s=0.002, max_rows=16), max_num_queued_reqs=32)
     times: list[float] = []
 
@@ -38,6 +40,10 @@ async def test_a_burst_fills_the_queue_and_the_rest_is_told_to_come_back(start: 
     assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
     assert (await served.post(PATH, {"prompt": "abc"})).status_code == 200
     assert 'tokenmill:rejected_total{reason="queue_full"}' in (await served.client.get("/metrics")).text
+    lines = [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")]
+    told = [record.data for record in lines if record.getMessage() == "request refused"]  # type: ignore[attr-defined]
+    assert lines and len(told) == len(lines) < 0.5 * found.count(503), "a line a second, not a line a request"
+    assert told[0]["status"] == 503 and "outputs are open" in told[0]["why"]
 
 
 async def test_outputs_count_not_requests(start: Starter) -> None:

@@ -436,16 +436,22 @@ class CpuKernels(ReferenceKernels):
         kind = TYPES[x.dtype]
         if first is not None:
             out = torch.empty((ids.numel(), x.shape[1]), dtype=torch.float32)
-            return bound.call(x, ids, None, out, kind, 3, first)
-        if gates is None:
+            out = bound.call(x, ids, None, out, kind, 3, first)
+        elif gates is None:
             out = torch.empty((ids.numel(), weights[0][0].shape[0] // (1 + (act in GATED))), dtype=x.dtype)
-            return bound.call(x, ids, None, out, kind, 1)
-        if act is None:
-            return bound.call(x, ids, gates, torch.empty((len(ids), weights[1][0].shape[0]), dtype=x.dtype), kind, 2)
-        out, rows = bound.call(x, ids, gates, torch.empty_like(x), kind, 0), ctx.rows
+            out = bound.call(x, ids, None, out, kind, 1)
+        elif act is None:
+            out = torch.empty((len(ids), weights[1][0].shape[0]), dtype=x.dtype)
+            out = bound.call(x, ids, gates, out, kind, 2)
+        else:
+            out = bound.call(x, ids, gates, torch.empty_like(x), kind, 0)
+        rows = ctx.rows
         if rows is not None and rows.adapters is not None:  # whose adapters change experts is computed once more
             at = torch.where(rows.adapters[rows.tokens] > 0)[0]
-            out[at] = super().experts(x[at], weights, ids[at], gates[at], act, ctx.of(at))
+            own = x.view(len(ids), -1)[at].view(-1, x.shape[1])
+            weigh = None if gates is None else gates[at]
+            again = super().experts(own, weights, ids[at], weigh, act, ctx.of(at), first)
+            out.view(len(ids), -1)[at] = again.view(len(at), -1)
         return out
 
     def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:

@@ -18,10 +18,13 @@ from torch import Tensor
 
 from tokenmill import _native
 from tokenmill.core.matrix import StoredMatrix
+from tokenmill.kernels.fp8 import BLOCK
+from tokenmill.kernels.grid import FP4, whole_entries
 
-Format = Literal["f32", "bf16", "int8", "int4"]
-FORMATS: dict[str, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3}
-INT4_ZERO = 4
+Format = Literal["f32", "bf16", "int2", "int3", "int4", "int5", "int6", "int8"]
+FORMATS: dict[str, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 16, "int3": 18}
+WITH_ZEROS: dict[str, int] = {"int2": 17, "int3": 19, "int4": 4, "int5": 20, "int6": 21, "int8": 22}
+TABLE, NVFP4, FP8 = 23, 24, 25
 BLOCKS: dict[str, int] = {
     "Q8_0": 2,
     "Q4_0": 3,
@@ -100,19 +103,23 @@ def pack_dense(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
 def pack_quantised(
     q: Tensor, scales: Tensor, fmt: Format, bias: Tensor | None = None, group: int = 0, zeros: Tensor | None = None
 ) -> PackedMatrix:
-    """q [n, k] int8 (int4: -8..7) with scales [n, ceil(k / group)] float16 -> packed int8 or int4.
+    """q [n, k] int8 (int4: -8..7, and so on) with scales [n, ceil(k / group)] float16 -> packed.
 
     group: a multiple of 32; 0: the smallest that fits the scales (which is ambiguous when k is not its multiple).
-    zeros, shaped like scales: int4 numbers that mean (q - zeros) * scales.
+    zeros, shaped like scales, whole or not: numbers that mean (q - zeros) * scales.
     """
     n, k = q.shape
     group = group or group_size(k, scales.shape[1])
     assert scales.shape == (n, math.ceil(k / group))
-    native, beside = FORMATS[fmt], 0
+    native, beside = FORMATS.get(fmt), 0
+    if zeros is None and native is None:  # 5 and 6 bits are held with zero points only
+        zeros = torch.zeros_like(scales)
     if zeros is not None:
-        assert fmt == "int4" and zeros.shape == scales.shape
-        native, q, zeros = INT4_ZERO, q + 8, (zeros + 8).half().contiguous()
+        assert zeros.shape == scales.shape
+        middle = 0 if fmt == "int8" else 1 << (int(fmt[3:]) - 1)  # codes of fewer bits are stored from 0 on
+        native, q, zeros = WITH_ZEROS[fmt], q + middle, (zeros.float() + middle).half().contiguous()
         beside = zeros.data_ptr()
+    assert native is not None
     buffer = _buffer(_native.packed_bytes(native, n, k, group))
     q, scales = q.contiguous(), scales.contiguous()
     _native.pack_quantised(q.data_ptr(), scales.data_ptr(), n, k, group, native, buffer.data_ptr(), beside)
@@ -162,22 +169,75 @@ def _dense(m: StoredMatrix) -> PackedMatrix | None:
 
 
 def _integers(m: StoredMatrix) -> PackedMatrix | None:
-    """int8 and int4, with or without zeros; None: these groups have no native layout."""
+    """Integers with or without zeros; None: these groups have no native layout."""
     codes, scales = m.part("codes"), m.part("scales")
     if codes.device.type != "cpu" or codes.shape[1] % _native.GROUP or scales.shape[1] * 256 < codes.shape[1]:
         return None
-    return pack_quantised(codes, scales, "int8" if m.kind == "int8" else "int4", m.bias, zeros=m.find("zeros"))
+    return pack_quantised(codes, scales, _KINDS[m.kind.removesuffix("-zeros")], m.bias, zeros=m.find("zeros"))
+
+
+def _table(m: StoredMatrix) -> PackedMatrix | None:
+    """Codes of 16 entries in groups of 32 n, or NVFP4; None: other groups have no native layout.
+
+    Entries are whole numbers of at most 127 times a unit; scales are half precision numbers times a factor per row.
+    """
+    codes, table = m.part("codes"), m.part("table")
+    if codes.device.type != "cpu" or len(table) > 16 or codes.shape[1] % _native.GROUP or 0 in codes.shape:
+        return None
+    scales, factors = m.part("scales").float(), m.part("factors").float()
+    n, k = codes.shape
+    group = k // scales.shape[1]
+    if group == 16:
+        bytes_ = scales.to(torch.float8_e4m3fn)
+        if not torch.equal(table, torch.tensor(FP4)) or not torch.equal(bytes_.float(), scales):
+            return None
+        entries, unit, native, held = torch.zeros(16), 0.5, NVFP4, bytes_.contiguous()
+    else:
+        size = next((g for g in (256, 128, 64, 32) if group % g == 0), 0)
+        if not size:
+            return None
+        entries, unit = whole_entries(table)
+        top = scales.abs().amax(1)
+        held = torch.where(top[:, None] > 0, scales / top[:, None], 0.0).half()
+        held = held.repeat_interleave(group // size, 1).contiguous()
+        native, group, factors = TABLE, size, factors * top
+    said = torch.nn.functional.pad(entries + 128, (0, 16 - len(entries))).to(torch.uint8)
+    factors = (factors * unit).contiguous()
+    buffer = _buffer(_native.packed_bytes(native, n, k, group))
+    codes = codes.contiguous()
+    pointers = (codes.data_ptr(), held.data_ptr(), factors.data_ptr(), said.data_ptr())
+    _native.pack_table(pointers, n, k, group, native, buffer.data_ptr())
+    return PackedMatrix([Part(buffer, n, native, group)], k, m.bias)
+
+
+def _eights(m: StoredMatrix) -> PackedMatrix | None:
+    """float8 with a scale per row or per block; None: columns that are no whole blocks."""
+    data, scales = m.part("codes"), m.part("scales").float()
+    (n, k), group = data.shape, 0
+    if data.device.type != "cpu" or 0 in data.shape:
+        return None
+    if m.kind == "fp8-blocks":
+        scales, group = scales.repeat_interleave(BLOCK, 0)[:n], BLOCK
+    buffer = _buffer(_native.packed_bytes(FP8, n, k, group))
+    data, scales = data.contiguous(), scales.contiguous()
+    _native.pack_eights(data.data_ptr(), scales.data_ptr(), n, k, group, buffer.data_ptr())
+    return PackedMatrix([Part(buffer, n, FP8, group)], k, m.bias)
 
 
 def _blocks(m: StoredMatrix) -> PackedMatrix | None:
     return pack_blocks(m.parts, m.shape[1], m.bias, m.taken)
 
 
+_KINDS: dict[str, Format] = {
+    "int2": "int2", "int3": "int3", "int4": "int4", "int5": "int5", "int6": "int6", "int8": "int8",
+}  # fmt: skip
+
 PACKERS: dict[str, Callable[[StoredMatrix], PackedMatrix | None]] = {
     "dense": _dense,
-    "int8": _integers,
-    "int4": _integers,
-    "int4-zeros": _integers,
+    **{kind + zeros: _integers for kind in _KINDS for zeros in ("", "-zeros")},
+    "table": _table,
+    "fp8": _eights,
+    "fp8-blocks": _eights,
     "blocks": _blocks,
 }
 """kind -> the packed form of a matrix of this kind, or None where its shape or a type in it has none."""

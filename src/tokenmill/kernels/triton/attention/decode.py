@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.attention.narrow_keys import fold_pairs, in_pairs, joined, kind_of, split_query
-from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, locate, product, rounded
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, locate, product, reach, rounded
 from tokenmill.kernels.triton.attention.prepare import rotated, scale_strides
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
 from tokenmill.kernels.triton.quantised.narrow_words import bfloat_at
@@ -408,6 +408,8 @@ def _decode_kernel(
         count = tl.load(plan.start + seq + 1) - query
     kv_len = tl.load(plan.length + seq)
     query_position = kv_len - 1
+    if SEEN.WINDOW:
+        window = reach(query_position, window)
     if FRESH:
         kv_len = query_position  # the newest key is not in the cache yet
     end = kv_len
@@ -563,7 +565,7 @@ def attend_one(
             max(16, pow2(group)), block_n, max(least_width, pow2(width)), max(least_width, pow2(value_width)),
         ),
         CUT=Cut(splits, before, parts, pow2(parts), least, stages, near, line, lines),
-        SEEN=Seen(plan.first is not None, spec.window > 0, spec.softcap > 0, spec.sinks is not None,
+        SEEN=Seen(plan.first is not None, spec.window != 0, spec.softcap > 0, spec.sinks is not None,
                   spec.alibi is not None),
         NEW=new, KIND=kind, MIXED=mixed, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,

@@ -35,6 +35,12 @@ def locate(index, table, first, entries, kv_len, SIZE: tl.constexpr, FIRST: tl.c
 
 
 @triton.jit
+def reach(query_position, window):
+    """How many positions a query sees, itself included: `window`, or those of its chunk of -window."""
+    return tl.where(window < 0, query_position % tl.maximum(-window, 1) + 1, window)
+
+
+@triton.jit
 def bend(scores, query_position, position, slope, scale, softcap, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
     """Raw dots [R, N] -> scores in units of log 2: scaled, capped, biased by distance."""
     if SOFTCAP:

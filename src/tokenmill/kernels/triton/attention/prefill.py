@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
-from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, locate, product
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, locate, product, reach
 from tokenmill.kernels.triton.attention.prepare import scale_strides
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
 
@@ -53,7 +53,7 @@ def _visit(
         distance = query_position[:, None] - position[None, :]
         seen = known[None, :] & (distance >= 0)
         if WINDOW:
-            seen = seen & (distance < window)
+            seen = seen & (distance < window[:, None])
         scores = tl.where(seen, scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, axis=1))
     shrink = tl.exp2(top - new_top)
@@ -111,6 +111,8 @@ def _prefill_kernel(
     real = (query < queries) & (in_group < GROUP)
     head = kv_head * GROUP + in_group
     query_position = kv_len - queries + query
+    if WINDOW:
+        window = reach(query_position, window)
     d = tl.arange(0, BD)
     v = tl.arange(0, BV)
     n = tl.arange(0, BN)
@@ -136,7 +138,7 @@ def _prefill_kernel(
         end = entries * SIZE
         plain = 0
     elif WINDOW:
-        begin_at = tl.maximum(oldest - window + 1, 0) // BN * BN
+        begin_at = tl.maximum(tl.min(query_position - window, axis=0) + 1, 0) // BN * BN
         plain = begin_at
     keys = key_ptr + kv_head.to(tl.int64) * key_head
     values = value_ptr + kv_head.to(tl.int64) * value_head
@@ -194,7 +196,7 @@ def attend_many(
         *scale_strides(kv), spec.scale, spec.softcap, spec.window,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BQ=block_q, BG=packed, BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
-        FIRST=plan.first is not None, WINDOW=spec.window > 0, SOFTCAP=spec.softcap > 0,
+        FIRST=plan.first is not None, WINDOW=spec.window != 0, SOFTCAP=spec.softcap > 0,
         SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed,
         SCALED=kv.key_scale is not None, WIDE=INTERPRETED or q.dtype == torch.float32,
         STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
@@ -213,5 +215,5 @@ def prefill_config(spec: AttentionSpec, plan: GroupPlan, longest: int) -> tuple[
         return 32, 32, 4, 1
     if width > 128:
         return 64, 32, 4, 2
-    never_gathered = plan.first is not None or spec.window > 0 or spec.alibi is not None
+    never_gathered = plan.first is not None or spec.window != 0 or spec.alibi is not None
     return (256, 64, 8, 5) if longest >= 2048 and never_gathered else (128, 64, 8, 5)

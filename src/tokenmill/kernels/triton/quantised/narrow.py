@@ -144,7 +144,9 @@ def _eight(m: StoredMatrix) -> NarrowMatrix | None:
 
 def _four(m: StoredMatrix) -> NarrowMatrix | None:
     codes, scales = m.part("codes"), m.part("scales")
-    return pack4(codes, scales, m.find("zeros"), m.bias) if can_pack4(codes, scales) else None
+    zeros = m.find("zeros")
+    fractions = zeros is not None and zeros.is_floating_point()  # the kernel of one row has them as int8
+    return pack4(codes, scales, zeros, m.bias) if can_pack4(codes, scales) and not fractions else None
 
 
 def _float8(m: StoredMatrix) -> NarrowMatrix | None:

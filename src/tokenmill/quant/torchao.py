@@ -1,0 +1,141 @@
+"""Weights as torchao's safetensors files hold them. Owns: their layout.
+
+    NAME._weight_qdata, NAME._weight_scale and maybe NAME._weight_zero_point
+    float8   qdata [out, in] e4m3; scales [out, 1], [1, 1] or one per 128 x 128
+    integers qdata [out, in] int8 of any width, scales and integer zero points [out, groups]: (code - zero) * scale
+    int4     qdata [out, in / 2] int8, two neighbours in a byte, -8..7 each, the first one low; scales and zero points
+             [groups, out]: code * scale + zero
+Files say in their metadata which class wrote a tensor; the tensors tell as much. Pickled files are never read. Must not
+know: models, devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.forward import Weight
+from tokenmill.core.model import Checkpoint
+from tokenmill.kernels.fp8 import BLOCK, FP8
+from tokenmill.quant.base import known
+from tokenmill.quant.fp8 import Fp8Weight
+from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.table import nibbles
+
+METHOD = "torchao"
+_BESIDE = ("act_quant_scale", "act_quant_zero_point")
+"""Of activations: taken so that nothing is left over."""
+_OTHERS = ("act_pre_scale", "scale_and_zero", "per_tensor_scale")
+"""What other classes write beside their numbers."""
+_GROUPS = (256, 128, 64, 32)
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Nothing in a quantization_config of this method changes how it is read."""
+
+
+def stored(ckpt: Checkpoint, name: str) -> bool:
+    """Is there such a weight under `name`?"""
+    full = f"{name}._weight_qdata"
+    return ckpt.has(full) and ckpt.shape(full) is not None
+
+
+def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
+    """The weight [out, in] under `name`."""
+    rows, columns = shape
+    for part in _OTHERS:
+        if ckpt.has(f"{name}._weight_{part}"):
+            raise ModelError(f"'{name}' is stored by 'torchao' with {part}, which is not supported.")
+    for part in _BESIDE:
+        if ckpt.has(f"{name}._weight_{part}"):
+            ckpt.tensor(f"{name}._weight_{part}")
+    data, scale = ckpt.tensor(f"{name}._weight_qdata"), ckpt.tensor(f"{name}._weight_scale")
+    zero = ckpt.tensor(f"{name}._weight_zero_point") if ckpt.has(f"{name}._weight_zero_point") else None
+    if not scale.is_floating_point() or scale.ndim != 2:
+        raise ModelError(f"'{name}._weight_scale' has shape {list(scale.shape)} of {scale.dtype}: not supported.")
+    if data.dtype == torch.int8 and zero is not None and tuple(data.shape) == (rows, columns // 2) and columns % 2 == 0:
+        return _pairs(data, scale, zero, shape, (dtype, bias), name)
+    if tuple(data.shape) != (rows, columns) or data.dtype not in (torch.int8, FP8):
+        raise ModelError(
+            f"'{name}._weight_qdata' has shape {list(data.shape)} of {data.dtype}, which does not fit {list(shape)}."
+        )
+    if data.dtype == FP8:
+        return _float8(data, scale, shape, (dtype, bias), name)
+    if zero is not None and (zero.is_floating_point() or zero.shape != scale.shape):
+        raise ModelError(
+            f"'{name}._weight_zero_point' has shape {list(zero.shape)} of {zero.dtype}, which does not fit."
+        )
+    zero = None if zero is None or (known(zero) and not bool(zero.any())) else zero.to(torch.int16)
+    bits = _bits(data, zero) if known(data) else 8
+    return _grid(data, scale, zero, bits, (dtype, bias), name)
+
+
+def _float8(
+    data: Tensor, scale: Tensor, shape: tuple[int, int], kind: tuple[torch.dtype, Tensor | None], name: str
+) -> Fp8Weight:
+    blocks = tuple(-(-size // BLOCK) for size in shape)
+    if scale.numel() == 1:
+        return Fp8Weight(data, scale.float().expand(shape[0], 1), *kind)
+    if tuple(scale.shape) == (shape[0], 1):
+        return Fp8Weight(data, scale.float(), *kind)
+    if tuple(scale.shape) == blocks:
+        return Fp8Weight(data, scale.float(), *kind, blocks=True)
+    raise ModelError(f"'{name}._weight_scale' has shape {list(scale.shape)}, which does not fit {list(shape)}.")
+
+
+def _bits(codes: Tensor, zero: Tensor | None) -> int:
+    """The fewest that hold these codes and zero points."""
+    least, most = (int(t) for t in codes.aminmax())
+    if zero is not None:
+        least, most = min(least, int(zero.min())), max(most, int(zero.max()))
+    return min(8, max(2, max(-least - 1, most).bit_length() + 1))
+
+
+def _pairs(
+    data: Tensor,
+    scale: Tensor,
+    zero: Tensor,
+    shape: tuple[int, int],
+    kind: tuple[torch.dtype, Tensor | None],
+    name: str,
+) -> GridWeight:
+    """Four bits, two in a byte; scales and zeros lie [groups, out]."""
+    if scale.shape[1] != shape[0] or zero.shape != scale.shape or not zero.is_floating_point():
+        raise ModelError(
+            f"'{name}' has scales {list(scale.shape)} and zero points {list(zero.shape)} of {zero.dtype}, which do not "
+            f"fit {list(shape)}."
+        )
+    codes = nibbles(data.view(torch.uint8)).to(torch.int8)
+    codes = torch.where(codes > 7, codes - 16, codes)
+    steps, moved = scale.float().T, zero.float().T
+    points = None if known(moved) and not bool(moved.any()) else torch.where(steps != 0, -moved / steps, 0.0)
+    return _grid(codes, steps, points, 4, kind, name)
+
+
+def _grid(
+    codes: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bits: int,
+    kind: tuple[torch.dtype, Tensor | None],
+    name: str,
+) -> GridWeight:
+    """scale, zero: [out, groups], or one in all."""
+    rows, columns = codes.shape
+    if scale.numel() == 1:
+        scale, zero = scale.expand(rows, 1), None if zero is None else zero.expand(rows, 1)
+    count = scale.shape[1]
+    if scale.shape[0] != rows or not count or columns % count or (count > 1 and columns // count % 32):
+        raise ModelError(f"'{name}._weight_scale' has shape {list(scale.shape)}; groups of 32 n columns can be read.")
+    halves = scale.half()
+    if known(halves) and not bool(torch.isfinite(halves).all()):
+        raise ModelError(f"'{name}._weight_scale' has numbers beyond float16, or none.")
+    group = columns // count
+    size = next((g for g in _GROUPS if group % g == 0), group)
+    halves = halves.repeat_interleave(group // size, 1)
+    zeros = None if zero is None else zero.repeat_interleave(group // size, 1).contiguous()
+    return GridWeight(codes, halves, bits=bits, group=size, dtype=kind[0], bias=kind[1], zeros=zeros)
