@@ -110,6 +110,7 @@ SPECS = {
     "wide window": {"heads": 8, "kv_heads": 4, "dim": 256, "window": 100, "softcap": 50.0},
     "sinks": {"heads": 16, "kv_heads": 2, "dim": 64, "window": 40, "sinks": True},
     "alibi": {"heads": 8, "kv_heads": 8, "dim": 80, "alibi": True},
+    "chunks": {"heads": 8, "kv_heads": 2, "dim": 128, "window": -192},
     "sinks everywhere": {"heads": 16, "kv_heads": 2, "dim": 64, "sinks": True},
     "softcap": {"heads": 12, "kv_heads": 4, "dim": 128, "softcap": 30.0},
 }
@@ -128,7 +129,7 @@ STEPS = [
 def test_attention(name, steady):
     options = dict(SPECS[name])
     window, dim, heads = options.get("window", 0), options["dim"], options["heads"]
-    kv = KVSpec("window" if window else "full", options["kv_heads"], dim, dim, window)
+    kv = KVSpec("window" if window else "full", options["kv_heads"], dim, dim, abs(window))
     spec = AttentionSpec(
         0, 0, heads, kv, dim**-0.5, rope=rope(dim), window=window, softcap=options.get("softcap", 0.0),
         sinks=rand(heads) if options.get("sinks") else None,

@@ -92,9 +92,23 @@ def test_gated_norm(first):
     assert error(found.cpu(), expected) < 1e-5
 
 
-def test_recorded_steps_go_on_once(tmp_path):
+GRIFFIN = {
+    "architectures": ["RecurrentGemmaForCausalLM"], "model_type": "recurrent_gemma", "hidden_size": 256,
+    "intermediate_size": 1024, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 1,
+    "vocab_size": 2048, "max_position_embeddings": 4096, "attention_window_size": 96, "torch_dtype": "bfloat16",
+}  # fmt: skip
+CHUNKED = {
+    "architectures": ["Llama4ForCausalLM"], "model_type": "llama4_text", "hidden_size": 256, "intermediate_size": 256,
+    "intermediate_size_mlp": 512, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "head_dim": 64, "vocab_size": 2048, "max_position_embeddings": 4096, "num_local_experts": 4,
+    "attention_chunk_size": 64, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("config", [CONFIG, GRIFFIN, CHUNKED], ids=["delta", "griffin", "chunks"])
+def test_recorded_steps_go_on_once(config, tmp_path):
     """The same tokens with and without recordings, with shared beginnings, in company and alone."""
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "config.json").write_text(json.dumps(config))
     stem = torch.randint(0, 2048, (150,)).tolist()
     asked = [{"prompt_token_ids": stem[: 9 * i] + torch.randint(0, 2048, (4 + i,)).tolist()} for i in range(24)]
     params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)

@@ -16,7 +16,7 @@ from tokenmill.core.execution import Executor
 from tokenmill.core.request import Request
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
-from tokenmill.engine.drafting import control_of, host_drafter, read_speculation
+from tokenmill.engine.drafting import control_of, host_drafter, read_speculation, with_care
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
@@ -107,7 +107,8 @@ def build_engine(config: EngineConfig) -> Built:
     tables.shares_followed = not limits.anew
     if facts.trail is not None:
         limits = replace(limits, step_guesses=min(limits.step_guesses, facts.trail))
-    policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, limits.step_guesses)
+    control = control_of(speculation, limits.step_guesses, on_device=bool(facts.guesses))
+    drafter, policy = with_care(drafter, speculation, control), make_policy(config.schedule.scheduling_policy)
     scheduler = Scheduler(limits, tables, policy, drafter, control)
     never = banned(generation)
     if outside := [word for word in never if max(word) >= facts.vocab_size]:

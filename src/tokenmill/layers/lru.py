@@ -34,22 +34,20 @@ class GatedRecurrence:
         self.product = ColumnLinear(b, hidden, {"linear_y": part, "linear_x": part}, bias=True)
         self.conv = Convolution(b, [part], taps, bias=True, name="conv_1d", silu=False)
         inside = b.at("rg_lru")
-        self.gates = self._gates(inside, heads)
-        rate = _STEEP * F.softplus(inside.tensor("recurrent_param", (channels,), torch.float64)[own])
-        self.rate = rate
-        self.spec = ScanSpec(rate.float()[None].contiguous(), torch.zeros(len(own), device=b.device))
+        self.gates = self._gates(inside, heads, [int(i) // self.width for i in own[:: self.width]])
+        self.rate = _STEEP * F.softplus(inside.tensor("recurrent_param", (channels,), torch.float64)[own])
+        self.spec = ScanSpec(self.rate.float()[None].contiguous(), torch.zeros(len(own), device=b.device))
         self.output = RowLinear(b, channels, hidden, "linear_out", bias=True)
         self.state = b.add_state(StateSpec((self.conv.part, ("float32", (1, len(own))))))
 
-    def _gates(self, b: Build, heads: int) -> list[Weight]:
-        """Of each head: both gates as one matrix."""
+    def _gates(self, b: Build, heads: int, own: list[int]) -> list[Weight]:
+        """Of each head of this rank: both gates as one matrix."""
         width = self.width
         made: list[Weight] = []
         names = ("input_gate", "recurrent_gate")
         matrices = [b.tensor(f"{name}_weight", (heads, width, width)) for name in names]
         biases = [b.tensor(f"{name}_bias", (heads, width)) for name in names]
-        share = heads // b.group.size
-        for head in range(b.group.rank * share, (b.group.rank + 1) * share):  # this rank's
+        for head in own:
             matrix = torch.cat([one[head].t() for one in matrices]).contiguous()
             made.append(b.settled(b.wrap(matrix, torch.cat([one[head] for one in biases]))))
         return made

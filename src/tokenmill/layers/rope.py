@@ -28,6 +28,9 @@ _NAMES = frozenset(
 )
 """Every name in an object of rope settings."""
 
+_MOST_ROTATED = 1 << 14
+"""Of one head: far more than any model has, and still a table that can be made."""
+
 
 @dataclass(frozen=True, slots=True)
 class RopeSettings:
@@ -127,6 +130,8 @@ def make_rope(b: Build, settings: RopeSettings, *, interleaved: bool = False, st
 
 def frequencies(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
     """Inverse frequencies [dim / 2] and the gain on cos and sin, for a run of that many positions."""
+    if settings.dim > _MOST_ROTATED:
+        raise ModelError(f"config.json: heads of {settings.dim} numbers are more than can rotate ({_MOST_ROTATED}).")
     if settings.dim % 2 or settings.dim < 2:
         raise ModelError(f"config.json: rotary embeddings need an even number of dimensions, not {settings.dim}.")
     if settings.kind not in _SCALINGS:

@@ -38,6 +38,8 @@ def read_heads(c: ModelConfig) -> Heads:
     kv_heads = c.get("num_key_value_heads", int, heads)
     check_heads(heads, kv_heads)
     dim = c.get("head_dim", int, 0) or c.need("hidden_size", int) // heads
+    if not dim:
+        raise c.refuse("hidden_size", f"cannot be shared by {heads} attention heads.")
     return Heads(heads, kv_heads, dim)
 
 
@@ -82,11 +84,6 @@ def layer_type(c: ModelConfig, index: int, default: str) -> str:
     if kinds[index] not in ("full_attention", "sliding_attention"):
         raise c.refuse("layer_types", f"says nothing usable about layer {index}.")
     return str(kinds[index])
-
-
-def read_window(c: ModelConfig) -> int:
-    """The window of layers that have one; 0: they see everything."""
-    return c.get("sliding_window", int, 0)
 
 
 def rms(c: ModelConfig, name: str, *, offset: float = 0.0) -> Callable[[Build], NormSpec]:

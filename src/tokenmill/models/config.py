@@ -6,6 +6,7 @@ Unusable values are refused before anything is allocated. Knows nothing of tenso
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -14,6 +15,13 @@ from tokenmill.core.errors import ModelError
 T = TypeVar("T", int, float, str, bool, list, dict)
 
 _MAX_INT = 1 << 26
+_CEILINGS = (
+    (re.compile(r"vocab|position|seq_len|length|window|chunk|floor|original"), _MAX_INT),
+    (re.compile(r"dim$|heads?(_|$)|groups?$|experts|rank$|state|layers|top_?k|kernel|conv"), 1 << 16),
+)
+"""Of whole numbers, by their names; the first that fits. Far more than any model has, and what is made from one of them
+before a tensor is looked at (orders of rows, tables) stays small."""
+_MAX_SIZE = 1 << 20
 _HUGE = 1e300
 _WORDS = {
     int: "a whole number",
@@ -92,10 +100,15 @@ class ModelConfig:
             raise ModelError(f"config.json: '{self._full(name)}' must be {_WORDS[kind]}, not {value!r}.")
         if kind in (int, float):
             low = (1 if kind is int else float("-inf")) if low is None else low
-            high = (_MAX_INT if kind is int else 1e18) if high is None else high
+            high = (_ceiling(name) if kind is int else 1e18) if high is None else high
             if not low <= value <= high:
-                raise ModelError(f"config.json: '{self._full(name)}' = {value} is out of bounds ({low:g} to {high:g}).")
+                said = value if abs(value) < 1e18 else f"{float(min(abs(value), _HUGE)):g}"
+                raise ModelError(f"config.json: '{self._full(name)}' = {said} is out of bounds ({low:g} to {high:g}).")
         return value
+
+
+def _ceiling(name: str) -> int:
+    return next((most for pattern, most in _CEILINGS if pattern.search(name)), _MAX_SIZE)
 
 
 ACTIVATIONS = {

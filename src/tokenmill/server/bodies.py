@@ -152,24 +152,21 @@ def validated(schema: type[B], raw: dict[str, Any]) -> B:
 def _make_whole(raw: dict[str, Any], error: ValidationError) -> bool:
     """Replace floats that are integers where integers belong; -> was there one? Lists of numbers stay what they are."""
     found = False
-    holder: Any
-    owner: Any
     for each in error.errors(include_url=False, include_context=False):
         value = each["input"]
         if each["type"] != "int_type" or type(value) is not float or not value.is_integer() or abs(value) > MOST_EXACT:
             continue
-        holder, owner, name = raw, None, None
+        holder: Any = raw
+        owner: Any = None
+        name: Any = None
         for part in each["loc"]:  # parts that name a branch of a union lead nowhere
-            if isinstance(holder, dict | list) and _has(holder, part):
-                holder, owner, name = holder[part], holder, part
+            if (isinstance(holder, dict) and part in holder) or (isinstance(holder, list) and isinstance(part, int)):
+                owner, name = holder, part
+                holder = owner[name]
         if isinstance(owner, dict) and holder == value:
             owner[name] = int(value)
             found = True
     return found
-
-
-def _has(holder: dict[str, Any] | list[Any], part: str | int) -> bool:
-    return part in holder if isinstance(holder, dict) else isinstance(part, int) and part < len(holder)
 
 
 def _decoded(data: bytes) -> Any:

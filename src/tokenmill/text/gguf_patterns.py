@@ -88,7 +88,7 @@ REFUSED = {
                      "modern-bert", "f2llmv2", "granite-embed-multi-97m", "granite-embed-multi-311m", "whitespace"),
                     "models of embeddings have it, which are not run here"),
     **dict.fromkeys(("chameleon", "superbpe", "afmoe", "youtu", "spark2_5", "hy_v4", "sarvam-moe", "ufakzeka",
-                     "talkie"), "no family that is built here has it"),
+                     "talkie"), "no architecture whose GGUF files are read here has it"),
 }  # fmt: skip
 """Names that the format's usual reader knows, too, and why they are not read."""
 WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
 import torch
 from paged_batch import PagedBatch
 from parity import DictCheckpoint, load, make, ours
+from test_config_fields import SMALL
 from test_families import CASES
 from transformers import GPT2Config, LlamaConfig
 
@@ -58,6 +60,27 @@ def test_unusable_configs_are_refused_in_words(llama, change, says):
     config, tensors = llama
     with pytest.raises(ModelError, match=says):
         load({**config, **change}, tensors)
+
+
+HOSTILE = (math.nan, math.inf, -1, 0, 2**63, 10**30, 2**25, 2**16, 0.5, [], {}, [math.nan], "x")
+
+
+@pytest.mark.parametrize(
+    "name", ["LlamaForCausalLM", "Qwen3NextForCausalLM", "FalconH1ForCausalLM", "BloomForCausalLM"]
+)
+def test_no_number_of_a_config_is_worked_with_before_it_is_checked(name, tmp_path):
+    """Each number of a config, made unusable, is one sentence, before anything of that size is made."""
+    _, config, tensors = SMALL[name].make(tmp_path)
+    numbers = [key for key, value in config.items() if isinstance(value, int | float) and not isinstance(value, bool)]
+    refused = 0
+    for key in numbers:
+        for value in HOSTILE:
+            try:
+                load({**config, "architectures": [name], key: value}, tensors, max_positions=64)
+            except ModelError as error:
+                refused += 1
+                assert "\n" not in str(error) and len(str(error)) < 400, (key, value)
+    assert refused > 5 * len(numbers) // 2
 
 
 ODD_VALUES = [None, "x", -1, 0, 10**12, 10**400, 0.5, float("nan"), [], {}, True, [1], {"a": 1}]

@@ -127,7 +127,7 @@ def test_exact_ranks_give_the_bytes_of_one(name, form, backend, tmp_path, memory
             assert torch.equal(result, alone)
 
 
-STATES = ("qwen3-next", "mamba-0", "mamba2-2", "jamba-0", "falcon_h1-2", "lfm2-0", "recurrent_gemma-0", "gemma4-0")
+STATES = ("qwen3-next", "mamba-0", "mamba2-2", "jamba-0", "falcon_h1-2", "lfm2-0", "recurrent_gemma-1", "gemma4-0")
 """Heads or channels with states, norms over all of them and within; keys that two layers share."""
 
 
@@ -158,7 +158,7 @@ def test_layers_with_states_are_split(name, ranks, exact, tmp_path, memory):
         assert max(sizes[rank] for rank in range(ranks)) < 0.8 * sizes[-1], "a rank keeps its part of the states"
 
 
-FORMS_OF_FILES = ("gptq 4", "awq gemm", "fp8 blocks", "mxfp4", "nf4")
+FORMS_OF_FILES = ("gptq 4", "awq gemm", "fp8 blocks", "mxfp4", "nf4", "nvfp4")
 
 
 @pytest.mark.parametrize("form", FORMS_OF_FILES)

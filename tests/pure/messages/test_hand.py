@@ -35,6 +35,15 @@ GOOD = [
     ("hermes", '<tool_call>{"no": "name"}</tool_call>x', '<tool_call>{"no": "name"}</tool_call>x', []),
     ("hermes", 'Use <tool_call> tags: {"a": 1}', 'Use <tool_call> tags: {"a": 1}', []),
     (
+        "step3",
+        '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="get_weather">\n'
+        '<steptml:parameter name="city">Paris</steptml:parameter>\n<steptml:parameter name="days">2</steptml:parameter>'
+        "\n</steptml:invoke><｜tool_call_end｜>\n<｜tool_calls_end｜>",
+        "",
+        [PARIS],
+    ),
+    ("xlam", '[{"name": "get_weather", "arguments": {"city": "Paris", "days": 2}}]', "", [PARIS]),
+    (
         "qwen3_coder",
         "<tool_call>\n<function=get_weather>\n<parameter=city>\nParis\n</parameter>\n<parameter=days>\n2\n</parameter>\n"
         "</function>\n</tool_call>",
@@ -212,6 +221,7 @@ TEMPLATES = {
     "mistral": "[TOOL_CALLS]' + name + '[ARGS]",
     "kimi_k2": "<|tool_calls_section_begin|>",
     "cohere": "<|START_ACTION|>",
+    "step3": '<｜tool_calls_begin｜>\n<｜tool_call_begin｜>function<｜tool_sep｜><steptml:invoke name="',
     "seed_oss": "<seed:tool_call>\n<function=example_function>\n<parameter=example_parameter_1>value_1</parameter>",
     "lfm2": "{{- '<|tool_call_start|>[' }}",
     "olmo3": "within <function_calls></function_calls> XML tags",

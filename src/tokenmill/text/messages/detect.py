@@ -20,6 +20,8 @@ _CALL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # all of them must be 
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
+    (("<｜tool_calls_begin｜>", "<steptml:"), "step3"),
+    (("<steptml:invoke",), "step3"),
     (("[TOOL_CALLS]", "[ARGS]"), "mistral"),
     (("[TOOL_CALLS]",), "mistral_v3"),
     (("<minimax:tool_call>",), "minimax_m2"),

@@ -151,6 +151,26 @@ MINIMAX_M2 = CallFormat(
         ),
     ),
 )
+STEP3 = CallFormat(
+    "step3",
+    (
+        Calls(
+            "<｜tool_calls_begin｜>\n",
+            (
+                Lit("<｜tool_call_begin｜>"),
+                Skip("<｜tool_sep｜>", "function"),
+                Lit('<steptml:invoke name="'),
+                Name(('">',)),
+                Pairs('\n<steptml:parameter name="', '">', "</steptml:parameter>"),
+                Lit("\n</steptml:invoke>", optional=True),
+                Lit("<｜tool_call_end｜>", optional=True),
+            ),
+            "\n<｜tool_calls_end｜>",
+            many=True,
+        ),
+    ),
+    glue="",
+)
 _HARMONY_DROPS = (
     "<|start|>assistant",
     "<|channel|>final<|message|>",
@@ -295,6 +315,16 @@ TOOL_CALLS = CallFormat(
 PLAIN = CallFormat("plain", (Calls("", (Object(),), array=True, many=True, between=", ", bare=True),), glue="")
 """A JSON array of calls: what models are held to whose own format no grammar is made for."""
 
+XLAM = CallFormat(
+    "xlam",
+    (
+        PLAIN.blocks[0],
+        Calls("```json\n", _MARKED, "\n```", array=True, many=True, between=", "),
+        MISTRAL.blocks[1],
+    ),
+    glue="",
+)
+
 CALL_FORMATS: dict[str, CallFormat] = {
     f.name: f
     for f in (
@@ -326,6 +356,8 @@ CALL_FORMATS: dict[str, CallFormat] = {
         APERTUS,
         NEMOTRON,
         TOOL_CALLS,
+        STEP3,
+        XLAM,
     )
 }
 
