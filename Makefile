@@ -11,12 +11,13 @@ NEON_CXX ?= aarch64-linux-gnu-g++
 NEON_RUN ?= qemu-aarch64
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-neon test-web test-clients test-reliability check fmt bench sanitize setup setup-tests clean
+.PHONY: help run test test-nightly test-neon test-web test-clients test-reliability check fmt bench sanitize setup setup-tests clean
 LINTED := src tests tools bench examples train
 
 help:
 	@echo "make run      set up, build the CPU kernels, start 'tokenmill $(RUN)' with the demo model (RUN='serve demo' ...)"
 	@echo "make test     set up, all CPU tests, then make check"
+	@echo "make test-nightly  the CPU tests with whole products of families, modes, fields and shapes (hours)"
 	@echo "make test-web     the page in Chromium, with how quick it is and axe-core (wants a quiet machine); pictures in out/web/"
 	@echo "make test-clients      published clients (openai 2.x and 3.x, Node, langchain-openai) against 'serve demo'"
 	@echo "make test-reliability  the long rows of the reliability table (about an hour; TOKENMILL_RELIABILITY_SECONDS shortens)"
@@ -45,6 +46,10 @@ test: setup-tests
 	@echo "== tests"
 	$(BIN)/pytest -n 2 --hypothesis-profile settled tests
 	@$(MAKE) --no-print-directory check
+
+# What `make test` thins out: every family in every mode, every shape in every field, twice the examples of the document.
+test-nightly: setup-tests
+	TOKENMILL_FAMILIES=1 TOKENMILL_FUZZ_EXAMPLES=25 $(BIN)/pytest -n 2 --timeout 3600 tests/cpu tests/pure
 
 test-clients: setup-tests
 	$(BIN)/python tests/clients/run.py

@@ -1,16 +1,19 @@
 """Settings of every test process: quiet threads, because several test processes share few cores; and Triton's
-interpreter where there is no GPU (it must be chosen before anything imports triton). And a profile of Hypothesis whose
+interpreter where there is no GPU (it must be chosen before anything imports triton). The collector does not look again
+and again at modules and tests that stay to the end. And a profile of Hypothesis whose
 cases are the same each time, as torch's random numbers are with it: `make test` judges a change, not luck; plain
 `pytest` goes on looking for new cases."""
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import pathlib
 import sys
 import tempfile
 import zlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -25,6 +28,19 @@ with contextlib.suppress(ImportError):  # a machine that only runs tests/gpu may
     from hypothesis import settings
 
     settings.register_profile("settled", derandomize=True, database=None)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing that collecting makes is garbage; left to the collector it is a quarter of the time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(20_000)  # tests that make an application or a model allocate that much at once
 
 
 @pytest.fixture(autouse=True)

@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -97,9 +98,9 @@ FORMS: dict[str, tuple[float, Callable[[int, int], Any]]] = {
     "fp4 g64": (4.5, lambda n, k: table(n, k, 64, torch.tensor(FP4))),
     "nvfp4": (4.5, lambda n, k: table(n, k, 16, torch.tensor(FP4), fine=True)),
     **{
-        name: (8 * kind.size / kind.elements, lambda n, k, name=name: blocks(n, k, name))
+        kind.name: (8 * kind.size / kind.elements, partial(blocks, name=kind.name))
         for kind in TYPES.values()
-        if (name := kind.name) not in ("F32", "F16", "BF16", "F64") and kind.elements > 1
+        if kind.elements > 1
     },
 }
 

@@ -4,7 +4,7 @@ with random weights. JSON on stdout, one line a model; wants a quiet machine.
     python bench/cpu/hybrid.py [llama qwen3_5 lfm2 mamba2 recurrent_gemma ...] [--quantization int8]
 
 Bytes of a step are what must move: every weight once, and each row's state read and written. Operations are those of
-the weights. `decode_gb_s` of a hybrid beside Llama's is the figure (below 1, something else takes time), and
+the weights. `decode_gb_s` of a hybrid beside Llama's is the figure: below 1, something beside the weights costs; so is
 `prefill_gflop_s`. Decode is the slope between two output lengths; medians of three runs.
 """
 

@@ -30,12 +30,15 @@ def body(i: int) -> dict[str, Any]:
     return {"prompt": [20 + i, 40, 60 + i], "max_tokens": 160, "seed": i, "temperature": 0.8, "ignore_eos": True}
 
 
-def ranks(served: Running) -> list[int]:
-    """The processes that compute."""
-    found = []
+APART = "--data-parallel-size"
+
+
+def ranks(served: Running, way: str) -> list[int]:
+    """The processes that compute: ranks of one engine, or engines."""
+    found, mark = [], b"spawn_main" if way == APART else b"engine.worker import"
     for pid in served.family():
         with contextlib.suppress(OSError):
-            if b"engine.worker import" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if mark in Path(f"/proc/{pid}/cmdline").read_bytes():
                 found.append(pid)
     return found
 
@@ -53,16 +56,19 @@ async def stream(session: aiohttp.ClientSession, url: str, i: int, marks: list[f
     return text
 
 
-async def lose(served: Running, how: signal.Signals, rng: random.Random, marks: list[float]) -> tuple[float, float]:
-    """-> seconds until all ranks of that life were gone, and until the next token."""
-    while len(before := ranks(served)) < 2:
+async def lose(
+    served: Running, way: str, how: signal.Signals, rng: random.Random, marks: list[float]
+) -> tuple[float, float]:
+    """-> seconds until all ranks of that life (of several engines: the lost one) were gone; until the next token."""
+    while len(before := ranks(served, way)) < 2:
         await asyncio.sleep(0.05)
     count = len(marks)
     while len(marks) < count + 40:  # they are in the middle of their answers
         await asyncio.sleep(0.01)
-    os.kill(rng.choice(before), how)
+    lost = rng.choice(before)
+    os.kill(lost, how)
     at = time.monotonic()
-    while set(ranks(served)) & set(before):
+    while set(ranks(served, way)) & ({lost} if way == APART else set(before)):
         await asyncio.sleep(0.01)
         assert time.monotonic() - at < 60, "the engine lives on"
     gone = time.monotonic() - at
@@ -74,13 +80,13 @@ async def lose(served: Running, how: signal.Signals, rng: random.Random, marks: 
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
-@pytest.mark.parametrize("way", ["--tensor-parallel-size", "--pipeline-parallel-size"])
+@pytest.mark.parametrize("way", ["--tensor-parallel-size", "--pipeline-parallel-size", APART])
 def test_streams_outlive_their_ranks(launch: Launch, way: str, how: signal.Signals) -> None:
     served = launch(way, "2", "--max-restarts", "1000", "--max-model-len", "512")
-    asyncio.run(_streams_outlive_their_ranks(served, how))
+    asyncio.run(_streams_outlive_their_ranks(served, way, how))
 
 
-async def _streams_outlive_their_ranks(served: Running, how: signal.Signals) -> None:
+async def _streams_outlive_their_ranks(served: Running, way: str, how: signal.Signals) -> None:
     rng = random.Random(1)
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=3000)) as session:
         wanted = await asyncio.gather(*(stream(session, served.url, i, []) for i in range(STREAMS)))
@@ -102,7 +108,7 @@ async def _streams_outlive_their_ranks(served: Running, how: signal.Signals) -> 
         keeping = asyncio.create_task(keep_streams())
         times = []
         for _ in range(LOSSES):
-            losing = asyncio.create_task(lose(served, how, rng, marks))
+            losing = asyncio.create_task(lose(served, way, how, rng, marks))
             await asyncio.wait((losing, keeping), return_when=asyncio.FIRST_COMPLETED)
             if keeping.done():
                 keeping.result()
@@ -116,7 +122,7 @@ async def _streams_outlive_their_ranks(served: Running, how: signal.Signals) -> 
         await keeping
     found, resumed = sorted(gone for gone, _ in times), sorted(again for _, again in times)
     middle = LOSSES // 2
-    print(f"{how.name}: {LOSSES} losses, {ended} streams right")
+    print(f"{way} 2, {how.name}: {LOSSES} losses, {ended} streams right")
     print(f"engine ended after {found[middle]:.2f} s (most {found[-1]:.2f})")
     print(f"next token after {resumed[middle]:.1f} s (most {resumed[-1]:.1f})")
     assert found[-1] < FOUND_S + 1.0, found

@@ -108,6 +108,11 @@ class DraftControl(Protocol):
         """So long took a step in which each of `rows` tried `depth` drafts and got as many new ones."""
         ...
 
+    def worked(self, tokens: int, rows: int, seconds: float) -> None:
+        """So long took a step without drafts of a device, in which rows computed so many tokens in all: those that they
+        sample behind, drafts among them."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class AllOfThem:
@@ -122,4 +127,7 @@ class AllOfThem:
         """Nothing is learnt."""
 
     def timed(self, rows: int, depth: int, seconds: float) -> None:
+        """Nothing is learnt."""
+
+    def worked(self, tokens: int, rows: int, seconds: float) -> None:
         """Nothing is learnt."""

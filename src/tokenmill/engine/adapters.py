@@ -98,9 +98,9 @@ class AdapterDesk:
             )
         return request
 
-    def note(self, request: LoRARequest) -> int:
-        """The number of a LoRARequest's adapter, which is not read yet."""
-        number = self.register(request.lora_name, request.lora_path)
+    def note(self, request: LoRARequest, number: int | None = None) -> int:
+        """The number of a LoRARequest's adapter, which is not read yet; number: what another engine calls it."""
+        number = self.register(request.lora_name, request.lora_path, number)
         self.numbers[number].given = request.lora_int_id
         return number
 

@@ -3,27 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import time
 import uuid
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import msgspec
 
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
-from tokenmill.core.errors import EngineDeadError
+from tokenmill.core.errors import EngineDeadError, ParameterError
 from tokenmill.core.params import LoRARequest, RequestOutputKind
 from tokenmill.core.pooled import EmbeddingOutput, EmbeddingRequestOutput
 from tokenmill.core.request import Request, RequestOutput, SamplingParams, TextDelta
 from tokenmill.core.sleeping import check_level, check_mode
 from tokenmill.engine.arguments import EngineArgs
-from tokenmill.engine.build import build_engine
+from tokenmill.engine.build import build_replicas
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
+from tokenmill.engine.routing import Asked, Router
 from tokenmill.engine.service import Service
 from tokenmill.engine.weights import Weights, WeightUpdates
 
@@ -35,11 +37,16 @@ class AsyncLLM:
     """A loaded model for asyncio programs; keyword arguments as for LLM."""
 
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
-        self.service = Service(build_engine(make_config(**with_config_file({"model": model, **options}))))
+        config = make_config(**with_config_file({"model": model, **options}))
+        self.services = [Service(built) for built in build_replicas(config)]
+        """One for each engine of data_parallel_size."""
+        self.service = self.services[0]
+        self.router = Router() if len(self.services) > 1 else None
+        self.owners: dict[str, int] = {}
         self._weights = WeightUpdates(self.service.built)
         self.reader = PromptReader(self.service.built.tokenizer, self.service.built.facts.max_model_len)
         # Dropped without close(), it must not leave a thread that holds the model.
-        self._end = weakref.finalize(self, _close, self.reader, self.service)
+        self._end = weakref.finalize(self, _close, self.reader, self.services)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs, **_: Any) -> AsyncLLM:
@@ -89,13 +96,16 @@ class AsyncLLM:
         adapter = await self._adapter(lora_request)
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt)
         request = self._request(text, ids, SamplingParams(max_tokens=1), None, salt=salt, adapter=adapter)
-        vector = await self.service.embed(request, pooling)
+        with self._owner(request) as service:
+            vector = await service.embed(request, pooling)
         outputs = EmbeddingOutput(embedding=vector)
         return EmbeddingRequestOutput(request_id=request.id, prompt_token_ids=ids, outputs=outputs)
 
     async def abort(self, request_id: str) -> None:
         """End a request; its iterator ends with finish_reason "abort"."""
-        await self.service.abort(request_id)
+        number = self.owners.get(request_id)
+        if number is not None:
+            await self.services[number].abort(request_id)
 
     async def get_tokenizer(self) -> HubTokenizer | None:
         """The model's tokenizer, with the names of Transformers'; None without one."""
@@ -106,12 +116,16 @@ class AsyncLLM:
 
     async def check_health(self) -> None:
         """Raises EngineDeadError once the engine has died."""
-        if self.service.dead is not None:
-            raise EngineDeadError(self.service.dead)
+        for service in self.services:
+            if service.dead is not None:
+                raise EngineDeadError(service.dead)
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
-        await self.service.call(self.service.engine.scheduler.tables.cache.clear)
+        for number, service in enumerate(self.services):
+            await service.call(service.engine.scheduler.tables.cache.clear)
+            if self.router is not None:
+                self.router.forget(number)
         return True
 
     async def update_weights(self, weights: Weights) -> int:
@@ -122,28 +136,28 @@ class AsyncLLM:
         """Give the model's memory back (see LLM.sleep); open requests end first, or now (mode="abort"), and new ones
         are refused meanwhile."""
         check_level(level)
-        if check_mode(mode) == "abort":
-            for name in list(self.service.callers):
-                await self.service.abort(name)
-        desk = self.service.built.sleep
-        desk.closing = True
+        check_mode(mode)
+        for service in self.services:
+            service.built.sleep.closing = True
         try:
-            while await self.service.call(self._has_work):
-                await asyncio.sleep(LOOK_S)
-            await self.service.call(functools.partial(desk.sleep, level))
+            for service in self.services:
+                for name in list(service.callers) if mode == "abort" else ():
+                    await service.abort(name)
+                while await service.call(functools.partial(_has_work, service)):
+                    await asyncio.sleep(LOOK_S)
+                await service.call(functools.partial(service.built.sleep.sleep, level))
         finally:
-            desk.closing = False
+            for service in self.services:
+                service.built.sleep.closing = False
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again: all of it, or "weights" or "kv_cache" alone."""
-        await self.service.call(functools.partial(self.service.built.sleep.wake, tags))
+        for service in self.services:
+            await service.call(functools.partial(service.built.sleep.wake, tags))
 
     async def is_sleeping(self) -> bool:
         """Is something of it not here?"""
-        return bool(self.service.built.sleep.asleep)
-
-    def _has_work(self) -> bool:
-        return self.service.engine.has_work or bool(self.service.engine.flying)
+        return any(service.built.sleep.asleep for service in self.services)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
         """An adapter's name and files; it is read beside the steps that run."""
@@ -151,7 +165,8 @@ class AsyncLLM:
 
     async def remove_lora(self, lora_id: int) -> bool:
         """Forget an adapter, once no request uses it; False: there was none."""
-        return bool(await self.service.call(lambda: self.service.built.adapters.remove_given(lora_id)))
+        gone = [await each.call(functools.partial(each.built.adapters.remove_given, lora_id)) for each in self.services]
+        return any(gone)
 
     async def list_loras(self) -> set[int]:
         """The numbers of all adapters."""
@@ -169,7 +184,10 @@ class AsyncLLM:
         if lora_request is None:
             return 0
         adapters = self.service.built.adapters
-        return int(await self.service.call(lambda: adapters.note(adapters.checked(lora_request))))
+        number = int(await self.service.call(lambda: adapters.note(adapters.checked(lora_request))))
+        for other in self.services[1:]:
+            await other.call(functools.partial(other.built.adapters.note, lora_request, number))
+        return number
 
     def close(self) -> None:
         """Free the model."""
@@ -193,12 +211,32 @@ class AsyncLLM:
 
     async def _follow(self, request: Request) -> AsyncIterator[RequestOutput]:
         accumulator, kind = Accumulator(request), request.params.output_kind
-        async for delta in self.service.generate(request):
-            accumulator.add(delta)
-            if kind == RequestOutputKind.DELTA:
-                yield _news(request, delta, accumulator)
-            elif kind == RequestOutputKind.CUMULATIVE or accumulator.finished:
-                yield accumulator.output()
+        with self._owner(request) as service:
+            async for delta in service.generate(request):
+                accumulator.add(delta)
+                if self.router is not None:
+                    self.router.computed(self.owners[request.id], request.id, 1, 0)
+                if kind == RequestOutputKind.DELTA:
+                    yield _news(request, delta, accumulator)
+                elif kind == RequestOutputKind.CUMULATIVE or accumulator.finished:
+                    yield accumulator.output()
+
+    @contextlib.contextmanager
+    def _owner(self, request: Request) -> Iterator[Service]:
+        """The engine that takes this request, while it is open."""
+        if request.id in self.owners:
+            raise ParameterError(f"The request id {request.id!r} is in use: choose another one.", param="request_id")
+        number = 0
+        if self.router is not None:
+            alive = [number for number, service in enumerate(self.services) if service.dead is None] or [0]
+            number = self.router.pick_engine(alive, Asked(request.id, request.prompt_ids, request.salt or ""))
+        self.owners[request.id] = number
+        try:
+            yield self.services[number]
+        finally:
+            del self.owners[request.id]
+            if self.router is not None:
+                self.router.done(number, request.id)
 
 
 def _news(request: Request, delta: TextDelta, whole: Accumulator) -> RequestOutput:
@@ -208,6 +246,11 @@ def _news(request: Request, delta: TextDelta, whole: Accumulator) -> RequestOutp
     return msgspec.structs.replace(piece.output(), finished=whole.finished, metrics=whole.metrics)
 
 
-def _close(reader: PromptReader, service: Service) -> None:
+def _has_work(service: Service) -> bool:
+    return service.engine.has_work or bool(service.engine.flying)
+
+
+def _close(reader: PromptReader, services: list[Service]) -> None:
     reader.close()
-    service.close()
+    for service in services:
+        service.close()

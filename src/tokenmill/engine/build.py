@@ -16,7 +16,7 @@ from tokenmill.core.execution import Executor
 from tokenmill.core.request import Request
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
-from tokenmill.engine.drafting import control_of, host_drafter, read_speculation
+from tokenmill.engine.drafting import control_of, host_drafter, read_speculation, with_care
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
@@ -80,7 +80,8 @@ def build_engine(config: EngineConfig) -> Built:
     """Everything between a request and its token deltas."""
     if config.parallel.data_parallel_size > 1:
         raise ParameterError(
-            "data_parallel_size > 1 needs `serve` or LLM: this way in steps one engine.", param="data_parallel_size"
+            "data_parallel_size > 1 needs `serve`, LLM or AsyncLLM: this way in steps one engine.",
+            param="data_parallel_size",
         )
     source = find_model(config)
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
@@ -106,7 +107,8 @@ def build_engine(config: EngineConfig) -> Built:
     tables.shares_followed = not limits.anew
     if facts.trail is not None:
         limits = replace(limits, step_guesses=min(limits.step_guesses, facts.trail))
-    policy, control = make_policy(config.schedule.scheduling_policy), control_of(speculation, limits.step_guesses)
+    control = control_of(speculation, limits.step_guesses, on_device=bool(facts.guesses))
+    drafter, policy = with_care(drafter, speculation, control), make_policy(config.schedule.scheduling_policy)
     scheduler = Scheduler(limits, tables, policy, drafter, control)
     never = banned(generation)
     if outside := [word for word in never if max(word) >= facts.vocab_size]:
@@ -149,7 +151,20 @@ def build_llm(config: EngineConfig) -> Built:
     if count == 1:
         return build_engine(config)
     if config.adapters.enable_lora:
-        raise ParameterError("enable_lora with data_parallel_size > 1 needs `serve`.", param="enable_lora")
+        raise ParameterError("enable_lora with data_parallel_size > 1 needs `serve` or AsyncLLM.", param="enable_lora")
+    built = build_replicas(config)
+    engine = Replicas([one.engine for one in built])
+    sleep = SleepDesk(engine)
+    for part in built:
+        part.engine.admission.check_engine = checks_of(part.adapters, sleep)
+    return replace(built[0], engine=engine, config=config, sleep=sleep)  # type: ignore[arg-type]
+
+
+def build_replicas(config: EngineConfig) -> list[Built]:
+    """--data-parallel-size engines, in processes of their own; or one."""
+    count = config.parallel.data_parallel_size
+    if count == 1:
+        return [build_engine(config)]
     each = [_replica(config, number, count) for number in range(count)]
     with ThreadPoolExecutor(count) as pool:  # they load at the same time
         waiting = [pool.submit(build_engine, one) for one in each]
@@ -159,12 +174,7 @@ def build_llm(config: EngineConfig) -> Built:
             if one.exception() is None:
                 one.result().engine.close()
         raise failed
-    built = [one.result() for one in waiting]
-    engine = Replicas([one.engine for one in built])
-    sleep = SleepDesk(engine)
-    for part in built:
-        part.engine.admission.check_engine = checks_of(part.adapters, sleep)
-    return replace(built[0], engine=engine, config=config, sleep=sleep)  # type: ignore[arg-type]
+    return [one.result() for one in waiting]
 
 
 def _replica(config: EngineConfig, number: int, count: int) -> EngineConfig:

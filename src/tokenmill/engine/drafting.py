@@ -15,6 +15,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.speculate.control import Control
 from tokenmill.speculate.ngram import NgramDrafter
 from tokenmill.speculate.none import NoDrafter
+from tokenmill.speculate.patience import Careful, HostControl
 from tokenmill.speculate.suffix import SuffixDrafter
 
 MAX_DRAFTS = 16
@@ -112,11 +113,18 @@ def reads_words(found: Speculation | None) -> bool:
     return found is not None and found.method in ("eagle", "eagle3", "mtp")
 
 
-def control_of(found: Speculation | None, step_guesses: int) -> DraftControl | None:
-    """What decides how many drafts are made; None: all of them."""
-    if found is None or found.method in OF_HOST:
+def control_of(found: Speculation | None, step_guesses: int, *, on_device: bool) -> DraftControl | None:
+    """What decides how many drafts are made; None: there are none."""
+    if found is None:
         return None
-    return Control(found.most, found.most_rows, step_guesses)
+    return Control(found.most, found.most_rows, step_guesses) if on_device else HostControl(found.most_rows)
+
+
+def with_care(drafter: HostDrafter, found: Speculation | None, control: DraftControl | None) -> HostDrafter:
+    """A drafter of the host that makes as many guesses as pay."""
+    if found is None or found.method not in OF_HOST:
+        return drafter
+    return Careful(drafter, control if isinstance(control, HostControl) else HostControl(found.most_rows))
 
 
 def _count(spec: dict[str, Any], name: str, default: int, low: int, high: int) -> int:

@@ -126,6 +126,11 @@ def operations(runner: Runner) -> int:
         return 0
 
 
+def only_asks(message: dict[str, Any]) -> bool:
+    """Does it change nothing that plans before it might need?"""
+    return message.get("what") == "counters" or message.get("op") in ("state", "read")
+
+
 def answer(runner: Runner, message: dict[str, Any]) -> dict[str, Any]:
     """Control messages that every runner understands."""
     if message.get("what") == "counters":

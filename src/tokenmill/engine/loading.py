@@ -203,8 +203,7 @@ def load_runner(
     )
     bed.take(model, drafts.drafter, kernels)
     specs = model.spec.kv_specs + drafts.kv_specs
-    stands_in = bool(model.spec.extras.get("stand_in")) and not drafts.kv_specs
-    said = msgspec.to_builtins(Said(specs, stands_in))
+    said = msgspec.to_builtins(Said(specs, bool(model.spec.extras.get("stand_in")) and not drafts.kv_specs))
     every = [msgspec.convert(each, Said) for each in mesh.by_stage(said)]
     pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype))
     layout = pages.cache
@@ -225,8 +224,8 @@ def load_runner(
     states = StatePool(model.spec.states, rows, slots, device, trail, bed.zeros) if model.spec.states else None
     behind = states_of_drafter(drafts, rows, budget, device, bed.zeros)
     taken = sum(each.size_bytes for each in (states, behind) if each is not None)
-    blocks = count_blocks(config, layout, budget - taken, wanted, step_tokens)
-    blocks = mesh.agree(pages.everywhere(blocks, MANY_BLOCKS))
+    own = count_blocks(config, layout, budget - taken, wanted, step_tokens)
+    blocks = mesh.agree(pages.everywhere(own, MANY_BLOCKS))
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
     max_len = fitting_length(config, pages.groups, blocks, wanted, reasons)
     pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros, behind)

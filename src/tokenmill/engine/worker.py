@@ -27,7 +27,7 @@ from tokenmill.core.model import Group
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.memory import pick_device, records, use
 from tokenmill.engine.drafting import read_speculation, reads_words
-from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, operations
+from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, only_asks, operations
 from tokenmill.engine.loading import device_of, left_out, load_runner
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.link import SocketLink
@@ -205,7 +205,10 @@ class Worker:
             self.supplied.add(plan_id)
             self.executor.supply(plan_id, LateInputs(masks=masks))
         else:
-            self.pipe.send(CONTROL + msgspec.msgpack.encode(answer(self.executor.runner, msgspec.msgpack.decode(body))))
+            message = msgspec.msgpack.decode(body)
+            while not only_asks(message) and self._can_finish():
+                self._finish()  # what came before is done first, by every rank
+            self.pipe.send(CONTROL + msgspec.msgpack.encode(answer(self.executor.runner, message)))
 
     def _finish(self) -> None:
         ticket = self.tickets[0]

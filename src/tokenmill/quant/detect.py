@@ -21,6 +21,7 @@ from tokenmill.quant import bnb, compressed, fp8, mx, shifted, sparse, squeezed,
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import Unrounded
+from tokenmill.quant.share import BlockPart, Part, part_of
 
 AT_LOAD = {"int8": (8, 0), "int4": (4, 0), "int4-g32": (4, 32), "int4-g64": (4, 64), "int4-g128": (4, 128)}
 """Schemes of --quantization besides fp8: bits of a weight, and columns per float16 scale (0: the backend chooses)."""
@@ -42,6 +43,8 @@ _METHODS = {
 
 _READERS = (fp8, bnb, shifted, torchao, squeezed, mx)
 """What the tensors alone tell apart."""
+_INTERWOVEN = (bnb, shifted, torchao, squeezed, ternary)
+"""Forms whose parts of a matrix do not lie together."""
 
 Share = tuple[int, int, int]
 """Of a weight: (dimension, part, parts), as Weight.split has them."""
@@ -100,6 +103,10 @@ def load_weight(
     share = request.share
     if share is not None and share[2] > 1 and _plainly(ckpt, request):
         return from_dense(*_dense_part(ckpt, request, share, dtype, device), quantization)
+    if share is not None and share[2] > 1 and (part := _stored_part(ckpt, request, share)) is not None:
+        bias = request.bias and (share[0] == 0 or share[1] == 0)
+        own = replace(request, shape=part.own, bias=bias, share=None)
+        return _load_whole(part, own, (dtype, device), quantization, how)
     whole = _load_whole(ckpt, request, (dtype, device), quantization, how)
     return whole if share is None else whole.split(*share)
 
@@ -114,6 +121,18 @@ def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
     if words.stored(ckpt, name) or ternary.stored(ckpt, name) or compressed.stored_bits(ckpt, name, inner) is not None:
         return False
     return _blocks(ckpt, f"{name}.weight", (out, inner)) is None
+
+
+def _stored_part(ckpt: Checkpoint, request: WeightRequest, share: Share) -> Part | None:
+    """This part of a matrix in few bits, where its tensors can be cut so; None: all of it must be read."""
+    name, shape = request.name, request.shape
+    if sparse.stored(ckpt, name) or any(reader.stored(ckpt, name) for reader in _INTERWOVEN):
+        return None
+    blocks = _blocks(ckpt, f"{name}.weight", shape)
+    if blocks is not None:
+        return BlockPart.of(ckpt, name, shape, share, blocks.type.elements)
+    turned = words.stored(ckpt, name) and not words.upright(ckpt, name, shape[0])
+    return part_of(ckpt, name, shape, share, turned=turned)
 
 
 def _dense_part(

@@ -157,10 +157,10 @@ def load(
     grid = tuple(-(-size // BLOCK) for size in shape)
     if scales.numel() == 1:
         return Fp8Weight(data, scales.reshape(1, 1).expand(shape[0], 1), dtype, bias)
-    if scales.numel() == shape[0]:
-        return Fp8Weight(data, scales.reshape(-1, 1), dtype, bias)
     if tuple(scales.shape) == grid:
         return Fp8Weight(data, scales, dtype, bias, blocks=True)
+    if scales.numel() == shape[0]:
+        return Fp8Weight(data, scales.reshape(-1, 1), dtype, bias)
     raise ModelError(f"'{name}' has float8 weights {list(shape)} with scales {list(scales.shape)}; neither per row "
                      f"nor per block of {BLOCK}.")  # fmt: skip
 

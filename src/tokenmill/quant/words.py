@@ -14,7 +14,7 @@ Must not know: models, devices.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,6 +73,15 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
     return ckpt.has(f"{name}.qweight") and ckpt.shape(f"{name}.qweight") is not None
 
 
+def upright(ckpt: Checkpoint, name: str, rows: int) -> bool:
+    """Do the tensors under `name` lie as the matrix of so many rows does (AWQ's version gemv)?"""
+    return _upright(ckpt.shape(f"{name}.scales") or (), rows)
+
+
+def _upright(shape: Sequence[int], rows: int) -> bool:
+    return len(shape) == 2 and shape[0] == rows and shape[1] != rows
+
+
 def load(
     ckpt: Checkpoint,
     name: str,
@@ -86,7 +95,7 @@ def load(
     rows, columns = shape
     words = _words(ckpt, f"{name}.qweight")
     scales = ckpt.tensor(f"{name}.scales")
-    if scales.ndim == 2 and scales.shape[0] == rows and scales.shape[1] != rows:
+    if _upright(scales.shape, rows):
         return _gemv(ckpt, name, words, shape, dtype, bias)
     groups = scales.shape[0] if scales.ndim == 2 else 0
     if scales.ndim != 2 or scales.shape[1] != rows or not groups or columns % groups or (columns // groups) % 32:

@@ -18,6 +18,7 @@ from tokenmill.quantize.inputs import Inputs
 
 _PAIRS = (("self_attn.v_proj.weight", "self_attn.o_proj.weight"), ("mlp.up_proj.weight", "mlp.down_proj.weight"))
 _STEPS = 20
+_FINALISTS = 4
 _LEAST = 1e-4
 
 
@@ -66,30 +67,50 @@ def of_rows(s: Tensor, rows: int, width: int) -> Tensor:
     return s if rows == len(s) else s.view(rows // width, len(s) // rows, width)[:, 0].reshape(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class Rounding:
+    """What a scaled weight becomes: quickly, and as its inputs (scaled too) will have it rounded in the end."""
+
+    quick: Callable[[Tensor], Tensor]
+    final: Callable[[Tensor, Inputs], Tensor]
+    group: int
+
+
 def awq(
     fold: Fold,
     weights: Mapping[str, Tensor],
     inputs: Mapping[str, Inputs],
-    round_: Callable[[Tensor], Tensor],
+    round_: Rounding,
     fit: Callable[[Tensor], Tensor | None],
 ) -> Tensor | None:
-    """Scales [columns] that make the outputs of rounded weights err least: powers of the inputs' mean magnitude (Lin et
-    al., 2023). round_: what a weight becomes; fit: scales as the producer can take them. None: nothing is gained."""
+    """Scales [columns] that make the outputs of rounded weights err least: powers of the inputs' mean magnitude, alone
+    or over the weights' (Lin et al., 2023). The best few of those are tried out as they will be rounded. fit: scales as
+    the producer can take them. None: it can take none."""
     seen = inputs[fold.consumers[0]]
-    size = seen.mean.clamp(min=_LEAST)
-    least, best = None, None
+    size, spread = seen.mean.clamp(min=_LEAST), _spread([weights[name] for name in fold.consumers], round_.group)
+    tried: list[tuple[float, Tensor]] = []
     for step in range(_STEPS):
-        s = size.pow(step / _STEPS)
-        fitting = fit((s / (s.max() * s.min()).sqrt()).clamp(min=_LEAST))
-        if fitting is None:
-            return None
-        lost = 0.0
-        for name in fold.consumers:
-            weight = weights[name]
-            lost += seen.loss(round_(weight * fitting) / fitting - weight)
-        if least is None or lost < least:
-            least, best = lost, fitting
-    return best
+        power = size.pow(step / _STEPS)
+        for s in (power, power / spread.pow(1.0 - step / _STEPS)):
+            fitting = fit((s / (s.max() * s.min()).sqrt()).clamp(min=_LEAST))
+            if fitting is None:
+                return None
+            pairs = [(name, round_.quick(weights[name] * fitting)) for name in fold.consumers]
+            tried.append((sum(seen.loss(rounded / fitting - weights[name]) for name, rounded in pairs), fitting))
+    best = sorted(range(len(tried)), key=lambda i: tried[i][0])[:_FINALISTS]
+    lost = []
+    for i in best:
+        s = tried[i][1]
+        scaled = seen.scaled(s)
+        rounds = [(name, round_.final(weights[name] * s, scaled)) for name in fold.consumers]
+        lost.append(sum(seen.loss(rounded / s - weights[name]) for name, rounded in rounds))
+    return tried[best[lost.index(min(lost))]][1]
+
+
+def _spread(weights: list[Tensor], group: int) -> Tensor:
+    """How large each column's numbers are within their groups, on average [columns]."""
+    parts = torch.cat(weights).abs().unflatten(1, (-1, group))
+    return (parts / parts.amax(-1, keepdim=True).clamp(min=1e-12)).flatten(1).mean(0).clamp(min=_LEAST)
 
 
 def smooth(fold: Fold, weights: Mapping[str, Tensor], inputs: Mapping[str, Inputs], alpha: float = 0.5) -> Tensor:

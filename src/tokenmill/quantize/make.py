@@ -38,6 +38,7 @@ from tokenmill.quant.convert import (
 from tokenmill.quantize import folds, recipes
 from tokenmill.quantize.codes import Spec, nearest
 from tokenmill.quantize.inputs import Inputs
+from tokenmill.quantize.methods import clipped
 from tokenmill.quantize.mixed import share_bits
 from tokenmill.quantize.recipes import Recipe
 from tokenmill.quantize.stream import Layer, Stream, fold
@@ -191,7 +192,12 @@ class _Run:
         if self.job.recipe.method == "smoothquant":
             return fitting(folds.smooth(one, layer.weights, layer.inputs))
         spec = Spec(self._bits(one.consumers[0]), self.job.recipe.group, self.job.recipe.symmetric)
-        return folds.awq(one, layer.weights, layer.inputs, lambda w: nearest(w, spec).dense(), fitting)
+        rounding = folds.Rounding(
+            lambda weight: nearest(weight, spec).dense(),
+            lambda weight, inputs: clipped(weight, spec, inputs).dense(),
+            spec.group,
+        )
+        return folds.awq(one, layer.weights, layer.inputs, rounding, fitting)
 
     def _shared_bits(self) -> dict[str, int]:
         """Bits by weight, from what each loses at every width."""

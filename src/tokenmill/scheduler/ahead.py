@@ -48,13 +48,14 @@ class Ahead:
     def begin(self, plan: StepPlan, running: int) -> Budget:
         """A step is planned in which about so many rows run."""
         limits = self.limits
-        if limits.max_guesses:
-            plan.depth = min(limits.max_guesses, self.control.depth(running))
+        plan.depth = min(limits.max_guesses, self.control.depth(running))
         return Budget(limits.step_guesses, limits.step_guesses, limits.max_step_tokens)
 
     def committed(self, plan: StepPlan, now: float) -> None:
         """The control hears how long steps take: those that follow one of their kind, with nothing else to do."""
         if not self.limits.max_guesses:
+            if self.limits.max_drafts:
+                self._worked(plan, now)
             return
         before, self.before = self.before, None
         if plan.starts or plan.follows or max(plan.counts) > 1 + plan.depth:
@@ -62,6 +63,16 @@ class Ahead:
         self.before = plan.depth, now
         if before is not None and before[0] == plan.depth and bool(plan.guesses) == bool(plan.depth):
             self.control.timed(len(plan.rows), plan.depth, now - before[1])
+
+    def _worked(self, plan: StepPlan, now: float) -> None:
+        """The same where the host makes all drafts: a step that only decodes, behind another one."""
+        before, self.before = self.before, None
+        rows = len(plan.rows)
+        if plan.starts or plan.num_tokens != rows + sum(plan.guesses.values()):
+            return
+        self.before = 0, now
+        if before is not None:
+            self.control.worked(plan.num_tokens, rows, now - before[1])
 
     def guesses(self, seq: Sequence, known: int, position: int, budget: Budget) -> int:
         """How many of the drafts behind the row to try: none before the row was sampled, as none lie there yet; none

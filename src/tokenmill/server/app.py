@@ -45,6 +45,7 @@ from tokenmill.server.record import Recorder
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
+from tokenmill.server.scoring.tei import TEI
 from tokenmill.server.switch.loaded import let_go
 from tokenmill.server.switch.routes import MODELS
 from tokenmill.server.switch.sleep import SLEEPING
@@ -67,6 +68,7 @@ APIS = (
     KSERVE,
     LLAMACPP,
     SCORING,
+    TEI,
     OPERATIONS,
     WEB,
 )

@@ -80,12 +80,12 @@ class Turn:
         """`tool_calls` where a turn ended with calls that the model chose; a named one keeps `stop`."""
         return "tool_calls" if given == "stop" and calls and not self.named else given
 
-    def call_id(self, given: str | None) -> str:
-        """A call's id: the model's own, or a new one (nine characters where templates insist)."""
+    def call_id(self, given: str | None, start: str = "call_") -> str:
+        """A call's id: the model's own, or a new one in this API's way (nine characters where templates insist)."""
         if given:
             return given
         short = self.form.calls is not None and self.form.calls.name.startswith("mistral")
-        return secrets.token_hex(5)[:9] if short else f"call_{secrets.token_hex(12)}"
+        return secrets.token_hex(5)[:9] if short else f"{start}{secrets.token_hex(12)}"
 
 
 def plan_turn(

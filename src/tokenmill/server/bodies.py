@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import msgspec
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tokenmill.core.errors import TooLargeError
 from tokenmill.server.ceilings import MOST_FIELDS, check_ceilings
@@ -27,6 +27,10 @@ T = TypeVar("T")
 THREADS = 2
 BOM = b"\xef\xbb\xbf"
 """What some editors put before UTF-8 text: readers of JSON may ignore it."""
+MOST_EXACT = 1 << 53
+"""Beyond it a float is several integers."""
+MOST_WHOLE = 100
+"""Findings that are mended one after the other."""
 PIECE = 256 << 10
 """What comes in single bytes is not kept in single bytes."""
 SMALL = 32 << 10
@@ -131,7 +135,38 @@ def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any
     chosen: type[B] = schema if isinstance(schema, type) else schema(raw)
     if look is not None:
         look(chosen, raw)
-    return chosen.model_validate(raw)
+    return validated(chosen, raw)
+
+
+def validated(schema: type[B], raw: dict[str, Any]) -> B:
+    """A request of these fields. JSON has one kind of number: 16.0 is taken where an integer is asked for."""
+    for _ in range(MOST_WHOLE):
+        try:
+            return schema.model_validate(raw)
+        except ValidationError as error:
+            if not _make_whole(raw, error):
+                raise
+    return schema.model_validate(raw)
+
+
+def _make_whole(raw: dict[str, Any], error: ValidationError) -> bool:
+    """Replace floats that are integers where integers belong; -> was there one? Lists of numbers stay what they are."""
+    found = False
+    for each in error.errors(include_url=False, include_context=False):
+        value = each["input"]
+        if each["type"] != "int_type" or type(value) is not float or not value.is_integer() or abs(value) > MOST_EXACT:
+            continue
+        holder: Any = raw
+        owner: Any = None
+        name: Any = None
+        for part in each["loc"]:  # parts that name a branch of a union lead nowhere
+            if (isinstance(holder, dict) and part in holder) or (isinstance(holder, list) and isinstance(part, int)):
+                owner, name = holder, part
+                holder = owner[name]
+        if isinstance(owner, dict) and holder == value:
+            owner[name] = int(value)
+            found = True
+    return found
 
 
 def _decoded(data: bytes) -> Any:
@@ -157,4 +192,4 @@ def _refuse_large_structures(data: bytes) -> None:
 
 def translated(schema: type[B], fields: Mapping[str, Any]) -> B:
     """A request in another API's words; fields that are None count as absent."""
-    return schema.model_validate({name: value for name, value in fields.items() if value is not None})
+    return validated(schema, {name: value for name, value in fields.items() if value is not None})

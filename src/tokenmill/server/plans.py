@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from pydantic import BaseModel
@@ -171,8 +173,9 @@ _LOUD = frozenset({"prompt", "inputs", "think", "do_sample", "parallel_tool_call
 """Fields whose default is null and whose false asks for something."""
 
 
-def make_plans() -> dict[str, Plan]:
-    """Every plan by its name."""
+@cache
+def make_plans() -> Mapping[str, Plan]:
+    """Every plan by its name. They depend on nothing, so they are made once."""
     made: dict[str, Plan] = {}
     for schemas in ENDPOINTS.values():
         for schema in schemas:
@@ -192,7 +195,7 @@ def make_plans() -> dict[str, Plan]:
                 old = more.get(given, Refusal("", _NEUTRAL.get(given, ()), given in _LOUD))
                 more[given] = replace(old, why=f"it belongs into {where}")
         made[name] = replace(plan, refused={**more, **plan.refused})
-    return _relinked(made)
+    return MappingProxyType(_relinked(made))
 
 
 def _add(part: type[BaseModel] | str, made: dict[str, Plan]) -> Plan:

@@ -10,17 +10,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from tokenmill.speculate.curve import taken_in
+
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 FORGET = 0.05
-"""Weight of a new observation of survival."""
-SMOOTH = 0.2
-"""Weight of a new step time."""
+"""Weight of a new observation of survival, when there have been many."""
 FIRST = 3
-"""Steps of each depth that are tried before any is judged; the first one may compile."""
-EVERY, PROBE = 256, 8
-"""After so many steps, and twice as many each time that nothing came of it, another depth is measured for so many."""
-SELDOM, RARELY, FEW = 1024, 16384, 16
-"""The most steps between two measurements: with up to FEW rows, and with more, of which each would have to catch up."""
+"""Times of a depth from which it can be judged; the first one may have compiled something."""
+HOPE = 0.25
+"""A depth that was never tried is taken to cost so much of what others make it seem."""
+EVERY, PROBE = 256, 6
+"""After so many steps another depth is measured for so many."""
+ALLOWED = 0.005
+"""Of all time, for measuring depths that are not the best one."""
+FEW, RARELY = 16, 4096
+"""With more rows, each of which would have to catch up, there are at least so many steps between two measurements."""
 MARGIN = 1.02
 """Another depth must be better by this."""
 
@@ -49,6 +53,7 @@ class Control:
         self.most_tokens = most_tokens
         self.depths = [d for d in DEPTHS if d < most] + [most]
         self.survival = [0.7] * most
+        self.observed = [0] * most
         self.crowds: dict[int, Crowd] = {}
 
     def depth(self, rows: int) -> int:
@@ -57,9 +62,9 @@ class Control:
             return 0
         crowd = self.crowds.setdefault(rows.bit_length(), Crowd())
         allowed = [d for d in self.depths if d * rows <= self.most_tokens]
-        unknown = [d for d in reversed(allowed) if crowd.seen.get(d, 0) < FIRST]
-        if unknown:
-            return unknown[0]
+        for depth in allowed:
+            if crowd.seen.get(depth, 0) < FIRST and self._hopeful(crowd, depth):
+                return depth
         crowd.steps += 1
         if crowd.steps >= crowd.next:
             self._judge(crowd, rows)
@@ -69,7 +74,9 @@ class Control:
         """The first `accepted` of `tried` drafts survived; those behind the first wrong one say nothing."""
         for place in range(min(tried, accepted + 1)):
             right = 1.0 if place < accepted else 0.0
-            self.survival[place] += FORGET * (right - self.survival[place])
+            self.observed[place] += 1
+            weight = max(FORGET, 1 / (2 + self.observed[place]))
+            self.survival[place] += weight * (right - self.survival[place])
 
     def timed(self, rows: int, depth: int, seconds: float) -> None:
         """The smallest time counts most: what is longer had something else to do."""
@@ -79,7 +86,10 @@ class Control:
         if known is None or count <= FIRST:
             crowd.seconds[depth] = seconds if known is None else min(known, seconds)
         else:
-            crowd.seconds[depth] = known + SMOOTH * (min(seconds, 2 * known) - known)
+            crowd.seconds[depth] = taken_in(known, seconds)
+
+    def worked(self, tokens: int, rows: int, seconds: float) -> None:
+        """Where a device makes drafts, `timed` tells it all."""
 
     def expected(self, depth: int) -> float:
         """Tokens of a step."""
@@ -93,14 +103,24 @@ class Control:
         seconds = crowd.seconds.get(depth)
         return self.expected(depth) / seconds if seconds else 0.0
 
+    def _hopeful(self, crowd: Crowd, depth: int) -> bool:
+        """Could a depth that is not known yet be the best one, going by those below it?"""
+        known = [d for d, seen in crowd.seen.items() if d < depth and seen >= FIRST]
+        if len(known) < 2:
+            return True
+        last = max(known)
+        slope = max(0.0, crowd.seconds[last] - crowd.seconds[0]) / last if 0 in crowd.seconds else 0.0
+        seconds = crowd.seconds[last] + HOPE * slope * (depth - last)
+        return self.expected(depth) / seconds > max(self._worth(crowd, d) for d in known)
+
     def _judge(self, crowd: Crowd, rows: int) -> None:
         """Take the best depth, and choose another one to be measured again."""
         best = max(crowd.seconds, key=lambda d: self._worth(crowd, d))
         if crowd.best < 0 or self._worth(crowd, best) > MARGIN * self._worth(crowd, crowd.best):
-            crowd.best, crowd.every = best, EVERY
-        else:
-            crowd.every = min(2 * crowd.every, SELDOM if rows <= FEW else RARELY)
+            crowd.best = best
         at = self.depths.index(crowd.best) + (1, -1, 2, -2)[crowd.turn % 4]
         crowd.turn += 1
         crowd.probing = self.depths[min(max(at, 0), len(self.depths) - 1)]
+        lost = 1.0 - self._worth(crowd, crowd.probing) / max(1e-12, self._worth(crowd, crowd.best))
+        crowd.every = max(EVERY if rows <= FEW else RARELY, int(PROBE * lost / ALLOWED))
         crowd.next = crowd.steps + crowd.every

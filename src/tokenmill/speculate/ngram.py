@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.sequence import Sequence
-from tokenmill.speculate.patience import Patience
 
 MOST_TOKENS = 64
 """Of an n-gram: each length up to the longest is one more entry per token, or one more look at all of them."""
@@ -22,7 +21,6 @@ class Index:
 
     last: dict[tuple[int, ...], int] = field(default_factory=dict)
     done: int = 0
-    patience: Patience = field(default_factory=Patience)
 
 
 class NgramDrafter:
@@ -45,8 +43,6 @@ class NgramDrafter:
         index = self.indexes.get(seq.id)
         if index is None:
             index = self.indexes[seq.id] = Index()
-        if index.patience.waits(len(tokens)):
-            return []
         self._extend(index, tokens)
         for n in range(min(self.longest, len(tokens) - 1), self.shortest - 1, -1):
             end = index.last.get(tuple(tokens[-n:]))
@@ -55,10 +51,7 @@ class NgramDrafter:
         return []
 
     def observe(self, seq: Sequence, proposed: int, accepted: int) -> None:
-        """Where guesses fail there are fewer of them."""
-        index = self.indexes.get(seq.id)
-        if index is not None:
-            index.patience.learn(len(seq.tokens), proposed, accepted)
+        """How many guesses pay is found out elsewhere (patience.py)."""
 
     def forget(self, seq: Sequence) -> None:
         self.indexes.pop(seq.id, None)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from tokenmill.core.sequence import Sequence
 from tokenmill.speculate.automaton import Automaton
-from tokenmill.speculate.patience import Patience
 
 GENERATION = 1 << 15
 """Tokens of answers in one generation."""
@@ -52,15 +51,14 @@ class Store:
 
 @dataclass(slots=True)
 class Index:
-    """What is known of a sequence: its own text, where it stands in each generation of its store, how long a match it
-    asks for, and whether it guesses at all."""
+    """What is known of a sequence: its own text, where it stands in each generation of its store, and how long a
+    match it asks for."""
 
     store: Store
     turn: int
     own: Automaton = field(default_factory=Automaton)
     places: list[tuple[int, int]] = field(default_factory=lambda: [(0, 0), (0, 0)])
     need: int = SHORTEST
-    patience: Patience = field(default_factory=Patience)
 
 
 class SuffixDrafter:
@@ -86,7 +84,7 @@ class SuffixDrafter:
         for generation, (state, length) in zip(index.store.generations, index.places, strict=True):
             if length > matched:
                 matched, end, source = length, generation.text.end[state], generation.text.tokens
-        if matched < index.need or index.patience.waits(len(seq.tokens)):
+        if matched < index.need:
             return []
         found = source[end : end + min(most, matched)]
         return found[: found.index(BETWEEN)] if BETWEEN in found else found
@@ -96,7 +94,6 @@ class SuffixDrafter:
         index = self.indexes.get(seq.id)
         if index is None:
             return
-        index.patience.learn(len(seq.tokens), proposed, accepted)
         if accepted == 0:
             index.need = min(2 * index.need, NEVER_MORE)
         elif 2 * accepted >= proposed:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import random
 from collections import deque
 from pathlib import Path
@@ -25,6 +26,9 @@ def backends() -> list[str]:
 
 
 BACKENDS = backends()
+USUAL, OTHER = (BACKENDS[0], BACKENDS[-1]) if os.environ.get("TOKENMILL_FAMILIES") else (BACKENDS[-1], BACKENDS[0])
+"""The kernels of open_usual: the quick ones, for the reference takes several times as long. It has its
+turn in tests for all BACKENDS, where OTHER is named, and everywhere with TOKENMILL_FAMILIES."""
 
 
 def open_llm(folder: Path, **options: Any) -> LLM:
@@ -33,6 +37,11 @@ def open_llm(folder: Path, **options: Any) -> LLM:
     if "num_blocks" not in options:
         options.setdefault("kv_cache_memory_bytes", 1 << 23)
     return LLM(model=str(folder), **options)
+
+
+def open_usual(folder: Path, **options: Any) -> LLM:
+    """The same with the quick kernels, for tests whose property does not depend on them."""
+    return open_llm(folder, **{"kernels": USUAL, **options})
 
 
 def greedy(count: int = 16, **more: Any) -> SamplingParams:

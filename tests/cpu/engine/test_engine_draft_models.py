@@ -10,7 +10,8 @@ import json
 import pytest
 import torch
 from drafters import MOST, make_eagle, make_medusa
-from engines import check_nothing_left, exact, greedy, open_llm, run
+from engines import OTHER, check_nothing_left, exact, greedy, run
+from engines import open_usual as open_llm
 from safetensors.torch import load_file, save_file
 
 from tokenmill import SamplingParams
@@ -57,14 +58,14 @@ ENGINES = {
     "preemption": {"num_blocks": 16},
     "as short as can be": {"max_model_len": 58},
     "blocks of one token": {"block_size": 1, "num_blocks": 220},
-    "native": {"kernels": "auto"},
+    "other kernels": {"kernels": OTHER},
     "three plans in flight": {"depth": 3, "num_blocks": 20, "max_num_batched_tokens": 24},
     "as on a GPU": {"depth": 2},
     "another process": {"executor": "process"},
     "8 bit keys": {"kv_cache_dtype": "int8"},
 }
-BRIEF = {"other": ("native",), "medusa": ("chunks", "as on a GPU"), "suffix": ("preemption",),
-         "eagle": ("preemption", "native"), "eagle3": ("chunks", "as on a GPU")}  # fmt: skip
+BRIEF = {"other": ("other kernels",), "medusa": ("chunks", "as on a GPU"), "suffix": ("preemption",),
+         "eagle": ("preemption", "other kernels"), "eagle3": ("chunks", "as on a GPU")}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 import pytest
-from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm, run
+from engines import BACKENDS, OTHER, check_nothing_left, exact, greedy, run
+from engines import open_usual as open_llm
 from test_engine_families import ALL, ONE_OF_EACH, Family
 
 from tokenmill import SamplingParams
@@ -128,7 +129,7 @@ ENGINES = {
     "blocks of one token": {"block_size": 1, "num_blocks": 160},
     "no prefix cache": {"enable_prefix_caching": False},
     "eager": {"enforce_eager": True},
-    "native": {"kernels": "auto"},
+    "other kernels": {"kernels": OTHER},
     "three plans in flight": {"depth": 3, "num_blocks": 14, "max_num_batched_tokens": 24},
     "as on a GPU": {},
     "another process": {"executor": "process", "depth": None},

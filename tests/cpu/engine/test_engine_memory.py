@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 import pytest
-from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm, run
+from engines import BACKENDS, check_nothing_left, exact, greedy, run
+from engines import open_usual as open_llm
 
 from tokenmill.core.request import Request
 

@@ -91,6 +91,25 @@ def lose(llm, rank: int, how: int) -> float:
     return time.monotonic() - began
 
 
+def test_every_rank_does_what_it_is_told_behind_the_plans_before(tiny):
+    """On a CPU plans run when they are waited for: what is told after one must not come before it on some rank."""
+    from tokenmill.engine.prompts import make_request
+
+    def operations() -> list[int]:
+        said = llm.engine.executor.control_all({"what": "counters"})
+        return [sum(op["calls"] for op in each["kernels"].values()) for each in said]
+
+    with open_llm(tiny, tensor_parallel_size=2, kernels="auto", enable_lora=True) as llm:
+        llm.engine.add(make_request("r", None, [3, 4, 5], greedy(3)))
+        before = operations()
+        assert llm.engine.submit()
+        answers = llm.engine.executor.control_all({"what": "adapter", "op": "forget"})
+        assert answers == [{}, {}] and len(llm.engine.flying) == 1
+        assert all(new > old for new, old in zip(operations(), before, strict=True))
+        while llm.engine.has_work:
+            llm.engine.step()
+
+
 @pytest.mark.parametrize(("rank", "how"), [(1, signal.SIGKILL), (0, signal.SIGSTOP)])
 def test_a_lost_rank_ends_its_engine(rank, how, tiny):
     with open_llm(tiny, tensor_parallel_size=2, kernels="auto", max_model_len=512) as llm:

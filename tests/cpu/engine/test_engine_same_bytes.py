@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 import pytest
@@ -10,7 +11,7 @@ from engines import BACKENDS, check_nothing_left, exact, follow, open_llm
 from tokenmill import SamplingParams
 from tokenmill.engine.prompts import make_request
 
-COUNT = 100
+COUNT = 100 if os.environ.get("TOKENMILL_FAMILIES") else 50
 ROUGH = {
     "chunks and preemption": {"long_prefill_token_threshold": 7, "num_blocks": 18, "max_num_seqs": 12},
     "small steps at depth 2": {"max_num_batched_tokens": 19, "depth": 2, "max_num_seqs": 5, "block_size": 8},
@@ -83,7 +84,7 @@ def test_requests_in_random_company_equal_the_same_alone(backend, tiny):
 
 
 def test_requests_in_another_process_equal_the_same_alone(tiny):
-    requests = stories(60, 6)
+    requests = stories(COUNT * 3 // 5, 6)
     with open_llm(tiny) as llm:
         alone = {}
         for request in requests:

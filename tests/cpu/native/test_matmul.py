@@ -132,7 +132,7 @@ def table_weight(kind: str, outputs: int, inputs: int, generator: torch.Generato
 @settings(FEW, max_examples=6)
 @given(rows=st.integers(1, 20), outputs=st.integers(1, 150), groups=st.integers(1, 4), seed=st.integers(0, 99))
 def test_codes_of_a_table(kernels, kind, rows, outputs, groups, seed):
-    """Entries are rounded to whole numbers below 128 unless they are such, scales to half precision of a row's largest."""
+    """Entries are rounded to whole numbers below 128 unless they are such, scales to halves of a row's largest."""
     generator, dtype = torch.Generator().manual_seed(seed), DTYPES[seed % 2]
     weight = table_weight(kind, outputs, groups * 64, generator, dtype)
     wide, packed = weight.rows(torch.arange(outputs)).double(), kernels.pack(weight.stored())

@@ -26,7 +26,7 @@ from tokenmill.demo import demo_dir
 from tokenmill.measure.perplexity import perplexity
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import make as making
-from tokenmill.quantize import prune, recipes, stored_forms, text
+from tokenmill.quantize import prune, recipes, stored_forms, tables, text
 from tokenmill.quantize.codes import Spec, fitted, nearest, rounded
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -101,7 +101,7 @@ HELD = {
     **{f"{form} {bits}": (form, bits) for form, bits in (("compressed-tensors", 3), ("compressed-tensors", 4),
                                                          ("gptq", 2), ("gptq", 3), ("gptq", 4), ("gptq", 8),
                                                          ("awq", 4))},
-    **dict.fromkeys((*recipes.WHOLE, "magnitude"), ("", 4)),
+    **dict.fromkeys((*recipes.WHOLE, *recipes.TABLES, "magnitude"), ("", 4)),
 }  # fmt: skip
 
 
@@ -183,6 +183,20 @@ def test_transformers_reads_what_we_write(
     assert len(made.errors) == 14
 
 
+def test_tables_of_rows_lose_less_than_even_steps(problem: tuple[Tensor, Inputs]) -> None:
+    """At 3 bits, by the outputs; what is kept apart is as it was."""
+    weight, inputs = problem
+    held = tables.squeezellm(weight, 3, inputs)
+    even = nearest(weight, Spec(3, 32, False)).dense()
+    assert inputs.loss(held.dense - weight) < 0.8 * inputs.loss(even - weight)
+    exact = ((held.dense - weight).abs() < 1e-6).sum()
+    assert int(exact) >= len(held.tensors["vals"]) > 0.004 * weight.numel()
+    plain = tables.k_means(weight, torch.ones_like(weight), 8)
+    assert torch.equal(plain, plain.sort(1).values)
+    near = (weight[:, :, None] - plain[:, None]).square().amin(-1)
+    assert float(near.mean()) < float((weight - even).square().mean())
+
+
 def test_bits_go_where_they_count() -> None:
     lost = {(name, bits): weight * 4.0**-bits for name, weight in (("a", 1.0), ("b", 900.0)) for bits in range(2, 9)}
     bits = share_bits(lost, {"a": 100, "b": 100}, 4.5)
@@ -201,7 +215,8 @@ def logits(folder: Path) -> list[float]:
 @pytest.mark.parametrize(
     ("method", "more"),
     [("gptq", {}), ("gptq", {"form": "gptq"}), ("gptq", {"bits": 4.5}), ("awq", {"form": "awq"}), ("smoothquant", {}),
-     ("sparsegpt", {"sparsity": "0.3", "form": "compressed-tensors"}), ("nf4", {})],
+     ("sparsegpt", {"sparsity": "0.3", "form": "compressed-tensors"}), ("nf4", {}), ("fp4", {}),
+     ("squeezellm", {})],
 )  # fmt: skip
 def test_whole_models(method: str, more: dict[str, Any], tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
     recipe = settle(Recipe(method=method, group=32, **more))

@@ -286,6 +286,20 @@ def torchao_float8() -> Made:
     return {"_weight_qdata": data, "_weight_scale": scale}, data.float() * scale, {"quant_method": "torchao"}
 
 
+def squeezed(bits: int = 4, *, sparse: bool = True) -> Made:
+    random = torch.Generator().manual_seed(9)
+    codes, table = torch.randint(0, 1 << bits, (OUT, IN), generator=random), torch.randn(OUT, 1 << bits).half()
+    dense = table.float().gather(1, codes)
+    tensors = {"qweight": words_by_bit(codes, bits).T.contiguous(), "lookup_table": table}
+    if sparse:
+        added = torch.randn(OUT, IN) * (torch.rand(OUT, IN, generator=random) < 0.01)
+        row, column = added.nonzero(as_tuple=True)
+        starts = torch.cat((torch.zeros(1), torch.bincount(row, minlength=OUT).cumsum(0)))
+        tensors |= {"rows": starts.int(), "cols": column.int(), "vals": added[row, column]}
+        dense = dense + added
+    return tensors, dense, {"quant_method": "squeezellm", "wbits": bits}
+
+
 def two_of_four(dtype: torch.dtype) -> Made:
     random = torch.Generator().manual_seed(8)
     weight = torch.randn(OUT, IN, generator=random)
@@ -338,6 +352,8 @@ FORMS: dict[str, tuple[Callable[[], Made], float, float]] = {
     "torchao 8": (lambda: torchao(8, zero=False, whole=True), 1e-6, 1e-6),
     "torchao pairs": (torchao_pairs, 1e-6, 4e-3),
     "torchao float8": (torchao_float8, 1e-6, 1e-6),
+    **{f"squeezellm {bits}": (partial(squeezed, bits), 1e-6, 6e-3) for bits in (3, 4)},
+    "squeezellm dense": (lambda: squeezed(sparse=False), 1e-6, 6e-3),
     "2:4": (lambda: two_of_four(torch.float32), 1e-6, 1e-6),
     "2:4 fp8": (lambda: two_of_four(torch.float8_e4m3fn), 1e-6, 1e-6),
     "fp8 blocks": (lambda: block_fp8(powers=False), 1e-6, 1e-6),
@@ -439,6 +455,20 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
     "torchao pair zero type": (torchao_pairs, "_weight_zero_point", lambda t: t.int(), "do not"),
     "torchao tiles": (torchao_pairs, "_weight_scale_and_zero", torch.zeros(1), "scale_and_zero"),
     "torchao act": (torchao_pairs, "_weight_act_pre_scale", torch.zeros(1), "act_pre_scale"),
+    "table rows": (squeezed, "lookup_table", lambda t: t[:-1], "does not fit"),
+    "table width": (squeezed, "lookup_table", lambda t: t[:, :9], "does not fit"),
+    "table type": (squeezed, "lookup_table", lambda t: t.int(), "does not fit"),
+    "table words": (squeezed, "qweight", lambda t: t[:-1], "does not fit"),
+    "table word type": (squeezed, "qweight", lambda t: t.float(), "does not fit"),
+    "outlier rows": (squeezed, "rows", lambda t: t[:-1], "is not"),
+    "outlier starts": (squeezed, "rows", lambda t: t.flip(0), "does not share out"),
+    "outlier order": (squeezed, "rows", lambda t: torch.cat((t[:1], t[2:3], t[1:2], t[3:])), "does not share out"),
+    "outlier columns": (squeezed, "cols", lambda t: t + IN, "not there"),
+    "outliers below": (squeezed, "cols", lambda t: t - IN, "not there"),
+    "outlier types": (squeezed, "cols", lambda t: t.float(), "wrong shape or type"),
+    "outlier values": (squeezed, "vals", lambda t: t[:-1], "wrong shape or type"),
+    "nvfp4 nan": (lambda: four_bit_floats("NVFP4A16"), "weight_scale",
+                  lambda t: torch.full(t.shape, 127, dtype=torch.uint8).view(t.dtype), "no numbers"),
     "mask": (lambda: two_of_four(torch.float32), "bitmask", lambda t: t | 255, "places for"),
     "mask type": (lambda: two_of_four(torch.float32), "bitmask", lambda t: t.float(), "must be uint8"),
 }  # fmt: skip
@@ -456,6 +486,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "method": ({"quant_method": "aqlm"}, "'aqlm', which is not supported"),
     "quark": ({"quant_method": "quark"}, "'quark', which is not supported"),
     "exl2": ({"quant_method": "exl2"}, "'exl2', which is not supported"),
+    "squeezellm bits": ({"quant_method": "squeezellm", "wbits": 2}, "in 2 bits"),
     "gptq bits": ({"quant_method": "gptq", "bits": 1}, "in 1 bits"),
     "gptq form": ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "'marlin'"),
     "awq version": ({"quant_method": "awq", "bits": 4, "version": "gemv_fast"}, "gemv_fast"),

@@ -81,6 +81,9 @@ class Moody:
     def timed(self, rows: int, depth: int, seconds: float) -> None:
         """Stories know no clock."""
 
+    def worked(self, tokens: int, rows: int, seconds: float) -> None:
+        """Neither do these."""
+
 
 def ideal_beams(model: HashModel, prompt: list[int], search: BeamSearch) -> list[list[int]]:
     """Beam search on plain lists, with no engine in the way."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from tests.pure.scheduler.oracle import run_story
@@ -12,19 +14,20 @@ from tokenmill.kvcache.snapshots import Kept
 from tokenmill.scheduler.scheduler import Flight, Scheduler
 from tokenmill.testing.hash_executor import HashExecutor
 
-STORIES = 2500  # bench/oracle.py runs tens of thousands
+PARTS = 12 if os.environ.get("TOKENMILL_FAMILIES") else 5
+STORIES = 200 * PARTS  # bench/oracle.py runs tens of thousands
 
 
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", range(PARTS))
 def test_random_schedules(part: int) -> None:
-    size = STORIES // 5
+    size = STORIES // PARTS
     for seed in range(part * size, (part + 1) * size):
         run_story(seed)
 
 
 def test_beams_of_many_requests_share_few_rows() -> None:
     """Siblings wait for one another, and rows for siblings: somebody always goes on."""
-    for seed in range(500):
+    for seed in range(STORIES // 5):
         run_story(seed, crowded_beams=True)
 
 

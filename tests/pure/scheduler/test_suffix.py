@@ -11,6 +11,7 @@ from tokenmill.speculate import suffix
 from tokenmill.speculate.automaton import Automaton
 from tokenmill.speculate.control import Control
 from tokenmill.speculate.ngram import NgramDrafter
+from tokenmill.speculate.patience import Careful, HostControl
 from tokenmill.speculate.suffix import SuffixDrafter
 
 
@@ -147,9 +148,17 @@ def test_rows_and_tokens_are_bounded():
 def test_text_in_which_guesses_fail_is_nearly_left_alone(drafter):
     """Pairs come again and again, and never what followed them; then they do, and it is found out soon."""
     rng, seq = random.Random(0), sequence([1, 2])
-    tried = 0
-    for _ in range(1500):
+    control = HostControl()
+    drafter, tried = Careful(drafter, control), 0
+
+    def propose() -> list[int]:
+        control.depth(1)
         guesses = drafter.propose(seq, 4)
+        control.worked(1 + len(guesses), 1, 1 + 0.2 * len(guesses))
+        return guesses
+
+    for _ in range(1500):
+        guesses = propose()
         after = rng.randrange(4) if len(seq.tokens) % 3 else rng.randrange(1000, 9000)
         wrong = len(guesses)
         seq.tokens.append(after)
@@ -159,7 +168,7 @@ def test_text_in_which_guesses_fail_is_nearly_left_alone(drafter):
     assert 0 < tried < 0.08 * 1500  # at a fifth of a step each they cost less than 2 %
     stem, right = [20, 21, 22, 23, 24, 25, 26], 0
     for n in range(400):
-        guesses = drafter.propose(seq, 4)
+        guesses = propose()
         seq.tokens.append(stem[n % 7])
         if guesses:
             good = next((i for i, g in enumerate(guesses) if g != stem[(n + i) % 7]), len(guesses))

@@ -52,6 +52,7 @@ async def test_streams_and_wholes_have_the_same_blocks_in_anthropics_order(start
     found = events(await served.post("/v1/messages", {**body, "stream": True}))
     assert [b["type"] for b in whole["content"]] == ["thinking", "text", "tool_use"]
     assert whole["content"][2]["input"] == {"at": "sky"} and whole["stop_reason"] == "tool_use"
+    assert whole["content"][2]["id"].startswith("toolu_")
     strip = [{k: v for k, v in block.items() if k != "id"} for block in rebuilt(found)]
     assert strip == [{k: v for k, v in block.items() if k != "id"} for block in whole["content"]]
     kinds = [e["type"] for e in found if e["type"] != "content_block_delta"]

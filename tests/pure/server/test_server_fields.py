@@ -9,16 +9,19 @@ from unittest.mock import MagicMock
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from tests.pure.server.conftest import Served, Starter
 from tests.pure.server.test_server_fields_done import BASES, UNDER
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.server.bodies import validated
+from tokenmill.server.errors import HttpError
 from tokenmill.server.inputs.harmless import HARMLESS
 from tokenmill.server.inputs.headers import DONE_HEADERS, HARMLESS_HEADERS, QUERIES, TOLD_HEADERS
 from tokenmill.server.inputs.plan import Refusal, parts, plan_name, spellings
 from tokenmill.server.inputs.refused import GENERATING, REFUSED
 from tokenmill.server.inputs.unread_names import MOST_CHARS, MOST_TOLD, Unknown, look
+from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.plans import ALIASES, ENDPOINTS, OBJECTS, make_plans
 from tokenmill.testing.fake_generator import FakeOptions
 
@@ -385,3 +388,37 @@ def schemas_of_all_plans() -> dict[str, type[BaseModel]]:
             for info in schema.model_fields.values():
                 waiting += [part for part in parts(info) if not isinstance(part, str)]
     return found
+
+
+def test_sixteen_point_zero_is_sixteen() -> None:
+    """JSON has one kind of number. What is no integer, or is none for certain, stays refused."""
+    schemas, seen = schemas_of_all_plans(), 0
+    for name in BASES.keys() & schemas.keys():
+        path, _ = wrapped(name, {})
+        top = ENDPOINTS[path][0] if name in UNDER else schemas[name]
+        for field, info in spellings(schemas[name]).items():
+            if info.annotation not in (int, int | None):
+                continue
+            seen += 1
+            for value in (1, 4, -1):
+                assert outcome(top, wrapped(name, {field: float(value)})[1]) == outcome(
+                    top, wrapped(name, {field: value})[1]
+                ), (name, field)
+            for odd in (1.5, 1e300, True, "1"):
+                assert "valid integer" in outcome(top, wrapped(name, {field: odd})[1]), (name, field, odd)
+    assert seen > 50
+
+
+def test_lists_of_floats_are_no_token_ids() -> None:
+    assert "finding" not in outcome(CompletionRequest, {"prompt": [1, 2]})
+    assert "prompt" in outcome(CompletionRequest, {"prompt": [1.0, 2.0]})
+
+
+def outcome(schema: type[BaseModel], body: dict[str, Any]) -> str:
+    """The request that such a body is, or what is wrong with it."""
+    try:
+        return repr(validated(schema, body))
+    except ValidationError as error:
+        return f"finding: {error.errors(include_input=False, include_url=False)}"
+    except (HttpError, UserError) as error:
+        return f"finding: {error}"

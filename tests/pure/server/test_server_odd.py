@@ -45,61 +45,42 @@ ODD = [
 ]
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "[::1]evil.com",
-        "[::1",
-        "::1]",
-        "[]",
-        "[::1]:x",
-        "localhost:x",
-        "a b",
-        "local host",
-        "user@localhost",
-        "localhost/x",
-    ]
-    + ["localhost:80:80", "http://localhost", "localhost#", "\u00e9.com", "[localhost]", "localhost:999999", "x" * 300],
-)
-async def test_hosts_that_are_none(start: Starter, host: str) -> None:
+HOSTS = ["[::1]evil.com", "[::1", "::1]", "[]", "[::1]:x", "localhost:x", "a b", "local host", "user@localhost",
+         "localhost/x", "localhost:80:80", "http://localhost", "localhost#", "\u00e9.com", "[localhost]",
+         "localhost:999999", "x" * 300]  # fmt: skip
+
+
+async def test_hosts_that_are_none(start: Starter) -> None:
     for flags in ({}, {"allowed_hosts": ["*"]}):
         served = await start(**flags)
-        answer = await served.client.get("/v1/models", headers={"host": host.encode("latin-1")})
-        assert answer.status_code == 400 and "Host" in answer.json()["error"]["message"], host
+        for host in HOSTS:
+            answer = await served.client.get("/v1/models", headers={"host": host.encode("latin-1")})
+            assert answer.status_code == 400 and "Host" in answer.json()["error"]["message"], host
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]", "[::1]:8000", "localhost:"])
-async def test_hosts_that_are_ours(start: Starter, host: str) -> None:
+async def test_hosts_that_are_ours(start: Starter) -> None:
     served = await start()
-    assert (await served.client.get("/v1/models", headers={"host": host})).status_code == 200
+    for host in ("localhost", "LOCALHOST:80", "127.0.0.1:8000", "[::1]", "[::1]:8000", "localhost:"):
+        assert (await served.client.get("/v1/models", headers={"host": host})).status_code == 200, host
 
 
-@pytest.mark.parametrize(
-    "origin",
-    [
-        "http://[::1",
-        "http://[",
-        "http://]",
-        "http://[x]",
-        "//",
-        "http://\u2100.com",
-        "null",
-        "",
-        "x",
-        "http://localhost.evil",
-    ]
-    + ["http://localhost\u00e9", "http://" + "a" * 5000, "http://evil@localhost", "http://localhost/x", "javascript:1"],
-)
-async def test_origins_that_are_none_of_ours(start: Starter, origin: str) -> None:
+ORIGINS = ["http://[::1", "http://[", "http://]", "http://[x]", "//", "http://\u2100.com", "null", "", "x",
+           "http://localhost.evil", "http://localhost\u00e9", "http://" + "a" * 5000, "http://evil@localhost",
+           "http://localhost/x", "javascript:1"]  # fmt: skip
+
+
+async def test_origins_that_are_none_of_ours(start: Starter) -> None:
+    """Each on every third path and each path with every third one: who judges them knows no paths."""
     served, anybody = await start(), await start(allowed_origins=["*"])
-    headers = {"origin": origin.encode()}
-    for path in sorted(path for path in served.app.routes if "{" not in path):
-        answer = await served.client.get(path, headers=headers)
-        assert answer.status_code == 403, (path, answer.status_code)
-        assert (await anybody.client.get(path, headers=headers)).status_code < 500
-    assert (
-        await served.client.options("/v1/models", headers={**headers, "access-control-request-method": "POST"})
-    ).status_code == 403
+    paths = sorted(path for path in served.app.routes if "{" not in path)
+    for number, origin in enumerate(ORIGINS):
+        headers = {"origin": origin.encode()}
+        for path in paths[number % 3 :: 3]:
+            answer = await served.client.get(path, headers=headers)
+            assert answer.status_code == 403, (origin, path, answer.status_code)
+            assert (await anybody.client.get(path, headers=headers)).status_code < 500, (origin, path)
+        asked = {**headers, "access-control-request-method": "POST"}
+        assert (await served.client.options("/v1/models", headers=asked)).status_code == 403, origin
 
 
 async def test_headers_that_come_twice(start: Starter) -> None:
@@ -151,12 +132,13 @@ async def test_odd_values_in_queries_paths_and_headers(start: Starter, value: st
         assert (await served.client.post("/v1/completions", content=b"{}", headers=length)).status_code in (400, 413)
 
 
-@pytest.mark.parametrize("after", [*(v for v in ODD if v != "-0"), "-0", "1-", "--1"], ids=lambda v: repr(v)[:12])
-async def test_starting_after_is_a_number(start: Starter, after: str) -> None:
+async def test_starting_after_is_a_number(start: Starter) -> None:
     served = await start()
     made = (await served.client.post("/v1/responses", json={"input": "a", "max_output_tokens": 2})).json()
-    answer = await served.client.get(f"/v1/responses/{made['id']}", params={"stream": "true", "starting_after": after})
-    assert answer.status_code == 400 and answer.json()["error"]["param"] == "starting_after"
+    for after in (*ODD, "1-", "--1"):
+        asked = {"stream": "true", "starting_after": after}
+        answer = await served.client.get(f"/v1/responses/{made['id']}", params=asked)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "starting_after", after
     rest = await served.client.get(f"/v1/responses/{made['id']}", params={"stream": "true", "starting_after": "1"})
     assert rest.status_code == 200 and '"sequence_number":2' in rest.text and '"sequence_number":1,' not in rest.text
 

@@ -91,6 +91,7 @@ async def test_vllms_first_api_streams_whole_texts(start):
     ("/generate", {"inputs": ""}, "inputs"),
     ("/generate", {"prompt": "x", "temperature": -2}, "temperature"),
     ("/generate_stream", {"inputs": "x", "parameters": {"best_of": 2}}, "best_of"),
+    ("/generate_stream", {"inputs": "x", "parameters": {"decoder_input_details": True}}, "decoder_input_details"),
     ("/v2/models/fake/infer", {"inputs": [{**TENSOR, "name": "y"}]}, "text_input"),
     ("/v2/models/fake/infer", {"inputs": [{**TENSOR, "datatype": "FP32", "data": [1]}]}, "BYTES"),
     ("/v2/models/fake/generate", {"text_input": "x", "parameters": {"logprobs": 2}}, "logprobs"),

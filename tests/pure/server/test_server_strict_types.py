@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import anthropic.types as claude
@@ -50,9 +51,15 @@ OMITTED: dict[str, set[str]] = {
 }
 
 
+@cache
+def reader(kind: Any) -> TypeAdapter[Any]:
+    """Made once: the types of events are large unions."""
+    return TypeAdapter(kind)
+
+
 def strictly(kind: Any, value: Any) -> Any:
     """The value as this type; raises for a wrong type, and for a field that is absent."""
-    found = TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    found = reader(kind).validate_json(json.dumps(value), strict=True)
     for model in models_in(found):
         name = type(model).__name__
         left = type(model).model_fields.keys() - model.model_fields_set
@@ -75,7 +82,7 @@ def models_in(value: Any) -> Iterator[BaseModel]:
 
 def typed(kind: Any, value: Any) -> Any:
     """The value as this type, with all fields that the type needs."""
-    return TypeAdapter(kind).validate_json(json.dumps(value), strict=True)
+    return reader(kind).validate_json(json.dumps(value), strict=True)
 
 
 def events(text: str) -> list[dict[str, Any]]:

@@ -53,7 +53,24 @@ async def test_what_this_model_cannot_give_is_refused_by_name(start: Starter) ->
     served = await start()
     for path, word in (("/embed_all", "/embed"), ("/embed_sparse", "/embed"), ("/predict", "/classify")):
         answer = await served.post(path, {"inputs": "a"})
-        assert answer.status_code == 404 and word in answer.json()["error"]["message"]
+        said = answer.json()["error"]
+        assert answer.status_code == 404 and word in (said if isinstance(said, str) else said["message"])
+
+
+async def test_errors_have_the_form_that_tei_s_clients_read(start: Starter) -> None:
+    served = await start(FakeOptions(max_model_len=64))
+    for path, body in (
+        ("/embed", {"inputs": "ab" * 50}),
+        ("/embed", {"inputs": "a", "normalize": False}),
+        ("/similarity", {"inputs": {"source_sentence": 3}}),
+        ("/embed_all", {"inputs": "a"}),
+    ):
+        answer = await served.post(path, body)
+        said = answer.json()
+        assert answer.status_code in (400, 404) and said.keys() == {"error", "error_type"}, said
+        assert said["error_type"] == "Validation" and isinstance(said["error"], str)
+    other = (await served.post("/v1/embeddings", {"input": "ab" * 50})).json()
+    assert other["error"]["message"]
 
 
 async def test_pooling_gives_the_same_vectors(start: Starter) -> None:

@@ -175,7 +175,7 @@ class Blocks:
         block: dict[str, Any]
         if kind == "tool_use":
             self.called, self._arguments = True, ""
-            block = {"type": kind, "id": self.chat.turn.call_id(event.id), "name": event.text, "input": {}}
+            block = {"type": kind, "id": self.chat.turn.call_id(event.id, "toolu_"), "name": event.text, "input": {}}
             block |= {"caller": {"type": "direct"}, "toolset_name": None}
         elif kind == "thinking":
             block = {"type": kind, "thinking": "", "signature": ""}

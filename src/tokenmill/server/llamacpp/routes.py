@@ -12,6 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import tokenmill
+from tokenmill.server.bodies import validated
 from tokenmill.server.context import Context
 from tokenmill.server.door import Streams
 from tokenmill.server.errors import HttpError, asked_in
@@ -110,7 +111,7 @@ async def _answer(
         silent = found.get("max_tokens") == 0 and not isinstance(found["max_tokens"], bool)
         if silent:
             found["max_tokens"] = 1
-        return schemas.CompletionRequest.model_validate(found), silent
+        return validated(schemas.CompletionRequest, found), silent
 
     body, silent = await context.bodies.run_in_thread(work.job.size, checked)
     work.heed(body)

@@ -84,10 +84,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
     for path in SCORE:
         post(app, path, score, ScoreRequest)
     post(app, "/classify", classify, ClassifyRequest)
-    tei.add_tei(app, context)
 
 
-SCORING = Api(add_routes, generating=frozenset({*RERANK, *SCORE, *tei.PATHS, "/classify"}))
+SCORING = Api(add_routes, generating=frozenset({*RERANK, *SCORE, "/classify"}))
 
 
 async def _scores(context: Context, job: Job, base: str, pairs: Sequence[tuple[str, str]], body: Scored) -> list[float]:

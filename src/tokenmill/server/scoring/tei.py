@@ -7,17 +7,25 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
+from tokenmill.server.errors import HttpError
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.schemas import EmbeddingRequest
-from tokenmill.server.routing import Work, json_answer, post
+from tokenmill.server.routing import Api, Work, json_answer, post
 from tokenmill.server.scoring import scores
 from tokenmill.server.scoring.schemas import EmbedRequest, Scored, SimilarityRequest, TeiRerankRequest
 
 PATHS = ("/embed", "/similarity")
+KINDS = {424: "Backend", 429: "Overloaded", 500: "Backend", 503: "Overloaded"}
+
+
+def error_body(found: HttpError) -> bytes:
+    """{"error": ..., "error_type": ...}"""
+    return msgspec.json.encode({"error": found.message, "error_type": KINDS.get(found.status, "Validation")})
 
 
 def add_tei(app: FastAPI, context: Context) -> None:
@@ -42,6 +50,9 @@ def add_tei(app: FastAPI, context: Context) -> None:
 
     post(app, "/embed", embed, EmbedRequest)
     post(app, "/similarity", similarity, SimilarityRequest)
+
+
+TEI = Api(add_tei, generating=frozenset(PATHS), prefixes=(*PATHS, "/predict"), error=error_body)
 
 
 async def rerank(context: Context, work: Work, body: TeiRerankRequest) -> Response:

@@ -71,6 +71,8 @@ class Parameters(BaseModel):
         """As fields of a completion; every token's probability is part of TGI's answers."""
         if stream and (self.best_of or 1) > 1:
             raise ParameterError("best_of is not available in streams.", param="best_of")
+        if stream and self.decoder_input_details:
+            raise ParameterError("decoder_input_details is not available in streams.", param="decoder_input_details")
         warped = any(x is not None for x in (self.temperature, self.top_k, self.top_p, self.typical_p))
         sampled = self.do_sample or warped or (self.best_of or 1) > 1
         default = 1.0 if sampled else 0.0
@@ -90,7 +92,7 @@ class Parameters(BaseModel):
             "structured_outputs": _structure(self.grammar),
             "n": self.best_of,
             "logprobs": self.top_n_tokens or 0,
-            "prompt_logprobs": 0 if self.decoder_input_details and not stream else None,
+            "prompt_logprobs": 0 if self.decoder_input_details else None,
         }
 
 

@@ -1,0 +1,48 @@
+"""AsyncLLM over several engines: the answers of one, everybody has work, and what concerns all reaches all."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+from engines import greedy
+
+from tokenmill import AsyncLLM
+
+OPTIONS: dict[str, Any] = {"dtype": "float32", "kv_cache_memory_bytes": 1 << 22, "max_model_len": 128}
+
+
+async def answer(llm: AsyncLLM, i: int) -> list[int]:
+    prompt = {"prompt_token_ids": [3 + i, 40, 60 + i]}
+    async for output in llm.generate(prompt, greedy(12), f"r{i}"):
+        found = list(output.outputs[0].token_ids)
+    return found
+
+
+async def _all(llm: AsyncLLM) -> list[list[int]]:
+    return list(await asyncio.gather(*(answer(llm, i) for i in range(6))))
+
+
+async def _two_engines(tiny: Path) -> None:
+    async with AsyncLLM(str(tiny), **OPTIONS) as one:
+        wanted = await _all(one)
+    async with AsyncLLM(str(tiny), data_parallel_size=2, enable_sleep_mode=True, **OPTIONS) as llm:
+        assert await _all(llm) == wanted
+        tokens = [service.engine.scheduler.counters.prompt_tokens for service in llm.services]
+        assert len(tokens) == 2 and min(tokens) > 0, "both had work"
+        await llm.sleep(1)
+        assert await llm.is_sleeping()
+        await llm.wake_up()
+        assert await llm.reset_prefix_cache()
+        assert await _all(llm) == wanted
+        stream = llm.generate({"prompt_token_ids": [5, 6]}, greedy(100), "gone")
+        await anext(stream)
+        await llm.abort("gone")
+        last = [output async for output in stream][-1]
+        assert last.outputs[0].finish_reason == "abort" and not llm.owners
+        await llm.check_health()
+
+
+def test_two_engines_give_the_answers_of_one(tiny: Path) -> None:
+    asyncio.run(_two_engines(tiny))

@@ -1,0 +1,180 @@
+"""The control of drafts against a clock that is made up: it loses next to nothing where guesses fail, and is near the
+best fixed number of guesses where they are right, whatever the machine's steps cost."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tokenmill.speculate.control import Control
+from tokenmill.speculate.curve import Curve
+from tokenmill.speculate.patience import Careful, HostControl
+
+MOST = 8
+Cost = Callable[[int], float]
+MACHINES: dict[str, Cost] = {
+    "weights are read once": lambda tokens: 1 + 0.02 * (tokens - 1),
+    "two cores": lambda tokens: 1 + 0.3 * (tokens - 1),
+    "each token as much": lambda tokens: float(tokens),
+    "tiles of eight": lambda tokens: 1.1 * -(-tokens // 8) if tokens > 1 else 1.0,
+    "a cliff behind four": lambda tokens: 1 + 0.1 * (tokens - 1) + (2.0 if tokens > 4 else 0),
+}
+
+
+class Guesses:
+    """A HostDrafter that always guesses; what is right of it is not its matter."""
+
+    def propose(self, seq: Any, most: int) -> list[int]:
+        return [1] * most
+
+    def observe(self, seq: Any, proposed: int, accepted: int) -> None:
+        pass
+
+    def forget(self, seq: Any) -> None:
+        pass
+
+
+class Machine:
+    """Rows that decode on a made up machine. right: of the n-th token, how often a guess at it is right."""
+
+    def __init__(self, cost: Cost, right: Callable[[int], float], rows: int, seed: int = 0) -> None:
+        self.cost, self.right, self.dice = cost, right, random.Random(seed)
+        self.rows = [SimpleNamespace(id=n, tokens=[0] * 20) for n in range(rows)]
+
+    def step(self, counts: list[int]) -> tuple[float, list[int]]:
+        """Each row tries so many guesses -> seconds with noise, and how many of them were right."""
+        seconds = self.cost(len(self.rows) + sum(counts))
+        kept = []
+        for row, count in zip(self.rows, counts, strict=True):
+            stands = 0
+            while stands < count and self.dice.random() < self.right(len(row.tokens)):
+                stands += 1
+            row.tokens += [0] * (1 + stands)
+            kept.append(stands)
+        return seconds, kept
+
+    def noisy(self, seconds: float) -> float:
+        """As a clock shows it: now and then something else has run."""
+        return seconds * (1 + 0.1 * self.dice.random() + (2 if self.dice.random() < 0.02 else 0))
+
+    @property
+    def length(self) -> int:
+        return sum(len(row.tokens) for row in self.rows)
+
+
+def host(cost: Cost, right: Callable[[int], float], rows: int, tokens: int) -> float:
+    """Seconds a token with a drafter of the host."""
+    machine, control = Machine(cost, right, rows), HostControl()
+    drafter, spent = Careful(Guesses(), control), 0.0
+    begun = machine.length
+    while machine.length < begun + tokens * rows:
+        control.depth(rows)
+        counts = [len(drafter.propose(row, MOST)) for row in machine.rows]
+        seconds, kept = machine.step(counts)
+        spent += seconds
+        control.worked(rows + sum(counts), rows, machine.noisy(seconds))
+        for row, count, stands in zip(machine.rows, counts, kept, strict=True):
+            if count:
+                drafter.observe(row, count, stands)
+    return spent / (machine.length - begun)
+
+
+def device(cost: Cost, right: Callable[[int], float], rows: int, tokens: int, making: float = 0.0) -> float:
+    """The same with one of a device, whose every guess takes `making` to make; the engine has run before."""
+    machine, control, spent = Machine(cost, right, rows), Control(MOST, None, 256), 0.0
+    begun, before = machine.length, -1
+    while machine.length < begun + tokens * rows:
+        depth = control.depth(rows)
+        seconds, kept = machine.step([depth] * rows)
+        seconds += depth * making
+        spent += seconds
+        if depth == before:
+            control.timed(rows, depth, machine.noisy(seconds))
+        before = depth
+        for stands in kept:
+            if depth:
+                control.observe(depth, stands)
+    return spent / (machine.length - begun)
+
+
+def fixed(cost: Cost, right: float, rows: int, making: float = 0.0) -> tuple[float, float]:
+    """Seconds a token without guesses, and with the best fixed number of them."""
+    every = [
+        (cost(rows * (1 + count)) + count * making) / rows / (1 + sum(right**n for n in range(1, count + 1)))
+        for count in range(MOST + 1)
+    ]
+    return every[0], min(every)
+
+
+CLIFFS = ("tiles of eight", "a cliff behind four")
+"""Where steps of a few tokens more suddenly cost much more: what the best number is shows only when it is tried."""
+
+
+@pytest.mark.parametrize("rows", [1, 4, 24])
+@pytest.mark.parametrize("name", MACHINES)
+def test_guesses_of_the_host(name: str, rows: int) -> None:
+    cost, tokens = MACHINES[name], 1200 if rows < 24 else 300
+    plain, _ = fixed(cost, 0.0, rows)
+    assert host(cost, lambda at: 0.0, rows, 400) <= 1.02 * plain
+    for right in (0.1, 0.8, 0.97):
+        plain, best = fixed(cost, right, rows)
+        found = host(cost, lambda at, right=right: right, rows, tokens)
+        assert found <= 1.02 * plain, (right, found / plain)
+        if name not in CLIFFS:
+            assert found <= (1.2 if rows == 1 else 1.35) * best, (right, found / best)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 24])
+@pytest.mark.parametrize("name", MACHINES)
+def test_guesses_of_a_device(name: str, rows: int) -> None:
+    cost, tokens = MACHINES[name], 3000 if rows < 24 else 1000
+    for right in (0.0, 0.5, 0.9):
+        plain, best = fixed(cost, right, rows, 0.05)
+        found = device(cost, lambda at, right=right: right, rows, tokens, 0.05)
+        assert found <= 1.02 * plain, (right, found / plain)
+        if name not in CLIFFS:
+            assert found <= 1.1 * best, (right, found / best)
+
+
+def test_text_that_turns() -> None:
+    """Where guesses begin to be right it is soon seen; where they stop, too."""
+    cost = MACHINES["two cores"]
+
+    def right(at: int) -> float:
+        return 0.9 if at // 400 % 2 else 0.0
+
+    found = host(cost, right, 1, 4000)
+    plain, best = fixed(cost, 0.9, 1)
+    assert found <= 1.15 * (plain + best) / 2
+
+
+def test_too_many_rows() -> None:
+    control = HostControl(most_rows=4)
+    for rows in (4, 5) * 3:
+        control.worked(rows, rows, 1.0)
+    drafter = Careful(Guesses(), control)
+    row: Any = SimpleNamespace(id=1, tokens=[0] * 9)
+    counts = []
+    for rows in (4, 5):
+        control.depth(rows)
+        counts.append(len(drafter.propose(row, MOST)))
+    assert counts[0] > 0 == counts[1]
+
+
+def test_what_lies_between_measured_steps() -> None:
+    curve = Curve()
+    assert not curve.knows(1)
+    for seconds in (9.0, 1.0, 1.2):
+        curve.learn(1, seconds)
+    assert curve.knows(1)
+    assert curve.more(2, 1) is None
+    for tokens, seconds in ((5, 3.0), (9, 4.0)):
+        curve.learn(tokens, seconds)
+    assert [round(curve.more(n, 1) or 0, 2) for n in (1, 3, 5, 7, 9, 13)] == [0.0, 1.0, 2.0, 2.5, 3.0, 4.5]
+    assert curve.more(9, 5) == pytest.approx(1 / 3)
+    curve.learn(80, 8.0)
+    assert curve.more(70, 1) == curve.more(80, 1) == 7.0
