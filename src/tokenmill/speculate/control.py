@@ -15,10 +15,12 @@ from tokenmill.speculate.curve import taken_in
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 FORGET = 0.05
 """Weight of a new observation of survival, when there have been many."""
-FIRST = 3
-"""Times of a depth from which it can be judged; the first one may have compiled something."""
-HOPE = 0.25
+FIRST = 4
+"""Times of a depth from which it can be judged; the first ones may have compiled or recorded something."""
+HOPE = 0.75
 """A depth that was never tried is taken to cost so much of what others make it seem."""
+OFTEN = 16
+"""After so many steps the best depth is chosen again."""
 EVERY, PROBE = 256, 6
 """After so many steps another depth is measured for so many."""
 ALLOWED = 0.005
@@ -66,8 +68,10 @@ class Control:
             if crowd.seen.get(depth, 0) < FIRST and self._hopeful(crowd, depth):
                 return depth
         crowd.steps += 1
+        if crowd.steps % OFTEN == 1:
+            self._judge(crowd)
         if crowd.steps >= crowd.next:
-            self._judge(crowd, rows)
+            self._ask_again(crowd, rows)
         return min(crowd.probing if crowd.next - crowd.steps > crowd.every - PROBE else crowd.best, allowed[-1])
 
     def observe(self, tried: int, accepted: int) -> None:
@@ -105,19 +109,22 @@ class Control:
 
     def _hopeful(self, crowd: Crowd, depth: int) -> bool:
         """Could a depth that is not known yet be the best one, going by those below it?"""
-        known = [d for d, seen in crowd.seen.items() if d < depth and seen >= FIRST]
+        known = sorted(d for d, seen in crowd.seen.items() if d < depth and seen >= FIRST)
         if len(known) < 2:
             return True
-        last = max(known)
-        slope = max(0.0, crowd.seconds[last] - crowd.seconds[0]) / last if 0 in crowd.seconds else 0.0
-        seconds = crowd.seconds[last] + HOPE * slope * (depth - last)
+        begun = crowd.seconds[known[0]]
+        slope = max(0.0, min((crowd.seconds[d] - begun) / (d - known[0]) for d in known[1:]))
+        seconds = begun + HOPE * slope * (depth - known[0])
         return self.expected(depth) / seconds > max(self._worth(crowd, d) for d in known)
 
-    def _judge(self, crowd: Crowd, rows: int) -> None:
-        """Take the best depth, and choose another one to be measured again."""
+    def _judge(self, crowd: Crowd) -> None:
+        """Take the best depth."""
         best = max(crowd.seconds, key=lambda d: self._worth(crowd, d))
         if crowd.best < 0 or self._worth(crowd, best) > MARGIN * self._worth(crowd, crowd.best):
             crowd.best = best
+
+    def _ask_again(self, crowd: Crowd, rows: int) -> None:
+        """Choose another depth to be measured, and how long no other one is."""
         at = self.depths.index(crowd.best) + (1, -1, 2, -2)[crowd.turn % 4]
         crowd.turn += 1
         crowd.probing = self.depths[min(max(at, 0), len(self.depths) - 1)]

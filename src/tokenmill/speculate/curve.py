@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 
-DOWN, UP, MOST_UP = 0.2, 0.04, 1.5
+DOWN, UP, MOST_UP = 0.5, 0.04, 1.5
 """Weights of a time below and above what is known, and how many times that it may count for: what takes longer than
 usual had something else to do."""
 FIRST = 3

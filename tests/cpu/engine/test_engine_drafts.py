@@ -61,7 +61,9 @@ def test_repetitive_text_gives_more_than_one_and_a_half_tokens_per_step(backend,
         counters = llm.engine.scheduler.counters
         assert counters.output_tokens / counters.steps > 1.5
         if depth > 1:
-            assert not llm.engine.scheduler.roster.drafter.indexes and llm.engine.executor.runner.drafter.most == 4
+            assert (
+                not llm.engine.scheduler.roster.drafter.drafter.indexes and llm.engine.executor.runner.drafter.most == 4
+            )
     assert [exact(o) for o in found] == [exact(o) for o in wanted]
 
 

