@@ -80,7 +80,7 @@ def quantize(
         from tokenmill.engine.source import FolderSource, find_source
         from tokenmill.quant.convert import Recipe, convert
     chosen = chosen or {}
-    if imatrix is not None and format not in ("gguf-q4_0", "gguf-q4_k"):
+    if imatrix is not None and str(format) not in ("gguf-q4_0", "gguf-q4_k"):
         raise ParameterError("--imatrix goes with --format gguf-q4_0 and gguf-q4_k.")
     if chosen and format is not None and format not in FORMS:
         raise ParameterError(f"{spelling(next(iter(chosen)))} goes with --format {', '.join(FORMS)}, not {format}.")
