@@ -44,7 +44,7 @@ test: setup-tests
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || [ ! -d tests/web ] || \
 		echo "== NOTE: no chromium here, so the web tests are skipped (apt-get install chromium)"
 	@echo "== tests"
-	$(BIN)/pytest -n 2 --hypothesis-profile settled tests
+	$(BIN)/pytest -n 3 --hypothesis-profile settled tests  # on two cores: a third of the time tests wait
 	@$(MAKE) --no-print-directory check
 
 # What `make test` thins out: every family in every mode, every shape in every field, twice the examples of the document.

@@ -5,7 +5,8 @@ python bench/gpu_parallel.py [--parts check,sums,8b,8b-mixed,dp,...] [--devices 
 `check`: small models with made-up weights on all devices against one: logprobs in float32, the same ids with
 --deterministic, recorded and eager steps. The others are geometries of geometries.py with made-up weights. A part is
 a process of its own that ends after --limit; what one part does not survive costs the others nothing. Parts: check,
-sums (gpu_sums.py), pp and ep (are stages and whole experts right?), and the names of PARTS below.
+sums (gpu_sums.py), pp, ep, states and drafts (are stages, whole experts, layers with states and drafts right?), and
+the names of PARTS below.
 """
 
 from __future__ import annotations
@@ -52,6 +53,12 @@ MIXTURE = {
     "mlp_only_layers": [],
 }  # fmt: skip
 
+SPACE = {
+    "architectures": ["Mamba2ForCausalLM"], "model_type": "mamba2", "hidden_size": 1024, "num_hidden_layers": 4,
+    "num_heads": 32, "head_dim": 64, "n_groups": 2, "state_size": 64, "conv_kernel": 4, "expand": 2,
+    "vocab_size": 4096, "layer_norm_epsilon": 1e-5, "tie_word_embeddings": False, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
 
 Answers = list[tuple[list[int], list[float]]]
 
@@ -82,20 +89,35 @@ def compare(name: str, one: Answers, many: Answers, most: float) -> None:
 
 
 def check_some(part: str, devices: int) -> None:
-    """Stages (pp) of a dense model, whole experts (ep) of a mixture."""
+    """Stages (pp) of a dense model, whole experts (ep) of a mixture, layers with states over ranks (states), a draft
+    model over ranks and in stages (drafts)."""
+    if part == "drafts":
+        return check_drafts(devices)
     config, several = {
         "pp": (SMALL, {"pipeline_parallel_size": devices}),
         "ep": (MIXTURE, {"tensor_parallel_size": devices, "enable_expert_parallel": True}),
+        "states": (SPACE, {"tensor_parallel_size": devices}),
     }[part]
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
         one = answers(folder, dtype="float32")
         compare(f"{part} recorded", one, answers(folder, dtype="float32", **several), 2e-3)
         compare(f"{part} eager", one, answers(folder, dtype="float32", enforce_eager=True, **several), 2e-3)
-        if part == "pp":
+        if part in ("pp", "states"):
             exact = {"dtype": "bfloat16", "deterministic": True}
             same = answers(folder, **exact) == answers(folder, **exact, **several)
-            print(f"CHECK pp --deterministic: {'the same bytes' if same else 'OTHER BYTES'}", flush=True)
+            print(f"CHECK {part} --deterministic: {'the same bytes' if same else 'OTHER BYTES'}", flush=True)
+
+
+def check_drafts(devices: int) -> None:
+    """Raises where guesses of a draft model change what several devices say."""
+    with tempfile.TemporaryDirectory() as folder:
+        (pathlib.Path(folder) / "config.json").write_text(json.dumps(SMALL))
+        drafts = {"speculative_config": {"model": folder, "num_speculative_tokens": 3}}
+        one = answers(folder, dtype="float32")
+        for way in ("tensor", "pipeline"):
+            several = {f"{way}_parallel_size": devices}
+            compare(f"drafts {way}", one, answers(folder, dtype="float32", **several, **drafts), 2e-3)
 
 
 def check(devices: int) -> None:
@@ -169,7 +191,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.only == "check":
         return check(options.devices)
-    if options.only in ("pp", "ep"):
+    if options.only in ("pp", "ep", "states", "drafts"):
         return check_some(options.only, options.devices)
     if options.only:
         return measure(options.only, options.devices, options.seeds)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from test_gpu_engine import CONFIG, agreement, ids, make, model, prompts  # noqa: F401
+from test_gpu_lora import adapters, asked  # noqa: F401
+from test_gpu_lora import make as make_adapted
+from test_gpu_lora import model as adapted  # noqa: F401
 
 from tokenmill import SamplingParams
 
@@ -48,3 +51,26 @@ def test_engines_on_devices_of_their_own(model):  # noqa: F811
     with make(model, dtype="float32", data_parallel_size=2) as llm:
         assert sorted(part.executor.ranks[0].process.pid for part in llm.engine.parts)
         assert agreement(ids(llm.generate(asked, PARAMS, use_tqdm=False)), expected) > 0.97
+
+
+@pytest.mark.parametrize("several", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+@pytest.mark.parametrize("options", [{}, {"enforce_eager": True}])
+def test_adapters_over_devices(adapted, adapters, several, options):  # noqa: F811
+    wanted, found = [], []
+    prompt = [{"prompt_token_ids": [7 * i + 3 for i in range(5 + 3 * n)]} for n in range(14)]
+    chosen = [None if each is not None and each.lora_name == "a7" else each for each in asked(adapters, 14)]  # DoRA
+    for answers, more in ((wanted, {}), (found, several)):
+        with make_adapted(adapted, dtype="float32", **options, **more) as llm:
+            answers += ids(llm.generate(prompt, PARAMS, use_tqdm=False, lora_request=chosen))
+    assert agreement(found, wanted) > 0.97
+
+
+@pytest.mark.parametrize("several", [{"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}])
+def test_drafts_over_devices(model, several):  # noqa: F811
+    asked_for, drafts = prompts(12), {"speculative_config": {"model": str(model), "num_speculative_tokens": 3}}
+    with make(model, dtype="float32") as llm:
+        expected = ids(llm.generate(asked_for, PARAMS, use_tqdm=False))
+    with make(model, dtype="float32", **several, **drafts) as llm:
+        found = ids(llm.generate(asked_for, PARAMS, use_tqdm=False))
+        assert llm.engine.scheduler.counters.drafted
+    assert agreement(found, expected) > 0.97

@@ -62,6 +62,12 @@ def quantize(
     ),
     skip: str = typer.Option(None, "--skip", metavar="REGEX", help="Leave weights alone whose name matches this."),
     perplexity: Path = typer.Option(None, "--perplexity", metavar="FILE", help="Text to compare before and after on."),
+    imatrix: Path = typer.Option(
+        None,
+        "--imatrix",
+        metavar="FILE",
+        help="With gguf-q4_0 and gguf-q4_k: llama.cpp's importance file; columns count by it.",
+    ),
     chosen: dict[str, Any] | None = None,
 ) -> None:
     """Round a model's weights and write them as compressed-tensors files, or as one GGUF file: other engines read both.
@@ -74,6 +80,8 @@ def quantize(
         from tokenmill.engine.source import FolderSource, find_source
         from tokenmill.quant.convert import Recipe, convert
     chosen = chosen or {}
+    if imatrix is not None and format not in ("gguf-q4_0", "gguf-q4_k"):
+        raise ParameterError("--imatrix goes with --format gguf-q4_0 and gguf-q4_k.")
     if chosen and format is not None and format not in FORMS:
         raise ParameterError(f"{spelling(next(iter(chosen)))} goes with --format {', '.join(FORMS)}, not {format}.")
     if chosen or format in FORMS:
@@ -86,7 +94,7 @@ def quantize(
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
     if format.startswith("gguf-"):
-        _write_gguf(found.path, target, format.removeprefix("gguf-"), pattern)
+        _write_gguf(found.path, target, format.removeprefix("gguf-"), pattern, imatrix)
         if text is not None:
             _compare(str(found.path), str(target), text)
         return
@@ -97,13 +105,17 @@ def quantize(
         _compare(str(found.path), str(target), text)
 
 
-def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | None) -> None:
+def _write_gguf(
+    source: Path, target: Path, kind: str, skip: re.Pattern[str] | None, imatrix: Path | None = None
+) -> None:
+    from tokenmill.quant import importance
     from tokenmill.quant.gguf_export import export
 
     if target.suffix != ".gguf":
         raise ParameterError(f"{target} must end in .gguf: it is one file.")
+    counts = {} if imatrix is None else importance.read(imatrix)
     with _bar() as tell:
-        errors, note = export(source, target, kind, skip, tell)
+        errors, note = export(source, target, kind, skip, tell, counts)
     if note is not None:
         typer.echo(f"Note: {note}.")
     before = sum(path.stat().st_size for path in source.iterdir() if path.suffix in (".safetensors", ".bin"))

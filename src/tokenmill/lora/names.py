@@ -10,7 +10,13 @@ from collections.abc import Iterable
 
 _ROOTS = frozenset({"model", "language_model", "transformer", "decoder", "gpt_neox", "backbone", "text_model"})
 """What may stand before the layers of a language model."""
-_SAME = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_SAME = {
+    "block_sparse_moe": "mlp",
+    "w1": "gate_proj",
+    "w3": "up_proj",
+    "w2": "down_proj",
+    "shared_mlp": "shared_experts",
+}
 """Mixtures: names of checkpoints and of the classes that read them."""
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -53,9 +54,11 @@ def export(
     kind: str,
     skip: re.Pattern[str] | None = None,
     tell: Tell = lambda name, done, total: None,
+    importance: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[list[LayerError], str | None]:
     """Write the model of folder `source` to the file `target`, whole or not at all; -> what rounding lost per matrix,
-    and a sentence for the user, if there is one. `skip`: names (of the source) that stay in 16 bits."""
+    and a sentence for the user, if there is one. skip: names (of the source) that stay in 16 bits; importance: of
+    columns, by the name of a matrix in the file (importance.py)."""
     config = read_config(source)
     if config.get("quantization_config"):
         raise ModelError(f"{source} is already quantised; start from the unquantised model.")
@@ -69,7 +72,8 @@ def export(
         errors: list[LayerError] = []
         entries = []
         for item in stored:
-            pieces = partial(_pieces, ckpt, item, errors, partial(_told, tell, item.name, len(stored)))
+            counts = _counts(importance, item)
+            pieces = partial(_pieces, ckpt, item, errors, partial(_told, tell, item.name, len(stored)), counts)
             entries.append(Entry(item.name, item.shape, item.type, pieces))
         if (divisors := rope_divisors(config)) is not None:
             raw = torch.tensor(divisors, dtype=torch.float32).numpy().tobytes()
@@ -148,10 +152,25 @@ def _told(tell: Tell, name: str, total: int, done: int) -> None:
     tell(name, done, total)
 
 
-def _pieces(ckpt: Checkpoint, item: Stored, errors: list[LayerError], tell: Callable[[int], None]) -> Iterator[bytes]:
+def _counts(importance: Mapping[str, Tensor], item: Stored) -> Tensor | None:
+    """What a column's error counts, for each source [sources or 1, columns]."""
+    found = importance.get(item.name)
+    if found is not None and (found.shape[1] != item.shape[-1] or len(found) not in (1, len(item.sources))):
+        raise UserError(f"The importance of {item.name} has the shape {list(found.shape)}: it is of another model.")
+    return found
+
+
+def _pieces(
+    ckpt: Checkpoint,
+    item: Stored,
+    errors: list[LayerError],
+    tell: Callable[[int], None],
+    importance: Tensor | None = None,
+) -> Iterator[bytes]:
     """The tensor's bytes."""
     lost = total = count = 0.0
-    for name, where in item.sources:
+    for number, (name, where) in enumerate(item.sources):
+        weights = None if importance is None else importance[number % len(importance)]
         values = ckpt.tensor(name)
         if not values.is_floating_point() or values.element_size() < 2:
             raise ModelError(f"{name} is stored as {values.dtype}: the model is quantised already.")
@@ -163,7 +182,7 @@ def _pieces(ckpt: Checkpoint, item: Stored, errors: list[LayerError], tell: Call
             if item.type in _PLAIN:
                 yield wide.to(_PLAIN[item.type]).contiguous().view(torch.uint8).numpy().tobytes()
                 continue
-            raw = ENCODERS[item.type](wide.contiguous())
+            raw = ENCODERS[item.type](wide.contiguous(), weights)
             lost += float((_back(item.type, raw) - wide).double().square().sum())
             total += float(wide.double().square().sum())
             count += wide.numel()

@@ -1,6 +1,7 @@
 """Rounding matrices into GGUF blocks. Owns: Q8_0, Q4_0, Q4_K and Q6_K, with the scales that lose least of those tried.
 
-Each function takes rows [n, columns] of whole blocks in float32 and gives their bytes [n, bytes of a row] uint8.
+Each function takes rows [n, columns] of whole blocks in float32 and gives their bytes [n, bytes of a row] uint8;
+importance [columns] says how much each column's errors count.
 Must not know: files, names, layers.
 """
 
@@ -17,7 +18,7 @@ _TRIALS_K = (1.0, 0.97, 0.94, 0.91, 0.87)
 _TRIALS_6 = (1.0, 0.98, 0.96, 0.94)
 
 
-def q8_0(rows: Tensor) -> Tensor:
+def q8_0(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """32 numbers: a scale and 32 int8."""
     x = rows.view(-1, 32)
     scale = (x.abs().amax(-1, keepdim=True) / 127.0).half()
@@ -25,21 +26,27 @@ def q8_0(rows: Tensor) -> Tensor:
     return _joined(rows, [scale.view(torch.uint8), q.view(torch.uint8)])
 
 
-def q4_0(rows: Tensor) -> Tensor:
+def q4_0(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """32 numbers: a scale and 32 nibbles, 8 above their value."""
     x = rows.view(-1, 32)
     owner = x.gather(-1, x.abs().argmax(-1, keepdim=True))
-    scale = _best(x, [(owner / -8.0 * by).half().float() for by in _TRIALS_4], lambda s: _steps(x, s, -8, 7) * s)
+    scale = _best(
+        x, [(owner / -8.0 * by).half().float() for by in _TRIALS_4], lambda s: _steps(x, s, -8, 7) * s, importance
+    )
     q = (_steps(x, scale, -8, 7) + 8).to(torch.uint8)
     return _joined(rows, [scale.half().view(torch.uint8), q[:, :16] | q[:, 16:] << 4])
 
 
-def q4_k(rows: Tensor) -> Tensor:
+def q4_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """256 numbers: eight groups of nibbles, scale and minimum of each in six bits of a shared one."""
     x = rows.view(-1, 8, 32)
     low, high = x.amin(-1, keepdim=True).clamp(max=0.0), x.amax(-1, keepdim=True)
     trials = [torch.cat([(high - low).clamp(min=0.0) / 15.0 * by, low * by], -1) for by in _TRIALS_K]
-    best = _best(x, trials, lambda t: _steps(x - t[..., 1:], t[..., :1], 0, 15) * t[..., :1] + t[..., 1:])
+
+    def back(t: Tensor) -> Tensor:
+        return _steps(x - t[..., 1:], t[..., :1], 0, 15) * t[..., :1] + t[..., 1:]
+
+    best = _best(x, trials, back, importance)
     (d, scales), (dmin, minima) = _six_bits(best[..., 0]), _six_bits(-best[..., 1])
     step, offset = (d * scales)[..., None], (dmin * minima)[..., None]
     q = _steps(x + offset, step, 0, 15).to(torch.uint8)
@@ -49,11 +56,12 @@ def q4_k(rows: Tensor) -> Tensor:
     return _joined(rows, [d.half().view(torch.uint8), dmin.half().view(torch.uint8), packed, nibbles])
 
 
-def q6_k(rows: Tensor) -> Tensor:
+def q6_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """256 numbers: sixteen groups of six bits, scales of int8 times a shared one."""
     x = rows.view(-1, 16, 16)
     owner = x.gather(-1, x.abs().argmax(-1, keepdim=True))
-    best = _best(x, [owner / -32.0 * by for by in _TRIALS_6], lambda s: _steps(x, s, -32, 31) * s)[..., 0]
+    trials = [owner / -32.0 * by for by in _TRIALS_6]
+    best = _best(x, trials, lambda s: _steps(x, s, -32, 31) * s, importance)[..., 0]
     largest = best.gather(-1, best.abs().argmax(-1, keepdim=True))
     d = (largest / -128.0).half().float()
     scales = _divided(best, d).round().clamp(-128, 127)
@@ -82,11 +90,16 @@ def _steps(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
     return _divided(x, scale).round_().clamp_(low, high)
 
 
-def _best(x: Tensor, trials: list[Tensor], back: Callable[[Tensor], Tensor]) -> Tensor:
-    """Of several parameters per group (last dimension), those whose result is nearest to x."""
+def _best(
+    x: Tensor, trials: list[Tensor], back: Callable[[Tensor], Tensor], importance: Tensor | None = None
+) -> Tensor:
+    """Of several parameters per group (last dimension), those whose result is nearest to x; importance [columns]: what
+    a column's squared error counts."""
+    counts = None if importance is None else importance.expand(x.numel() // len(importance), -1).reshape(x.shape)
     best, least = trials[0], None
     for trial in trials:
-        error = (back(trial) - x).square().sum(-1, keepdim=True)
+        error = (back(trial) - x).square()
+        error = (error if counts is None else error * counts).sum(-1, keepdim=True)
         if least is None:
             least = error
             continue

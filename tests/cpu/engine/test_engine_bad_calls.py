@@ -9,7 +9,8 @@ import threading
 from pathlib import Path
 
 import pytest
-from engines import check_nothing_left, exact, greedy, open_llm, run
+from engines import check_nothing_left, exact, greedy, run
+from engines import open_usual as open_llm
 
 from tokenmill import LLM, AsyncLLM, SamplingParams
 from tokenmill.core.errors import ParameterError, UserError

@@ -8,7 +8,8 @@ import shutil
 
 import pytest
 import torch
-from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm, run
+from engines import BACKENDS, check_nothing_left, exact, greedy, run
+from engines import open_usual as open_llm
 from safetensors.torch import load_file, save_file
 
 from tokenmill import LLM, SamplingParams

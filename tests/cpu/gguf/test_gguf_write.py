@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,13 @@ from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.checkpoint import gguf_write
+from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.checkpoint.gguf_file import TYPES, open_gguf
 from tokenmill.cli.main import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
 from tokenmill.engine.source import find_source
+from tokenmill.quant import importance
 from tokenmill.quant.gguf_export import export
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.testing.tiny import make_tiny
@@ -161,3 +165,56 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path) -> None:
     assert result.exit_code != 0
     result = CliRunner().invoke(app, ["quantize", str(target), str(tmp_path / "again"), "--format", "int8"])
     assert result.exit_code != 0
+
+
+def write_importance(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    entries = [
+        gguf_write.Entry(name, tuple(t.shape), "F32", partial(lambda raw: [raw], t.numpy().tobytes()))
+        for name, t in tensors.items()
+    ]
+    gguf_write.write_gguf(path, {"general.type": "imatrix"}, entries)
+    return path
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
+def test_columns_that_count_more_err_less(kind: str) -> None:
+    random = torch.Generator().manual_seed(0)
+    rows, counts = torch.randn(64, 512, generator=random), torch.rand(512, generator=random).pow(8) + 1e-3
+    block = next(each for each in TYPES.values() if each.name == kind)
+    lost = [
+        float(((Blocks(block, ENCODERS[kind](rows, each)).dense() - rows).square() * counts).sum())
+        for each in (None, counts)
+    ]
+    assert lost[1] < lost[0]
+    even = ENCODERS[kind](rows, torch.full((512,), 2.0))
+    assert torch.equal(even, ENCODERS[kind](rows))
+
+
+def test_importance_files(tmp_path: Path) -> None:
+    tiny, name = make_tiny(tmp_path / "tiny"), "blk.0.attn_q.weight"
+    columns = int(json.loads((tiny / "config.json").read_text())["hidden_size"])
+    sums, counts = torch.rand(1, columns).pow(6) + 1e-6, torch.tensor([[7.0]])
+    good = {f"{name}.in_sum2": sums, f"{name}.counts": counts}
+    file = write_importance(tmp_path / "imatrix.gguf", good)
+    assert torch.allclose(importance.read(file)[name], sums / 7.0)
+    export(tiny, tmp_path / "plain.gguf", "q4_0")
+    command = ["quantize", str(tiny), str(tmp_path / "counted.gguf"), "--format", "gguf-q4_0", "--imatrix", str(file)]
+    assert CliRunner().invoke(app, command).exit_code == 0
+    plain, counted = (open_gguf(tmp_path / f"{which}.gguf") for which in ("plain", "counted"))
+    same = {n: bytes(plain.bytes_of(plain.tensors[n])) == bytes(counted.bytes_of(counted.tensors[n]))
+            for n in plain.tensors}  # fmt: skip
+    assert [n for n, equal in same.items() if not equal] == [name]
+    lies: dict[str, tuple[dict[str, torch.Tensor], str]] = {
+        "none": ({"a": sums}, "no importance file"),
+        "counts": ({f"{name}.in_sum2": sums}, "no counts"),
+        "below": ({**good, f"{name}.in_sum2": -sums}, "no sums of squares"),
+        "nan": ({**good, f"{name}.counts": counts * float("nan")}, "no sums of squares"),
+        "several": ({**good, f"{name}.counts": torch.ones(3, 1)}, "3 counts"),
+        "shape": ({**good, f"{name}.in_sum2": sums[:, 1:].contiguous()}, "another model"),
+    }
+    for which, (tensors, told) in lies.items():
+        lying = write_importance(tmp_path / f"{which}.gguf", tensors)
+        with pytest.raises(UserError, match=told):
+            export(tiny, tmp_path / "out.gguf", "q4_0", importance=importance.read(lying))
+    refused = CliRunner().invoke(app, ["quantize", str(tiny), str(tmp_path / "x"), "--imatrix", str(file)])
+    assert refused.exit_code == 2 and "--imatrix goes with" in " ".join(refused.output.split())

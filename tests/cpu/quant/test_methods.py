@@ -23,7 +23,7 @@ from tokenmill.checkpoint.folder import open_checkpoint
 from tokenmill.cli.main import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
-from tokenmill.measure.perplexity import perplexity
+from tokenmill.measure import quality
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import make as making
 from tokenmill.quantize import prune, recipes, stored_forms, tables, text
@@ -322,19 +322,21 @@ def test_the_command(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.environ.get("TOKENMILL_QUANTISE"), reason="minutes long")
-@pytest.mark.parametrize(("bits", "most"), [(4, 0.65), (3, 0.5)])
-def test_the_order_of_methods(bits: int, most: float, tmp_path: Path) -> None:
-    """On the demonstration model, by its perplexity on text of the project that calibration does not see."""
+@pytest.mark.parametrize(("bits", "most"), [(4, {"gptq": 0.65, "awq": 0.8}), (3, {"gptq": 0.5, "awq": 0.7})])
+def test_the_order_of_methods(bits: int, most: dict[str, float], tmp_path: Path) -> None:
+    """On the demonstration model, by the divergence on text of the project that calibration does not see: perplexity of
+    so little text moves by chance further than methods differ."""
     source = demo_dir("main")
     whole = text.read(None)
     cut = len(whole) * 3 // 4
     tokens = text.sequences(whole[:cut], load_tokenizer(source).encode, 128, 256)
-    found = {"": perplexity({"model": str(source)}, whole[cut:]).value}
-    for method in ("rtn", "gptq", "awq"):
+    for method in ("rtn", *most):
         make(Job(source, tmp_path / method, settle(Recipe(method=method, bits=bits)), tokens=tokens))
-        found[method] = perplexity({"model": str(tmp_path / method)}, whole[cut:]).value
-    for method in ("gptq", "awq"):
-        assert found[method] - found[""] <= most * (found["rtn"] - found[""]), found
+    copies = [str(tmp_path / method) for method in ("rtn", *most)]
+    _, nearest_, *others = quality.compare(str(source), copies, quality.Questions(whole[cut:], speed=False))
+    assert nearest_.kl
+    parts = {method: (each.kl or 0.0) / nearest_.kl for method, each in zip(most, others, strict=True)}
+    assert all(parts[method] <= most[method] for method in most), parts
 
 
 def test_nf4_rounds_to_the_nearest_quantile() -> None:

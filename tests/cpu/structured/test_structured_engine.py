@@ -8,7 +8,8 @@ import re
 
 import pytest
 from bytewise import compiled, says
-from engines import check_nothing_left, exact, open_llm, run
+from engines import check_nothing_left, exact, run
+from engines import open_usual as open_llm
 from jsonschema import Draft202012Validator
 
 from tokenmill import LLM, SamplingParams
