@@ -129,5 +129,6 @@ class Control:
         crowd.turn += 1
         crowd.probing = self.depths[min(max(at, 0), len(self.depths) - 1)]
         lost = 1.0 - self._worth(crowd, crowd.probing) / max(1e-12, self._worth(crowd, crowd.best))
-        crowd.every = max(EVERY if rows <= FEW else RARELY, int(PROBE * lost / ALLOWED))
+        needed = int(PROBE * lost / ALLOWED)  # times are uncertain at first, so that is not believed at once
+        crowd.every = max(EVERY, min(needed, EVERY << crowd.turn - 1)) if rows <= FEW else max(RARELY, needed)
         crowd.next = crowd.steps + crowd.every
