@@ -26,6 +26,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
 """Before an engine is started again that could not be started or did not load."""
 PATIENCE = 4
 """So many times the watchdog's time may an engine that computes say nothing new; one that does nothing, only once."""
+STOPPED_S = 1.0
+"""One that somebody has stopped gets on no sooner for waiting."""
 LEAST_WORK = 0.02
 """Share of a core that tells one that computes from one that waits: its own beats take far less."""
 
@@ -203,9 +205,11 @@ class Keeper:
         now, limit = time.monotonic(), self.options.watchdog_s
         if engine.link is None or engine.hung:  # it was told already
             return False
+        if engine.stopped_since is not None and now - engine.stopped_since > min(STOPPED_S, limit):
+            return True
         if engine.loaded:
             quiet = now - engine.heard
             return quiet > PATIENCE * limit or (quiet > limit and now - engine.moved > limit / 2)
         if not engine.visible:  # nobody can tell how far its load is
             return False
-        return now - engine.moved > (limit if engine.stopped else PATIENCE * limit)
+        return now - engine.moved > PATIENCE * limit

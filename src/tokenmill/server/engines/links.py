@@ -52,7 +52,7 @@ def vitals_of(pid: int) -> Vitals:
     folder = Path(f"/proc/{pid}")
     try:
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        stopped = fields[0] in "Tt"
+        stopped = fields[0] == "T"  # "t": a debugger looks at it
         read = int(fields[9]) + _bytes_read(pid)  # major faults: mapped files are read by them
         workers = [int(worker) for worker in (folder / f"task/{pid}/children").read_text().split()]
     except (OSError, IndexError, ValueError):

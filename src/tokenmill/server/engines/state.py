@@ -117,10 +117,12 @@ class Engine:
 
     def _fresh(self) -> None:
         now = time.monotonic()
-        self.ready = self.loaded = self.hung = self.stopped = self.visible = False
+        self.ready = self.loaded = self.hung = self.visible = False
         self.unloaded: str | None = None
         self.heard = self.moved = now
         """When it last got on, by its own word; when its process last did anything."""
+        self.stopped_since: float | None = None
+        """Somebody has stopped its process (SIGSTOP)."""
         self.done = -1
         self.worked_s, self.read_bytes = 0.0, 0
 
@@ -148,12 +150,15 @@ class Engine:
             return
         if vitals.worked_s - self.worked_s > least_s or vitals.read_bytes != self.read_bytes:
             self.moved = time.monotonic()
-        self.worked_s, self.read_bytes, self.stopped = vitals.worked_s, vitals.read_bytes, vitals.stopped
+        self.worked_s, self.read_bytes = vitals.worked_s, vitals.read_bytes
+        self.stopped_since = (self.stopped_since or time.monotonic()) if vitals.stopped else None
 
     def forgive(self, seconds: float) -> None:
         """So long nobody could be heard."""
         self.heard += seconds
         self.moved += seconds
+        if self.stopped_since is not None:
+            self.stopped_since += seconds
 
     def totals(self) -> EngineStats:
         """Gauges of now with the totals of all lives."""
