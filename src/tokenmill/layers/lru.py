@@ -34,13 +34,14 @@ class GatedRecurrence:
         self.product = ColumnLinear(b, hidden, {"linear_y": part, "linear_x": part}, bias=True)
         self.conv = Convolution(b, [part], taps, bias=True, name="conv_1d", silu=False)
         inside = b.at("rg_lru")
-        self.gates = self._gates(inside, heads, [int(i) // self.width for i in own[:: self.width]])
+        share = heads // b.group.size
+        self.gates = self._gates(inside, heads, range(b.group.rank * share, (b.group.rank + 1) * share))
         self.rate = _STEEP * F.softplus(inside.tensor("recurrent_param", (channels,), torch.float64)[own])
         self.spec = ScanSpec(self.rate.float()[None].contiguous(), torch.zeros(len(own), device=b.device))
         self.output = RowLinear(b, channels, hidden, "linear_out", bias=True)
         self.state = b.add_state(StateSpec((self.conv.part, ("float32", (1, len(own))))))
 
-    def _gates(self, b: Build, heads: int, own: list[int]) -> list[Weight]:
+    def _gates(self, b: Build, heads: int, own: range) -> list[Weight]:
         """Of each head of this rank: both gates as one matrix."""
         width = self.width
         made: list[Weight] = []

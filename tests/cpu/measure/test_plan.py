@@ -35,6 +35,7 @@ SMALL = {
 ACTS = {"GPT2LMHeadModel": "gelu", "BloomForCausalLM": "gelu", "FalconForCausalLM": "gelu", "OPTForCausalLM": "relu",
         "GPTNeoXForCausalLM": "gelu", "GemmaForCausalLM": "gelu"}  # fmt: skip
 STATES = {
+    "RecurrentGemmaForCausalLM": {"block_types": ["recurrent", "attention"]},
     "Mamba2ForCausalLM": {"num_heads": 2, "n_groups": 1},
     "NemotronHForCausalLM": {"hybrid_override_pattern": "M*", "mamba_num_heads": 2, "mamba_head_dim": 64,
                              "n_groups": 1},
@@ -48,7 +49,7 @@ def write(folder, config):
     folder.mkdir(parents=True, exist_ok=True)
     if row := fields.FIELDS.get(config.get("architectures", [""])[0]):
         strange = {key for key in SMALL if not row.knows(key)} - {"torch_dtype"}
-        latent = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+        latent = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
         strange |= {"num_key_value_heads"} if row.model_type in latent else set()
         if row.model_type in latent[1:]:
             config = {**config, "num_key_value_heads": 4}

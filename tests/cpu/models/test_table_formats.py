@@ -58,7 +58,7 @@ def test_ranks_give_what_one_gives(name, tmp_path):
 def test_what_cannot_be_split_is_refused(tmp_path):
     _, config, tensors = ALL["gemma4-0"].make(tmp_path)
     with pytest.raises(ModelError, match="cannot be split"):
-        load(config, tensors, group=ThreadGroup(Shared(2), 0))
+        load(config, tensors, group=ThreadGroup(Shared(3), 0))
 
 
 def test_layers_for_drafts_are_left_and_other_surplus_is_refused(tmp_path):
