@@ -47,11 +47,11 @@ def never_for_ever() -> Iterator[None]:
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.alarm(WALL_S)
-    started = time.process_time()
+    started = time.thread_time()
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
-    assert time.process_time() - started < CPU_S
+    assert time.thread_time() - started < CPU_S
 
 
 def pipe(path: Path) -> None:

