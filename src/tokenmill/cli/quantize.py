@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from tokenmill.cli.flags import flag, spelling, with_flags
-from tokenmill.cli.loading import size, spinner
+from tokenmill.cli.loading import progress, size, spinner
 from tokenmill.core.errors import ParameterError, UserError, why
 
 if TYPE_CHECKING:
@@ -98,7 +95,7 @@ def quantize(
         if text is not None:
             _compare(str(found.path), str(target), text)
         return
-    with _bar() as tell:
+    with progress("Rounding") as tell:
         errors = convert(found.path, target, Recipe(BITS[format], group, pattern, format == "fp8"), tell)
     _show(found.path, target, errors)
     if text is not None:
@@ -114,7 +111,7 @@ def _write_gguf(
     if target.suffix != ".gguf":
         raise ParameterError(f"{target} must end in .gguf: it is one file.")
     counts = {} if imatrix is None else importance.read(imatrix)
-    with _bar() as tell:
+    with progress("Rounding") as tell:
         errors, note = export(source, target, kind, skip, tell, counts)
     if note is not None:
         typer.echo(f"Note: {note}.")
@@ -137,7 +134,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     tokens = None
     if recipes.calibrates(recipe):
         tokens = text.sequences(text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length)
-    with _bar() as tell:
+    with progress("Rounding") as tell:
         made = make(Job(found.path, target, recipe, pattern, tokens, device), tell)
     if made.moved:
         typer.echo(f"{made.moved} scales moved between layers")
@@ -160,22 +157,6 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"--perplexity {path} cannot be read: {why(error)}.") from error
-
-
-@contextlib.contextmanager
-def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar over the weights, on a terminal only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("Rounding", total=None)
-
-        def tell(name: str, done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, description=name[-60:])
-
-        yield tell
 
 
 def _show(source: Path, target: Path, errors: list[LayerError]) -> None:
