@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from tokenmill.quant.convert import LayerError
 
 Format = Literal[
-    "int8", "int4", "fp8", "gguf-q8_0", "gguf-q4_0", "gguf-q4_k", "gguf-bf16", "gguf-f16",
+    "int8", "int4", "fp8", "gguf-q8_0", "gguf-q4_0", "gguf-q4_1", "gguf-q5_0", "gguf-q5_1", "gguf-iq4_nl", "gguf-q2_k",
+    "gguf-q3_k", "gguf-q4_k", "gguf-q5_k", "gguf-q6_k", "gguf-iq4_xs", "gguf-bf16", "gguf-f16",
     "plain", "compressed-tensors", "gptq", "awq", "bitsandbytes", "bitnet", "squeezellm",
 ]  # fmt: skip
 Method = Literal[
@@ -27,6 +28,7 @@ FORMS = {"compressed-tensors": "rtn", "gptq": "gptq", "awq": "awq", "bitsandbyte
          "squeezellm": "squeezellm", "plain": "sparsegpt"}  # fmt: skip
 """Forms of files that methods write, and the method that each is known for."""
 BITS = {"int8": 8, "int4": 4, "fp8": 8}
+EXACT = ("gguf-q8_0", "gguf-bf16", "gguf-f16")
 SHOWN = 5
 MAX_TEXT_BYTES = 16 << 20
 
@@ -63,7 +65,7 @@ def quantize(
         None,
         "--imatrix",
         metavar="FILE",
-        help="With gguf-q4_0 and gguf-q4_k: llama.cpp's importance file; columns count by it.",
+        help="With GGUF files of 6 bits and less: llama.cpp's importance file; columns count by it.",
     ),
     chosen: dict[str, Any] | None = None,
 ) -> None:
@@ -77,8 +79,8 @@ def quantize(
         from tokenmill.engine.source import FolderSource, find_source
         from tokenmill.quant.convert import Recipe, convert
     chosen = chosen or {}
-    if imatrix is not None and str(format) not in ("gguf-q4_0", "gguf-q4_k"):
-        raise ParameterError("--imatrix goes with --format gguf-q4_0 and gguf-q4_k.")
+    if imatrix is not None and (not str(format).startswith("gguf-") or format in EXACT):
+        raise ParameterError("--imatrix goes with --format gguf-q2_k and other GGUF files of 6 bits and less.")
     if chosen and format is not None and format not in FORMS:
         raise ParameterError(f"{spelling(next(iter(chosen)))} goes with --format {', '.join(FORMS)}, not {format}.")
     if chosen or format in FORMS:
