@@ -26,7 +26,7 @@ def widened(case):
     """The case with widths that native experts take."""
     made = copy.deepcopy(case)
     for name in WIDTHS:
-        if getattr(made.config, name, None):
+        if isinstance(getattr(made.config, name, None), int) and getattr(made.config, name):
             setattr(made.config, name, 64)
     if hasattr(made.config, "ffn_config"):
         made.config.ffn_config.ffn_hidden_size = 64
