@@ -245,6 +245,7 @@ class GroupPlan:
     `first` ascends within each row's counted entries; positions that no entry covers are not attended to.
     `shared` is a hint: all tables begin with the same entries, so a backend may read those once for all.
     `reach` is one, too: at most so many positions are read by sequences with several new tokens (0: not known).
+    `paths`: some sequences are nodes of trees; None: none is, and keys lie at the positions that they stand at.
     """
 
     tables: Tensor
@@ -253,6 +254,24 @@ class GroupPlan:
     slots: Tensor
     shared: bool = False
     reach: int = 0
+    paths: Paths | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where the newest tokens of sequences lie that are nodes of trees: the one at position roots[s] + k lies, in every
+    KV group, at position roots[s] + places[s, k]; earlier ones lie where they stand. roots [S] int64, places [S, W]
+    int32.
+
+    A sequence is one node, which sees what it descends from, each at the position of its depth: so keys are rotated
+    and added up as they will be once the path is a chain. Another sequence's root is its kv_len."""
+
+    roots: Tensor
+    places: Tensor
+
+    def of(self, sequences: Tensor) -> Paths:
+        """Those of some sequences."""
+        return Paths(self.roots[sequences], self.places[sequences])
 
 
 @dataclass(slots=True)

@@ -86,6 +86,8 @@ class Facts(msgspec.Struct):
     adapter_bytes: int = 0
     guesses: int = 0
     """Drafts that a DeviceDrafter leaves behind a row."""
+    levels: int = 0
+    """How deep they lie, if they are trees."""
     follows: bool = False
     """It keeps something for every position."""
     catches_up: str = "on"
@@ -281,6 +283,7 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
         quantization=config.model.quantization or "",
         max_rows=runner.rows.spare,
         guesses=runner.drafter.most,
+        levels=runner.drafter.levels,
         follows=runner.drafter.follows,
         catches_up=runner.drafter.catches_up,
         reasons=reasons,
