@@ -223,7 +223,7 @@ def test_a_cousin_in_place_of_an_ancestor_is_caught(monkeypatch: pytest.MonkeyPa
         return line
 
     monkeypatch.setattr(Tree, "line", cousins)
-    assert caught(lambda scheduler: None, range(200), trees=True)
+    assert caught(lambda scheduler: None, range(200), enough=3, trees=True)
 
 
 def test_a_tree_that_is_counted_as_so_many_tokens_in_a_row_is_caught() -> None:
