@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "Again",
     "Act",
     "AttentionSpec",
     "ConvSpec",
@@ -213,6 +214,14 @@ class Packed(Protocol):
         ...
 
 
+class Again(Protocol):
+    """Makes what was recorded once more, in the same tensors. spilled: bytes of them that did not fit into the room."""
+
+    spilled: int
+
+    def __call__(self) -> None: ...
+
+
 class Kernels(Protocol):
     """Coarse operations; built per engine. `kernels/reference.py` is the specification, backends override.
 
@@ -241,7 +250,7 @@ class Kernels(Protocol):
         """Weights have new numbers where they stand: forget what was made of the old ones."""
         ...
 
-    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
+    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Again | None]:
         """What `compute` makes, and what makes it again in the same tensors; None: it cannot be recorded. room [bytes]:
         where these tensors may lie, for recordings that are done with before another one in it begins."""
         ...

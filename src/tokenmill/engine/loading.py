@@ -207,7 +207,7 @@ def load_runner(
     specs = model.spec.kv_specs + drafts.kv_specs
     said = msgspec.to_builtins(Said(specs, bool(model.spec.extras.get("stand_in")) and not drafts.kv_specs))
     every = [msgspec.convert(each, Said) for each in mesh.by_stage(said)]
-    pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype))
+    pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype, device))
     layout = pages.cache
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)

@@ -15,6 +15,7 @@ from torch import Tensor
 from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
+    Again,
     AttentionSpec,
     Draws,
     ForwardContext,
@@ -59,7 +60,7 @@ class ReferenceKernels:
     def forget_weights(self) -> None:
         """Nothing: weights are read where they stand."""
 
-    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
+    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Again | None]:
         """What `compute` makes; nothing is recorded."""
         return compute(), None
 

@@ -19,6 +19,7 @@ from tokenmill import _native
 from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
+    Again,
     AttentionSpec,
     Draws,
     ForwardContext,
@@ -80,7 +81,7 @@ class CpuKernels(ReferenceKernels):
         """Change the native pool; 0: every core that this process may run on."""
         _native.set_threads(threads)
 
-    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
+    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Again | None]:
         """What `compute` makes, and a function that makes it again in the same tensors; None: it is not all native."""
         return record(compute, self._bound, room)
 
