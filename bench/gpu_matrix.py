@@ -158,8 +158,9 @@ def run_cell(cell: Cell, seen: set[str] | None) -> Iterator[dict[str, Any]]:
         yield line
     late = sorted({k.name for place, k in standin.kernels.items() if place not in ready and ready})
     yield {
-        "case": cell.name, "compiled": seen is not None, "kernels": places, "late": late, "launches": standin.launches,
-        "fallbacks": standin.fallbacks, "problems": standin.problems, "served_s": round(served_s, 1), "s": round(time.perf_counter() - began, 1),
+        "case": cell.name, "compiled": seen is not None, "kernels": places, "late": late,
+        "launches": standin.launches, "fallbacks": standin.fallbacks, "problems": standin.problems,
+        "served_s": round(served_s, 1), "s": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
 

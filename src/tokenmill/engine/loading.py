@@ -20,6 +20,7 @@ from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
+from tokenmill.engine.ahead import compile_ahead
 from tokenmill.engine.draft_loading import Target, load_drafter, states_of_drafter
 from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.inplace import LayerMaker
@@ -174,7 +175,7 @@ def load_runner(
     source = source or find_model(config)
     raw = read_config(config, source)
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
-    kernels = _kernels(config, device, reasons)
+    kernels, compiling = _kernels(config, device, reasons), compile_ahead(config, device, raw)
     raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     sites = adapter_sites(config, raw, dtype, device)
@@ -215,9 +216,9 @@ def load_runner(
     inbox = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
     model = model if mesh.place.is_first else FromInbox(model, inbox)
     adapter_bytes = 0 if sites is None else sites.allocate()
-    peak = 0
-    if counts_memory(device):
-        peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
+    compiling.wait(reasons)
+    sizes = device, min(wanted, step_tokens), step_tokens
+    peak = peak_step_bytes(config, (model, kernels, layout), *sizes) if counts_memory(device) else 0
     release(device)
     budget = cache_bytes(config, device, peak, reasons, shares=mesh.size * config.engines)
     rows, slots, trail = mesh.agree(list(count_states(config, model.spec.states, budget, reasons, drafts.most)))
