@@ -27,8 +27,9 @@ SEARCH = {
 @with_flags("search", SEARCH)
 def tune(
     model: str = MODEL,
-    slo: str = typer.Option(..., "--slo", help="What 90 % of the requests shall meet, like ttft=500ms,tpot=50ms."),
-    users: int = typer.Option(..., "--users", min=1, help="Users at a time, each asking when its answer has ended."),
+    slo: str = typer.Option("", "--slo", help="What 90 % of the requests shall meet, like ttft=500ms,tpot=50ms."),
+    users: int = typer.Option(0, "--users", min=0, help="Users at a time, each asking when its answer has ended."),
+    kernels: bool = typer.Option(False, "--kernels", help="Search for this GPU's fastest products of MODEL instead."),
     workload: list[Path] = WORKLOAD,
     json_path: Path = JSON,
     *,
@@ -37,6 +38,11 @@ def tune(
     options: dict[str, Any],
 ) -> None:
     """Search for the options that give these users the most tokens within the objective. Typed options stay."""
+    if kernels:
+        tune_kernels(model, options, 60 * search.get("minutes", 5.0))
+        return
+    if not slo or not users:
+        raise ParameterError("tune needs --slo and --users, or --kernels.")
     config, keywords = settle(model, options)
     check_outputs(json_path, None)
     out = search.get("out", Path("tuned.yaml"))
@@ -63,6 +69,25 @@ def tune(
     save(result, json_path, None)
     write_whole(out, as_yaml(result))
     _show(result, out)
+
+
+def tune_kernels(model: str, options: dict[str, Any], seconds: float) -> None:
+    """Look for the fastest products of the model on this GPU, and keep them where engines find them."""
+    config, keywords = settle(model, options)
+    with spinner("Getting ready ..."):
+        from tokenmill.device.memory import pick_device
+        from tokenmill.engine.llm import LLM
+    device = pick_device(config.execute.device)
+    if not device.startswith("cuda"):
+        raise ParameterError(f"tune --kernels searches among the kernels of a GPU; this engine runs on {device}.")
+    with spinner(f"Searching for {seconds / 60:g} minutes ..."):
+        llm = LLM(**{**keywords, "kernel_search": "load", "kernel_search_seconds": seconds})
+    try:
+        for reason in llm.built.facts.reasons:
+            if "--kernel-search" in reason:
+                typer.echo(reason)
+    finally:
+        llm.close()
 
 
 def as_yaml(result: dict[str, Any]) -> str:

@@ -177,6 +177,10 @@ class TuningOptions:
     """How kernels of a GPU are made and chosen."""
 
     compile_ahead: bool = option(True, "Compile kernels for a GPU in processes of their own while the model loads.")
+    kernel_search: str = option(
+        "off", "Look for faster products on a GPU at load; what is found is kept.", choices=("off", "load")
+    )
+    kernel_search_seconds: float = option(10.0, "How long to look for faster products.")
 
 
 @dataclass(frozen=True, kw_only=True)

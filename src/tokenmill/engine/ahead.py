@@ -130,7 +130,7 @@ def compile_ahead(config: EngineConfig, device: str, raw: Mapping[str, Any]) -> 
     note = note_of(config, gpu, raw)
     if is_kept(note):
         return Nothing()
-    own = replace(config.execute, device="cuda"), replace(config.tuning, compile_ahead=False)
+    own = replace(config.execute, device="cuda"), replace(config.tuning, compile_ahead=False, kernel_search="off")
     order = Order(replace(config, execute=own[0], tuning=own[1]), gpu, min(cores - 1, MOST_PROCESSES))
     try:
         return Process(order, note)

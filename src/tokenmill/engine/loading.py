@@ -15,7 +15,7 @@ import torch
 from tokenmill.checkpoint.checked_tensors import CheckedCheckpoint
 from tokenmill.checkpoint.folder import read_generation_config
 from tokenmill.checkpoint.hub import Hub
-from tokenmill.core.config import EngineConfig
+from tokenmill.core.config import EngineConfig, cache_dir
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
@@ -24,6 +24,7 @@ from tokenmill.engine.ahead import compile_ahead
 from tokenmill.engine.draft_loading import Target, load_drafter, states_of_drafter
 from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.inplace import LayerMaker
+from tokenmill.engine.kernel_search import warm
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
@@ -237,7 +238,7 @@ def load_runner(
     fresh_sites = partial(adapter_sites, config, {}, dtype, device)
     maker = LayerMaker(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
     runner.sleeper = sleeper_of(runner, bed, maker, source)
-    runner.warm()
+    warm(config.tuning, runner, reasons)
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
@@ -352,7 +353,7 @@ def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:
                 "--deterministic on a GPU needs its own kernels: leave --kernels reference out.", param="deterministic"
             )
         return ReferenceKernels()
-    return make_kernels(device, steady=execute.deterministic, without=without)
+    return make_kernels(device, steady=execute.deterministic, without=without, cache=cache_dir())
 
 
 def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:
