@@ -27,6 +27,6 @@ def warm(options: TuningOptions, runner: Runner, reasons: list[str]) -> None:
         runner.record_again()
     best = max(report.gains.values(), default=1.0)
     reasons.append(
-        f"--kernel-search: {len(report.found)} of {report.operations} products are faster now, at most {best:.2f} times "
+        f"--kernel-search: {len(report.found)} of {report.operations} products are faster now, up to {best:.2f} times "
         f"({report.tried} ways tried, {report.unusable} unusable, {report.left} products not looked at)"
     )
