@@ -20,7 +20,9 @@ _ARCHITECTURES = {
 
 
 def _config(family: str, **values: Any) -> Config:
-    common = {"max_position_embeddings": 32768, "torch_dtype": "bfloat16"}
+    common: Config = {"torch_dtype": "bfloat16"}
+    if "n_positions" not in values:
+        common["max_position_embeddings"] = 32768
     return {"architectures": [_ARCHITECTURES[family]], "model_type": family, **common, **values}
 
 
@@ -163,6 +165,46 @@ GEOMETRIES: dict[str, Config] = {
         rope_parameters={"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
     ),
 }  # fmt: skip
+
+
+FAMILIES: dict[str, Config] = {
+    name: {}
+    for name in (
+        "afmoe", "apertus", "arcee", "bamba", "biogpt", "bitnet", "codegen", "cohere2", "cohere", "cwm", "dbrx",
+        "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon_h1", "falcon_mamba", "flex_olmo",
+        "gemma", "gemma4_text", "glm", "glm4", "glm4_moe_lite", "gpt_bigcode", "gptj", "granite", "granitemoe",
+        "granitemoehybrid", "granitemoeshared", "granitemoe_swa", "granite_swa", "helium", "hunyuan_v1_dense",
+        "hunyuan_v1_moe", "hy_v3", "hyperclovax", "internlm3", "iquestcoder", "jais2", "jamba", "lfm2", "lfm2_moe",
+        "llama4_text", "mamba", "mamba2", "mellum", "minicpm3", "minimax_m2", "ministral", "ministral3", "mpt",
+        "nanochat", "nemotron", "nemotron_h", "olmo", "olmo2", "olmo3", "olmoe", "persimmon", "phi", "phimoe",
+        "qwen2_moe", "qwen3_5_text", "qwen3_next", "recurrent_gemma", "seed_oss", "smollm3", "solar_open", "stablelm",
+        "starcoder2", "vaultgemma", "xglm", "youtu",
+    )
+} | {
+    "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
+    "glm4_moe": {"head_dim": 128}, "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
+}  # fmt: skip
+"""Model types that no geometry above is of -> what is said beside the numbers of Transformers' config class."""
+_HYBRID = ("bamba", "jamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "qwen3_next", "qwen3_5_text", "lfm2")
+
+
+def family_config(name: str) -> Config:
+    """The published numbers that Transformers gives the model type, with a few layers of each kind."""
+    from transformers import AutoConfig
+
+    from tokenmill.models.fields import FIELDS
+
+    layers = 8 if name.startswith(_HYBRID) else 4
+    fewer: Config = {}
+    for count in ("num_hidden_layers", "n_layer", "n_layers"):
+        if (
+            isinstance(value := getattr(AutoConfig.for_model(name), count, None), int)
+            and "num_layers" not in FAMILIES[name]
+        ):
+            fewer[count] = min(value, layers)
+    config = AutoConfig.for_model(name, **FAMILIES[name], **fewer).to_dict()
+    architecture = next(a for a, row in FIELDS.items() if row.model_type == name)
+    return {**config, "architectures": [architecture], "dtype": "bfloat16", "torch_dtype": "bfloat16"}
 
 
 def few_layers(config: Config, layers: int) -> Config:

@@ -165,15 +165,19 @@ def measure(standin: Standin) -> set[tuple[Any, str]]:
     return set(standin.kernels)
 
 
+def _positions(config: dict[str, Any]) -> int:
+    """The most that the config states; Mamba's states none."""
+    stated = [config.get(name) for name in ("n_positions", "max_position_embeddings", "max_seq_len")]
+    return min((count for count in stated if isinstance(count, int)), default=1 << 20)
+
+
 def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
     """Load and serve -> kernels that were there when loading was done."""
     from tokenmill import LLM, SamplingParams
 
     config = few_layers(case.config, layers)
     options = {"max_model_len": 32768, "max_num_seqs": 512, **case.options}
-    options["max_model_len"] = min(
-        options["max_model_len"], config.get("n_positions", config["max_position_embeddings"])
-    )
+    options["max_model_len"] = min(options["max_model_len"], _positions(config))
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / "config.json").write_text(json.dumps(config))
         if case.draft is not None:
@@ -210,6 +214,7 @@ def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
     counters = llm.engine.executor.control({"what": "counters"})["kernels"]
     for operation, counted in counters.items():
         if counted["fallbacks"]:
+            standin.fallbacks[operation] = counted["fallbacks"]
             standin.problem(f"{operation} fell back to plain torch")
     llm.close()
     return ready

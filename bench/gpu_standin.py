@@ -91,6 +91,7 @@ class Standin:
         self.phase = "start"
         self.launches = 0
         self.problems: list[str] = []
+        self.fallbacks: dict[str, int] = {}
         self.noted: Callable[[str], None] | None = None
         """Is told what torch would launch."""
         self._bases: dict[int, tuple[int, StorageWeakRef]] = {}
@@ -178,7 +179,8 @@ def _to_meta(value: Any) -> Any:
 
 
 class _Functions(TorchFunctionMode):
-    """cuda means meta; asking a tensor for a number outside a recording gives `number`, if that is set."""
+    """cuda means meta; asking a tensor for a number outside a recording gives `number`, if that is set. Tensors without
+    numbers are equal: weights say by it that numbers of theirs can be held in fewer bits."""
 
     def __init__(self, number: float | None) -> None:
         super().__init__()
@@ -190,6 +192,8 @@ class _Functions(TorchFunctionMode):
             return args[0].device.type == "meta"
         if func is torch.Tensor.item and args[0].device.type == "meta" and self.number is not None:
             return self.number
+        if func is torch.equal and args[0].device.type == "meta":
+            return True
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _to_meta(kwargs["device"])}
         if func in (torch.Tensor.to, torch.Tensor.new_zeros, torch.Tensor.new_empty):

@@ -57,6 +57,7 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
         rows, total, size = self.rows, plan.num_tokens, self.pool.layout.block_size
         return (
             len(plan.rows) < total <= (self.tokens[-1] if self.tokens else 0)
+            and not plan.nodes
             and len(plan.rows) < self.members[-1]
             and logits_suffice(rows, plan)
             and rows.contiguous(plan.rows)
@@ -137,6 +138,7 @@ class RaggedTokens(Layout[tuple[int, bool, int]]):
         """Few tokens, some row computes several, contiguous tables, and nothing but hidden states is wanted."""
         return (
             len(plan.rows) < plan.num_tokens <= self.most
+            and not plan.nodes
             and max(plan.counts) <= MOST_OF_A_ROW
             and logits_suffice(self.rows, plan)
             and self.rows.contiguous(plan.rows)

@@ -14,6 +14,7 @@ from paged_batch import PagedBatch  # noqa: E402
 from tokenmill.core.forward import AttentionSpec, KVSpec, NormSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.attention.decode import attend_one  # noqa: E402
+from tokenmill.kernels.triton.attention.prefill import fitting  # noqa: E402
 from tokenmill.kernels.triton.attention.shared import attend_shared, common_entries  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
@@ -68,6 +69,13 @@ SPECS = {
     "alibi": {"alibi": torch.tensor([0.5, 0.25, 0.1, 0.05])},
     "window": {"window": 20, "sinks": torch.randn(4)},
     "chunks": {"window": -24},
+    "heads of 512": {"heads": 2, "kv_heads": 1, "dim": 512, "value_dim": 512, "rope": rope(128)},
+    "norms of rows": {"q_norm": NormSpec(torch.rand(64) + 0.5, 1e-6), "k_norm": NormSpec(torch.rand(32) + 0.5, 1e-6)},
+    "other norms": {
+        "rope": rope(16),
+        "q_norm": NormSpec(torch.rand(16) + 0.5, 1e-6, "layer", torch.rand(16)),
+        "k_norm": NormSpec(torch.rand(16) + 0.5, 1e-6),
+    },
 }
 
 
@@ -75,6 +83,30 @@ SPECS = {
 def test_like_the_reference(name):
     for found, expected in both(make_spec(**SPECS[name]), STEPS):
         assert torch.allclose(found, expected, atol=2e-5), (found - expected).abs().max()
+
+
+@pytest.mark.parametrize("name", ["norms of rows", "other norms", "heads of 512"])
+def test_nothing_falls_back(name):
+    kernels = TritonKernels()
+    list(both(make_spec(**SPECS[name]), STEPS[:2], kernels=kernels))
+    assert not any(counted["fallbacks"] for counted in kernels.counters().values())
+
+
+@pytest.mark.parametrize("room", [99 << 10, 163 << 10, 227 << 10])
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("dim", [64, 80, 128, 192, 256, 512])
+def test_tiles_fit_the_device(room, size, dim):
+    """By the rule that was found from compiled kernels; what fits is left as it was measured."""
+    spec = make_spec(dim=dim, value_dim=dim)
+    for config in ((64, 64, 4, 3), (256, 64, 8, 5), (128, 64, 8, 5), (64, 32, 4, 2)):
+        rows, block_n, warps, stages = found = fitting(config, spec, size, room)
+        width = triton.next_power_of_2(dim)
+        taken = width * size * (rows + 2 * block_n * max(1, stages // 2))
+        assert taken < room or (rows, block_n) == (16, 16)
+        assert warps == config[2] and rows <= config[0] and block_n <= config[1] and stages <= config[3]
+        assert room < 227 << 10 or size > 2 or dim > 128 or found == config
+    f32 = fitting((64, 32, 4, 2), make_spec(dim=256, value_dim=256), 4, 99 << 10)
+    assert f32[0] * 256 * 4 + 2 * f32[1] * 256 * 4 <= (99 << 10) - 4096, "compiled for sm_89 it took 139,520 bytes"
 
 
 @pytest.mark.parametrize("window", [17, -30])

@@ -32,7 +32,7 @@ from tokenmill.kernels.triton.attention.decode import attend_one, decode_config,
 from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_latent, serves
 from tokenmill.kernels.triton.attention.prefill import attend_many
-from tokenmill.kernels.triton.attention.prepare import can_prepare, prepare_qkv, whole_scales
+from tokenmill.kernels.triton.attention.prepare import can_prepare, norm_rows, prepare_qkv, whole_scales
 from tokenmill.kernels.triton.attention.shared import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, multiprocessors, shared_memory
 from tokenmill.kernels.triton.experts.mixture import pack_mixture
@@ -71,8 +71,14 @@ from tokenmill.kernels.triton.unfit import UNFIT, else_reference, note_unfit
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 1 << 15
+_WIDEST_HEAD = 512
 _ROOMY = 160 << 10
 """Shared memory of a program from which the largest tiles fit (data centre GPUs)."""
+
+
+def _serves(spec: AttentionSpec, q: Tensor) -> bool:
+    """Are there attention kernels for heads of this size? Wide ones of 32 bits would not fit."""
+    return max(spec.kv.key_dim, spec.kv.value_dim) <= (_WIDEST_HEAD if q.element_size() == 2 or INTERPRETED else 256)
 
 
 class TritonKernels(ReferenceKernels):
@@ -440,9 +446,11 @@ class TritonKernels(ReferenceKernels):
         if spec.kv.kind == "latent" and serves(spec, ctx) and qkv.shape[0] > 0 and qkv.stride(1) == 1:
             self.count("prepare_qkv")
             return prepare_latent(qkv, spec, ctx, pdl=self.launch.pdl)
-        if not can_prepare(spec) or qkv.shape[0] == 0 or not whole_scales(ctx.kv[spec.layer]):
+        if spec.kv.kind == "latent" or qkv.shape[0] == 0 or not whole_scales(ctx.kv[spec.layer]):
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
+        if not can_prepare(spec):
+            qkv, spec = norm_rows(qkv, spec, self.norm)
         self.count("prepare_qkv")
         return prepare_qkv(qkv if qkv.stride(1) == 1 else qkv.contiguous(), spec, ctx, pdl=self.launch.pdl)
 
@@ -457,7 +465,7 @@ class TritonKernels(ReferenceKernels):
                 q.contiguous(), out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, whole=self.launch.steady
             )
             return out
-        if spec.kv.kind == "latent" or grouped or q.shape[0] == 0 or max(spec.kv.key_dim, spec.kv.value_dim) > 256:
+        if spec.kv.kind == "latent" or grouped or q.shape[0] == 0 or not _serves(spec, q):
             self.count("attention", fallback=True)
             return super().attention(q, spec, ctx)
         self.count("attention")
@@ -505,17 +513,17 @@ class TritonKernels(ReferenceKernels):
             return False
         if not early_keys(ctx.kv_len.shape[0] * spec.kv.heads):
             return False
-        return max(spec.kv.key_dim, spec.kv.value_dim) <= 256 and not self._shares(plan, spec, ctx)
+        return _serves(spec, qkv) and not self._shares(plan, spec, ctx, qkv.element_size())
 
-    def _shares(self, plan: GroupPlan, spec: AttentionSpec, ctx: ForwardContext) -> bool:
+    def _shares(self, plan: GroupPlan, spec: AttentionSpec, ctx: ForwardContext, size: int) -> bool:
         """Is a common prefix to be read once?"""
         if self.launch.steady or self.launch.small or "cascade" in self.without:
             return False
-        return plan.shared and can_share(spec, plan) and ctx.kv_len.shape[0] >= 2
+        return plan.shared and can_share(spec, plan, size) and ctx.kv_len.shape[0] >= 2
 
     def _attend_one(self, q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> None:
         plan, seqs = ctx.groups[spec.group], ctx.kv_len.shape[0]
-        if not self._shares(plan, spec, ctx):
+        if not self._shares(plan, spec, ctx, q.element_size()):
             attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl)
             return
         before = shared_parts(seqs, spec)

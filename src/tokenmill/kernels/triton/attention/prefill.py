@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, locate, product, reach
 from tokenmill.kernels.triton.attention.prepare import scale_strides
-from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
+from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, shared_memory, wait
 
 
 @triton.jit
@@ -185,7 +185,8 @@ def attend_many(
     kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     group = spec.heads // heads
-    rows, block_n, warps, stages = config or (STEADY if steady else prefill_config(spec, plan, ctx.max_query))
+    chosen = config or (STEADY if steady else prefill_config(spec, plan, ctx.max_query))
+    rows, block_n, warps, stages = chosen if INTERPRETED else fitting(chosen, spec, q.element_size(), shared_memory())
     packed = pow2(group)
     block_q = max(1, (rows if steady else max(16, min(rows, pow2(ctx.max_query) * packed))) // packed)
     tiles = q.shape[0] // block_q + seqs
@@ -203,6 +204,32 @@ def attend_many(
     )  # fmt: skip
 
 
+def fitting(config: tuple[int, int, int, int], spec: AttentionSpec, size: int, room: int) -> tuple[int, int, int, int]:
+    """The config, cut until it fits a device with so much shared memory; size: bytes of a query's number.
+
+    Follows from what was compiled: queries, scores, every second stage a tile of keys and values; a wide result passes
+    through shared memory in float32 on Hopper. Nothing of the batch counts, so steady tiles stay steady."""
+    width, values = max(16, pow2(spec.kv.key_dim)), max(16, pow2(spec.kv.value_dim))
+    rows, block_n, warps, stages = config
+    while True:
+        tiles = max(1, stages // 2) * block_n * (width + values)
+        taken = max(size * (rows * (width + block_n) + tiles), rows * (size * width + 4 * values)) + 1024
+        if taken <= room or (stages, block_n, rows) == (2, 16, 16):
+            return rows, block_n, warps, stages
+        if stages > 3:
+            stages = 3
+        elif rows > 32:
+            rows //= 2
+        elif block_n > 32:
+            block_n //= 2
+        elif stages > 2:
+            stages = 2
+        elif rows > 16:
+            rows //= 2
+        else:
+            block_n //= 2
+
+
 STEADY = (32, 32, 4, 1) if INTERPRETED else (64, 64, 4, 3)
 """Small tiles: decode steps run them, too."""
 
@@ -214,6 +241,6 @@ def prefill_config(spec: AttentionSpec, plan: GroupPlan, longest: int) -> tuple[
     if INTERPRETED:
         return 32, 32, 4, 1
     if width > 128:
-        return 64, 32, 4, 2
+        return (64 if width <= 256 else 32), 32, 4, 2
     never_gathered = plan.first is not None or spec.window != 0 or spec.alibi is not None
     return (256, 64, 8, 5) if longest >= 2048 and never_gathered else (128, 64, 8, 5)

@@ -5,6 +5,9 @@ A program takes one token and HEADS heads of one kind (query, key or value). Mus
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import torch
 import triton
 import triton.language as tl
@@ -133,6 +136,22 @@ def can_prepare(spec: AttentionSpec) -> bool:
 
 def _per_head(norm: NormSpec | None, spec: AttentionSpec) -> bool:
     return norm is None or (norm.kind == "rms" and norm.bias is None and norm.weight.shape[0] == spec.kv.key_dim)
+
+
+def norm_rows(
+    qkv: Tensor, spec: AttentionSpec, norm: Callable[[Tensor, NormSpec], Tensor]
+) -> tuple[Tensor, AttentionSpec]:
+    """Norms that `prepare_qkv` has not (of all heads of a row, with a bias, of another kind), made by `norm`."""
+    width, heads = spec.kv.key_dim, spec.kv.heads
+    parts = list(qkv.split([spec.heads * width, heads * width, heads * spec.kv.value_dim], dim=1))
+    inside = []
+    for place, found in enumerate((spec.q_norm, spec.k_norm)):
+        outside = found is not None and not _per_head(found, spec)
+        if found is not None and outside:
+            x = parts[place]
+            parts[place] = norm(x.reshape(len(x), -1, found.weight.shape[0]), found).view(x.shape)
+        inside.append(None if outside else found)
+    return torch.cat(parts, dim=1), replace(spec, q_norm=inside[0], k_norm=inside[1])
 
 
 def prepare_qkv(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: bool) -> Tensor:

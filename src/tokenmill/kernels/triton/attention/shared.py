@@ -124,9 +124,10 @@ def _shared_kernel(
     tl.store(top_ptr + place * 2 + 1, total, mask=real)
 
 
-def can_share(spec: AttentionSpec, plan: GroupPlan) -> bool:
-    """Every query sees the whole prefix, with no regard to distance."""
-    return plan.first is None and not spec.window and spec.alibi is None
+def can_share(spec: AttentionSpec, plan: GroupPlan, size: int) -> bool:
+    """Every query sees the whole prefix, with no regard to distance, and programs fit; size: of a query's number."""
+    fits = INTERPRETED or _taken(ROWS, 16, 1, spec, size) <= shared_memory()
+    return plan.first is None and not spec.window and spec.alibi is None and fits
 
 
 def attend_shared(
@@ -163,13 +164,17 @@ def shared_config(rows: int, spec: AttentionSpec, size: int) -> tuple[int, int]:
     Tables are looked up one stage before keys are loaded, so that five stages hold two tiles and three hold one."""
     if INTERPRETED:
         return 32, 1
-    width, values = pow2(spec.kv.key_dim), pow2(spec.kv.value_dim)
     room = shared_memory()
     for block_n, stages in ((64, 5), (64, 3), (32, 5), (32, 3)):
-        tiles = stages // 2 * block_n * (width + values)
-        if size * (tiles + rows * (2 * width + block_n)) <= room:
+        if _taken(rows, block_n, stages // 2, spec, size) <= room:
             return block_n, stages
     return 16, 1
+
+
+def _taken(rows: int, block_n: int, tiles: int, spec: AttentionSpec, size: int) -> int:
+    """Bytes of shared memory, by what was compiled: queries twice, scores, and tiles of keys and values."""
+    width, values = pow2(spec.kv.key_dim), pow2(spec.kv.value_dim)
+    return size * (tiles * block_n * (width + values) + rows * (2 * width + block_n))
 
 
 def shared_parts(seqs: int, spec: AttentionSpec) -> int:
