@@ -91,10 +91,18 @@ class Best:
         scores = torch.zeros(own.shape[0], own.shape[1] + 1, device=own.device)
         for at in self.levels:
             scores[:, at + 1] = scores[:, self.parents[at]] + own[:, at]
-        order = scores[:, 1:].sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
-        place = torch.zeros_like(scores, dtype=torch.int64)
-        place.scatter_(1, order + 1, torch.arange(1, count + 1, device=own.device).expand_as(order))
-        return self.depth[order], self.rank[order], place.gather(1, self.parents[order])
+        order, parents = likeliest(scores[:, 1:], self.parents.expand(own.shape[0], -1), count)
+        return self.depth[order], self.rank[order], parents
+
+
+def likeliest(worth: Tensor, parents: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """worth [S, n], of no node more than of its parent, which comes before it -> the numbers of the `count` best nodes
+    [S, count], in their order, and what these go on from, among themselves. parents: 1 + a node's number; 0: the
+    root."""
+    order = worth.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
+    place = parents.new_zeros((worth.shape[0], worth.shape[1] + 1))
+    place.scatter_(1, order + 1, torch.arange(1, order.shape[1] + 1, device=worth.device).expand_as(order))
+    return order, place.gather(1, parents.gather(1, order))
 
 
 class Picking:
@@ -120,7 +128,7 @@ class Picking:
             level, rank = self.level[:count], self.rank[:count].clamp(max=children - 1)
             return ids[:, level, rank], self.parents[:count].expand(ids.shape[0], -1)
         likely = torch.stack([t.values - x.logsumexp(1, keepdim=True) for t, x in zip(top, scores, strict=True)], 1)
-        level, rank, parents = self.best.choose(likely, count)
+        level, rank, parents = self.best.choose(likely.clamp(max=0.0), count)
         return ids[torch.arange(ids.shape[0], device=ids.device)[:, None], level, rank], parents
 
 
