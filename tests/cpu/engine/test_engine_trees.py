@@ -20,6 +20,7 @@ from test_engine_families import ALL, ONE_OF_EACH, Family
 from tokenmill import SamplingParams
 from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import UserError
+from tokenmill.kernels import ReferenceKernels
 from tokenmill.speculate.eagle_tree import Growth
 from tokenmill.testing.tiny import make_tiny
 
@@ -276,3 +277,29 @@ def test_models_with_states_are_refused(folders, tmp_path):
     family = Family(ALL["qwen3-next"], tmp_path)
     with pytest.raises(UserError, match="trees are not built for models with recurrent layers"):
         family.open(**trees(folders["medusa"]))
+
+
+def test_backends_whose_attention_knows_no_paths_are_refused(folders, monkeypatch):
+    honest = ReferenceKernels.__init__
+
+    def plain(self, **options):
+        honest(self, **options)
+        self.trees = False
+
+    monkeypatch.setattr(ReferenceKernels, "__init__", plain)
+    with pytest.raises(UserError, match="trees are not built on cpu; without it drafts are chains"):
+        open_llm(folders["self"], **trees(folders["medusa"]))
+
+
+@pytest.mark.skipif(not os.environ.get("TOKENMILL_FAMILIES"), reason="processes start for as long as all else takes")
+@pytest.mark.parametrize("options", [{"executor": "process"}, {"tensor_parallel_size": 2}], ids=str)
+def test_other_processes(options, folders, plain):
+    """Every rank grows the same trees and moves its own keys."""
+    wanted = plain(max_model_len=64)
+    with all_of_them(
+        open_llm(folders["self"], **trees(folders["eagle"], method="eagle"), max_model_len=64, **options)
+    ) as llm:
+        found = run(llm, PROMPTS, PARAMETERS)
+        assert llm.engine.scheduler.counters.drafted > 200
+        check_nothing_left(llm.engine)
+    assert [exact(o) for o in found] == [exact(o) for o in wanted]
