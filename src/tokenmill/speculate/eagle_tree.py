@@ -16,7 +16,7 @@ from torch import Tensor
 from tokenmill.core.forward import ForwardContext, Kernels, Paths, StepRows
 from tokenmill.runner.batch import group_plan
 from tokenmill.runner.side import Side
-from tokenmill.speculate.tree import MOST_CHILDREN, likeliest
+from tokenmill.speculate.tree import MOST_CHILDREN, likeliest, likeliest_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +76,11 @@ def grow(head: Head, growth: Growth, row_ids: Tensor, known: Tensor, states: Ten
         wide = beam.shape[1]
         owners, stands = row_ids.repeat_interleave(wide), (root + level).repeat_interleave(wide)
         scores = head.scores(beam.flatten(0, 1), owners, stands)
-        top = scores.topk(min(growth.width, scores.shape[1]), dim=1)
-        likely = (top.values - scores.logsumexp(1, keepdim=True)).clamp(max=0.0).view(count, wide, -1)
+        words, shares = likeliest_words(scores, min(growth.width, scores.shape[1]))
+        likely = shares.view(count, wide, -1)
         children = likely.shape[2]
         total = (worth[:, :, None] + likely).flatten(1)
-        ids = (top.indices if head.ids is None else head.ids[top.indices]).view(count, -1)
+        ids = (words if head.ids is None else head.ids[words]).view(count, -1)
         first = seen.tokens.shape[1]
         seen = seen.join(total, ids, above.repeat_interleave(children, 1))
         if level + 1 == growth.levels:
