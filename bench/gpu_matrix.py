@@ -1,6 +1,6 @@
 """Public geometries x weight formats x K/V formats x GPU generations: what each launches is compiled, once. No GPU.
 
-python bench/gpu_matrix.py --results FILE [--jobs N] [--seconds N] [--only TEXT] [--again TEXT] [--each N]
+python bench/gpu_matrix.py --results FILE [--jobs N] [--seconds N] [--only TEXT] [--again TEXT] [--each N] [--summary OUT]
 
 Owns: which combinations are run (every pair of a geometry with a format, and of each with a device, at least once),
 what has been compiled already (kernels are told apart by source, specialisation and target), and the results, one JSON
@@ -228,6 +228,35 @@ class Results:
         self.kernels = {n: k for n, k in self.kernels.items() if "problem" not in k}
 
 
+def summary(results: Results) -> dict[str, Any]:
+    """What tools/hardware.py tells: by device and kernel how many were compiled, what they take at most; cases."""
+    import triton
+
+    devices: dict[str, dict[str, dict[str, int]]] = {device: {} for device in DEVICES}
+    for line in results.kernels.values():
+        found = devices[line["device"]].setdefault(
+            line["name"], dict.fromkeys(("compiled", "shared", "spilled", "failed"), 0)
+        )
+        found["compiled"] += 1
+        found["failed"] += "problem" in line
+        for name in ("shared", "spilled"):
+            found[name] = max(found[name], line.get(name, 0))
+    names = [name.split() for name in results.cases]
+    return {
+        "triton": triton.__version__, "cases": len(names),
+        **{part: len({name[i] for name in names}) for i, part in enumerate(("geometries", "weights", "keys"))},
+        "specialisations": {
+            device: len({k for name, case in results.cases.items() if name.endswith(device) for k in case["kernels"]})
+            for device in DEVICES
+        },
+        "failed": sorted(name for name, case in results.cases.items() if case["problems"]),
+        "fallbacks": {
+            name: sorted(case["fallbacks"]) for name, case in sorted(results.cases.items()) if case["fallbacks"]
+        },
+        "devices": {device: dict(sorted(kernels.items())) for device, kernels in devices.items()},
+    }  # fmt: skip
+
+
 def run_all(todo: list[Cell], results: Results, jobs: int, seconds: float, each: int) -> None:
     """Cases side by side until the time is up."""
     import torch._dynamo  # noqa: F401  before the children, so that each has it
@@ -274,6 +303,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--only", default="", help="cases whose names hold this")
     parser.add_argument("--again", help="run these and all that had problems once more")
+    parser.add_argument("--summary", type=pathlib.Path, help="write here what docs/hardware.md is made of")
     parser.add_argument("--each", type=int, default=1 << 30)
     options = parser.parse_args()
     results = Results(options.results)
@@ -283,6 +313,8 @@ def main() -> None:
     done = {name for name, case in results.cases.items() if case.get("each", 0) >= options.each}
     todo = [cell for cell in every if cell.name not in done and options.only in cell.name]
     run_all(todo, results, options.jobs, options.seconds, options.each)
+    if options.summary:
+        options.summary.write_text(json.dumps(summary(results), indent=1) + "\n")
     left = [cell for cell in every if cell.name not in results.cases]
     wrong = [name for name, case in results.cases.items() if case["problems"]]
     unfit = [kernel for kernel in results.kernels.values() if "problem" in kernel]
