@@ -1,6 +1,6 @@
 """The hash oracle at length, JSON on stdout; exits 1 on any wrong text.
 
-python bench/oracle.py [STORIES] [FIRST SEED]
+python bench/oracle.py [STORIES] [FIRST SEED] [KIND]     KIND: trees, device_drafts, crowded_beams (default: by turns)
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from tests.pure.scheduler.oracle import run_story
 
-KINDS: tuple[dict[str, bool], ...] = ({}, {"device_drafts": True}, {"crowded_beams": True})
+KINDS: tuple[dict[str, bool], ...] = ({}, {"device_drafts": True}, {"crowded_beams": True}, {"trees": True})
 """What stories are told by turns."""
 
 
-def main(count: int, first: int) -> int:
+def main(count: int, first: int, kinds: tuple[dict[str, bool], ...] = KINDS) -> int:
     """Run `count` random stories; -> how many went wrong."""
     totals: dict[str, int] = {}
     wrong: list[int] = []
     start = time.perf_counter()
     for seed in range(first, first + count):
         try:
-            scheduler = run_story(seed, **KINDS[seed % len(KINDS)])
+            scheduler = run_story(seed, **kinds[seed % len(kinds)])
         except Exception:
             wrong.append(seed)
             traceback.print_exc()
@@ -45,5 +45,7 @@ def main(count: int, first: int) -> int:
 
 
 if __name__ == "__main__":
-    numbers = [int(a) for a in sys.argv[1:]] + [10_000, 0][len(sys.argv) - 1 :]
-    sys.exit(1 if main(*numbers) else 0)
+    told = sys.argv[1:]
+    only = ({told.pop(): True},) if told and not told[-1].isdigit() else KINDS
+    numbers = [int(a) for a in told] + [10_000, 0][len(told) :]
+    sys.exit(1 if main(*numbers, only) else 0)

@@ -129,34 +129,43 @@ struct Attention {
     const int64_t length = op.kv_len[item.sequence];
     const int32_t* table = op.tables + item.sequence * op.max_entries;
     const int32_t* first = op.first ? op.first + item.sequence * op.max_entries : nullptr;
-    const int64_t entries = op.entries[item.sequence], stop = at_most(start + kTileKeys, length);
+    const int64_t entries = op.entries[item.sequence], last = at_most(start + kTileKeys, length);
+    const int64_t stop = op.roots ? at_most(last, op.roots[item.sequence]) : last;
     for (int i = 0; i < kTileKeys; ++i) keys[i] = values[i] = kZeroRow;
-    int64_t found = 0, entry = start / op.block_size;
-    if (first) {
-      int64_t low = 0, high = entries;  // the last entry that begins at or before start
+    const auto put = [&](int64_t p, int64_t block, int64_t offset) {
+      keys[p - start] = static_cast<const S*>(op.key) + block * op.key_block + item.head * op.key_head +
+                        offset * op.key_token;
+      values[p - start] = static_cast<const S*>(op.value) + block * op.value_block + item.head * op.value_head +
+                          offset * op.value_token;
+      if (kScaled) {
+        work.key_scale[at + p - start] = scale_at(op.key_scale, block, item.head, offset);
+        work.value_scale[at + p - start] = scale_at(op.value_scale, block, item.head, offset);
+      }
+    };
+    const auto holder = [&](int64_t p) {  // the last entry that begins at or before p
+      if (!first) return p / op.block_size;
+      int64_t low = 0, high = entries;
       while (low < high) {
         const int64_t middle = (low + high) / 2;
-        if (first[middle] <= start) low = middle + 1; else high = middle;
+        if (first[middle] <= p) low = middle + 1; else high = middle;
       }
-      entry = at_least(0, low - 1);
-    }
-    for (; entry < entries; ++entry) {
+      return at_least(0, low - 1);
+    };
+    int64_t found = 0;
+    for (int64_t entry = holder(start); entry < entries; ++entry) {
       const int64_t begin = first ? first[entry] : entry * op.block_size;
       if (begin >= stop) break;
       int64_t end = at_most(begin + op.block_size, stop);
       if (first && entry + 1 < entries) end = at_most(end, first[entry + 1]);
       const int64_t block = table[entry];
       for (int64_t p = at_least(begin, start); p < end; ++p, ++found) {
-        const int64_t offset = p - begin;
-        keys[p - start] = static_cast<const S*>(op.key) + block * op.key_block + item.head * op.key_head +
-                          offset * op.key_token;
-        values[p - start] = static_cast<const S*>(op.value) + block * op.value_block + item.head * op.value_head +
-                            offset * op.value_token;
-        if (kScaled) {
-          work.key_scale[at + p - start] = scale_at(op.key_scale, block, item.head, offset);
-          work.value_scale[at + p - start] = scale_at(op.value_scale, block, item.head, offset);
-        }
+        put(p, block, p - begin);
       }
+    }
+    for (int64_t p = at_least(start, stop); p < last; ++p, ++found) {  // of a tree: each at its node's place
+      const int64_t root = op.roots[item.sequence];
+      const int64_t where = root + op.places[item.sequence * op.path_width + p - root], entry = holder(where);
+      put(p, table[entry], where - (first ? first[entry] : entry * op.block_size));
     }
     return found == kTileKeys;
   }

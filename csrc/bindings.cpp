@@ -625,7 +625,7 @@ struct Layer {
 
   void attend(Address q, Address out, int type, const std::vector<int64_t>& plan, int64_t max_entries,
               int64_t sequences, double work) const {
-    require(plan.size() == 6, "a plan is six addresses");
+    require(plan.size() == 9, "a plan is six addresses, and two with a width of trees");
     require(attention_op.kv_type != Type::int8 || attention_op.key_scale.data, "pages in int8 need scales");
     AttentionOp op = attention_op;
     op.q = raw(q);
@@ -638,6 +638,9 @@ struct Layer {
     op.query_start = ints(3);
     op.kv_len = ints(4);
     op.positions = at<const int64_t>(static_cast<Address>(plan[5]));
+    op.roots = at<const int64_t>(static_cast<Address>(plan[6]));
+    op.places = at<const int32_t>(static_cast<Address>(plan[7]));
+    op.path_width = plan[8];
     op.max_entries = max_entries;
     op.sequences = sequences;
     submit(work, [op] { table().attention(op); });

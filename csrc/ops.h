@@ -251,6 +251,9 @@ struct AttentionOp {  // out [T, heads * value_dim]
   const int32_t* query_start;  // [S + 1]
   const int32_t* kv_len;       // [S]
   const int64_t* positions;    // [T]
+  const int64_t* roots;  // [S] or null; position p of a sequence from its root on lies at root + places[p - root]
+  const int32_t* places; // [S, path_width]
+  int64_t path_width;
 };
 
 struct MatrixRef {  // a packed matrix [n, k] with its bias

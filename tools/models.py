@@ -34,6 +34,9 @@ value. **Tested**: a tiny random model gives the logits of Transformers in float
 company, and its greedy tokens through the whole engine (prefix hits, preemption). Every key of every config is deleted
 and changed in tests: the model is then equal to Transformers' or refused.
 
+On a CPU all of them decode from recordings (`tests/cpu/models/test_recorded.py`), but for mixtures whose experts are
+not a multiple of 64 wide: torch computes these, call by call.
+
 This page is written by `tools/models.py`. `docs/add-a-model.md` says how to add a row. Other families run through
 Transformers, more slowly: [models-elsewhere.md](models-elsewhere.md) lists them.
 
@@ -73,6 +76,7 @@ OWN_FILES = {
     "Glm4MoeLiteForCausalLM": "latent attention, shared and routed experts; GLM-4.7-Flash",
     "FalconForCausalLM": "three layouts of q/k/v, parallel blocks, rope or ALiBi",
     "FalconH1ForCausalLM": "Mamba-2 and attention side by side in every layer",
+    "Gemma3nForCausalLM": "the text model: streams of hidden states, embeddings for each layer, shared keys and values",
     "GPT2LMHeadModel": "learned positions, matrices stored transposed",
     "GptOssForCausalLM": "sinks, alternating windows, experts with biases and a clamped gate; also in MXFP4",
     "OPTForCausalLM": "learned positions; norms before or after the blocks",

@@ -75,8 +75,8 @@ def distill(  # noqa: PLR0913
     else:
         student = MedusaStudent(teacher, heads=heads) if kind == "medusa" else Eagle3Student(teacher)
     course = Course(steps, batch, rate, every, seed, 60 * minutes)
-    right = train(teacher, student, lines, course, target, _tell, resume=resume)
-    typer.echo(f"right on held-out text, by place: {_percent(right)}")
+    right = train(teacher, student, lines, course, target, tell, resume=resume)
+    typer.echo(f"right on held-out text, by place: {percent(right)}")
     spec: dict[str, Any] = {"method": METHODS[kind], "model": str(target)}
     typer.echo(f"tokenmill serve {model} --speculative-config '{json.dumps(spec)}'")
 
@@ -110,14 +110,14 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def _tell(told: Told) -> None:
+def tell(told: Told) -> None:
     """A line at each checkpoint, and now and then between."""
     if told.right is None and told.step % 20:
         return
     left = told.seconds / max(1, told.step) * (told.steps - told.step)
-    right = "" if told.right is None else f"  right {_percent(told.right)}"
+    right = "" if told.right is None else f"  right {percent(told.right)}"
     typer.echo(f"step {told.step}/{told.steps}  loss {told.loss:.3f}{right}  {left / 60:.1f} min left", err=True)
 
 
-def _percent(shares: list[float]) -> str:
+def percent(shares: list[float]) -> str:
     return ", ".join(f"{100 * share:.1f} %" for share in shares)

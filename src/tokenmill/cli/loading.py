@@ -68,6 +68,22 @@ def waiting_told(doing: str, every: float = 5.0) -> Iterator[Callable[[str], Non
             ended.set()
 
 
+@contextlib.contextmanager
+def progress(doing: str) -> Iterator[Callable[[str, int, int], None]]:
+    """A progress bar over weights or layers (name, done, of how many), on a terminal only."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+        task = bar.add_task(doing, total=None)
+
+        def tell(name: str, done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description=name[-60:])
+
+        yield tell
+
+
 def say(text: str) -> None:
     """A line for people, beside what a verb prints."""
     with contextlib.suppress(OSError):  # nobody reads it: the work goes on all the same

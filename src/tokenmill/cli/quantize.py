@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
 from tokenmill.cli.flags import flag, spelling, with_flags
-from tokenmill.cli.loading import size, spinner
+from tokenmill.cli.loading import progress, size, spinner
 from tokenmill.core.errors import ParameterError, UserError, why
 
 if TYPE_CHECKING:
     from tokenmill.quant.convert import LayerError
 
 Format = Literal[
-    "int8", "int4", "fp8", "gguf-q8_0", "gguf-q4_0", "gguf-q4_k", "gguf-bf16", "gguf-f16",
+    "int8", "int4", "fp8", "gguf-q8_0", "gguf-q4_0", "gguf-q4_1", "gguf-q5_0", "gguf-q5_1", "gguf-iq4_nl", "gguf-q2_k",
+    "gguf-q3_k", "gguf-q4_k", "gguf-q5_k", "gguf-q6_k", "gguf-iq4_xs", "gguf-bf16", "gguf-f16",
     "plain", "compressed-tensors", "gptq", "awq", "bitsandbytes", "bitnet", "squeezellm",
 ]  # fmt: skip
 Method = Literal[
@@ -30,6 +28,7 @@ FORMS = {"compressed-tensors": "rtn", "gptq": "gptq", "awq": "awq", "bitsandbyte
          "squeezellm": "squeezellm", "plain": "sparsegpt"}  # fmt: skip
 """Forms of files that methods write, and the method that each is known for."""
 BITS = {"int8": 8, "int4": 4, "fp8": 8}
+EXACT = ("gguf-q8_0", "gguf-bf16", "gguf-f16")
 SHOWN = 5
 MAX_TEXT_BYTES = 16 << 20
 
@@ -66,7 +65,7 @@ def quantize(
         None,
         "--imatrix",
         metavar="FILE",
-        help="With gguf-q4_0 and gguf-q4_k: llama.cpp's importance file; columns count by it.",
+        help="With GGUF files of 6 bits and less: llama.cpp's importance file; columns count by it.",
     ),
     chosen: dict[str, Any] | None = None,
 ) -> None:
@@ -80,8 +79,8 @@ def quantize(
         from tokenmill.engine.source import FolderSource, find_source
         from tokenmill.quant.convert import Recipe, convert
     chosen = chosen or {}
-    if imatrix is not None and str(format) not in ("gguf-q4_0", "gguf-q4_k"):
-        raise ParameterError("--imatrix goes with --format gguf-q4_0 and gguf-q4_k.")
+    if imatrix is not None and (not str(format).startswith("gguf-") or format in EXACT):
+        raise ParameterError("--imatrix goes with --format gguf-q2_k and other GGUF files of 6 bits and less.")
     if chosen and format is not None and format not in FORMS:
         raise ParameterError(f"{spelling(next(iter(chosen)))} goes with --format {', '.join(FORMS)}, not {format}.")
     if chosen or format in FORMS:
@@ -98,7 +97,7 @@ def quantize(
         if text is not None:
             _compare(str(found.path), str(target), text)
         return
-    with _bar() as tell:
+    with progress("Rounding") as tell:
         errors = convert(found.path, target, Recipe(BITS[format], group, pattern, format == "fp8"), tell)
     _show(found.path, target, errors)
     if text is not None:
@@ -114,7 +113,7 @@ def _write_gguf(
     if target.suffix != ".gguf":
         raise ParameterError(f"{target} must end in .gguf: it is one file.")
     counts = {} if imatrix is None else importance.read(imatrix)
-    with _bar() as tell:
+    with progress("Rounding") as tell:
         errors, note = export(source, target, kind, skip, tell, counts)
     if note is not None:
         typer.echo(f"Note: {note}.")
@@ -137,7 +136,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     tokens = None
     if recipes.calibrates(recipe):
         tokens = text.sequences(text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length)
-    with _bar() as tell:
+    with progress("Rounding") as tell:
         made = make(Job(found.path, target, recipe, pattern, tokens, device), tell)
     if made.moved:
         typer.echo(f"{made.moved} scales moved between layers")
@@ -160,22 +159,6 @@ def _read_text(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"--perplexity {path} cannot be read: {why(error)}.") from error
-
-
-@contextlib.contextmanager
-def _bar() -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar over the weights, on a terminal only."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("Rounding", total=None)
-
-        def tell(name: str, done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total, description=name[-60:])
-
-        yield tell
 
 
 def _show(source: Path, target: Path, errors: list[LayerError]) -> None:

@@ -77,11 +77,11 @@ class CacheOptions:
     block_size: int = option(16, "Tokens per K/V block.")
     kv_cache_dtype: str = option(
         "auto",
-        "Type of stored K/V; fp8 and int8 keep a scale per token and head.",
+        "Type of stored K/V; fp8 and int8 keep a scale per token and head, int4 two; int4-fp8k: values in int4.",
         "kv_dtype",
-        choices=("auto", "float32", "bfloat16", "fp8", "int8"),
+        choices=("auto", "float32", "bfloat16", "fp8", "int8", "int4", "int4-fp8k"),
     )
-    kv_cache_group: int = option(0, "Numbers that share a scale in fp8 and int8 K/V (0: a whole head).")
+    kv_cache_group: int = option(0, "Numbers that share a scale in such K/V (0: a whole head, in int4 half of one).")
     kv_cache_memory_bytes: int | None = option(None, "Bytes for the K/V cache (default: measured).")
     gpu_memory_utilization: float = option(0.9, "Share of the device's memory to use in all.")
     num_gpu_blocks_override: int | None = option(None, "Exactly this many K/V blocks per pool.", "num_blocks")

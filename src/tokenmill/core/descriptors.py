@@ -48,39 +48,61 @@ class StateSpec:
 _STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
+_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "float8_e4m3fn": 8, "int4": 4}
+_HALVES = 2
+"""Groups of a head in int4, unless told."""
+
+
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """How a cache stores numbers: plainly, or in 8 bits with one bfloat16 scale per token, head and `group` of them.
+    """How a cache stores numbers: plainly, in 8 bits with one bfloat16 scale per token, head and `group` of them, or
+    in 4 with a scale and a least value.
 
-    dtype is torch's name of the stored type; group 0 means that a whole head (of K, of V) shares a scale.
+    dtype is torch's name of the stored type, or int4; group 0 means that a whole head (of K, of V) shares a scale, in
+    int4 each half of one. values: the type of values where it is another than that of keys.
     """
 
     dtype: str
     group: int = 0
+    values: str = ""
 
     @property
-    def element_bytes(self) -> int:
-        """Bytes of one stored number."""
-        return {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}[self.dtype]
+    def of_values(self) -> KVFormat:
+        """That of values, as if keys had it, too."""
+        return KVFormat(self.values or self.dtype, self.group)
+
+    @property
+    def element_bytes(self) -> float:
+        """Bytes of one stored number, on average over keys and values."""
+        return (_BITS[self.dtype] + _BITS[self.values or self.dtype]) / 16
 
     @property
     def scaled(self) -> bool:
         """Are there scales?"""
-        return self.element_bytes == 1
+        return _BITS[self.dtype] <= 8
+
+    @property
+    def packed(self) -> bool:
+        """Do two numbers share a byte?"""
+        return self.dtype == "int4"
+
+    def groups(self, dim: int) -> int:
+        """Parts of a head of `dim` numbers that have a scale each."""
+        return dim // self.group if self.group else _HALVES if self.packed else 1
 
     def scales(self, dim: int) -> int:
-        """Scales per head of `dim` numbers."""
-        return 0 if not self.scaled else dim // self.group if self.group else 1
+        """Numbers in bfloat16 beside a head of `dim` numbers: scales, and in int4 as many least values."""
+        return 0 if not self.scaled else self.groups(dim) * (2 if self.packed else 1)
 
     def head_bytes(self, dim: int) -> int:
         """Bytes of one head of one token, scales included."""
-        return dim * self.element_bytes + 2 * self.scales(dim)
+        return dim * _BITS[self.dtype] // 8 + 2 * self.scales(dim)
 
     def bytes_per_token(self, spec: KVSpec) -> int:
         """Bytes that one layer stores per token."""
         if spec.kind == "latent":
             return self.head_bytes(spec.key_dim)
-        return spec.heads * (self.head_bytes(spec.key_dim) + self.head_bytes(spec.value_dim))
+        return spec.heads * (self.head_bytes(spec.key_dim) + self.of_values.head_bytes(spec.value_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +111,9 @@ class KVView:
 
     With a scaled KVFormat also key_scale [blocks, heads, block_size, scales] and value_scale, bfloat16 (latent: the
     same tensor): number i of a head is key[..., i] * key_scale[..., i // (key_dim / scales)].
+
+    In int4 key is uint8 [..., key_dim / 2]: byte j holds number j below number j + key_dim / 2. key_scale holds scales,
+    then least values: number i is q * scale + least.
     """
 
     key: Tensor
@@ -220,6 +245,7 @@ class GroupPlan:
     `first` ascends within each row's counted entries; positions that no entry covers are not attended to.
     `shared` is a hint: all tables begin with the same entries, so a backend may read those once for all.
     `reach` is one, too: at most so many positions are read by sequences with several new tokens (0: not known).
+    `paths`: some sequences are nodes of trees; None: none is, and keys lie at the positions that they stand at.
     """
 
     tables: Tensor
@@ -228,6 +254,24 @@ class GroupPlan:
     slots: Tensor
     shared: bool = False
     reach: int = 0
+    paths: Paths | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Paths:
+    """Where the newest tokens of sequences lie that are nodes of trees: the one at position roots[s] + k lies, in every
+    KV group, at position roots[s] + places[s, k]; earlier ones lie where they stand. roots [S] int64, places [S, W]
+    int32.
+
+    A sequence is one node, which sees what it descends from, each at the position of its depth: so keys are rotated
+    and added up as they will be once the path is a chain. Another sequence's root is its kv_len."""
+
+    roots: Tensor
+    places: Tensor
+
+    def of(self, sequences: Tensor) -> Paths:
+        """Those of some sequences."""
+        return Paths(self.roots[sequences], self.places[sequences])
 
 
 @dataclass(slots=True)

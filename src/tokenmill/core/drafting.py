@@ -24,10 +24,13 @@ class HostDrafter(Protocol):
 
 
 class RowState(Protocol):
-    """What a device knows of its rows: tokens [R, L] int32, the first length [R] of them known (int64)."""
+    """What a device knows of its rows: tokens [R, L] int32, the first length [R] of them known (int64); parents [R,
+    most] int64, where drafts are trees: what each of them goes on from, 1 + an earlier one's number, or 0: the newest
+    token."""
 
     tokens: Tensor
     length: Tensor
+    parents: Tensor
 
 
 @dataclass(slots=True)
@@ -63,6 +66,9 @@ class DeviceDrafter(Protocol):
 
     most: int
     """So many drafts may lie behind a row's known tokens."""
+
+    levels: int
+    """Its drafts are trees, at most so deep, whose parents it leaves beside them; 0: they are chains."""
 
     follows: bool
     """It keeps something for every position (K/V, in pages of its own) and must be told of those it has not seen."""

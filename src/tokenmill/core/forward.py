@@ -26,6 +26,7 @@ from tokenmill.core.descriptors import (
     KVView,
     ModelSpec,
     NormSpec,
+    Paths,
     RopeSpec,
     RouteSpec,
     ScanSpec,
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 __all__ = [
+    "Again",
     "Act",
     "AttentionSpec",
     "ConvSpec",
@@ -58,6 +60,7 @@ __all__ = [
     "ModelSpec",
     "NormSpec",
     "Packed",
+    "Paths",
     "Recurrence",
     "RopeSpec",
     "RouteSpec",
@@ -211,6 +214,14 @@ class Packed(Protocol):
         ...
 
 
+class Again(Protocol):
+    """Makes what was recorded once more, in the same tensors. spilled: bytes of them that did not fit into the room."""
+
+    spilled: int
+
+    def __call__(self) -> None: ...
+
+
 class Kernels(Protocol):
     """Coarse operations; built per engine. `kernels/reference.py` is the specification, backends override.
 
@@ -232,11 +243,14 @@ class Kernels(Protocol):
     records: bool
     """Can `record` succeed?"""
 
+    trees: bool
+    """Does attention follow `GroupPlan.paths`?"""
+
     def forget_weights(self) -> None:
         """Weights have new numbers where they stand: forget what was made of the old ones."""
         ...
 
-    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
+    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Again | None]:
         """What `compute` makes, and what makes it again in the same tensors; None: it cannot be recorded. room [bytes]:
         where these tensors may lie, for recordings that are done with before another one in it begins."""
         ...
@@ -399,6 +413,28 @@ class Kernels(Protocol):
         Samples stand up to and including the first that is not its draft, and a bad one only if it is the row's
         first: they become known tokens. Then computed = length - 1, length being the new one. -> how many stand [S].
         """
+        ...
+
+    def accept_tree_(
+        self,
+        grants: Tensor,
+        most: int,
+        parents: Tensor,
+        marked: Tensor,
+        tokens: Tensor,
+        length: Tensor,
+        computed: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """`accept_` where drafts are nodes of trees. grants [4, S] int64: rows, the first line of each, how many drafts
+        it tried, and how many of them may stand one behind the other (at most `most`); parents [S, N] int64: what the
+        j-th draft goes on from, 1 + an earlier one's number, or 0: the newest known token. Line 1 + j is the j-th
+        draft's. A draft is right if it is the sample behind its parent; of equal ones the first. -> path [S, 1 + most]:
+        the line, counted from the row's first, of each sample that may stand, and how many do stand [S]."""
+        ...
+
+    def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
+        """Copy what lies in slots src [n] to slots dst [n] in each of these layers' pages; every source is read before
+        any is written, and a slot that is written twice is written with the same."""
         ...
 
     def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:

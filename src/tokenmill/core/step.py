@@ -103,7 +103,8 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
     A grant covers positions [computed, computed + count) of its row, where the row itself knows `computed`.
     The last `guesses[i]` of them are unverified drafts: `drafts[i]` if the host made them, otherwise what a
-    DeviceDrafter left behind the row's known tokens. `appended[row]` are tokens that the host adds first.
+    DeviceDrafter left behind the row's known tokens. If these are a tree, the last `nodes[i]` are its drafts, of which
+    at most `guesses[i]` may stand. `appended[row]` are tokens that the host adds first.
     `restores` are (row, slot): the states of a row that starts or jumps come from a snapshot slot.
     `samples[i]` says whether the grant reaches the end of what is known, so that tokens are sampled.
     `follows` are (row, first position, count): tokens that a DeviceDrafter with K/V of its own has not seen, known by
@@ -126,6 +127,7 @@ class StepPlan(msgspec.Struct, kw_only=True):
     saves: list[StateSave] = []
     appended: dict[int, list[int]] = {}
     guesses: dict[int, int] = {}
+    nodes: dict[int, int] = {}
     drafts: dict[int, list[int]] = {}
     rows: list[int] = []
     counts: list[int] = []
@@ -134,6 +136,10 @@ class StepPlan(msgspec.Struct, kw_only=True):
     follows: list[tuple[int, int, int]] = []
     proposes: list[int] = []
     depth: int = 0
+
+    def tried(self, i: int) -> int:
+        """How many of grant i's tokens are drafts."""
+        return self.nodes.get(i) or self.guesses.get(i, 0)
 
     @property
     def num_tokens(self) -> int:

@@ -31,6 +31,8 @@ class Student(Protocol):
 
     net: nn.Module
     wants_logits: bool
+    stored: torch.dtype
+    """Of its files' numbers."""
 
     def loss(self, states: States) -> tuple[Tensor, Tensor]:
         """What is to become small, and the share of guesses that were right, by place."""
@@ -109,6 +111,7 @@ class DraftStudent:
     narrow Llama that knows nothing. What is cut out keeps the teacher's embeddings and head as they are."""
 
     wants_logits = True
+    stored = torch.bfloat16
 
     def __init__(self, teacher: Teacher, *, hidden: int, layers: int) -> None:
         """hidden: 0: the teacher's width if its layers can be cut out, else half of it."""
@@ -118,13 +121,16 @@ class DraftStudent:
         self.vocab, self.positions = spec.vocab_size, spec.max_positions
         wide = hidden or max(64, spec.hidden_size // 2 // 64 * 64)
         self.shape = own if own is not None and cut else _fresh(wide)
+        self._fill(teacher, len(cut[0]) if cut else layers, cut)
+
+    def _fill(self, teacher: Teacher, count: int, cut: tuple[list[dict[str, Tensor]], Tensor] | None) -> None:
+        """`count` layers; cut: their tensors and the last norm, if they are not to be learnt from nothing."""
         shape, embedding = self.shape, teacher.embedding
         net: Any = nn.Module()
         net.embed = nn.Embedding(self.vocab, shape.hidden)
         nn.init.normal_(net.embed.weight, std=0.02)
         if embedding.shape[1] == shape.hidden:
             net.embed.weight.data.copy_(embedding)
-        count = len(cut[0]) if cut else layers
         net.layers = nn.ModuleList(Layer(shape) for _ in range(count))
         net.firsts = nn.ModuleList(Norm(shape.hidden, shape.eps) for _ in range(count))
         net.norm = Norm(shape.hidden, shape.eps)
@@ -163,6 +169,7 @@ class MedusaStudent:
     """Heads of one block each, beginning as the identity: the first loss is that of saying the next token again."""
 
     wants_logits = False
+    stored = torch.bfloat16
 
     def __init__(self, teacher: Teacher, *, heads: int) -> None:
         self.hidden, self.vocab = teacher.model.spec.hidden_size, teacher.model.spec.vocab_size
@@ -196,6 +203,7 @@ class Eagle3Student:
     """One layer that is given three of the teacher's and the next word, and goes on from its own states."""
 
     wants_logits = True
+    stored = torch.bfloat16
     STEPS = 2
 
     def __init__(self, teacher: Teacher) -> None:

@@ -120,9 +120,9 @@ def _parts(teacher: Teacher, lines: Lines) -> Iterator[Lines]:
 
 
 def save(folder: Path, student: Student) -> None:
-    """config.json and model.safetensors, in bfloat16."""
+    """config.json and model.safetensors, in the type that the student stores."""
     config, tensors = student.files()
-    plain = {name: value.detach().to(torch.bfloat16).contiguous().cpu() for name, value in tensors.items()}
+    plain = {name: value.detach().to(student.stored).contiguous().cpu() for name, value in tensors.items()}
     save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
 

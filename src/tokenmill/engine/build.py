@@ -71,8 +71,7 @@ def make_limits(
         max_guesses=max_guesses,
         step_guesses=STEP_GUESSES if max_guesses else ANY,
         cohorts=cohorts,
-        whole_prompts=not options.enable_chunked_prefill,
-        whole_batches=options.batching == "static",
+        whole=(not options.enable_chunked_prefill, options.batching == "static"),
     )
 
 
@@ -103,7 +102,7 @@ def build_engine(config: EngineConfig) -> Built:
     cohorts = 0 if executor.chains else executor.depth
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, cohorts=cohorts)
     limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
-    limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up)
+    limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up, levels=facts.levels)
     tables.shares_followed = not limits.anew
     if facts.trail is not None:
         limits = replace(limits, step_guesses=min(limits.step_guesses, facts.trail))

@@ -73,6 +73,8 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
             "drafts for models with recurrent layers are not built for --pipeline-parallel-size above 1, as the first "
             "stages would have to go back to earlier states"
         )
+    if found.tree is not None:
+        check_trees(config, target)
     if not target.model.spec.ends[1]:  # the last stage's ranks have it
         on_device = found.method not in OF_HOST
         return LoadedDrafter(NoDeviceDrafter(found.most) if on_device else None, most=found.most)
@@ -89,6 +91,19 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
         loaded = LoadedDrafter()
     loaded.most = found.most
     return loaded
+
+
+def check_trees(config: EngineConfig, target: Target) -> None:
+    """Refuse trees where drafts can only be chains."""
+    why = ""
+    if target.model.spec.states:
+        why = "for models with recurrent layers, whose states go from token to token"
+    elif config.parallel.pipeline_parallel_size > 1:
+        why = "for --pipeline-parallel-size above 1"
+    elif not target.kernels.trees:
+        why = f"on {target.device}"
+    if why:
+        raise _refuse(f"speculative_token_tree: trees are not built {why}; without it drafts are chains")
 
 
 def states_of_drafter(loaded: LoadedDrafter, rows: int, budget: int, device: str, make: Make) -> StatePool | None:
@@ -158,7 +173,11 @@ def _medusa(config: EngineConfig, found: Speculation, source: ModelSource, targe
         heads = build_heads(raw, b, (spec.hidden_size, spec.vocab_size), str(source.path))
     finally:
         b.checkpoint.close()
-    drafter = MedusaHeads(heads, target.model, target.kernels, found.most, record=target.record)
+    if found.tree is not None and found.tree.paths is not None and len(found.tree.paths[-1]) > len(heads):
+        raise _refuse(
+            f"speculative_token_tree has {len(found.tree.paths[-1])} levels; {source.path} has {len(heads)} heads"
+        )
+    drafter = MedusaHeads(heads, target.model, target.kernels, found.most, record=target.record, shape=found.tree)
     return LoadedDrafter(drafter, weight_bytes=b.book.weight_bytes)
 
 

@@ -12,11 +12,12 @@ import msgspec
 from tokenmill.core.config import EngineConfig, SpeculateOptions
 from tokenmill.core.drafting import DraftControl, HostDrafter
 from tokenmill.core.errors import ParameterError
-from tokenmill.speculate.control import Control
+from tokenmill.speculate.control import Control, TreeControl
 from tokenmill.speculate.ngram import NgramDrafter
 from tokenmill.speculate.none import NoDrafter
 from tokenmill.speculate.patience import Careful, HostControl
 from tokenmill.speculate.suffix import SuffixDrafter
+from tokenmill.speculate.tree import MOST_NODES, Shape, read_shape
 
 MAX_DRAFTS = 16
 COMMON = ("method", "num_speculative_tokens", "disable_by_batch_size")
@@ -24,7 +25,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "suffix": ("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
     "draft_model": ("model", "quantization", "revision"),
-    "medusa": ("model", "quantization", "revision"),
+    "medusa": ("model", "quantization", "revision", "speculative_token_tree"),
     "eagle": ("model", "quantization", "revision"),
     "eagle3": ("model", "quantization", "revision"),
     "mtp": (),
@@ -50,6 +51,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     quantization: str | None = None
     revision: str | None = None
+    tree: Shape | None = None
+    """Drafts are trees."""
 
 
 def read_speculation(options: SpeculateOptions) -> Speculation | None:
@@ -75,9 +78,10 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
     model = spec.get("model")
     if "model" in METHODS[method] and (not isinstance(model, str) or not model):
         raise _refuse(f'{method!r} needs "model", a folder, a file or a name as --model has it')
+    tree = _tree(spec) if spec.get("speculative_token_tree") is not None else None
     return Speculation(
         method=method,
-        most=_count(spec, "num_speculative_tokens", 4, 1, MAX_DRAFTS),
+        most=_count(spec, "num_speculative_tokens", 4, 1, MAX_DRAFTS) if tree is None else tree.nodes,
         most_rows=_count(spec, "disable_by_batch_size", 0, 0, 1 << 20) or None,
         longest=spec.get("prompt_lookup_max", 4),
         shortest=spec.get("prompt_lookup_min", 2),
@@ -86,6 +90,7 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
         model=model,
         quantization=_word(spec, "quantization"),
         revision=_word(spec, "revision"),
+        tree=tree,
     )
 
 
@@ -117,6 +122,8 @@ def control_of(found: Speculation | None, step_guesses: int, *, on_device: bool)
     """What decides how many drafts are made; None: there are none."""
     if found is None:
         return None
+    if on_device and found.tree is not None:
+        return TreeControl(found.most, found.most_rows, step_guesses)
     return Control(found.most, found.most_rows, step_guesses) if on_device else HostControl(found.most_rows)
 
 
@@ -132,6 +139,14 @@ def _count(spec: dict[str, Any], name: str, default: int, low: int, high: int) -
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
         raise ParameterError(f"{name} must be an integer in [{low}, {high}].", param="speculative_config")
     return value
+
+
+def _tree(spec: dict[str, Any]) -> Shape:
+    nodes = _count(spec, "num_speculative_tokens", 1, 1, MOST_NODES) if "num_speculative_tokens" in spec else None
+    try:
+        return read_shape(spec["speculative_token_tree"], nodes)
+    except ValueError as error:
+        raise _refuse(f"speculative_token_tree: {error}") from None
 
 
 def _word(spec: dict[str, Any], name: str) -> str | None:

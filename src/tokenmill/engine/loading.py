@@ -88,6 +88,8 @@ class Facts(msgspec.Struct):
     adapter_bytes: int = 0
     guesses: int = 0
     """Drafts that a DeviceDrafter leaves behind a row."""
+    levels: int = 0
+    """How deep they lie, if they are trees."""
     follows: bool = False
     """It keeps something for every position."""
     catches_up: str = "on"
@@ -207,7 +209,7 @@ def load_runner(
     specs = model.spec.kv_specs + drafts.kv_specs
     said = msgspec.to_builtins(Said(specs, bool(model.spec.extras.get("stand_in")) and not drafts.kv_specs))
     every = [msgspec.convert(each, Said) for each in mesh.by_stage(said)]
-    pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype))
+    pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype, device))
     layout = pages.cache
     step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
@@ -283,6 +285,7 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
         quantization=config.model.quantization or "",
         max_rows=runner.rows.spare,
         guesses=runner.drafter.most,
+        levels=runner.drafter.levels,
         follows=runner.drafter.follows,
         catches_up=runner.drafter.catches_up,
         reasons=reasons,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from tokenmill.process.client import state_of, work_of
+from tokenmill.process.client import STOPPED, state_of, work_of
 
 QUIET_S = 2.0
 """So long may workers stand still that ought to compute."""
@@ -90,7 +90,7 @@ class Watch:
         if "D" in states or any(starved) or any(worked):  # starved: others have the cores that it would compute on
             self.moved = now
         self.work = work
-        stopped = [rank for rank, state in enumerate(states) if state in ("T", "t")]
+        stopped = [rank for rank, state in enumerate(states) if state in STOPPED]
         if not stopped:
             self.stopped = None
         elif self.stopped is None:

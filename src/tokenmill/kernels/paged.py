@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVView
+from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVView, Paths
 from tokenmill.kernels import row_stable, stored_kv
 from tokenmill.kernels.row_stable import ROW_BLOCK
 
@@ -152,6 +152,9 @@ def _locate(pos: Tensor, seq: Tensor, plan: GroupPlan, ctx: ForwardContext) -> t
     last = plan.tables.shape[1] - 1
     entries, kv_len = plan.entries.long()[seq, None], ctx.kv_len.long()[seq, None]
     pos = pos.expand(seq.shape[0], -1)
+    there = pos < kv_len
+    if plan.paths is not None:
+        pos = _placed(pos, seq, plan.paths)
     if plan.first is None:
         entry, start = pos // ctx.block_size, pos // ctx.block_size * ctx.block_size
     else:
@@ -159,8 +162,15 @@ def _locate(pos: Tensor, seq: Tensor, plan: GroupPlan, ctx: ForwardContext) -> t
         first = plan.first.long()[seq].masked_fill(~counted, torch.iinfo(torch.int64).max)
         entry = torch.searchsorted(first, pos.contiguous(), right=True) - 1
         start = first.gather(1, entry.clamp(0, last))
-    known = (entry >= 0) & (entry < entries) & (pos - start < ctx.block_size) & (pos < kv_len)
+    known = (entry >= 0) & (entry < entries) & (pos - start < ctx.block_size) & there
     return entry.clamp(0, last), (pos - start).clamp(0, ctx.block_size - 1), known
+
+
+def _placed(pos: Tensor, seq: Tensor, paths: Paths) -> Tensor:
+    """Where the keys of these positions [I, TILE] lie."""
+    root, places = paths.roots[seq, None], paths.places[seq].long()
+    depth = (pos - root).clamp(max=places.shape[1] - 1)
+    return torch.where(depth < 0, pos, root + places.gather(1, depth.clamp(min=0)))
 
 
 def _batched(a: Tensor, b: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ bytes whatever other rows are in the call (see row_stable.py and paged.py for ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
+    Again,
     AttentionSpec,
     Draws,
     ForwardContext,
@@ -45,6 +46,7 @@ class ReferenceKernels:
         self.waits = 0
         self.chooses = False
         self.records = False
+        self.trees = True
 
     def counters(self) -> dict[str, dict[str, int]]:
         """{op: {"calls": n, "fallbacks": m}} since the start."""
@@ -58,7 +60,7 @@ class ReferenceKernels:
     def forget_weights(self) -> None:
         """Nothing: weights are read where they stand."""
 
-    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
+    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Again | None]:
         """What `compute` makes; nothing is recorded."""
         return compute(), None
 
@@ -339,14 +341,71 @@ class ReferenceKernels:
         computed[row_ids] = known + kept - 1
         return kept
 
+    def accept_tree_(
+        self,
+        grants: Tensor,
+        most: int,
+        parents: Tensor,
+        marked: Tensor,
+        tokens: Tensor,
+        length: Tensor,
+        computed: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """grants [4, S] int64: rows, the first line of each, how many drafts it tried, and how many of them may stand
+        one behind the other (at most `most`); parents [S, N] int64: what the j-th draft goes on from, 1 + an earlier
+        one's number, or 0: the newest known token. Line 1 + j is the j-th draft's. A draft is right if it is the sample
+        behind its parent; of equal ones the first. -> path [S, 1 + most]: the line, counted from the row's first, of
+        each sample that may stand, and how many do stand [S]."""
+        self.count("accept_tree_")
+        row_ids, first, drafts, longest = grants
+        known, device = length[row_ids], marked.device
+        each = torch.arange(parents.shape[1], device=device)
+        real = each < drafts[:, None]
+        words = tokens[row_ids[:, None], (known[:, None] + each).clamp_(max=tokens.shape[1] - 1)]
+        at, right = torch.zeros_like(first), torch.zeros_like(first)
+        path, said = [at], [marked[first]]
+        for depth in range(most):  # at: the line that the walk has come to
+            same = real & (parents == at[:, None]) & (words == said[-1][:, None])
+            goes = same.any(1) & (depth < longest) & (right == depth)
+            at = torch.where(goes, same.long().argmax(1) + 1, at)
+            right = right + goes
+            path.append(at)
+            said.append(marked[first + at])
+        found, samples = torch.stack(path, 1), torch.stack(said, 1)
+        last = samples.gather(1, right[:, None])[:, 0]
+        kept = right + ((last >= 0) | (right == 0))
+        ahead = torch.arange(samples.shape[1], device=device).minimum(
+            right[:, None]
+        )  # what does not stand: the last again
+        new = samples.gather(1, ahead)
+        tokens[row_ids[:, None], known[:, None] + ahead] = torch.where(new < 0, ~new, new).to(torch.int32)
+        length[row_ids] = known + kept
+        computed[row_ids] = known + kept - 1
+        return found, kept
+
+    def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
+        """Copy what lies in slots src [n] to slots dst [n] in each of these layers' pages; every source is read before
+        any is written, and a slot that is written twice is written with the same."""
+        self.count("move_kv_")
+        for view in kv:
+            size = view.key.shape[2]
+            for part in _parts(view):
+                plain = part.view(torch.uint8)
+                plain[dst // size, :, dst % size] = plain[src // size, :, src % size]
+
     def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:
         """Copy whole blocks in each of these layers' pages; every source is read before any is written."""
         self.count("copy_blocks_")
         for view in kv:
-            parts = [p for p in (view.key, view.value, view.key_scale, view.value_scale) if p is not None]
-            for part in {p.data_ptr(): p for p in reversed(parts)}.values():  # latent values lie in the keys
+            for part in _parts(view):
                 plain = part.view(torch.uint8)
                 plain[dst] = plain[src]
+
+
+def _parts(view: KVView) -> Iterable[Tensor]:
+    """The tensors of a layer's pages: latent values lie in the keys."""
+    parts = [p for p in (view.key, view.value, view.key_scale, view.value_scale) if p is not None]
+    return {p.data_ptr(): p for p in reversed(parts)}.values()
 
 
 def _norm(x: Tensor, spec: NormSpec) -> Tensor:

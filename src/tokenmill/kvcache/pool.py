@@ -4,7 +4,8 @@ Must not know: sequences, tables, scheduling. A KV group's page holds one block 
 whose pages are equally large draw their blocks from one pool. One extra block at the end of each pool is scratch.
 
     page = layer 0's share | layer 1's share | ...
-    share = key [heads, block, key_dim] | value | key scales [heads, block, scales] | value scales (scaled formats only)
+    share = key [heads, block, key_dim] | value | key scales [heads, block, scales] | value scales (scaled formats only;
+            in int4 scales and least values)
 
 A pool lies in memory layer by layer where all its layers are equally large ([layers, blocks + 1, a layer's share]),
 else page by page: what one layer reads then lies close together, which address translation on GPUs rewards.
@@ -58,12 +59,7 @@ def make_layout(
     """Group equal specs (in order of first appearance); equal page sizes share a pool. apart: what tells pools apart
     instead, where the layers are those of one stage of several (stages.py)."""
     for spec in specs:
-        if kv_format.group and (spec.key_dim % kv_format.group or spec.value_dim % kv_format.group):
-            raise ParameterError(
-                f"--kv-cache-group {kv_format.group} does not divide this model's heads of {spec.key_dim} and "
-                f"{spec.value_dim} numbers.",
-                param="kv_cache_group",
-            )
+        _check(spec, kv_format)
     group_specs = tuple(dict.fromkeys(specs))
     group_of = tuple(group_specs.index(spec) for spec in specs)
     pages = [group_of.count(g) * _share_bytes(spec, block_size, kv_format) for g, spec in enumerate(group_specs)]
@@ -77,6 +73,21 @@ def make_layout(
         for mark, spec in zip(marks, group_specs, strict=True)
     )
     return CacheLayout(specs, group_specs, group_of, groups, sizes, block_size, kv_format)
+
+
+def _check(spec: KVSpec, kv_format: KVFormat) -> None:
+    """Refuse heads that the format cannot hold."""
+    sizes = f"heads of {spec.key_dim} and {spec.value_dim} numbers"
+    if kv_format.group and (spec.key_dim % kv_format.group or spec.value_dim % kv_format.group):
+        raise ParameterError(
+            f"--kv-cache-group {kv_format.group} does not divide this model's {sizes}.", param="kv_cache_group"
+        )
+    if kv_format.of_values.packed and (spec.key_dim % 2 or spec.value_dim % 2):
+        raise ParameterError(f"--kv-cache-dtype int4: this model has {sizes}, not even ones.", param="kv_cache_dtype")
+    if kv_format.values and spec.kind == "latent":
+        raise ParameterError(
+            "--kv-cache-dtype int4-fp8k: this model's values lie in its keys; use int4 or fp8.", param="kv_cache_dtype"
+        )
 
 
 def _share_bytes(spec: KVSpec, block_size: int, kv_format: KVFormat) -> int:
@@ -169,17 +180,22 @@ class _Share:
         start, self.at = self.at, self.at + heads * self.block_size * dim * dtype.itemsize
         return self.pages[:, start : self.at].view(dtype).unflatten(1, (heads, self.block_size, dim))
 
+    def numbers(self, heads: int, dim: int, kv_format: KVFormat) -> Tensor:
+        """The next numbers of keys in this format."""
+        if kv_format.packed:
+            return self.cut(heads, dim // 2, torch.uint8)
+        return self.cut(heads, dim, getattr(torch, kv_format.dtype))
+
 
 def _view(share: _Share, spec: KVSpec, kv_format: KVFormat) -> KVView:
-    dtype = getattr(torch, kv_format.dtype)
-    scales, half = kv_format.scales, torch.bfloat16
+    keys, values, half = kv_format, kv_format.of_values, torch.bfloat16
     if spec.kind == "latent":
-        key = share.cut(1, spec.key_dim, dtype)
-        scale = share.cut(1, scales(spec.key_dim), half) if kv_format.scaled else None
-        return KVView(key, key[..., : spec.value_dim], scale, scale)
-    key = share.cut(spec.heads, spec.key_dim, dtype)
-    value = share.cut(spec.heads, spec.value_dim, dtype)
+        key = share.numbers(1, spec.key_dim, keys)
+        scale = share.cut(1, keys.scales(spec.key_dim), half) if keys.scaled else None
+        return KVView(key, key if keys.packed else key[..., : spec.value_dim], scale, scale)
+    key = share.numbers(spec.heads, spec.key_dim, keys)
+    value = share.numbers(spec.heads, spec.value_dim, values)
     if not kv_format.scaled:
         return KVView(key, value)
-    key_scale = share.cut(spec.heads, scales(spec.key_dim), half)
-    return KVView(key, value, key_scale, share.cut(spec.heads, scales(spec.value_dim), half))
+    key_scale = share.cut(spec.heads, keys.scales(spec.key_dim), half)
+    return KVView(key, value, key_scale, share.cut(spec.heads, values.scales(spec.value_dim), half))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from tokenmill.core.forward import Act, ForwardContext, NormSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
+from tokenmill.layers.streams import mean_last
 
 ByHand = Callable[[Tensor, ForwardContext], Tensor]
 """An activation that no kernel has: (x [T, D], context) -> [T, D], or [T, D / 2] for a gated one."""
@@ -71,6 +73,21 @@ def gated_by(act: Act) -> ByHand:
     def activated(x: Tensor, ctx: ForwardContext) -> Tensor:
         gate, up = x.chunk(2, dim=-1)
         return ctx.kernels.activate(gate.contiguous(), act) * up
+
+    return activated
+
+
+def mostly_closed(share: float, act: Act, dtype: torch.dtype) -> ByHand:
+    """Gates below the point that `share` of a normal distribution lies below are closed, the others open from there."""
+    point = float((torch.erfinv(torch.tensor(2 * share - 1)) * math.sqrt(2)).to(dtype))
+
+    def activated(x: Tensor, ctx: ForwardContext) -> Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        wide = gate.float()
+        mean = mean_last(wide)
+        away = wide - mean
+        cut = mean + torch.sqrt(mean_last(away * away)) * point
+        return ctx.kernels.activate(torch.cat((torch.relu(wide - cut).to(x.dtype), up), dim=-1), act)
 
     return activated
 

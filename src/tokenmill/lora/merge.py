@@ -20,10 +20,9 @@ from tokenmill.core.model import Checkpoint
 from tokenmill.lora.names import Names
 from tokenmill.lora.peft import WIDE, Adapter, LowRank
 from tokenmill.lora.store import read_adapter
+from tokenmill.quant.convert import copy_rest
 
 SHARD_BYTES = 2 << 30
-MAX_COPIED_BYTES = 64 << 20
-_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json", ".onnx", ".h5", ".msgpack")
 _TRANSPOSED = ("GPT2LMHeadModel",)
 Tell = Callable[[str, int, int], None]
 """(weight name, how many are done, how many there are)."""
@@ -44,7 +43,8 @@ def merge(base: Path, adapter: Path, target: Path, tell: Tell = lambda name, don
         changes = _changes(found, checkpoint, transposed=transposed)
         with new_folder(target) as partial:
             _write(checkpoint, partial, changes, tell)
-            _copy_rest(base, partial)
+            copy_rest(base, partial)
+            shutil.copyfile(base / "config.json", partial / "config.json")
     finally:
         checkpoint.close()
     return len(changes)
@@ -146,11 +146,3 @@ def _shards(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:
             waiting = {}
         waiting[name] = tensor
     yield waiting
-
-
-def _copy_rest(source: Path, target: Path) -> None:
-    """Config, tokenizer, templates: every small file that holds no weights."""
-    for path in sorted(source.iterdir()):
-        small = path.is_file() and not path.name.startswith(".") and path.stat().st_size <= MAX_COPIED_BYTES
-        if small and not path.name.endswith(_WEIGHTS):
-            shutil.copyfile(path, target / path.name)

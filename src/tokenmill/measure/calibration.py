@@ -105,18 +105,18 @@ class Attending:
     eight: Points = ()
     shapes: Points = ()
 
-    def reading(self, number_bytes: int, step_bytes: float, rows: float, length: float) -> float:
+    def reading(self, number_bytes: float, step_bytes: float, rows: float, length: float) -> float:
         """K/V bytes per second, of so many sequences of this length in a step that cycles through so many bytes."""
-        points = self.eight if self.eight and number_bytes == 1 else self.decode
+        points = self.eight if self.eight and number_bytes <= 1 else self.decode
         if not self.shapes:
             return between(points, step_bytes)
         shares = [_near(math.log(rows / r) ** 2 + math.log(length / n) ** 2) for r, n in self.shapes]
         rates = [math.log(rate) for _, rate in points]
         return math.exp(sum(s * rate for s, rate in zip(shares, rates, strict=True)) / sum(shares))
 
-    def fastest(self, number_bytes: int, step_bytes: float) -> float:
+    def fastest(self, number_bytes: float, step_bytes: float) -> float:
         """K/V bytes per second of prompts, which read in large tiles."""
-        points = self.eight if self.eight and number_bytes == 1 else self.decode
+        points = self.eight if self.eight and number_bytes <= 1 else self.decode
         return max(rate for _, rate in points) if self.shapes else between(points, step_bytes)
 
 

@@ -57,7 +57,7 @@ class Seen:
     prompt_bytes: float = 0.0
     prompt_flops: float = 0.0
     behind_flops: float = 0.0
-    number_bytes: int = 2
+    number_bytes: float = 2.0
 
 
 @dataclass(slots=True)

@@ -128,7 +128,7 @@ class Foreign:
         self.spec = ModelSpec(
             vocab_size=vocab, max_positions=b.max_positions, kv_specs=tuple(host.kv),
             hidden_size=int(self.body.config.get_text_config().hidden_size), flops_per_token=2.0 * numbers,
-            extras={"weight_bytes": numbers * size, "changed": []},
+            extras={"weight_bytes": numbers * size, "changed": [], "foreign": True},
         )  # fmt: skip
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:

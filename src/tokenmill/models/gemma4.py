@@ -1,65 +1,24 @@
 """Gemma 4 (text): heads of two sizes, normed values, upper layers that read the keys and values of lower ones, a
 mixture beside the feed-forward layer, and an embedding of its own for every layer.
 
-Its parts are put together here; `models/gemma4_parts.py` and `models/gemma4_feed.py` read them.
+Its parts are put together here; `models/gemma4_parts.py`, `models/gemma4_inputs.py` and `models/gemma4_feed.py`
+read them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, NormSpec, Weight
+from tokenmill.core.forward import ForwardContext, NormSpec
 from tokenmill.layers.build import Build
-from tokenmill.layers.embedding import Embedding
 from tokenmill.layers.norm import add_normed
 from tokenmill.models.common import Block, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.gemma4_feed import make_beside, make_feed
-from tokenmill.models.gemma4_parts import Plan, make_attention, read_plan, rounded_root
-
-
-@dataclass(slots=True)
-class LayerInput:
-    """What a layer does with its own embedding of a token."""
-
-    inputs: LayerInputs
-    index: int
-    gate: Weight
-    back: Weight
-    norm: NormSpec
-
-    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x + norm(back(act(gate(x)) * input)); x [T, hidden]."""
-        share = self.gate.matmul(x, ctx, act="gelu_tanh") * self.inputs.of(self.index)
-        return add_normed(x, self.back.matmul(share, ctx), self.norm, ctx)
-
-
-class LayerInputs:
-    """Every layer's embedding of every token of a step: made with the usual embeddings, read by the layers."""
-
-    def __init__(self, c: ModelConfig, b: Build, plan: Plan, hidden: int) -> None:
-        width, total = plan.layer_width, plan.layer_width * plan.layers
-        rows = c.get("vocab_size_per_layer_input", int, 262144)
-        self.table = Embedding(b, "embed_tokens_per_layer", (rows, total), scale=rounded_root(width, b.dtype))
-        self.project = b.settled(b.weight("per_layer_model_projection", (total, hidden)))
-        self.norm = b.norm("per_layer_projection_norm", width, plan.eps)
-        self.width, self.scale = width, hidden**-0.5
-        self.now: Tensor | None = None
-
-    def fill(self, tokens: Tensor, x: Tensor, ctx: ForwardContext) -> None:
-        """tokens [T] and their embeddings x [T, hidden] -> [T, layers, width]."""
-        projected = (self.project.matmul(x, ctx) * self.scale).view(x.shape[0], -1, self.width)
-        known = self.table(tokens, ctx).view(projected.shape)
-        self.now = (ctx.kernels.norm(projected, self.norm) + known) * 2.0**-0.5
-
-    def of(self, index: int) -> Tensor:
-        """One layer's share [T, width]."""
-        assert self.now is not None
-        return self.now[:, index]
+from tokenmill.models.gemma4_inputs import LayerInput, LayerInputs, make_own
+from tokenmill.models.gemma4_parts import NORMS, make_attention, read_plan, rounded_root
 
 
 class Layer:
@@ -101,9 +60,6 @@ class Gemma4(Decoder):
         return x
 
 
-_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-
-
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Gemma 4 from its config."""
     if not b.place.is_whole:
@@ -114,15 +70,10 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
     def layer(body: Build, index: int) -> Layer:
         at = body.at(f"layers.{index}")
-        own = None
-        if inputs is not None:
-            gate = at.settled(at.weight("per_layer_input_gate", (plan.layer_width, hidden)))
-            back = at.settled(at.weight("per_layer_projection", (hidden, plan.layer_width)))
-            norm = at.norm("post_per_layer_input_norm", hidden, plan.eps)
-            own = LayerInput(inputs, index, gate, back, norm)
+        own = None if inputs is None else make_own(at, inputs, plan, hidden, index)
         return Layer(
             (make_attention(c, b, at, plan, index), make_feed(c, at, plan, index)),
-            [at.norm(name, hidden, plan.eps) for name in _NORMS],
+            [at.norm(name, hidden, plan.eps) for name in NORMS],
             make_beside(c, at, plan, hidden),
             own,
             at.tensor("layer_scalar", (1,)),

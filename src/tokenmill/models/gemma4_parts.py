@@ -1,10 +1,11 @@
-"""Gemma 4's attention, and the plan of its layers. Owns: which share keys and values, how heads are shaped.
+"""Attention of Gemma 3n and 4, and the plan of their layers. Owns: which share keys and values, how heads are shaped.
 
 Must not know: what lies around the layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -21,6 +22,8 @@ from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import check_heads
 from tokenmill.models.rules import layer_kind
 
+NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+"""Around both blocks of a layer."""
 _ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
@@ -37,6 +40,10 @@ class Plan:
     """The first layer that reads the keys and values of a lower one."""
     eps: float
     layer_width: int
+    heads: Callable[[ModelConfig, Plan, int], Heads]
+    """How the heads of a layer are shaped."""
+    rope: Callable[[ModelConfig, int, str], RopeSettings]
+    """How a kind of layer rotates heads of some size."""
     made: dict[int, AttentionSpec] = field(default_factory=dict)
 
     def lends(self, index: int) -> int | None:
@@ -51,11 +58,17 @@ def read_plan(c: ModelConfig) -> Plan:
     layers = c.need("num_hidden_layers", int)
     kinds = [layer_kind(c, i, "sliding_attention" if (i + 1) % 6 else "full_attention") for i in range(layers)]
     kinds[-1] = "full_attention"
-    shared = layers - c.get("num_kv_shared_layers", int, 0, low=0, high=layers - 1)
+    shared = first_shared(c, kinds)
+    eps = c.get("rms_norm_eps", float, 1e-6, low=0.0)
+    return Plan(layers, kinds, shared, eps, c.get("hidden_size_per_layer_input", int, 256, low=0), _heads, _rope)
+
+
+def first_shared(c: ModelConfig, kinds: list[str]) -> int:
+    """The first layer that has no keys and values of its own."""
+    shared = len(kinds) - c.get("num_kv_shared_layers", int, 0, low=0, high=len(kinds) - 1)
     if set(kinds[:shared]) != set(kinds):
         raise c.refuse("num_kv_shared_layers", "leaves no keys and values for some kind of layer.")
-    eps = c.get("rms_norm_eps", float, 1e-6, low=0.0)
-    return Plan(layers, kinds, shared, eps, c.get("hidden_size_per_layer_input", int, 256, low=0))
+    return shared
 
 
 def rounded_root(number: int, dtype: torch.dtype) -> float:
@@ -81,7 +94,7 @@ def _heads(c: ModelConfig, plan: Plan, index: int) -> Heads:
     return Heads(heads, kv_heads, said.get("head_dim", int, 256))
 
 
-def _rope(c: ModelConfig, kind: str, dim: int) -> RopeSettings:
+def _rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     every = ModelConfig(c.get("rope_parameters", dict, dict(_ROPE)), "rope_parameters")
     return rope_settings({**c.data, "rope_parameters": every.need(kind, dict), "rope_theta": None}, dim)
 
@@ -106,9 +119,9 @@ class Borrowing:
 def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) -> Block:
     """One layer's attention."""
     inside, hidden, kind = at.at("self_attn"), c.need("hidden_size", int), plan.kinds[index]
-    heads, bias = _heads(c, plan, index), c.get("attention_bias", bool, False)
+    heads, bias = plan.heads(c, plan, index), c.get("attention_bias", bool, False)
     window = c.need("sliding_window", int) if kind == "sliding_attention" else 0
-    rope, q_norm = make_rope(b, _rope(c, kind, heads.dim)), inside.norm("q_norm", heads.dim, plan.eps)
+    rope, q_norm = make_rope(b, plan.rope(c, heads.dim, kind)), inside.norm("q_norm", heads.dim, plan.eps)
     same = c.get("attention_k_eq_v", bool, False) and not window
     names = ("q_proj", "k_proj") if same else ("q_proj", "k_proj", "v_proj")
     lender = plan.lends(index)

@@ -44,6 +44,7 @@ TEXTS: dict[str, Text] = {
     "gpt_oss": Text("GptOssForCausalLM", _sizes(201088, 2880, 2880, 36, 64, num_local_experts=128)),
     "lfm2": Text("Lfm2ForCausalLM", _sizes(65536, 2560, 12288, 32, 32)),
     "gemma3_text": Text("Gemma3ForCausalLM", _GEMMA3),
+    "gemma3n_text": Text("Gemma3nForCausalLM", _sizes(262400, 2048, 16384, 35, 8)),
     "gemma4_text": Text("Gemma4ForCausalLM", _GEMMA4),
     "llama4_text": Text("Llama4ForCausalLM", _sizes(202048, 5120, 8192, 48, 40, num_local_experts=16)),
     "qwen2_vl_text": _QWEN2_VL,
@@ -89,6 +90,8 @@ OUTERS: dict[str, Outer] = {
     "Qwen3_5ForConditionalGeneration": Outer("qwen3_5", "qwen3_5_text"),
     "Qwen3_5MoeForConditionalGeneration": Outer("qwen3_5_moe", "qwen3_5_moe_text"),
     "Gemma3ForConditionalGeneration": Outer("gemma3", "gemma3_text", ("mm_tokens_per_image",)),
+    "Gemma3nForConditionalGeneration": Outer("gemma3n", "gemma3n_text", (
+        "audio_soft_tokens_per_image", "vision_soft_tokens_per_image")),
     "Gemma4ForConditionalGeneration": Outer("gemma4", "gemma4_text", ("vision_soft_tokens_per_image",)),
     "Mistral3ForConditionalGeneration": Outer("mistral3", "mistral", (*_IMAGE, "spatial_merge_size")),
     "Llama4ForConditionalGeneration": Outer("llama4", "llama4_text"),

@@ -37,6 +37,7 @@ _FAMILIES = {
     "Glm4MoeLiteForCausalLM": "deepseek_v2",
     **dict.fromkeys(("MiniCPM3ForCausalLM", "YoutuForCausalLM"), "latent_dense"),
     "GPT2LMHeadModel": "gpt2",
+    "Gemma3nForCausalLM": "gemma3n",
     "Gemma4ForCausalLM": "gemma4",
     "GptOssForCausalLM": "gpt_oss",
     "OPTForCausalLM": "opt",

@@ -282,6 +282,10 @@ class _Budget:
             raise BusyError("The machine is too busy to work on the request now; try again.")
 
 
+STOPPED = ("T", "t")
+"""What `state_of` says of a process that somebody has stopped, or that a debugger looks at."""
+
+
 def work_of(pid: int) -> float:
     """Processor seconds that a process has used; infinity when it is gone, the clock where the system does not say."""
     if sys.platform == "linux":
@@ -294,7 +298,7 @@ def work_of(pid: int) -> float:
 
 def is_stopped(pid: int) -> bool:
     """Has somebody stopped this process? False where the system does not say."""
-    return state_of(pid) in ("T", "t")
+    return state_of(pid) in STOPPED
 
 
 def state_of(pid: int) -> str:

@@ -27,8 +27,15 @@ from tokenmill.quant.convert import LayerError, Tell
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.text.gguf_write import tokenizer_metadata
 
-FILE_TYPES = {"f16": 1, "q4_0": 2, "q8_0": 7, "q4_k": 15, "bf16": 32}
-"""The kinds of file that can be written, and what `general.file_type` calls them (q4_k: Q4_K_M)."""
+FILE_TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k": 12, "q4_k": 15,
+              "q5_k": 17, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30, "bf16": 32}  # fmt: skip
+"""The kinds of file that can be written, and what `general.file_type` calls them (q3_k to q5_k: those named M)."""
+_MIXES = {"q2_k": ("Q2_K", "Q4_K", "Q3_K"), "q3_k": ("Q3_K", "Q5_K", "Q4_K"), "q4_k": ("Q4_K", "Q6_K", "Q4_K"),
+          "q5_k": ("Q5_K", "Q6_K", "Q5_K"), "iq4_nl": ("IQ4_NL", "Q5_K", "IQ4_NL"),
+          "iq4_xs": ("IQ4_XS", "Q5_K", "IQ4_XS")}  # fmt: skip
+"""What most matrices get, and of those that lose most one half and the other."""
+_NARROW = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "IQ4_NL": "IQ4_NL"}
+"""In place of types that need rows of 256: of 32."""
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp\.weight")
 _SENSITIVE = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down|ffn_down_exps)\.weight")
@@ -127,7 +134,7 @@ def _plan(
 
 
 def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped: bool) -> str:
-    """Norms and routers stay in 32 bits. Heads, and half of what Q4_K_M holds more exactly, get 6 bits."""
+    """Norms and routers stay in 32 bits, heads get 6; values and what leaves an MLP get more than other matrices."""
     if len(shape) < 2 or _ROUTER.fullmatch(name):
         return "F32"
     if kind in ("f16", "bf16") or skipped or shape[-1] % 32:
@@ -135,17 +142,16 @@ def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped:
     wide = shape[-1] % 256 == 0
     if kind == "q8_0":
         return "Q8_0"
-    if name in _HEADS:
+    if name in _HEADS or kind == "q6_k":
         return "Q6_K" if wide else "Q8_0"
-    if kind == "q4_0":
-        return "Q4_0"
-    if not wide:
-        return "Q8_0"
+    if kind not in _MIXES:
+        return kind.upper()
+    usual, more, less = _MIXES[kind]
     sensitive = _SENSITIVE.fullmatch(name)
-    if sensitive is None:
-        return "Q4_K"
-    layer, eighth = int(sensitive[1]), layers // 8
-    return "Q6_K" if layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2 else "Q4_K"
+    if sensitive is not None:
+        layer, eighth = int(sensitive[1]), layers // 8
+        usual = more if layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2 else less
+    return usual if wide or usual == "IQ4_NL" else _NARROW.get(usual, "Q8_0")
 
 
 def _told(tell: Tell, name: str, total: int, done: int) -> None:

@@ -1,4 +1,4 @@
-"""Rounding matrices into GGUF blocks. Owns: Q8_0, Q4_0, Q4_K and Q6_K, with the scales that lose least of those tried.
+"""Rounding matrices into GGUF blocks. Owns: how each type's blocks lie in bytes, and which search finds their numbers.
 
 Each function takes rows [n, columns] of whole blocks in float32 and gives their bytes [n, bytes of a row] uint8;
 importance [columns] says how much each column's errors count.
@@ -7,105 +7,198 @@ Must not know: files, names, layers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-_TRIALS_4 = (1.0, 0.975, 0.95, 0.925, 1.025, 1.05, -1.0, -0.95)
-"""Scales tried for Q4_0, times the one that makes the largest magnitude -8; negative: it becomes +8 (cut to 7)."""
-_TRIALS_K = (1.0, 0.97, 0.94, 0.91, 0.87)
-_TRIALS_6 = (1.0, 0.98, 0.96, 0.94)
+from tokenmill.checkpoint.gguf_blocks import NON_LINEAR
+from tokenmill.quant import gguf_fit as fit
+from tokenmill.quant.gguf_fit import divided
+
+_TRIALS = (1.0, 0.97, 0.94, 0.91, 0.87, 0.82, 1.03, 1.06, -1.0, -0.95)
+"""Scales tried, times the one that takes the largest magnitude to the end of the levels; negative: to the other end."""
+_WHOLE = (1.0, 0.97, 0.94, 0.91, 0.87, 0.8, 0.72)
+"""Ranges tried, where a range has two ends."""
+_NAMED = fit.named(NON_LINEAR)
+_ENTRIES = fit.entries(NON_LINEAR)
+_SHARED = (1.0, 0.98, 0.96, 1.02)
 
 
 def q8_0(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """32 numbers: a scale and 32 int8."""
     x = rows.view(-1, 32)
     scale = (x.abs().amax(-1, keepdim=True) / 127.0).half()
-    q = _divided(x, scale.float()).round().clamp(-127, 127).to(torch.int8)
+    q = divided(x, scale.float()).round().clamp(-127, 127).to(torch.int8)
     return _joined(rows, [scale.view(torch.uint8), q.view(torch.uint8)])
+
+
+def _centred(rows: Tensor, importance: Tensor | None, half: int) -> tuple[Tensor, Tensor]:
+    """Blocks of 32: scales in half precision, and whole numbers -half .. half - 1 raised by half."""
+    x = rows.view(-1, 32)
+    levels = fit.integers(-half, half - 1)
+    scale = fit.scales(x, _counts(importance, x), levels, -half, _TRIALS).half()
+    return scale.view(torch.uint8), (levels(divided(x, scale.float())) + half).to(torch.uint8)
+
+
+def _ranged(rows: Tensor, importance: Tensor | None, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Blocks of 32: scales and least values in half precision, and whole numbers 0 .. most."""
+    x, c = rows.view(-1, 32), _counts(importance, rows.view(-1, 32))
+    low = x.amin(-1, keepdim=True)
+    scale, offset = fit.scales_and_offsets(x - low, c, most, _WHOLE)  # the offset may have any sign here
+    s, m = scale.half(), (offset + low).half()
+    q = divided(x - m.float(), s.float()).round().clamp(0, most).to(torch.uint8)
+    return s.view(torch.uint8), m.view(torch.uint8), q
 
 
 def q4_0(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """32 numbers: a scale and 32 nibbles, 8 above their value."""
+    scale, q = _centred(rows, importance, 8)
+    return _joined(rows, [scale, _nibbles(q)])
+
+
+def q4_1(rows: Tensor, importance: Tensor | None = None) -> Tensor:
+    """32 numbers: a scale, the least value and 32 nibbles."""
+    scale, low, q = _ranged(rows, importance, 15)
+    return _joined(rows, [scale, low, _nibbles(q)])
+
+
+def q5_0(rows: Tensor, importance: Tensor | None = None) -> Tensor:
+    """32 numbers: a scale, their fifth bits and 32 nibbles, 16 above their value."""
+    scale, q = _centred(rows, importance, 16)
+    return _joined(rows, [scale, _bits(q >> 4), _nibbles(q & 15)])
+
+
+def q5_1(rows: Tensor, importance: Tensor | None = None) -> Tensor:
+    """32 numbers: a scale, the least value, their fifth bits and 32 nibbles."""
+    scale, low, q = _ranged(rows, importance, 31)
+    return _joined(rows, [scale, low, _bits(q >> 4), _nibbles(q & 15)])
+
+
+def iq4_nl(rows: Tensor, importance: Tensor | None = None) -> Tensor:
+    """32 numbers: a scale and 32 names of a table's entries."""
     x = rows.view(-1, 32)
-    owner = x.gather(-1, x.abs().argmax(-1, keepdim=True))
-    scale = _best(
-        x, [(owner / -8.0 * by).half().float() for by in _TRIALS_4], lambda s: _steps(x, s, -8, 7) * s, importance
+    scale = fit.scales(x, _counts(importance, x), _ENTRIES, NON_LINEAR[0], _TRIALS).half()
+    return _joined(rows, [scale.view(torch.uint8), _nibbles(_NAMED(divided(x, scale.float())))])
+
+
+def iq4_xs(rows: Tensor, importance: Tensor | None = None) -> Tensor:
+    """256 numbers: eight groups of names of a table's entries, scales of six bits times a shared one."""
+    x = rows.view(-1, 8, 32)
+    c = _counts(importance, x)
+    best = fit.scales(x, c, _ENTRIES, NON_LINEAR[0], _TRIALS)[..., 0]
+    d, steps = fit.shared(best, _energy(x, c, best), -32, 31, _SHARED)
+    q = _NAMED(divided(x, (d * steps)[..., None]))
+    raised = (steps + 32).to(torch.int32)
+    high = ((raised >> 4) << torch.arange(0, 16, 2)).sum(1, keepdim=True).to(torch.int16)
+    low = (raised & 15).to(torch.uint8)
+    nibbles = (q[..., :16] | q[..., 16:] << 4).flatten(1)
+    return _joined(
+        rows, [d.half().view(torch.uint8), high.view(torch.uint8), low[:, 0::2] | low[:, 1::2] << 4, nibbles]
     )
-    q = (_steps(x, scale, -8, 7) + 8).to(torch.uint8)
-    return _joined(rows, [scale.half().view(torch.uint8), q[:, :16] | q[:, 16:] << 4])
+
+
+def _pairs(rows: Tensor, importance: Tensor | None, most: int) -> tuple[Tensor, Tensor, Tensor]:
+    """256 numbers: eight groups of whole numbers 0 .. most [blocks, 8, 32]; the bytes of both shared scales; scale and
+    minimum of each group in six bits."""
+    x = rows.view(-1, 8, 32)
+    c = _counts(importance, x)
+    step, low = (each[..., 0] for each in fit.scales_and_offsets(x, c, most, _WHOLE))
+    d, scales = fit.shared(step, _energy(x, c, step), 0, 63, _SHARED)
+    dmin, minima = fit.shared(-low, c.sum(-1), 0, 63, _SHARED)
+    q = divided(x + (dmin * minima)[..., None], (d * scales)[..., None]).round_().clamp_(0, most).to(torch.uint8)
+    a, b = scales.to(torch.uint8), minima.to(torch.uint8)
+    packed = torch.cat([a[:, :4] | a[:, 4:] >> 4 << 6, b[:, :4] | b[:, 4:] >> 4 << 6, a[:, 4:] & 15 | b[:, 4:] << 4], 1)
+    return q, torch.cat([d.half().view(torch.uint8), dmin.half().view(torch.uint8)], 1), packed
 
 
 def q4_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """256 numbers: eight groups of nibbles, scale and minimum of each in six bits of a shared one."""
-    x = rows.view(-1, 8, 32)
-    low, high = x.amin(-1, keepdim=True).clamp(max=0.0), x.amax(-1, keepdim=True)
-    trials = [torch.cat([(high - low).clamp(min=0.0) / 15.0 * by, low * by], -1) for by in _TRIALS_K]
+    q, shared, packed = _pairs(rows, importance, 15)
+    return _joined(rows, [shared, packed, (q[:, 0::2] | q[:, 1::2] << 4).flatten(1)])
 
-    def back(t: Tensor) -> Tensor:
-        return _steps(x - t[..., 1:], t[..., :1], 0, 15) * t[..., :1] + t[..., 1:]
 
-    best = _best(x, trials, back, importance)
-    (d, scales), (dmin, minima) = _six_bits(best[..., 0]), _six_bits(-best[..., 1])
-    step, offset = (d * scales)[..., None], (dmin * minima)[..., None]
-    q = _steps(x + offset, step, 0, 15).to(torch.uint8)
-    nibbles = (q[:, 0::2] | q[:, 1::2] << 4).flatten(1)
-    a, b = scales.to(torch.uint8), minima.to(torch.uint8)
-    packed = torch.cat([a[:, :4] | a[:, 4:] >> 4 << 6, b[:, :4] | b[:, 4:] >> 4 << 6, a[:, 4:] & 15 | b[:, 4:] << 4], 1)
-    return _joined(rows, [d.half().view(torch.uint8), dmin.half().view(torch.uint8), packed, nibbles])
+def q5_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
+    """As Q4_K, with a fifth bit apart."""
+    q, shared, packed = _pairs(rows, importance, 31)
+    high, low = _over(q >> 4, 1), q & 15
+    return _joined(rows, [shared, packed, high, (low[:, 0::2] | low[:, 1::2] << 4).flatten(1)])
+
+
+def q2_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
+    """256 numbers: sixteen groups of two bits, scale and minimum of each in four bits of a shared one."""
+    x = rows.view(-1, 16, 16)
+    c = _counts(importance, x)
+    step, low = (each[..., 0] for each in fit.scales_and_offsets(x, c, 3, _WHOLE))
+    d, scales = fit.shared(step, _energy(x, c, step), 0, 15, _SHARED)
+    dmin, minima = fit.shared(-low, c.sum(-1), 0, 15, _SHARED)
+    q = divided(x + (dmin * minima)[..., None], (d * scales)[..., None]).round_().clamp_(0, 3).to(torch.uint8)
+    both = scales.to(torch.uint8) | minima.to(torch.uint8) << 4
+    shared = [d.half().view(torch.uint8), dmin.half().view(torch.uint8)]
+    return _joined(rows, [both, _over(q.view(-1, 2, 4, 32), 2), *shared])
+
+
+def q3_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
+    """256 numbers: sixteen groups of three bits, scales of six bits times a shared one."""
+    d, scales, q = _sixteen(rows, importance, 4, 32)
+    q, raised = q.view(-1, 8, 32), (scales + 32).to(torch.uint8)
+    high = raised >> 4
+    upper = high[:, :4] | high[:, 4:8] << 2 | high[:, 8:12] << 4 | high[:, 12:] << 6
+    lower = raised[:, :8] & 15 | (raised[:, 8:] & 15) << 4
+    low = _over((q & 3).view(-1, 2, 4, 32), 2)
+    return _joined(rows, [_over(q >> 2, 1), low, lower, upper, d.half().view(torch.uint8)])
 
 
 def q6_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """256 numbers: sixteen groups of six bits, scales of int8 times a shared one."""
-    x = rows.view(-1, 16, 16)
-    owner = x.gather(-1, x.abs().argmax(-1, keepdim=True))
-    trials = [owner / -32.0 * by for by in _TRIALS_6]
-    best = _best(x, trials, lambda s: _steps(x, s, -32, 31) * s, importance)[..., 0]
-    largest = best.gather(-1, best.abs().argmax(-1, keepdim=True))
-    d = (largest / -128.0).half().float()
-    scales = _divided(best, d).round().clamp(-128, 127)
-    q = (_steps(x, (d * scales)[..., None], -32, 31) + 32).to(torch.uint8).view(-1, 2, 4, 32)
+    d, scales, q = _sixteen(rows, importance, 32, 128)
+    q = q.view(-1, 2, 4, 32)
     low = torch.cat([q[:, :, 0] & 15 | q[:, :, 2] << 4, q[:, :, 1] & 15 | q[:, :, 3] << 4], -1)
-    high = q >> 4
-    high = high[:, :, 0] | high[:, :, 1] << 2 | high[:, :, 2] << 4 | high[:, :, 3] << 6
+    high = _over(q >> 4, 2)
     bytes_of_scales = scales.to(torch.int8).view(torch.uint8)
-    return _joined(rows, [low.flatten(1), high.flatten(1), bytes_of_scales, d.half().view(torch.uint8)])
+    return _joined(rows, [low.flatten(1), high, bytes_of_scales, d.half().view(torch.uint8)])
 
 
-ENCODERS = {"Q8_0": q8_0, "Q4_0": q4_0, "Q4_K": q4_k, "Q6_K": q6_k}
+def _sixteen(rows: Tensor, importance: Tensor | None, half: int, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sixteen groups of sixteen: a shared scale, whole ones -steps .. steps - 1, and whole numbers raised by half."""
+    x = rows.view(-1, 16, 16)
+    c, levels = _counts(importance, x), fit.integers(-half, half - 1)
+    best = fit.scales(x, c, levels, -half, _TRIALS)[..., 0]
+    d, scales = fit.shared(best, _energy(x, c, best), -steps, steps - 1, _SHARED)
+    return d, scales, (levels(divided(x, (d * scales)[..., None])) + half).to(torch.uint8)
 
 
-def _six_bits(values: Tensor) -> tuple[Tensor, Tensor]:
-    """values [blocks, 8] >= 0 -> a shared scale [blocks, 1] exact in half precision, and whole numbers to 63."""
-    shared = (values.amax(-1, keepdim=True) / 63.0).half().float()
-    return shared, _divided(values, shared).round().clamp(0, 63)
+ENCODERS = {
+    "Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "IQ4_NL": iq4_nl, "IQ4_XS": iq4_xs,
+    "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k,
+}  # fmt: skip
 
 
-def _divided(x: Tensor, scale: Tensor) -> Tensor:
-    return torch.where(scale != 0, x / scale, 0.0)
+def _counts(importance: Tensor | None, x: Tensor) -> Tensor:
+    """What each number's squared error counts, in the shape of x."""
+    if importance is None:
+        return torch.ones((), device=x.device).expand_as(x)
+    level = importance / importance.mean().clamp(min=fit.TINY)  # sums of very small or large ones would run out
+    return level.expand(x.numel() // len(level), -1).reshape(x.shape)
 
 
-def _steps(x: Tensor, scale: Tensor, low: int, high: int) -> Tensor:
-    return _divided(x, scale).round_().clamp_(low, high)
+def _energy(x: Tensor, c: Tensor, step: Tensor) -> Tensor:
+    """What an error of a group's scale counts: the squares of the whole numbers that it multiplies [blocks, groups]."""
+    return (c * divided(x, step[..., None]).square()).sum(-1)
 
 
-def _best(
-    x: Tensor, trials: list[Tensor], back: Callable[[Tensor], Tensor], importance: Tensor | None = None
-) -> Tensor:
-    """Of several parameters per group (last dimension), those whose result is nearest to x; importance [columns]: what
-    a column's squared error counts."""
-    counts = None if importance is None else importance.expand(x.numel() // len(importance), -1).reshape(x.shape)
-    best, least = trials[0], None
-    for trial in trials:
-        error = (back(trial) - x).square()
-        error = (error if counts is None else error * counts).sum(-1, keepdim=True)
-        if least is None:
-            least = error
-            continue
-        better = error < least
-        best, least = torch.where(better, trial, best), torch.where(better, error, least)
-    return best
+def _nibbles(q: Tensor) -> Tensor:
+    """[blocks, 32] -> 16 bytes: the second half above the first."""
+    return q[:, :16] | q[:, 16:] << 4
+
+
+def _bits(q: Tensor) -> Tensor:
+    """[blocks, 8 n] of 0 and 1 -> n bytes, the first lowest."""
+    return (q.view(len(q), -1, 8) << torch.arange(8, dtype=torch.uint8, device=q.device)).sum(-1).to(torch.uint8)
+
+
+def _over(q: Tensor, bits: int) -> Tensor:
+    """[blocks, ..., 8 / bits, width] -> [blocks, ... * width] bytes: fields above each other, the first lowest."""
+    shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=q.device)[:, None]
+    return (q << shifts).sum(-2).to(torch.uint8).flatten(1)
 
 
 def _joined(rows: Tensor, parts: list[Tensor]) -> Tensor:

@@ -97,6 +97,8 @@ class Stream:
         self.kernels: Kernels = make_kernels(device)
         self.x = tokens
         self.count = layer_count(config)
+        self.reads: dict[int, list[tuple[str, int]]] = {}
+        """By layer that was run: the kind of its K/V, and how far back it reads."""
         heads = config.get("num_attention_heads") or config.get("n_head") or 1
         self.head = int(config.get("head_dim") or int(config.get("hidden_size") or heads) // int(heads))
 
@@ -113,11 +115,17 @@ class Stream:
 
     def go_on(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any] | None) -> None:
         """Hidden states behind layer `index` with these tensors in place of those hidden; how: config.json's words."""
-        if index + 1 >= self.count:
-            return
+        if index + 1 < self.count:
+            self.x = self.behind(index, tensors, hidden, how)
+
+    def behind(
+        self, index: int, tensors: Mapping[str, Tensor], hidden: Iterable[str] = (), how: dict[str, Any] | None = None
+    ) -> Tensor:
+        """Hidden states behind layer `index`; behind the last one, normed."""
         config = self.config if how is None else {**self.config, "quantization_config": how}
         model = self._build(index, Overlaid(self.ckpt, tensors, hidden), config=config)
-        self.x = forward_in_parts(model, self.x, self.kernels, self.device)
+        self.reads[index] = [(spec.kind, spec.window) for spec in model.spec.kv_specs]
+        return forward_in_parts(model, self.x, self.kernels, self.device)
 
     def keeps(self, layer: Layer, tensors: Mapping[str, Tensor]) -> bool:
         """Does the layer compute the same with these tensors in place of its own?"""

@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVView, StepRows
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVView, Paths, StepRows
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import CacheLayout, KVPool
 from tokenmill.runner.rows import Rows
@@ -63,6 +63,15 @@ class Batch:
     token_rows: Tensor
     ends: list[int]
     ctx: ForwardContext
+    sequence: Tensor | None = None
+    """Of each token [T], where rows try trees: there a grant is several sequences of the context."""
+
+    def paths(self, at: Tensor | None) -> Paths | None:
+        """Where what these tokens (None: all) descend from lies; None: no row tries a tree."""
+        found = self.ctx.groups[0].paths
+        if found is None or self.sequence is None:
+            return None
+        return found.of(self.sequence if at is None else self.sequence[at])
 
 
 def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Batch:

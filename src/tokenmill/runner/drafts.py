@@ -16,13 +16,15 @@ from tokenmill.sampling.arrays import send, to_device
 @dataclass(slots=True)
 class Outcome:
     """What came of the grants behind whose samples drafts are left. lines: the grant of each sampled line; places:
-    that line's token in the batch; stand: grants that were verified, and how many of their samples stand."""
+    that line's token in the batch; stand: grants that were verified, and how many of their samples stand; last: of each
+    of these, how many lines behind its first the last one that stands is, if drafts were trees."""
 
     plan: StepPlan
     lines: list[int]
     places: list[int]
     stand: tuple[list[int], Tensor] | None
     device: torch.device
+    last: Tensor | None = None
 
     def _firsts(self) -> list[int]:
         """The first line of each grant that proposes."""
@@ -30,16 +32,21 @@ class Outcome:
         firsts = {i: n for n, i in reversed(list(enumerate(self.lines))) if i in wanted}
         return [firsts[i] for i in self.plan.proposes]
 
+    def _of(self, found: Tensor) -> Tensor:
+        """What belongs to the grants that propose, of something about those that were verified."""
+        assert self.stand is not None
+        grants = [self.stand[0].index(i) for i in self.plan.proposes]
+        return found[to_device(grants, torch.int64, self.device)]
+
     def _kept(self) -> Tensor | None:
         """How many samples of each stand; None: one of each."""
-        if self.stand is None:
-            return None
-        grants = [self.stand[0].index(i) for i in self.plan.proposes]
-        return self.stand[1][to_device(grants, torch.int64, self.device)]
+        return None if self.stand is None else self._of(self.stand[1])
 
     def newest(self) -> Tensor:
         """See Drafting.places."""
         at = to_device([self.places[n] for n in self._firsts()], torch.int64, self.device)
+        if self.last is not None:
+            return at + self._of(self.last)
         kept = self._kept()
         return at if kept is None else at + kept - 1
 
@@ -57,6 +64,7 @@ class Forgetful:
     """A drafter that keeps nothing beside the rows: what follows has no meaning for it."""
 
     most = 0
+    levels = 0
     follows = False
     catches_up = "on"
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, Kernels
+from tokenmill.core.forward import Again, ForwardContext, Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.device.graphs import Recorder, Recording
@@ -25,6 +25,8 @@ from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch
 from tokenmill.runner.rows import Rows
 
+SPILL = 1 << 20
+"""Bytes that a recording may take for itself, beside the room of all."""
 K = TypeVar("K", bound=Hashable)
 Best = tuple[Tensor, Tensor, Tensor]
 """What `Kernels.greedy` gives."""
@@ -231,8 +233,10 @@ class Tapes(Generic[K]):
         self.kernels = kernels
         self.room_bytes = room_bytes
         self.room: Tensor | None = None
-        self.made: dict[K, tuple[Made, Callable[[], None]]] = {}
+        self.made: dict[K, tuple[Made, Again]] = {}
         self.seen: set[K] = set()
+        self.spilled: set[K] = set()
+        """Keys whose recordings would take memory of their own."""
         self.possible = True
 
     def forget_weights(self) -> None:
@@ -258,14 +262,16 @@ class Tapes(Generic[K]):
         if key not in self.seen:
             self.seen.add(key)
             return None
-        keeps = layout.keeps(key)
-        if self.made and not keeps:
+        keeps = layout.keeps(key) and key not in self.spilled
+        if not keeps and (self.made or key in self.spilled):
             return layout.computing(key)()
         if self.room is None:  # numpy's zeros take memory when they are first used
             self.room = torch.from_numpy(np.zeros(self.room_bytes, dtype=np.uint8))
         made, again = self.kernels.record(layout.computing(key), self.room)
         if again is None:
             self.possible = layout.simplify()
+        elif again.spilled > SPILL:
+            self.spilled.add(key)
         elif keeps:
             self.made[key] = made, again
         return made

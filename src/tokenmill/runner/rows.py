@@ -23,6 +23,8 @@ FAR = 1 << 30
 class Rows:
     """Device tensors by row: tokens [R + 1, L]; length and computed [R + 1]; per KV group tables, first, held.
 
+    parents [R + 1, room]: what each of the drafts behind the known tokens goes on from, where drafts are trees of up to
+    `levels` (Kernels.accept_tree_ says how).
     `length` counts known tokens (not the drafts behind them, for which there is `room` at the end), `computed` those
     whose K/V is in the cache; held [R + 1] counts table entries; those behind them name the scratch block, so that a
     drafter which runs ahead spoils nobody's; adapters [R + 1]: slots of adapters, 0: none. The last row is nobody's: it
@@ -39,6 +41,7 @@ class Rows:
         device: str,
         scratch: list[int] | None = None,
         room: int = 0,
+        levels: int = 0,
     ) -> None:
         self.layout = layout
         self.device = torch.device(device)
@@ -47,6 +50,8 @@ class Rows:
         count, width = max_rows + 1, -(-(max_len + room) // layout.block_size) + 1
         self.max_len = max_len
         self.tokens = torch.zeros(count, max_len + 1 + room, dtype=torch.int32, device=device)
+        self.levels = levels
+        self.parents = torch.zeros(count, room if levels else 0, dtype=torch.int64, device=device)
         self.length = torch.zeros(count, dtype=torch.int64, device=device)
         self.computed = torch.zeros(count, dtype=torch.int64, device=device)
         self.scratch = scratch or [0] * len(layout.groups)
@@ -109,6 +114,14 @@ class Rows:
         """Put unverified tokens behind the known ones."""
         row_ids, offsets, values = _flatten(rows, drafts, self.device)
         self.tokens[row_ids, self.length[row_ids] + offsets] = values
+
+    def drafts_of(self, row_ids: Tensor, count: int) -> Tensor:
+        """[n, count]: what lies behind the known tokens of these rows; of a tree the likeliest chain, then -1."""
+        known = self.length[row_ids][:, None]
+        if not self.levels:
+            return self.tokens[row_ids[:, None], known + torch.arange(count, device=self.device)]
+        chain = chain_of(self.parents[row_ids, :count], self.levels)
+        return torch.where(chain < 0, -1, self.tokens[row_ids[:, None], known + chain.clamp(min=0)])
 
     def _append(self, appended: dict[int, list[int]]) -> None:
         if self.device.type == "cpu":  # a slice each takes a fifth of what a scatter for all does
@@ -174,6 +187,19 @@ class Rows:
         blocks[edit.at :], starts[edit.at :] = edit.blocks, edit.first
         if edit.drop or (edit.at == 0 and edit.first and edit.first[0]):
             self.shifted[edit.group].add(edit.row)
+
+
+def chain_of(parents: Tensor, levels: int) -> Tensor:
+    """parents [n, N] -> the drafts [n, levels] that one reaches by going on with the first child; -1: there is none."""
+    at, found = parents.new_zeros(parents.shape[0]), []
+    there = torch.ones_like(at, dtype=torch.bool)
+    for _ in range(levels):
+        child = parents == at[:, None]
+        there = there & child.any(1)
+        first = child.long().argmax(1)
+        found.append(torch.where(there, first, -1))
+        at = first + 1
+    return torch.stack(found, 1)
 
 
 class _Writes:

@@ -29,7 +29,9 @@ from tokenmill.runner.recorder import Graphs, RecordedSteps, StepRecorder, Tapes
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.single import ROOM, SingleTokens
 from tokenmill.runner.trail import settle_states
-from tokenmill.sampling.arrays import send, to_device
+from tokenmill.runner.trees import make_tree_batch, move_path
+from tokenmill.runner.verdict import Verdict, verify
+from tokenmill.sampling.arrays import to_device
 from tokenmill.sampling.choose import Ask, Way, choose, take_largest, way
 from tokenmill.sampling.logprobs import token_logprobs
 from tokenmill.sampling.sampler import Sampled
@@ -40,19 +42,18 @@ LOGITS_SLICE = 256
 
 @dataclass(slots=True)
 class Left:
-    """What sampling leaves for those who come after it. `places`: the sampled lines' tokens in the batch. `verified`:
-    grants whose counts of tokens that stand (`kept`) come back behind the sampled tokens, if any of them tried drafts.
-    `told`: grants whose new drafts the host must know."""
+    """What sampling leaves for those who come after it. `places`: the sampled lines' tokens in the batch. `verdict`:
+    which of them stand, if any drafts were tried; it comes back behind the sampled tokens. `told`: grants whose new
+    drafts the host must know."""
 
     places: list[int] = field(default_factory=list)
-    verified: list[int] = field(default_factory=list)
-    kept: Tensor | None = None
+    verdict: Verdict | None = None
     told: tuple[list[int], Readback] | None = None
 
     @property
     def stand(self) -> tuple[list[int], Tensor] | None:
-        """`verified` and `kept`; None: no drafts were tried."""
-        return None if self.kept is None else (self.verified, self.kept)
+        """Grants, and how many samples of each stand; None: no drafts were tried."""
+        return None if self.verdict is None else (self.verdict.grants, self.verdict.kept)
 
 
 @dataclass(slots=True)
@@ -102,8 +103,9 @@ class Runner:
         scratch = [pool.num_blocks[group.pool] for group in pool.layout.groups]
         self.drafter = drafter or NoDeviceDrafter()
         self.rows = Rows(
-            max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch, room=self.drafter.most
-        )
+            max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch, room=self.drafter.most,
+            levels=self.drafter.levels,
+        )  # fmt: skip
         # Where a row's bytes must not depend on its company on a GPU, steps with and without adapters are the same.
         launch = getattr(kernels, "launch", None)
         self.rows.always_adapted = adapters is not None and bool(getattr(launch, "steady", False))
@@ -116,6 +118,8 @@ class Runner:
     def _recorders(self) -> list[StepRecorder]:
         """Of steps of one token a row, and of short ones that are ragged."""
         parts = self.model, self.kernels, self.rows, self.pool
+        if self.kernels.records and self.model.spec.extras.get("foreign"):
+            return []  # what others' code does with numbers on the host is not known
         if self.kernels.records:
             made: list[StepRecorder] = [RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM))]
             if self.pool.states is None or self.pool.states.trail:
@@ -250,7 +254,7 @@ class Runner:
             running.batch, running.hidden = step.batch, step.hidden
             running.logits, running.best = step.logits, step.best
         else:
-            batch = make_batch(plan, rows, self.pool, self.kernels)
+            batch = (make_tree_batch if plan.nodes else make_batch)(plan, rows, self.pool, self.kernels)
             running.batch = batch
             running.hidden = self.model.forward(batch.tokens, batch.ctx)
         self.link.give(running.hidden)
@@ -267,7 +271,7 @@ class Runner:
         places: list[int] = []
         for i, row in enumerate(plan.rows):
             if plan.samples[i] and row not in rows.pools:
-                tried = plan.guesses.get(i, 0)
+                tried = plan.tried(i)
                 end = batch.ends[i]
                 places += range(end - 1 - tried, end)
                 running.lines += [i] * (1 + tried)
@@ -285,9 +289,9 @@ class Runner:
         running.sampled, marked = self._choose(running, logits, at, late)
         running.left.places = places
         if plan.guesses:
-            running.left.kept = self._verify(running, marked)
-            running.read = Readback(torch.cat((marked, running.left.kept)))
-            self._move_mus(running, running.left.kept)
+            verdict = running.left.verdict = self._verify(running, marked)
+            running.read = Readback(verdict.beside(marked))
+            self._move_mus(running, verdict)
         else:
             running.read = Readback(marked)
             self._move_mus(running, None)
@@ -317,6 +321,7 @@ class Runner:
             lambda: self.rows.longest(chosen),
             _split_masks(late.masks, running.plan) if late.masks else {},
             late.processors,
+            lambda: batch.paths(at),
         )
         return choose(logits, ask, table, self.kernels)
 
@@ -343,24 +348,17 @@ class Runner:
         rows.tokens[row_ids, rows.length[row_ids]] = ids.to(torch.int32)
         rows.length.index_add_(0, row_ids, torch.ones_like(row_ids))
 
-    def _verify(self, running: Running, marked: Tensor) -> Tensor:
-        """Rows move on by the samples that stand; -> how many samples that is for each of the `verified` grants.
-
-        Noise depends on the position alone, so the sample at a position is the token that plain decoding would have
-        taken there if the tokens before it are right: a draft is right if it equals the sample of its position."""
+    def _verify(self, running: Running, marked: Tensor) -> Verdict:
+        """Rows move on by the samples that stand."""
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None
         rows.computed.index_add_(0, batch.row_ids, batch.counts)
         params = rows.sampling.params
         firsts = {i: n for n, i in reversed(list(enumerate(running.lines))) if not params[plan.rows[i]].num_candidates}
-        running.left.verified = list(firsts)
-        tried = [plan.guesses.get(i, 0) for i in firsts]
-        grants = torch.tensor([[plan.rows[i] for i in firsts], list(firsts.values()), tried], dtype=torch.int64)
-        sent = send(grants, rows.device)
-        return self.kernels.accept_(sent, max(tried), marked, *rows.state())
+        return verify(plan, firsts, marked, rows, self.kernels)
 
-    def _move_mus(self, running: Running, kept: Tensor | None) -> None:
-        """Rows with mirostat go on with what their last token that stands has left. kept: how many stand, by grant."""
+    def _move_mus(self, running: Running, verdict: Verdict | None) -> None:
+        """Rows with mirostat, whose drafts are chains, go on with what their last token that stands has left."""
         assert running.sampled is not None
         if running.sampled.pending.mus is None:
             return
@@ -370,24 +368,29 @@ class Runner:
             grants.setdefault(running.lines[line], place)  # its first line; a grant's lines lie together
         rows = to_device([running.plan.rows[i] for i in grants], torch.int64, mus.device)
         at = to_device(list(grants.values()), torch.int64, mus.device)
-        if kept is not None:
-            at = at + kept[to_device([running.left.verified.index(i) for i in grants], torch.int64, mus.device)] - 1
+        if verdict is not None:
+            at = at + verdict.kept[to_device([verdict.grants.index(i) for i in grants], torch.int64, mus.device)] - 1
         left = mus[at]
         self.rows.sampling.mu[rows] = left
         running.mus = list(grants), Readback(left)
 
     def _leave_drafts(self, running: Running) -> None:
         """What the plan has a DeviceDrafter do behind a step; a later plan decides which of its drafts are tried."""
-        plan, rows = running.plan, self.rows
-        if not (plan.follows or plan.proposes):
-            return
+        plan, rows, left = running.plan, self.rows, running.left
         assert running.batch is not None and running.hidden is not None
-        self.drafter.follow(plan.follows, Seen(running.batch.ctx, running.hidden))
+        if plan.follows or plan.proposes:
+            self.drafter.follow(plan.follows, Seen(running.batch.ctx, running.hidden))
+        if left.verdict is not None and left.verdict.path is not None:  # the drafter's keys, too
+            first = to_device(
+                [left.places[running.lines.index(i)] for i in left.verdict.grants], torch.int64, rows.device
+            )
+            move_path(self.kernels, self.pool, running.batch, first, left.verdict.kept, left.verdict.path)
         if not plan.proposes:
             return
         row_list = [plan.rows[i] for i in plan.proposes]
         row_ids = to_device(row_list, torch.int64, rows.device)
-        outcome = Outcome(plan, running.lines, running.left.places, running.left.stand, rows.device)
+        last = None if left.verdict is None else left.verdict.last
+        outcome = Outcome(plan, running.lines, left.places, left.stand, rows.device, last)
         ids = None if running.sampled is None else running.sampled.ids
         longest, samples = rows.longest(row_list), lambda: outcome.samples(ids)
         self.drafter.propose(Drafting(rows, row_list, row_ids, plan.depth, longest, outcome.newest, samples))
@@ -395,8 +398,7 @@ class Runner:
         told = [n for n, row in enumerate(row_list) if row in late] if late else []
         if told:
             chosen = row_ids if len(told) == len(row_list) else row_ids[to_device(told, torch.int64, rows.device)]
-            ahead = rows.length[chosen][:, None] + torch.arange(plan.depth, device=rows.device)
-            running.left.told = [plan.proposes[n] for n in told], Readback(rows.tokens[chosen[:, None], ahead])
+            running.left.told = [plan.proposes[n] for n in told], Readback(rows.drafts_of(chosen, plan.depth))
 
     def _candidates(self, plan: StepPlan) -> bool:
         params = self.rows.sampling.params
@@ -415,11 +417,13 @@ class Runner:
         assert running.read is not None
         read = running.read.wait().tolist()
         marked = read[: len(running.lines)]
-        kept = dict(zip(running.left.verified, read[len(marked) :], strict=True))
+        verdict = running.left.verdict
+        stand = {} if verdict is None else verdict.read(read[len(marked) :])
         bad = min(marked) < 0
         more = sampled.pending.logprobs or sampled.pending.candidates or running.mus
         if running.left.told is not None:
-            result.drafts = dict(zip(running.left.told[0], running.left.told[1].wait().tolist(), strict=True))
+            drafts = running.left.told[1].wait().tolist()
+            result.drafts = {i: [t for t in d if t >= 0] for i, d in zip(running.left.told[0], drafts, strict=True)}
         if running.best is not None and not bad and not more:
             result.tokens = [[n] for n in marked]
             return result
@@ -433,8 +437,8 @@ class Runner:
         if running.mus is not None:
             result.mus = dict(zip(running.mus[0], running.mus[1].wait().tolist(), strict=True))
         for i, lines in by_grant.items():
-            stand = lines[: kept[i]] if i in kept else lines
-            self._collect_grant(i, stand, [ids[n] for n in stand], running, result)
+            lines = [lines[n] for n in stand[i]] if i in stand else lines
+            self._collect_grant(i, lines, [ids[n] for n in lines], running, result)
         return result
 
     def _collect_grant(self, i: int, lines: list[int], ids: list[int], running: Running, result: StepResult) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels
+from tokenmill.core.forward import Kernels, Paths
 from tokenmill.sampling import table as features
 from tokenmill.sampling.edits import Lines, line_masks
 from tokenmill.sampling.quick import PLAIN, choose_quickly
@@ -45,7 +45,7 @@ class Way(Enum):
 class Ask:
     """What is to be chosen: a token per line, for `rows`, one per line. masks, processors: as in edits.Lines. places:
     row ids and positions of the lines' last known tokens [n] int64, on the device; longest: as in edits.Lines; both are
-    asked for by ways that need them. tokens: the rows' token buffer."""
+    asked for by ways that need them. tokens: the rows' token buffer. paths: as in edits.Lines."""
 
     rows: list[int]
     tokens: Tensor
@@ -53,6 +53,7 @@ class Ask:
     longest: Callable[[], int]
     masks: dict[int, bytes | list[bytes]] = field(default_factory=dict)
     processors: dict[int, Any] = field(default_factory=dict)
+    paths: Callable[[], Paths | None] = lambda: None
 
 
 def way(
@@ -90,7 +91,7 @@ def choose(logits: Tensor, ask: Ask, table: SamplingTable, kernels: Kernels) -> 
         if quick is not None:
             return quick
     row_ids, positions = places
-    lines = Lines(ask.rows, row_ids, positions + 1, ask.tokens, ask.masks, ask.processors, ask.longest())
+    lines = Lines(ask.rows, row_ids, positions + 1, ask.tokens, ask.masks, ask.processors, ask.longest(), ask.paths())
     cutting = kernels if kernels.chooses else None
     sampled = sample(logits.float(), lines, table, consume=True, kernels=cutting)
     return sampled, torch.where(sampled.bad, ~sampled.ids, sampled.ids)

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.core.forward import Paths
 from tokenmill.sampling import repeats
 from tokenmill.sampling import table as features
 from tokenmill.sampling.arrays import send, to_device
@@ -38,7 +39,8 @@ class Lines:
     before the sample, prompt + output, drafts up to here included. tokens [max_rows, max_len] int32: the rows' token
     buffer. masks: packed allowed bits by row (little-endian, 1 = allowed, ids past the end are forbidden), or a list
     of them, one per line of the row. processors: a callable, or a list of them, by row. longest: an upper bound
-    of `lengths` known to the host, 0 if there is none; it only saves work.
+    of `lengths` known to the host, 0 if there is none; it only saves work. paths: where the newest tokens of each line
+    lie in its row's buffer, if some are nodes of trees (core/descriptors.py).
     """
 
     rows: list[int]
@@ -48,6 +50,18 @@ class Lines:
     masks: Mapping[int, bytes | list[bytes]]
     processors: Mapping[int, Any]
     longest: int = 0
+    paths: Paths | None = None
+
+    def history(self, picked: Tensor | None, longest: int) -> Tensor:
+        """The tokens [m, longest] of the picked lines; what lies behind their lengths is stale."""
+        found = self.tokens[:, :longest].index_select(0, take(self.row_ids, picked))
+        if self.paths is None:
+            return found
+        roots, places = take(self.paths.roots, picked)[:, None], take(self.paths.places, picked)
+        at = torch.arange(longest, device=found.device).repeat(found.shape[0], 1)
+        ahead = torch.arange(places.shape[1], device=found.device)
+        at.scatter_(1, (roots + ahead).clamp(max=longest - 1), (roots + places).clamp(max=longest - 1))
+        return found.gather(1, at)
 
 
 @dataclass(slots=True)
@@ -161,13 +175,19 @@ def _bad_words_(changed: ChangedLines) -> None:
         if words is None:
             continue
         number = changed.numbers[j]
-        row = changed.lines.row_ids[number : number + 1]
-        bans = _bans(words, changed.lines.tokens, row, changed.lines.lengths[number], changed.table.num_prompt[row])
+        lines, row = changed.lines, changed.lines.row_ids[number : number + 1]
+        tokens, at = lines.tokens, row
+        if lines.paths is not None:
+            tokens = lines.history(to_device([number], torch.int64, row.device), _longest(lines))
+            at = torch.zeros_like(row)
+        bans = _bans(words, (tokens, at), lines.lengths[number], changed.table.num_prompt[row])
         changed.x[j].scatter_reduce_(0, words.last, bans, "amin")
 
 
-def _bans(words: BadWords, tokens: Tensor, row: Tensor, length: Tensor, num_prompt: Tensor) -> Tensor:
-    """Per word -inf if the row's output ends with its prefix, else +inf; prompts do not count, as in vLLM."""
+def _bans(words: BadWords, known: tuple[Tensor, Tensor], length: Tensor, num_prompt: Tensor) -> Tensor:
+    """Per word -inf if the row's output ends with its prefix, else +inf; prompts do not count, as in vLLM. known:
+    tokens [R, L] and which line of them it is."""
+    tokens, row = known
     reach = words.prefix.shape[1]
     places = length - reach + torch.arange(reach, device=tokens.device)
     recent = tokens[row, places.clamp(0, tokens.shape[1] - 1)].long()
@@ -253,7 +273,7 @@ def _repeats_(changed: ChangedLines) -> None:
     for start in range(0, len(users), together):
         some = users[start : start + together]
         picked = pick([changed.numbers[j] for j in some], len(lines.rows), changed.x.device)
-        history = lines.tokens[:, :longest].index_select(0, take(lines.row_ids, picked))
+        history = lines.history(picked, longest)
         places = torch.arange(longest, device=history.device)
         known = repeats.Known(history, take(lines.lengths, picked), places)
         params = [table.params[changed.row(j)] for j in some]
@@ -265,7 +285,7 @@ def _penalise_(changed: ChangedLines, users: list[int], longest: int) -> None:
     lines, table = changed.lines, changed.table
     picked = pick([changed.numbers[j] for j in users], len(lines.rows), changed.x.device)
     rows, lengths = take(lines.row_ids, picked), take(lines.lengths, picked)
-    history = lines.tokens[:, :longest].index_select(0, rows)
+    history = lines.history(picked, longest)
     places = torch.arange(longest, device=rows.device)
     known = (places < lengths[:, None]) & (places >= (lengths - table.window[rows])[:, None])
     # Entries past a length are stale and may hold anything: they count as zero times token 0.

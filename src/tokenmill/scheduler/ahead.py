@@ -28,12 +28,14 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Positions [start, end) of a sequence, the last `guesses` of which are drafts; sample: tokens follow."""
+    """Positions [start, end) of a sequence, the last `guesses` of which are drafts; sample: tokens follow. tried: how
+    many drafts are computed: more than these where they are a tree."""
 
     start: int
     end: int
     guesses: int
     sample: bool
+    tried: int
 
 
 class Ahead:
@@ -79,13 +81,16 @@ class Ahead:
         that would take somebody else's blocks."""
         if not (seq.behind and seq.most_guesses) or known - position != 1 or seq.fresh or position < seq.num_prompt:
             return 0
-        most = max(0, min(seq.most_guesses, seq.behind, budget.tried, seq.group.max_len - known - 1))
+        room = seq.group.max_len - known - 1
+        if self.limits.levels and room > 0:
+            room = self.limits.max_guesses  # what stands is bounded, not where it lies meanwhile
+        most = max(0, min(seq.most_guesses, seq.behind, budget.tried, room))
         end = known + most
         return most if end <= seq.capacity or self.tables.has_room(seq, end) else 0
 
     def settle(self, seq: Sequence, grant: Grant, plan: StepPlan, left: Budget) -> None:
         """A grant is certain: say what is followed, and whether drafts are left behind its sample."""
-        left.tried -= grant.guesses
+        left.tried -= grant.tried
         if not (seq.most_guesses or seq.told):
             return
         ready = not self.limits.follows or self._follow(seq, grant, plan, left)
@@ -127,5 +132,7 @@ class Ahead:
         longest = seq.group.max_len
         if not plan.depth or end + 2 > longest:
             return False
-        want = min(end + plan.depth, longest) if self.limits.follows else end
+        want = end
+        if self.limits.follows:
+            want = end + plan.depth if self.limits.levels else min(end + plan.depth, longest)
         return want <= seq.capacity or (self.tables.has_room(seq, want) and self.tables.grow(seq, end, want, plan))

@@ -28,7 +28,8 @@ class Outcome:
         special = bool(result.errors or result.prompt_logprobs or result.candidates or result.pooled)
         for i, seq in enumerate(seqs):
             seq.inflight -= 1
-            seq.ahead -= counts[i]
+            reach = counts[i] if i not in plan.nodes else counts[i] - plan.nodes[i] + guesses[i]
+            seq.ahead -= reach
             if seq.status == FINISHED:
                 if seq.inflight == 0:
                     self.roster.release(seq)
@@ -36,7 +37,7 @@ class Outcome:
             new = result.tokens[i]
             if seq.told:
                 seq.drafts = result.drafts.get(i, [])
-            seq.computed += counts[i]
+            seq.computed += reach
             if samples[i]:
                 tried = guesses.get(i, 0) if guesses else 0
                 seq.pending -= 1 + tried
@@ -47,10 +48,11 @@ class Outcome:
                 new = []
             if new:
                 if tried:
+                    self.counters.count_draft(plan.tried(i), len(new) - 1, tried)
                     self._verified(seq, tried, len(new) - 1, by_host=i in plan.drafts)
                 delta = self._extend(seq, new, result, i)
                 if tried:
-                    delta.drafted, delta.accepted = tried, len(new) - 1
+                    delta.drafted, delta.accepted = plan.tried(i), len(new) - 1
                 deltas.append(delta)
             elif self.tables.windowed and seq.status == RUNNING:
                 self.tables.trim(seq)
@@ -115,7 +117,6 @@ class Outcome:
     def _verified(self, seq: Sequence, tried: int, accepted: int, *, by_host: bool) -> None:
         seq.computed -= tried - accepted
         seq.followed = min(seq.followed, seq.computed + seq.ahead)  # plans in flight had hoped for all of them
-        self.counters.count_draft(tried, accepted)
         if by_host and not seq.told:
             self.roster.drafter.observe(seq, tried, accepted)
         else:

@@ -24,14 +24,15 @@ from tokenmill.scheduler.adapters import AdapterSlots
 class Limits:
     """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the budget does).
 
-    max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence. step_guesses: of all
-    sequences in one step, whoever made them; those that rank first get them.
+    max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence; levels: how deep they
+    lie if they are trees, 0: they are chains. step_guesses: of all sequences in one step, whoever made them; those that
+    rank first get them.
     max_adapters: that lie on the devices at once.
     cohorts: over so many plans rows that sample are spread, none of which may then be in two of them; 0: they may.
     follows: a DeviceDrafter keeps something for every position; catches_up: how it takes in what it has
     missed of a row (core/drafting.py).
-    whole_prompts: a prompt is never cut, whatever the budget says. whole_batches: nobody joins a batch that has begun
-    to answer. Both are how engines worked once, kept so that what came after can be measured.
+    whole: (prompts, batches): a prompt is never cut, whatever the budget says; nobody joins a batch that has begun to
+    answer. Both are how engines worked once, kept so that what came after can be measured.
     """
 
     max_rows: int
@@ -39,12 +40,12 @@ class Limits:
     max_chunk: int = 0
     max_drafts: int = 0
     max_guesses: int = 0
+    levels: int = 0
     step_guesses: int = 0
     follows: bool = False
     catches_up: str = "on"
     cohorts: int = 0
-    whole_prompts: bool = False
-    whole_batches: bool = False
+    whole: tuple[bool, bool] = (False, False)
     max_adapters: int = 0
 
     @property
@@ -75,12 +76,13 @@ class Counters:
     processed: int = 0
     """Tokens that waited for a logits processor, which is a Python function."""
 
-    def count_draft(self, tried: int, accepted: int) -> None:
-        """A draft was verified. `accepted_at[i]`: drafts whose first i + 1 tokens were right."""
+    def count_draft(self, tried: int, accepted: int, deepest: int) -> None:
+        """Tokens of a draft were verified, at most `deepest` of which could be right. `accepted_at[i]`: drafts whose
+        first i + 1 tokens were."""
         self.drafts += 1
         self.drafted += tried
         self.accepted += accepted
-        self.accepted_at += [0] * (tried - len(self.accepted_at))
+        self.accepted_at += [0] * (deepest - len(self.accepted_at))
         for place in range(accepted):
             self.accepted_at[place] += 1
 
@@ -132,6 +134,8 @@ class Roster:
     def _most_guesses(self, group: SequenceGroup, constraint: Constraint | None) -> int:
         """Drafts of the device that a sequence may be granted: none if the host decides what may come next."""
         decides = group.search.width or constraint is not None or group.sampling.has_processors or group.embed
+        if self.limits.levels and group.sampling.mirostat:
+            return 0  # its state goes from line to line, which no tree has an order for
         return 0 if decides else self.limits.max_guesses
 
     def _told(self, group: SequenceGroup, constraint: Constraint | None) -> bool:

@@ -188,27 +188,33 @@ class Scheduler:
         if not self._make_room(seq, position, position + count, flight):
             return 0
         sample = position + count == known + guesses
-        self.ahead.settle(seq, Grant(position, position + count, guesses, sample), plan, flight.left)
+        end, hoped = position + count, guesses
+        if guesses and self.limits.levels and not drafts:  # a tree: its drafts lie behind each other, and few may stand
+            hoped = min(guesses, self.limits.levels, group.max_len - known - 1)
+            end -= guesses - hoped
+        self.ahead.settle(seq, Grant(position, end, hoped, sample, guesses), plan, flight.left)
         self._tell(seq, position, plan)
         if guesses:
-            plan.guesses[len(plan.rows)] = guesses
+            plan.guesses[len(plan.rows)] = hoped
             if drafts:
                 plan.drafts[len(plan.rows)] = drafts[:guesses]
+            elif self.limits.levels:
+                plan.nodes[len(plan.rows)] = guesses
         if seq.constraint is not None or group.sampling.has_processors:
             plan.late.append(seq.row)
-        flight.nodes += self.tables.publish(seq, min(len(seq.tokens), position + count))
-        if position + count >= seq.save_at:
-            self._save(seq, position, position + count, flight)
+        flight.nodes += self.tables.publish(seq, min(len(seq.tokens), end))
+        if end >= seq.save_at:
+            self._save(seq, position, end, flight)
         plan.rows.append(seq.row)
         plan.counts.append(count)
         plan.samples.append(sample)
         flight.seqs.append(seq)
-        seq.ahead += count
+        seq.ahead += end - position
         seq.inflight += 1
         seq.last_plan = plan.id
         if sample:
-            seq.pending += 1 + guesses
-            seq.hoped += guesses
+            seq.pending += 1 + hoped
+            seq.hoped += hoped
             if not group.spawned:
                 flight.spawning.append(seq)
         if position < seq.num_prompt:
@@ -236,7 +242,7 @@ class Scheduler:
 
     def _chunk(self, position: int, end: int, budget: int) -> int:
         want = end - position
-        if self.limits.whole_prompts:
+        if self.limits.whole[0]:
             return want
         count = min(want, budget, self.limits.max_chunk or budget)
         if count < want:  # end on a block border, so that the next chunk can still jump over cached blocks
@@ -305,7 +311,7 @@ class Scheduler:
 
     def _admit(self, budget: int, flight: Flight) -> None:
         """Start waiting sequences. A batch that has begun takes in nobody but its own, whom beams wait for."""
-        if self.limits.whole_batches and any(len(s.tokens) + s.pending > s.num_prompt for s in self.roster.running):
+        if self.limits.whole[1] and any(len(s.tokens) + s.pending > s.num_prompt for s in self.roster.running):
             others = [entry for entry in self.roster.waiting if not entry[2].group.spawned]
             if len(others) == len(self.roster.waiting):
                 return

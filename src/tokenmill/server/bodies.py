@@ -171,11 +171,13 @@ def _make_whole(raw: dict[str, Any], error: ValidationError) -> bool:
 
 def _decoded(data: bytes) -> Any:
     """Python's collector would look at all there is a hundred times while the values are made, and find nothing."""
+    enabled = gc.isenabled()
     gc.disable()
     try:
         return _decode(data)
     finally:
-        gc.enable()
+        if enabled:
+            gc.enable()
 
 
 def _refuse_large_structures(data: bytes) -> None:

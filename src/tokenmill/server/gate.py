@@ -48,11 +48,15 @@ class Gate:
     """Log-probabilities that answers in progress hold."""
     tenants: dict[str, Tenant] = field(default_factory=dict)
 
+    def is_shut(self) -> bool:
+        """Can nobody come in?"""
+        return self.draining or self.open >= self.limits.capacity
+
     def peek(self) -> None:
         """Refuse what could not enter whatever its body says: cheaper than reading it."""
         if self.draining:
             self._refuse(503, "draining", "The server is shutting down.", 5)
-        if self.open >= self.limits.capacity:
+        if self.is_shut():
             self._full()
 
     def enter(self, name: str, count: int = 1) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import http
 import logging
 import re
 import time
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import FastAPI
+from prometheus_client import Counter, Histogram
 
 from tokenmill.server.access import CORS_EXPOSED, CORS_HEADERS, CORS_METHODS, OPEN_PATHS, Access
 from tokenmill.server.bodies import Parcel
@@ -26,8 +28,10 @@ from tokenmill.server.routing import Api, error_shape, reads_any_type
 
 log = logging.getLogger("tokenmill.access")
 _ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
+_PHRASES = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _TYPES = (b"application/json", b"text/json", b"application/octet-stream", b"")
 Headers = dict[bytes, bytes]
+Pairs = list[tuple[bytes, bytes]]
 ONCE = frozenset({b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding"})
 """Headers that decide something: of two, nobody could say which one another server on the way has looked at."""
 
@@ -49,6 +53,10 @@ class Guard:
         self.streamed = tuple(prefix for api in apis for prefix in api.streamed)
         self.access = Access(self.config.listen)
         self.load = Load()
+        self.telling = frozenset(api.header for api in apis if api.header)
+        """Headers that say whose a shared path is."""
+        self.wordings: dict[tuple[str, frozenset[bytes]], Callable[[HttpError], bytes]] = {}
+        self.series: dict[tuple[str, str, str], tuple[Counter, Histogram, Histogram]] = {}
         self.next_line = 0.0
         self.untold = 0
         self.root = "/" + self.config.listen.root_path.strip("/")
@@ -59,6 +67,24 @@ class Guard:
         if self.root != "/" and (path == self.root or path.startswith(self.root + "/")):
             return path[len(self.root) :] or "/"
         return path
+
+    def wording(self, path: str, headers: Headers) -> Callable[[HttpError], bytes]:
+        """How errors on a path are said."""
+        key = path, self.telling.intersection(headers)
+        found = self.wordings.get(key) or error_shape(self.apis, path, key[1])
+        if path in self.routes:
+            self.wordings[key] = found
+        return found
+
+    def count(self, handler: str, method: str, status: str, seconds: float, received: int) -> None:
+        """One more request has been answered."""
+        found = self.series.get((handler, method, status))
+        if found is None:
+            found = self.series[handler, method, status] = self.metrics.series_of(handler, method, status)
+        answers, durations, sizes = found
+        answers.inc()
+        durations.observe(seconds)
+        sizes.observe(received)
 
     def tell_refusal(self, request_id: str, found: HttpError) -> None:
         """A line a second at most: a burst has thousands. Access lines and /metrics have them all."""
@@ -71,6 +97,14 @@ class Guard:
             extra={"data": {"id": request_id, "status": found.status, "why": str(found), "others": self.untold}},
         )
         self.next_line, self.untold = now + 1, 0
+
+    def is_shut(self, scope: Any) -> bool:
+        """Would this request be turned away, whatever its body says?"""
+        return self.gate.is_shut() and scope["method"] == "POST" and self.inner_path(scope["path"]) in self.generating
+
+    def turn_away(self, scope: Any, usual: Pairs) -> bytes | None:
+        """The whole answer to a request that cannot come in, for less than a task costs; None: it may come in."""
+        return _Visit(self, scope, None, None).turn_away(usual)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -102,6 +136,25 @@ class _Visit:
         self.received = 0
         self.began = time.monotonic()
 
+    def turn_away(self, usual: Pairs) -> bytes | None:
+        """The whole answer, if there is no place for somebody who may ask. Other refusals leave the connection open."""
+        state = self.scope["state"]
+        try:
+            self._meet()
+            self.tenant = self.guard.access.tenant(self.path, self.headers)
+        except HttpError:
+            return None
+        try:
+            self.guard.gate.peek()
+        except HttpError as found:
+            body = self._body_of(found)
+            self.status = found.status
+            headers = [*usual, *_headers_of(found, body), *self._own_headers(state), (b"connection", b"close")]
+            self._note()
+            lines = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
+            return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (found.status, _PHRASES[found.status], lines, body)
+        return None
+
     async def answer(self) -> None:
         guard = self.guard
         guard.load.enter()
@@ -118,18 +171,15 @@ class _Visit:
             self._note()
 
     async def _serve(self, state: dict[str, Any]) -> None:
-        access, path, method = self.guard.access, self.path, self.scope["method"]
-        if self.twice:
-            raise HttpError(400, f"The header {min(self.twice).decode()} came twice.")
-        access.check_host(self.headers)
-        self.origin = access.check_origin(self.headers)
+        path, method = self.path, self.scope["method"]
+        self._meet()
         if method == "OPTIONS" and self.origin is not None and b"access-control-request-method" in self.headers:
             await self._preflight()
             return
         if method in ("GET", "HEAD") and path in self.guard.keyless:
             await self.guard.app(self.scope, self.receive, self._send)
             return
-        self.tenant = state["tenant"] = access.tenant(path, self.headers)
+        self.tenant = state["tenant"] = self.guard.access.tenant(path, self.headers)
         if path in OPEN_PATHS or method in ("GET", "HEAD", "OPTIONS") or path.startswith(self.guard.streamed):
             await self.guard.app(self.scope, self.receive, self._send)
             return
@@ -141,6 +191,13 @@ class _Visit:
             await self._watched()
         finally:
             parcel.release()
+
+    def _meet(self) -> None:
+        """What its head says of where it comes from."""
+        if self.twice:
+            raise HttpError(400, f"The header {min(self.twice).decode()} came twice.")
+        self.guard.access.check_host(self.headers)
+        self.origin = self.guard.access.check_origin(self.headers)
 
     async def _gather(self, parcel: Parcel) -> None:
         """The whole body, within its ceiling and its time."""
@@ -199,12 +256,9 @@ class _Visit:
     async def _send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = list(message.get("headers", ()))
-            headers.append((b"x-request-id", self.id.encode()))
+            headers = [*message.get("headers", ()), *self._own_headers(self.scope["state"])]
             if self.scope["state"].get("sending", bool)():  # what is left of the body is not read
                 headers.append((b"connection", b"close"))
-            headers += self._cors()
-            headers += self.scope["state"].get("warnings", ())
             message = {**message, "headers": headers}
             if "take" in message:  # the connection speaks another protocol from now on
                 head = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
@@ -213,12 +267,13 @@ class _Visit:
                 return
         await self.send(message)
 
-    def _cors(self) -> list[tuple[bytes, bytes]]:
-        """A page reads only those headers of an answer that are named here."""
-        if not self.origin:
-            return []
-        exposed = (b"access-control-expose-headers", CORS_EXPOSED)
-        return [(b"access-control-allow-origin", self.origin), (b"vary", b"origin"), exposed]
+    def _own_headers(self, state: dict[str, Any]) -> Pairs:
+        """What every answer bears. A page reads only those headers that are named."""
+        headers = [(b"x-request-id", self.id.encode())]
+        if self.origin:
+            exposed = (b"access-control-expose-headers", CORS_EXPOSED)
+            headers += [(b"access-control-allow-origin", self.origin), (b"vary", b"origin"), exposed]
+        return [*headers, *state.get("warnings", ())]
 
     async def _preflight(self) -> None:
         headers = [(b"access-control-allow-methods", CORS_METHODS), (b"access-control-allow-headers", CORS_HEADERS)]
@@ -232,23 +287,30 @@ class _Visit:
         found = describe_error(error)
         if found.status == 500:
             log.error("request failed", exc_info=error, extra={"data": {"id": self.id}})
-        elif found.status > 500:
-            self.guard.tell_refusal(self.id, found)
+        body = self._body_of(found)
         if self.status:
             return  # the answer had begun
+        headers = _headers_of(found, body)
+        if found.status in (408, 413, 415, 503):
+            headers.append((b"connection", b"close"))
+        with contextlib.suppress(OSError):
+            await self._send({"type": "http.response.start", "status": found.status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body})
+
+    def _body_of(self, found: HttpError) -> bytes:
+        """A refusal in the words of the path's API."""
+        if found.status > 500:
+            self.guard.tell_refusal(self.id, found)
         found.request_id = self.id
-        body = error_shape(self.guard.apis, self.path, self.headers)(found)
-        await refuse(self._send, found, body, close=found.status in (408, 413, 415, 503))
+        return self.guard.wording(self.path, self.headers)(found)
 
     def _note(self) -> None:
         path = self.path
         handler = path if path in self.guard.routes else "other"
         seconds = time.monotonic() - self.began
-        metrics, method = self.guard.metrics, self.scope["method"]
+        method = self.scope["method"]
         known = method if method in ("GET", "POST", "OPTIONS", "HEAD", "DELETE", "PUT", "PATCH") else "OTHER"
-        metrics.http.labels(handler, known, f"{self.status // 100}xx").inc()
-        metrics.http_seconds.labels(handler, known).observe(seconds)
-        metrics.http_bytes.labels(handler).observe(self.received)
+        self.guard.count(handler, known, f"{self.status // 100}xx", seconds, self.received)
         if log.isEnabledFor(logging.INFO) and path not in self.guard.unlogged:
             data = {
                 "id": self.id,
@@ -265,14 +327,9 @@ class _GoneError(Exception):
     """The client left before its request was whole."""
 
 
-async def refuse(send: Callable[[Any], Any], found: HttpError, body: bytes, *, close: bool = False) -> None:
-    """Answer with an error object."""
+def _headers_of(found: HttpError, body: bytes) -> Pairs:
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     headers += [(k.encode(), v.encode()) for k, v in error_headers(found).items()]
     if found.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
-    if close:
-        headers.append((b"connection", b"close"))
-    with contextlib.suppress(OSError):
-        await send({"type": "http.response.start", "status": found.status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
+    return headers

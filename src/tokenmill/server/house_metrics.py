@@ -66,6 +66,11 @@ class HouseMetrics:
         self.lag.observe(seconds)
         self._worst = max(self._worst, seconds)
 
+    def series_of(self, handler: str, method: str, status: str) -> tuple[Counter, Histogram, Histogram]:
+        """The counts of answers of one kind, their durations, the sizes of their bodies."""
+        durations = self.http_seconds.labels(handler, method)
+        return self.http.labels(handler, method, status), durations, self.http_bytes.labels(handler)
+
     def reject(self, reason: str) -> None:
         """A request was refused before any work."""
         self.rejected.labels(reason).inc()

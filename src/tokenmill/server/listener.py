@@ -36,7 +36,7 @@ class HttpServer:
         self.shakes = Handshakes(context_of(listen))
         config = uvicorn.Config(
             guard,
-            http=make_protocol(bounds_of(server), self.shakes),
+            http=make_protocol(bounds_of(server), self.shakes, guard),
             ws="none",
             lifespan="off",
             log_config=None,

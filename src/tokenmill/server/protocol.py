@@ -30,6 +30,7 @@ RESERVE_S = 2.0
 LINGER_BYTES = 1 << 20
 LINGER_S = 2.0
 GRACE_S = 1.0
+Pairs = list[tuple[bytes, bytes]]
 _FRAMING = (b"content-length", b"transfer-encoding")
 """The guard's own deadline of a body comes first: it answers in the API's words."""
 FRAMING = 8
@@ -52,6 +53,18 @@ class Part(Enum):
     NOTHING = 0
     HEAD = 1
     BODY = 2
+
+
+class Porter(Protocol):
+    """Who knows that a request cannot come in."""
+
+    def is_shut(self, scope: Any) -> bool:
+        """Is it worth asking?"""
+        ...
+
+    def turn_away(self, scope: Any, usual: Pairs) -> bytes | None:
+        """The whole answer, that closes the connection, with the usual headers; None: the request may come in."""
+        ...
 
 
 class Taker(Protocol):
@@ -136,6 +149,7 @@ class BoundedProtocol(HttpToolsProtocol):
     bounds = Bounds()
     shakes = Handshakes()
     deadlines = Deadlines()
+    porter: Porter | None = None
 
     def num_open(self) -> int:
         """Connections, those that are not encrypted yet among them."""
@@ -331,7 +345,22 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.running = cycle
-        super()._start_asgi_task(cycle, app)
+        if self.porter is not None and self.porter.is_shut(cycle.scope):  # in a burst, thousands a second
+            self.loop.call_soon(self._turn_away, cycle, app)  # after its body, if that came with its head
+        else:
+            super()._start_asgi_task(cycle, app)
+
+    def _turn_away(self, cycle: Any, app: Any) -> None:
+        if cycle.disconnected or self.refused or self.flow.write_paused:
+            answer = None
+        else:
+            answer = self.porter and self.porter.turn_away(cycle.scope, self.server_state.default_headers)
+        if not answer:
+            super()._start_asgi_task(cycle, app)
+            return
+        cycle.response_started = cycle.response_complete = True
+        self.transport.write(answer)
+        self.transport.close()
 
     def on_body(self, body: bytes) -> None:
         self.payload += len(body)
@@ -413,9 +442,9 @@ class BoundedProtocol(HttpToolsProtocol):
             self.due = None
 
 
-def make_protocol(bounds: Bounds, shakes: Handshakes) -> Any:
+def make_protocol(bounds: Bounds, shakes: Handshakes, porter: Porter | None = None) -> Any:
     """What makes the protocol of a connection with these bounds."""
-    own = {"bounds": bounds, "shakes": shakes, "deadlines": Deadlines()}
+    own = {"bounds": bounds, "shakes": shakes, "deadlines": Deadlines(), "porter": porter}
     protocol = type("Protocol", (BoundedProtocol,), own)
     if shakes.context is None:
         return protocol

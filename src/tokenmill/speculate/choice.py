@@ -77,6 +77,16 @@ class Choosing:
             return found[0] if found is not None else self._draw(logits, placed, positions)
         return self.kernels.greedy(logits)[0]
 
+    def scores(self, logits: Tensor, placed: Placed, positions: Tensor, *, drawn: bool) -> Tensor:
+        """What `choose` takes the largest of, so that its next largest can be guessed, too [rung, V] float32."""
+        found = logits.float()
+        if not drawn:
+            return found
+        table, ids = self.rows.sampling, placed.row_ids
+        keys = position_keys(table.stream[ids], positions + 1 - table.num_prompt[ids])
+        noisy = noisy_(found * table.inverse_temperature[ids][:, None], keys, table.bases[: found.shape[1]])
+        return torch.where(placed.words[:, None] > 0, noisy, found)
+
     def _draw(self, logits: Tensor, placed: Placed, positions: Tensor, words: Tensor | None = None) -> Tensor:
         """The same in plain torch."""
         table, ids = self.rows.sampling, placed.row_ids

@@ -132,3 +132,22 @@ class Control:
         needed = int(PROBE * lost / ALLOWED)  # times are uncertain at first, so that is not believed at once
         crowd.every = max(EVERY, min(needed, EVERY << crowd.turn - 1)) if rows <= FEW else max(RARELY, needed)
         crowd.next = crowd.steps + crowd.every
+
+
+class TreeControl(Control):
+    """Where drafts are trees: all of their nodes or none."""
+
+    def __init__(self, most: int, most_rows: int | None, most_tokens: int) -> None:
+        super().__init__(most, most_rows, most_tokens)
+        self.depths = [0, most]
+        self.right = 1.0
+        """Drafts of a tree that stand."""
+
+    def observe(self, tried: int, accepted: int) -> None:
+        """`accepted` stood, of `tried` levels."""
+        self.observed[0] += 1
+        self.right += max(FORGET, 1 / (2 + self.observed[0])) * (accepted - self.right)
+
+    def expected(self, depth: int) -> float:
+        """Tokens of a step."""
+        return 1.0 + self.right if depth else 1.0

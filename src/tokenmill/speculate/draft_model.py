@@ -30,6 +30,7 @@ class DraftModel:
     """A DeviceDrafter with a model of its own."""
 
     follows = True
+    levels = 0
 
     def __init__(self, made: Model, kernels: Kernels, most: int, *, record: bool) -> None:
         self.made = made

@@ -55,6 +55,7 @@ class EagleHead:
     """A DeviceDrafter that reads the target's layers."""
 
     follows = True
+    levels = 0
     catches_up = ""
 
     def __init__(

@@ -20,7 +20,8 @@ from tokenmill.runner.batch import apart
 from tokenmill.runner.drafts import Forgetful
 from tokenmill.runner.replays import Replays
 from tokenmill.runner.rows import Rows
-from tokenmill.speculate.choice import MOST_ROWS, Choosing, Placed
+from tokenmill.speculate.choice import MOST_ROWS, Choosing
+from tokenmill.speculate.tree import Picking, Shape
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,26 @@ class Head:
 class MedusaHeads(Forgetful):
     """A DeviceDrafter that reads hidden states."""
 
-    def __init__(self, heads: list[Head], target: CausalLM, kernels: Kernels, most: int, *, record: bool) -> None:
+    def __init__(
+        self,
+        heads: list[Head],
+        target: CausalLM,
+        kernels: Kernels,
+        most: int,
+        *,
+        record: bool,
+        shape: Shape | None = None,
+    ) -> None:
+        """shape: of trees; None: drafts are chains."""
         self.heads = heads
         self.target = target
         self.kernels = kernels
         self.most = min(most, len(heads))
+        self.shape = shape
+        if shape is not None:
+            self.most = shape.nodes
+            self.levels = len(heads) if shape.paths is None else len(shape.paths[-1])
+        self.picking: Picking
         self.replays = Replays(kernels, record=record)
         self.given: dict[int, Tensor] = {}
         self.choosing: Choosing
@@ -57,9 +73,11 @@ class MedusaHeads(Forgetful):
     def bind(self, rows: Rows, pool: KVPool) -> None:
         """The rows alone: there are no pages."""
         self.choosing = Choosing(self.kernels, rows, exact=rows.device.type == "cpu")
+        if self.shape is not None:
+            self.picking = Picking(self.shape, self.levels, rows.device)
 
     def propose(self, step: Drafting) -> None:
-        """A guess of each head, whatever the others guess."""
+        """A guess of each head, whatever the others guess; of trees several."""
         placed, drawn = self.choosing.place(step.row_list)
         hidden, rung, count = self.seen.hidden[step.places()], placed.row_ids.shape[0], len(step.row_list)
         if rung not in self.given:
@@ -71,12 +89,20 @@ class MedusaHeads(Forgetful):
 
         def computing() -> Callable[[], list[Tensor]]:
             ctx = _bare(self.kernels, rung, given.device)
-            return lambda: [self._guess(n, given, ctx, placed, drawn=drawn) for n in range(step.count)]
+            return lambda: [self._guess(n, given, ctx, drawn=plain) for n in range(heads)]
 
+        heads, plain = (self.levels, True) if self.levels else (step.count, drawn)
         if self.choosing.exact and rung > MOST_ROWS:
             made = computing()()
         else:
-            made = self.replays.make_or_replay((rung, step.count, drawn), computing)
+            made = self.replays.make_or_replay((rung, heads, plain), computing)
+        if self.levels:
+            scores = [self.choosing.scores(x, placed, newest + n, drawn=drawn)[:count] for n, x in enumerate(made)]
+            found, parents = self.picking.pick(scores, step.count)
+            ahead = torch.arange(step.count, device=given.device)
+            rows.tokens[row_ids[:, None], rows.length[row_ids][:, None] + ahead] = found.to(torch.int32)
+            rows.parents[row_ids, : step.count] = parents
+            return
         if drawn:
             made = [self.choosing.choose(x, placed, newest + n, drawn=True) for n, x in enumerate(made)]
         ahead = torch.arange(step.count, device=given.device)
@@ -87,7 +113,7 @@ class MedusaHeads(Forgetful):
         """What was made of the old ones is made again."""
         self.replays.forget_weights()
 
-    def _guess(self, n: int, given: Tensor, ctx: ForwardContext, placed: Placed, *, drawn: bool) -> Tensor:
+    def _guess(self, n: int, given: Tensor, ctx: ForwardContext, *, drawn: bool) -> Tensor:
         """The n-th head's guesses [rung], or its logits where they are drawn from."""
         words, x = self.heads[n].words, self.heads[n].hidden(given, ctx)
         logits = self.target.logits(x, ctx) if words is None else words.matmul(x, ctx)

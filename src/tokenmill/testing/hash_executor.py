@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from tokenmill.core.sleeping import TAGS, Slept, obey
 from tokenmill.core.step import LateInputs, RowStart, StepPlan, StepResult
@@ -27,9 +28,41 @@ class Row:
     computed: int
     tables: list[list[tuple[int, int]]]
     guessed: list[int] = field(default_factory=list)
+    parents: list[int] | None = None
+    """If they are a tree: what each goes on from, 1 + an earlier one's number; 0: the newest known token."""
     states: dict[int, int] = field(default_factory=dict)
     taken: dict[int, list[int]] = field(default_factory=dict)
     """By how many: tokens that a drafter's state, left behind these, has taken in."""
+
+
+@dataclass(slots=True)
+class Tree:
+    """Drafts with their parents; what is not there is a child of the root. most: so many may stand."""
+
+    drafts: list[int]
+    parents: list[int]
+    most: int
+
+    def depths(self) -> list[int]:
+        """Of the root and each draft."""
+        found = [0]
+        for j in range(max(len(self.drafts), self.most)):
+            found.append(1 + found[self.parents[j] if j < len(self.parents) else 0])
+        return found
+
+    def line(self, node: int) -> list[int]:
+        """What a node descends from, itself included, the root first."""
+        found = [node]
+        while found[-1]:
+            found.append(self.parents[found[-1] - 1] if found[-1] <= len(self.parents) else 0)
+        return found[::-1]
+
+    def child(self, node: int, token: int) -> int | None:
+        """The first child that is this token."""
+        for j, draft in enumerate(self.drafts):
+            if draft == token and (self.parents[j] if j < len(self.parents) else 0) == node:
+                return j + 1
+        return None
 
 
 @dataclass(slots=True)
@@ -60,7 +93,8 @@ class HashTicket:
 @dataclass(slots=True)
 class HashExecutor:
     """`pools[g]` names the block pool of group g; `fail` holds plan ids that go down half-written. `guess`: the
-    device's drafter, which sees a row's tokens and its seed and may leave fewer drafts than a plan grants."""
+    device's drafter, which sees a row's tokens and its seed and may leave fewer drafts than a plan grants; with them
+    their parents, if they are a tree."""
 
     model: HashModel
     pools: list[int]
@@ -68,7 +102,7 @@ class HashExecutor:
     block_size: int
     depth: int = 1
     chains: bool = True
-    guess: Callable[[list[int], int], list[int]] = lambda tokens, seed: []
+    guess: Callable[[list[int], int], list[int] | tuple[list[int], list[int]]] = lambda tokens, seed: []
     fail: set[int] = field(default_factory=set)
     rows: dict[int, Row] = field(default_factory=dict)
     memory: Memory = field(default_factory=Memory)
@@ -118,8 +152,12 @@ class HashExecutor:
     def _run(self, plan: StepPlan) -> StepResult:
         self._apply(plan)
         drafts = [self._drafts(plan, i) for i in range(len(plan.rows))]
+        trees = {i: self._tree(plan, i, drafts[i]) for i in plan.nodes}
         for i, row_id in enumerate(plan.rows):
-            self._store(self.rows[row_id], drafts[i], plan.counts[i], plan.samples[i])
+            if i in trees:
+                self._store_tree(self.rows[row_id], trees[i], plan.counts[i])
+            else:
+                self._store(self.rows[row_id], drafts[i], plan.counts[i], plan.samples[i])
             if plan.id in self.fail and i >= len(plan.rows) // 2:
                 self.failed_epoch = plan.epoch
                 return StepResult(plan_id=plan.id, failure="injected")
@@ -128,9 +166,14 @@ class HashExecutor:
         for i, row_id in enumerate(plan.rows):
             row = self.rows[row_id]
             before[row_id] = row.computed
-            result.tokens.append(self._sample(row, drafts[i], plan.counts[i], plan.samples[i], i, result))
+            if i in trees:
+                result.tokens.append(self._walk(row, trees[i]))
+            else:
+                result.tokens.append(self._sample(row, drafts[i], plan.counts[i], plan.samples[i], i, result))
             if plan.samples[i]:
-                row.guessed = self.guess(self._contents(row, row.tokens), row.start.sampling.seed)
+                known, seed = self._contents(row, row.tokens), row.start.sampling.seed
+                found = self.guess(known, seed)
+                row.guessed, row.parents = found if isinstance(found, tuple) else (found, None)
         if self.memory.follows >= 0:
             self._follow(plan)
         if self.memory.recalls:
@@ -157,8 +200,11 @@ class HashExecutor:
                 assert kept == (position, row.tokens[position]), f"the drafter holds {kept} at {position}"
             tokens = row.tokens + (row.guessed + [RUBBISH] * plan.depth)[: plan.depth]
             end = min(len(row.tokens) + plan.depth - 1, len(row.tables[self.memory.follows]) * self.block_size)
+            depths = [] if row.parents is None else Tree(row.guessed, row.parents, plan.depth).depths()
             for position in range(max(0, len(row.tokens) - 2), end):
-                seen[self._slot(row, self.memory.follows, position)] = position, tokens[position]
+                n = position - len(row.tokens)
+                stands = position if n < 0 or not depths else len(row.tokens) - 1 + depths[n + 1]
+                seen[self._slot(row, self.memory.follows, position)] = stands, tokens[position]
 
     def _recall(self, plan: StepPlan) -> None:
         """States are taken on from where they were left, and stand where each number of guesses may take the row."""
@@ -176,10 +222,52 @@ class HashExecutor:
 
     def _drafts(self, plan: StepPlan, i: int) -> list[int]:
         """What grant i verifies: the host's drafts, else what lies in the row, be it rubbish."""
-        tried, row = plan.guesses.get(i, 0), self.rows[plan.rows[i]]
+        tried, row = plan.tried(i), self.rows[plan.rows[i]]
         drafts = plan.drafts.get(i, (row.guessed + [RUBBISH] * tried)[:tried])
         assert len(drafts) == tried, "the host counts its own drafts"
         return drafts
+
+    def _tree(self, plan: StepPlan, i: int, drafts: list[int]) -> Tree:
+        row = self.rows[plan.rows[i]]
+        assert plan.samples[i] and plan.counts[i] == 1 + len(drafts), "a tree begins behind the newest known token"
+        assert row.computed + 1 == len(row.tokens), "a tree begins behind the newest known token"
+        return Tree(drafts, row.parents or [], plan.guesses[i])
+
+    def _store_tree(self, row: Row, tree: Tree, count: int) -> None:
+        """Node j lies j places behind the root, at the position of its depth."""
+        known, depths = self._contents(row, row.tokens)[-1:] + tree.drafts, tree.depths()
+        for j in range(count):
+            for group, pool in enumerate(self.pools):
+                kept = group, row.computed + depths[j], known[j]
+                self.memory.slots[pool][self._slot(row, group, row.computed + j)] = kept
+
+    def _walk(self, row: Row, tree: Tree) -> list[int]:
+        """The samples that stand; what was computed for them moves to where it belongs."""
+        new: list[int] = []
+        path, root = [0], row.computed
+        while True:
+            seen = tree.line(path[-1])
+            views = [self._read(row, g, root + len(path) - 1, (root, seen)) for g in range(len(self.pools))]
+            new.append(self.model.token(views, row.start.sampling.seed))
+            child = tree.child(path[-1], new[-1])
+            if child is None or len(path) > tree.most:
+                break
+            path.append(child)
+        self._move(row, root, path)
+        row.tokens += new
+        row.computed = len(row.tokens) - 1
+        return new
+
+    def _move(self, row: Row, root: int, path: list[int]) -> None:
+        """From the places of these nodes to the positions of their depths."""
+        for group, pool in enumerate(self.pools):
+            memory: list[dict[int, Any]] = [self.memory.slots[pool]]
+            memory += [self.memory.seen] if group == self.memory.follows else []
+            for held in memory:
+                found = [held.get(self._slot(row, group, root + node)) for node in path]
+                for depth, what in enumerate(found):
+                    if what is not None:
+                        held[self._slot(row, group, root + depth)] = what
 
     def _apply(self, plan: StepPlan) -> None:
         if plan.epoch != self.epoch:
@@ -247,19 +335,26 @@ class HashExecutor:
         known = self.model.contents.get(row.start.sampling.seed, [])
         return known + tokens[len(known) :]
 
-    def _read(self, row: Row, group: int, position: int) -> list[int]:
-        """Tokens that a query at `position` sees through the table."""
+    def _read(self, row: Row, group: int, position: int, line: tuple[int, list[int]] | None = None) -> list[int]:
+        """Tokens that a query at `position` sees through the table; line: a root, and the places behind it of what the
+        query descends from, by depth."""
         window = self.model.windows[group]
         first = max(0, position - window + 1) if window else 0
         memory = self.memory.slots[self.pools[group]]
         found: list[int] = []
-        wanted = first
+        wanted, last = first, position if line is None else min(position, line[0] - 1)
         for block, start in row.tables[group]:
-            while wanted <= position and start <= wanted < start + self.block_size:
+            while wanted <= last and start <= wanted < start + self.block_size:
                 owner, at, token = memory.get(block * self.block_size + wanted - start, (-1, -1, -1))
                 assert (owner, at) == (group, wanted), f"slot of ({group}, {wanted}) holds {(owner, at)}"
                 found.append(token)
                 wanted += 1
+        while line is not None and wanted <= position:
+            place = self._slot(row, group, line[0] + line[1][wanted - line[0]])
+            owner, at, token = memory.get(place, (-1, -1, -1))
+            assert (owner, at) == (group, wanted), f"a node's slot for ({group}, {wanted}) holds {(owner, at)}"
+            found.append(token)
+            wanted += 1
         assert wanted == position + 1, "the table does not cover what is read"
         return found
 

@@ -11,7 +11,7 @@ MOST = 3
 """Drafts, and Medusa heads."""
 
 
-def make_medusa(folder, hidden=64):
+def make_medusa(folder, hidden=64, vocab=320):
     """Random heads in our own form."""
     folder.mkdir()
     torch.manual_seed(0)
@@ -22,7 +22,7 @@ def make_medusa(folder, hidden=64):
             f"blocks.{n}.layers.0.bias": torch.zeros(hidden),
         }
     save_file(heads, folder / "model.safetensors")
-    config = {"model_type": "medusa", "hidden_size": hidden, "vocab_size": 320, "num_heads": MOST}
+    config = {"model_type": "medusa", "hidden_size": hidden, "vocab_size": vocab, "num_heads": MOST}
     config |= {"num_hidden_layers": 1, "original_lm_head": True, "medusa_fc_bias": True}
     (folder / "config.json").write_text(json.dumps(config))
     return folder

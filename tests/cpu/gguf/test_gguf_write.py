@@ -36,6 +36,10 @@ TEXTS = [
 ]
 
 
+MOST = {"Q8_0": 0.006, "Q6_K": 0.02, "Q5_K": 0.042, "Q5_1": 0.042, "Q5_0": 0.048, "Q4_K": 0.083, "Q4_1": 0.082,
+        "Q4_0": 0.088, "IQ4_NL": 0.082, "IQ4_XS": 0.082, "Q3_K": 0.165, "Q2_K": 0.31}  # fmt: skip
+
+
 @pytest.mark.parametrize("kind", sorted(ENCODERS))
 @pytest.mark.parametrize("size", [1e-2, 1.0, 300.0])
 def test_blocks_are_what_the_library_reads(kind: str, size: float) -> None:
@@ -45,9 +49,9 @@ def test_blocks_are_what_the_library_reads(kind: str, size: float) -> None:
     rows[4] = rows[4].abs()
     back = torch.from_numpy(quants.dequantize(ENCODERS[kind](rows).numpy(), GGMLQuantizationType[kind]))
     error = (back - rows).norm(dim=1) / rows.norm(dim=1).clamp(min=1e-9)
-    assert error.max() < {"Q8_0": 0.006, "Q6_K": 0.022, "Q4_K": 0.085, "Q4_0": 0.09}[kind]
+    assert error.max() < MOST[kind]
     assert back[2].count_nonzero() == 0
-    if kind in ("Q8_0", "Q4_0"):  # at least as near as the library's own rounding
+    if kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):  # at least as near as the library's own rounding
         theirs = quants.dequantize(
             quants.quantize(rows.numpy(), GGMLQuantizationType[kind]), GGMLQuantizationType[kind]
         )
@@ -176,7 +180,7 @@ def write_importance(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", sorted(set(ENCODERS) - {"Q8_0"}))
 def test_columns_that_count_more_err_less(kind: str) -> None:
     random = torch.Generator().manual_seed(0)
     rows, counts = torch.randn(64, 512, generator=random), torch.rand(512, generator=random).pow(8) + 1e-3
@@ -185,7 +189,7 @@ def test_columns_that_count_more_err_less(kind: str) -> None:
         float(((Blocks(block, ENCODERS[kind](rows, each)).dense() - rows).square() * counts).sum())
         for each in (None, counts)
     ]
-    assert lost[1] < lost[0]
+    assert lost[1] < 0.8 * lost[0]
     even = ENCODERS[kind](rows, torch.full((512,), 2.0))
     assert torch.equal(even, ENCODERS[kind](rows))
 

@@ -1,4 +1,4 @@
-"""8-bit K/V: what rounding costs, what it never does."""
+"""K/V in 8 and 4 bits: what rounding costs, what it never does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.forward import KVFormat, KVSpec
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.kernels.stored_kv import load, quantise, store
+from tokenmill.kernels.stored_kv import load, packed, quantise, store, unpacked
 from tokenmill.kvcache.pool import KVPool, make_layout
 
 STEP = {"int8": 0.5 / 127, "float8_e4m3fn": 2.0**-4}
@@ -33,6 +33,33 @@ def test_reading_back_errs_by_half_a_step(kind, groups, size, seed):
     assert ((back - x).abs() <= most * 1.01 + largest * 2.0**-9).all()
 
 
+@settings(max_examples=40, deadline=None)
+@given(
+    groups=st.sampled_from([1, 2, 4]),
+    size=st.sampled_from([1e-20, 1e-3, 1.0, 1e8]),
+    away=st.sampled_from([0.0, 3.0, -50.0]),
+    seed=st.integers(0, 99),
+)
+def test_four_bits_err_by_half_a_step_of_the_range(groups, size, away, seed):
+    x = (torch.randn(5, 3, 16, generator=torch.Generator().manual_seed(seed)) + away) * size
+    numbers, scale = packed(x, groups)
+    assert numbers.shape == (5, 3, 8) and scale.shape == (5, 3, 2 * groups)
+    low, high = (
+        each.expand(-1, -1, -1, 16 // groups).flatten(-2)
+        for each in x.unflatten(-1, (groups, -1)).aminmax(dim=-1, keepdim=True)
+    )
+    most = (high - low) / 30 + 2.0**-8 * (high - low) + 2.0**-8 * low.abs()
+    assert ((unpacked(numbers, scale) - x).abs() <= most * 1.01).all()
+
+
+def test_four_bits_keep_zeros_and_trouble():
+    x = torch.zeros(4, 1, 8)
+    x[1, 0, 3], x[2, 0, 0], x[3] = float("nan"), float("-inf"), 1e-30
+    back = unpacked(*packed(x, 1))
+    assert (back[0] == 0).all() and torch.allclose(back[3], x[3], rtol=0.01, atol=0.0)
+    assert back[1].isnan().all() and back[2].isnan().all()
+
+
 @pytest.mark.parametrize("kind", STEP)
 def test_zeros_stay_zeros_and_trouble_stays_trouble(kind):
     x = torch.zeros(4, 1, 8)
@@ -43,7 +70,7 @@ def test_zeros_stay_zeros_and_trouble_stays_trouble(kind):
     assert back[1].isnan().all() and back[2].isnan().all()
 
 
-@pytest.mark.parametrize("kind", STEP)
+@pytest.mark.parametrize("kind", [*STEP, "int4"])
 @pytest.mark.parametrize("spec", [KVSpec("full", 2, 16, 8), KVSpec("latent", 1, 24, 16)])
 def test_pages_keep_what_is_stored_and_copied(kind, spec):
     layout = make_layout((spec, spec), 4, KVFormat(kind, 8))
@@ -57,9 +84,10 @@ def test_pages_keep_what_is_stored_and_copied(kind, spec):
     first, second = pool.views
     store(second, block, offset, k, v)
     assert not first.key.view(torch.uint8).any()
-    assert torch.allclose(load(second.key, second.key_scale, block, offset), k, atol=0.15)
+    err = 0.2 if kind == "int4" else 0.15
+    assert torch.allclose(load(second.key, second.key_scale, block, offset), k, atol=err)
     if v is not None:
-        assert torch.allclose(load(second.value, second.value_scale, block, offset), v, atol=0.15)
+        assert torch.allclose(load(second.value, second.value_scale, block, offset), v, atol=err)
     ReferenceKernels().copy_blocks_([second], [0, 2], [4, 1])
     for source, copy in ((0, 4), (2, 1)):
         for part in (second.key, second.value, second.key_scale, second.value_scale):

@@ -113,6 +113,15 @@ def families() -> dict[str, list[Case]]:
             {"num_kv_shared_layers": 2, "use_double_wide_mlp": True}, {"final_logit_softcapping": 2.0, **BIASED},
             {"enable_moe_block": True, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 20,
              "hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "num_global_key_value_heads": 1}),
+        "gemma3n": several(
+            hf.Gemma3nTextConfig, {**small, **DEEP, "sliding_window": 20, "layer_types": alternating,
+                                   "vocab_size_per_layer_input": 60, "hidden_size_per_layer_input": 6,
+                                   "laurel_rank": 5, "num_kv_shared_layers": 2, "final_logit_softcapping": 30.0},
+            {"activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0], "intermediate_size": [48, 40, 48, 51]},
+            {"altup_num_inputs": 2, "altup_correct_scale": False, "num_kv_shared_layers": 0, **BIASED},
+            {"altup_active_idx": 2, "altup_num_inputs": 3, "final_logit_softcapping": 2.0, "num_kv_shared_layers": 1,
+             "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                                 "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}}),
         "vaultgemma": several(hf.VaultGemmaConfig, {**small, "query_pre_attn_scalar": 16, "sliding_window": 20}, {},
                               BIASED, {"attn_logit_softcapping": None, "layer_types": alternating[:2], **LOOSE}),
         "persimmon": several(hf.PersimmonConfig, PLAIN, {}, {"qk_layernorm": False}, {"rope_parameters": part(1.0)}),
@@ -345,7 +354,8 @@ ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in en
 
 FILES = {"youtu": "YoutuForCausalLM", "minicpm3": "MiniCPM3ForCausalLM",
          "deepseek_v3": "DeepseekV3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
-         "gemma4": "Gemma4ForCausalLM", "falcon_h1": "FalconH1ForCausalLM"}  # fmt: skip
+         "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",
+         "falcon_h1": "FalconH1ForCausalLM"}  # fmt: skip
 """Families here that have a file of their own."""
 
 

@@ -38,7 +38,7 @@ def llama(tmp_path_factory):
         ({"architectures": ["Odd"], "auto_map": {"AutoModel": "x.Odd"}}, "remote code is never run"),
         ({"architectures": None, "model_type": "odd"}, "odd"),
         ({"architectures": ["Qwen33ForCausalLM"]}, "not supported. The nearest known one is Qwen3ForCausalLM"),
-        ({"architectures": ["Gemma3nForConditionalGeneration"]}, "The nearest known one is Gemma3ForCausalLM"),
+        ({"architectures": ["Gemma3mForConditionalGeneration"]}, "The nearest known one is Gemma3ForCausalLM"),
         ({"hidden_size": None}, "'hidden_size' is missing"),
         ({"hidden_size": "32"}, "'hidden_size' must be a whole number"),
         ({"hidden_size": True}, "'hidden_size' must be a whole number"),

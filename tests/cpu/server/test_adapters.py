@@ -82,6 +82,36 @@ def test_adapters_are_models(served: Running) -> None:
     assert served.post("/v1/completions", {"model": "none", "prompt": "x"}).status_code == 404
 
 
+def test_llama_cpp_s_way_to_choose_one(served: Running) -> None:
+    listed = {each["path"]: each["id"] for each in served.get("/lora-adapters").json()}
+
+    def said(**more: Any) -> Any:
+        body = {"prompt": [5, 6, 7, 8], "n_predict": 8, "temperature": 0, "ignore_eos": True}
+        answer = served.post("/completion", {**body, **more})
+        return answer.json()["content"] if answer.status_code == 200 else answer.json()["error"]["message"]
+
+    names = ("tiny", "one", "two")
+    plain = {name: said(model=name) for name in names}
+    assert len(set(plain.values())) == 3
+    one, two = listed["one"], listed["two"]
+    assert said() == said(lora=[]) == said(lora=[{"id": one, "scale": 0.0}]) == plain["tiny"]
+    assert said(lora=[{"id": one}]) == said(lora=[{"id": one, "scale": 1}], model="one") == plain["one"]
+    assert said(lora=[{"id": one, "scale": 0}, {"id": two, "scale": 1.0}]) == plain["two"]
+    for wrong, words in (
+        ([{"id": 99}], "no adapter of this id"),
+        ([{"id": one}, {"id": two}], "One adapter at a time"),
+        ([{"id": one, "scale": 0.5}], "at scale 1"),
+        ([{"id": -1}], "lora.0.id"),
+        (["one"], "lora.0"),
+        ({"id": one}, "lora"),
+    ):
+        assert words in said(lora=wrong), wrong
+    assert "names another one" in said(lora=[{"id": one}], model="tiny")
+    infill = {"input_prefix": "a", "n_predict": 8, "temperature": 0, "ignore_eos": True}
+    refused = served.post("/infill", {**infill, "lora": [{"id": 99}]})
+    assert refused.status_code == 400
+
+
 def test_loaded_and_unloaded_while_it_runs(served: Running) -> None:
     load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
     assert served.post(load, {"lora_name": "three", "lora_path": "three"}).status_code == 200

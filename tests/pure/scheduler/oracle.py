@@ -54,6 +54,23 @@ class NoisyDrafter:
             drafts.append(token)
         return drafts
 
+    def grow(self, known: list[int], seed: int, most: int, levels: int) -> tuple[list[int], list[int]]:
+        """A tree: drafts, and what each goes on from. Right lines are long, and wrong nodes lie among their nodes."""
+        drafts: list[int] = []
+        parents: list[int] = []
+        texts, depths, deepest = [list(known)], [0], 0
+        for _ in range(self.rng.randint(most // 2, most) if self.rng.random() < 0.9 else 0):
+            young = [n for n, depth in enumerate(depths) if depth < levels]
+            parent = deepest if deepest in young and self.rng.random() < 0.6 else self.rng.choice(young)
+            token = self.model.token(self.model.views(texts[parent]), seed)
+            if right := self.rng.random() < 0.6:
+                deepest = len(drafts) + 1 if parent == deepest else deepest
+            drafts.append(token if right else (token + self.rng.randint(1, 2)) % self.model.vocab)
+            parents.append(parent)
+            texts.append([*texts[parent], drafts[-1]])
+            depths.append(depths[parent] + 1)
+        return drafts, parents
+
     def observe(self, seq: Sequence, proposed: int, accepted: int) -> None:
         assert 0 <= accepted <= proposed
         self.accepted += accepted
@@ -201,12 +218,18 @@ def check_kept(snapshots: Snapshots, device: HashExecutor) -> None:
 
 
 def run_story(
-    seed: int, *, sabotage=None, failures: bool = True, device_drafts: bool = False, crowded_beams: bool = False
+    seed: int,
+    *,
+    sabotage=None,
+    failures: bool = True,
+    device_drafts: bool = False,
+    crowded_beams: bool = False,
+    trees: bool = False,
 ) -> Scheduler:
     """One random schedule from its seed; raises AssertionError on any wrong text, double end or leaked block.
 
     device_drafts: all drafts are the device's, and plans are in flight. crowded_beams: nearly all requests are beams,
-    for fewer rows than they have together."""
+    for fewer rows than they have together. trees: the device's drafts are trees, and rows have no states."""
     rng = random.Random(seed)
     layouts, windows = rng.choice(LAYOUTS)
     block_size = rng.choice([1, 2, 4, 8])
@@ -215,7 +238,8 @@ def run_story(
     groups_per_pool = max(sum(1 for lay in layouts if lay.pool == p) for p in (0, 1))
     pools = max(lay.pool for lay in layouts) + 1
     blocks = [groups_per_pool * per_group + rng.choice([0, 2, 10, 60]) for _ in range(pools)]
-    stateful = rng.random() < 0.4
+    stateful = rng.random() < 0.4 and not trees
+    device_drafts = device_drafts or trees
     model = HashModel(windows=windows, stop_every=rng.choice([5, 20, 1000]), stateful=stateful)
     depth = rng.choice([1, 1, 2, 3])
     chains = rng.random() < 0.7
@@ -237,11 +261,17 @@ def run_story(
         once = cache(lambda tokens, seed: drafter.guess(list(tokens), seed, most_guesses))
         for rank in ranks:  # all of them guess alike
             rank.guess = lambda tokens, seed: once(tuple(tokens), seed)
+    levels = rng.choice([1, 2, 3, 4, 5, 8]) if trees else 0
+    if trees:
+        most_guesses = rng.choice([1, 2, 4, 8, 12, 20])
+        grown = cache(lambda tokens, seed: drafter.grow(list(tokens), seed, most_guesses, levels))
+        for rank in ranks:
+            rank.guess = lambda tokens, seed: grown(tuple(tokens), seed)
     plain = [group for group, window in enumerate(windows) if not window]
     follows = bool(plain) and guessing and rng.random() < 0.6
     for rank in ranks if follows else ():
         rank.memory.follows = plain[0]
-    recalls = follows and random.Random(~seed).random() < 0.4
+    recalls = follows and random.Random(~seed).random() < 0.4 and not trees
     for rank in ranks:
         rank.memory.recalls = recalls
     limits = Limits(
@@ -250,12 +280,12 @@ def run_story(
         max_chunk=rng.choice([0, 0, 2, 5]),
         max_drafts=rng.randint(1, 4) if drafting else 0,
         max_guesses=most_guesses,
+        levels=levels,
         step_guesses=rng.choice([1, 3, 64]),
         follows=follows,
         catches_up="anew" if recalls else "on",
         cohorts=0 if executor.chains else rng.choice([1, 2, 3]),
-        whole_prompts=rng.random() < 0.1,
-        whole_batches=rng.random() < 0.1,
+        whole=(rng.random() < 0.1, rng.random() < 0.1),
     )
     snapshots = None
     if stateful:

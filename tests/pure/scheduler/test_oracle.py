@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 
 import pytest
@@ -12,7 +13,7 @@ from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.kvcache.snapshots import Kept
 from tokenmill.scheduler.scheduler import Flight, Scheduler
-from tokenmill.testing.hash_executor import HashExecutor
+from tokenmill.testing.hash_executor import HashExecutor, Tree
 
 PARTS = 12 if os.environ.get("TOKENMILL_FAMILIES") else 5
 STORIES = 200 * PARTS  # bench/oracle.py runs tens of thousands
@@ -184,6 +185,54 @@ def test_drafts_that_are_not_counted_as_in_flight_are_caught() -> None:
         scheduler.outcome.take = take  # type: ignore[method-assign]
 
     assert caught(sabotage, range(100), device_drafts=True)
+
+
+def test_drafts_that_are_trees() -> None:
+    """Of random shapes, in plans in flight, cut short, beside windows, prefixes, forks and failures."""
+    accepted = moved = 0
+    for seed in range(150):
+        counters = run_story(seed, trees=True).counters
+        accepted += counters.accepted
+        moved += sum(counters.accepted_at[1:])
+    assert accepted > 600 and moved > 100
+
+
+def test_a_path_that_is_moved_one_place_too_far_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = HashExecutor._move
+
+    def hasty(self, row, root: int, path: list[int]) -> None:  # type: ignore[no-untyped-def]
+        honest(self, row, root + (len(path) > 2), path[:-1])
+
+    monkeypatch.setattr(HashExecutor, "_move", hasty)
+    assert caught(lambda scheduler: None, range(100), trees=True)
+
+
+def test_a_path_that_is_not_moved_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HashExecutor, "_move", lambda self, row, root, path: None)
+    assert caught(lambda scheduler: None, range(100), trees=True)
+
+
+def test_a_cousin_in_place_of_an_ancestor_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands at the same depth, so nothing but the text tells."""
+    honest = Tree.line
+
+    def cousins(self: Tree, node: int) -> list[int]:
+        line, depths = honest(self, node), self.depths()
+        for place in range(1, len(line) - 1):
+            line[place] = max(j for j in range(line[place], node) if depths[j] == place)
+        return line
+
+    monkeypatch.setattr(Tree, "line", cousins)
+    assert caught(lambda scheduler: None, range(200), enough=3, trees=True)
+
+
+def test_a_tree_that_is_counted_as_so_many_tokens_in_a_row_is_caught() -> None:
+    """All of its nodes hoped for: the host would be ahead of the end."""
+
+    def sabotage(scheduler: Scheduler) -> None:
+        scheduler.limits = dataclasses.replace(scheduler.limits, levels=0)
+
+    assert caught(sabotage, range(100), trees=True)
 
 
 def test_missing_copy_on_write_is_caught() -> None:

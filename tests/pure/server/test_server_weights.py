@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import re
@@ -108,6 +109,18 @@ def lists_of(schema: Any, path: str = "") -> list[tuple[str, dict[str, Any]]]:
     found = [(path, schema)] if isinstance(schema, dict) and schema.get("type") == "array" else []
     inner = schema.items() if isinstance(schema, dict) else enumerate(schema) if isinstance(schema, list) else ()
     return found + [each for name, part in inner for each in lists_of(part, f"{path}.{name}")]
+
+
+async def test_the_collector_stays_as_it_was(start: Starter) -> None:
+    """Reading a body does without it for a while; whoever has turned it off for good has his way."""
+    served = await start()
+    for on in (False, True):
+        (gc.enable if on else gc.disable)()
+        try:
+            response = await served.post("/v1/completions", {"prompt": "a", "max_tokens": 1, "unknown": "a" * SMALL})
+            assert response.status_code == 200 and gc.isenabled() is on
+        finally:
+            gc.enable()
 
 
 async def test_every_list_has_a_ceiling(start: Starter) -> None:

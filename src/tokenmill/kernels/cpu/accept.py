@@ -25,3 +25,32 @@ def accept_(grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: T
     lengths[row_ids] = known + kept
     computed.numpy()[row_ids] = known + kept - 1
     return torch.from_numpy(kept)
+
+
+def accept_tree_(
+    grants: Tensor, most: int, parents: Tensor, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
+) -> tuple[Tensor, Tensor]:
+    """See ReferenceKernels.accept_tree_."""
+    row_ids, first, drafts, longest = grants.numpy()
+    samples, words, lengths, above = marked.numpy(), tokens.numpy(), length.numpy(), parents.numpy()
+    known, each = lengths[row_ids], np.arange(above.shape[1])
+    guessed = words[row_ids[:, None], np.minimum(known[:, None] + each, words.shape[1] - 1)]
+    guessed = np.where(each < drafts[:, None], guessed, -1)
+    path = np.zeros((len(row_ids), most + 1), dtype=np.int64)
+    said = np.empty_like(path)
+    said[:, 0], right = samples[first], np.zeros_like(first)
+    for depth in range(most):  # at: the line that the walk has come to
+        at, sample = path[:, depth], said[:, depth]
+        same = (above == at[:, None]) & (guessed == sample[:, None]) & (sample >= 0)[:, None]
+        goes = same.any(1) & (depth < longest) & (right == depth)
+        right += goes
+        path[:, depth + 1] = np.where(goes, same.argmax(1) + 1, at)
+        said[:, depth + 1] = samples[first + path[:, depth + 1]]
+    last = said[np.arange(len(right)), right]
+    kept = right + ((last >= 0) | (right == 0))
+    ahead = np.minimum(np.arange(most + 1), right[:, None])  # what does not stand: the last again
+    new = np.take_along_axis(said, ahead, 1)
+    words[row_ids[:, None], known[:, None] + ahead] = np.where(new < 0, ~new, new)
+    lengths[row_ids] = known + kept
+    computed.numpy()[row_ids] = known + kept - 1
+    return torch.from_numpy(path), torch.from_numpy(kept)

@@ -102,7 +102,7 @@ class BoundPlan:
         first = None if plan.first is None else _ints(plan.first)
         query_start, kv_len = _ints(ctx.query_start), _ints(ctx.kv_len)
         positions, slots = _longs(ctx.positions), _longs(plan.slots)
-        self.keep = (tables, entries, first, query_start, kv_len, positions, slots)
+        self.keep = (tables, entries, first, query_start, kv_len, positions, slots, plan.paths)
         self.addresses = [
             tables.data_ptr(),
             0 if first is None else first.data_ptr(),
@@ -110,6 +110,7 @@ class BoundPlan:
             query_start.data_ptr(),
             kv_len.data_ptr(),
             positions.data_ptr(),
+            *_paths(plan),
         ]
         self.max_entries, self.sequences = tables.shape[1], tables.shape[0]
         self.positions_at, self.slots_at = positions.data_ptr(), slots.data_ptr()
@@ -117,6 +118,13 @@ class BoundPlan:
         if spans is None:
             spans = [(0, ctx.positions.shape[0], int(kv_len.max()))]
         self.pairs = float(sum(queries * length for _, queries, length in spans))
+
+
+def _paths(plan: GroupPlan) -> tuple[int, int, int]:
+    """Addresses of the roots and places of trees, and how many places a sequence has."""
+    if plan.paths is None:
+        return 0, 0, 0
+    return plan.paths.roots.data_ptr(), plan.paths.places.data_ptr(), plan.paths.places.shape[1]
 
 
 def _ints(x: Tensor) -> Tensor:

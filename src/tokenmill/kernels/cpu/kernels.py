@@ -19,6 +19,7 @@ from tokenmill import _native
 from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import (
     Act,
+    Again,
     AttentionSpec,
     Draws,
     ForwardContext,
@@ -30,7 +31,7 @@ from tokenmill.core.forward import (
 )
 from tokenmill.kernels.adapters import addends
 from tokenmill.kernels.cpu import states
-from tokenmill.kernels.cpu.accept import accept_
+from tokenmill.kernels.cpu.accept import accept_, accept_tree_
 from tokenmill.kernels.cpu.adapters import Addends, BoundSites
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
 from tokenmill.kernels.cpu.choose import choose
@@ -80,7 +81,7 @@ class CpuKernels(ReferenceKernels):
         """Change the native pool; 0: every core that this process may run on."""
         _native.set_threads(threads)
 
-    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Callable[[], None] | None]:
+    def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Again | None]:
         """What `compute` makes, and a function that makes it again in the same tensors; None: it is not all native."""
         return record(compute, self._bound, room)
 
@@ -398,6 +399,20 @@ class CpuKernels(ReferenceKernels):
         """Rows move on by the samples that stand; -> how many these are."""
         self.count("accept_")
         return accept_(grants, most, marked, tokens, length, computed)
+
+    def accept_tree_(
+        self,
+        grants: Tensor,
+        most: int,
+        parents: Tensor,
+        marked: Tensor,
+        tokens: Tensor,
+        length: Tensor,
+        computed: Tensor,
+    ) -> tuple[Tensor, Tensor]:
+        """The same down trees; -> the lines of the samples that may stand, and how many do."""
+        self.count("accept_tree_")
+        return accept_tree_(grants, most, parents, marked, tokens, length, computed)
 
     # ------------------------------------------------------------------ experts
 

@@ -2,7 +2,8 @@
 
 A forward pass of a small model is a few dozen native calls of microseconds each, and the way from Python to each costs
 as much again. Recorded while it runs (`_native.Tape`), all calls are made again at once, in the same order on the same
-memory. Work that does anything but native operations in between (seen by watching torch) is not recorded.
+memory. Operations of torch in between (seen by watching it) cut the tape in pieces and are made again between these;
+work with an operation that cannot be (`between.py`) is not recorded.
 Must not know: what is computed.
 """
 
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tokenmill import _native
+from tokenmill.kernels.cpu.between import HOST, again
 
 T = TypeVar("T")
 
@@ -26,16 +28,19 @@ _CONVERSIONS = frozenset({"aten::to", "aten::_to_copy"})
 
 
 class Replay:
-    """A tape and everything whose addresses are on it."""
+    """Pieces of tape, what lies between them, and everything whose addresses are on them. spilled: bytes that torch's
+    operations made outside the room."""
 
-    __slots__ = ("keep", "tape")
+    __slots__ = ("calls", "keep", "spilled")
 
-    def __init__(self, tape: Any, keep: list[object]) -> None:
-        self.tape = tape
+    def __init__(self, calls: list[Callable[[], object]], keep: list[object], spilled: int) -> None:
+        self.calls = calls
         self.keep = keep
+        self.spilled = spilled
 
     def __call__(self) -> None:
-        self.tape.replay()
+        for call in self.calls:
+            call()
 
 
 def record(
@@ -43,16 +48,17 @@ def record(
 ) -> tuple[T, Replay | None]:
     """What `compute` makes, and how to make it again in the same places; bound: what the backend has bound to
     addresses so far; room [bytes]: where temporary tensors are made as long as it lasts."""
-    tape, watch = _native.Tape(), _Watch(room)
-    tape.begin()
+    watch = _Watch(room)
+    watch.tape.begin()
     try:
         with watch:
             made = compute()
     finally:
-        tape.end()
-    if watch.other or tape.size() == 0:
+        watch.tape.end()
+    watch.cut()
+    if watch.other or not watch.tapes:
         return made, None
-    return made, Replay(tape, [made, *watch.kept, *bound()])
+    return made, Replay(watch.calls, [made, *watch.kept, *bound()], watch.spilled)
 
 
 class _Watch(TorchDispatchMode):
@@ -62,7 +68,10 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.kept: list[object] = []
         self.other: set[str] = set()
-        self.room, self.used = room, 0
+        """Operations that cannot be made again."""
+        self.room, self.used, self.spilled = room, 0, 0
+        self.tape, self.tapes = _native.Tape(), 0
+        self.calls: list[Callable[[], object]] = []
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -76,11 +85,50 @@ class _Watch(TorchDispatchMode):
         if made is None:
             made = func(*args, **(kwargs or {}))
         self.kept.append(made)
+        if name in _MEMORY:
+            return made
         if name in _CONVERSIONS and _widened(made, args[0]):  # logits: once more, so that the tape has it
             _native.widen(args[0].data_ptr(), made.data_ptr(), made.numel())
-        elif name not in _MEMORY and (func._schema.is_mutable or not _views(made, args)):
+        elif name in HOST:
             self.other.add(name)
+        elif func._schema.is_mutable or not _views(made, args):
+            made = self._repeated(func, args, kwargs or {}, made)
         return made
+
+    def cut(self) -> None:
+        """A piece of tape ends here; the next one has yet to begin."""
+        self.tape.end()
+        if self.tape.size():
+            self.calls.append(self.tape.replay)
+            self.tapes += 1
+        self.tape = _native.Tape()
+
+    def _repeated(self, func: Any, args: Any, kwargs: dict[str, Any], made: Any) -> Any:
+        """The result where it will be made again, in the room if it is a new one."""
+        several = type(made) is not Tensor and isinstance(made, (list, tuple))
+        found = list(made) if several else [made]
+        if not all(isinstance(one, Tensor) for one in found):
+            self.other.add(func._schema.name)
+            return made
+        if not func._schema.is_mutable:
+            found = [self._placed(one) for one in found]
+            made = type(made)(found) if several else found[0]
+        call = again(func, args, kwargs, found)
+        if call is None:
+            self.other.add(func._schema.name)
+            return made
+        self.cut()
+        self.tape.begin()
+        self.calls.append(call)
+        return made
+
+    def _placed(self, made: Tensor) -> Tensor:
+        place = None if self.room is None else self._take(made, {})
+        if place is None:
+            self.spilled += made.nbytes
+            return made
+        self.kept.append(place)
+        return place.copy_(made)
 
     def _take(self, like: Any, options: dict[str, Any]) -> Tensor | None:
         """The next part of the room, for a shape or as another tensor; None: it is too small, or not meant for this."""

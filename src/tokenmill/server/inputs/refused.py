@@ -289,6 +289,7 @@ REFUSED["kserve.Parameters"] = {
     **_refuse("sequences are not kept here", "sequence_start", "sequence_end", sequence_id=(0,)),
 }
 _LLAMA_READS = (
+    "lora",
     "n_probs",
     "return_tokens",
     "input_prefix",

@@ -12,12 +12,19 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import tokenmill
+from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import validated
 from tokenmill.server.context import Context
 from tokenmill.server.door import Streams
-from tokenmill.server.errors import HttpError, asked_in
+from tokenmill.server.errors import HttpError, asked_in, quoted
 from tokenmill.server.llamacpp import answers
-from tokenmill.server.llamacpp.schemas import CompletionRequest, EmbeddingRequest, InfillRequest, TemplateRequest
+from tokenmill.server.llamacpp.schemas import (
+    Adapted,
+    CompletionRequest,
+    EmbeddingRequest,
+    InfillRequest,
+    TemplateRequest,
+)
 from tokenmill.server.openai import embeddings, schemas, tokens
 from tokenmill.server.openai.completions import Read, open_completion
 from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body, written_answer
@@ -33,7 +40,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Continue one or several prompts."""
         async with Work(context, request) as work:
             body = await work.read(CompletionRequest)
-            return await _answer(context, work, body.fields)
+            return await _answer(context, work, body, body.fields)
 
     async def infill(request: Request, context: Context) -> Response:
         """Write between two texts."""
@@ -82,7 +89,7 @@ def _add_telling(app: FastAPI, context: Context) -> None:
         return json_answer([{"id": i, "is_processing": i < busy, **more} for i in range(info.max_rows)])
 
     async def adapters(request: Request, context: Context) -> Response:
-        """The served ones; a request names one as its model."""
+        """The served ones; a request names one as its model, or by its place here in `lora`."""
         listed = enumerate(context.backend.info.adapters)
         return json_answer([{"id": i, "path": name, "scale": 0.0} for i, name in listed])
 
@@ -102,12 +109,22 @@ LLAMACPP = Api(
 
 
 async def _answer(
-    context: Context, work: Work, fields: Callable[[], dict[str, Any]], read: Callable[[], Any] | None = None
+    context: Context,
+    work: Work,
+    asked: Adapted,
+    fields: Callable[[], dict[str, Any]],
+    read: Callable[[], Any] | None = None,
 ) -> Response:
     """A completion of these fields. `read`: makes the prompt in another way."""
 
     def checked() -> tuple[schemas.CompletionRequest, bool]:
         found = fields()
+        info = context.backend.info
+        adapter = asked.adapter(tuple(info.adapters))
+        if adapter is not None:
+            chosen = adapter or info.names[0]
+            if found.setdefault("model", chosen) != chosen:
+                raise ParameterError(f"lora chooses {quoted(chosen)}, and model names another one.", param="lora")
         silent = found.get("max_tokens") == 0 and not isinstance(found["max_tokens"], bool)
         if silent:
             found["max_tokens"] = 1
@@ -137,7 +154,7 @@ async def _infill(context: Context, work: Work, body: InfillRequest) -> Response
         gap, framed = (body.input_prefix, body.input_suffix), body.fields().get("add_special_tokens") is not False
         return [await context.text.fill(gap, body.prompt, others, framed=framed)]
 
-    return await _answer(context, work, fields, read)
+    return await _answer(context, work, body, fields, read)
 
 
 def _props(context: Context) -> dict[str, Any]:

@@ -6,6 +6,7 @@ engines, HTTP.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -17,14 +18,40 @@ from tokenmill.server.openai.schemas import Message, TextPrompt, TokenPrompt, To
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 MOST_PROMPTS = 1024
+MOST_ADAPTERS = 1024
 FORBIDDEN = -100.0
 """What false means as a bias: the token is never said."""
 
 
-class CompletionRequest(BaseModel):
-    """POST /completion and /completions."""
+class Scaled(BaseModel):
+    """An adapter by its place in /lora-adapters."""
+
+    model_config = LOOSE
+    id: int = Field(ge=0)
+    scale: float = 1.0
+
+
+class Adapted(BaseModel):
+    """A request that may choose among the adapters."""
 
     model_config = OPEN
+    lora: Annotated[list[Scaled], few(MOST_ADAPTERS)] | None = None
+
+    def adapter(self, names: Sequence[str]) -> str | None:
+        """The one that it chooses of those served: "" for none of them, None where it does not say."""
+        if self.lora is None:
+            return None
+        used = {each.id: each.scale for each in self.lora if each.scale}
+        if any(number >= len(names) for number in used):
+            raise ParameterError("There is no adapter of this id: GET /lora-adapters lists them.", param="lora")
+        if len(used) > 1 or any(scale != 1.0 for scale in used.values()):
+            raise ParameterError("One adapter at a time is used, and at scale 1 (others at 0).", param="lora")
+        return next((names[number] for number in used), "")
+
+
+class CompletionRequest(Adapted):
+    """POST /completion and /completions."""
+
     prompt: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], few(MOST_PROMPTS, 1)]
     stream: bool = False
 
@@ -41,10 +68,9 @@ class Snippet(BaseModel):
     filename: str = Field("", max_length=4096)
 
 
-class InfillRequest(BaseModel):
+class InfillRequest(Adapted):
     """POST /infill: what stands before and after the gap, and what is written there already."""
 
-    model_config = OPEN
     input_prefix: str = ""
     input_suffix: str = ""
     input_extra: Annotated[list[Snippet], few(MOST_TEXTS)] = Field(default_factory=list)

@@ -1,0 +1,122 @@
+"""`tokenmill prune`: a copy of a model with fewer channels, heads and layers. Owns: its flags, and what is shown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import typer
+
+from tokenmill.cli.flags import flag, spelling, with_flags
+from tokenmill.cli.loading import progress, size, spinner
+from tokenmill.core.errors import ParameterError, UserError
+
+if TYPE_CHECKING:
+    from tokenmill.engine.source import FolderSource
+    from tokenmill.quantize.structured import Left
+
+SHOWN = 5
+Importance = Literal["obs", "wanda"]
+CUT_FLAGS = {
+    "multiple": flag("multiple", int, "Channels are left in multiples of this [default: 64]."),
+    "importance": flag(
+        "importance",
+        Importance,
+        "What goes: what costs least when the rest makes up for it [default], or Wanda's sums.",
+    ),
+}
+CALIBRATION_FLAGS = {
+    "calibration": flag("calibration", Path, "Text to calibrate on [default: a short one in the package]."),
+    "samples": flag("samples", int, "Sequences to calibrate on [default: 128]."),
+    "length": flag("length", int, "Tokens of each [default: 512]."),
+    "device": flag("device", str, "Where to calibrate and learn [default: cpu]."),
+}
+REPAIR_FLAGS = {
+    "steps": flag("steps", int, "With --repair: steps of learning [default: 1000]."),
+    "minutes": flag("minutes", float, "With --repair: stop after so many."),
+    "batch": flag("batch", int, "With --repair: lines in a step [default: 8]."),
+    "line": flag("line", int, "With --repair: tokens in a line [default: 256]."),
+    "rate": flag("rate", float, "With --repair: learning rate [default: 0.0003]."),
+}
+"""What only --repair takes."""
+
+
+@with_flags("chosen", {**CUT_FLAGS, **CALIBRATION_FLAGS, **REPAIR_FLAGS})
+def prune(
+    source: str = typer.Argument(..., metavar="SRC", help="Folder or hub name of an unquantised model, or `demo`."),
+    target: Path = typer.Argument(..., metavar="DST", help="The folder to write; it must not exist."),
+    channels: float = typer.Option(0.0, "--channels", help="The part of each layer's MLP channels that goes."),
+    heads: float = typer.Option(0.0, "--heads", help="The part of its key heads that goes, with their query heads."),
+    layers: int = typer.Option(0, "--layers", help="How many layers go: those that change their input least."),
+    repair: Path = typer.Option(
+        None, "--repair", metavar="FILE", help="Text (or JSON lines) on which the copy learns from the original."
+    ),
+    chosen: dict[str, Any] | None = None,
+) -> None:
+    """Take channels, heads and layers out of a model, and have it learn what it lost from the original.
+
+    What is written is a plain model folder that every engine reads; `quantize` makes it smaller still."""
+    chosen = chosen or {}
+    alone = next((name for name in chosen if name in REPAIR_FLAGS and repair is None), None)
+    if alone is not None:
+        raise ParameterError(f"{spelling(alone)} goes with --repair.")
+    with spinner("Getting ready ..."):
+        from tokenmill.engine.source import FolderSource, find_source
+        from tokenmill.quantize import text
+        from tokenmill.quantize.structured import Cut
+        from tokenmill.quantize.structured import prune as write
+    found = find_source(source)
+    if not isinstance(found, FolderSource):
+        raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
+    learn = None if repair is None else _repair(found, repair, chosen)
+    cut = Cut(channels, heads, layers, chosen.get("multiple", 64), chosen.get("importance", "obs"))
+    samples, length = chosen.get("samples", 128), chosen.get("length", 512)
+    tokens = text.sequences(text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length)
+    device = chosen.get("device", "cpu")
+    with progress("Narrowing") as tell:
+        left = write(found.path, target, cut, tokens, device, tell)
+    _show(found.path, target, left)
+    if learn is not None:
+        learn(target)
+
+
+def _repair(found: FolderSource, data: Path, chosen: dict[str, Any]) -> Callable[[Path], None]:
+    """What learning needs, read and checked before anything is cut."""
+    with spinner("Getting ready ..."):
+        from tokenmill.cli.distill import percent, tell
+        from tokenmill.distill.repair import check, repair
+        from tokenmill.distill.texts import read_texts
+        from tokenmill.distill.train import Course
+    steps, batch, line, rate = (
+        chosen.get(name, usual) for name, usual in (("steps", 1000), ("batch", 8), ("line", 256), ("rate", 3e-4))
+    )
+    for name, value, least, most in (("steps", steps, 1, 1 << 31), ("batch", batch, 1, 4096),
+                                     ("line", line, 16, 65536), ("rate", rate, 1e-7, 1.0)):  # fmt: skip
+        if not least <= value <= most:
+            raise ParameterError(f"--{name} {value:g}: use {least:g} to {most:g}.")
+    check(found.config())
+    texts = read_texts(data)
+    course = Course(steps, batch, rate, steps, seconds=60 * max(0.0, chosen.get("minutes", 0.0)))
+
+    def learn(target: Path) -> None:
+        right = repair(found.path, target, texts, course, line, chosen.get("device", "cpu"), tell)
+        typer.echo(f"says what the original says at {percent(right)} of held-out tokens")
+
+    return learn
+
+
+def _show(source: Path, target: Path, left: Left) -> None:
+    """Sizes, layers that went, and the matrices that lost most."""
+
+    def weights(folder: Path) -> int:
+        return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
+
+    typer.echo(f"{target}: {size(weights(target))} of weights instead of {size(weights(source))}")
+    gone = [(n, value) for n, value in enumerate(left.influence) if n not in left.layers]
+    if gone:
+        typer.echo("layers gone (influence): " + ", ".join(f"{n} ({value:.4f})" for n, value in gone))
+    worst = sorted(left.lost.items(), key=lambda item: -item[1])[:SHOWN]
+    if worst:
+        typer.echo("outputs that lost most: " + ", ".join(f"{name} ({lost:.3f})" for name, lost in worst))
+    typer.echo("All of them: pruning_report.json")

@@ -1,0 +1,87 @@
+"""A narrowed model learns what it lost from the one it was cut out of. Owns: that student, and its files.
+
+The copy's layers learn what the original thinks of every next token; embeddings and head stay as they are.
+Must not know: how was chosen what went.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from tokenmill.checkpoint.folder import open_checkpoint, read_config
+from tokenmill.core.config import make_config
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.distill.cutting import FAMILIES, last_norm, layer_tensors, shape_of
+from tokenmill.distill.students import DraftStudent
+from tokenmill.distill.teacher import Teacher
+from tokenmill.distill.texts import cut, encode_all
+from tokenmill.distill.train import Course, Told, train
+
+
+class NarrowedStudent(DraftStudent):
+    """The layers of a narrowed copy, with the original's embeddings and head."""
+
+    def __init__(self, teacher: Teacher, folder: Path) -> None:
+        self.raw = read_config(folder)
+        shape = shape_of(self.raw)
+        assert shape is not None, "checked before anything was cut"
+        self.shape, self.vocab = shape, teacher.model.spec.vocab_size
+        self.positions = teacher.model.spec.max_positions
+        checkpoint = open_checkpoint(folder)
+        try:
+            found = [layer_tensors(checkpoint, n, shape) for n in range(int(self.raw["num_hidden_layers"]))]
+            layers = [each for each in found if each is not None]
+            assert len(layers) == len(found), "a copy is stored as plain numbers"
+            self._fill(teacher, len(layers), (layers, last_norm(checkpoint)))
+            self.stored = checkpoint.tensor("model.norm.weight").dtype
+        finally:
+            checkpoint.close()
+
+    def files(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        """As the copy said it; its tensors now."""
+        return self.raw, super().files()[1]
+
+
+def check(raw: dict[str, Any]) -> None:
+    """Refuse a model whose copies cannot learn here."""
+    if shape_of(raw) is None:
+        raise ParameterError(
+            f"--repair: copies of {raw.get('model_type')} cannot learn here; plain {', '.join(FAMILIES)} models can."
+        )
+
+
+def repair(
+    original: Path, folder: Path, texts: list[str], course: Course, length: int, device: str,
+    tell: Callable[[Told], None],
+) -> list[float]:  # fmt: skip
+    """Teach the copy in `folder` in lines of `length` tokens -> the share of held-out tokens where it says what the
+    original says. Its files change when the learning has ended, all at once."""
+    teacher = Teacher(make_config(model=str(original), device=device), course.batch, length)
+    tokenizer = teacher.source.tokenizer()
+    pieces = encode_all(texts, lambda text: tokenizer.encode(text, add_special_tokens=False), list(tokenizer.eos_ids))
+    lines = cut(pieces, length)
+    working = folder.parent / f".{folder.name}.repair"
+    shutil.rmtree(working, ignore_errors=True)
+    try:
+        working.mkdir()
+        right = train(teacher, NarrowedStudent(teacher, folder), lines, course, working, tell)
+        _replace(folder, working / "model.safetensors")
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written ({error.strerror or error}); it is as it was cut.") from error
+    finally:
+        shutil.rmtree(working, ignore_errors=True)
+    return right
+
+
+def _replace(folder: Path, learnt: Path) -> None:
+    """One file in place of the old ones."""
+    old = [*folder.glob("model-*.safetensors"), folder / "model.safetensors.index.json"]
+    learnt.chmod(0o644)
+    learnt.replace(folder / "model.safetensors")
+    for path in old:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,100 @@
+"""Several streams of hidden states a token, one of which the layers compute (AltUp). Owns: predicting the others,
+correcting them, and the ways in and out.
+
+A step carries x [T, streams * hidden]. Sums over few streams and over columns are written out element by element, so
+that a row's bytes do not depend on its company. Knows nothing of families.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, NormSpec, Weight
+from tokenmill.layers.build import Build
+
+_LEAST = 1e-5
+"""The least mean square by which a stream is divided."""
+
+
+def mean_last(x: Tensor) -> Tensor:
+    """Mean over the last dimension, kept as size 1: halves are added to halves, in one order whatever the shape."""
+    size, rest = x.shape[-1], None
+    while x.shape[-1] > 1:
+        half = x.shape[-1] // 2
+        if x.shape[-1] % 2:
+            last = x[..., -1:]
+            rest = last if rest is None else rest + last
+        x = x[..., :half] + x[..., half : 2 * half]
+    return (x if rest is None else x + rest) / size
+
+
+class Streams:
+    """What one layer does with the streams around its blocks."""
+
+    def __init__(self, b: Build, hidden: int, count: int, active: int, eps: float) -> None:
+        self.count, self.active, self.hidden = count, active, hidden
+        weight = b.tensor("router_norm.weight", (hidden,)).float() / hidden
+        self.norm = NormSpec(weight.to(b.dtype), eps)
+        self.router = b.settled(b.weight("modality_router", (count, hidden), exact=True))
+        self.predicts = b.tensor("prediction_coefs.weight", (count * count, count), torch.float32)
+        self.corrects = b.tensor("correction_coefs.weight", (count, count), torch.float32)
+        self.scale = b.tensor("correct_output_scale", (hidden,))
+
+    def split(self, x: Tensor) -> Tensor:
+        """[T, streams * hidden] -> [T, streams, hidden]."""
+        return x.view(-1, self.count, self.hidden)
+
+    def predict(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, streams, hidden] -> what is expected of each stream behind the layer."""
+        shares = self._shares(x[:, self.active], self.predicts, ctx).view(-1, self.count, self.count)
+        wide = x.float()
+        made = wide
+        for i in range(self.count):
+            made = made + shares[:, :, i, None] * wide[:, i, None]
+        return made.to(x.dtype)
+
+    def correct(self, expected: Tensor, found: Tensor, ctx: ForwardContext) -> Tensor:
+        """What was expected, corrected by what the layer gave [T, hidden] for the stream that it computed."""
+        shares = self._shares(found, self.corrects, ctx) + 1.0
+        news = (found - expected[:, self.active]).float()
+        return (expected.float() + news[:, None] * shares[:, :, None]).to(expected.dtype)
+
+    def _shares(self, x: Tensor, matrix: Tensor, ctx: ForwardContext) -> Tensor:
+        """matrix @ tanh(router(norm(x))) in float32 [T, rows of the matrix]."""
+        kinds = torch.tanh(self.router.matmul(x.contiguous(), ctx, norm=self.norm).float())
+        made = kinds[:, 0, None] * matrix[:, 0]
+        for i in range(1, self.count):
+            made = made + kinds[:, i, None] * matrix[:, i]
+        return made
+
+
+class Ways:
+    """From embeddings to streams (in), and from streams to what the last norm takes (out)."""
+
+    def __init__(self, b: Build, name: str, hidden: int, count: int) -> None:
+        places = (b.at(f"{name}.{i}") for i in range(count - 1))
+        self.weights: list[Weight] = [at.settled(at.weight("", (hidden, hidden))) for at in places]
+
+    def spread(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, hidden] -> [T, streams * hidden]: each one's product, as large as x."""
+        size = _size(x)
+        made = [x, *(_sized(weight.matmul(x, ctx), size) for weight in self.weights)]
+        return torch.cat(made, dim=1)
+
+    def gather(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+        """x [T, streams, hidden] -> the mean of the first and of the others' products, each as large as the first."""
+        size, total = _size(x[:, 0]), x[:, 0].float()
+        for i, weight in enumerate(self.weights, 1):
+            total = total + _sized(weight.matmul(x[:, i].contiguous(), ctx), size).float()
+        return (total / (len(self.weights) + 1)).to(x.dtype)
+
+
+def _size(x: Tensor) -> Tensor:
+    wide = x.float()
+    return torch.sqrt(mean_last(wide * wide))
+
+
+def _sized(x: Tensor, size: Tensor) -> Tensor:
+    wide = x.float()
+    return (wide * size / torch.sqrt(mean_last(wide * wide).clamp(min=_LEAST))).to(x.dtype)

@@ -1,0 +1,172 @@
+"""Where channels, heads and layers lie in a model's tensors. Owns: names of tensors, what of each stays, and
+config.json's words for it. A layer that is built in another way is refused by name.
+Must not know: how is chosen what stays.
+
+A channel is a row of what feeds the MLP's last matrix and a column of that one. A group of heads is a key head with the
+query heads that read it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.model import Checkpoint
+
+_LAYER = re.compile(r"^(?P<stem>(?:\w+\.)*?(?:layers|layer|h|blocks))\.(?P<index>\d+)\.(?P<rest>.+)$")
+_FORMS = {"mlp.down_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"), "mlp.fc2": ("mlp.fc1",)}
+"""The MLP's last matrix, and what may feed it."""
+OUT = "self_attn.o_proj"
+_HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
+_KINDS = ("weight", "bias")
+HEADED = frozenset({"llama", "mistral", "qwen3"})
+"""Families whose config.json says how wide a head is, whatever the hidden size and the number of heads: with our reader
+and with Transformers'."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What of a tensor stays: the places `index` [n] along `dim`."""
+
+    dim: int
+    index: Tensor
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """What stays of it."""
+        return tensor.index_select(self.dim, self.index.to(tensor.device)).contiguous()
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """Of every layer: query heads, key heads, numbers in one."""
+
+    queries: int
+    keys: int
+    dim: int
+
+    @property
+    def width(self) -> int:
+        """Numbers of a group's query heads."""
+        return self.queries // self.keys * self.dim
+
+
+def layer_of(name: str) -> tuple[str, int, str] | None:
+    """(what is before the layer's number, the number, the rest), if a tensor belongs to a layer."""
+    found = _LAYER.match(name)
+    return None if found is None else (found["stem"], int(found["index"]), found["rest"])
+
+
+def renumbered(name: str, kept: list[int], count: int) -> str | None:
+    """The tensor's name where of `count` layers these are kept; None: its layer is gone. What lies behind the last
+    layer (heads that guess) moves up with it."""
+    found = layer_of(name)
+    if found is None:
+        return name
+    stem, index, rest = found
+    if index < count and index not in kept:
+        return None
+    number = kept.index(index) if index < count else index - count + len(kept)
+    return f"{stem}.{number}.{rest}"
+
+
+def in_layer(ckpt: Checkpoint, index: int) -> dict[str, str]:
+    """The tensors of a layer: what stands behind its number -> name."""
+    found = ((name, layer_of(name)) for name in ckpt.names())
+    return {at[2]: name for name, at in found if at is not None and at[1] == index}
+
+
+def mlp_end(names: Mapping[str, str], index: int) -> str:
+    """The MLP's last matrix, as it is called within the layer."""
+    inside = {rest.rpartition(".")[0] for rest in names if rest.startswith("mlp.")}
+    for end, before in _FORMS.items():
+        if end in inside and inside <= {end, *before} and inside & set(before):
+            return end
+    said = ", ".join(sorted(inside)[:4]) or "no mlp"
+    raise ModelError(f"Layer {index} has {said}: channels are taken out of an MLP with down_proj or fc2 alone.")
+
+
+def channels(ckpt: Checkpoint, names: Mapping[str, str], end: str, kept: Tensor) -> dict[str, Part]:
+    """What stays of a layer's MLP with the channels `kept`."""
+    shape = ckpt.shape(names[f"{end}.weight"])
+    assert shape is not None
+    found = {names[f"{end}.weight"]: Part(1, kept)}
+    for rest in names:
+        base, _, kind = rest.rpartition(".")
+        if base not in _FORMS[end]:
+            continue
+        rows = (ckpt.shape(names[rest]) or (0,))[0]
+        if kind not in _KINDS or rows not in (shape[1], 2 * shape[1]):
+            raise ModelError(f"{names[rest]}: channels cannot be told apart in it.")
+        found[names[rest]] = Part(0, kept if rows == shape[1] else torch.cat([kept, kept + shape[1]]))
+    return found
+
+
+def heads_of(config: Mapping[str, Any]) -> Heads:
+    """What config.json says, refused where it could not say another number."""
+    kind = str(config.get("model_type"))
+    if kind not in HEADED:
+        raise ModelError(f"{kind}: heads cannot be taken out, because its config.json has no words for what is left.")
+    queries = int(config["num_attention_heads"])
+    keys = int(config.get("num_key_value_heads") or queries)
+    return Heads(queries, keys, int(config.get("head_dim") or int(config["hidden_size"]) // queries))
+
+
+def heads(ckpt: Checkpoint, names: Mapping[str, str], have: Heads, kept: Tensor) -> dict[str, Part]:
+    """What stays of a layer's attention with the input columns `kept` of its last matrix: whole groups."""
+    first = kept.view(-1, have.width)[:, 0] // have.width * have.dim
+    keys = (first[:, None] + torch.arange(have.dim, device=kept.device)).flatten()
+    query, key = (have.queries * have.dim, kept), (have.keys * have.dim, keys)
+    forms = {"self_attn.q_proj": [query], "self_attn.k_proj": [key], "self_attn.v_proj": [key],
+             "self_attn.qkv_proj": [query, key, key]}  # fmt: skip
+    found = {}
+    for rest, name in names.items():
+        base, _, kind = rest.rpartition(".")
+        shape = ckpt.shape(name) or (0,)
+        if base in _HEAD_NORMS and shape != (have.dim,):
+            raise ModelError(f"{name} is a norm over all heads: none can be taken out.")
+        if not base.startswith("self_attn.") or base in (*_HEAD_NORMS, OUT):
+            continue
+        form = forms.get(base, [])
+        if kind not in _KINDS or not form or shape[0] != sum(rows for rows, _ in form):
+            raise ModelError(f"{name}: heads cannot be told apart in it.")
+        starts = [sum(rows for rows, _ in form[:n]) for n in range(len(form))]
+        found[name] = Part(0, torch.cat([index + start for (_, index), start in zip(form, starts, strict=True)]))
+    if f"{OUT}.weight" not in names:
+        raise ModelError("A layer without self_attn.o_proj: heads cannot be taken out.")
+    found[names[f"{OUT}.weight"]] = Part(1, kept)
+    return found
+
+
+def config_without(
+    config: Mapping[str, Any], kept: list[int], count: int, inner: int | None, left: Heads | None
+) -> dict[str, Any]:
+    """config.json of what is left; lists with an entry for each layer lose those of the layers that are gone."""
+    made = dict(config)
+    if inner is not None:
+        made["intermediate_size"] = inner
+    if left is not None:
+        made |= {"num_attention_heads": left.queries, "num_key_value_heads": left.keys, "head_dim": left.dim}
+    if len(kept) < count:
+        for name, value in config.items():
+            if isinstance(value, int) and name in LAYER_COUNTS:
+                made[name] = len(kept)
+            if isinstance(value, list) and len(value) == count and ("layer" in name or "block" in name):
+                made[name] = [value[n] for n in kept]
+    return made
+
+
+LAYER_COUNTS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+
+
+def every(values: Iterable[int], what: str) -> int:
+    """The one size that all layers have."""
+    found = sorted(set(values))
+    if len(found) != 1:
+        raise ModelError(f"Layers have {', '.join(map(str, found))} {what}: config.json cannot say what would be left.")
+    return found[0]

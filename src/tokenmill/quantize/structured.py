@@ -1,0 +1,248 @@
+"""A model folder in, one with fewer channels, heads and layers out. Owns: the order of work and the proof at its end.
+
+Layers that change their input least go first (ShortGPT's block influence). The others are narrowed one after the other:
+each sees what the narrowed ones before it give, attention before the MLP behind it. What is written is then run beside
+the source with zeros in place of what went: a config.json that cannot say what is left is found out, whatever the
+family. Memory holds one layer. Must not know: command lines, engines, training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.folder import open_checkpoint, read_config
+from tokenmill.checkpoint.new_folder import check_free, new_folder
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.model import Checkpoint
+from tokenmill.models.text_part import outer_of
+from tokenmill.quant.convert import Shards, Tell, copy_rest, write_json
+from tokenmill.quantize import shapes
+from tokenmill.quantize.narrower import METHODS, narrowed
+from tokenmill.quantize.stream import Overlaid, Stream, layer_count
+
+REPORT = "pruning_report.json"
+_SAME = 1e-3
+_PROVEN = 2
+"""Sequences that the proof runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What goes: a part of each layer's channels and of its groups of heads, and so many layers. multiple: channels are
+    left in multiples of it."""
+
+    channels: float = 0.0
+    heads: float = 0.0
+    layers: int = 0
+    multiple: int = 64
+    method: str = "obs"
+
+
+@dataclass(slots=True)
+class Left:
+    """What is left: layers by their old numbers, channels, heads; what each layer did to its input (None: not asked, or
+    it always stays), and what narrowing took from each matrix's outputs."""
+
+    layers: list[int]
+    channels: int | None = None
+    heads: shapes.Heads | None = None
+    influence: list[float | None] = field(default_factory=list)
+    lost: dict[str, float] = field(default_factory=dict)
+
+
+def prune(
+    source: Path, target: Path, cut: Cut, tokens: Tensor, device: str = "cpu",
+    tell: Tell = lambda name, done, total: None,
+) -> Left:  # fmt: skip
+    """Write what is left of `source` to the new folder `target`, whole or not at all; tokens [N, L] to calibrate on."""
+    _check(cut)
+    config = _readable(source)
+    check_free(target)
+    ckpt = open_checkpoint(source)
+    try:
+        left, goal = _plan(config, ckpt, cut)
+        if cut.layers:
+            left.influence = influences(Stream(config, ckpt, device, tokens))
+            left.layers = without_least(left.influence, cut.layers)
+        with new_folder(target) as partial:
+            run = _Run(Stream(config, ckpt, device, tokens), ckpt, cut, left, goal, Shards(partial), tell)
+            run.all()
+            made = shapes.config_without(config, left.layers, run.stream.count, left.channels, left.heads)
+            write_json(partial / "config.json", made)
+            _prove(config, made, run, partial, device, tokens)
+            write_json(partial / REPORT, _report(cut, left))
+            copy_rest(source, partial)
+    finally:
+        ckpt.close()
+    return left
+
+
+def _check(cut: Cut) -> None:
+    if not (cut.channels or cut.heads or cut.layers):
+        raise UserError("Say what goes: --channels 0.25, --heads 0.25 or --layers 2.")
+    for name, share in (("channels", cut.channels), ("heads", cut.heads)):
+        if not 0.0 <= share < 1.0:
+            raise UserError(f"--{name} {share:g}: use a part between 0 and 1.")
+    if cut.layers < 0 or cut.multiple < 1:
+        raise UserError(f"--layers {cut.layers} --multiple {cut.multiple}: both count upwards.")
+    if cut.method not in METHODS:
+        raise UserError(f"--importance {cut.method}: use {', '.join(METHODS)}.")
+
+
+def _readable(source: Path) -> dict[str, Any]:
+    config = read_config(source)
+    if config.get("quantization_config"):
+        raise ModelError(f"{source} is already quantised; start from the unquantised model.")
+    if outer_of(config) is not None:
+        raise ModelError(f"{source} also sees or hears: its text part cannot be calibrated here yet.")
+    return config
+
+
+def _plan(config: dict[str, Any], ckpt: Checkpoint, cut: Cut) -> tuple[Left, dict[str, int]]:
+    """What will be left, refused before any work; goal: channels and groups of heads in each layer."""
+    count = layer_count(config)
+    if cut.layers > count - 2:
+        raise UserError(f"--layers {cut.layers}: {max(count - 2, 0)} of {count} can go; the first and last stay.")
+    left, goal = Left(list(range(count))), {}
+    if cut.channels:
+        inner = shapes.every((_columns(ckpt, n, "") for n in range(count)), "channels")
+        if config.get("intermediate_size") != inner:
+            raise ModelError(f"config.json has no intermediate_size of {inner}: it cannot say what would be left.")
+        keep = max(1, round(inner * (1.0 - cut.channels) / cut.multiple)) * cut.multiple
+        if keep >= inner:
+            raise UserError(f"--channels {cut.channels:g} leaves all {inner} in multiples of {cut.multiple}: ask for "
+                            "more, or give a smaller --multiple.")  # fmt: skip
+        left.channels = goal["channels"] = keep
+    if cut.heads:
+        have = shapes.heads_of(config)
+        columns = shapes.every((_columns(ckpt, n, shapes.OUT) for n in range(count)), "columns of o_proj")
+        if have.queries % have.keys or columns != have.queries * have.dim:
+            raise ModelError(f"o_proj has {columns} columns, not {have.queries} heads of {have.dim}.")
+        keep = have.keys - max(1, round(have.keys * cut.heads))
+        if keep < 1:
+            raise UserError(f"--heads {cut.heads:g}: a layer has {have.keys} groups of heads, and one must stay.")
+        goal["heads"] = keep
+        left.heads = shapes.Heads(keep * have.queries // have.keys, keep, have.dim)
+    return left, goal
+
+
+def _columns(ckpt: Checkpoint, index: int, end: str) -> int:
+    names = shapes.in_layer(ckpt, index)
+    found = names.get(f"{end or shapes.mlp_end(names, index)}.weight")
+    shape = None if found is None else ckpt.shape(found)
+    if shape is None:
+        raise ModelError(f"Layer {index} has no {end}: heads cannot be taken out.")
+    return shape[1]
+
+
+def influences(stream: Stream) -> list[float | None]:
+    """1 - the mean cosine between what goes into a layer and what comes out, for all but the first and the last."""
+    found: list[float | None] = []
+    for index in range(stream.count):
+        before = stream.x
+        stream.go_on(index, {}, set(), None)
+        middle = 0 < index < stream.count - 1
+        cosine = torch.cosine_similarity(before.float(), stream.x.float(), dim=-1) if middle else None
+        found.append(None if cosine is None else 1.0 - float(cosine.mean(dtype=torch.float64)))
+    return found
+
+
+def without_least(influence: list[float | None], count: int) -> list[int]:
+    """The layers that stay when the `count` of the least influence go."""
+    known = [(value, n) for n, value in enumerate(influence) if value is not None]
+    gone = {n for _, n in sorted(known)[:count]}
+    return [n for n in range(len(influence)) if n not in gone]
+
+
+@dataclass(slots=True)
+class _Run:
+    """One run over the layers that stay."""
+
+    stream: Stream
+    ckpt: Checkpoint
+    cut: Cut
+    left: Left
+    goal: dict[str, int]
+    shards: Shards
+    tell: Tell
+
+    def all(self) -> None:
+        """Every layer, then what belongs to none."""
+        for done, index in enumerate(self.left.layers, 1):
+            parts: dict[str, shapes.Part] = {}
+            changed: dict[str, Tensor] = {}
+            for what in sorted(self.goal, reverse=True):  # heads, then channels
+                self._narrow(index, what, parts, changed)
+            self._write(index, parts, changed)
+            self.stream.ckpt = Overlaid(self.ckpt, changed)
+            self.stream.x = self.stream.behind(index, {})
+            self.tell(f"layer {index}", done, len(self.left.layers))
+        for name in self.ckpt.names():
+            found = shapes.layer_of(name)
+            if found is None or found[1] >= self.stream.count:
+                made = shapes.renumbered(name, self.left.layers, self.stream.count)
+                assert made is not None
+                self.shards.add({made: self.ckpt.tensor(name)})
+        self.shards.close()
+
+    def _narrow(self, index: int, what: str, parts: dict[str, shapes.Part], changed: dict[str, Tensor]) -> None:
+        """Choose what stays of a layer's channels or heads; changed: its last matrices as they are with zeros."""
+        names = shapes.in_layer(self.ckpt, index)
+        end = shapes.OUT if what == "heads" else shapes.mlp_end(names, index)
+        full = names[f"{end}.weight"]
+        self.stream.ckpt = Overlaid(self.ckpt, changed)
+        layer = self.stream.look(index, {full})
+        if full not in layer.inputs:
+            raise ModelError(f"{full} was not seen to multiply anything: it cannot be judged.")
+        width = shapes.heads_of(self.stream.config).width if what == "heads" else 1
+        kind = self.ckpt.tensor(full).dtype
+        if not kind.is_floating_point or kind.itemsize < 2:
+            raise ModelError(f"{full} is stored as {kind}: the model is quantised already.")
+        found = narrowed(layer.weights[full], layer.inputs[full], self.goal[what], width=width, method=self.cut.method)
+        self.left.lost[full] = found.lost
+        parts |= self._parts(names, end, found.kept.cpu())
+        zeros = torch.zeros_like(layer.weights[full])
+        zeros[:, found.kept] = found.weight
+        changed[full] = zeros.to(kind).cpu()
+
+    def _parts(self, names: Mapping[str, str], end: str, kept: Tensor) -> dict[str, shapes.Part]:
+        if end == shapes.OUT:
+            return shapes.heads(self.ckpt, names, shapes.heads_of(self.stream.config), kept)
+        return shapes.channels(self.ckpt, names, end, kept)
+
+    def _write(self, index: int, parts: Mapping[str, shapes.Part], changed: Mapping[str, Tensor]) -> None:
+        tensors = {}
+        for name in shapes.in_layer(self.ckpt, index).values():
+            tensor = changed.get(name)
+            tensor = self.ckpt.tensor(name) if tensor is None else tensor
+            made = shapes.renumbered(name, self.left.layers, self.stream.count)
+            assert made is not None
+            tensors[made] = parts[name].of(tensor) if name in parts else tensor
+        self.shards.add(tensors)
+
+
+def _prove(config: dict[str, Any], made: dict[str, Any], run: _Run, folder: Path, device: str, tokens: Tensor) -> None:
+    """Refuse a folder that does not compute what the source does with zeros in place of what went."""
+    said = f"{config.get('model_type')}: its config.json has no words for what would be left of it"
+    ckpt = open_checkpoint(folder)
+    try:
+        stream = Stream(made, ckpt, device, tokens[:_PROVEN])
+        for new, old in enumerate(run.left.layers):
+            stream.x = stream.behind(new, {})
+            if stream.reads[new] != run.stream.reads[old]:
+                raise ModelError(f"{said} (layer {old} would read other positions).")
+    finally:
+        ckpt.close()
+    wanted = run.stream.x[:_PROVEN].float()
+    if not (stream.x.float() - wanted).norm() <= _SAME * wanted.norm():
+        raise ModelError(f"{said}.")
+
+
+def _report(cut: Cut, left: Left) -> dict[str, Any]:
+    return {"cut": asdict(cut), **asdict(left)}

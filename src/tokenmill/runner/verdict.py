@@ -1,0 +1,61 @@
+"""Which drafts stand. Owns: asking the backend, once a step is sampled, and reading its answer.
+
+Noise depends on the position alone, so the sample at a position is the token that plain decoding would have taken there
+if the tokens before it are right: a draft is right if it equals the sample of its position. Must not know: who guesses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import Kernels
+from tokenmill.core.step import StepPlan
+from tokenmill.runner.rows import Rows
+from tokenmill.runner.trees import all_parents
+from tokenmill.sampling.arrays import send
+
+
+@dataclass(slots=True)
+class Verdict:
+    """How many samples stand [S] of each of these grants. path [S, W]: where drafts are trees, which of its lines they
+    are; else they are its first ones."""
+
+    grants: list[int]
+    kept: Tensor
+    path: Tensor | None = None
+
+    @property
+    def last(self) -> Tensor | None:
+        """[S]: the line of the last one that stands, where drafts are trees."""
+        return None if self.path is None else self.path.gather(1, self.kept[:, None] - 1)[:, 0]
+
+    def beside(self, marked: Tensor) -> Tensor:
+        """The samples with the verdict behind them, to be read as one."""
+        return torch.cat((marked, self.kept) if self.path is None else (marked, self.kept, self.path.flatten()))
+
+    def read(self, told: list[int]) -> dict[int, list[int]]:
+        """What the host has read behind the samples -> the lines that stand, by grant, counted from its first."""
+        count = len(self.grants)
+        if self.path is None:
+            return {i: list(range(n)) for i, n in zip(self.grants, told, strict=True)}
+        width = self.path.shape[1]
+        return {i: told[count + n * width :][: told[n]] for n, i in enumerate(self.grants)}
+
+
+def verify(plan: StepPlan, firsts: dict[int, int], marked: Tensor, rows: Rows, kernels: Kernels) -> Verdict:
+    """Rows move on by the samples that stand. firsts: the first line of each grant that sampled; marked [n]: each
+    line's sample, ~id if it is bad."""
+    grants = list(firsts)
+    tried = [plan.guesses.get(i, 0) for i in grants]
+    told = [[plan.rows[i] for i in grants], list(firsts.values()), tried]
+    if not plan.nodes:
+        sent = send(torch.tensor(told, dtype=torch.int64), rows.device)
+        return Verdict(grants, kernels.accept_(sent, max(tried), marked, *rows.state()))
+    told[2:] = [[plan.tried(i) for i in grants], tried]
+    sent = send(torch.tensor(told, dtype=torch.int64), rows.device)
+    parents = all_parents(plan, rows, grants, sent[0])
+    path, kept = kernels.accept_tree_(sent, max(tried), parents, marked, *rows.state())
+    return Verdict(grants, kept, path)

@@ -1,0 +1,68 @@
+"""Every family with channels, heads and layers taken out: Transformers reads what is written and says the same as ours,
+or the cut is refused by name. The default run takes a few families; TOKENMILL_FAMILIES=1 takes all."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+
+import pytest
+import torch
+from family_cases import ALL, LLAMA3
+from parity import load, make, ours, theirs
+from safetensors.torch import load_file
+from test_families import CASES, prompt
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+from tokenmill.core.errors import ModelError, UserError
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.quantize.structured import Cut, prune
+
+BASE = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "bos_token_id": None,
+        "eos_token_id": None, "pad_token_id": None, "num_key_value_heads": 2, "num_hidden_layers": 4}  # fmt: skip
+CUTS = {"channels": Cut(channels=0.3, multiple=4), "heads": Cut(heads=0.5), "layers": Cut(layers=1)}
+EVERY = os.environ.get("TOKENMILL_FAMILIES") == "1"
+
+
+def deep(config):
+    """The same with a layer in the middle that can go."""
+    lists = any(isinstance(value, list) and len(value) == 2 for value in config.to_dict().values())
+    if getattr(config, "num_hidden_layers", 0) == 2 and not lists:
+        config = type(config)(**{**config.to_diff_dict(), "num_hidden_layers": 4, "layer_types": None})
+    return config
+
+
+def cut(config, what, folder, attention="eager"):
+    """The largest differences of logits between Transformers and ours; both read what was written."""
+    make(config, folder / "whole", attention=attention)
+    tokens = torch.randint(0, 67, (3, 40), generator=torch.Generator().manual_seed(0))
+    prune(folder / "whole", folder / "less", CUTS[what], tokens)
+    said = json.loads((folder / "less" / "config.json").read_text())
+    model, info = AutoModelForCausalLM.from_pretrained(
+        folder / "less", attn_implementation=attention, dtype=torch.float32, output_loading_info=True
+    )
+    assert not info["missing_keys"] and not info["unexpected_keys"] and not info["mismatched_keys"], info
+    wanted = theirs(model.eval(), prompt(60))
+    tensors = {k: v for file in (folder / "less").glob("*.safetensors") for k, v in load_file(file).items()}
+    found = ours(load(said, tensors), {"a": prompt(60)}, [[("a", 60)]], ReferenceKernels())["a"]
+    assert float((found - wanted).abs().max()) <= 1e-4
+    whole = sum(v.numel() for f in (folder / "whole").glob("*.safetensors") for v in load_file(f).values())
+    assert sum(v.numel() for v in tensors.values()) < whole
+
+
+@pytest.mark.parametrize("what", CUTS)
+def test_what_is_left_is_what_transformers_reads(what, tmp_path):
+    twists = {"mlp_bias": True, "attention_bias": True, "rope_parameters": dict(LLAMA3), "tie_word_embeddings": True}
+    cut(LlamaConfig(**BASE, **twists), what, tmp_path)
+
+
+@pytest.mark.parametrize("what", CUTS)
+@pytest.mark.parametrize("name", [*ALL, *CASES] if EVERY else ["gemma2-0"])
+def test_every_family_is_read_or_refused(name, what, tmp_path):
+    case = ALL.get(name) or CASES[name]
+    config = deep(copy.deepcopy(case.config))
+    try:
+        cut(config, what, tmp_path, case.attention)
+    except (UserError, ModelError) as error:
+        pytest.skip(str(error))
