@@ -1,6 +1,7 @@
 """Public geometries x weight formats x K/V formats x GPU generations: what each launches is compiled, once. No GPU.
 
-python bench/gpu_matrix.py --results FILE [--jobs N] [--seconds N] [--only TEXT] [--again TEXT] [--each N] [--summary OUT]
+python bench/gpu_matrix.py --results FILE [--jobs N] [--seconds N] [--only TEXT] [--again TEXT] [--each N]
+    [--summary OUT]
 
 Owns: which combinations are run (every pair of a geometry with a format, and of each with a device, at least once),
 what has been compiled already (kernels are told apart by source, specialisation and target), and the results, one JSON
@@ -114,13 +115,16 @@ def _stored(weights: str) -> None:
         if weights == "fp8-blocks":
             scales = torch.empty(rows // 128, columns // 128, dtype=torch.float32, device=weight.device)
             return Fp8Weight(weight.to(torch.float8_e4m3fn), scales, weight.dtype, bias, blocks=True)
-        shape, kind = (rows, columns // 128), {"device": weight.device}
-        return GridWeight(
-            torch.empty(rows, columns, dtype=torch.int8, **kind), torch.empty(shape, dtype=torch.float16, **kind),
-            bits=4, group=128, dtype=weight.dtype, bias=bias, zeros=torch.empty(shape, dtype=torch.int8, **kind),
-        )  # fmt: skip
+        codes = torch.empty(rows, columns, dtype=torch.int8, device=weight.device)
+        zeros = torch.empty(rows, columns // 128, dtype=torch.int8, device=weight.device)
+        return GridWeight(codes, zeros.half(), bits=4, group=128, dtype=weight.dtype, bias=bias, zeros=zeros)
 
-    detect.from_dense = from_dense
+    setattr(detect, "from_dense", from_dense)  # noqa: B010
+
+
+def expected(operation: str, cell: Cell) -> bool:
+    """Is it known, and said in docs/hardware.md, that plain torch computes this there?"""
+    return operation == "unpacked_product" and cell.device == "sm_80" and cell.weights.startswith("fp8")
 
 
 def place_of(kernel: Kernel, device: str) -> str:
@@ -156,7 +160,7 @@ def run_cell(cell: Cell, seen: dict[str, str], each: int) -> Iterator[dict[str, 
         if place in seen or counts[kind] >= each:
             continue
         counts[kind] += 1
-        line = {"kernel": place, "name": kernel.name, "device": cell.device}
+        line: dict[str, Any] = {"kernel": place, "name": kernel.name, "device": cell.device}
         try:
             line |= compiled(kernel)
             if line["shared"] > room or line["registers"] * line["threads"] > 1 << 16:
@@ -165,9 +169,11 @@ def run_cell(cell: Cell, seen: dict[str, str], each: int) -> Iterator[dict[str, 
             line["problem"] = f"does not compile: {str(error)[-300:]} {kernel.known()}"
         yield line
     late = sorted({k.name for place, k in standin.kernels.items() if place not in ready and ready})
+    told = {f"{op} fell back to plain torch" for op in standin.fallbacks if expected(op, cell)}
     yield {
         "case": cell.name, "each": each, "kernels": places, "late": late,
-        "launches": standin.launches, "fallbacks": standin.fallbacks, "problems": standin.problems,
+        "launches": standin.launches, "fallbacks": standin.fallbacks,
+        "problems": [problem for problem in standin.problems if problem not in told],
         "served_s": round(served_s, 1), "s": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
@@ -264,7 +270,8 @@ def run_all(todo: list[Cell], results: Results, jobs: int, seconds: float, each:
     import tokenmill.engine.build
     import tokenmill.kernels.triton.kernels  # noqa: F401
 
-    began, running = time.perf_counter(), {}
+    began = time.perf_counter()
+    running: dict[int, tuple[Cell, pathlib.Path]] = {}
     with tempfile.TemporaryDirectory() as folder:
         while todo or running:
             while todo and len(running) < jobs and time.perf_counter() - began < seconds:

@@ -28,9 +28,9 @@ as fallbacks, and the first one of an operation is logged.
 
 ## GPUs
 
-{cases} cases: {geometries} geometries, {weights} weight formats and {keys} forms of K/V, each loaded and served on a GPU
-that is stood in for (`bench/gpu_matrix.py`). They launch {specialisations} specialisations of {kernels} kernels, of which
-{compiled} were compiled, {failed} with a problem.
+{cases} cases: {geometries} geometries, {weights} weight formats and {keys} forms of K/V, each loaded and served on a
+GPU that is stood in for (`bench/gpu_matrix.py`). They launch {specialisations} specialisations of {kernels} kernels, of
+which {compiled} were compiled, {failed} with a problem.
 
 """
 DIFFERENCES = """| | Ampere | Ada | Hopper | Blackwell |

@@ -24,7 +24,9 @@ def warm(options: TuningOptions, runner: Runner, reasons: list[str]) -> None:
         return
     report = search(options.kernel_search_seconds)
     if report.found:
-        runner.record_again()
+        for recorder in runner.recorders:
+            recorder.forget_all()
+        runner.warm()
     best = max(report.gains.values(), default=1.0)
     reasons.append(
         f"--kernel-search: {len(report.found)} of {report.operations} products are faster now, up to {best:.2f} times "
