@@ -313,10 +313,11 @@ def main() -> None:
     parser.add_argument("--summary", type=pathlib.Path, help="write here what docs/hardware.md is made of")
     parser.add_argument("--each", type=int, default=1 << 30)
     options = parser.parse_args()
+    every = list(cells(list(GEOMETRIES), list(FAMILIES)))
     results = Results(options.results)
+    results.cases = {cell.name: results.cases[cell.name] for cell in every if cell.name in results.cases}
     if options.again is not None:
         results.again(options.again or "\n")
-    every = list(cells(list(GEOMETRIES), list(FAMILIES)))
     done = {name for name, case in results.cases.items() if case.get("each", 0) >= options.each}
     todo = [cell for cell in every if cell.name not in done and options.only in cell.name]
     run_all(todo, results, options.jobs, options.seconds, options.each)

@@ -107,7 +107,7 @@ def page() -> str:
     for name, folder in sorted(known.items(), key=lambda pair: (pair[1], pair[0])):
         cells = [_cell(devices[device].get(name)) for device in GENERATIONS]
         module, _, function = name.partition(".")
-        text += f"| {folder}: `{module}{function.removesuffix('_kernel')}` | {' | '.join(cells)} |\n"
+        text += f"| {folder}: `{module}.{function.strip('_').removesuffix('_kernel')}` | {' | '.join(cells)} |\n"
     text += CPUS
     for name in instruction_sets():
         text += f"| `{name}` | {' | '.join(SETS[name])} |\n"
