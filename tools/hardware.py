@@ -79,7 +79,7 @@ def kernels() -> dict[str, str]:
     found = {}
     for path in sorted(KERNELS.rglob("*.py")):
         folder = "alone" if path.parent == KERNELS else path.parent.name
-        for name in re.findall(r"^@(?:triton|gluon)\.jit.*\ndef (_\w*kernel)\(", path.read_text(), re.MULTILINE):
+        for name in re.findall(r"^@(?:triton|gluon)\.jit(?:\([^()]*\)[^\n]*)?\ndef (_\w*kernel)\(", path.read_text(), re.MULTILINE):
             found[f"{path.stem}.{name}"] = folder
     return found
 
