@@ -18,6 +18,7 @@ PAGE = ROOT / "docs" / "hardware.md"
 MATRIX = ROOT / "bench" / "matrix.json"
 KERNELS = ROOT / "src" / "tokenmill" / "kernels" / "triton"
 GENERATIONS = {"sm_80": "Ampere (A100)", "sm_89": "Ada (L40S)", "sm_90": "Hopper (H200)", "sm_100": "Blackwell (B200)"}
+LAUNCHED = re.compile(r"^@(?:triton|gluon)\.jit(?:\([^()]*\)[^\n]*)?\ndef (_\w*kernel)\(", re.MULTILINE)
 HEAD = """# What runs on which hardware
 
 This page is written by `tools/hardware.py`. Only an H200 and a CPU with AVX-512 have been measured
@@ -79,7 +80,7 @@ def kernels() -> dict[str, str]:
     found = {}
     for path in sorted(KERNELS.rglob("*.py")):
         folder = "alone" if path.parent == KERNELS else path.parent.name
-        for name in re.findall(r"^@(?:triton|gluon)\.jit(?:\([^()]*\)[^\n]*)?\ndef (_\w*kernel)\(", path.read_text(), re.MULTILINE):
+        for name in LAUNCHED.findall(path.read_text()):
             found[f"{path.stem}.{name}"] = folder
     return found
 

@@ -78,7 +78,8 @@ def test_it_is_told_and_not_done_again(on_gpu: Path, monkeypatch: pytest.MonkeyP
     place.touch()
     told = Told(40, 30, 10, 0, 2.0, 5.0, places=[str(place)])
     orders = answering(monkeypatch, msgspec.msgpack.encode(told))
-    config, raw, reasons = make_config(model="some", device="cuda:1"), {"hidden_size": 64}, []
+    config, raw = make_config(model="some", device="cuda:1"), {"hidden_size": 64}
+    reasons: list[str] = []
     compiling = compile_ahead(config, "cuda:1", raw)
     compiling.wait(reasons)
     assert "30 of 40 kernels were compiled ahead in 5.0 s" in reasons[0] and "10 were there" in reasons[0]
@@ -102,7 +103,7 @@ def test_it_is_told_and_not_done_again(on_gpu: Path, monkeypatch: pytest.MonkeyP
 )
 def test_a_load_goes_on(on_gpu: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, reason: str) -> None:
     answering(monkeypatch, answer)
-    config, reasons = make_config(model="some"), []
+    config, reasons = make_config(model="some"), list[str]()
     compile_ahead(config, "cuda", {}).wait(reasons)
     assert reason in reasons[0]
     assert not is_kept(note_of(config, GPU, {})), "what was not compiled is tried again"
