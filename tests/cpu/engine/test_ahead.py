@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -118,6 +119,23 @@ def test_it_does_not_wait_for_ever(on_gpu: Path, monkeypatch: pytest.MonkeyPatch
     compile_ahead(make_config(model="some"), "cuda", {}).wait(reasons)
     assert "not compiled ahead within" in reasons[0]
     assert process.returncode == -signal.SIGKILL
+    theirs.close()
+
+
+def test_compilers_end_with_whoever_started_them(tmp_path: Path) -> None:
+    """A worker that is not waited for any more leaves no compiler behind."""
+    program = "import os, time; p = os.fork(); p and print(p, flush=True); time.sleep(600)"
+    ours, theirs = socket.socketpair()
+    compiling = Process.__new__(Process)
+    compiling.pipe = Pipe(ours)
+    compiling.process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, process_group=0
+    )  # type: ignore[assignment]
+    assert compiling.process.stdout is not None
+    child = os.pidfd_open(int(compiling.process.stdout.readline()))
+    compiling.end()
+    assert select.select([child], [], [], 30.0)[0], "it has ended"
+    os.close(child)
     theirs.close()
 
 
