@@ -58,7 +58,7 @@ def test_what_is_found_is_recorded() -> None:
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), 1e9])
 def test_no_endless_search(seconds: float) -> None:
     with pytest.raises(ParameterError, match="kernel_search_seconds must"):
-        run(Runner(), kernel_search="load", kernel_search_seconds=seconds)
+        make_config(kernel_search="load", kernel_search_seconds=seconds)
     with pytest.raises(ParameterError, match="kernel_search must be one of"):
         make_config(kernel_search="always")
 
