@@ -182,6 +182,8 @@ FAMILIES: dict[str, Config] = {
     )
 } | {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
+    "gemma3n_text": {"num_kv_shared_layers": 1, "intermediate_size": 16384, "activation_sparsity_pattern": None,
+                     "layer_types": ["sliding_attention", "full_attention"] * 2},
     "glm4_moe": {"head_dim": 128}, "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
 }  # fmt: skip
 """Model types that no geometry above is of -> what is said beside the numbers of Transformers' config class."""
