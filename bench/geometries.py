@@ -170,7 +170,8 @@ GEOMETRIES: dict[str, Config] = {
 FAMILIES: dict[str, Config] = {
     name: {}
     for name in (
-        "afmoe", "apertus", "arcee", "bamba", "biogpt", "bitnet", "codegen", "cohere2", "cohere", "cwm", "dbrx",
+        "afmoe", "apertus", "arcee", "bamba", "biogpt", "bitnet", "codegen", "cohere2", "cohere", "cohere2_moe", "cwm",
+        "dbrx",
         "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon_h1", "falcon_mamba", "flex_olmo",
         "gemma", "gemma4_text", "glm", "glm4", "glm4_moe_lite", "gpt_bigcode", "gptj", "granite", "granitemoe",
         "granitemoehybrid", "granitemoeshared", "granitemoe_swa", "granite_swa", "helium", "hunyuan_v1_dense",

@@ -55,6 +55,8 @@ class Norms:
     last: str = "norm"
     one_if_parallel: bool = False
     """A parallel layer has the first only, and both blocks read it."""
+    rms_if: str = ""
+    """Where this config key is given, it is the small number of norms that are rms instead."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +147,8 @@ class Route:
     """How tokens choose experts; see RouteSpec."""
 
     order: Literal["softmax_topk", "topk_softmax", "sigmoid"] = "softmax_topk"
+    score: str = ""
+    """The config key that says which instead: a softmax over the chosen ones, or a sigmoid."""
     normalise: Switch = True
     scale: str = ""
     bias: str = ""
@@ -170,6 +174,8 @@ class Shared:
     outside: bool = False
     """Its tensors lie beside the mixture, not below it."""
     gated: bool = True
+    mean: str = ""
+    """The config key that says whether the result is the mean of routed and shared experts, or their sum."""
 
 
 @dataclass(frozen=True)
