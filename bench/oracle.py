@@ -1,6 +1,6 @@
 """The hash oracle at length, JSON on stdout; exits 1 on any wrong text.
 
-python bench/oracle.py [STORIES] [FIRST SEED] [KIND]        KIND: trees, device_drafts, crowded_beams (default: by turns)
+python bench/oracle.py [STORIES] [FIRST SEED] [KIND]     KIND: trees, device_drafts, crowded_beams (default: by turns)
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from tokenmill.cli.loading import size, spinner
 from tokenmill.core.errors import ParameterError, why
 
 
-def quality(
+def quality(  # noqa: PLR0913
     models: list[str] = typer.Argument(..., metavar="MODEL...", help="Folders, files or names to judge."),
     against: str = typer.Option(..., "--against", metavar="BASE", help="The model that they are copies of."),
     text: Path = typer.Option(None, "--text", metavar="FILE", help="Text to read [default: a short one]."),
@@ -20,16 +20,21 @@ def quality(
     speed: bool = typer.Option(True, "--speed/--no-speed", help="Time one user's answer on this machine."),
     picture: Path = typer.Option(None, "--picture", metavar="FILE", help="Size against loss, as .svg or .html."),
     device: str = typer.Option("cpu", "--device", help="Where they run."),
+    kv_cache_dtype: str = typer.Option(
+        None, "--kv-cache-dtype", help="How all but the base keep their K/V: int8, fp8, int4, int4-fp8k."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print figures as JSON."),
 ) -> None:
     """Compare models with the one they were made from: perplexity, divergence, agreement, tasks, size and speed."""
     if picture is not None and (picture.suffix not in (".svg", ".html") or not picture.absolute().parent.is_dir()):
         raise ParameterError(f"--picture {picture}: name a .svg or .html file in a folder that exists.")
     with spinner("Reading ..."):
+        from tokenmill.core.config import make_config
         from tokenmill.measure.quality import Questions, compare, read_tasks
         from tokenmill.quantize import text as texts
 
-        asked = Questions(texts.read(text), None if tasks is None else read_tasks(tasks), speed, device)
+        cache = None if kv_cache_dtype is None else make_config(kv_cache_dtype=kv_cache_dtype).cache
+        asked = Questions(texts.read(text), None if tasks is None else read_tasks(tasks), speed, device, cache)
         found = compare(against, models, asked)
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in found], indent=2))

@@ -10,20 +10,22 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tokenmill.core.config import CacheOptions
 from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.loading import compute_dtype
+from tokenmill.engine.memory import kv_format
 from tokenmill.engine.source import ModelSource, find_source
 from tokenmill.kernels import make_kernels
 from tokenmill.models.registry import build_model
-from tokenmill.quantize.forward import forward_in_parts, logits
+from tokenmill.quantize.forward import EXACT, forward_in_parts, logits
 
 WINDOW = 256
 MOST_TOKENS = 1 << 15
@@ -67,25 +69,27 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What is asked of each model: a text, tasks or None, and whether it is timed."""
+    """What is asked of each model: a text, tasks or None, and whether it is timed. cache: how all but the base keep
+    their K/V."""
 
     text: str
     tasks: list[Task] | None = None
     speed: bool = True
     device: str = "cpu"
+    cache: CacheOptions | None = None
 
 
 def compare(base: str, models: list[str], asked: Questions) -> list[Quality]:
     """The base's figures, then the others'."""
     source = find_source(base)
     windows = _windows(source, asked.text)
-    read = _read(source, windows, asked.device)
-    found = [_figures(base, read, None, windows, asked)]
+    read = _read(source, windows, asked.device, None)
+    found = [_figures(base, read, None, windows, replace(asked, cache=None))]
     for name in models:
         other = find_source(name)
         if not torch.equal(_windows(other, asked.text), windows):
             raise UserError(f"{name} cuts the text into other tokens than {base}: the two cannot be compared.")
-        found.append(_figures(name, _read(other, windows, asked.device), read, windows, asked))
+        found.append(_figures(name, _read(other, windows, asked.device, asked.cache), read, windows, asked))
     return found
 
 
@@ -97,14 +101,16 @@ def _windows(source: ModelSource, text: str) -> Tensor:
     return torch.tensor(ids[: len(ids) // width * width]).view(-1, width)
 
 
-def _read(source: ModelSource, windows: Tensor, device: str) -> _Read:
+def _read(source: ModelSource, windows: Tensor, device: str, cache: CacheOptions | None) -> _Read:
     config, kernels = source.config(), make_kernels(device)
+    dtype = compute_dtype("auto", config, device, [])
+    stored = EXACT if cache is None else kv_format(cache, dtype, device)
     checkpoint = source.checkpoint("auto", seed=0, device=device)
     try:
         model = build_model(
             config,
             checkpoint,
-            dtype=compute_dtype("auto", config, device, []),
+            dtype=dtype,
             device=device,
             kernels=kernels,
             max_positions=max(16, windows.shape[1]),
@@ -114,7 +120,7 @@ def _read(source: ModelSource, windows: Tensor, device: str) -> _Read:
     vocab = model.spec.vocab_size
     if int(windows.max()) >= vocab:
         raise UserError(f"{source.path}: its tokenizer has more tokens than its {vocab} embeddings.")
-    hidden = forward_in_parts(model, windows, kernels, torch.device(device))
+    hidden = forward_in_parts(model, windows, kernels, torch.device(device), stored)
     return _Read(model, kernels, hidden, int(model.spec.extras.get("weight_bytes", 0)))  # type: ignore[call-overload]
 
 
@@ -140,7 +146,7 @@ def _figures(name: str, read: _Read, base: _Read | None, windows: Tensor, asked:
         kl=None if base is None else max(divergence / count, 0.0),
         agreement=None if base is None else same / count,
         tasks=_share_right(name, asked) if asked.tasks else None,
-        tokens_per_s=_speed(name, asked.device) if asked.speed else None,
+        tokens_per_s=_speed(name, asked) if asked.speed else None,
     )
 
 
@@ -178,7 +184,7 @@ def _share_right(name: str, asked: Questions) -> float:
 
     assert asked.tasks is not None
     right = 0
-    with LLM(model=name, device=asked.device) as llm:
+    with LLM(model=name, **_options(asked)) as llm:
         tokenizer = llm.get_tokenizer()
         for task in asked.tasks:
             begin = tokenizer.encode(task.prompt)
@@ -199,12 +205,17 @@ def _share_right(name: str, asked: Questions) -> float:
     return right / len(asked.tasks)
 
 
-def _speed(name: str, device: str) -> float:
+def _options(asked: Questions) -> dict[str, Any]:
+    """How an engine is opened that is asked this."""
+    return {"device": asked.device, **(asdict(asked.cache) if asked.cache is not None else {})}
+
+
+def _speed(name: str, asked: Questions) -> float:
     """Tokens per second of one user's answer."""
     from tokenmill.engine.llm import LLM
 
     params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True)
-    with LLM(model=name, device=device, max_num_seqs=1) as llm:
+    with LLM(model=name, max_num_seqs=1, **_options(asked)) as llm:
         prompt = [{"prompt_token_ids": list(range(1, 9))}]
         best = math.inf
         for _ in range(3):

@@ -14,11 +14,16 @@ BLOCK = 16
 BATCH_TOKENS = 4096
 
 
-def forward_in_parts(model: CausalLM, x: Tensor, kernels: Kernels, device: torch.device) -> Tensor:
+EXACT = KVFormat("float32")
+
+
+def forward_in_parts(
+    model: CausalLM, x: Tensor, kernels: Kernels, device: torch.device, kv_format: KVFormat = EXACT
+) -> Tensor:
     """x: tokens [N, L] (the first layer's) or hidden states [N, L, hidden] -> hidden states [N, L, hidden]."""
     count, length = x.shape[:2]
     size = max(1, BATCH_TOKENS // length)
-    layout = make_layout(model.spec.kv_specs, BLOCK, KVFormat("float32"))
+    layout = make_layout(model.spec.kv_specs, BLOCK, kv_format)
     held = -(-length // BLOCK)
     states = StatePool(model.spec.states, size, 0, str(device)) if model.spec.states else None
     pool = KVPool(layout, [size * held] * len(layout.page_bytes), str(device), states)

@@ -66,8 +66,10 @@ CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "enable_lora": (False, False, True),
     "max_loras": (8, 1),
 }  # fmt: skip
+MEDUSA = {"method": "medusa", "model": str(demo_dir("medusa"))}
 OF_THE_DEMO = ({"model": str(demo_dir("draft")), "num_speculative_tokens": 3},
-               {"method": "medusa", "model": str(demo_dir("medusa")), "num_speculative_tokens": 3})  # fmt: skip
+               {**MEDUSA, "num_speculative_tokens": 3},
+               {**MEDUSA, "num_speculative_tokens": 12, "speculative_token_tree": "best"})  # fmt: skip
 """Drafters that were made for one of the models."""
 ELSEWHERE = {
     *("model", "tokenizer", "load_format", "revision", "hf_overrides", "seed", "served_model_name"),  # what, not how

@@ -48,7 +48,7 @@ def all_of_them(llm):
 def know(llm, texts, seed=0):
     """After each honest proposal its drafts become a tree around what will be said."""
     drafter, dice, shapes = llm.engine.executor.runner.drafter, random.Random(seed), set()
-    honest = drafter.propose
+    honest, size = drafter.propose, llm.engine.executor.runner.model.spec.vocab_size
 
     def propose(step):
         honest(step)
@@ -61,7 +61,7 @@ def know(llm, texts, seed=0):
                 parent = dice.choice([n for n, line in enumerate(lines) if len(line) < MOST][-4:])
                 at = known + len(lines[parent])
                 right = at < len(text) and told + lines[parent] == text[:at] and dice.random() < 0.6
-                drafts.append(text[at] if right else dice.randrange(3, 90))
+                drafts.append(text[at] if right else dice.randrange(size))
                 lines.append([*lines[parent], drafts[-1]])
                 parents.append(parent)
             step.rows.tokens[row, known : known + step.count] = torch.tensor(drafts, dtype=torch.int32)
@@ -96,6 +96,7 @@ ENGINES = {
     "three plans in flight": {"depth": 3, "num_blocks": 24, "max_num_batched_tokens": 32},
     "as on a GPU": {"depth": 2},
     "8 bit keys": {"kv_cache_dtype": "int8"},
+    "4 bit keys": {"kv_cache_dtype": "int4"},
 }
 
 
@@ -128,7 +129,7 @@ def test_every_engine_gives_the_same_bytes(title, folders, plain):
         assert counters.preemptions > 0 or title != "preemption"
         assert counters.cached_tokens > 0 and counters.failures == 0
         assert counters.accepted > 60 and len(counters.accepted_at) == MOST and len(shapes) > 20
-        assert kernels["move_kv_"]["calls"] > 10 and not kernels["attention"]["fallbacks"]
+        assert kernels["move_kv_"]["calls"] > 10 and (not kernels["attention"]["fallbacks"] or "4 bit" in title)
         check_nothing_left(llm.engine)
     for outputs in found:
         assert [exact(o) for o in outputs] == [exact(o) for o in wanted]
@@ -183,7 +184,7 @@ def test_rows_that_try_no_trees_beside_those_that_do(depth, folders):
         know(llm, texts_of(wanted))
         found = run(llm, prompts[:4], params[:4])
         tried = [o.metrics.drafted_tokens for o in found]
-        assert tried[0] > 4 * MOST and 0 < tried[1] and 0 < tried[2] and tried[3] == 0
+        assert tried[0] > 4 * MOST and tried[1] > 0 and tried[2] > 0 and tried[3] == 0
         found += run(llm, prompts[4:], params[4])
         check_nothing_left(llm.engine)
     assert [exact(o) for o in found] == [exact(o) for o in wanted]
@@ -222,6 +223,6 @@ def test_what_is_refused(title, folders):
 
 
 def test_models_with_states_are_refused(folders, tmp_path):
-    family = Family(ALL["mamba"], tmp_path)
+    family = Family(ALL["qwen3-next"], tmp_path)
     with pytest.raises(UserError, match="trees are not built for models with recurrent layers"):
         family.open(**trees(folders["medusa"]))

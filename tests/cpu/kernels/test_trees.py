@@ -1,4 +1,4 @@
-"""Drafts as trees: a node attends as a chain of its ancestors would, the walk down a tree, and moves of keys and values."""
+"""Drafts as trees: a node attends as a chain of its ancestors would, walks down trees, moves of keys and values."""
 
 from __future__ import annotations
 

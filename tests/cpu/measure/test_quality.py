@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.cli.main import app
+from tokenmill.core.config import CacheOptions
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.measure.quality import Questions, compare, read_tasks
 from tokenmill.quantize.make import Job, make
@@ -46,6 +47,17 @@ def test_figures_are_what_the_engine_says(folders: tuple[Path, Path]) -> None:
             rows = zip(window, out.prompt_logprobs or [], strict=True)
             lost += [-row[i].logprob for i, row in rows if row is not None]
     assert abs(second.perplexity / float(torch.tensor(lost).mean().exp()) - 1) < 0.02
+
+
+def test_stored_keys_and_values_are_judged_too(folders: tuple[Path, Path]) -> None:
+    base, lost = str(folders[0]), {}
+    for kind in ("float32", "int8", "int4-fp8k", "int4"):
+        cache = CacheOptions(kv_cache_dtype=kind)
+        _, found = compare(base, [base], Questions(TEXT, speed=False, cache=cache))
+        lost[kind] = found.kl or 0.0
+    assert lost["float32"] == 0.0 < 5 * lost["int8"] < lost["int4"] and lost["int4-fp8k"] < lost["int4"]
+    refused = CliRunner().invoke(app, ["quality", base, "--against", base, "--kv-cache-dtype", "int3"])
+    assert refused.exit_code == 2 and "int4-fp8k" in refused.output
 
 
 def test_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
