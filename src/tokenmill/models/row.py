@@ -147,8 +147,6 @@ class Route:
     """How tokens choose experts; see RouteSpec."""
 
     order: Literal["softmax_topk", "topk_softmax", "sigmoid"] = "softmax_topk"
-    score: str = ""
-    """The config key that says which instead: a softmax over the chosen ones, or a sigmoid."""
     normalise: Switch = True
     scale: str = ""
     bias: str = ""
@@ -160,6 +158,8 @@ class Route:
     """Two experts, chosen as `layers/experts.py: sparsemixer` says."""
     inputs: bool = False
     """Gates multiply what goes into an expert."""
+    score: str = ""
+    """The config key that says which order instead: a softmax over the chosen ones, or a sigmoid."""
 
 
 @dataclass(frozen=True)
