@@ -117,7 +117,7 @@ def families() -> dict[str, list[Case]]:
             hf.Gemma3nTextConfig, {**small, **DEEP, "sliding_window": 20, "layer_types": alternating,
                                    "vocab_size_per_layer_input": 60, "hidden_size_per_layer_input": 6,
                                    "laurel_rank": 5, "num_kv_shared_layers": 2, "final_logit_softcapping": 30.0},
-            {"activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0], "intermediate_size": [48, 40, 48, 51]},
+            {"activation_sparsity_pattern": [0.95, 0.5, 0.0, 0.0], "intermediate_size": [48, 40, 48, 52]},
             {"altup_num_inputs": 2, "altup_correct_scale": False, "num_kv_shared_layers": 0, **BIASED},
             {"altup_active_idx": 2, "altup_num_inputs": 3, "final_logit_softcapping": 2.0, "num_kv_shared_layers": 1,
              "rope_parameters": {"full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
