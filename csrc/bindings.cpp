@@ -649,8 +649,7 @@ struct Layer {
     op.positions = at<const int64_t>(static_cast<Address>(plan[5]));
     op.roots = at<const int64_t>(static_cast<Address>(plan[6]));
     op.places = at<const int32_t>(static_cast<Address>(plan[7]));
-    op.path_width = plan[8];
-    op.max_entries = max_entries;
+    op.path_width = plan[8], op.max_entries = max_entries;
     op.sequences = sequences;
     submit(work, [op] { table().attention(op); });
   }
