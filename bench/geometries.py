@@ -170,7 +170,8 @@ GEOMETRIES: dict[str, Config] = {
 FAMILIES: dict[str, Config] = {
     name: {}
     for name in (
-        "afmoe", "apertus", "arcee", "bamba", "biogpt", "bitnet", "codegen", "cohere2", "cohere", "cwm", "dbrx",
+        "afmoe", "apertus", "arcee", "bamba", "biogpt", "bitnet", "codegen", "cohere2", "cohere", "cohere2_moe", "cwm",
+        "dbrx",
         "deepseek_v3", "ernie4_5", "ernie4_5_moe", "exaone4", "exaone_moe", "falcon_h1", "falcon_mamba", "flex_olmo",
         "gemma", "gemma4_text", "glm", "glm4", "glm4_moe_lite", "gpt_bigcode", "gptj", "granite", "granitemoe",
         "granitemoehybrid", "granitemoeshared", "granitemoe_swa", "granite_swa", "helium", "hunyuan_v1_dense",
@@ -182,6 +183,8 @@ FAMILIES: dict[str, Config] = {
     )
 } | {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1},
+    "gemma3n_text": {"num_kv_shared_layers": 1, "intermediate_size": 16384, "activation_sparsity_pattern": None,
+                     "layer_types": ["sliding_attention", "full_attention"] * 2},
     "glm4_moe": {"head_dim": 128}, "gpt_neo": {"num_layers": 4, "attention_types": [[["global", "local"], 2]]},
 }  # fmt: skip
 """Model types that no geometry above is of -> what is said beside the numbers of Transformers' config class."""

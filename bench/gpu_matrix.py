@@ -1,11 +1,13 @@
 """Public geometries x weight formats x K/V formats x GPU generations: what each launches is compiled, once. No GPU.
 
-python bench/gpu_matrix.py --results FILE [--jobs N] [--seconds N] [--only TEXT] [--again TEXT] [--no-compile]
+python bench/gpu_matrix.py --results FILE [--jobs N] [--seconds N] [--only TEXT] [--again TEXT] [--each N]
+    [--summary OUT]
 
 Owns: which combinations are run (every pair of a geometry with a format, and of each with a device, at least once),
 what has been compiled already (kernels are told apart by source, specialisation and target), and the results, one JSON
 line each. It may be ended at any time and goes on where it was; `--again` runs cases once more that have TEXT in their
-name or a problem. `--no-compile` only serves, which shows what falls back or fails. tools/hardware.py makes
+name or a problem. `--each N` compiles only so many specialisations of a kernel for a
+device (0: none, which shows what falls back or fails). tools/hardware.py makes
 docs/hardware.md of FILE.
 """
 
@@ -21,6 +23,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,6 +54,8 @@ SERVED: dict[str, Requests] = {
 OPTIONS = {"max_model_len": 2048, "max_num_seqs": 128}
 INTERWOVEN = ("falcon", "gpt-neox", "pythia", "bloom", "persimmon")
 """Heads of q, k and v lie among each other there: no such file is in blocks."""
+LATENT = ("deepseek", "glm4_moe_lite", "minicpm3", "youtu")
+"""Latent vectors in 8 bits are read by plain torch (counted), and so are mixtures of Llama 4."""
 ROUNDS_OF_FAMILIES = len(DEVICES)
 
 
@@ -80,7 +85,8 @@ def cells(geometries: list[str], families: list[str]) -> Iterator[Cell]:
                 keys[(2 * turn + i) % len(keys)],
                 devices[(turn + i // len(weights)) % len(devices)],
             )
-            if not (cell.weights == "fp8-blocks" and geometry.startswith(INTERWOVEN)):
+            woven = cell.weights == "fp8-blocks" and geometry.startswith(INTERWOVEN)
+            if not (woven or (cell.keys != "kv16" and geometry.startswith(LATENT))):
                 yield cell
 
 
@@ -109,13 +115,16 @@ def _stored(weights: str) -> None:
         if weights == "fp8-blocks":
             scales = torch.empty(rows // 128, columns // 128, dtype=torch.float32, device=weight.device)
             return Fp8Weight(weight.to(torch.float8_e4m3fn), scales, weight.dtype, bias, blocks=True)
-        shape, kind = (rows, columns // 128), {"device": weight.device}
-        return GridWeight(
-            torch.empty(rows, columns, dtype=torch.int8, **kind), torch.empty(shape, dtype=torch.float16, **kind),
-            bits=4, group=128, dtype=weight.dtype, bias=bias, zeros=torch.empty(shape, dtype=torch.int8, **kind),
-        )  # fmt: skip
+        codes = torch.empty(rows, columns, dtype=torch.int8, device=weight.device)
+        zeros = torch.empty(rows, columns // 128, dtype=torch.int8, device=weight.device)
+        return GridWeight(codes, zeros.half(), bits=4, group=128, dtype=weight.dtype, bias=bias, zeros=zeros)
 
-    detect.from_dense = from_dense
+    setattr(detect, "from_dense", from_dense)  # noqa: B010
+
+
+def expected(operation: str, cell: Cell) -> bool:
+    """Is it known, and said in docs/hardware.md, that plain torch computes this there?"""
+    return operation == "unpacked_product" and cell.device == "sm_80" and cell.weights.startswith("fp8")
 
 
 def place_of(kernel: Kernel, device: str) -> str:
@@ -137,18 +146,21 @@ def serve_cell(cell: Cell) -> tuple[Standin, set[Any]]:
     return standin, ready
 
 
-def run_cell(cell: Cell, seen: set[str] | None) -> Iterator[dict[str, Any]]:
-    """Lines of the results: kernels that are not in `seen` (None: all are left), then the case."""
+def run_cell(cell: Cell, seen: dict[str, str], each: int) -> Iterator[dict[str, Any]]:
+    """Lines of the results: kernels that are not in `seen` (place -> kernel and device), then the case."""
     began = time.perf_counter()
     standin, ready = serve_cell(cell)
     served_s = time.perf_counter() - began
+    counts = Counter(seen.values())
     room, places = DEVICES[cell.device].shared_memory, []
     for kernel in standin.kernels.values():
         place = place_of(kernel, cell.device)
         places.append(place)
-        if seen is None or place in seen:
+        kind = f"{kernel.name} {cell.device}"
+        if place in seen or counts[kind] >= each:
             continue
-        line = {"kernel": place, "name": kernel.name, "device": cell.device}
+        counts[kind] += 1
+        line: dict[str, Any] = {"kernel": place, "name": kernel.name, "device": cell.device}
         try:
             line |= compiled(kernel)
             if line["shared"] > room or line["registers"] * line["threads"] > 1 << 16:
@@ -157,13 +169,16 @@ def run_cell(cell: Cell, seen: set[str] | None) -> Iterator[dict[str, Any]]:
             line["problem"] = f"does not compile: {str(error)[-300:]} {kernel.known()}"
         yield line
     late = sorted({k.name for place, k in standin.kernels.items() if place not in ready and ready})
+    told = {f"{op} fell back to plain torch" for op in standin.fallbacks if expected(op, cell)}
     yield {
-        "case": cell.name, "compiled": seen is not None, "kernels": places, "late": late, "launches": standin.launches,
-        "fallbacks": standin.fallbacks, "problems": standin.problems, "served_s": round(served_s, 1), "s": round(time.perf_counter() - began, 1),
+        "case": cell.name, "each": each, "kernels": places, "late": late,
+        "launches": standin.launches, "fallbacks": standin.fallbacks,
+        "problems": [problem for problem in standin.problems if problem not in told],
+        "served_s": round(served_s, 1), "s": round(time.perf_counter() - began, 1),
     }  # fmt: skip
 
 
-def _child(cell: Cell, seen: set[str] | None, out: pathlib.Path) -> int:
+def _child(cell: Cell, seen: dict[str, str], each: int, out: pathlib.Path) -> int:
     """A process for one case, because the stand-in stays for the life of one; -> its id."""
     process = os.fork()
     if process:
@@ -177,7 +192,7 @@ def _child(cell: Cell, seen: set[str] | None, out: pathlib.Path) -> int:
         with out.open("w") as file, open(os.devnull, "w") as nothing:
             os.dup2(nothing.fileno(), 1)
             os.dup2(nothing.fileno(), 2)
-            for line in run_cell(cell, seen):
+            for line in run_cell(cell, seen, each):
                 file.write(json.dumps(line) + "\n")
                 file.flush()
         status = 0
@@ -209,26 +224,60 @@ class Results:
                 self._take(line)
                 file.write(json.dumps(line) + "\n")
 
+    def seen(self) -> dict[str, str]:
+        """Place -> kernel and device."""
+        return {place: f"{line['name']} {line['device']}" for place, line in self.kernels.items()}
+
     def again(self, text: str) -> None:
         """Forget these cases, and kernels that had problems."""
         self.cases = {n: c for n, c in self.cases.items() if text not in n and not c["problems"]}
         self.kernels = {n: k for n, k in self.kernels.items() if "problem" not in k}
 
 
-def run_all(todo: list[Cell], results: Results, jobs: int, seconds: float, *, compiles: bool) -> None:
+def summary(results: Results) -> dict[str, Any]:
+    """What tools/hardware.py tells: by device and kernel how many were compiled, what they take at most; cases."""
+    import triton
+
+    devices: dict[str, dict[str, dict[str, int]]] = {device: {} for device in DEVICES}
+    for line in results.kernels.values():
+        found = devices[line["device"]].setdefault(
+            line["name"], dict.fromkeys(("compiled", "shared", "spilled", "failed"), 0)
+        )
+        found["compiled"] += 1
+        found["failed"] += "problem" in line
+        for name in ("shared", "spilled"):
+            found[name] = max(found[name], line.get(name, 0))
+    names = [name.split() for name in results.cases]
+    return {
+        "triton": triton.__version__, "cases": len(names),
+        **{part: len({name[i] for name in names}) for i, part in enumerate(("geometries", "weights", "keys"))},
+        "specialisations": {
+            device: len({k for name, case in results.cases.items() if name.endswith(device) for k in case["kernels"]})
+            for device in DEVICES
+        },
+        "failed": sorted(name for name, case in results.cases.items() if case["problems"]),
+        "fallbacks": {
+            name: sorted(case["fallbacks"]) for name, case in sorted(results.cases.items()) if case["fallbacks"]
+        },
+        "devices": {device: dict(sorted(kernels.items())) for device, kernels in devices.items()},
+    }  # fmt: skip
+
+
+def run_all(todo: list[Cell], results: Results, jobs: int, seconds: float, each: int) -> None:
     """Cases side by side until the time is up."""
     import torch._dynamo  # noqa: F401  before the children, so that each has it
 
     import tokenmill.engine.build
     import tokenmill.kernels.triton.kernels  # noqa: F401
 
-    began, running = time.perf_counter(), {}
+    began = time.perf_counter()
+    running: dict[int, tuple[Cell, pathlib.Path]] = {}
     with tempfile.TemporaryDirectory() as folder:
         while todo or running:
             while todo and len(running) < jobs and time.perf_counter() - began < seconds:
                 cell = todo.pop(0)
                 out = pathlib.Path(folder) / hashlib.blake2b(cell.name.encode(), digest_size=8).hexdigest()
-                running[_child(cell, set(results.kernels) if compiles else None, out)] = cell, out
+                running[_child(cell, results.seen(), each, out)] = cell, out
             if not running:
                 return
             process, status = os.wait()
@@ -240,7 +289,7 @@ def run_all(todo: list[Cell], results: Results, jobs: int, seconds: float, *, co
                 lines.append(
                     {
                         "case": cell.name,
-                        "compiled": compiles,
+                        "each": each,
                         "kernels": [],
                         "problems": ["the case ended early"],
                         "fallbacks": {},
@@ -261,19 +310,23 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9)
     parser.add_argument("--only", default="", help="cases whose names hold this")
     parser.add_argument("--again", help="run these and all that had problems once more")
-    parser.add_argument("--no-compile", action="store_true")
+    parser.add_argument("--summary", type=pathlib.Path, help="write here what docs/hardware.md is made of")
+    parser.add_argument("--each", type=int, default=1 << 30)
     options = parser.parse_args()
+    every = list(cells(list(GEOMETRIES), list(FAMILIES)))
     results = Results(options.results)
+    results.cases = {cell.name: results.cases[cell.name] for cell in every if cell.name in results.cases}
     if options.again is not None:
         results.again(options.again or "\n")
-    every = list(cells(list(GEOMETRIES), list(FAMILIES)))
-    done = {name for name, case in results.cases.items() if options.no_compile or case["compiled"]}
+    done = {name for name, case in results.cases.items() if case.get("each", 0) >= options.each}
     todo = [cell for cell in every if cell.name not in done and options.only in cell.name]
-    run_all(todo, results, options.jobs, options.seconds, compiles=not options.no_compile)
-    left = [cell for cell in every if not results.cases.get(cell.name, {}).get("compiled")]
+    run_all(todo, results, options.jobs, options.seconds, options.each)
+    if options.summary:
+        options.summary.write_text(json.dumps(summary(results), indent=1) + "\n")
+    left = [cell for cell in every if cell.name not in results.cases]
     wrong = [name for name, case in results.cases.items() if case["problems"]]
     unfit = [kernel for kernel in results.kernels.values() if "problem" in kernel]
-    print(f"{len(results.cases)} cases, {len(left)} left to compile; {len(results.kernels)} kernels compiled, "
+    print(f"{len(results.cases)} cases, {len(left)} left; {len(results.kernels)} kernels compiled, "
           f"{len(unfit)} of them with a problem; {len(wrong)} cases with a problem")  # fmt: skip
     sys.exit(bool(wrong or unfit))
 

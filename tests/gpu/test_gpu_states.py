@@ -9,7 +9,7 @@ import torch
 from paged_batch import PagedBatch
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.forward import ConvSpec, DeltaSpec, NormSpec, StateSpec
+from tokenmill.core.forward import ConvSpec, DeltaSpec, NormSpec, SpaceSpec, StateSpec
 from tokenmill.kernels.reference import ReferenceKernels
 
 STEPS = [
@@ -70,6 +70,27 @@ def test_delta_rule(heads, dtype, steady):
     bound = 1e-5 if dtype == torch.float32 else 1e-2
     assert error(found, exact) < bound and error(left, states) < bound
     assert kernels.counters()["delta_rule"]["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(48, 64, 1, 128), (24, 128, 2, 256), (8, 64, 8, 64), (5, 24, 1, 40)])
+def test_state_space(shape, dtype, steady):
+    """Mamba-2, in chunks where rows have many tokens: Granite 4's and Falcon-H1's heads among others."""
+    heads, dim, groups, keys = shape
+    fixed = torch.rand(heads) * 4, torch.randn(heads), torch.randn(heads)
+    mixed = torch.randn(TOTAL, heads * dim + 2 * groups * keys).to(dtype)
+    rates, plain, part = torch.randn(TOTAL, heads).to(dtype), ReferenceKernels(), ("float32", (heads, keys, dim))
+    spec = SpaceSpec(*shape, *fixed)
+    exact, states = run(
+        plain, "cpu", part, lambda ctx, s, at: plain.recur_((mixed[at].float(), rates[at].float()), spec, s, ctx)
+    )
+    on = SpaceSpec(*shape, *(one.cuda() for one in fixed))
+    kernels, x, r = make_kernels(steady=steady), mixed.cuda(), rates.cuda()
+    found, left = run(kernels, "cuda", part, lambda ctx, s, at: kernels.recur_((x[at], r[at]), on, s, ctx))
+    bound = 1e-5 if dtype == torch.float32 else 1e-2
+    assert error(found, exact) < bound and error(left, states) < bound
+    assert kernels.counters()["state_space"]["fallbacks"] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

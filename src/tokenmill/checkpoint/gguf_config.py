@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tokenmill.checkpoint.gguf_config_layers import CONFIGS
+from tokenmill.checkpoint.gguf_config_mixtures import MIXTURES
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES, MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors, shown
 
-_LAYER_NORMS = ("cohere2", "starcoder2")
+_LAYER_NORMS = ("cohere2", "command-r", "nemotron", "starcoder2")
 """Their norms subtract the mean, and the file calls the small number differently."""
 
 
@@ -25,8 +26,9 @@ def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors,
         raise meta.fail("it has no token_embd.weight matrix; it is no whole model (a LoRA or a vocabulary alone?)")
     whole = {"vocab_size": embedding.shape[0], "torch_dtype": _dtype(tensors),
              "tie_word_embeddings": "output.weight" not in tensors}  # fmt: skip
-    if meta.arch in CONFIGS:
-        return {"architectures": [ARCHITECTURES[meta.arch]], **whole, **CONFIGS[meta.arch](meta, tensors, factors)}
+    own = CONFIGS.get(str(meta.arch)) or MIXTURES.get(str(meta.arch))
+    if own is not None:
+        return {"architectures": [ARCHITECTURES[str(meta.arch)]], **whole, **own(meta, tensors, factors)}
     config = {**_common(meta, tensors), **whole}
     scaling = _rope_scaling(meta, config, factors)
     if scaling is not None:
@@ -61,6 +63,8 @@ def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
     # A mixture of experts may state the width of its experts alone.
     if meta.value("feed_forward_length") is not None or not meta.value("expert_count"):
         config["intermediate_size"] = meta.whole("feed_forward_length")
+    if meta.arch == "command-r":
+        config["use_qk_norm"] = "blk.0.attn_q_norm.weight" in tensors
     if rotated < head:
         config["partial_rotary_factor"] = (rotated + 1e-6) / head
     if meta.arch not in ("gemma2", "gemma3", "granite") and meta.value("attention.scale"):
@@ -227,10 +231,37 @@ def _hunyuan(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _olmo2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    if _window(meta):
-        raise meta.fail("Olmo 3 (olmo2 with windows) is not supported yet")
+    """With windows it is Olmo 3, whose rotation is stretched only where layers see everything."""
     config.pop("mlp_bias")
-    return {}
+    window, layers = _window(meta), config["num_hidden_layers"]
+    if not window:
+        return {}
+    pattern = meta.metadata.get("olmo2.attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        pattern = [bool((i + 1) % 4) for i in range(layers)]
+    if len(pattern) != layers:
+        raise meta.fail(f"olmo2.attention.sliding_window_pattern must say it for each of {layers} layers")
+    base = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
+    scaling = config.pop("rope_scaling", {})
+    return {
+        "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": window,
+        "layer_types": ["sliding_attention" if windowed else "full_attention" for windowed in pattern],
+        "rope_parameters": {"full_attention": {**base, **scaling}, "sliding_attention": base},
+    }  # fmt: skip
+
+
+def _first_gemma(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    return {"hidden_act": "gelu_pytorch_tanh"}
+
+
+def _command_r(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    return {"model_type": "cohere", "layer_norm_eps": config.pop("rms_norm_eps"),
+            "logit_scale": meta.number("logit_scale")}  # fmt: skip
+
+
+def _nemotron(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    own = {"norm_eps": config.pop("rms_norm_eps"), "hidden_act": "relu2"}
+    return {**own, "partial_rotary_factor": config.get("partial_rotary_factor", 1.0)}
 
 
 def _qwen35(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
@@ -284,7 +315,10 @@ _OWN: dict[str, Callable[[Meta, dict[str, Any]], dict[str, Any]]] = {
     "arcee": _arcee,
     "cohere2": _cohere2,
     "ernie4_5": _ernie,
+    "command-r": _command_r,
     "exaone4": _exaone4,
+    "gemma": _first_gemma,
+    "nemotron": _nemotron,
     "granite": _granite,
     "hunyuan-dense": _hunyuan,
     "olmo2": _olmo2,

@@ -12,11 +12,11 @@ from typing import Any
 from tokenmill.checkpoint.gguf_meta import MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors
 
 Config = dict[str, Any]
-_SIGMOID = 2
+SIGMOID = 2
 """`expert_gating_func`: 1 is a softmax."""
 
 
-def _sizes(meta: Meta, kind: str, *, eps: str = "rms_norm_eps") -> Config:
+def read_sizes(meta: Meta, kind: str, *, eps: str = "rms_norm_eps") -> Config:
     drafts = meta.whole("nextn_predict_layers", 0, least=0, most=64)
     layers = meta.whole("block_count", most=MAX_LAYERS)
     if layers <= drafts:
@@ -27,7 +27,7 @@ def _sizes(meta: Meta, kind: str, *, eps: str = "rms_norm_eps") -> Config:
     }  # fmt: skip
 
 
-def _heads(meta: Meta, tensors: Tensors, layers: int, *, rope: bool = True) -> Config:
+def read_heads(meta: Meta, tensors: Tensors, layers: int, *, rope: bool = True) -> Config:
     """Attention with heads of one size; layers without any state no key heads."""
     heads, hidden = meta.whole("attention.head_count"), meta.whole("embedding_length")
     head = meta.whole("attention.key_length", max(hidden // heads, 1))
@@ -50,17 +50,17 @@ def _counts(meta: Meta, layers: int) -> list[int]:
     return meta.each("attention.head_count_kv", layers + drafts)[:layers]
 
 
-def _experts(meta: Meta, count: str) -> Config:
+def read_experts(meta: Meta, count: str) -> Config:
     total = meta.whole("expert_count", most=MAX_EXPERTS)
     return {count: total, "num_experts_per_tok": meta.whole("expert_used_count", most=total)}
 
 
-def _some(tensors: Tensors, part: str) -> bool:
+def some(tensors: Tensors, part: str) -> bool:
     """Has any layer this tensor?"""
     return any(name.startswith("blk.") and name.partition(".")[2].partition(".")[2] == part for name in tensors)
 
 
-def _rows_of(meta: Meta, tensors: Tensors, part: str) -> int:
+def rows_of(meta: Meta, tensors: Tensors, part: str) -> int:
     """The rows of the first layer's matrix of this name."""
     found = next(
         (info for name, info in tensors.items() if name.startswith("blk.") and name.endswith(f".{part}")), None
@@ -71,19 +71,20 @@ def _rows_of(meta: Meta, tensors: Tensors, part: str) -> int:
 
 
 def _glm4moe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    sizes = _sizes(meta, "glm4_moe")
-    heads = _heads(meta, tensors, sizes["num_hidden_layers"])
-    if meta.whole("expert_gating_func", _SIGMOID) != _SIGMOID:
+    sizes = read_sizes(meta, "glm4_moe")
+    heads = read_heads(meta, tensors, sizes["num_hidden_layers"])
+    if meta.whole("expert_gating_func", SIGMOID) != SIGMOID:
         raise meta.fail("glm4moe.expert_gating_func is not supported (only sigmoid)")
     rotated = meta.whole("rope.dimension_count", heads["head_dim"])
     return {
-        **sizes, **heads, **_experts(meta, "n_routed_experts"), "intermediate_size": meta.whole("feed_forward_length"),
+        **sizes, **heads, **read_experts(meta, "n_routed_experts"),
+        "intermediate_size": meta.whole("feed_forward_length"),
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
         "n_shared_experts": meta.whole("expert_shared_count", 0, least=0, most=64), "n_group": 1, "topk_group": 1,
         "first_k_dense_replace": meta.whole("leading_dense_block_count", 0, least=0),
         "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
-        "norm_topk_prob": meta.flag("expert_weights_norm", True), "use_qk_norm": _some(tensors, "attn_q_norm.weight"),
-        "attention_bias": _some(tensors, "attn_q.bias"), "partial_rotary_factor": (rotated + 1e-6) / heads["head_dim"],
+        "norm_topk_prob": meta.flag("expert_weights_norm", True), "use_qk_norm": some(tensors, "attn_q_norm.weight"),
+        "attention_bias": some(tensors, "attn_q.bias"), "partial_rotary_factor": (rotated + 1e-6) / heads["head_dim"],
         "hidden_act": "silu",
     }  # fmt: skip
 
@@ -95,11 +96,11 @@ others have one group."""
 
 def _deepseek2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """Latent attention; files from before its tensors were split have no `key_length_mla`."""
-    sizes, heads = _sizes(meta, "deepseek_v3"), meta.whole("attention.head_count")
+    sizes, heads = read_sizes(meta, "deepseek_v3"), meta.whole("attention.head_count")
     rotated = meta.whole("rope.dimension_count")
     key = meta.whole("attention.key_length_mla", meta.whole("attention.key_length"))
     value = meta.whole("attention.value_length_mla", meta.whole("attention.value_length"))
-    mixed = _experts(meta, "n_routed_experts")
+    mixed = read_experts(meta, "n_routed_experts")
     groups = _GROUPS.get(mixed["n_routed_experts"], (1, 1))
     found: Config = {
         **sizes, **mixed, "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_act": "silu",
@@ -119,8 +120,8 @@ def _deepseek2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     if key <= rotated:
         raise meta.fail(f"keys of {key} cannot hold {rotated} numbers that rotate")
     found["rope_scaling"] = _latent_yarn(meta, found["max_position_embeddings"])
-    sigmoid = meta.whole("expert_gating_func", 1) == _SIGMOID
-    if sigmoid and _some(tensors, "exp_probs_b.bias"):
+    sigmoid = meta.whole("expert_gating_func", 1) == SIGMOID
+    if sigmoid and some(tensors, "exp_probs_b.bias"):
         return {**found, "norm_topk_prob": meta.flag("expert_weights_norm", False)}
     if sigmoid or meta.flag("expert_weights_norm", False):
         raise meta.fail("this choice of experts is not supported (sigmoid without a bias, or a softmax that is normed)")
@@ -147,9 +148,9 @@ def _latent_yarn(meta: Meta, longest: int) -> Config | None:
 
 def _qwen2moe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """No published model of this family makes the shares of the chosen experts add up to one."""
-    sizes = _sizes(meta, "qwen2_moe")
+    sizes = read_sizes(meta, "qwen2_moe")
     return {
-        **sizes, **_heads(meta, tensors, sizes["num_hidden_layers"]), **_experts(meta, "num_experts"),
+        **sizes, **read_heads(meta, tensors, sizes["num_hidden_layers"]), **read_experts(meta, "num_experts"),
         "hidden_act": "silu", "norm_topk_prob": False, "intermediate_size": meta.whole("feed_forward_length"),
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"), "decoder_sparse_step": 1,
         "shared_expert_intermediate_size": meta.whole("expert_shared_feed_forward_length"),
@@ -157,13 +158,13 @@ def _qwen2moe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _qwen3next(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    sizes = _sizes(meta, "qwen3_next")
-    heads = _heads(meta, tensors, sizes["num_hidden_layers"])
+    sizes = read_sizes(meta, "qwen3_next")
+    heads = read_heads(meta, tensors, sizes["num_hidden_layers"])
     values, rotated = meta.whole("ssm.time_step_rank"), meta.whole("rope.dimension_count", heads["head_dim"])
     return {
-        **sizes, **heads, **_experts(meta, "num_experts"), "hidden_act": "silu", "norm_topk_prob": True,
+        **sizes, **heads, **read_experts(meta, "num_experts"), "hidden_act": "silu", "norm_topk_prob": True,
         "partial_rotary_factor": (rotated + 1e-6) / heads["head_dim"],
-        "intermediate_size": meta.whole("feed_forward_length", 1), "attention_bias": _some(tensors, "attn_q.bias"),
+        "intermediate_size": meta.whole("feed_forward_length", 1), "attention_bias": some(tensors, "attn_q.bias"),
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
         "shared_expert_intermediate_size": meta.whole("expert_shared_feed_forward_length"),
         "linear_conv_kernel_dim": meta.whole("ssm.conv_kernel"), "linear_num_key_heads": meta.whole("ssm.group_count"),
@@ -175,7 +176,7 @@ def _qwen3next(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 def _gemma4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """Heads of full layers are stated under the usual keys, those of windows under names of their own."""
-    sizes = _sizes(meta, "gemma4_text")
+    sizes = read_sizes(meta, "gemma4_text")
     layers, whole = sizes["num_hidden_layers"], meta.whole("attention.key_length")
     pattern = meta.metadata.get("gemma4.attention.sliding_window_pattern")
     if not isinstance(pattern, list) or len(pattern) != layers:
@@ -214,7 +215,7 @@ def _gemma4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     if meta.whole("rope.dimension_count_swa", found["head_dim"]) != found["head_dim"]:
         raise meta.fail("layers with windows that rotate a part of each head are not supported")
     if meta.whole("expert_count", 0, least=0, most=MAX_EXPERTS):
-        mixed = _experts(meta, "num_experts")
+        mixed = read_experts(meta, "num_experts")
         mixed["top_k_experts"] = mixed.pop("num_experts_per_tok")
         found.update(mixed, enable_moe_block=True, moe_intermediate_size=meta.whole("expert_feed_forward_length"))
     return found
@@ -227,12 +228,12 @@ def _space(meta: Meta, tensors: Tensors, prefix: str) -> Config:
         f"{prefix}n_heads": heads, f"{prefix}d_head": width // heads,
         f"{prefix}n_groups": meta.whole("ssm.group_count"),
         f"{prefix}d_state": meta.whole("ssm.state_size"), f"{prefix}d_conv": meta.whole("ssm.conv_kernel"),
-        f"{prefix}conv_bias": _some(tensors, "ssm_conv1d.bias"), f"{prefix}proj_bias": _some(tensors, "ssm_in.bias"),
+        f"{prefix}conv_bias": some(tensors, "ssm_conv1d.bias"), f"{prefix}proj_bias": some(tensors, "ssm_in.bias"),
     }  # fmt: skip
 
 
 def _granitehybrid(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    sizes = _sizes(meta, "granitemoehybrid")
+    sizes = read_sizes(meta, "granitemoehybrid")
     layers, hidden = sizes["num_hidden_layers"], sizes["hidden_size"]
     if meta.value("attention.scale") is None:
         raise meta.fail("granitehybrid without attention.scale (Bamba) is not supported")
@@ -240,12 +241,12 @@ def _granitehybrid(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     kinds = ["attention" if count else "mamba" for count in _counts(meta, layers)]
     rotates = meta.flag("rope.scaling.finetuned", False)
     return {
-        **sizes, **_heads(meta, tensors, layers), **_space(meta, tensors, "mamba_"), "layer_types": kinds,
+        **sizes, **read_heads(meta, tensors, layers), **_space(meta, tensors, "mamba_"), "layer_types": kinds,
         "mamba_expand": meta.whole("ssm.inner_size") / hidden, "hidden_act": "silu", "num_local_experts": experts,
         "num_experts_per_tok": meta.whole("expert_used_count", 1, least=0) or 1,
         "intermediate_size": max([*meta.each("feed_forward_length", layers), 1]),
-        "shared_intermediate_size": _rows_of(meta, tensors, "ffn_gate_shexp.weight" if experts else "ffn_gate.weight"),
-        "attention_multiplier": meta.number("attention.scale"), "attention_bias": _some(tensors, "attn_q.bias"),
+        "shared_intermediate_size": rows_of(meta, tensors, "ffn_gate_shexp.weight" if experts else "ffn_gate.weight"),
+        "attention_multiplier": meta.number("attention.scale"), "attention_bias": some(tensors, "attn_q.bias"),
         "embedding_multiplier": meta.number("embedding_scale", 1.0),
         "residual_multiplier": meta.number("residual_scale", 1.0),
         "logits_scaling": meta.number("logit_scale", 1.0), "position_embedding_type": "rope" if rotates else "nope",
@@ -254,19 +255,19 @@ def _granitehybrid(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 def _lfm2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     kind = "lfm2" if meta.arch == "lfm2" else "lfm2_moe"
-    sizes = _sizes(meta, kind, eps="norm_eps")
+    sizes = read_sizes(meta, kind, eps="norm_eps")
     layers = sizes["num_hidden_layers"]
     if meta.value("attention.sliding_window") is not None:
         raise meta.fail(f"{meta.arch} with windows is not supported")
     found = {
-        **sizes, **_heads(meta, tensors, layers), "conv_L_cache": meta.whole("shortconv.l_cache"),
-        "conv_bias": _some(tensors, "shortconv.conv.bias"), "intermediate_size": meta.whole("feed_forward_length"),
+        **sizes, **read_heads(meta, tensors, layers), "conv_L_cache": meta.whole("shortconv.l_cache"),
+        "conv_bias": some(tensors, "shortconv.conv.bias"), "intermediate_size": meta.whole("feed_forward_length"),
         "layer_types": ["full_attention" if count else "conv" for count in _counts(meta, layers)],
     }  # fmt: skip
     if kind == "lfm2":
         return {**found, "block_auto_adjust_ff_dim": False}
     return {
-        **found, **_experts(meta, "num_experts"), "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
+        **found, **read_experts(meta, "num_experts"), "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
         "num_dense_layers": meta.whole("leading_dense_block_count", 0, least=0), "use_expert_bias": True,
         "norm_topk_prob": meta.flag("expert_weights_norm", True),
         "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
@@ -277,18 +278,18 @@ def _falcon_h1(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """Its multipliers are in the weights, so that a head of the embedding's matrix would have the wrong ones."""
     if "output.weight" not in tensors:
         raise meta.fail("falcon-h1 without output.weight is not supported")
-    sizes = _sizes(meta, "falcon_h1")
+    sizes = read_sizes(meta, "falcon_h1")
     return {
-        **sizes, **_heads(meta, tensors, sizes["num_hidden_layers"]), **_space(meta, tensors, "mamba_"),
+        **sizes, **read_heads(meta, tensors, sizes["num_hidden_layers"]), **_space(meta, tensors, "mamba_"),
         "intermediate_size": meta.whole("feed_forward_length"), "mamba_d_ssm": meta.whole("ssm.inner_size"),
-        "mamba_rms_norm": _some(tensors, "ssm_norm.weight"), "mamba_norm_before_gate": False, "hidden_act": "silu",
-        "projectors_bias": _some(tensors, "ssm_out.bias"), "mlp_bias": _some(tensors, "ffn_up.bias"),
+        "mamba_rms_norm": some(tensors, "ssm_norm.weight"), "mamba_norm_before_gate": False, "hidden_act": "silu",
+        "projectors_bias": some(tensors, "ssm_out.bias"), "mlp_bias": some(tensors, "ffn_up.bias"),
     }  # fmt: skip
 
 
 def _nemotron_h(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """Attention has key heads, feed-forward layers and mixtures have a width, all others have a state."""
-    sizes = _sizes(meta, "nemotron_h", eps="layer_norm_epsilon")
+    sizes = read_sizes(meta, "nemotron_h", eps="layer_norm_epsilon")
     layers, mixed = sizes["num_hidden_layers"], meta.arch == "nemotron_h_moe"
     drafts = meta.whole("nextn_predict_layers", 0, least=0, most=64)
     widths = meta.each("feed_forward_length", layers + drafts)[:layers]
@@ -296,18 +297,18 @@ def _nemotron_h(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
                for keys, width in zip(_counts(meta, layers), widths, strict=True)]  # fmt: skip
     heads, width = meta.whole("ssm.time_step_rank"), meta.whole("ssm.inner_size")
     found: Config = {
-        **sizes, **_heads(meta, tensors, layers, rope=False), "hybrid_override_pattern": "".join(letters),
-        "intermediate_size": max([*widths, 1]), "mlp_hidden_act": "relu2", "mlp_bias": _some(tensors, "ffn_up.bias"),
+        **sizes, **read_heads(meta, tensors, layers, rope=False), "hybrid_override_pattern": "".join(letters),
+        "intermediate_size": max([*widths, 1]), "mlp_hidden_act": "relu2", "mlp_bias": some(tensors, "ffn_up.bias"),
         "mamba_num_heads": heads, "mamba_head_dim": width // heads, "n_groups": meta.whole("ssm.group_count"),
         "ssm_state_size": meta.whole("ssm.state_size"), "conv_kernel": meta.whole("ssm.conv_kernel"),
-        "use_conv_bias": _some(tensors, "ssm_conv1d.bias"), "use_bias": _some(tensors, "ssm_in.bias"),
+        "use_conv_bias": some(tensors, "ssm_conv1d.bias"), "use_bias": some(tensors, "ssm_in.bias"),
     }  # fmt: skip
     if not mixed:
         return found
     if meta.value("moe_latent_size") is not None or meta.whole("expert_group_count", 1) != 1:
         raise meta.fail("nemotron_h_moe with moe_latent_size, or with groups of experts, is not supported")
     return {
-        **found, **_experts(meta, "n_routed_experts"), "n_group": 1, "topk_group": 1,
+        **found, **read_experts(meta, "n_routed_experts"), "n_group": 1, "topk_group": 1,
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
         "moe_shared_expert_intermediate_size": meta.whole("expert_shared_feed_forward_length"),
         "norm_topk_prob": meta.flag("expert_weights_norm", True),
@@ -317,10 +318,10 @@ def _nemotron_h(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 def _mamba(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     found = {
-        **_sizes(meta, "mamba", eps="layer_norm_epsilon"), "intermediate_size": meta.whole("ssm.inner_size"),
+        **read_sizes(meta, "mamba", eps="layer_norm_epsilon"), "intermediate_size": meta.whole("ssm.inner_size"),
         "state_size": meta.whole("ssm.state_size"), "conv_kernel": meta.whole("ssm.conv_kernel"),
-        "time_step_rank": meta.whole("ssm.time_step_rank"), "use_bias": _some(tensors, "ssm_in.bias"),
-        "use_conv_bias": _some(tensors, "ssm_conv1d.bias"),
+        "time_step_rank": meta.whole("ssm.time_step_rank"), "use_bias": some(tensors, "ssm_in.bias"),
+        "use_conv_bias": some(tensors, "ssm_conv1d.bias"),
     }  # fmt: skip
     if meta.flag("ssm.dt_b_c_rms", False):
         return {**found, "architectures": ["FalconMambaForCausalLM"], "model_type": "falcon_mamba"}
@@ -329,32 +330,33 @@ def _mamba(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 def _mamba2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     heads, width = meta.whole("ssm.time_step_rank"), meta.whole("ssm.inner_size")
-    sizes = _sizes(meta, "mamba2", eps="layer_norm_epsilon")
+    sizes = read_sizes(meta, "mamba2", eps="layer_norm_epsilon")
     return {
         **sizes, "num_heads": heads, "head_dim": width // heads, "n_groups": meta.whole("ssm.group_count"),
         "state_size": meta.whole("ssm.state_size"), "conv_kernel": meta.whole("ssm.conv_kernel"),
-        "expand": width / sizes["hidden_size"], "use_bias": _some(tensors, "ssm_in.bias"),
-        "use_conv_bias": _some(tensors, "ssm_conv1d.bias"),
+        "expand": width / sizes["hidden_size"], "use_bias": some(tensors, "ssm_in.bias"),
+        "use_conv_bias": some(tensors, "ssm_conv1d.bias"),
     }  # fmt: skip
 
 
 def _jamba(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    sizes = _sizes(meta, "jamba")
+    sizes = read_sizes(meta, "jamba")
     layers, hidden, width = sizes["num_hidden_layers"], sizes["hidden_size"], meta.whole("ssm.inner_size")
     if width % hidden:
         raise meta.fail(f"{width} channels are no multiple of the {hidden} of a layer")
     attends = [index for index, count in enumerate(_counts(meta, layers)) if count]
     mixtures = [index for index in range(layers) if f"blk.{index}.ffn_gate_inp.weight" in tensors]
     found: Config = {
-        **sizes, **_heads(meta, tensors, layers, rope=False), "intermediate_size": meta.whole("feed_forward_length"),
+        **sizes, **read_heads(meta, tensors, layers, rope=False),
+        "intermediate_size": meta.whole("feed_forward_length"),
         "mamba_expand": width // hidden, "mamba_d_state": meta.whole("ssm.state_size"), "hidden_act": "silu",
         "mamba_d_conv": meta.whole("ssm.conv_kernel"), "mamba_dt_rank": meta.whole("ssm.time_step_rank"),
-        "mamba_conv_bias": _some(tensors, "ssm_conv1d.bias"), "mamba_proj_bias": _some(tensors, "ssm_in.bias"),
+        "mamba_conv_bias": some(tensors, "ssm_conv1d.bias"), "mamba_proj_bias": some(tensors, "ssm_in.bias"),
         "num_experts": 1, "num_experts_per_tok": 1,
     }  # fmt: skip
     found["attn_layer_period"], found["attn_layer_offset"] = _period(meta, attends, layers, "attention")
     if mixtures:
-        found.update(_experts(meta, "num_experts"))
+        found.update(read_experts(meta, "num_experts"))
         found["expert_layer_period"], found["expert_layer_offset"] = _period(meta, mixtures, layers, "mixtures")
     return found
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.checkpoint.gguf_file import TensorInfo
-from tokenmill.checkpoint.gguf_source import Joined, Places, Source, stacked
+from tokenmill.checkpoint.gguf_source import Joined, Places, Source, numbered, stacked
 
 Change = Callable[[TensorInfo, Mapping[str, Any]], dict[str, Any]]
 """(tensor, config) -> fields of its Source."""
@@ -68,6 +68,8 @@ class Names:
     experts: str = "mlp.experts"
     top: Mapping[str, Part] = field(default_factory=dict)
     body: str = "model"
+    lists: Mapping[str, str] = field(default_factory=dict)
+    """Matrices outside of the layers that lie in one tensor: stored name -> where they are numbered."""
 
 
 def _attention(at: str = "self_attn", out: str = "o_proj", *, woven: bool = False) -> dict[str, Part]:
@@ -214,6 +216,55 @@ LAYERS: dict[str, Names] = {
         "ffn_norm.weight": "pre_ff_layernorm.weight", "ffn_gate_inp.weight": "feed_forward.router.weight",
     }, _STACKS, "feed_forward.experts", _FINAL),
 }  # fmt: skip
+_AFTER_ATTENTION: dict[str, Part] = {"ffn_norm.weight": "post_attention_layernorm.weight"}
+LAYERS |= {
+    "olmoe": Names({**_attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION,
+                    "ffn_gate_inp.weight": "mlp.gate.weight"}, _STACKS, top=_TOP),
+    "dots1": Names({**_attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION, **_feed("mlp"), **_BIASED_ROUTER,
+                    **_shared("mlp.shared_experts")}, _STACKS, top=_TOP),
+    "ernie4_5-moe": Names({
+        **_attention(), **_BEFORE, **_AFTER_ATTENTION, **_feed("mlp"), **_shared("mlp.shared_experts"),
+        "ffn_gate_inp.weight": "mlp.gate.weight",
+        "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
+    }, _STACKS, top=_TOP),
+    "hunyuan-moe": Names({
+        **_attention(), **_BEFORE, **_AFTER_ATTENTION, **_shared("mlp.shared_mlp"),
+        "ffn_gate_inp.weight": "mlp.gate.wg.weight", "attn_q_norm.weight": "self_attn.query_layernorm.weight",
+        "attn_k_norm.weight": "self_attn.key_layernorm.weight",
+    }, _STACKS, top=_TOP),
+    "minimax-m2": Names({
+        **_attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION,
+        "ffn_gate_inp.weight": "block_sparse_moe.gate.weight",
+        "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
+    }, _W, "block_sparse_moe.experts", _TOP),
+    "afmoe": Names({
+        **_attention(), **_BEFORE, **_HEAD_NORMS, **_feed("mlp"), **_shared("mlp.shared_experts"),
+        "attn_gate.weight": "self_attn.gate_proj.weight", "ffn_norm.weight": "pre_mlp_layernorm.weight",
+        "post_attention_norm.weight": "post_attention_layernorm.weight",
+        "post_ffw_norm.weight": "post_mlp_layernorm.weight", "ffn_gate_inp.weight": "mlp.router.gate.weight",
+        "exp_probs_b.bias": "mlp.expert_bias",
+    }, _STACKS, top=_TOP),
+    "granitemoe": Names({
+        **_attention(woven=True), **_BEFORE, **_AFTER_ATTENTION, **_shared("shared_mlp"),
+        "ffn_down_shexp.weight": "shared_mlp.output_linear.weight",
+        "ffn_gate_inp.weight": "block_sparse_moe.router.layer.weight",
+    }, _STACKS, "block_sparse_moe", _TOP),
+    "llama4": Names({
+        **_attention(), **_BEFORE, **_AFTER_ATTENTION, **_feed("feed_forward"), **_shared("feed_forward.shared_expert"),
+        "ffn_gate_inp.weight": "feed_forward.router.weight",
+    }, {**_STACKS, "ffn_gate_up_exps": "gate_proj|up_proj"}, "feed_forward.experts", _TOP),
+    "gemma3n": Names({
+        **{name: part for name, part in LAYERS["gemma4"].parts.items() if "ffw_norm_" not in name and "exps" not in name
+           and "gate_inp" not in name and "scale" not in name},
+        **{f"altup_{theirs}.weight": f"altup.{ours}" for theirs, ours in {
+            "correct_coef": "correction_coefs.weight", "correct_scale": "correct_output_scale",
+            "predict_coef": "prediction_coefs.weight", "router": "modality_router.weight",
+            "router_norm": "router_norm.weight"}.items()},
+        "laurel_l.weight": "laurel.linear_left.weight", "laurel_r.weight": "laurel.linear_right.weight",
+        "laurel_post_norm.weight": "laurel.post_laurel_norm.weight",
+    }, top=LAYERS["gemma4"].top, lists={"altup_proj.weight": "model.altup_projections",
+                                        "altup_unembd_proj.weight": "model.altup_unembed_projections"}),
+}  # fmt: skip
 _NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
 
 
@@ -222,6 +273,8 @@ def places(arch: str, name: str, tensors: Mapping[str, TensorInfo], config: Mapp
     names, info = LAYERS[arch], tensors[name]
     if name in names.top:
         return [_place("", names.top[name], info, config)]
+    if name in names.lists:
+        return numbered(names.lists[name], info)
     match = _NAME.fullmatch(name)
     if match is None:
         return [(name, Source(info))]

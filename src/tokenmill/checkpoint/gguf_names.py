@@ -53,6 +53,8 @@ _HYBRID = {
 _STATES = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(ssm_a|ssm_dt\.bias|ssm_conv1d\.weight|ffn_gate_inp_shexp\.weight)")
 WOVEN = ("llama", "arcee", "granite", "smollm3")
 """Their converter interleaves the rows of queries and keys."""
+PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
+"""Their converter adds one to the weights of norms."""
 SPECIAL_PARTS: dict[str, dict[str, str]] = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
@@ -108,7 +110,7 @@ def _of_states(name: str, info: TensorInfo) -> Places:
 
 
 def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -> Places:
-    less = 1.0 if arch.startswith("gemma") and name.endswith("norm.weight") else 0.0
+    less = 1.0 if arch in PLUS_ONE and name.endswith("norm.weight") else 0.0
     if arch in ("qwen35", "qwen35moe"):
         if (layer := name.split(".")[1]).isdigit() and int(layer) >= config["num_hidden_layers"]:
             return []  # for drafts of later tokens

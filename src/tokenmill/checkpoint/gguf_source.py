@@ -77,3 +77,10 @@ def stacked(at: str, names: str, info: TensorInfo, kind: str = "weight") -> Plac
         rows = tuple(range(number * size, number * size + size)) if len(parts) > 1 else ()
         found += [(f"{at}.{e}.{name}.{kind}", Source(info, expert=e, rows=rows)) for e in range(info.shape[0])]
     return found
+
+
+def numbered(at: str, info: TensorInfo) -> Places:
+    """Matrices that lie in one tensor, known by their numbers."""
+    if len(info.shape) != 3 or info.shape[0] > MAX_EXPERTS:
+        raise ModelError(f"Tensor {info.name!r} should hold several matrices, but has the shape {info.shape}.")
+    return [(f"{at}.{number}.weight", Source(info, expert=number)) for number in range(info.shape[0])]

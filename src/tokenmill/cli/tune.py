@@ -12,6 +12,7 @@ from tokenmill.cli.bench import MADE, WORKLOAD, workloads
 from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, check_place, save, write_whole
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.cli.loading import spinner
+from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ParameterError
 
 SEARCH = {
@@ -27,8 +28,8 @@ SEARCH = {
 @with_flags("search", SEARCH)
 def tune(
     model: str = MODEL,
-    slo: str = typer.Option(..., "--slo", help="What 90 % of the requests shall meet, like ttft=500ms,tpot=50ms."),
-    users: int = typer.Option(..., "--users", min=1, help="Users at a time, each asking when its answer has ended."),
+    slo: str = typer.Option("", "--slo", help="What 90 % of the requests shall meet, like ttft=500ms,tpot=50ms."),
+    users: int = typer.Option(0, "--users", min=0, help="Users at a time, each asking when its answer has ended."),
     workload: list[Path] = WORKLOAD,
     json_path: Path = JSON,
     *,
@@ -36,8 +37,15 @@ def tune(
     search: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Search for the options that give these users the most tokens within the objective. Typed options stay."""
+    """Search for the options that give these users the most tokens within the objective. Typed options stay.
+
+    With --kernel-search load it is this GPU's fastest products of MODEL that are searched, for all of --minutes."""
     config, keywords = settle(model, options)
+    if config.tuning.kernel_search != "off":
+        tune_kernels(config, keywords, 60 * search.get("minutes", 5.0))
+        return
+    if not slo or not users:
+        raise ParameterError("tune needs --slo and --users, or --kernel-search load.")
     check_outputs(json_path, None)
     out = search.get("out", Path("tuned.yaml"))
     check_place(out, "--out")
@@ -63,6 +71,24 @@ def tune(
     save(result, json_path, None)
     write_whole(out, as_yaml(result))
     _show(result, out)
+
+
+def tune_kernels(config: EngineConfig, keywords: dict[str, Any], seconds: float) -> None:
+    """Look for the fastest products of the model on this GPU, and keep them where engines find them."""
+    with spinner("Getting ready ..."):
+        from tokenmill.device.memory import pick_device
+        from tokenmill.engine.llm import LLM
+    device = pick_device(config.execute.device)
+    if not device.startswith("cuda"):
+        raise ParameterError(f"--kernel-search looks among the products of a GPU; this engine runs on {device}.")
+    with spinner(f"Searching for {seconds / 60:g} minutes ..."):
+        llm = LLM(**{**keywords, "kernel_search_seconds": seconds})
+    try:
+        for reason in llm.built.facts.reasons:
+            if "--kernel-search" in reason:
+                typer.echo(reason)
+    finally:
+        llm.close()
 
 
 def as_yaml(result: dict[str, Any]) -> str:

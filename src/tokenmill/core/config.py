@@ -173,6 +173,17 @@ class AdapterOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TuningOptions:
+    """How kernels of a GPU are made and chosen."""
+
+    compile_ahead: bool = option(True, "Compile kernels for a GPU in processes of their own while the model loads.")
+    kernel_search: str = option(
+        "off", "Look for faster products on a GPU at load; what is found is kept.", choices=("off", "load")
+    )
+    kernel_search_seconds: float = option(10.0, "How long to look for faster products.")
+
+
+@dataclass(frozen=True, kw_only=True)
 class ListenOptions:
     """Where the server listens, and who may speak to it."""
 
@@ -310,6 +321,7 @@ GROUPS: dict[str, type] = {
     "parallel": ParallelOptions,
     "speculate": SpeculateOptions,
     "adapters": AdapterOptions,
+    "tuning": TuningOptions,
 }
 
 
@@ -325,6 +337,7 @@ class EngineConfig:
     parallel: ParallelOptions = field(default_factory=ParallelOptions)
     speculate: SpeculateOptions = field(default_factory=SpeculateOptions)
     adapters: AdapterOptions = field(default_factory=AdapterOptions)
+    tuning: TuningOptions = field(default_factory=TuningOptions)
     number: int = 0
     engines: int = 1
     """Which of several engines this is, and how many share the machine."""

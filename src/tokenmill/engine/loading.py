@@ -15,14 +15,16 @@ import torch
 from tokenmill.checkpoint.checked_tensors import CheckedCheckpoint
 from tokenmill.checkpoint.folder import read_generation_config
 from tokenmill.checkpoint.hub import Hub
-from tokenmill.core.config import EngineConfig
+from tokenmill.core.config import EngineConfig, cache_dir
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
+from tokenmill.engine.ahead import compile_ahead
 from tokenmill.engine.draft_loading import Target, load_drafter, states_of_drafter
 from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.inplace import LayerMaker
+from tokenmill.engine.kernel_search import warm
 from tokenmill.engine.memory import (
     cache_bytes,
     count_blocks,
@@ -176,7 +178,7 @@ def load_runner(
     source = source or find_model(config)
     raw = read_config(config, source)
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
-    kernels = _kernels(config, device, reasons)
+    kernels, compiling = _kernels(config, device, reasons), compile_ahead(config, device, raw)
     raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     sites = adapter_sites(config, raw, dtype, device)
@@ -217,9 +219,9 @@ def load_runner(
     inbox = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
     model = model if mesh.place.is_first else FromInbox(model, inbox)
     adapter_bytes = 0 if sites is None else sites.allocate()
-    peak = 0
-    if counts_memory(device):
-        peak = peak_step_bytes(config, (model, kernels, layout), device, min(wanted, step_tokens), step_tokens)
+    compiling.wait(reasons)
+    sizes = device, min(wanted, step_tokens), step_tokens
+    peak = peak_step_bytes(config, (model, kernels, layout), *sizes) if counts_memory(device) else 0
     release(device)
     budget = cache_bytes(config, device, peak, reasons, shares=mesh.size * config.engines)
     rows, slots, trail = mesh.agree(list(count_states(config, model.spec.states, budget, reasons, drafts.most)))
@@ -238,7 +240,7 @@ def load_runner(
     fresh_sites = partial(adapter_sites, config, {}, dtype, device)
     maker = LayerMaker(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
     runner.sleeper = sleeper_of(runner, bed, maker, source)
-    runner.warm()
+    warm(config.tuning, runner, reasons)
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
@@ -354,7 +356,7 @@ def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:
                 "--deterministic on a GPU needs its own kernels: leave --kernels reference out.", param="deterministic"
             )
         return ReferenceKernels()
-    return make_kernels(device, steady=execute.deterministic, without=without)
+    return make_kernels(device, steady=execute.deterministic, without=without, cache=cache_dir())
 
 
 def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection
+from pathlib import Path
 
 import torch
 
@@ -23,10 +24,13 @@ def has_kernels(device: str) -> bool:
     return device.startswith("cpu") or (device.startswith("cuda") and torch.version.hip is None)
 
 
-def make_kernels(device: str, *, steady: bool = False, without: Collection[str] = ()) -> Kernels:
+def make_kernels(
+    device: str, *, steady: bool = False, without: Collection[str] = (), cache: Path | None = None
+) -> Kernels:
     """A new set of kernels for a device: native ones on CPUs, Triton on NVIDIA's GPUs, plain torch on any other.
 
     steady: rows do not depend on their company (on a CPU they never do). without: some of OPTIONAL, GPU only.
+    cache: the folder that keeps what was found to be fastest, GPU only.
     """
     if not has_kernels(device):
         if steady:
@@ -44,4 +48,4 @@ def make_kernels(device: str, *, steady: bool = False, without: Collection[str] 
         triton = importlib.import_module("tokenmill.kernels.triton").TritonKernels
     except ImportError:
         return ReferenceKernels()
-    return triton(device, steady=steady, without=without)
+    return triton(device, steady=steady, without=without, cache=cache)

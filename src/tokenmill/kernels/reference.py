@@ -357,7 +357,7 @@ class ReferenceKernels:
         behind its parent; of equal ones the first. -> path [S, 1 + most]: the line, counted from the row's first, of
         each sample that may stand, and how many do stand [S]."""
         self.count("accept_tree_")
-        row_ids, first, drafts, most = grants
+        row_ids, first, drafts, longest = grants
         known, device = length[row_ids], marked.device
         each = torch.arange(parents.shape[1], device=device)
         real = each < drafts[:, None]
@@ -366,7 +366,7 @@ class ReferenceKernels:
         path, said = [at], [marked[first]]
         for depth in range(most):  # at: the line that the walk has come to
             same = real & (parents == at[:, None]) & (words == said[-1][:, None])
-            goes = same.any(1) & (depth < most) & (right == depth)
+            goes = same.any(1) & (depth < longest) & (right == depth)
             at = torch.where(goes, same.long().argmax(1) + 1, at)
             right = right + goes
             path.append(at)

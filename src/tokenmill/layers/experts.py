@@ -324,8 +324,11 @@ def load_stacked(
 def load_transposed(
     b: Build, route: RouteSpec, hidden: int, inner: int, names: tuple[str, str, str], *, bias: bool = False
 ) -> ExpertWeights:
-    """Experts as gate_up_proj [E, hidden, 2 inner] and down_proj [E, inner, hidden]."""
+    """Experts as gate_up_proj [E, hidden, 2 inner] and down_proj [E, inner, hidden], or one by one under the usual
+    names."""
     before, count = b.book.flops, route.experts
+    if not b.has(names[0]):
+        return load_experts(b, route, hidden, inner, bias=bias)
     gate_up = b.tensor(names[0], (count, hidden, 2 * inner))
     down = b.tensor(names[1], (count, inner, hidden))
     ups = wrap_each(b, (part.t().contiguous() for part in gate_up), "gate_up_proj")

@@ -14,9 +14,9 @@ from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSp
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
-from tokenmill.layers.mlp import MLP, gated_mlp
+from tokenmill.layers.mlp import gated_mlp
 from tokenmill.layers.rope import attention_gain, make_rope
-from tokenmill.models.common import PreNorm, read_act, read_rope, read_sizes, read_top_k, rms
+from tokenmill.models.common import Block, PreNorm, read_act, read_rope, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.later import DEEPSEEK, Later, make_later
@@ -102,7 +102,7 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int) -> PreNorm:
     first, second = rms(c, "input_layernorm"), rms(c, "post_attention_layernorm")
     bias, second_version = c.get("mlp_bias", bool, False), c.architecture == "DeepseekV2ForCausalLM"
     dense = glm_dense if c.architecture == "Glm4MoeLiteForCausalLM" else first_dense
-    mlp: Experts | MLP
+    mlp: Block
     if dense(c, index):
         mlp = gated_mlp(at.at("mlp"), hidden, c.need("intermediate_size", int), act, bias=bias)
     elif second_version:

@@ -21,11 +21,9 @@ from tokenmill.models.common import Block, read_act, read_heads, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.gemma4_inputs import LayerInput, LayerInputs, make_own
-from tokenmill.models.gemma4_parts import Plan, first_shared, make_attention, rounded_root
+from tokenmill.models.gemma4_parts import NORMS, Plan, first_shared, make_attention, rounded_root
 from tokenmill.models.positions import gemma3_rope
 from tokenmill.models.rules import layer_kind
-
-_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 
 
 class Laurel:
@@ -110,7 +108,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         laurel = Laurel(at.at("laurel"), hidden, rank, plan.eps)
         return Layer(
             (make_attention(c, b, at, plan, index), mlp),
-            [at.norm(name, hidden, plan.eps) for name in _NORMS],
+            [at.norm(name, hidden, plan.eps) for name in NORMS],
             (streams, laurel, make_own(at, inputs, plan, hidden, index)),
             scaled,
             ways[1] if index == sizes.layers - 1 else None,

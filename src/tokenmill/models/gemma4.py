@@ -18,7 +18,7 @@ from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.gemma4_feed import make_beside, make_feed
 from tokenmill.models.gemma4_inputs import LayerInput, LayerInputs, make_own
-from tokenmill.models.gemma4_parts import make_attention, read_plan, rounded_root
+from tokenmill.models.gemma4_parts import NORMS, make_attention, read_plan, rounded_root
 
 
 class Layer:
@@ -60,9 +60,6 @@ class Gemma4(Decoder):
         return x
 
 
-_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-
-
 def build(c: ModelConfig, b: Build) -> Decoder:
     """Gemma 4 from its config."""
     if not b.place.is_whole:
@@ -76,7 +73,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         own = None if inputs is None else make_own(at, inputs, plan, hidden, index)
         return Layer(
             (make_attention(c, b, at, plan, index), make_feed(c, at, plan, index)),
-            [at.norm(name, hidden, plan.eps) for name in _NORMS],
+            [at.norm(name, hidden, plan.eps) for name in NORMS],
             make_beside(c, at, plan, hidden),
             own,
             at.tensor("layer_scalar", (1,)),

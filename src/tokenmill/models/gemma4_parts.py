@@ -1,5 +1,4 @@
-"""Attention of Gemma 3n and Gemma 4, and the plan of their layers. Owns: which share keys and values, how heads are
-shaped.
+"""Attention of Gemma 3n and 4, and the plan of their layers. Owns: which share keys and values, how heads are shaped.
 
 Must not know: what lies around the layers.
 """
@@ -23,6 +22,8 @@ from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import check_heads
 from tokenmill.models.rules import layer_kind
 
+NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
+"""Around both blocks of a layer."""
 _ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},

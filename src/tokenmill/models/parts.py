@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -45,6 +45,8 @@ def norm(c: ModelConfig, b: Build, norms: Norms, name: str, size: int) -> NormSp
     if norms.kind in ("bare", "bare_rms"):
         ones = torch.ones(size, dtype=b.dtype, device=b.device)
         return NormSpec(weight=ones, eps=eps, kind="layer" if norms.kind == "bare" else "rms")
+    if norms.rms_if and c.has(norms.rms_if):
+        return b.norm(name, size, c.need(norms.rms_if, float, low=0.0))
     kind = norms.kind
     return b.norm(name, size, eps, layer=kind != "rms", bias=kind == "layer", offset=norms.offset)
 
@@ -214,7 +216,7 @@ def _up(b: Build, row: Feed | SharedRow, hidden: int, inner: int, bias: bool) ->
 # ------------------------------------------------------------------ mixtures
 
 
-def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed, index: int) -> Experts:
+def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed, index: int) -> Block:
     """One layer's mixture of experts."""
     c = _of_layer(c, (*row.count, *row.top_k), index)
     places = [at.at(name) for name in row.at]
@@ -234,7 +236,23 @@ def make_mixture(c: ModelConfig, b: Build, at: Build, row: Mix, feed: Feed, inde
             raise ModelError(f"config.json: '{row.top_k[0]}' = {route.top_k} is not supported in {c.architecture}.")
         choose = sparsemixer(c.get("router_jitter_noise", float, 0.01, low=0.0))
     routing = Routing(row.route.wide, choose, row.route.inputs)
-    return Experts(b, router, route, weights, act, shared=shared, routing=routing)
+    made = Experts(b, router, route, weights, act, shared=shared, routing=routing)
+    mean = row.shared.mean if row.shared is not None and shared is not None else ""
+    return Halved(made) if mean and c.choice(mean, {"average": True, "sum": False}, "average") else made
+
+
+class Halved:
+    """residual + half of what a block gives."""
+
+    def __init__(self, block: Block) -> None:
+        self.block = block
+
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        y = self.block(x, ctx, norm=norm)
+        return y * 0.5 if residual is None else ctx.kernels.add(residual, y, 0.5)
 
 
 def _of_layer(c: ModelConfig, names: tuple[str, ...], index: int) -> ModelConfig:
@@ -248,6 +266,10 @@ def _of_layer(c: ModelConfig, names: tuple[str, ...], index: int) -> ModelConfig
     return ModelConfig(data, architecture=c.architecture)
 
 
+_Order = Literal["softmax_topk", "topk_softmax", "sigmoid"]
+_SCORES: dict[str, str] = {"softmax": "topk_softmax", "sigmoid": "sigmoid"}
+
+
 def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
     said = row.route
     top_k = c.first(row.top_k, int, 2)
@@ -257,10 +279,13 @@ def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
     top_groups = c.get("topk_group", int, 1, high=groups) if said.grouped else 1
     if count % groups or top_k > count // groups * top_groups or (said.grouped and count // groups < 2):
         raise c.refuse("n_group", f"and topk_group do not share out {count} experts, {top_k} for a token.")
+    order: _Order = said.order
+    if said.score:
+        order = cast(_Order, c.choice(said.score, _SCORES, "softmax"))
     return RouteSpec(
         experts=count,
         top_k=top_k,
-        order=said.order,
+        order=order,
         normalise=on(c, said.normalise),
         scale=c.get(said.scale, float, 1.0) if said.scale else 1.0,
         groups=groups,

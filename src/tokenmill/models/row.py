@@ -55,6 +55,8 @@ class Norms:
     last: str = "norm"
     one_if_parallel: bool = False
     """A parallel layer has the first only, and both blocks read it."""
+    rms_if: str = ""
+    """Where this config key is given, it is the small number of norms that are rms instead."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,8 @@ class Route:
     """Two experts, chosen as `layers/experts.py: sparsemixer` says."""
     inputs: bool = False
     """Gates multiply what goes into an expert."""
+    score: str = ""
+    """The config key that says which order instead: a softmax over the chosen ones, or a sigmoid."""
 
 
 @dataclass(frozen=True)
@@ -170,6 +174,8 @@ class Shared:
     outside: bool = False
     """Its tensors lie beside the mixture, not below it."""
     gated: bool = True
+    mean: str = ""
+    """The config key that says whether the result is the mean of routed and shared experts, or their sum."""
 
 
 @dataclass(frozen=True)

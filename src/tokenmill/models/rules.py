@@ -401,3 +401,24 @@ def llama4_dense(c: ModelConfig, index: int) -> bool:
     if c.has("moe_layers"):
         return index not in c.need("moe_layers", list)
     return (index + 1) % c.get("interleave_moe_layer_step", int, 1) != 0
+
+
+def cohere2_moe(c: ModelConfig, index: int) -> Kind:
+    """Dense layers in front have a pattern of their own, and all of these rotate if that is 1; else those that see
+    everything do not."""
+    front, pattern = c.get("first_k_dense_replace", int, 0, low=0), c.get("sliding_window_pattern", int, 4)
+    ahead = c.get("prefix_dense_sliding_window_pattern", int, 1)
+    every, place = (ahead, index) if index < front else (pattern, index - front)
+    name = layer_kind(c, index, "sliding_attention" if (place + 1) % every else "full_attention")
+    if name == "sliding_attention":
+        return Kind(c.need("sliding_window", int), True, name)
+    return Kind(0, ahead == 1 and cohere2_dense(c, index), name)
+
+
+cohere2_dense = listed(lambda c: c.get("first_k_dense_replace", int, 0, low=0))
+"""`mlp_layer_types`, or so many of the first layers."""
+
+
+def key_or_intermediate(name: str) -> Callable[[ModelConfig], int]:
+    """The value of one key, or `intermediate_size`."""
+    return lambda c: c.get(name, int, c.need("intermediate_size", int))

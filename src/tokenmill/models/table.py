@@ -23,7 +23,7 @@ from tokenmill.models.row import (
     Scores,
     Shape,
 )
-from tokenmill.models.table_mixtures import GRANITE, GRANITE_KEYS
+from tokenmill.models.table_mixtures import COHERE, COHERE_KEYS, GRANITE, GRANITE_KEYS
 
 _QWEN = {**GATED, "num_key_value_heads": 32, "max_position_embeddings": 32768, "use_sliding_window": False,
          "sliding_window": 4096, "max_window_layers": 28, "layer_types": None}  # fmt: skip
@@ -56,16 +56,6 @@ _GLM = Attend(bias="attention_bias", out_bias=False, rope=positions.partial_rope
 _GLM_KEYS = {**GATED, "num_key_value_heads": 2, "head_dim": 128, "max_position_embeddings": 131072,
              "rms_norm_eps": 1.5625e-07, "attention_bias": True, "partial_rotary_factor": 0.5}  # fmt: skip
 _FUSED = Feed(names=("gate_up_proj", "down_proj"))
-_COHERE = Shape(
-    attend=Attend(bias="attention_bias", pairs=True,
-                  norms=HeadNorms("own", kind="scale", present="use_qk_norm")),
-    norms=Norms("scale", "layer_norm_eps", before=("input_layernorm",)),
-    outside=Outside(logits=rules.key("logit_scale", 0.0625)),
-    parallel=True,
-)  # fmt: skip
-_COHERE_KEYS = {**without(GATED, "rms_norm_eps"), "num_key_value_heads": None, "head_dim": None,
-                "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True, "attention_bias": False,
-                "max_position_embeddings": 8192}  # fmt: skip
 _LAYERED = without(GATED, "rms_norm_eps")
 
 _DENSE: dict[str, Family] = {
@@ -248,13 +238,13 @@ _DENSE: dict[str, Family] = {
         replace(GRANITE, feed=Feed(bias="mlp_bias")),
     ),
     "CohereForCausalLM": Family(
-        Fields("cohere", defaults={**_COHERE_KEYS, "use_qk_norm": False, "rope_theta": 500000.0}, only=NO_MLP_BIAS,
+        Fields("cohere", defaults={**COHERE_KEYS, "use_qk_norm": False, "rope_theta": 500000.0}, only=NO_MLP_BIAS,
                ignored=("model_max_length",), layers="full_attention"),
-        _COHERE,
+        COHERE,
         "Command R",
     ),
     "Cohere2ForCausalLM": Family(
-        Fields("cohere2", defaults={**_COHERE_KEYS, "sliding_window": 4096, "layer_types": None,
+        Fields("cohere2", defaults={**COHERE_KEYS, "sliding_window": 4096, "layer_types": None,
                                     "sliding_window_pattern": 4},
                only={**NO_MLP_BIAS, "use_qk_norm": (False,)},
                # Transformers computes the head size, whatever the config says.
@@ -262,7 +252,7 @@ _DENSE: dict[str, Family] = {
                         "order_of_interleaved_layers",
                         "position_embedding_type", "rotary_pct", "use_embedding_sharing", "use_gated_activation",
                         "use_parallel_block", "use_parallel_embedding")),
-        replace(_COHERE, nested=rules.even_heads, attend=replace(_COHERE.attend, norms=None, layer=rules.typed(
+        replace(COHERE, nested=rules.even_heads, attend=replace(COHERE.attend, norms=None, layer=rules.typed(
             4, "sliding_window_pattern", rotates_all=False))),
         "Command R7B and Command A; layers that see everything do not rotate",
     ),

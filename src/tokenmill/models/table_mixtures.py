@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tokenmill.layers.experts import load_joined, load_stacked, load_transposed
 from tokenmill.models import positions, rules
-from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS
+from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, without
 from tokenmill.models.row import (
     SIZES,
     Attend,
@@ -64,6 +64,17 @@ DEEPSEEK_MIX = Mix(
 DEEPSEEK_KEYS = {"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
                   "routed_scaling_factor": 1.0, "num_local_experts": None}  # fmt: skip
 SIGMOID: dict[str, tuple[object, ...]] = {"scoring_func": ("sigmoid",), "topk_method": ("noaux_tc",)}
+
+COHERE = Shape(
+    attend=Attend(bias="attention_bias", pairs=True,
+                  norms=HeadNorms("own", kind="scale", present="use_qk_norm")),
+    norms=Norms("scale", "layer_norm_eps", before=("input_layernorm",)),
+    outside=Outside(logits=rules.key("logit_scale", 0.0625)),
+    parallel=True,
+)  # fmt: skip
+COHERE_KEYS = {**without(GATED, "rms_norm_eps"), "num_key_value_heads": None, "head_dim": None,
+                "layer_norm_eps": 1e-5, "logit_scale": 0.0625, "tie_word_embeddings": True, "attention_bias": False,
+                "max_position_embeddings": 8192}  # fmt: skip
 
 ROWS: dict[str, Family] = {
     "Qwen2MoeForCausalLM": Family(

@@ -23,7 +23,16 @@ from tokenmill.models.row import (
     Shape,
     Shared,
 )
-from tokenmill.models.table_mixtures import DEEPSEEK_KEYS, DEEPSEEK_MIX, DEEPSEEK_ROUTE, GRANITE, GRANITE_KEYS, SIGMOID
+from tokenmill.models.table_mixtures import (
+    COHERE,
+    COHERE_KEYS,
+    DEEPSEEK_KEYS,
+    DEEPSEEK_MIX,
+    DEEPSEEK_ROUTE,
+    GRANITE,
+    GRANITE_KEYS,
+    SIGMOID,
+)
 
 _OWN = Attend(bias="attention_bias")
 _HALVES = {"num_key_value_heads": None, "head_dim": None, "attention_bias": False}
@@ -172,6 +181,30 @@ ROWS: dict[str, Family] = {
             outside=Outside(drafts=Drafts(later="num_nextn_predict_layers")),
         ),
         "Hy3; without its layers for drafts",
+    ),
+    "Cohere2MoeForCausalLM": Family(
+        Fields("cohere2_moe",
+               defaults={**COHERE_KEYS, "head_dim": 128, "sliding_window": 4096, "layer_types": None,
+                         "sliding_window_pattern": 4, "num_experts": 8, "num_experts_per_tok": 2,
+                         "num_shared_experts": 0, "shared_expert_combination_strategy": "average",
+                         "expert_selection_fn": "softmax", "mlp_layer_types": None, "norm_topk_prob": True,
+                         "prefix_dense_sliding_window_pattern": 1, "prefix_dense_intermediate_size": None,
+                         "rms_norm_eps": None, "first_k_dense_replace": 0, "num_local_experts": None},
+               # Transformers' class holds rope_scaling apart, and never looks at it.
+               only={**NO_MLP_BIAS, "use_qk_norm": (False,), "rope_scaling": ()},
+               ignored=(*MOE, "_sliding_window_pattern", "use_parallel_block", "use_gated_activation",
+                        "use_parallel_embedding", "use_embedding_sharing", "cache_implementation")),
+        replace(
+            COHERE,
+            attend=replace(COHERE.attend, norms=None, layer=rules.cohere2_moe),
+            norms=replace(COHERE.norms, rms_if="rms_norm_eps"),
+            feed=Feed(inner=rules.key_or_intermediate("prefix_dense_intermediate_size")),
+            mix=Mix(count=_EXPERTS, inner="intermediate_size", dense=rules.cohere2_dense,
+                    route=Route(score="expert_selection_fn", normalise="norm_topk_prob"),
+                    shared=Shared("shared_experts", rules.product("intermediate_size", "num_shared_experts"),
+                                  mean="shared_expert_combination_strategy")),
+        ),
+        "Command A's mixtures; layers that see everything do not rotate, but for dense ones in front",
     ),
     "AfmoeForCausalLM": Family(
         Fields("afmoe", needed=(*SIZES, "moe_intermediate_size", "num_experts", "num_local_experts"),

@@ -17,13 +17,14 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels
+from tokenmill.core.forward import Kernels, Paths
 from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, apart, lay_out, places_left, reach, single_tokens
 from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
-from tokenmill.runner.rows import Rows
+from tokenmill.runner.rows import FAR, Rows
+from tokenmill.runner.trees import climb_trees
 from tokenmill.sampling.arrays import send
 
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -118,15 +119,17 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
                 yield tokens, self.members[0], adapted
 
 
-class RaggedTokens(Layout[tuple[int, bool, int]]):
+class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
     """Layout for native tapes: a key is how many tokens there are, each given as its row and how far behind the row's
     next token it lies, whether rows have adapters, and of how many rows they are if these have states (which go on from
-    token to token, so that recurrent layers are told the rows' borders). Where each row is sampled once, a recording of
-    so many lines' logits follows."""
+    token to token, so that recurrent layers are told the rows' borders), and whether some rows try trees, whose nodes
+    also have depths and paths. Where each row is sampled once, a recording of so many lines' logits follows."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
         super().__init__(model, kernels, rows, pool)
         self.packed: dict[int, Tensor] = {}
+        self.paths: dict[int, Paths] = {}
+        """By tokens, where some are nodes of trees."""
         self.recurring: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         """By tokens and rows: the rows, their borders, where the state behind each token is left."""
         row_bytes = 40 * model.spec.hidden_size * len(model.spec.kv_specs) + 4 * sum(t.shape[1] for t in rows.tables)
@@ -138,24 +141,27 @@ class RaggedTokens(Layout[tuple[int, bool, int]]):
         """Few tokens, some row computes several, contiguous tables, and nothing but hidden states is wanted."""
         return (
             len(plan.rows) < plan.num_tokens <= self.most
-            and not plan.nodes
-            and max(plan.counts) <= MOST_OF_A_ROW
+            and max([0, *(n for i, n in enumerate(plan.counts) if i not in plan.nodes)]) <= MOST_OF_A_ROW
             and logits_suffice(self.rows, plan)
             and self.rows.contiguous(plan.rows)
         )
 
-    def key(self, plan: StepPlan) -> tuple[int, bool, int]:
-        """How many tokens there are, whether rows have adapters, and how many rows have states."""
-        return plan.num_tokens, self.rows.adapted(plan.rows), len(plan.rows) if self.pool.states is not None else 0
+    def key(self, plan: StepPlan) -> tuple[int, bool, int, bool]:
+        """How many tokens there are, whether rows have adapters, how many rows have states, whether rows try trees."""
+        states = len(plan.rows) if self.pool.states is not None else 0
+        return plan.num_tokens, self.rows.adapted(plan.rows), states, bool(plan.nodes)
 
-    def fill(self, key: tuple[int, bool, int], plan: StepPlan | None) -> None:
+    def fill(self, key: tuple[int, bool, int, bool], plan: StepPlan | None) -> None:
         """Each token's row and place."""
         assert plan is not None, "nothing is recorded ahead"
         packed = self.packed.get(key[0])
         if packed is None:
-            packed = self.packed[key[0]] = torch.zeros((2, key[0]), dtype=torch.int64)
+            packed = self.packed[key[0]] = torch.zeros((3, key[0]), dtype=torch.int64)
         members = [row for row, n in zip(plan.rows, plan.counts, strict=True) for _ in range(n)]
-        packed.copy_(torch.tensor([members, [k for n in plan.counts for k in range(n)]]))
+        places = [k for n in plan.counts for k in range(n)]
+        packed.copy_(torch.tensor([members, places, places]))
+        if key[3]:
+            self._fill_paths(key[0], plan)
         if self.pool.states is not None:
             tokens, count = key[0], key[2]
             if (tokens, count) not in self.recurring:
@@ -166,37 +172,56 @@ class RaggedTokens(Layout[tuple[int, bool, int]]):
             borders.copy_(torch.tensor([0, *accumulate(plan.counts)]))
             left.copy_(torch.tensor(places_left(plan, self.pool.states.first)))
 
-    def computing(self, key: tuple[int, bool, int]) -> Callable[[], Made]:
+    def _fill_paths(self, tokens: int, plan: StepPlan) -> None:
+        """How deep the nodes of trees stand, and what they descend from; other tokens have no root."""
+        if tokens not in self.paths:
+            places = torch.zeros((tokens, self.rows.levels + 1), dtype=torch.int32)
+            self.paths[tokens] = Paths(torch.zeros(tokens, dtype=torch.int64), places)
+        paths, (row_ids, found) = self.paths[tokens], climb_trees(plan, self.rows)
+        paths.roots.fill_(FAR)
+        for g, i in enumerate(plan.nodes):
+            end, count = sum(plan.counts[: i + 1]), plan.counts[i]
+            paths.roots[end - count : end] = self.rows.computed[row_ids[g]]
+            paths.places[end - count : end] = found.places[g, :count]
+            self.packed[tokens][2, end - count : end] = found.depth[g, :count]
+
+    def computing(self, key: tuple[int, bool, int, bool]) -> Callable[[], Made]:
         """From tokens' places to hidden states."""
         packed, adapted = self.packed[key[0]], key[1]
         recurring = self.recurring.get((key[0], key[2]))
-        starts = apart(self.rows.computed[packed[0]] + packed[1] + 1)
+        starts = apart(self.rows.computed[packed[0]] + packed[2] + 1)
+        paths, rows, size = self.paths.get(key[0]), self.rows, self.pool.layout.block_size
 
         def compute() -> Made:
             tokens, ctx = single_tokens(
                 self.kernels, self.rows, self.pool, packed[0], starts, packed[1], adapted=adapted
             )
+            if key[3]:  # where they lie is not where they stand
+                found = self.kernels.gather_rows(packed[0], rows.tokens, rows.computed, [], size, packed[2])
+                groups = [replace(group, paths=paths) for group in ctx.groups]
+                ctx = replace(ctx, positions=found[1], kv_len=found[2], groups=groups)
             if recurring is not None and ctx.rows is not None:
-                rows, borders, left = recurring
-                ctx = replace(ctx, rows=replace(ctx.rows, sequences=rows, borders=borders, left=left))
+                whose, borders, left = recurring
+                ctx = replace(ctx, rows=replace(ctx.rows, sequences=whose, borders=borders, left=left))
             return Made(tokens, packed[0], self.model.forward(tokens, ctx), ctx)
 
         return compute
 
-    def step(self, key: tuple[int, bool, int], plan: StepPlan, made: Made) -> Step:
+    def step(self, key: tuple[int, bool, int, bool], plan: StepPlan, made: Made) -> Step:
         """The hidden states, with logits where each row is sampled once, or each token is."""
         ends, given = list(accumulate(plan.counts)), torch.tensor([plan.rows, plan.counts])
         batch = Batch(plan, made.tokens, given[0], given[1], made.token_rows, ends, made.ctx)
+        batch.sequence = torch.arange(key[0]) if key[3] else None
         lines = None
-        if not self.model.spec.ends[1]:
+        if not self.model.spec.ends[1] or not all(plan.samples):
             pass
-        elif all(plan.samples) and not plan.guesses:
+        elif not plan.guesses:
             lines = ends
-        elif all(n == 1 + plan.guesses.get(i, 0) for i, n in enumerate(plan.counts)):
+        elif all(n == 1 + plan.tried(i) for i, n in enumerate(plan.counts)):
             lines = list(range(1, key[0] + 1))
         return Step(batch, made.hidden, None if lines is None else self.heads.logits(made, lines))
 
-    def adapted(self, key: tuple[int, bool, int]) -> bool:
+    def adapted(self, key: tuple[int, bool, int, bool]) -> bool:
         """Are there adapters in steps of this key?"""
         return key[1]
 

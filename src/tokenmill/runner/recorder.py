@@ -75,6 +75,10 @@ class StepRecorder(Protocol):
         """Adapters change products that recordings with adapters do not know of."""
         ...
 
+    def forget_all(self) -> None:
+        """Kernels are chosen otherwise from now on."""
+        ...
+
 
 class Layout(Generic[K]):
     """How steps of one kind lie in memory."""
@@ -166,6 +170,9 @@ class RecordedSteps(Generic[K]):
 
     def forget_weights(self) -> None:
         self.recordings.forget_weights()
+
+    def forget_all(self) -> None:
+        self.recordings.forget(lambda key: True)
 
     def forget_adapted(self) -> None:
         self.layout.forget_adapted()

@@ -45,14 +45,19 @@ def climb(parents: Tensor, most: Tensor, levels: int) -> Climbed:
     return Climbed(depth.minimum(most[:, None]), up.gather(2, steps))
 
 
+def climb_trees(plan: StepPlan, rows: Rows) -> tuple[Tensor, Climbed]:
+    """The rows that try trees [G], and these."""
+    tried = [[plan.rows[i], plan.guesses[i]] for i in plan.nodes]
+    row_ids, most = send(torch.tensor(tried, dtype=torch.int64).t().contiguous(), rows.device)
+    return row_ids, climb(rows.parents[row_ids, : max(plan.nodes.values())], most, rows.levels)
+
+
 def make_tree_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Batch:
     """As make_batch, where some of the plan's grants try trees."""
     device = rows.device
     granted = send(torch.tensor([plan.rows, plan.counts], dtype=torch.int64), device)
     row_ids, counts, tree, node = send(_sequences(plan), device)
-    tried = [[plan.rows[i], plan.guesses[i]] for i in plan.nodes]
-    roots, most = send(torch.tensor(tried, dtype=torch.int64).t().contiguous(), device)
-    found = climb(rows.parents[roots, : max(plan.nodes.values())], most, rows.levels)
+    found = climb_trees(plan, rows)[1]
     total, ends = plan.num_tokens, counts.cumsum(0)
     sequence = torch.repeat_interleave(counts, output_size=total)
     within = torch.arange(total, device=device) - (ends - counts)[sequence]

@@ -24,6 +24,10 @@ _DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|"
     + _SPACES,
 )  # fmt: skip
+_ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0eff\u1780-\u17ff"
+    "\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
 _QWEN35 = f"{_ENDING}|" + r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|" + _SPACES
 _BAILING = r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
 _SEED = f"{_ENDING}|" + r"[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|" + _SPACES
@@ -75,6 +79,7 @@ PATTERNS: dict[str, str | tuple[str, ...] | None] = {
     "laguna": (r"[^\n]+|[\n]+", build.WORDS_DIGITS_1),
     "viking": (_BLOOM, r"\p{N}"),
     "exaone-moe": _EXAONE_MOE,
+    "afmoe": (r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", _ASIAN, _DEEPSEEK3[2]),
     "jais-2": _JAIS2,
     "kimi-k2": KIMI,
     "qwen35": _QWEN35,
@@ -87,7 +92,7 @@ REFUSED = {
     **dict.fromkeys(("jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v5-nano", "roberta-bpe",
                      "modern-bert", "f2llmv2", "granite-embed-multi-97m", "granite-embed-multi-311m", "whitespace"),
                     "models of embeddings have it, which are not run here"),
-    **dict.fromkeys(("chameleon", "superbpe", "afmoe", "youtu", "spark2_5", "hy_v4", "sarvam-moe", "ufakzeka",
+    **dict.fromkeys(("chameleon", "superbpe", "youtu", "spark2_5", "hy_v4", "sarvam-moe", "ufakzeka",
                      "talkie"), "no architecture whose GGUF files are read here has it"),
 }  # fmt: skip
 """Names that the format's usual reader knows, too, and why they are not read."""

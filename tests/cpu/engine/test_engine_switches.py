@@ -66,13 +66,16 @@ CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "enable_lora": (False, False, True),
     "max_loras": (8, 1),
 }  # fmt: skip
+MEDUSA = {"method": "medusa", "model": str(demo_dir("medusa"))}
 OF_THE_DEMO = ({"model": str(demo_dir("draft")), "num_speculative_tokens": 3},
-               {"method": "medusa", "model": str(demo_dir("medusa")), "num_speculative_tokens": 3})  # fmt: skip
+               {**MEDUSA, "num_speculative_tokens": 3},
+               {**MEDUSA, "num_speculative_tokens": 12, "speculative_token_tree": "best"})  # fmt: skip
 """Drafters that were made for one of the models."""
 ELSEWHERE = {
     *("model", "tokenizer", "load_format", "revision", "hf_overrides", "seed", "served_model_name"),  # what, not how
     *("skip_tokenizer_init", "max_model_len", "num_gpu_blocks_override", "max_waiting"),  # each run sets them
     *("kv_cache_memory_bytes", "gpu_memory_utilization", "device", "disable"),  # how much, where; a GPU's
+    *("compile_ahead", "kernel_search", "kernel_search_seconds"),  # a GPU's, too
     *("trust_remote_code", "disable_log_stats"),  # do nothing
     *("tokenizer_revision", "download_dir", "hf_token", "stored_as", "sleep_folder"),  # where files are
     *("generation_config", "override_generation_config"),  # defaults of requests
@@ -83,7 +86,7 @@ ELSEWHERE = {
 """Options that are not drawn."""
 
 REFUSALS = (
-    "--kv-cache-group needs --kv-cache-dtype fp8 or int8",
+    "--kv-cache-group needs --kv-cache-dtype",
     "need the in-process executor",
 )
 """How combinations that exclude each other are told."""

@@ -238,17 +238,25 @@ def stacked(tensors: dict[str, Tensor], c: C) -> dict[str, Tensor]:
     return found
 
 
-def write(path: Path, arch: str, c: C, tensors: dict[str, Tensor], kind: str = "F32") -> None:
-    """kind: F32, Q8_0, or F32 with the numbers that Q8_0 makes of them (rounded)."""
+def write(
+    path: Path,
+    arch: str,
+    c: C,
+    tensors: dict[str, Tensor],
+    kind: str = "F32",
+    more: C | None = None,
+    change: Callable[[str, Tensor, C], dict[str, Tensor]] | None = None,
+) -> None:
+    """kind: F32, Q8_0, or F32 with the numbers that Q8_0 makes of them (rounded); more: further keys."""
     which = getattr(gguf.MODEL_ARCH, arch)
     layers = c.get("num_hidden_layers") or len(c["layers_block_type"])
     names = gguf.get_tensor_name_map(which, layers)
     out = gguf.GGUFWriter(str(path), gguf.MODEL_ARCH_NAMES[which])
-    metadata(out, gguf.MODEL_ARCH_NAMES[which], c, layers)
+    metadata(out, gguf.MODEL_ARCH_NAMES[which], c, layers, more or {})
     for name, x in stacked(tensors, c).items():
         if name == "lm_head.weight" and c.get("tie_word_embeddings"):
             continue
-        for said, values in CHANGES[arch](name, x.float(), c).items():
+        for said, values in (change or CHANGES[arch])(name, x.float(), c).items():
             target = said if said.startswith("blk.") else names.get_name(said, try_suffixes=(".weight", ".bias"))
             assert target, said
             values = values.contiguous().numpy()
@@ -271,7 +279,7 @@ def write(path: Path, arch: str, c: C, tensors: dict[str, Tensor], kind: str = "
     out.close()
 
 
-def metadata(out: Any, arch: str, c: C, layers: int) -> None:
+def metadata(out: Any, arch: str, c: C, layers: int, more: C) -> None:
     """The keys that the converter writes, from whichever of a config's names there are."""
     heads = c.get("num_attention_heads") or 0
     kinds = c.get("layer_types") or c.get("layers_block_type") or []
@@ -290,7 +298,7 @@ def metadata(out: Any, arch: str, c: C, layers: int) -> None:
         "attention.sliding_window": c.get("sliding_window"),
         "attention.head_count": heads, "feed_forward_length": c.get("intermediate_size", 0),
         "attention.layer_norm_rms_epsilon": next(c[k] for k in ("layer_norm_epsilon", "rms_norm_eps", "norm_eps")
-                                                 if k in c),
+                                                 if k in c) if "attention.layer_norm_epsilon" not in more else None,
     }  # fmt: skip
     if heads:
         head = c.get("head_dim") or c["hidden_size"] // heads
@@ -323,7 +331,7 @@ def metadata(out: Any, arch: str, c: C, layers: int) -> None:
         gemma_keys(keys, c, layers)
     if arch == "granitehybrid":
         keys["rope.scaling.finetuned"] = c["position_embedding_type"] == "rope"
-    for key, value in keys.items():
+    for key, value in {**keys, **more}.items():
         if value is not None:
             add(out, f"{arch}.{key}", value)
 

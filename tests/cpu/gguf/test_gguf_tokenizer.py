@@ -162,6 +162,14 @@ def test_every_known_splitter_splits(pre: str, tmp_path: Path) -> None:
         assert found == (normalizers.NFC().normalize_str(text) if pre in COMPOSED else text)
 
 
+def test_digits_in_threes_from_the_end() -> None:
+    """Where a rule counts digits from the right (Arcee Trinity), the first group is the short one."""
+    split = pre_tokenizers.Split(Regex(PATTERNS["afmoe"][0]), "isolated")
+    for digits, parts in {"7": ["7"], "1234567": ["1", "234", "567"], "123456": ["123", "456"]}.items():
+        assert [piece for piece, _ in split.pre_tokenize_str(digits)] == parts
+    assert [piece for piece, _ in split.pre_tokenize_str("a12345b")] == ["a", "12", "345", "b"]
+
+
 def test_refused_splitters_say_why(tmp_path: Path) -> None:
     assert not set(REFUSED) & set(PATTERNS)
     write_byte_level(tmp_path / "t.gguf", SHARED, "modern-bert")

@@ -11,6 +11,7 @@ from family_cases import ALL, FAMILIES
 from parity import load, ours, theirs
 from test_families import prompt
 
+from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
@@ -41,3 +42,26 @@ def test_same_logits_and_same_bytes(name, backend, tmp_path):
 
 def test_every_family_has_three_twists():
     assert all(len(cases) >= 3 for cases in FAMILIES.values())
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "value"),
+    [
+        ("gemma3n-0", "intermediate_size", [48, 40]),
+        ("gemma3n-0", "intermediate_size", [48, 40, 48, -1]),
+        ("gemma3n-0", "activation_sparsity_pattern", [0.5]),
+        ("gemma3n-0", "activation_sparsity_pattern", [1.0] * 4),
+        ("gemma3n-0", "altup_active_idx", 4),
+        ("gemma3n-0", "altup_num_inputs", 0),
+        ("gemma3n-0", "num_kv_shared_layers", 4),
+        ("gemma3n-0", "hidden_activation", "silu"),
+        ("cohere2_moe-0", "expert_selection_fn", "noaux"),
+        ("cohere2_moe-0", "shared_expert_combination_strategy", "max"),
+        ("cohere2_moe-0", "mlp_layer_types", ["dense"]),
+        ("cohere2_moe-0", "sliding_window", None),
+    ],
+)
+def test_hostile_values_are_refused_by_name(name, key, value, tmp_path):
+    _, config, tensors = ALL[name].make(tmp_path)
+    with pytest.raises(ModelError, match=key):
+        load({**config, key: value}, tensors)

@@ -16,10 +16,21 @@ from transformers import PhimoeConfig
 from tokenmill.core.errors import ModelError
 
 NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")
-MANY = ("olmo2-0", "cohere-0", "phi-0", "apertus-0", "qwen2_moe-0", "granitemoeshared-0", "deepseek_v3-0", "gemma4-0")
+MANY = (
+    "olmo2-0",
+    "cohere-0",
+    "phi-0",
+    "apertus-0",
+    "qwen2_moe-0",
+    "granitemoeshared-0",
+    "deepseek_v3-0",
+    "gemma4-0",
+    "gemma3n-0",
+    "cohere2_moe-0",
+)
 SPLIT = ("granite-0", "glm4-0", "phi-0", "starcoder2-0", "hunyuan_v1_dense-0", "gpt_bigcode-1", "codegen-0", "mpt-1",
          "qwen2_moe-0", "ernie4_5_moe-0", "granitemoeshared-0", "deepseek_v3-0", "llama4-0", "dbrx-0", "olmo2-0",
-         "cohere-0", "bitnet-0")  # fmt: skip
+         "cohere-0", "bitnet-0", "cohere2_moe-0")  # fmt: skip
 STEPS = [[("a", 7)], [("a", 20)]] + [[("a", 1)]] * 13
 
 

@@ -37,3 +37,38 @@ def test_on_a_standin(case, only, tmp_path):
     names = {kernel["name"] for kernel in found["kernels"]}
     assert names == {NAMES[part] for part in only.split(",") if part in NAMES}
     assert not any(kernel["spilled"] for kernel in found["kernels"])
+
+
+def test_what_a_load_launches_is_compiled_ahead(tmp_path):
+    """By the process that an engine starts: one kernel is compiled, all others are only found."""
+    program = f"""
+import json, os, pathlib, sys
+sys.path.insert(0, "bench")
+from geometries import GEOMETRIES, few_layers
+from gpu_standin import DEVICES
+from tokenmill.core.config import make_config
+from tokenmill.engine.ahead import Order
+from tokenmill.engine.ahead_worker import CACHED, COMPILED, compile_kernel, compile_order, place_of
+
+def work(kernel):
+    if "_norm_kernel" not in kernel.name:
+        return COMPILED
+    return compile_kernel(kernel) if os.path.isfile(place_of(kernel)) is False else CACHED
+
+folder = pathlib.Path({str(tmp_path)!r})
+(folder / "config.json").write_text(json.dumps(few_layers(GEOMETRIES["smollm-135m"], 1)))
+options = {{"max_model_len": 256, "max_num_seqs": 2, "compile_ahead": False}}
+config = make_config(model=str(folder), load_format="dummy", skip_tokenizer_init=True, device="cuda", **options)
+told = compile_order(Order(config, DEVICES["sm_90"], 2), work)
+there = [place for place in told.places if os.path.isfile(place)]
+print(json.dumps([told.kernels, told.compiled, told.failed, told.failure, len(told.places), there]))
+"""
+    environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    environment |= {"PYTHONPATH": str(ROOT / "src"), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    kernels, compiled, failed, failure, places, there = json.loads(done.stdout.splitlines()[-1])
+    assert kernels == places > 20 and compiled == kernels and not failed and not failure
+    assert len(there) >= 1 and all("_norm_kernel" in place for place in there), "where Triton will look for it"

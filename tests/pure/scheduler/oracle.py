@@ -55,19 +55,19 @@ class NoisyDrafter:
         return drafts
 
     def grow(self, known: list[int], seed: int, most: int, levels: int) -> tuple[list[int], list[int]]:
-        """A tree: drafts, and what each goes on from. One of a node's children is right most of the time, but not the
-        first one."""
+        """A tree: drafts, and what each goes on from. Right lines are long, and wrong nodes lie among their nodes."""
         drafts: list[int] = []
         parents: list[int] = []
-        texts, depths = [list(known)], [0]
-        for _ in range(self.rng.randint(0, most)):
+        texts, depths, deepest = [list(known)], [0], 0
+        for _ in range(self.rng.randint(most // 2, most) if self.rng.random() < 0.9 else 0):
             young = [n for n, depth in enumerate(depths) if depth < levels]
-            parent = self.rng.choice(young[-3:])
+            parent = deepest if deepest in young and self.rng.random() < 0.6 else self.rng.choice(young)
             token = self.model.token(self.model.views(texts[parent]), seed)
-            token = token if self.rng.random() < 0.6 else (token + self.rng.randint(1, 2)) % self.model.vocab
-            drafts.append(token)
+            if right := self.rng.random() < 0.6:
+                deepest = len(drafts) + 1 if parent == deepest else deepest
+            drafts.append(token if right else (token + self.rng.randint(1, 2)) % self.model.vocab)
             parents.append(parent)
-            texts.append([*texts[parent], token])
+            texts.append([*texts[parent], drafts[-1]])
             depths.append(depths[parent] + 1)
         return drafts, parents
 
@@ -261,9 +261,9 @@ def run_story(
         once = cache(lambda tokens, seed: drafter.guess(list(tokens), seed, most_guesses))
         for rank in ranks:  # all of them guess alike
             rank.guess = lambda tokens, seed: once(tuple(tokens), seed)
-    levels = rng.randint(1, 5) if trees else 0
+    levels = rng.choice([1, 2, 3, 4, 5, 8]) if trees else 0
     if trees:
-        most_guesses = rng.randint(1, 12)
+        most_guesses = rng.choice([1, 2, 4, 8, 12, 20])
         grown = cache(lambda tokens, seed: drafter.grow(list(tokens), seed, most_guesses, levels))
         for rank in ranks:
             rank.guess = lambda tokens, seed: grown(tuple(tokens), seed)

@@ -190,11 +190,11 @@ def test_drafts_that_are_not_counted_as_in_flight_are_caught() -> None:
 def test_drafts_that_are_trees() -> None:
     """Of random shapes, in plans in flight, cut short, beside windows, prefixes, forks and failures."""
     accepted = moved = 0
-    for seed in range(250):
+    for seed in range(150):
         counters = run_story(seed, trees=True).counters
         accepted += counters.accepted
         moved += sum(counters.accepted_at[1:])
-    assert accepted > 1000 and moved > 200
+    assert accepted > 600 and moved > 100
 
 
 def test_a_path_that_is_moved_one_place_too_far_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -223,7 +223,7 @@ def test_a_cousin_in_place_of_an_ancestor_is_caught(monkeypatch: pytest.MonkeyPa
         return line
 
     monkeypatch.setattr(Tree, "line", cousins)
-    assert caught(lambda scheduler: None, range(200), trees=True)
+    assert caught(lambda scheduler: None, range(200), enough=3, trees=True)
 
 
 def test_a_tree_that_is_counted_as_so_many_tokens_in_a_row_is_caught() -> None:

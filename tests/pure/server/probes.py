@@ -404,11 +404,12 @@ PROBES: dict[str, dict[str, Probe]] = {
         "priority": _given(1),
         "timeout": _given(5.0),
     },
-    "llamacpp.CompletionRequest": _LLAMA,
+    "llamacpp.CompletionRequest": {**_LLAMA, "lora": _given([{"id": 0}])},
     "llamacpp.InfillRequest": {
         **{name: probe for name, probe in _LLAMA.items() if name not in ("suffix", *_CUTS)},
         "input_prefix": ({}, "Hi", "Ho"),
         "input_suffix": ({}, "x", "y"),
+        "lora": _given([{"id": 1}]),
         "input_extra": _given([{"filename": "a.py", "text": "b"}]),
         "prompt": _given("more"),
     },

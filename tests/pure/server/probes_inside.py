@@ -346,6 +346,13 @@ INSIDE: dict[str, dict[str, Bodies]] = {
         "text": ("/rerank", {"query": "a", "documents": [{"text": "a"}]}, {"query": "a", "documents": [{"text": "b"}]})
     },
     "llamacpp.Snippet": {name: _infill({name: "a"}, {name: "b"}) for name in ("text", "filename")},
+    "llamacpp.Scaled": {
+        name: ("/completion", {"prompt": "Hi", "lora": [first]}, {"prompt": "Hi", "lora": [second]})
+        for name, first, second in (
+            ("id", {"id": 0}, {"id": 1}),
+            ("scale", {"id": 0, "scale": 1.0}, {"id": 0, "scale": 0.0}),
+        )
+    },
     "scoring.Sentences": {
         name: ("/similarity", _near({}), _near({name: value}))
         for name, value in {"source_sentence": "c", "sentences": ["b", "c"]}.items()

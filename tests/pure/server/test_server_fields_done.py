@@ -164,6 +164,9 @@ async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         reasoning_parser="qwen3",
         tool_call_parser="hermes",
     )
+    for name in ("first", "second"):
+        served.fake.fleet.adapters.book.add(name, tmp_path / "adapter")
+    served.fake.fleet.tell_names()
     return Bench(served, monkeypatch)
 
 

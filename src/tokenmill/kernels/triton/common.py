@@ -103,6 +103,12 @@ def multiprocessors() -> int:
     return int(torch.cuda.get_device_properties().multi_processor_count)
 
 
+def driver_version() -> str:
+    """Of the driver, as far as torch says it."""
+    ask = getattr(torch._C, "_cuda_getDriverVersion", None)
+    return str(ask()) if ask is not None else ""
+
+
 def copy_engine() -> bool:
     """Can programs have whole tiles copied (Hopper and later)?"""
     return INTERPRETED or torch.cuda.get_device_capability()[0] >= 9

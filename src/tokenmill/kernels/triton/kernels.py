@@ -5,7 +5,9 @@ Must not know: models, plans, engines.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -34,14 +36,16 @@ from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_lat
 from tokenmill.kernels.triton.attention.prefill import attend_many
 from tokenmill.kernels.triton.attention.prepare import can_prepare, norm_rows, prepare_qkv, whole_scales
 from tokenmill.kernels.triton.attention.shared import attend_shared, can_share, common_entries, shared_parts
-from tokenmill.kernels.triton.common import INTERPRETED, act_parts, multiprocessors, shared_memory
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts, driver_version, multiprocessors, shared_memory
 from tokenmill.kernels.triton.experts.mixture import pack_mixture
 from tokenmill.kernels.triton.experts.route import route
 from tokenmill.kernels.triton.launch import Launch
 from tokenmill.kernels.triton.products import adapters
 from tokenmill.kernels.triton.products.gemv import gemv
+from tokenmill.kernels.triton.products.search import Asked, Report, WayFile, once_each, search, way_file
 from tokenmill.kernels.triton.products.steady import steady
 from tokenmill.kernels.triton.products.thin import thin
+from tokenmill.kernels.triton.products.trial import Trials
 from tokenmill.kernels.triton.products.ways import (
     FEW,
     Sample,
@@ -67,7 +71,7 @@ from tokenmill.kernels.triton.sampling.cuts import least_kept
 from tokenmill.kernels.triton.states.recurrences import RECURRENCES
 from tokenmill.kernels.triton.states.recurrent import gated_norm
 from tokenmill.kernels.triton.states.stepping import accept_, advance_, gather_rows
-from tokenmill.kernels.triton.unfit import UNFIT, else_reference, note_unfit
+from tokenmill.kernels.triton.unfit import UNFIT, Kind, else_reference, is_unfit, kind_of, note_unfit
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 1 << 15
@@ -86,10 +90,18 @@ class TritonKernels(ReferenceKernels):
 
     device: becomes the current one. steady: a row's bytes depend neither on the rows beside it nor on how its prompt
     was cut (weights of 16 and 32 bits; latent attention's products per head excepted). without: "fusion", "cascade"
-    (reading a shared prefix once), "dependent-launch", "many-rows" (wide.py).
+    (reading a shared prefix once), "dependent-launch", "many-rows" (wide.py). cache: the folder that keeps ways which
+    were found here.
     """
 
-    def __init__(self, device: str = "cuda", *, steady: bool = False, without: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        device: str = "cuda",
+        *,
+        steady: bool = False,
+        without: Collection[str] = (),
+        cache: Path | None = None,
+    ) -> None:
         super().__init__()
         if ":" in device:
             torch.cuda.set_device(device)  # Triton launches on the current device
@@ -104,10 +116,17 @@ class TritonKernels(ReferenceKernels):
             fuses="fusion" not in without,
             narrow_ways=measured_narrow(torch.cuda.get_device_name()) if real else {},
         )
+        self.trees = False
         self.chooses = True
-        self.unfit: set[str] = set()
+        self.unfit: set[Kind] = set()
         self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
+        self.found: WayFile | None = None
+        if real and cache is not None and not steady:
+            self.found = way_file(cache, torch.cuda.get_device_name(), driver_version())
         self.measured: list[Sample] = samples(self.ways)
+        self.ways |= self.found.read() if self.found is not None else {}
+        self.asked: dict[str, Asked] = {}
+        """Products of few rows that were made, by operation."""
         self.near: dict[str, Way | None] = {}
         """Ways of operations that were not measured, by their nearest measured one; None: none is near."""
         self._common: tuple[GroupPlan, Tensor] | None = None
@@ -129,16 +148,23 @@ class TritonKernels(ReferenceKernels):
         """residual + act(norm(x) @ weight.T + bias)."""
         narrow = type(weight) is NarrowMatrix
         if not narrow and (not isinstance(weight, Tensor) or weight.ndim == 3):
+            if isinstance(weight, StoredMatrix):  # no form for this kind here: its numbers are made at every call
+                self.count("unpacked_product", fallback=True)
             return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
         if delta is not None:
             y = self.product(x if norm is None else delta.inputs, weight, bias)  # these are normed already
             return self._adapted(y, delta, act, residual)
         if not self.launch.fuses and (norm or act or residual is not None):
             return self._around(self.product(x if norm is None else self.norm(x, norm), weight, bias), act, residual)
-        try:
-            return self._product(x, weight, bias, norm, act, residual)
-        except UNFIT as error:
-            note_unfit(self, "linear", error)
+        shape = (narrow, *weight.shape, act, norm is not None)
+        if not self.unfit or kind_of("linear", (x, *shape)) not in self.unfit:
+            try:
+                return self._product(x, weight, bias, norm, act, residual)
+            except UNFIT as error:
+                if not is_unfit(error):
+                    raise
+                note_unfit(self, "linear", kind_of("linear", (x, *shape)), error)
+        self.count("linear", fallback=True)
         x = x if norm is None else self.norm(x, norm)
         if narrow:
             every = torch.arange(weight.shape[0], device=x.device)
@@ -262,14 +288,48 @@ class TritonKernels(ReferenceKernels):
             if not own or out % 16 or inner % 8 or not weight.is_contiguous() or weight.data_ptr() % 16:
                 return ("blas",)
             return found if rows <= 512 and found else wide_way(rows, out, multiprocessors(), fused=fused)
-        if found:
-            return found
-        if x.dtype != torch.float32:  # tiles were measured in 16 bits: wider ones may not fit
+        if not found and x.dtype != torch.float32:  # tiles were measured in 16 bits: wider ones may not fit
             if name not in self.near:
                 self.near[name] = nearest_way(self.measured, rows, (out, inner), gated=gated, normed=norm is not None)
-            if (near := self.near[name]) is not None:
-                return near
-        return default_way(rows, out // 2 if gated else out, inner, gated=gated, small=self.launch.small)
+            found = self.near[name] or ()
+        width = out // 2 if gated else out
+        way = found or default_way(rows, width, inner, gated=gated, small=self.launch.small)
+        if name not in self.asked and x.dtype != torch.float32:
+            added = fused and act is None
+            self.asked[name] = Asked(rows, (out, inner), act, gated, norm is not None, added, x.dtype, way)
+        return way
+
+    def search(self, seconds: float) -> Report:
+        """Look for faster ways of the products that were made so far; they are taken from now on, and kept. What was
+        recorded before goes on as it is. Not beside other work."""
+        every = once_each(list(self.asked.values())) if not self.launch.steady else []
+        room = shared_memory()
+        report = search(every, Trials(self._forced), seconds, time.monotonic, room=room, small=self.launch.small)
+        self.ways |= report.found
+        if self.found is not None:
+            self.found.add(report.found)
+        return report
+
+    def _forced(
+        self,
+        name: str,
+        way: Way,
+        x: Tensor,
+        weight: Tensor,
+        norm: NormSpec | None,
+        act: Act | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        """A product in this way, whatever is otherwise best; raises where the device cannot hold it."""
+        before = self.ways.get(name)
+        self.ways[name] = way
+        try:
+            return self._product(x, weight, None, norm, act, residual)
+        finally:
+            if before is None:
+                del self.ways[name]
+            else:
+                self.ways[name] = before
 
     def _wide_linear(
         self,

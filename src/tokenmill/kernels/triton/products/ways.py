@@ -42,6 +42,18 @@ def measured_ways(device: str) -> dict[str, Way]:
     return {name: tuple(way) for name, way in json.loads(path.read_text()).get(device, {}).items()}
 
 
+def is_way(name: str, way: Way) -> bool:
+    """Is this a way that kernels take, for an operation of this name? (Of a file that anybody may have written.)"""
+    rung, _, rest = name.partition(" ")
+    sizes = {"gemv": 3, "thin": 7, "blas": 0}
+    if len(rest.split()) != 3 or not rung.isdigit() or not way or sizes.get(str(way[0])) != len(way) - 1:
+        return False
+    if not all(type(n) is int and 0 <= n <= 1 << 16 for n in way[1:]) or (way[0] == "gemv") > (rung == "1"):
+        return False
+    blocks = way[1:3]
+    return all(isinstance(n, int) and n > 0 and n & (n - 1) == 0 for n in blocks) and 0 not in way[3:6]
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A measured operation: the most rows it is meant for, the weight's shape, what is fused, and its best way."""

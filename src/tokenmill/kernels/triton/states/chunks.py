@@ -32,7 +32,7 @@ WIDEST = 256
 
 
 @triton.jit
-def _product(a, b, EXACT: tl.constexpr):
+def product(a, b, EXACT: tl.constexpr):
     """a @ b in float32; EXACT: of float32 numbers, as they are."""
     if EXACT:
         found = tl.dot(a, b, input_precision="ieee")
@@ -102,21 +102,21 @@ def _prepare_kernel(
         earlier = r[:, None] >= r[None, :]
         ratio = tl.exp(tl.where(earlier, sums[:, None] - sums[None, :], 0.0))
         ratio = tl.where(earlier, ratio, 0.0)
-        a = _product(low, tl.trans(low), EXACT) * ratio * beta[:, None]
+        a = product(low, tl.trans(low), EXACT) * ratio * beta[:, None]
         inverse = _inverse(tl.where(r[:, None] == r[None, :], 0.0, a), SIZE, EXACT).to(kind)
 
         place = (number.to(tl.int64) * HV + head) * SIZE + r
-        w = _product(inverse, (key * (beta * tl.exp(sums))[:, None]).to(kind), EXACT)
+        w = product(inverse, (key * (beta * tl.exp(sums))[:, None]).to(kind), EXACT)
         tl.store(w_ptr + place[:, None] * DK + k[None, :], w.to(kind), mask=(k < DK)[None, :])
         value = tl.load(
             mixed_ptr + token[:, None] * mixed_stride + 2 * HK * DK + head * DV + v[None, :], mask=real_v, other=0.0
         )
-        u = _product(inverse, (value.to(tl.float32) * beta[:, None]).to(kind), EXACT)
+        u = product(inverse, (value.to(tl.float32) * beta[:, None]).to(kind), EXACT)
         tl.store(u_ptr + place[:, None] * DV + v[None, :], u, mask=(v < DV)[None, :])
         query = tl.load(keys, mask=real_k, other=0.0)
         wide = query.to(tl.float32)
         query_scale = 1.0 / (tl.sqrt(tl.sum(wide * wide, axis=1) + 1e-6) * tl.sqrt(DK * 1.0))
-        p = _product(query, tl.trans(low), EXACT) * ratio * query_scale[:, None]
+        p = product(query, tl.trans(low), EXACT) * ratio * query_scale[:, None]
         tl.store(p_ptr + place[:, None] * SIZE + r[None, :], p.to(kind))
         scales = scales_ptr + (number.to(tl.int64) * HV + head) * (3 * SIZE) + r
         tl.store(scales, sums)
@@ -161,13 +161,13 @@ def _walk_kernel(
             query = tl.load(keys, mask=real[:, None] & real_k, other=0.0)
             key = tl.load(keys + HK * DK, mask=real[:, None] & real_k, other=0.0)
             low = s.to(kind)
-            u -= _product(w, low, EXACT)
-            y = _product(query, low, EXACT) * (query_scale * tl.exp(sums))[:, None]
-            y += _product(p, u.to(kind), EXACT)
+            u -= product(w, low, EXACT)
+            y = product(query, low, EXACT) * (query_scale * tl.exp(sums))[:, None]
+            y += product(p, u.to(kind), EXACT)
             out = out_ptr + (token[:, None] * HV + head) * DV + v[None, :]
             tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & real_v)
             written = (u * (key_scale * tl.exp(last - sums))[:, None]).to(kind)
-            s = s * tl.exp(last) + _product(tl.trans(key), written, EXACT)
+            s = s * tl.exp(last) + product(tl.trans(key), written, EXACT)
         if LEFT:
             row = tl.load(left_ptr + first + count - 1)
             places = state_ptr + (row * HV + head) * (DK * DV) + k[:, None] * DV + v[None, :]

@@ -16,6 +16,7 @@ from tokenmill.kernels.triton.launch import Launch
 from tokenmill.kernels.triton.states.chunks import can_chunk, chunked_delta_
 from tokenmill.kernels.triton.states.recurrent import ALL, SHORT, delta_rule_, short_conv_
 from tokenmill.kernels.triton.states.space import selective_scan_, state_space_
+from tokenmill.kernels.triton.states.space_chunks import can_chunk_space, chunked_space_
 
 
 def _conv(
@@ -50,11 +51,19 @@ def _delta(
 def _space(
     launch: Launch, inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: ForwardContext
 ) -> Tensor | None:
+    """As the delta rule: token by token, or in chunks."""
     mixed, rates = inputs
     if mixed.stride(1) != 1 or mixed.shape[0] == 0:
         return None
     launch.count("state_space")
-    return state_space_(mixed, rates if rates.stride(1) == 1 else rates.contiguous(), spec, state, ctx, pdl=launch.pdl)
+    rates = rates if rates.stride(1) == 1 else rates.contiguous()
+    out = torch.empty((len(mixed), spec.heads * spec.head_dim), dtype=mixed.dtype, device=mixed.device)
+    chunked = ctx.max_query > SHORT and can_chunk_space(spec, mixed.dtype) and not launch.steady
+    if chunked:
+        chunked_space_(mixed, rates, spec, state, ctx, out)
+    if not chunked or len(ctx.kv_len) > 1:
+        state_space_(mixed, rates, spec, state, ctx, out, most=SHORT if chunked else ALL, pdl=launch.pdl)
+    return out
 
 
 def _scan(

@@ -24,7 +24,8 @@ HIGHEST = 3.0e38
 def _space_kernel(
     mixed_ptr, pace_ptr, rate_ptr, shift_ptr, skip_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr,
     mixed_stride, pace_stride, low, high, LEFT: tl.constexpr, H: tl.constexpr, P: tl.constexpr, G: tl.constexpr,
-    N: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr, PDL: tl.constexpr,
+    N: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
+    MOST: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     head, sequence = tl.program_id(1), tl.program_id(2)
@@ -34,7 +35,7 @@ def _space_kernel(
     wait(PDL)
     first = tl.load(start_ptr + sequence)
     count = tl.load(start_ptr + sequence + 1) - first
-    if count > 0:
+    if (count > 0) & (count <= MOST):
         known = tl.load(position_ptr + first) != 0
         places = state_ptr + head * (N * P) + n[:, None] * P + p[None, :]
         size, row = H * N * P, tl.load(row_ptr + sequence)
@@ -62,20 +63,26 @@ def _space_kernel(
 
 
 def state_space_(
-    mixed: Tensor, rates: Tensor, spec: SpaceSpec, state: Tensor, ctx: ForwardContext, *, pdl: bool
-) -> Tensor:
-    """See kernels/states.py."""
+    mixed: Tensor,
+    rates: Tensor,
+    spec: SpaceSpec,
+    state: Tensor,
+    ctx: ForwardContext,
+    out: Tensor,
+    *,
+    most: int,
+    pdl: bool,
+) -> None:
+    """See kernels/states.py; fills `out` for sequences of `most` tokens or fewer, and leaves others alone."""
     assert ctx.rows is not None, "recurrent layers find their states by row"
-    out = torch.empty((len(mixed), spec.heads * spec.head_dim), dtype=mixed.dtype, device=mixed.device)
     columns = min(32, pow2(spec.head_dim))
     grid = (triton.cdiv(spec.head_dim, columns), spec.heads, ctx.rows.sequences.shape[0])
     _space_kernel[grid](
         mixed, rates, spec.rate, spec.shift, spec.skip, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
         ctx.rows.left, mixed.stride(0), rates.stride(0), float(spec.low), min(float(spec.high), HIGHEST),
         LEFT=ctx.rows.left is not None, H=spec.heads, P=spec.head_dim, G=spec.groups, N=spec.keys, BN=pow2(spec.keys),
-        BP=columns, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        BP=columns, MOST=most, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
-    return out
 
 
 @triton.jit

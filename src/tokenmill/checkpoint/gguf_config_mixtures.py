@@ -1,0 +1,184 @@
+"""From GGUF metadata to what config.json would say, for further mixtures and Gemma 3n.
+
+Owns: which keys these families have. Numbers that the format leaves out are those of every published model of the
+family, and are said here. Must not know: how models are built, tokenizers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from tokenmill.checkpoint.gguf_config_layers import (
+    SIGMOID,
+    Config,
+    read_experts,
+    read_heads,
+    read_sizes,
+    rows_of,
+    some,
+)
+from tokenmill.checkpoint.gguf_meta import Factors, Meta, Tensors
+
+
+def _mixture(meta: Meta, tensors: Tensors, kind: str, count: str = "num_experts", *, rope: bool = True) -> Config:
+    """Sizes, heads and experts."""
+    sizes = read_sizes(meta, kind)
+    heads = read_heads(meta, tensors, sizes["num_hidden_layers"], rope=rope)
+    return {**sizes, **heads, **read_experts(meta, count), "hidden_act": "silu"}
+
+
+def _only_sigmoid(meta: Meta, *, normed: bool) -> None:
+    """Refuse what these families' experts are never chosen by."""
+    if meta.whole("expert_gating_func", SIGMOID) != SIGMOID:
+        raise meta.fail(f"{meta.arch}.expert_gating_func is not supported (only sigmoid)")
+    if meta.flag("expert_weights_norm", normed) != normed:
+        raise meta.fail(f"{meta.arch}.expert_weights_norm must be {str(normed).lower()}")
+
+
+def _olmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """No published model of this family makes the shares of the chosen experts add up to one."""
+    if meta.flag("expert_weights_norm", False):
+        raise meta.fail("olmoe.expert_weights_norm must be false")
+    found = _mixture(meta, tensors, "olmoe")
+    if found.pop("head_dim") * found["num_attention_heads"] != found["hidden_size"]:
+        raise meta.fail("olmoe.attention.key_length is not supported but for an equal share of the hidden size")
+    return {**found, "norm_topk_prob": False, "intermediate_size": meta.whole("feed_forward_length")}
+
+
+def _granitemoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    found = {
+        **_mixture(meta, tensors, "granitemoe", "num_local_experts"),
+        "intermediate_size": meta.whole("expert_feed_forward_length", meta.whole("feed_forward_length")),
+        "attention_multiplier": meta.number("attention.scale"), "attention_bias": some(tensors, "attn_q.bias"),
+        "embedding_multiplier": meta.number("embedding_scale", 1.0),
+        "residual_multiplier": meta.number("residual_scale", 1.0), "logits_scaling": meta.number("logit_scale", 1.0),
+    }  # fmt: skip
+    if not some(tensors, "ffn_gate_shexp.weight"):
+        return found
+    shared = rows_of(meta, tensors, "ffn_gate_shexp.weight")
+    return {**found, "architectures": ["GraniteMoeSharedForCausalLM"], "model_type": "granitemoeshared",
+            "shared_intermediate_size": shared}  # fmt: skip
+
+
+def _dots1(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    if meta.whole("expert_gating_func", SIGMOID) != SIGMOID:
+        raise meta.fail("dots1.expert_gating_func is not supported (only sigmoid)")
+    return {
+        **_mixture(meta, tensors, "dots1", "n_routed_experts"), "intermediate_size": meta.whole("feed_forward_length"),
+        "moe_intermediate_size": meta.whole("expert_feed_forward_length"), "sliding_window": None,
+        "n_shared_experts": meta.whole("expert_shared_count", 0, least=0, most=64), "n_group": 1, "topk_group": 1,
+        "first_k_dense_replace": meta.whole("leading_dense_block_count", 0, least=0),
+        "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
+        "norm_topk_prob": meta.flag("expert_weights_norm", True), "attention_bias": some(tensors, "attn_q.bias"),
+    }  # fmt: skip
+
+
+def _ernie(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    found = _mixture(meta, tensors, "ernie4_5_moe", "moe_num_experts")
+    found["moe_k"] = found.pop("num_experts_per_tok")
+    return {
+        **found, "intermediate_size": meta.whole("feed_forward_length"), "use_bias": some(tensors, "attn_q.bias"),
+        "moe_intermediate_size": meta.whole("expert_feed_forward_length"),
+        "moe_num_shared_experts": meta.whole("expert_shared_count", 0, least=0, most=64),
+        "moe_layer_interval": meta.whole("interleave_moe_layer_step", 1),
+        "moe_layer_start_index": meta.whole("leading_dense_block_count", 0, least=0),
+    }  # fmt: skip
+
+
+def _hunyuan(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """Its stretched rotation is already in the base that the file states."""
+    found = _mixture(meta, tensors, "hunyuan_v1_moe")
+    found["moe_topk"], inner = found.pop("num_experts_per_tok"), meta.whole("expert_feed_forward_length")
+    if meta.whole("expert_shared_feed_forward_length", inner) != inner or meta.whole("expert_shared_count", 1) != 1:
+        raise meta.fail("hunyuan-moe with shared experts of another width, or several of them, is not supported")
+    return {**found, "intermediate_size": inner, "attention_bias": some(tensors, "attn_q.bias")}
+
+
+def _minimax(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    _only_sigmoid(meta, normed=True)
+    found = _mixture(meta, tensors, "minimax_m2", "num_local_experts")
+    return {**found, "intermediate_size": meta.whole("expert_feed_forward_length"),
+            "rotary_dim": meta.whole("rope.dimension_count", found["head_dim"])}  # fmt: skip
+
+
+def _afmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """Three layers of four have the window; embeddings are scaled in every published model."""
+    _only_sigmoid(meta, normed=True)
+    return {
+        **_mixture(meta, tensors, "afmoe"), "intermediate_size": meta.whole("feed_forward_length"),
+        "moe_intermediate_size": meta.whole("expert_feed_forward_length"), "mup_enabled": True,
+        "num_shared_experts": meta.whole("expert_shared_count", 0, least=0, most=64),
+        "num_dense_layers": meta.whole("leading_dense_block_count", 0, least=0),
+        "route_scale": meta.number("expert_weights_scale", 1.0), "global_attn_every_n_layers": 4,
+        "sliding_window": meta.whole("attention.sliding_window"), "attention_bias": some(tensors, "attn_q.bias"),
+    }  # fmt: skip
+
+
+_MAVERICK = 128
+"""Experts of the size whose queries and keys are not normed."""
+
+
+def _llama4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """Chunks, layers without rotation and temperatures are those of both published sizes."""
+    if meta.value("rope.scaling.type") not in (None, "none", "linear"):
+        raise meta.fail("rope scaling is not supported in llama4 but for stored divisors")
+    found = _mixture(meta, tensors, "llama4_text", "num_local_experts", rope=False)
+    found["rope_theta"] = meta.number("rope.freq_base", 500000.0)
+    divisors = factors("rope_freqs.weight")
+    if divisors is not None:
+        found["rope_scaling"] = {
+            "rope_type": "longrope", "attention_factor": 1.0, "long_factor": divisors, "short_factor": divisors,
+            "original_max_position_embeddings": found["max_position_embeddings"],
+        }  # fmt: skip
+    elif meta.value("rope.scaling.type") == "linear":
+        raise meta.fail("rope scaling is not supported in llama4 but for stored divisors")
+    return {
+        **found, "intermediate_size": meta.whole("expert_feed_forward_length"),
+        "intermediate_size_mlp": meta.whole("feed_forward_length"), "attention_chunk_size": 8192,
+        "interleave_moe_layer_step": meta.whole("interleave_moe_layer_step"), "no_rope_layer_interval": 4,
+        "use_qk_norm": found["num_local_experts"] != _MAVERICK, "attention_bias": some(tensors, "attn_q.bias"),
+    }  # fmt: skip
+
+
+def _gemma3n(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """How many gates are closed is stored as the point of a normal distribution that they lie below."""
+    sizes = read_sizes(meta, "gemma3n_text")
+    layers = sizes["num_hidden_layers"]
+    pattern = meta.metadata.get("gemma3n.attention.sliding_window_pattern")
+    points = meta.metadata.get("gemma3n.activation_sparsity_scale")
+    if not isinstance(pattern, list) or len(pattern) != layers:
+        raise meta.fail(f"gemma3n.attention.sliding_window_pattern must say it for each of {layers} layers")
+    fine = isinstance(points, list) and len(points) == layers
+    if not isinstance(points, list) or not fine or not all(isinstance(one, float) and one < 8 for one in points):
+        raise meta.fail(f"gemma3n.activation_sparsity_scale must hold a number below 8 for each of {layers} layers")
+    table, base = tensors.get("per_layer_token_embd.weight"), meta.number("rope.freq_base", 1e6)
+    return {
+        **sizes, **read_heads(meta, tensors, layers, rope=False), "rope_theta": base,
+        "rope_local_base_freq": meta.number("rope.freq_base_swa", 10000.0),
+        "layer_types": ["sliding_attention" if windowed else "full_attention" for windowed in pattern],
+        "activation_sparsity_pattern": [0.5 * (1 + math.erf(one / math.sqrt(2))) for one in points],
+        "intermediate_size": meta.each("feed_forward_length", layers), "hidden_activation": "gelu_pytorch_tanh",
+        "sliding_window": meta.whole("attention.sliding_window", 512),
+        "final_logit_softcapping": meta.number("final_logit_softcapping", 30.0),
+        "hidden_size_per_layer_input": meta.whole("embedding_length_per_layer_input"),
+        "vocab_size_per_layer_input": 1 if table is None else table.shape[0],
+        "num_kv_shared_layers": meta.whole("attention.shared_kv_layers", 0, least=0, most=layers - 1),
+        "altup_num_inputs": meta.whole("altup.num_inputs", 4, most=64),
+        "altup_active_idx": meta.whole("altup.active_idx", 0, least=0, most=63),
+        "laurel_rank": rows_of(meta, tensors, "laurel_l.weight"),
+    }  # fmt: skip
+
+
+MIXTURES: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {
+    "afmoe": _afmoe,
+    "dots1": _dots1,
+    "ernie4_5-moe": _ernie,
+    "gemma3n": _gemma3n,
+    "granitemoe": _granitemoe,
+    "hunyuan-moe": _hunyuan,
+    "llama4": _llama4,
+    "minimax-m2": _minimax,
+    "olmoe": _olmoe,
+}
+"""Architectures that are read here."""

@@ -1,0 +1,184 @@
+"""Kernels are compiled in processes of their own while weights load. Owns: when that is worth it, starting the process
+that does so, waiting for it, and what is remembered of it.
+
+What was not compiled ahead is compiled when it is launched: nothing that fails here fails the load. Triton keeps what
+is compiled by content; a note beside our other caches says of which loads everything is there. Must not know: kernels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from subprocess import Popen
+from typing import Any, Protocol
+
+import msgspec
+
+import tokenmill
+from tokenmill.core.config import EngineConfig, cache_dir
+from tokenmill.device.gpu import Gpu, gpu_of
+from tokenmill.process.pipe import Pipe
+from tokenmill.process.start import start_process
+
+LONGEST_S = 60.0
+"""Waited for what is compiled ahead; then the load goes on and compiles the rest itself."""
+LEAST_CORES = 4
+MOST_PROCESSES = 32
+
+
+class Order(msgspec.Struct):
+    """To the process: the engine to be loaded, on which GPU, by how many compilers at once."""
+
+    config: EngineConfig
+    gpu: Gpu
+    processes: int
+
+
+class Told(msgspec.Struct):
+    """From it: kernels that the load launches, how many were compiled, there already, failed; until all were known and
+    compiled; why not all of them are known."""
+
+    kernels: int = 0
+    compiled: int = 0
+    cached: int = 0
+    failed: int = 0
+    traced_s: float = 0.0
+    took_s: float = 0.0
+    failure: str = ""
+    places: list[str] = []
+    """Files of Triton's cache that are written once a kernel is compiled."""
+
+
+class Compiling(Protocol):
+    """What is compiled ahead."""
+
+    def wait(self, reasons: list[str]) -> None:
+        """Until it is there or takes too long; says what came of it."""
+        ...
+
+
+class Nothing:
+    """Nothing is."""
+
+    def wait(self, reasons: list[str]) -> None:
+        """There is nothing to wait for."""
+
+
+class Process:
+    """The process at work."""
+
+    def __init__(self, order: Order, note: Path) -> None:
+        self.note, self.processes = note, order.processes
+        self.process: Popen[bytes]
+        self.pipe: Pipe
+        self.process, self.pipe = start_process("tokenmill.engine.ahead_worker", "compile ahead")
+        self.pipe.send(msgspec.msgpack.encode(order))
+
+    def wait(self, reasons: list[str]) -> None:
+        """Until it has answered, ended, or taken too long."""
+        began = time.monotonic()
+        try:
+            answer = self.pipe.receive(LONGEST_S)
+            told = None if answer is None else msgspec.msgpack.decode(answer, type=Told)
+        except (EOFError, OSError, msgspec.MsgspecError):
+            told = Told(failure="its process ended")
+        finally:
+            self.end()
+        reasons.append(said(told, self.processes, time.monotonic() - began))
+        if told is not None and told.kernels and not told.failure and not told.failed:
+            keep(self.note, told.places)
+
+    def end(self) -> None:
+        """Nobody waits for it any more: it ends, and its compilers with it."""
+        if self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own
+        self.process.kill()
+        self.process.wait()
+        self.pipe.close()
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):
+            self.end()
+
+
+def said(told: Told | None, processes: int, waited_s: float) -> str:
+    """What came of it, in a line."""
+    if told is None:
+        return f"kernels were not compiled ahead within {LONGEST_S:.0f} s; the rest are compiled as they are needed"
+    text = (
+        f"{told.compiled} of {told.kernels} kernels were compiled ahead in {told.took_s:.1f} s "
+        f"by {processes} processes, {told.cached} were there; waited {waited_s:.1f} s"
+    )
+    if told.failed:
+        text += f"; {told.failed} did not compile"
+    return f"{text}; not all are known ({told.failure})" if told.failure else text
+
+
+def compile_ahead(config: EngineConfig, device: str, raw: Mapping[str, Any]) -> Compiling:
+    """Begin, if this load compiles kernels and there are cores for it. raw: the model's config."""
+    wanted = config.tuning.compile_ahead and config.execute.kernels == "auto" and device.startswith("cuda")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    alone = config.parallel.ranks == 1 and config.engines == 1
+    if not wanted or not alone or cores < LEAST_CORES or not _compiles():
+        return Nothing()
+    gpu = gpu_of(device)
+    note = note_of(config, gpu, raw)
+    if is_kept(note):
+        return Nothing()
+    own = replace(config.execute, device="cuda"), replace(config.tuning, compile_ahead=False, kernel_search="off")
+    order = Order(replace(config, execute=own[0], tuning=own[1]), gpu, min(cores - 1, MOST_PROCESSES))
+    try:
+        return Process(order, note)
+    except OSError:  # no process can be started
+        return Nothing()
+
+
+def _compiles() -> bool:
+    """Is Triton there, for NVIDIA? (Its interpreter compiles nothing.)"""
+    import torch
+
+    if torch.version.hip is not None or importlib.util.find_spec("triton") is None:
+        return False
+    from tokenmill.kernels.triton.common import INTERPRETED
+
+    return not INTERPRETED
+
+
+def note_of(config: EngineConfig, gpu: Gpu, raw: Mapping[str, Any]) -> Path:
+    """Where it is noted that all kernels of this load are there."""
+    from triton import __version__
+
+    digest = hashlib.blake2b(digest_size=16)
+    about = replace(gpu, free=0), config.model, config.cache, config.schedule, config.execute, config.adapters
+    for part in (*about, config.speculate, raw, __version__, sys.version):
+        digest.update(msgspec.json.encode(part, order="deterministic", enc_hook=str))
+    for source in sorted(Path(tokenmill.__file__).parent.joinpath("kernels", "triton").rglob("*.py")):
+        digest.update(source.read_bytes())
+    return cache_dir() / "kernels" / f"{digest.hexdigest()}.json"
+
+
+def keep(note: Path, places: list[str]) -> None:
+    """Note that these files are there once all kernels of a load are."""
+    with contextlib.suppress(OSError):
+        note.parent.mkdir(parents=True, exist_ok=True)
+        fresh = note.with_suffix(f".{os.getpid()}")
+        fresh.write_bytes(msgspec.json.encode(places))
+        fresh.replace(note)
+
+
+def is_kept(note: Path) -> bool:
+    """Was a load like this compiled, and is it all still there?"""
+    try:
+        places = msgspec.json.decode(note.read_bytes(), type=list[str])
+    except (OSError, msgspec.MsgspecError):
+        return False
+    return bool(places) and all(os.path.isfile(place) for place in places)

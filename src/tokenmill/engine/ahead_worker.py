@@ -1,0 +1,131 @@
+"""The process that compiles kernels before the engine needs them. Owns: finding out which ones a load launches, on a
+GPU that is not there, and the compilers, one process a kernel.
+
+It loads the engine as it is configured, on tensors without numbers (`device/standin.py`), and hands every kernel that
+is launched to a compiler at once. Triton's cache is where the engine finds them. Must not know: how models are built.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from tokenmill.engine.ahead import Order, Told
+from tokenmill.process.start import own_end
+
+COMPILED, FAILED, CACHED = 0, 1, 2
+"""How a compiler ends."""
+
+
+@dataclass(slots=True)
+class Farm:
+    """At most `most` compilers at a time, each forked for one kernel; work(kernel) says how it ended."""
+
+    most: int
+    work: Callable[[Any], int]
+    waiting: deque[Any] = field(default_factory=deque)
+    running: set[int] = field(default_factory=set)
+    ended: list[int] = field(default_factory=list)
+
+    def add(self, kernel: Any) -> None:
+        """Have it compiled as soon as there is room."""
+        self.waiting.append(kernel)
+        self._go_on(block=False)
+
+    def finish(self) -> None:
+        """Until all are compiled."""
+        while self.waiting or self.running:
+            self._go_on(block=True)
+
+    def _go_on(self, *, block: bool) -> None:
+        for process in list(self.running):
+            self._look(process, os.WNOHANG)
+        if block and self.running and (len(self.running) >= self.most or not self.waiting):
+            self._look(next(iter(self.running)), 0)
+        while self.waiting and len(self.running) < self.most:
+            kernel = self.waiting.popleft()
+            process = os.fork()
+            if not process:
+                os._exit(_tried(self.work, kernel))
+            self.running.add(process)
+
+    def _look(self, process: int, how: int) -> None:
+        done, status = os.waitpid(process, how)
+        if done:
+            self.running.remove(process)
+            code = os.waitstatus_to_exitcode(status)
+            self.ended.append(code if code in (COMPILED, CACHED) else FAILED)
+
+
+def _tried(work: Callable[[Any], int], kernel: Any) -> int:
+    try:
+        return work(kernel)
+    except BaseException:
+        return FAILED
+
+
+def compile_kernel(kernel: Any) -> int:
+    """Into Triton's cache, where it is not there yet."""
+    import triton
+
+    hits: list[bool] = []
+    triton.knobs.compilation.listener = lambda **told: hits.append(bool(told.get("cache_hit")))
+    kernel.function._do_compile(
+        kernel.key, kernel.signature, 0, kernel.constants, kernel.options, kernel.attributes, True
+    )
+    return CACHED if hits and all(hits) else COMPILED
+
+
+def compile_order(order: Order, work: Callable[[Any], int] = compile_kernel) -> Told:
+    """Find out what the load launches, and have it compiled."""
+    from tokenmill.device.standin import installed
+    from tokenmill.engine.loading import load_runner
+    from tokenmill.runner import runner
+
+    began = time.monotonic()
+    farm, failure = Farm(order.processes, work), ""
+    with installed(device=order.gpu, readers=[(runner, "Readback")]) as standin:
+        standin.found = farm.add
+        try:
+            load_runner(order.config)
+        except Exception as error:
+            failure = f"{type(error).__name__}: {error}"[:200]
+        places = [place_of(kernel) for kernel in standin.kernels.values()]
+    traced_s = time.monotonic() - began
+    farm.finish()
+    compiled, cached, failed = (farm.ended.count(code) for code in (COMPILED, CACHED, FAILED))
+    took_s = time.monotonic() - began
+    return Told(len(farm.ended), compiled, cached, failed, traced_s, took_s, failure, places)
+
+
+def place_of(kernel: Any) -> str:
+    """The file of Triton's cache that is there once the kernel is compiled."""
+    from triton.compiler.compiler import get_cache_invalidating_env_vars, get_cache_key, make_backend
+    from triton.runtime import driver
+    from triton.runtime.cache import get_cache_manager
+
+    backend = make_backend(driver.active.get_current_target())
+    source = kernel.function.ASTSource(kernel.function, kernel.signature, kernel.constants, kernel.attributes)
+    options = backend.parse_options({**kernel.options.__dict__, **source.parse_options()})
+    text = get_cache_key(source, backend, options, env_vars=get_cache_invalidating_env_vars())
+    folder = str(get_cache_manager(hashlib.sha256(text.encode()).hexdigest()).cache_dir)
+    return os.path.join(folder, f"__grp__{source.name[:150]}.json")
+
+
+def run_worker() -> None:
+    """The process's main function."""
+    pipe = own_end()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    message = pipe.receive()
+    assert message is not None
+    told = compile_order(msgspec.msgpack.decode(message, type=Order))
+    pipe.send(msgspec.msgpack.encode(told))
+    os._exit(0)
