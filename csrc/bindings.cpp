@@ -601,14 +601,13 @@ struct Layer {
     require(strides.size() == 6 && key != 0 && value != 0, "scales need six strides");
     require(key_columns > 0 && value_columns > 0, "a scale belongs to at least one number");
     const bool fours = prepare_op.kv_type == Type::int4;
-    const int64_t key_dim = prepare_op.key_dim;
-    const int64_t value_dim = prepare_op.value_dim ? prepare_op.value_dim : key_dim;  // latent: values lie in the keys
+    const int64_t key_dim = prepare_op.key_dim, value_dim = prepare_op.value_dim ? prepare_op.value_dim : key_dim;
     require(!fours || (key_dim % 2 == 0 && value_dim % 2 == 0), "two numbers share a byte of int4");
-    const int64_t key_least = fours ? key_dim / key_columns : 0, value_least = fours ? value_dim / value_columns : 0;
-    prepare_op.key_scale = attention_op.key_scale = {raw(key),    strides[0],  strides[1], strides[2],
-                                                     key_columns, key_least, fours ? key_dim / 2 : 0};
-    prepare_op.value_scale = attention_op.value_scale = {raw(value),    strides[3],  strides[4], strides[5],
-                                                         value_columns, value_least, fours ? value_dim / 2 : 0};
+    const auto of = [&](Address data, size_t i, int64_t columns, int64_t dim) {
+      return ScaleOp{raw(data), strides[i], strides[i + 1], strides[i + 2], columns, fours ? dim / columns : 0, fours ? dim / 2 : 0};
+    };
+    prepare_op.key_scale = attention_op.key_scale = of(key, 0, key_columns, key_dim);
+    prepare_op.value_scale = attention_op.value_scale = of(value, 3, value_columns, value_dim);
   }
 
   void prepare(Address qkv, Address out, int64_t tokens, int64_t stride, int type, Address positions,

@@ -25,7 +25,51 @@ _FORMS = {"mlp.down_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"),
 OUT = "self_attn.o_proj"
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 _KINDS = ("weight", "bias")
-HEADED = frozenset({"llama", "mistral", "qwen3"})
+HEADED = frozenset(
+    {
+        "apertus",
+        "arcee",
+        "cwm",
+        "dots1",
+        "ernie4_5",
+        "ernie4_5_moe",
+        "exaone4",
+        "exaone_moe",
+        "falcon_h1",
+        "gemma",
+        "gemma2",
+        "gemma3_text",
+        "glm",
+        "glm4",
+        "glm4_moe",
+        "granite",
+        "granitemoe",
+        "granitemoeshared",
+        "hy_v3",
+        "hyperclovax",
+        "jais2",
+        "llama",
+        "llama4_text",
+        "mellum",
+        "ministral",
+        "ministral3",
+        "mistral",
+        "mixtral",
+        "nanochat",
+        "nemotron",
+        "olmo",
+        "phimoe",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "seed_oss",
+        "smollm3",
+        "solar_open",
+        "starcoder2",
+        "vaultgemma",
+    }
+)
 """Families whose config.json says how wide a head is, whatever the hidden size and the number of heads: with our reader
 and with Transformers'."""
 
@@ -112,7 +156,9 @@ def heads_of(config: Mapping[str, Any]) -> Heads:
     kind = str(config.get("model_type"))
     if kind not in HEADED:
         raise ModelError(f"{kind}: heads cannot be taken out, because its config.json has no words for what is left.")
-    queries = int(config["num_attention_heads"])
+    queries = int(config.get("num_attention_heads") or 0)
+    if not queries:
+        raise ModelError(f"{kind}: config.json has no num_attention_heads.")
     keys = int(config.get("num_key_value_heads") or queries)
     return Heads(queries, keys, int(config.get("head_dim") or int(config["hidden_size"]) // queries))
 

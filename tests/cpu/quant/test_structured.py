@@ -154,8 +154,8 @@ def test_what_cannot_be_said_is_refused(
         prune(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ModelError, match="gemma2: heads"):
-        shapes.heads_of({"model_type": "gemma2", "num_attention_heads": 4})
+    with pytest.raises(ModelError, match="phi3: heads"):
+        shapes.heads_of({"model_type": "phi3", "num_attention_heads": 4})
     prune(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
     with pytest.raises(UserError, match="exists already"):
         prune(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
