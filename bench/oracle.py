@@ -48,4 +48,4 @@ if __name__ == "__main__":
     told = sys.argv[1:]
     only = ({told.pop(): True},) if told and not told[-1].isdigit() else KINDS
     numbers = [int(a) for a in told] + [10_000, 0][len(told) :]
-    sys.exit(1 if main(*numbers, only) else 0)
+    sys.exit(1 if main(numbers[0], numbers[1], only) else 0)

@@ -5,7 +5,7 @@
 // row's chunks are then merged in ascending order. Masked keys count exactly zero, so a row's result depends on its
 // own query and keys only. Long contexts with few rows run one chunk a task and merge afterwards: the same sums.
 // Queries, keys and values in bf16 multiply in pairs where the machine can (then the exponentials are rounded to bf16,
-// their sum is not); everything else is float32. Keys and values in int8 are widened a tile at a time, before anything
+// their sum is not); everything else is float32. Keys and values in int8 and int4 are widened a tile at a time, before anything
 // looks at them: to bf16 where those multiply in pairs, else to float32.
 namespace tokenmill {
 namespace TM_NS {
@@ -46,19 +46,43 @@ struct Work {
   uint8_t* wide_values;
 };
 
+// A group's scale for the 16 numbers from i on.
+TM_INLINE F of_groups(const bf16* scale, int64_t i, int64_t width, int64_t columns) {
+  if (columns >= width || columns % 16 == 0) return splat(to_float(scale[i / columns]));
+  alignas(64) float each[16];
+  for (int64_t j = 0; j < 16; ++j) each[j] = to_float(scale[at_most(i + j, width - 1) / columns]);
+  return load(each);
+}
+
 // Numbers of one head, times their scales.
 template <class K>
 TM_INLINE void widen_row(const int8_t* q, const bf16* scale, int64_t width, int64_t columns, K* out) {
   for (int64_t i = 0; i < width; i += 16) {
-    F by;
-    if (columns >= width || columns % 16 == 0) {
-      by = splat(to_float(scale[i / columns]));
-    } else {
-      alignas(64) float each[16];
-      for (int64_t j = 0; j < 16; ++j) each[j] = to_float(scale[at_most(i + j, width - 1) / columns]);
-      by = load(each);
+    store(out + i, mul(load_part(q + i, width - i), of_groups(scale, i, width, columns)));  // rows are padded to whole lines
+  }
+}
+
+// The 16 numbers from i on of a head in int4.
+TM_INLINE F nibbles(const uint8_t* q, int64_t i, int64_t width, int64_t half) {
+  alignas(64) int8_t each[16];
+  if (i + 16 <= half) {
+    for (int64_t j = 0; j < 16; ++j) each[j] = static_cast<int8_t>(q[i + j] & 15);
+  } else if (i >= half && i + 16 <= 2 * half) {
+    for (int64_t j = 0; j < 16; ++j) each[j] = static_cast<int8_t>(q[i + j - half] >> 4);
+  } else {
+    for (int64_t j = 0; j < 16; ++j) {
+      const int64_t n = at_most(i + j, width - 1);
+      each[j] = static_cast<int8_t>(n < half ? q[n] & 15 : q[n - half] >> 4);
     }
-    store(out + i, mul(load_part(q + i, width - i), by));  // rows are padded to whole lines
+  }
+  return load_part(each, 16);
+}
+
+template <class K>
+TM_INLINE void widen_nibbles(const uint8_t* q, const bf16* scale, int64_t width, const ScaleOp& op, K* out) {
+  for (int64_t i = 0; i < width; i += 16) {
+    const F step = of_groups(scale, i, width, op.columns), least = of_groups(scale + op.least, i, width, op.columns);
+    store(out + i, add(mul(nibbles(q, i, width, op.half), step), least));
   }
 }
 
@@ -170,12 +194,21 @@ struct Attention {
     return found == kTileKeys;
   }
 
-  // The 64 positions from `at` of the chunk in K instead of int8: the pointers move to the widened rows.
+  // The 64 positions from `at` of the chunk in K instead of int8 or int4: the pointers move to the widened rows.
   void widen(const Work& work, int at) const {
     for (int i = at; i < at + kTileKeys; ++i) {
       if (work.key[i] == kZeroRow) continue;
       K* key = reinterpret_cast<K*>(work.wide_keys) + (i - at) * depth;
       K* value = reinterpret_cast<K*>(work.wide_values) + i * value_line;
+      if (op.kv_type == Type::int4) {
+        widen_nibbles(static_cast<const uint8_t*>(work.key[i]), static_cast<const bf16*>(work.key_scale[i]), op.key_dim,
+                      op.key_scale, key);
+        widen_nibbles(static_cast<const uint8_t*>(work.value[i]), static_cast<const bf16*>(work.value_scale[i]),
+                      op.value_dim, op.value_scale, value);
+        work.key[i] = key;
+        work.value[i] = value;
+        continue;
+      }
       widen_row(static_cast<const int8_t*>(work.key[i]), static_cast<const bf16*>(work.key_scale[i]), op.key_dim,
                 op.key_scale.columns, key);
       widen_row(static_cast<const int8_t*>(work.value[i]), static_cast<const bf16*>(work.value_scale[i]), op.value_dim,
@@ -587,7 +620,7 @@ struct Attention {
 void attention(const AttentionOp& op) {
   with_type(op.type, [&](auto* t) {
     using T = std::remove_pointer_t<decltype(t)>;
-    if (op.kv_type == Type::int8) {
+    if (op.kv_type == Type::int8 || op.kv_type == Type::int4) {
       using K = typename std::conditional<kPairs && std::is_same<T, bf16>::value, bf16, float>::type;
       return Attention<T, K, true>(op).run();
     }

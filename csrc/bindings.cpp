@@ -572,6 +572,8 @@ struct Layer {
     }
   }
 
+  static bool scaled(Type type) { return type == Type::int8 || type == Type::int4; }
+
   // strides: block, head and token of the keys, then of the values.
   void pages(Address key, Address value, const std::vector<int64_t>& strides, int64_t blocks, int block_size,
              int kv_type) {
@@ -593,18 +595,25 @@ struct Layer {
     set(attention_op);
   }
 
-  // Of pages in int8: addresses and strides (block, head, token) as in `pages`, and how many numbers share a scale.
+  // Of pages in int8 and int4: addresses and strides (block, head, token) as in `pages`, and how many numbers share a scale.
   void scales(Address key, Address value, const std::vector<int64_t>& strides, int64_t key_columns,
               int64_t value_columns) {
     require(strides.size() == 6 && key != 0 && value != 0, "scales need six strides");
     require(key_columns > 0 && value_columns > 0, "a scale belongs to at least one number");
-    prepare_op.key_scale = attention_op.key_scale = {raw(key), strides[0], strides[1], strides[2], key_columns};
-    prepare_op.value_scale = attention_op.value_scale = {raw(value), strides[3], strides[4], strides[5], value_columns};
+    const bool fours = prepare_op.kv_type == Type::int4;
+    const int64_t key_dim = prepare_op.key_dim;
+    const int64_t value_dim = prepare_op.value_dim ? prepare_op.value_dim : key_dim;  // latent: values lie in the keys
+    require(!fours || (key_dim % 2 == 0 && value_dim % 2 == 0), "two numbers share a byte of int4");
+    const int64_t key_least = fours ? key_dim / key_columns : 0, value_least = fours ? value_dim / value_columns : 0;
+    prepare_op.key_scale = attention_op.key_scale = {raw(key),    strides[0],  strides[1], strides[2],
+                                                     key_columns, key_least, fours ? key_dim / 2 : 0};
+    prepare_op.value_scale = attention_op.value_scale = {raw(value),    strides[3],  strides[4], strides[5],
+                                                         value_columns, value_least, fours ? value_dim / 2 : 0};
   }
 
   void prepare(Address qkv, Address out, int64_t tokens, int64_t stride, int type, Address positions,
                Address slots) const {
-    require(prepare_op.kv_type != Type::int8 || prepare_op.key_scale.data, "pages in int8 need scales");
+    require(!scaled(prepare_op.kv_type) || prepare_op.key_scale.data, "pages in 8 and 4 bits need scales");
     PrepareOp op = prepare_op;
     op.qkv = raw(qkv);
     op.out = raw(out);
@@ -626,7 +635,7 @@ struct Layer {
   void attend(Address q, Address out, int type, const std::vector<int64_t>& plan, int64_t max_entries,
               int64_t sequences, double work) const {
     require(plan.size() == 9, "a plan is six addresses, and two with a width of trees");
-    require(attention_op.kv_type != Type::int8 || attention_op.key_scale.data, "pages in int8 need scales");
+    require(!scaled(attention_op.kv_type) || attention_op.key_scale.data, "pages in 8 and 4 bits need scales");
     AttentionOp op = attention_op;
     op.q = raw(q);
     op.out = raw(out);

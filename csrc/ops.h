@@ -9,7 +9,7 @@
 
 namespace tokenmill {
 
-enum class Type : int { f32 = 0, bf16 = 1, int8 = 2 };  // int8: stored keys and values only
+enum class Type : int { f32 = 0, bf16 = 1, int8 = 2, int4 = 3 };  // int8, int4: stored keys and values only
 enum class Act : int { none, silu, gelu, gelu_tanh, relu, silu_mul, gelu_mul, gelu_tanh_mul, relu2, oai_swiglu };
 #if defined(__aarch64__)
 enum class Isa : int { scalar, neon, neon_dot, neon_bf16 };  // each machine has all up to its best
@@ -198,11 +198,13 @@ struct ExpandOp {        // add[t, n] = shift + sum over j of low[t, part(n) * r
   AdapterRows of;
 };
 
-// Keys and values in int8: the scales (bf16) of a head's numbers, `columns` of which share one.
+// Keys and values in int8 and int4: the scales (bf16) of a head's numbers, `columns` of which share one. In int4 a scale's
+// least value lies `least` behind it, and numbers from `half` on are the upper halves of the bytes.
 struct ScaleOp {
   void* data;  // null: not stored so
   int64_t block, head, token;  // strides in elements
   int64_t columns;
+  int64_t least, half;  // int8: 0
 };
 
 struct PrepareOp {  // q, k of qkv are normed and rotated; q goes to out, k and v go to their slots

@@ -70,6 +70,32 @@ TM_SHARED void store_scaled(const float* x, int64_t width, int64_t columns, int8
   }
 }
 
+// x [width] -> int4: of a group of numbers the least one and a fifteenth of their range, kept in bf16, and whole numbers from
+// 0 to 15 against these. A group with anything that is not finite gets a scale of NaN.
+TM_SHARED void store_nibbles(const float* x, int64_t width, const ScaleOp& op, uint8_t* q, bf16* scale) {
+  for (int64_t at = 0; at < width; at += op.columns, ++scale) {
+    const int64_t n = at_most(op.columns, width - at);
+    float low = x[at], high = x[at], trouble = 0.0f;
+    for (int64_t i = at; i < at + n; ++i) {
+      low = x[i] < low ? x[i] : low;
+      high = x[i] > high ? x[i] : high;
+      trouble += x[i] - x[i];
+    }
+    const bf16 least = to_bf16(trouble == 0.0f ? low : __builtin_nanf(""));
+    const float from = to_float(least), range = high - from;
+    const bf16 step = to_bf16(trouble == 0.0f ? (range > 0.0f ? range : 0.0f) / 15.0f : __builtin_nanf(""));
+    scale[0] = step;
+    scale[op.least] = least;
+    const float by = to_float(step);
+    for (int64_t i = at; i < at + n; ++i) {
+      const float y = by > 0.0f ? __builtin_rintf((x[i] - from) / by) : 0.0f;
+      const auto number = static_cast<uint8_t>(y < 0.0f ? 0.0f : y > 15.0f ? 15.0f : y);
+      uint8_t& byte = q[i < op.half ? i : i - op.half];
+      byte = static_cast<uint8_t>(i < op.half ? (byte & 0xF0) | number : (byte & 0x0F) | number << 4);
+    }
+  }
+}
+
 TM_INLINE bf16* scale_at(const ScaleOp& op, int64_t block, int64_t head, int64_t offset) {
   return static_cast<bf16*>(op.data) + block * op.block + head * op.head + offset * op.token;
 }
@@ -102,6 +128,23 @@ TM_INLINE void store_numbers(const PrepareOp& op, float* keys, const T* values, 
   }
 }
 
+// The same in int4.
+template <class T>
+TM_INLINE void store_fours(const PrepareOp& op, float* keys, const T* values, int64_t block, int64_t offset) {
+  auto* key = static_cast<uint8_t*>(op.key) + block * op.key_block + offset * op.key_token;
+  auto* value = static_cast<uint8_t*>(op.value) + block * op.value_block + offset * op.value_token;
+  for (int h = 0; h < op.kv_heads; ++h) {
+    store_nibbles(keys + int64_t{h} * op.key_dim, op.key_dim, op.key_scale, key + h * op.key_head,
+                  scale_at(op.key_scale, block, h, offset));
+  }
+  if (op.value_dim == 0) return;
+  for (int h = 0; h < op.kv_heads; ++h) {
+    convert(values + int64_t{h} * op.value_dim, keys, op.value_dim);
+    store_nibbles(keys, op.value_dim, op.value_scale, value + h * op.value_head,
+                  scale_at(op.value_scale, block, h, offset));
+  }
+}
+
 template <class T, class K>
 void prepare_typed(const PrepareOp& op) {
   const int64_t q_width = int64_t{op.heads} * op.key_dim, k_width = int64_t{op.kv_heads} * op.key_dim;
@@ -118,6 +161,8 @@ void prepare_typed(const PrepareOp& op) {
       const T* values = row + q_width + k_width;
       if constexpr (std::is_same<K, int8_t>::value) {
         store_numbers(op, work, values, block, offset);
+      } else if constexpr (std::is_same<K, uint8_t>::value) {
+        store_fours(op, work, values, block, offset);
       } else {
         store_plain<T, K>(op, work, values, block, offset);
       }
@@ -128,6 +173,7 @@ void prepare_typed(const PrepareOp& op) {
 void prepare(const PrepareOp& op) {
   with_type(op.type, [&](auto* t) {
     if (op.kv_type == Type::int8) return prepare_typed<std::remove_pointer_t<decltype(t)>, int8_t>(op);
+    if (op.kv_type == Type::int4) return prepare_typed<std::remove_pointer_t<decltype(t)>, uint8_t>(op);
     with_type(op.kv_type, [&](auto* k) {
       prepare_typed<std::remove_pointer_t<decltype(t)>, std::remove_pointer_t<decltype(k)>>(op);
     });

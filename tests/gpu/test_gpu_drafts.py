@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.drafting import AllOfThem
+from tokenmill.core.errors import UserError
 from tokenmill.demo import demo_dir
 
 MOST = 3
@@ -98,3 +99,9 @@ def test_drafts_do_not_wait_for_the_device(eagle):
         before = llm.engine.executor.runner.kernels.waits
         llm.generate(PROMPTS[:2], PARAMS[:2], use_tqdm=False)
         assert llm.engine.executor.runner.kernels.waits == before
+
+
+def test_trees_are_refused_by_name(eagle):
+    """Attention on a GPU knows no paths yet."""
+    with pytest.raises(UserError, match=r"trees are not built on cuda.*without it drafts are chains"):
+        make(config("medusa", eagle) | {"speculative_token_tree": "best"})

@@ -193,7 +193,9 @@ def _eagle(config: EngineConfig, found: Speculation, source: ModelSource, target
         b.checkpoint.close()
     model.taps = tuple(dict.fromkeys(net.taps))
     specs = tuple(b.book.kv_specs)
-    drafter = EagleHead(net, specs, model, target.kernels, found.most, target.dtype, record=target.record)
+    drafter = EagleHead(
+        net, specs, model, target.kernels, found.most, target.dtype, record=target.record, trees=found.tree is not None
+    )
     return LoadedDrafter(drafter, specs, b.book.weight_bytes)
 
 
@@ -210,7 +212,9 @@ def _later(config: EngineConfig, found: Speculation, source: ModelSource, target
         b.checkpoint.close()
     model.taps = net.taps
     specs = tuple(b.book.kv_specs)
-    drafter = EagleHead(net, specs, model, target.kernels, found.most, target.dtype, record=target.record)
+    drafter = EagleHead(
+        net, specs, model, target.kernels, found.most, target.dtype, record=target.record, trees=found.tree is not None
+    )
     return LoadedDrafter(drafter, specs, b.book.weight_bytes)
 
 

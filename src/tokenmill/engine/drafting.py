@@ -26,9 +26,9 @@ METHODS: dict[str, tuple[str, ...]] = {
     "suffix": ("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
     "draft_model": ("model", "quantization", "revision"),
     "medusa": ("model", "quantization", "revision", "speculative_token_tree"),
-    "eagle": ("model", "quantization", "revision"),
-    "eagle3": ("model", "quantization", "revision"),
-    "mtp": (),
+    "eagle": ("model", "quantization", "revision", "speculative_token_tree"),
+    "eagle3": ("model", "quantization", "revision", "speculative_token_tree"),
+    "mtp": ("speculative_token_tree",),
     "lookahead": (),
 }
 """Methods and their settings, beside the common ones."""
@@ -78,7 +78,7 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
     model = spec.get("model")
     if "model" in METHODS[method] and (not isinstance(model, str) or not model):
         raise _refuse(f'{method!r} needs "model", a folder, a file or a name as --model has it')
-    tree = _tree(spec) if spec.get("speculative_token_tree") is not None else None
+    tree = _tree(spec, method) if spec.get("speculative_token_tree") is not None else None
     return Speculation(
         method=method,
         most=_count(spec, "num_speculative_tokens", 4, 1, MAX_DRAFTS) if tree is None else tree.nodes,
@@ -141,7 +141,9 @@ def _count(spec: dict[str, Any], name: str, default: int, low: int, high: int) -
     return value
 
 
-def _tree(spec: dict[str, Any]) -> Shape:
+def _tree(spec: dict[str, Any], method: str) -> Shape:
+    if method != "medusa" and spec["speculative_token_tree"] != "best":
+        raise _refuse(f'speculative_token_tree: {method!r} makes the likeliest nodes: "best", and no list of paths')
     nodes = _count(spec, "num_speculative_tokens", 1, 1, MOST_NODES) if "num_speculative_tokens" in spec else None
     try:
         return read_shape(spec["speculative_token_tree"], nodes)

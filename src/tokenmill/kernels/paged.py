@@ -137,7 +137,7 @@ def _load_tile(
     """One tile's keys and values [I, Hkv, TILE, D] in float32, positions [TILE], and which keys exist [I, TILE]."""
     pos = torch.arange(tile * TILE, (tile + 1) * TILE, device=seq.device)
     entry, offset, known = _locate(pos, seq, plan, ctx)
-    block = plan.tables[seq].gather(1, entry).long()
+    block = plan.tables[seq].gather(1, entry).long().masked_fill(~known, 0)  # the rest of a table may be anything
     gone = ~known[:, None, :, None]
     # Absent keys are zeros, not leftovers: 0 * NaN would leak another sequence's trouble into this one.
     k = stored_kv.load(kv.key, kv.key_scale, block, offset).transpose(1, 2).masked_fill(gone, 0.0)

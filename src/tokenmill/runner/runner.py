@@ -283,7 +283,7 @@ class Runner:
         running.sampled, marked = self._choose(running, logits, at, late)
         running.left.places = places
         if plan.guesses:
-            verdict = running.left.verdict = self._verify(running, marked)
+            verdict = running.left.verdict = verify(batch, running.lines, marked, rows, self.kernels)
             running.read = Readback(verdict.beside(marked))
             self._move_mus(running, verdict)
         else:
@@ -341,15 +341,6 @@ class Runner:
             ids = running.sampled.ids[at]
         rows.tokens[row_ids, rows.length[row_ids]] = ids.to(torch.int32)
         rows.length.index_add_(0, row_ids, torch.ones_like(row_ids))
-
-    def _verify(self, running: Running, marked: Tensor) -> Verdict:
-        """Rows move on by the samples that stand."""
-        plan, batch, rows = running.plan, running.batch, self.rows
-        assert batch is not None
-        rows.computed.index_add_(0, batch.row_ids, batch.counts)
-        params = rows.sampling.params
-        firsts = {i: n for n, i in reversed(list(enumerate(running.lines))) if not params[plan.rows[i]].num_candidates}
-        return verify(plan, firsts, marked, rows, self.kernels)
 
     def _move_mus(self, running: Running, verdict: Verdict | None) -> None:
         """Rows with mirostat, whose drafts are chains, go on with what their last token that stands has left."""

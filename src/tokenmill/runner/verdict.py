@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import Kernels
-from tokenmill.core.step import StepPlan
+from tokenmill.runner.batch import Batch
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.trees import all_parents
 from tokenmill.sampling.arrays import send
@@ -45,9 +45,12 @@ class Verdict:
         return {i: told[count + n * width :][: told[n]] for n, i in enumerate(self.grants)}
 
 
-def verify(plan: StepPlan, firsts: dict[int, int], marked: Tensor, rows: Rows, kernels: Kernels) -> Verdict:
-    """Rows move on by the samples that stand. firsts: the first line of each grant that sampled; marked [n]: each
-    line's sample, ~id if it is bad."""
+def verify(batch: Batch, lines: list[int], marked: Tensor, rows: Rows, kernels: Kernels) -> Verdict:
+    """Rows move on by the samples that stand. lines: the grant of each sampled line; marked [n]: each line's sample,
+    ~id if it is bad."""
+    plan, params = batch.plan, rows.sampling.params
+    rows.computed.index_add_(0, batch.row_ids, batch.counts)
+    firsts = {i: n for n, i in reversed(list(enumerate(lines))) if not params[plan.rows[i]].num_candidates}
     grants = list(firsts)
     tried = [plan.guesses.get(i, 0) for i in grants]
     told = [[plan.rows[i] for i in grants], list(firsts.values()), tried]

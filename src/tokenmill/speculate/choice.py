@@ -77,15 +77,19 @@ class Choosing:
             return found[0] if found is not None else self._draw(logits, placed, positions)
         return self.kernels.greedy(logits)[0]
 
-    def scores(self, logits: Tensor, placed: Placed, positions: Tensor, *, drawn: bool) -> Tensor:
-        """What `choose` takes the largest of, so that its next largest can be guessed, too [rung, V] float32."""
+    def scores(
+        self, logits: Tensor, row_ids: Tensor, positions: Tensor, sampled: Tensor | None, words: Tensor | None = None
+    ) -> Tensor:
+        """What `choose` takes the largest of, so that its next largest can be guessed, too [n, V] float32. sampled [n]:
+        lines that are drawn; None: none is."""
         found = logits.float()
-        if not drawn:
+        if sampled is None:
             return found
-        table, ids = self.rows.sampling, placed.row_ids
-        keys = position_keys(table.stream[ids], positions + 1 - table.num_prompt[ids])
-        noisy = noisy_(found * table.inverse_temperature[ids][:, None], keys, table.bases[: found.shape[1]])
-        return torch.where(placed.words[:, None] > 0, noisy, found)
+        table = self.rows.sampling
+        keys = position_keys(table.stream[row_ids], positions + 1 - table.num_prompt[row_ids])
+        bases = table.bases[: found.shape[1]] if words is None else table.bases[words]
+        noisy = noisy_(found * table.inverse_temperature[row_ids][:, None], keys, bases)
+        return torch.where(sampled[:, None], noisy, found)
 
     def _draw(self, logits: Tensor, placed: Placed, positions: Tensor, words: Tensor | None = None) -> Tensor:
         """The same in plain torch."""

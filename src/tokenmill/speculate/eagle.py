@@ -23,6 +23,7 @@ from tokenmill.runner.replays import Replays
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.side import Side, side_of
 from tokenmill.speculate.choice import Choosing, Placed
+from tokenmill.speculate.eagle_tree import Growth, Head, grow
 
 Embed = Callable[[Tensor, ForwardContext], Tensor]
 FINAL = -1
@@ -55,7 +56,6 @@ class EagleHead:
     """A DeviceDrafter that reads the target's layers."""
 
     follows = True
-    levels = 0
     catches_up = ""
 
     def __init__(
@@ -68,8 +68,11 @@ class EagleHead:
         dtype: torch.dtype,
         *,
         record: bool,
+        trees: bool = False,
     ) -> None:
-        """dtype: what the target computes in."""
+        """dtype: what the target computes in; trees: of `most` nodes."""
+        self.growth = Growth.of(most) if trees else None
+        self.levels = 0 if self.growth is None else self.growth.levels
         self.net = net
         self.specs = specs
         self.target = target
@@ -118,12 +121,37 @@ class EagleHead:
         side.length[row_ids] = length
         side.computed[row_ids] = (length - 2).clamp_(min=0)
         self._states(row_ids.shape[0], self.out[step.places()])
+        if self.growth is not None:
+            self._grow(step, placed, length, drawn=drawn)
+            return
         real = slice(len(step.row_list))  # a spare row that fills up a rung would move on once for each place it fills
         for n in range(step.count):
             if n:
                 self._pass(placed, drawn=drawn)
             ids = self._guess(placed, drawn=drawn)
             self.kernels.advance_(row_ids[real], ids[real], side.tokens, side.length, side.computed)
+
+    def _grow(self, step: Drafting, placed: Placed, length: Tensor, *, drawn: bool) -> None:
+        """A tree for each row in place of a chain."""
+        assert self.growth is not None and self.out is not None
+        net, sampled, rows = self.net, placed.words > 0, step.rows
+
+        def scores(states: Tensor, row_ids: Tensor, positions: Tensor) -> Tensor:
+            some = sampled.repeat_interleave(states.shape[0] // sampled.shape[0]) if drawn else None
+            return self.choosing.scores(self._logits(states), row_ids, positions, some, net.words)
+
+        head = Head(scores, net.words, net.go_on, self.side, self._shifted(), self.kernels)
+        growth = replace(self.growth, nodes=step.count)
+        tokens, parents = grow(head, growth, placed.row_ids, length, self.out[step.places()])
+        ahead = torch.arange(step.count, device=length.device)
+        rows.tokens[placed.row_ids[:, None], length[:, None] + ahead] = tokens.to(torch.int32)
+        rows.parents[placed.row_ids, : step.count] = parents
+
+    def _logits(self, states: Tensor) -> Tensor:
+        """Of words behind states [n, hidden]."""
+        net, ctx = self.net, bare(self.kernels, states.shape[0], states.device)
+        x = states if net.norm is None else self.kernels.norm(states, net.norm)
+        return self.target.logits(x, ctx) if net.head is None else net.head.matmul(x, ctx).float()
 
     def forget_weights(self) -> None:
         """What was made of the old ones is made again."""

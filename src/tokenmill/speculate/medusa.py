@@ -97,7 +97,8 @@ class MedusaHeads(Forgetful):
         else:
             made = self.replays.make_or_replay((rung, heads, plain), computing)
         if self.levels:
-            scores = [self.choosing.scores(x, placed, newest + n, drawn=drawn)[:count] for n, x in enumerate(made)]
+            sampled, ids = placed.words > 0 if drawn else None, placed.row_ids
+            scores = [self.choosing.scores(x, ids, newest + n, sampled)[:count] for n, x in enumerate(made)]
             found, parents = self.picking.pick(scores, step.count)
             ahead = torch.arange(step.count, device=given.device)
             rows.tokens[row_ids[:, None], rows.length[row_ids][:, None] + ahead] = found.to(torch.int32)

@@ -11,6 +11,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -91,10 +92,30 @@ class Best:
         scores = torch.zeros(own.shape[0], own.shape[1] + 1, device=own.device)
         for at in self.levels:
             scores[:, at + 1] = scores[:, self.parents[at]] + own[:, at]
-        order = scores[:, 1:].sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
-        place = torch.zeros_like(scores, dtype=torch.int64)
-        place.scatter_(1, order + 1, torch.arange(1, count + 1, device=own.device).expand_as(order))
-        return self.depth[order], self.rank[order], place.gather(1, self.parents[order])
+        order, parents = likeliest(scores[:, 1:], self.parents.expand(own.shape[0], -1), count)
+        return self.depth[order], self.rank[order], parents
+
+
+def likeliest(worth: Tensor, parents: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """worth [S, n], of no node more than of its parent, which comes before it -> the numbers of the `count` best nodes
+    [S, count], in their order, and what these go on from, among themselves. parents: 1 + a node's number; 0: the
+    root."""
+    order = worth.sort(dim=1, descending=True, stable=True).indices[:, :count].sort(1).values
+    place = parents.new_zeros((worth.shape[0], worth.shape[1] + 1))
+    place.scatter_(1, order + 1, torch.arange(1, order.shape[1] + 1, device=worth.device).expand_as(order))
+    return order, place.gather(1, parents.gather(1, order))
+
+
+def likeliest_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """scores [n, V] float32 -> the numbers of the `count` largest of each line [n, count], falling, and the logarithms
+    of their shares."""
+    top = scores.topk(count, dim=1)
+    largest = top.values[:, :1]
+    if scores.device.type == "cpu":  # torch wakes its threads for a sum, which costs more than all of the tree
+        total = torch.from_numpy(np.exp(scores.numpy() - largest.numpy()).sum(1, keepdims=True))
+    else:
+        total = (scores - largest).exp().sum(1, keepdim=True)
+    return top.indices, (top.values - largest - total.log()).clamp_(max=0.0)
 
 
 class Picking:
@@ -114,12 +135,12 @@ class Picking:
     def pick(self, scores: list[Tensor], count: int) -> tuple[Tensor, Tensor]:
         """scores [S, V] of each level -> tokens [S, count] and their parents [S, count]."""
         children = min(self.children, scores[0].shape[1])
-        top = [x.topk(children, dim=1) for x in scores]
-        ids = torch.stack([t.indices for t in top], 1)
+        top = [likeliest_words(x, children) for x in scores]
+        ids = torch.stack([found for found, _ in top], 1)
         if self.best is None:
             level, rank = self.level[:count], self.rank[:count].clamp(max=children - 1)
             return ids[:, level, rank], self.parents[:count].expand(ids.shape[0], -1)
-        likely = torch.stack([t.values - x.logsumexp(1, keepdim=True) for t, x in zip(top, scores, strict=True)], 1)
+        likely = torch.stack([likely for _, likely in top], 1)
         level, rank, parents = self.best.choose(likely, count)
         return ids[torch.arange(ids.shape[0], device=ids.device)[:, None], level, rank], parents
 

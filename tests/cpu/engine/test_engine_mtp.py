@@ -139,6 +139,23 @@ def test_what_it_guesses_and_that_no_byte_changes(checkpoint: tuple[str, Path, A
     assert len(right) >= 12 and sum(right) >= len(right) - 1, right  # two logits may be one in float32
 
 
+def test_trees(checkpoint: tuple[str, Path, Any, Any]) -> None:
+    name, folder, _, _ = checkpoint
+    config = {"method": "mtp", "speculative_token_tree": "best", "num_speculative_tokens": 6}
+    if name == "qwen3-next":
+        with pytest.raises(UserError, match="trees are not built for models with recurrent layers"):
+            open_llm(folder, **OPTIONS, speculative_config=config)
+        return
+    with open_llm(folder, **OPTIONS, kernels="auto") as llm:
+        wanted = [exact(o) for o in run(llm, PROMPTS, PARAMETERS)]
+    with open_llm(folder, **OPTIONS, speculative_config=config, kernels="auto", pipeline_depth=2) as llm:
+        llm.engine.scheduler.ahead.control = AllOfThem(6)
+        for _ in range(2):
+            assert [exact(o) for o in run(llm, PROMPTS, PARAMETERS)] == wanted
+        assert llm.engine.scheduler.counters.drafted > 100
+        check_nothing_left(llm.engine)
+
+
 def test_vllms_other_names_and_what_is_refused(checkpoint: tuple[str, Path, Any, Any], tmp_path: Path) -> None:
     name, folder, _, _ = checkpoint
     with open_llm(folder, **OPTIONS, speculative_config={"method": "deepseek_mtp"}) as llm:

@@ -86,7 +86,7 @@ ELSEWHERE = {
 """Options that are not drawn."""
 
 REFUSALS = (
-    "--kv-cache-group needs --kv-cache-dtype fp8 or int8",
+    "--kv-cache-group needs --kv-cache-dtype",
     "need the in-process executor",
 )
 """How combinations that exclude each other are told."""

@@ -12,7 +12,7 @@ import random
 
 import pytest
 import torch
-from drafters import MOST, make_medusa
+from drafters import MOST, make_eagle, make_medusa
 from engines import BACKENDS, OTHER, check_nothing_left, exact, greedy, run
 from engines import open_usual as open_llm
 from test_engine_families import ALL, ONE_OF_EACH, Family
@@ -20,6 +20,8 @@ from test_engine_families import ALL, ONE_OF_EACH, Family
 from tokenmill import SamplingParams
 from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import UserError
+from tokenmill.kernels import ReferenceKernels
+from tokenmill.speculate.eagle_tree import Growth
 from tokenmill.testing.tiny import make_tiny
 
 NODES = 9
@@ -30,7 +32,8 @@ SHAPE = [[0], [1], [2], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 0]]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     root = tmp_path_factory.mktemp("trees")
-    return {"self": make_tiny(root / "target"), "medusa": make_medusa(root / "medusa")}
+    heads = {"medusa": make_medusa(root / "medusa"), "eagle": make_eagle(root / "eagle")}
+    return {"self": make_tiny(root / "target"), "eagle3": make_eagle(root / "eagle3", words=100), **heads}
 
 
 def trees(folder, shape="best", **more):
@@ -164,6 +167,53 @@ def test_heads_make_trees(shape, folders, plain):
     assert [exact(o) for o in found] == [exact(o) for o in wanted]
 
 
+@pytest.mark.parametrize(
+    "name, title",
+    [("eagle", "preemption"), ("eagle", "other kernels"), ("eagle3", "chunks"), ("eagle3", "three plans in flight")],
+)
+def test_heads_with_keys_of_their_own_make_trees(name, title, folders, plain):
+    options = {"max_model_len": 64, "block_size": 8, **ENGINES[title]}
+    wanted = plain(**{k: v for k, v in options.items() if k in ("max_model_len", "kernels")})
+    config = trees(folders[name], method=name, num_speculative_tokens=7)
+    with all_of_them(open_llm(folders["self"], **config, **options)) as llm:
+        found = [run(llm, PROMPTS, PARAMETERS) for _ in range(2)]
+        counters = llm.engine.scheduler.counters
+        assert counters.drafted > 200 and counters.failures == 0
+        check_nothing_left(llm.engine)
+    for outputs in found:
+        assert [exact(o) for o in outputs] == [exact(o) for o in wanted]
+
+
+@pytest.mark.parametrize("kernels", BACKENDS)
+def test_an_eagle_tree_sees_what_its_chain_would(kernels, folders, plain):
+    """One branch a level is a chain: it says what the chain says, whatever trees were verified in between."""
+    said, texts = {}, texts_of(plain(max_model_len=64, kernels=kernels)[:1])
+    for shape in (None, "best"):
+        config = {"method": "eagle", "model": str(folders["eagle"]), "num_speculative_tokens": 3}
+        if shape is not None:
+            config |= {"speculative_token_tree": shape}
+        with all_of_them(open_llm(folders["self"], speculative_config=config, kernels=kernels)) as llm:
+            drafter = llm.engine.executor.runner.drafter
+            if shape is not None:
+                drafter.growth, drafter.levels = Growth(3, 3, 1), 3
+            honest = drafter.propose
+
+            def propose(step, honest=honest, shape=shape):
+                honest(step)
+                for row in step.row_list:
+                    known = int(step.rows.length[row])
+                    told = step.rows.tokens[row, : known + step.count].tolist()
+                    said.setdefault(tuple(told[:known]), {})[shape] = told[known:]
+
+            drafter.propose = propose
+            if shape is not None:
+                know(llm, texts)
+            run(llm, PROMPTS[:1], PARAMETERS[0])
+            assert (llm.engine.scheduler.counters.accepted > 5) == (shape is not None)
+    both = [found for found in said.values() if len(found) == 2]
+    assert len(both) > 8 and all(found[None] == found["best"] for found in both)
+
+
 TOLD = {
     "pattern": {"structured_outputs": {"regex": "([0-9]{3} [a-z]{4} ){3}done"}, "temperature": 0.9, "seed": 5},
     "processor": {"logits_processors": [lambda said, x: x + (len(said) % 3 == 0) * 0.5 * (x == x[said[-1:] or [0]])]},
@@ -210,6 +260,7 @@ REFUSED = {
     "another count": ({"speculative_token_tree": [[0], [1]], "num_speculative_tokens": 3}, "there are 2 paths"),
     "too many": ({"speculative_token_tree": [[0] * n for n in range(1, 17)] + [[0] * 17]}, "up to 16"),
     "too deep for its heads": ({"speculative_token_tree": [[0] * n for n in range(1, 5)]}, "4 levels.*3 heads"),
+    "a list for EAGLE": ({"method": "eagle", "speculative_token_tree": [[0]]}, "likeliest nodes"),
     "another method": ({"method": "ngram", "model": None, "speculative_token_tree": "best"}, "speculative_token_tree"),
 }
 
@@ -226,3 +277,29 @@ def test_models_with_states_are_refused(folders, tmp_path):
     family = Family(ALL["qwen3-next"], tmp_path)
     with pytest.raises(UserError, match="trees are not built for models with recurrent layers"):
         family.open(**trees(folders["medusa"]))
+
+
+def test_backends_whose_attention_knows_no_paths_are_refused(folders, monkeypatch):
+    honest = ReferenceKernels.__init__
+
+    def plain(self, **options):
+        honest(self, **options)
+        self.trees = False
+
+    monkeypatch.setattr(ReferenceKernels, "__init__", plain)
+    with pytest.raises(UserError, match="trees are not built on cpu; without it drafts are chains"):
+        open_llm(folders["self"], **trees(folders["medusa"]))
+
+
+@pytest.mark.skipif(not os.environ.get("TOKENMILL_FAMILIES"), reason="processes start for as long as all else takes")
+@pytest.mark.parametrize("options", [{"executor": "process"}, {"tensor_parallel_size": 2}], ids=str)
+def test_other_processes(options, folders, plain):
+    """Every rank grows the same trees and moves its own keys."""
+    wanted = plain(max_model_len=64)
+    with all_of_them(
+        open_llm(folders["self"], **trees(folders["eagle"], method="eagle"), max_model_len=64, **options)
+    ) as llm:
+        found = run(llm, PROMPTS, PARAMETERS)
+        assert llm.engine.scheduler.counters.drafted > 200
+        check_nothing_left(llm.engine)
+    assert [exact(o) for o in found] == [exact(o) for o in wanted]

@@ -12,6 +12,10 @@ from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVSpec, K
 from tokenmill.kvcache.states import StatePool
 
 
+NOWHERE = 1 << 24
+"""In a table behind its entries there may be anything."""
+
+
 @dataclass
 class Tables:
     """One sequence: tokens computed, and per group its (block, first position) entries."""
@@ -101,9 +105,9 @@ class PagedBatch:
 
     def _plan(self, index: int, grants: list[tuple[str, int]]) -> GroupPlan:
         rows = [self.seqs[name].entries[index] for name, _ in grants]
-        width = max(len(row) for row in rows)
-        tables = [[b for b, _ in row] + [0] * (width - len(row)) for row in rows]
-        first = [[p for _, p in row] + [0] * (width - len(row)) for row in rows]
+        width = max(len(row) for row in rows) + 1
+        tables = [[b for b, _ in row] + [NOWHERE] * (width - len(row)) for row in rows]
+        first = [[p for _, p in row] + [NOWHERE] * (width - len(row)) for row in rows]
         plain = all(p == j * self.block_size for row in rows for j, (_, p) in enumerate(row))
         slots = []
         for (name, count), row in zip(grants, rows, strict=True):

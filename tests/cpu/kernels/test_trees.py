@@ -165,12 +165,12 @@ def test_the_walk_down_a_tree(backend: str) -> None:
             samples += said
             wanted.append(walk(said, drafts, parents, most))
             first += len(said)
-        wide = max(1, *map(len, cases), 1)
-        parents = torch.tensor([p + [0] * (wide - len(p)) for p in cases])
+        wide = max(1, *map(len, cases))
+        above = torch.tensor([p + [0] * (wide - len(p)) for p in cases])
         before = length.clone()
         given = torch.tensor(grants).T.contiguous()
         most = max(g[3] for g in grants)
-        path, kept = kernels.accept_tree_(given, most, parents, torch.tensor(samples), tokens, length, computed)
+        path, kept = kernels.accept_tree_(given, most, above, torch.tensor(samples), tokens, length, computed)
         for i, (row, _, _, _) in enumerate(grants):
             stand, said = wanted[i]
             assert path[i, : int(kept[i])].tolist() == stand

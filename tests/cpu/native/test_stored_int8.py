@@ -1,5 +1,5 @@
-"""Keys and values in int8: what is stored against the reference's bytes, attention against the reference on the same
-pages, and a row's bytes against its own in chunks."""
+"""Keys and values in int8 and int4: what is stored against the reference's bytes, attention against the reference on
+the same pages, and a row's bytes against its own in chunks."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ SIZES = st.lists(st.tuples(st.integers(0, 700), st.integers(1, 30)), min_size=1,
 BLOCK = 16
 
 
-def pages(kind: str, kv_heads: int, dims: tuple[int, int], group: int, blocks: int) -> tuple[AttentionSpec, KVView]:
+def pages(
+    kind: str, kv_heads: int, dims: tuple[int, int], group: int, blocks: int, stored: str = "int8"
+) -> tuple[AttentionSpec, KVView]:
     heads = 1 if kind == "latent" else kv_heads
     kv = KVSpec(kind, heads, dims[0], min(dims) if kind == "latent" else dims[1])  # type: ignore[arg-type]
-    view = KVPool(make_layout((kv,), BLOCK, KVFormat("int8", group)), [blocks], "cpu").views[0]
+    view = KVPool(make_layout((kv,), BLOCK, KVFormat(stored, group)), [blocks], "cpu").views[0]
     assert view.key_scale is not None and view.value_scale is not None
     view.key_scale.fill_(math.nan)  # what was never stored must not be seen
     view.value_scale.fill_(math.nan)
@@ -59,17 +61,18 @@ def product(spec: AttentionSpec, tokens: int, dtype: torch.dtype, seed: int) -> 
     return torch.randn(tokens, width, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+@pytest.mark.parametrize("stored", ["int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @FEW
 @given(
     sizes=SIZES, dims=st.sampled_from([(64, 64), (24, 40), (32, 8)]), group=st.sampled_from([0, 4, 8]),
     kind=st.sampled_from(["full", "latent"]), kv_heads=st.integers(1, 3), seed=st.integers(0, 99),
 )  # fmt: skip
-def test_stores_and_attends_as_the_reference(kernels, dtype, sizes, dims, group, kind, kv_heads, seed):
+def test_stores_and_attends_as_the_reference(kernels, dtype, stored, sizes, dims, group, kind, kv_heads, seed):
     width = max(-(-(a + b) // BLOCK) for a, b in sizes)
     bases = [(i + 1) * width - 1 for i in range(len(sizes))]
-    spec, view = pages(kind, kv_heads, dims, group, width * len(sizes))
-    _, same = pages(kind, kv_heads, dims, group, width * len(sizes))
+    spec, view = pages(kind, kv_heads, dims, group, width * len(sizes), stored)
+    _, same = pages(kind, kv_heads, dims, group, width * len(sizes), stored)
     before = [(0, old) for old, _ in sizes if old]
     for spans, at in ((before, [b for b, (old, _) in zip(bases, sizes, strict=True) if old]), (sizes, bases)):
         if not spans:
@@ -93,16 +96,18 @@ def parts(view: KVView) -> list[Tensor]:
     return [view.key, view.value, view.key_scale, view.value_scale]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_chunks_company_and_threads_change_no_byte(kernels, threads, dtype):
-    spec, view = pages("full", 2, (64, 64), 0, 200)
+@pytest.mark.parametrize(
+    ("dtype", "stored"), [(torch.float32, "int8"), (torch.bfloat16, "int8"), (torch.bfloat16, "int4")]
+)
+def test_chunks_company_and_threads_change_no_byte(kernels, threads, dtype, stored):
+    spec, view = pages("full", 2, (64, 64), 0, 200, stored)
     qkv = product(spec, 1300, dtype, 1)
     threads(2)
     whole = step(kernels, view, [(0, 1300)], [90])
     wanted = kernels.attention(kernels.prepare_qkv(qkv, spec, whole), spec, whole)
     for count, cuts in ((1, [0, 1, 640, 1299, 1300]), (3, [0, 511, 513, 1298, 1300])):
         threads(count)
-        spec, view = pages("full", 2, (64, 64), 0, 200)
+        spec, view = pages("full", 2, (64, 64), 0, 200, stored)
         for start, stop in itertools.pairwise(cuts):
             other = product(spec, 5, dtype, stop)
             mixed = step(kernels, view, [(start, stop - start), (0, 5)], [90, 100])
@@ -111,8 +116,9 @@ def test_chunks_company_and_threads_change_no_byte(kernels, threads, dtype):
             assert torch.equal(got, wanted[start:stop]), (start, stop)
 
 
-def test_a_broken_token_does_not_reach_those_before_it(kernels):
-    spec, view = pages("full", 1, (32, 32), 0, 8)
+@pytest.mark.parametrize("stored", ["int8", "int4"])
+def test_a_broken_token_does_not_reach_those_before_it(kernels, stored):
+    spec, view = pages("full", 1, (32, 32), 0, 8, stored)
     qkv = product(spec, 40, torch.float32, 2)
     qkv[30, -1] = math.nan
     ctx = step(kernels, view, [(0, 40)], [7])

@@ -23,6 +23,7 @@ VERBS = [
     "plan",
     "doctor",
     "quantize",
+    "prune",
     "distill",
     "tune",
     "completion",

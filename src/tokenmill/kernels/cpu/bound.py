@@ -73,12 +73,13 @@ class BoundLayer:
         native.pages(view.key.data_ptr(), view.value.data_ptr(), strides, blocks, size, STORED[view.key.dtype])
         if view.key_scale is not None and view.value_scale is not None:
             self.keep += [view.key_scale, view.value_scale]
+            groups = 2 if view.key.dtype == torch.uint8 else 1  # least values lie beside scales
             native.scales(
                 view.key_scale.data_ptr(),
                 view.value_scale.data_ptr(),
                 [*view.key_scale.stride()[:3], *view.value_scale.stride()[:3]],
-                kv.key_dim // view.key_scale.shape[3],
-                (kv.key_dim if kv.kind == "latent" else kv.value_dim) // view.value_scale.shape[3],
+                kv.key_dim * groups // view.key_scale.shape[3],
+                (kv.key_dim if kv.kind == "latent" else kv.value_dim) * groups // view.value_scale.shape[3],
             )
         return native
 

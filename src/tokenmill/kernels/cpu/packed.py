@@ -42,7 +42,7 @@ BLOCKS: dict[str, int] = {
 }
 """GGUF types that are multiplied as they are: their codes and scales are kept, in another order."""
 TYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
-STORED: dict[torch.dtype, int] = {**TYPES, torch.int8: 2}
+STORED: dict[torch.dtype, int] = {**TYPES, torch.int8: 2, torch.uint8: 3}
 """What keys and values may be stored as."""
 ALIGNMENT = 64
 HUGE_PAGE = 1 << 21

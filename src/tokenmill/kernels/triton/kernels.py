@@ -116,6 +116,7 @@ class TritonKernels(ReferenceKernels):
             fuses="fusion" not in without,
             narrow_ways=measured_narrow(torch.cuda.get_device_name()) if real else {},
         )
+        self.trees = False
         self.chooses = True
         self.unfit: set[Kind] = set()
         self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
