@@ -48,9 +48,9 @@ DIFFERENCES = """| | Ampere | Ada | Hopper | Blackwell |
 `tokenmill tune MODEL --kernel-search load` finds the fastest products of a model on the GPU that is there, and keeps
 them for it ([measuring.md](measuring.md)).
 
-Plain torch computes on every GPU, counted: attention over latent vectors in 8 bits, heads of more than 256 numbers in
-32 bits, K/V whose scales are of groups, mixtures that scale their input (Llama 4), and matrices of formats
-without a packed form.
+{stopped}Plain torch computes on every GPU, counted: attention over latent vectors in 8 bits, heads of more than 256
+numbers in 32 bits, K/V whose scales are of groups, mixtures that scale their input (Llama 4), and matrices of formats
+without a packed form; on Ampere that is fp8, of mixtures, too.
 
 ## Kernels
 
@@ -104,7 +104,14 @@ def page() -> str:
         compiled=sum(cell["compiled"] for cell in every),
         failed=sum(cell["failed"] for cell in every) or "none",
     )
-    text += DIFFERENCES + f"| kernel | {' | '.join(GENERATIONS.values())} |\n" + "|---" * 5 + "|\n"
+    ended = [f"`{name}`" for name in matrix["failed"]]
+    stopped = f"Cases that ended where plain torch would have read numbers: {', '.join(ended)}.\n\n" if ended else ""
+    text += (
+        DIFFERENCES.replace("{stopped}", stopped)
+        + f"| kernel | {' | '.join(GENERATIONS.values())} |\n"
+        + "|---" * 5
+        + "|\n"
+    )
     for name, folder in sorted(known.items(), key=lambda pair: (pair[1], pair[0])):
         cells = [_cell(devices[device].get(name)) for device in GENERATIONS]
         module, _, function = name.partition(".")

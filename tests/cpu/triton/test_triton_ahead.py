@@ -57,7 +57,7 @@ def work(kernel):
 
 folder = pathlib.Path({str(tmp_path)!r})
 (folder / "config.json").write_text(json.dumps(few_layers(GEOMETRIES["smollm-135m"], 1)))
-options = {{"max_model_len": 256, "max_num_seqs": 2, "compile_ahead": False}}
+options = {{"max_model_len": 256, "max_num_seqs": 2, "compile_ahead": False, "enforce_eager": True}}
 config = make_config(model=str(folder), load_format="dummy", skip_tokenizer_init=True, device="cuda", **options)
 told = compile_order(Order(config, DEVICES["sm_90"], 2), work)
 there = [place for place in told.places if os.path.isfile(place)]
@@ -70,5 +70,5 @@ print(json.dumps([told.kernels, told.compiled, told.failed, told.failure, len(to
     )
     assert done.returncode == 0, done.stderr[-2000:]
     kernels, compiled, failed, failure, places, there = json.loads(done.stdout.splitlines()[-1])
-    assert kernels == places > 20 and compiled == kernels and not failed and not failure
+    assert kernels == places > 5 and compiled == kernels and not failed and not failure
     assert len(there) >= 1 and all("_norm_kernel" in place for place in there), "where Triton will look for it"
