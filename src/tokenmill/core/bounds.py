@@ -22,6 +22,7 @@ POSITIVE = frozenset(
         "max_lora_rank",
         "max_cpu_loras",
         "gpu_memory_utilization",
+        "kernel_search_seconds",
         "max_num_queued_reqs",
         "max_body_bytes",
         "max_blob_bytes",
@@ -39,6 +40,7 @@ POSITIVE = frozenset(
 MOST: dict[str, int] = {
     "gpu_memory_utilization": 1,
     "check_structured": 1,
+    "kernel_search_seconds": 86_400,
     "max_num_seqs": 1 << 16,
     "num_gpu_blocks_override": 1 << 27,
     "block_size": 1 << 20,

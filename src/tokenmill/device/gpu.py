@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ class Gpu:
 
 def gpu_of(device: str) -> Gpu:
     """The properties of this NVIDIA GPU."""
-    found = torch.cuda.get_device_properties(device)
+    found: Any = torch.cuda.get_device_properties(device)
     free, total = torch.cuda.mem_get_info(device)
     return Gpu(
         torch.cuda.get_device_name(device),

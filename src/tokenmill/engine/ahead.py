@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import signal
 import sys
 import time
 from collections.abc import Mapping
@@ -96,7 +97,10 @@ class Process:
             keep(self.note, told.places)
 
     def end(self) -> None:
-        """Nobody waits for it any more."""
+        """Nobody waits for it any more: it ends, and its compilers with it."""
+        if self.process.poll() is None:
+            with contextlib.suppress(OSError):
+                os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own
         self.process.kill()
         self.process.wait()
         self.pipe.close()

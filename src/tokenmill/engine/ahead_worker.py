@@ -101,8 +101,9 @@ def compile_order(order: Order, work: Callable[[Any], int] = compile_kernel) -> 
         places = [place_of(kernel) for kernel in standin.kernels.values()]
     traced_s = time.monotonic() - began
     farm.finish()
-    counts = [farm.ended.count(code) for code in (COMPILED, CACHED, FAILED)]
-    return Told(sum(counts), *counts, traced_s, time.monotonic() - began, failure, places)
+    compiled, cached, failed = (farm.ended.count(code) for code in (COMPILED, CACHED, FAILED))
+    took_s = time.monotonic() - began
+    return Told(len(farm.ended), compiled, cached, failed, traced_s, took_s, failure, places)
 
 
 def place_of(kernel: Any) -> str:

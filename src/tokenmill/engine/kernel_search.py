@@ -7,14 +7,11 @@ kernels is recorded again. Must not know: kernels.
 from __future__ import annotations
 
 from tokenmill.core.config import TuningOptions
-from tokenmill.core.errors import ParameterError
 from tokenmill.runner.runner import Runner
 
 
 def warm(options: TuningOptions, runner: Runner, reasons: list[str]) -> None:
     """Record what can be recorded ahead, with what `--kernel-search` finds."""
-    if not 0.0 < options.kernel_search_seconds <= 86_400.0:
-        raise ParameterError("kernel_search_seconds must be a time of at most a day.", param="kernel_search_seconds")
     runner.warm()
     if options.kernel_search == "off":
         return
@@ -24,7 +21,9 @@ def warm(options: TuningOptions, runner: Runner, reasons: list[str]) -> None:
         return
     report = search(options.kernel_search_seconds)
     if report.found:
-        runner.record_again()
+        for recorder in runner.recorders:
+            recorder.forget_all()
+        runner.warm()
     best = max(report.gains.values(), default=1.0)
     reasons.append(
         f"--kernel-search: {len(report.found)} of {report.operations} products are faster now, up to {best:.2f} times "

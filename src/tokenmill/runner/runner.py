@@ -143,12 +143,6 @@ class Runner:
             self._compile_drafts()
             self.drafter.warm()
 
-    def record_again(self) -> None:
-        """Forget what was recorded, and record it anew: kernels are chosen otherwise from now on."""
-        for recorder in self.recorders:
-            recorder.forget_all()
-        self.warm()
-
     def _compile_drafts(self) -> None:
         """What follows sampling where there are drafts, with the row that is nobody's; it stays where it was."""
         rows, device = self.rows, self.rows.device

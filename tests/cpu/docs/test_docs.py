@@ -164,6 +164,23 @@ def test_the_page_of_models_is_that_of_the_registry() -> None:
     assert set(told) == {str(len(registry.architectures()))} and len(told) == 2
 
 
+def test_the_page_of_hardware_is_that_of_the_matrix() -> None:
+    spec = importlib.util.spec_from_file_location("hardware_page", ROOT / "tools" / "hardware.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert module.PAGE.read_text() == module.page(), "run python tools/hardware.py --write"
+    devices = json.loads(module.MATRIX.read_text())["devices"]
+    assert set(devices) == set(module.GENERATIONS)
+    for name in {kernel for device in devices.values() for kernel in device}:
+        assert name in module.kernels(), f"{name} is no kernel any more: run bench/gpu_matrix.py --summary again"
+    assert set(module.instruction_sets()) == set(module.SETS)
+    only = {"wide._wide_kernel": {"sm_90"}, "hopper._hopper_kernel": {"sm_90"}}
+    for name, expected in only.items():
+        assert {device for device, found in devices.items() if name in found} <= expected, name
+    assert not devices["sm_89"].keys() & {"shared._shared_kernel", "gathered._gathered_kernel"}, "too large for it"
+
+
 # ------------------------------------------------------------------ the recipes
 
 

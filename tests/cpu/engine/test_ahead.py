@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -78,7 +79,8 @@ def test_it_is_told_and_not_done_again(on_gpu: Path, monkeypatch: pytest.MonkeyP
     place.touch()
     told = Told(40, 30, 10, 0, 2.0, 5.0, places=[str(place)])
     orders = answering(monkeypatch, msgspec.msgpack.encode(told))
-    config, raw, reasons = make_config(model="some", device="cuda:1"), {"hidden_size": 64}, []
+    config, raw = make_config(model="some", device="cuda:1"), {"hidden_size": 64}
+    reasons: list[str] = []
     compiling = compile_ahead(config, "cuda:1", raw)
     compiling.wait(reasons)
     assert "30 of 40 kernels were compiled ahead in 5.0 s" in reasons[0] and "10 were there" in reasons[0]
@@ -102,7 +104,7 @@ def test_it_is_told_and_not_done_again(on_gpu: Path, monkeypatch: pytest.MonkeyP
 )
 def test_a_load_goes_on(on_gpu: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, reason: str) -> None:
     answering(monkeypatch, answer)
-    config, reasons = make_config(model="some"), []
+    config, reasons = make_config(model="some"), list[str]()
     compile_ahead(config, "cuda", {}).wait(reasons)
     assert reason in reasons[0]
     assert not is_kept(note_of(config, GPU, {})), "what was not compiled is tried again"
@@ -117,6 +119,23 @@ def test_it_does_not_wait_for_ever(on_gpu: Path, monkeypatch: pytest.MonkeyPatch
     compile_ahead(make_config(model="some"), "cuda", {}).wait(reasons)
     assert "not compiled ahead within" in reasons[0]
     assert process.returncode == -signal.SIGKILL
+    theirs.close()
+
+
+def test_compilers_end_with_whoever_started_them(tmp_path: Path) -> None:
+    """A worker that is not waited for any more leaves no compiler behind."""
+    program = "import os, time; p = os.fork(); p and print(p, flush=True); time.sleep(600)"
+    ours, theirs = socket.socketpair()
+    compiling = Process.__new__(Process)
+    compiling.pipe = Pipe(ours)
+    compiling.process = subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, process_group=0
+    )  # type: ignore[assignment]
+    assert compiling.process.stdout is not None
+    child = os.pidfd_open(int(compiling.process.stdout.readline()))
+    compiling.end()
+    assert select.select([child], [], [], 30.0)[0], "it has ended"
+    os.close(child)
     theirs.close()
 
 

@@ -10,10 +10,11 @@ import torch
 triton = pytest.importorskip("triton")
 
 from tests.cpu.triton.test_triton_attention import STEPS, both, make_spec, rope  # noqa: E402
-from triton.runtime.errors import OutOfResources  # noqa: E402
+from triton.compiler.errors import CompilationError  # noqa: E402
+from triton.runtime.errors import OutOfResources, PTXASError  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
-from tokenmill.core.forward import NormSpec, RouteSpec  # noqa: E402
+from tokenmill.core.forward import NormSpec, RouteSpec, StoredMatrix  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.quant.grid import GridWeight  # noqa: E402
@@ -21,13 +22,80 @@ from tokenmill.quant.grid import GridWeight  # noqa: E402
 REFERENCE = ReferenceKernels()
 
 
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> TritonKernels:
+def failing(kind: str) -> Exception:
+    """What Triton raises where a device or a compiler cannot."""
+    if kind == "resources":
+        return OutOfResources(263168, 232448, "shared memory")
+    if kind == "assembler":
+        return PTXASError("ptxas failed with error code 255")
+    if kind == "frontend":
+        return CompilationError("def kernel(): ...", None, "unsupported type")
+    return RuntimeError("PassManager::run failed")
+
+
+@pytest.fixture(params=["resources", "assembler", "frontend", "lowering"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> TritonKernels:
     def run(self: object, *args: object, **kwargs: object) -> None:
-        raise OutOfResources(263168, 232448, "shared memory")
+        raise failing(request.param)
 
     monkeypatch.setattr(InterpretedFunction, "run", run)
     return TritonKernels()
+
+
+def seeded(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> list[str]:
+    """Kernels whose names hold this cannot be compiled; -> which were tried."""
+    tried: list[str] = []
+    run = InterpretedFunction.run
+
+    def watched(self: InterpretedFunction, *args: object, **kwargs: object) -> object:
+        if name in self.fn.__name__:
+            tried.append(self.fn.__name__)
+            raise error
+        return run(self, *args, **kwargs)
+
+    monkeypatch.setattr(InterpretedFunction, "run", watched)
+    return tried
+
+
+def test_one_kernel_falls_back_alone_and_is_not_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = seeded(monkeypatch, "_norm_kernel", failing("lowering"))
+    kernels, spec = TritonKernels(), NormSpec(torch.rand(64), 1e-5)
+    for rows in (4, 5, 7, 4):
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(kernels.norm(x, spec), REFERENCE.norm(x, spec))
+        kernels.activate(x, "silu_mul")
+    assert len(tried) == 1, "a failure takes seconds: it is remembered for calls of the kind"
+    kernels.norm(torch.randn(9, 64), spec)
+    assert len(tried) == 2, "another kind of call may have another kernel"
+    counted = kernels.counters()
+    assert counted["norm"]["fallbacks"] == 5
+    assert counted["activate"]["fallbacks"] == 0
+
+
+def test_products_that_do_not_compile_are_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = seeded(monkeypatch, "_thin_kernel", failing("assembler"))
+    kernels, weight = TritonKernels(), torch.randn(96, 64)
+    for rows in (4, 5, 7):
+        x = torch.randn(rows, 64)
+        torch.testing.assert_close(kernels.product(x, weight), x @ weight.T, atol=1e-4, rtol=1e-4)
+    assert len(tried) == 1
+    assert kernels.counters()["linear"]["fallbacks"] == 3
+    torch.testing.assert_close(kernels.product(x[:1], weight), x[:1] @ weight.T, atol=1e-4, rtol=1e-4)
+    assert kernels.counters()["linear"]["fallbacks"] == 3, "one row has another kernel"
+
+
+def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    seeded(monkeypatch, "_norm_kernel", RuntimeError("CUDA error: an illegal memory access was encountered"))
+    with pytest.raises(RuntimeError, match="illegal memory"):
+        TritonKernels().norm(torch.randn(4, 64), NormSpec(torch.rand(64), 1e-5))
+
+
+def test_a_matrix_without_a_form_here_is_counted() -> None:
+    """As fp8 on a GPU that has no such numbers: they are made at every call."""
+    kernels, x, dense = TritonKernels(), torch.randn(2, 64), torch.randn(32, 64)
+    matrix = StoredMatrix("some kind", (32, 64), (), lambda: dense)
+    torch.testing.assert_close(kernels.product(x, matrix), x @ dense.T, atol=1e-4, rtol=1e-4)
+    assert kernels.counters()["unpacked_product"]["fallbacks"] == 1
 
 
 def test_attention_is_computed_all_the_same(kernels: TritonKernels) -> None:
@@ -69,5 +137,5 @@ def test_rows_and_choices(kernels: TritonKernels, caplog: pytest.LogCaptureFixtu
     torch.testing.assert_close(kernels.activate(x, "silu_mul"), REFERENCE.activate(x, "silu_mul"))
     said = [r.message for r in caplog.records if "greedy" in r.message]
     assert len(said) == 1, "once, not at every call"
-    assert "263168" in said[0]
+    assert "(" in said[0] and "plain torch computes it" in said[0]
     assert kernels.counters()["greedy"]["fallbacks"] == 2

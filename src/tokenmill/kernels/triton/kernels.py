@@ -71,7 +71,7 @@ from tokenmill.kernels.triton.sampling.cuts import least_kept
 from tokenmill.kernels.triton.states.recurrences import RECURRENCES
 from tokenmill.kernels.triton.states.recurrent import gated_norm
 from tokenmill.kernels.triton.states.stepping import accept_, advance_, gather_rows
-from tokenmill.kernels.triton.unfit import UNFIT, else_reference, note_unfit
+from tokenmill.kernels.triton.unfit import UNFIT, Kind, else_reference, is_unfit, kind_of, note_unfit
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _WIDEST = 1 << 15
@@ -118,7 +118,7 @@ class TritonKernels(ReferenceKernels):
         )
         self.trees = False
         self.chooses = True
-        self.unfit: set[str] = set()
+        self.unfit: set[Kind] = set()
         self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
         self.found: WayFile | None = None
         if real and cache is not None and not steady:
@@ -148,16 +148,23 @@ class TritonKernels(ReferenceKernels):
         """residual + act(norm(x) @ weight.T + bias)."""
         narrow = type(weight) is NarrowMatrix
         if not narrow and (not isinstance(weight, Tensor) or weight.ndim == 3):
+            if isinstance(weight, StoredMatrix):  # no form for this kind here: its numbers are made at every call
+                self.count("unpacked_product", fallback=True)
             return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
         if delta is not None:
             y = self.product(x if norm is None else delta.inputs, weight, bias)  # these are normed already
             return self._adapted(y, delta, act, residual)
         if not self.launch.fuses and (norm or act or residual is not None):
             return self._around(self.product(x if norm is None else self.norm(x, norm), weight, bias), act, residual)
-        try:
-            return self._product(x, weight, bias, norm, act, residual)
-        except UNFIT as error:
-            note_unfit(self, "linear", error)
+        shape = (narrow, *weight.shape, act, norm is not None)
+        if not self.unfit or kind_of("linear", (x, *shape)) not in self.unfit:
+            try:
+                return self._product(x, weight, bias, norm, act, residual)
+            except UNFIT as error:
+                if not is_unfit(error):
+                    raise
+                note_unfit(self, "linear", kind_of("linear", (x, *shape)), error)
+        self.count("linear", fallback=True)
         x = x if norm is None else self.norm(x, norm)
         if narrow:
             every = torch.arange(weight.shape[0], device=x.device)
