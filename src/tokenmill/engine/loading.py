@@ -168,6 +168,11 @@ def _take_place(config: EngineConfig, mesh: Mesh) -> str:
     return device
 
 
+def _recordable(kernels: Kernels, model: CausalLM, device: str) -> bool:
+    """May steps be recorded? What others' code does with numbers on the host is not known: no native tape has it."""
+    return (kernels.records and not model.spec.extras.get("foreign")) or records(device)
+
+
 def load_runner(
     config: EngineConfig, source: ModelSource | None = None, mesh: Mesh | None = None
 ) -> tuple[Runner, dict[str, Any]]:
@@ -201,7 +206,7 @@ def load_runner(
     finally:
         checkpoint.close()
     _tell(model.spec.extras, reasons)
-    record = not config.execute.enforce_eager and (kernels.records or records(device))
+    record = not config.execute.enforce_eager and _recordable(kernels, model, device)
     drafts = load_drafter(
         config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
     )

@@ -118,8 +118,6 @@ class Runner:
     def _recorders(self) -> list[StepRecorder]:
         """Of steps of one token a row, and of short ones that are ragged."""
         parts = self.model, self.kernels, self.rows, self.pool
-        if self.kernels.records and self.model.spec.extras.get("foreign"):
-            return []  # what others' code does with numbers on the host is not known
         if self.kernels.records:
             made: list[StepRecorder] = [RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM))]
             if self.pool.states is None or self.pool.states.trail:
