@@ -22,11 +22,12 @@ from typing import Any, Protocol
 
 import msgspec
 
-import tokenmill
 from tokenmill.core.config import EngineConfig, cache_dir
 from tokenmill.device.gpu import Gpu, gpu_of
 from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import start_process
+
+PACKAGE = Path(__file__).parents[1]
 
 LONGEST_S = 60.0
 """Waited for what is compiled ahead; then the load goes on and compiles the rest itself."""
@@ -161,7 +162,7 @@ def note_of(config: EngineConfig, gpu: Gpu, raw: Mapping[str, Any]) -> Path:
     about = replace(gpu, free=0), config.model, config.cache, config.schedule, config.execute, config.adapters
     for part in (*about, config.speculate, raw, __version__, sys.version):
         digest.update(msgspec.json.encode(part, order="deterministic", enc_hook=str))
-    for source in sorted(Path(tokenmill.__file__).parent.joinpath("kernels", "triton").rglob("*.py")):
+    for source in sorted((PACKAGE / "kernels" / "triton").rglob("*.py")):
         digest.update(source.read_bytes())
     return cache_dir() / "kernels" / f"{digest.hexdigest()}.json"
 

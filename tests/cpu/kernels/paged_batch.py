@@ -11,7 +11,6 @@ from torch import Tensor
 from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVSpec, KVView, StateSpec, StepRows
 from tokenmill.kvcache.states import StatePool
 
-
 NOWHERE = 1 << 24
 """In a table behind its entries there may be anything."""
 
