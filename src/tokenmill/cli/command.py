@@ -154,7 +154,9 @@ def _example(ctx: Any) -> str:
 
 def _tell(ctx: Any, error: Any) -> NoReturn:
     """The library's complaint in our form."""
-    text = " ".join(str(error.format_message()).split()).rstrip(".")
+    text = " ".join(str(error.format_message()).split()).rstrip(".").replace("Value error, ", "")
+    said, between, choices = text.partition(" is not one of ")
+    text = f"{said}{between}{choices.replace(chr(39), '')}"  # many are read more easily without quotes
     if "unexpected extra argument" in text:
         text += "; a text of several words stands behind a flag, in quotes"
     raise Told(f"{text}. `{ctx.command_path} --help` explains it.") from None

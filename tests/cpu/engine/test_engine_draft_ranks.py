@@ -19,7 +19,7 @@ pytest.importorskip("tokenmill.parallel.shared", reason="the native kernels were
 TENSORS, STAGES = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22, 333]}}, "required": ["n"]}
 PARAMS = [*PARAMETERS[:4], SamplingParams(temperature=0.7, seed=9, max_tokens=30, structured_outputs={"json": SCHEMA})]
-ROUGH = {"max_num_batched_tokens": 16, "num_blocks": 20}
+ROUGH = {"max_num_batched_tokens": 16, "num_blocks": 12}
 CASES = [("self", TENSORS), ("eagle", STAGES)]
 """Of the long list."""
 if FULL:

@@ -36,6 +36,7 @@ ACTS = {"GPT2LMHeadModel": "gelu", "BloomForCausalLM": "gelu", "FalconForCausalL
         "GPTNeoXForCausalLM": "gelu", "GemmaForCausalLM": "gelu"}  # fmt: skip
 STATES = {
     "RecurrentGemmaForCausalLM": {"block_types": ["recurrent", "attention"]},
+    "Gemma3nForCausalLM": {"num_kv_shared_layers": 1},
     "Mamba2ForCausalLM": {"num_heads": 2, "n_groups": 1},
     "NemotronHForCausalLM": {"hybrid_override_pattern": "M*", "mamba_num_heads": 2, "mamba_head_dim": 64,
                              "n_groups": 1},

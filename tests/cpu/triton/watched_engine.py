@@ -25,7 +25,7 @@ def open_watched(folder: str, options: dict[str, Any]) -> Any:
     from tokenmill.kernels.triton import TritonKernels
     from tokenmill.runner import replays, runner
 
-    def make_kernels(device: str, *, steady: bool, without: Collection[str]) -> TritonKernels:
+    def make_kernels(device: str, *, steady: bool, without: Collection[str], **_: object) -> TritonKernels:
         return TritonKernels(steady=steady, without=without)
 
     for module, name, other in (
