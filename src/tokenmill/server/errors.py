@@ -35,6 +35,8 @@ TYPES = {
     504: "TimeoutError",
     507: "InsufficientMemoryError",
 }
+Pairs = list[tuple[bytes, bytes]]
+"""Headers, as they are sent."""
 OVERFLOW = "context_length_exceeded"
 """The code that OpenAI's clients look for when a conversation has outgrown the context."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")

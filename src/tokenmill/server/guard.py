@@ -22,7 +22,7 @@ from prometheus_client import Counter, Histogram
 from tokenmill.server.access import CORS_EXPOSED, CORS_HEADERS, CORS_METHODS, OPEN_PATHS, Access
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError, describe_error, error_headers
+from tokenmill.server.errors import HttpError, Pairs, describe_error, error_headers
 from tokenmill.server.memory_trim import Load
 from tokenmill.server.routing import Api, error_shape, reads_any_type
 
@@ -31,7 +31,6 @@ _ID = re.compile(rb"^[\x21-\x7e]{1,128}$")
 _PHRASES = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _TYPES = (b"application/json", b"text/json", b"application/octet-stream", b"")
 Headers = dict[bytes, bytes]
-Pairs = list[tuple[bytes, bytes]]
 ONCE = frozenset({b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding"})
 """Headers that decide something: of two, nobody could say which one another server on the way has looked at."""
 

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tokenmill.server.access import OPEN_PATHS
 from tokenmill.server.deadlines import Deadlines
-from tokenmill.server.errors import HttpError, error_bytes
+from tokenmill.server.errors import HttpError, Pairs, error_bytes
 from tokenmill.server.tls import Door, Handshakes
 from tokenmill.server.transport import CountedTransport, Flow, LateEvent
 
@@ -30,7 +30,6 @@ RESERVE_S = 2.0
 LINGER_BYTES = 1 << 20
 LINGER_S = 2.0
 GRACE_S = 1.0
-Pairs = list[tuple[bytes, bytes]]
 _FRAMING = (b"content-length", b"transfer-encoding")
 """The guard's own deadline of a body comes first: it answers in the API's words."""
 FRAMING = 8
@@ -346,16 +345,14 @@ class BoundedProtocol(HttpToolsProtocol):
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.running = cycle
         if self.porter is not None and self.porter.is_shut(cycle.scope):  # in a burst, thousands a second
-            self.loop.call_soon(self._turn_away, cycle, app)  # after its body, if that came with its head
+            self.loop.call_soon(self._turn_away, self.porter, cycle, app)  # after its body, if that came with its head
         else:
             super()._start_asgi_task(cycle, app)
 
-    def _turn_away(self, cycle: Any, app: Any) -> None:
-        if cycle.disconnected or self.refused or self.flow.write_paused:
-            answer = None
-        else:
-            answer = self.porter and self.porter.turn_away(cycle.scope, self.server_state.default_headers)
-        if not answer:
+    def _turn_away(self, porter: Porter, cycle: Any, app: Any) -> None:
+        unheard = cycle.disconnected or self.refused or self.flow.write_paused
+        answer = None if unheard else porter.turn_away(cycle.scope, self.server_state.default_headers)
+        if answer is None:
             super()._start_asgi_task(cycle, app)
             return
         cycle.response_started = cycle.response_complete = True

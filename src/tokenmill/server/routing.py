@@ -23,7 +23,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
 from tokenmill.server.door import ModelAnswer, ModelHandler, Streams
-from tokenmill.server.errors import HttpError, error_bytes
+from tokenmill.server.errors import HttpError, Pairs, error_bytes
 from tokenmill.server.inputs.headers import judge_query, told_headers
 from tokenmill.server.inputs.plan import plan_name
 from tokenmill.server.inputs.unread_names import Unknown, as_headers, look, refuse_unknown
@@ -222,7 +222,7 @@ class Work:
         """The id that the answer carries, after its prefix."""
         return given or self.request.scope["state"]["request_id"]
 
-    def stream(self, chunks: AsyncIterator[bytes], headers: list[tuple[bytes, bytes]] | None = None) -> Response:
+    def stream(self, chunks: AsyncIterator[bytes], headers: Pairs | None = None) -> Response:
         """Answer with events; the job ends with them."""
         self.handed_over = True
         return EventStream(chunks, self._close, headers)

@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
+from tokenmill.server.errors import Pairs
+
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -48,9 +50,7 @@ class EventStream(Response):
 
     kind = HEADERS
 
-    def __init__(
-        self, chunks: AsyncIterator[bytes], close: Callable[[], None], headers: list[tuple[bytes, bytes]] | None = None
-    ) -> None:
+    def __init__(self, chunks: AsyncIterator[bytes], close: Callable[[], None], headers: Pairs | None = None) -> None:
         self.chunks = chunks
         self.close = close
         self.status_code = 200
