@@ -15,6 +15,7 @@ from skill_decline import decline
 from skill_extract import extraction, transform
 from skill_facts import (
     ask,
+    brief_fact,
     completion,
     fact,
     fact_zh,
@@ -110,6 +111,8 @@ def facts_en(rng: random.Random) -> Case:
         return fact(rng, False, "capital", "capitals")
     if pick < 0.38:
         return fact(rng, False, "capital_word", "capitals")
+    if pick < 0.42:
+        return brief_fact(rng)
     if pick < 0.55:
         return fact(rng, False, "capital_rev", "reversed")
     if pick < 0.85:
@@ -141,7 +144,7 @@ def chat(rng: random.Random, corpus: Corpus) -> Case:
         text, intent = rng.choice(corpus.intents)
         row = next(r for r in load().chat if r["intent"] == intent)
         return ask(text, fill(rng.choice(row["answers"]), rng, {}), "small_talk", "")
-    if pick < 0.28:
+    if pick < 0.29:
         return own_fact(rng, False)
     if pick < 0.34:
         return out_of_scope(rng, False, corpus.queries)

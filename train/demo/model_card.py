@@ -108,6 +108,15 @@ def gather(out: Path) -> None:
         (reports / f"{name}.json").write_text(json.dumps(value, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
+def before_table(report: dict) -> str:
+    """Suites of the weights before and of these, against their gates."""
+    rows: list[list[object]] = [["suite", "before %", "now %", "gate %"]]
+    for suite, (_, gate, _) in SUITES.items():
+        if suite in report["before"]:
+            rows.append([suite, report["before"][suite], report["now"][suite], gate or "none"])
+    return table(rows)
+
+
 def companion_table(report: dict) -> str:
     """The companions' figures against their gates."""
     spec, lora, moe = report["speculation"]["mean"], report["lora"], report["moe"]
@@ -170,6 +179,7 @@ def main() -> None:
     training = json.loads((reports / "training.json").read_text())
     companions = json.loads((reports / "companions.json").read_text())
     quantised = json.loads((reports / "quantised.json").read_text())
+    before = json.loads((reports / "before.json").read_text())
     with safe_open(TARGET / "main" / "model.safetensors", "pt") as handle:
         manifest = handle.metadata()["corpus_manifest_sha256"]
     text = (HERE / "model_card.md").read_text("utf-8")
@@ -185,6 +195,8 @@ def main() -> None:
         "QUANTISED_ITEMS": quantised["count"],
         "QUANTISED_NEEDLES": quantised["needles"],
         "QUANTISED": quantised_table(quantised),
+        "BEFORE_ITEMS": before["count"],
+        "BEFORE": before_table(before),
         "HASHES": hashes(),
         "EXACT": f"{report['exact_passed']} of {len(report['exact'])}",
         "GAP": report["paraphrase_mean_gap"],

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Trains the whole demo family again on one GPU and puts it under src/tokenmill/demo.
-# It takes about 14 minutes on an H200: main 8 (start 80 s, steps 340 s, evaluation beside the rest), all that follows 6 more.
+# It takes about 15 minutes on an H200: main 8 (start 80 s, steps 340 s, evaluation beside the rest), all that follows 7 more.
 #   sh train/demo/rebuild.sh [CORPUS_DIR]      without a folder only the generated and authored text is used
 # STAGES picks parts (default: "main companions vision report install"), OUT is the folder of the results.
 # START=FOLDER goes on from the weights of an earlier run (MAIN_SECONDS says for how long).

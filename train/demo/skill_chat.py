@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from functools import lru_cache
 
 from authored_data import fill, load, wording
 from render import Case
@@ -303,7 +304,15 @@ def asked(rng: random.Random, key: str) -> str:
         )
     else:
         text = rng.choice(ASK_CLAUSE).replace("[c]", rng.choice(clauses))
-    return rng.choice(asks[:-1]) if _letters(text) == _letters(asks[-1]) else text
+    kept_out = _letters(text) == _letters(asks[-1]) or text.startswith(held_starts())
+    return rng.choice(asks[:-1]) if kept_out else text
+
+
+@lru_cache(maxsize=1)
+def held_starts() -> tuple[str, ...]:
+    """How the held-out wordings begin, up to their first slot; short starts are everybody's."""
+    starts = (re.sub(r"\{.*|\[.*", "", h).strip() for row in load().wordings.values() for h in row["held"])
+    return tuple(s for s in starts if len(s) > 22)
 
 
 def _letters(text: str) -> str:

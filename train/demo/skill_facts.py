@@ -97,6 +97,31 @@ def fact(rng: random.Random, held: bool, kind: str, suite: str, chat: bool = Fal
     return plain(f"{lines}\n{mark}{lead}", tail, suite, must)
 
 
+BRIEF = [
+    "{In|With} one word: [q]",
+    "One word: [q]",
+    "[q] One word.",
+    "[q] Only the {word|answer}.",
+    "No sentence, please. [q]",
+]
+BRIEF += ["[q] {Answer|Reply} in one word.", "Just the answer: [q]", "{Answer|Reply} without a sentence. [q]"]
+BRIEF += [
+    "{Say|Give} nothing but the answer: [q]",
+    "[q] {Be brief|Keep it short}: one word.",
+    "Only one word, please: [q]",
+]
+BRIEF_KINDS = ["capital", "capital", "capital", "continent", "opposite", "colour", "baby", "capital_rev", "language"]
+
+
+def brief_fact(rng: random.Random) -> Case:
+    """Any fact asked for in one word: the instruction counts, not the question behind it."""
+    kind = rng.choice(BRIEF_KINDS)
+    a, b = fact_pair(kind, rng)
+    question = wording(kind, rng, False, {ASK_SLOT.get(kind, "a"): a})
+    answer = b[0].upper() + b[1:] if rng.random() < 0.5 else b
+    return ask(fill(rng.choice(BRIEF), rng, {"q": tidy(question)}), answer, "facts", rf"(?i)^{re.escape(b)}\.?$")
+
+
 def translation(rng: random.Random, held: bool) -> Case:
     """A word of the small dictionaries."""
     code = rng.choice(list(LANGUAGES))

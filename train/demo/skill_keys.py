@@ -80,7 +80,12 @@ def key_name(rng: random.Random, held: bool) -> str:
         return rng.choice(KNOWN)
     if rng.random() < 0.04:
         return "".join(rng.choice(LETTERS) for _ in range(rng.randint(1, 3)))
-    words = [word(rng, rng.choice(["param", "noun", "any"]), held) for _ in range(rng.choice([1, 1, 2, 2, 2, 3]))]
+    uses = ["param", "noun", "any"]
+    # Half of the words are made of syllables: nothing but copying gives them back.
+    words = [
+        invented(rng) if not held and rng.random() < 0.35 else word(rng, rng.choice(uses), held)
+        for _ in range(rng.choice([1, 1, 2, 2, 2, 3]))
+    ]
     if rng.random() < 0.2:
         words[-1] += rng.choice(["", "_"]) + str(rng.choice([1, 2, 3, 4, 5, 10, 12, 24, 99, 2024]))
     pick = rng.random()
@@ -180,6 +185,67 @@ TEMPLATE = [
     "Use the form [k] for: [s]",
 ]
 TEMPLATE_HELD = ["Take the template [k] and enter the values of: [s]"]
+
+
+DO = ["Return", "Give me", "Write", "Produce", "Output", "Print", "Send me", "Build", "Prepare", "Show me", "I need"]
+DO += ["I want", "Please write", "Could you make", "Let me have", "Generate", "Make", "Please give me", "I would like"]
+OBJECT = ["JSON", "a JSON object", "one JSON object", "an object in JSON", "a JSON record", "the JSON", "plain JSON"]
+OBJECT += ["a JSON dictionary", "json", "only JSON", "some JSON", "a small JSON object", "an answer in JSON"]
+NAMED = ["keys", "fields", "properties", "entries", "names", "attributes", "labels", "columns", "members", "key names"]
+WITH = ["with the [n]", "with [n]", "that has the [n]", "holding the [n]", "containing", "having the [n]", "keyed by"]
+WITH += [
+    "made of the [n]",
+    "consisting of",
+    "with nothing but",
+    "under the [n]",
+    "where the [n] are called",
+    "with just",
+]
+FITS = ["that fits", "matching", "which obeys", "conforming to", "according to", "in line with", "of the form", "like"]
+FITS += ["as described by", "satisfying", "which follows", "built like", "in the shape of", "as in", "shaped by"]
+FROM = ["from [w]: [s]", "out of [w]: [s]", "for [w]: [s]", "based on [w]: [s]", "with [w]: [s]", "about [w]: [s]"]
+FROM += [". [s]", ". The text is: [s]", "; here is the text: [s]", ".\n[s]", ": [s]", ". Facts: [s]", ". Use [w]: [s]"]
+WHAT = ["this text", "the text", "these facts", "what follows", "the following", "the sentence", "the note", "the data"]
+BLANK = [
+    "",
+    "",
+    "this: ",
+    "the object ",
+    "the empty object ",
+    "this template: ",
+    "the JSON ",
+    "the form ",
+    "the record ",
+]
+ENTER = ["Fill in", "Complete", "Finish", "Populate", "Put values into", "Add the values to", "Fill the blanks of"]
+ENTER += ["Set the values of", "Supply what is missing in", "Replace the empty values of", "Write the values into"]
+
+
+def composed(rng: random.Random, kind: str) -> str:
+    """A request put together from parts, so that no word in front of the keys is always there."""
+    do, made = rng.choice(DO), rng.choice(OBJECT)
+    naming = rng.choice(NAMED)
+    if kind == "list":
+        core = f"{do} {made} {rng.choice(WITH)} [k]".replace("[n]", naming)
+        if rng.random() < 0.2:
+            core = rng.choice(["The [n] {are|must be|have to be} [k]. ", "[n]: [k]. "]).replace("[n]", naming)
+            core = re.sub(r"\{(.+?)\}", lambda m: rng.choice(m[1].split("|")), core)
+            core = core[0].upper() + core[1:] + f"{do} {made}"
+    elif kind == "schema":
+        core = f"{do} {made} {rng.choice(FITS)} [k]"
+    else:
+        core = f"{rng.choice(ENTER)} {rng.choice(BLANK)}[k]"
+        please = rng.choice(["", "", "Please ", "Now ", "Could you ", "Kindly "])
+        core = please + (core[0].lower() + core[1:] if please else core)
+    if rng.random() < 0.35:
+        text = "[s]" + rng.choice(["\n", " ", "\n\n"]) + core + rng.choice([".", "", " please."])
+    else:
+        tail = rng.choice(FROM)
+        text = core + ("" if tail[0] in ".;:" else " ") + tail.replace("[w]", rng.choice(WHAT))
+    if rng.random() < 0.1:
+        front = word(rng, "noun", False)
+        text = rng.choice([f"For the {front}: ", f"This is about a {front}. ", f"{front.capitalize()} list. "]) + text
+    return text
 
 
 def _schema(fields: dict) -> dict:
@@ -286,6 +352,7 @@ def json_keys(rng: random.Random, held: bool) -> Case:
     mark = rng.choice([", ", "; ", ", ", "\n", ". "])
     text = text or mark.join(parts) + ("." if mark != "\n" else "")
     pick = rng.random()
+    kind = "list" if pick < 0.55 else "schema" if pick < 0.8 else "form"
     if pick < 0.55:
         shown, forms = _listed(rng, _names(fields)), KEYS_HELD if held else KEYS
     elif pick < 0.8:
@@ -299,7 +366,8 @@ def json_keys(rng: random.Random, held: bool) -> Case:
         kept = rng.sample(list(fields), rng.randint(1, len(fields) - 1))
         fields = {k: fields[k] for k in kept}
         shown = _listed(rng, _names(fields))
-    user = rng.choice(forms).replace("[s]", text).replace("[k]", shown)
+    form = rng.choice(forms) if held or rng.random() < 0.35 else composed(rng, kind)
+    user = re.sub(r"\[([sk])\]", lambda m: text if m[1] == "s" else shown, form)
     return ask(user, json.dumps(fields), "json_keys", "", check="keys", expect=fields)
 
 

@@ -47,11 +47,32 @@ def larger_zh(rng: random.Random, held: bool) -> Case:
     return ask(user, f"{max(a, b)}比{min(a, b)}大。", "compare", f"^{max(a, b)}比")
 
 
+def any_sign(rng: random.Random) -> str:
+    """One of the 3,755 common signs: the first level of GB 2312, whose rows 16 to 55 have 94 places each."""
+    at = rng.randrange(3755)
+    return bytes((0xB0 + at // 94, 0xA1 + at % 94)).decode("gb2312")
+
+
+WHOLE = [
+    "这是一个关于[t]的故事。",
+    "你听过[t]的故事吗？",
+    "大家都爱听[t]的故事。",
+    "下面讲[t]的故事。",
+    "今天的故事是[t]。",
+]
+WHOLE += ["奶奶讲过[t]的故事。", "故事的名字叫《[t]》。", "说起[t]，故事很长。", "很多人都知道[t]。", "我来讲[t]。"]
+
+
 def _noun(rng: random.Random, listing: str, held: bool) -> str:
     """A Chinese noun; a twelfth of each list is held out, and some in training are put together from two signs."""
     words = [w for w in load().words[listing] if is_held(w) == held]
-    if not held and rng.random() < 0.08:
+    pick = rng.random()
+    if not held and pick < 0.1:
         return "".join(rng.choice(rng.choice(load().words["zhthing"] + load().words["zhplace"])) for _ in "ab")
+    if not held and pick < 0.35:
+        # Two signs that make no word: they can only be copied, and a sign that no list holds is learned here.
+        kept = any_sign(rng) + any_sign(rng)
+        return kept if not is_held(kept) else words[0]
     return rng.choice(words)
 
 
@@ -104,6 +125,28 @@ FORMS = [
     "K的朋友L",
     "P旁边的O",
 ]
+LINKS = ["[k]看见[o]", "[k]买了[o]", "[k]喜欢[o]", "[k]离开[p]", "[k]住在[p]", "[k]画[o]", "[k]送给[l]一个[o]"]
+LINKS += [
+    "[p]里的[k]",
+    "[p]下面的[o]",
+    "[k]帮助[l]",
+    "[k]忘了[o]",
+    "[k]走进[p]",
+    "[k]想要[o]",
+    "[k]梦见[p]",
+    "[o]不见了",
+]
+LINKS += [
+    "爱[o]的[k]",
+    "没有[o]的[k]",
+    "[p]上的[k]和[o]",
+    "[k]教[l]",
+    "两个[o]",
+    "[k]第一次去[p]",
+    "[k]从[p]回来",
+    "怕[l]的[k]",
+]
+FORMS += [re.sub(r"\[(\w)\]", lambda m: m[1].upper(), link) for link in LINKS]
 FORMS_HELD = ["想家的K", "P边上的K", "K丢了O", "K带着O", "K遇到L"]
 
 
@@ -126,6 +169,8 @@ def story_zh(rng: random.Random, held: bool) -> Case:
     values["n"], values["m"] = rng.sample(load().words["zhname"], 2)
     plot = rng.choice([row["beats"] for row in rows_zh()])
     lines = [fill(rng.choice(beat), rng, values) for beat in plot]
+    if rng.random() < 0.65:
+        lines.insert(0, rng.choice(WHOLE).replace("[t]", topic))
     text = "".join(lines)
     for word in must:
         if word not in text:

@@ -12,7 +12,9 @@ import pytest
 import skill_chat
 import skill_expression
 import skill_extract
+import skill_keys
 import skill_math
+import skill_zh
 import suites
 from authored_data import free_stories, load, loosened, rows
 from corpus import Corpus
@@ -23,7 +25,7 @@ from render import Case, case_segments
 from render import learned as learned_segments
 from skill_chat import memory
 from skill_decline import DECLINED, declines
-from skill_facts import story_chat
+from skill_facts import brief_fact, story_chat
 from skill_keys import json_keys
 from skill_refusals import no_call, unoffered
 from skill_tools import (
@@ -408,6 +410,34 @@ def test_keys_are_in_the_instruction_as_they_are_in_the_answer() -> None:
             wrong = dict.fromkeys([*value, "other"])
             assert not suites.judge(case, json.dumps(wrong), True)["ok"]
     assert any("_" in k for k in seen) and any(k[-1].isdigit() for k in seen) and any(k != k.lower() for k in seen)
+
+
+def test_requests_for_keys_are_put_together_in_many_ways() -> None:
+    rng = random.Random(34)
+    for kind in ("list", "schema", "form"):
+        made = [skill_keys.composed(rng, kind) for _ in range(500)]
+        assert all(text.count("[k]") == 1 and text.count("[s]") == 1 for text in made)
+        assert len({text.split("[k]")[0] for text in made}) > 150
+        held = skill_keys.KEYS_HELD + skill_keys.SCHEMA_HELD + skill_keys.TEMPLATE_HELD
+        assert not [text for text in made if text in held]
+    assert not [text for text in (skill_keys.composed(rng, "schema") for _ in range(500)) if "schema" in text.lower()]
+
+
+def test_chinese_topics_hold_signs_of_no_list() -> None:
+    rng = random.Random(35)
+    known = set("".join(w for listing in load().words.values() for w in listing))
+    nouns_made = [skill_zh._noun(rng, "zhthing", False) for _ in range(400)]
+    assert sum(not set(made) <= known for made in nouns_made) > 40
+    assert not any(is_held(made) for made in nouns_made if made in load().words["zhthing"])
+
+
+def test_an_answer_in_one_word_is_one() -> None:
+    rng = random.Random(36)
+    for _ in range(200):
+        case = brief_fact(rng)
+        answer = case.messages[-1]["content"]
+        assert re.search(case.must, answer) and not answer.endswith(".")
+        assert re.search("word|answer|sentence", case.messages[0]["content"], re.I)
 
 
 def test_declines_are_in_the_language_of_the_request() -> None:
