@@ -71,7 +71,7 @@ print(json.dumps([hits.count(True), hits.count(False), llm.built.facts.reasons])
 llm.close()
 """
     environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path / "triton"), "TOKENMILL_CACHE": str(tmp_path / "c")}
-    environment["PYTHONPATH"] = str(ROOT / "src")
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     seen = []
     for _ in range(2):
         done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)

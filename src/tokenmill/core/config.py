@@ -139,8 +139,10 @@ class ParallelOptions:
 
     tensor_parallel_size: int = option(1, "Devices (on a CPU: processes) that share each layer.", "tp")
     pipeline_parallel_size: int = option(1, "Stages of devices (on a CPU: processes) that share the layers.", "pp")
-    enable_expert_parallel: bool = option(
-        False, "Share mixtures out by whole experts over the ranks of --tensor-parallel-size.", "ep"
+    enable_expert_parallel: bool = option(False, "Share mixtures out by whole experts over these ranks.", "ep")
+    enable_eplb: bool = option(False, "Move whole experts between ranks, so that all have about as many tokens.")
+    eplb_config: dict[str, Any] | None = option(
+        None, "JSON for --enable-eplb: window_size, step_interval, num_redundant_experts, log_balancedness."
     )
     data_parallel_size: int = option(1, "Engines that share the requests, each with the whole model.", "dp")
 

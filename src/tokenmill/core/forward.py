@@ -119,7 +119,8 @@ class Mixture:
     """One mixture of experts: the router's matrix, one gate_up and one down per expert, and what lies beside them.
 
     `shared`: (up, down) of experts that every token visits, with the same activation. wide: logits in float32.
-    first: the number of the first expert in the lists; the router may know more, which are other ranks'.
+    first: the number of the first expert in the lists; the router may know more, which are other ranks'. slots_for:
+    experts have no fixed place, and `first` is a slot: it gives the slots [T, k] of chosen experts [T, k].
     """
 
     router: Weight
@@ -130,6 +131,7 @@ class Mixture:
     shared: tuple[Weight, Weight] | None = None
     wide: bool = False
     first: int = 0
+    slots_for: Callable[[Tensor, ForwardContext], Tensor] | None = None
 
 
 class FusedMixture(Protocol):
@@ -406,35 +408,31 @@ class Kernels(Protocol):
         ...
 
     def accept_(
-        self, grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
-    ) -> Tensor:
-        """grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most `most`), which lie
-        behind its known tokens. A row has a line more than drafts; marked [n]: each line's sample, ~id if it is bad.
-        Samples stand up to and including the first that is not its draft, and a bad one only if it is the row's
-        first: they become known tokens. Then computed = length - 1, length being the new one. -> how many stand [S].
-        """
-        ...
-
-    def accept_tree_(
         self,
         grants: Tensor,
         most: int,
-        parents: Tensor,
+        parents: Tensor | None,
         marked: Tensor,
         tokens: Tensor,
         length: Tensor,
         computed: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """`accept_` where drafts are nodes of trees. grants [4, S] int64: rows, the first line of each, how many drafts
-        it tried, and how many of them may stand one behind the other (at most `most`); parents [S, N] int64: what the
-        j-th draft goes on from, 1 + an earlier one's number, or 0: the newest known token. Line 1 + j is the j-th
-        draft's. A draft is right if it is the sample behind its parent; of equal ones the first. -> path [S, 1 + most]:
-        the line, counted from the row's first, of each sample that may stand, and how many do stand [S]."""
+    ) -> tuple[Tensor | None, Tensor]:
+        """grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most `most`), which lie
+        behind its known tokens. A row has a line more than drafts; marked [n]: each line's sample, ~id if it is bad.
+        Samples stand up to and including the first that is not its draft, and a bad one only if it is the row's
+        first: they become known tokens. Then computed = length - 1, length being the new one. -> None, how many stand
+        [S].
+
+        parents [S, N] int64: drafts are nodes of trees. It says what the j-th draft goes on from, 1 + an earlier one's
+        number, or 0: the newest known token. Line 1 + j is the j-th draft's; grants [4, S] say last how many drafts may
+        stand one behind the other (at most `most`). A draft is right if it is the sample behind its parent; of equal
+        ones the first. -> path [S, 1 + most]: the line, counted from the row's first, of each sample that may stand,
+        and how many do stand [S]."""
         ...
 
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
-        """Copy what lies in slots src [n] to slots dst [n] in each of these layers' pages; every source is read before
-        any is written, and a slot that is written twice is written with the same."""
+        """Copy what lies in slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no slots;
+        in a line no copy reads what one before it has written, and one whose slots are the same does nothing."""
         ...
 
     def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:

@@ -16,6 +16,7 @@ from tokenmill.core.execution import Executor
 from tokenmill.core.request import Request
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
+from tokenmill.engine.balance import Balance, read_balance
 from tokenmill.engine.drafting import control_of, host_drafter, read_speculation, with_care
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
@@ -129,6 +130,9 @@ def build_engine(config: EngineConfig) -> Built:
         give_text(admission, tokenizer, config.execute.check_structured)
     adapters = AdapterDesk(executor, scheduler, config.adapters)
     engine = Engine(scheduler, executor, admission, masks.fill)
+    balance = read_balance(config.parallel)
+    if balance is not None:
+        engine.balance = Balance(executor, balance, config.parallel.tensor_parallel_size)
     sleep = SleepDesk(engine)
     admission.check_engine = checks_of(adapters, sleep)
     return Built(engine, facts, config, tokenizer, generation, source, adapters, sleep)

@@ -12,10 +12,11 @@ from time import perf_counter
 from tokenmill.core.constraint import Constraint
 from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.execution import Executor, Ticket
+from tokenmill.core.experts import Balancer, NoBalance
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.engine.admission import Admission
-from tokenmill.engine.faults import ends_process
+from tokenmill.engine.faults import FailedSteps, ends_process
 from tokenmill.scheduler.scheduler import Scheduler
 
 Fill = Callable[[Sequence[Constraint]], None]
@@ -32,7 +33,9 @@ class Engine:
         self.executor = executor
         self.admission = admission
         self.fill = fill
+        self.balance: Balancer = NoBalance()
         self.flying: deque[tuple[StepPlan, Ticket]] = deque()
+        self.failures = FailedSteps()
 
     @property
     def parts(self) -> list[Engine]:
@@ -67,6 +70,8 @@ class Engine:
 
     def submit(self) -> bool:
         """Send one plan more, if there is something to plan."""
+        if not self.balance.between(self.scheduler.counters.steps, self.scheduler.epoch, flying=bool(self.flying)):
+            return False
         plan = self.scheduler.plan()  # integers only
         if plan is None:
             return False
@@ -82,7 +87,10 @@ class Engine:
         if result.failure is not None and ends_process(result.failure):
             raise EngineDeadError(f"the device is broken: {result.failure}")
         self.scheduler.ahead.committed(plan, perf_counter())
+        failed = self.scheduler.counters.failures
         deltas = self.scheduler.commit(result)
+        if self.scheduler.counters.failures > failed:
+            self.failures.tell(result.failure or "")
         self._supply()
         return deltas
 

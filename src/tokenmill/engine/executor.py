@@ -128,6 +128,8 @@ def operations(runner: Runner) -> int:
 
 def only_asks(message: dict[str, Any]) -> bool:
     """Does it change nothing that plans before it might need?"""
+    if message.get("what") == "experts":
+        return False
     return message.get("what") == "counters" or message.get("op") in ("state", "read")
 
 
@@ -137,6 +139,8 @@ def answer(runner: Runner, message: dict[str, Any]) -> dict[str, Any]:
         return {"kernels": runner.kernels.counters()}
     if message.get("what") == "adapter":
         return runner.adapters.command(message)
+    if message.get("what") == "experts":
+        return runner.experts.obey(message)
     if message.get("what") in ("sleep", "wake"):
         return obey(runner.sleeper, message)
     raise ValueError(f"unknown control message {message.get('what')!r}")

@@ -1,7 +1,8 @@
 """Faults: which failures of a step the process does not get over, and faults on purpose, as TOKENMILL_FAULTS asks.
 
-Owns: telling a device that is broken from a step that failed; an executor that kills, hangs, slows or breaks its
-engine's steps, for tests of reliability, in engine processes and in threads. A line of faults, separated by `;`:
+Owns: telling a device that is broken from a step that failed, and what the log says of it; an executor that kills,
+hangs, slows or breaks its engine's steps, for tests of reliability, in engine processes and in threads. A line of
+faults, separated by `;`:
 
     kill@30          SIGKILL to this process at step 30
     hang@30          step 30 never ends
@@ -17,6 +18,7 @@ Must not know: servers, schedulers.
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import time
@@ -28,6 +30,7 @@ from tokenmill.core.execution import Executor, Ticket
 from tokenmill.core.step import LateInputs, StepPlan
 from tokenmill.engine.executor import FailedTicket
 
+log = logging.getLogger("tokenmill.engine")
 FAILURE = "InjectedError: this step was told to fail"
 STICKY = "AcceleratorError: CUDA error: device-side assert triggered"
 _PASSING = ("out of memory", "alloc_failed", "invalid configuration", "invalid argument", "out of resource")
@@ -39,6 +42,21 @@ def ends_process(failure: str) -> bool:
     text = failure.lower()
     named = text.startswith("acceleratorerror") or "cuda error" in text or "triton error [cuda]" in text
     return named and not any(word in text for word in _PASSING)
+
+
+class FailedSteps:
+    """What steps failed of, in the log: each reason once, for a step that fails may fail often."""
+
+    most = 20
+
+    def __init__(self) -> None:
+        self.said: set[str] = set()
+
+    def tell(self, reason: str) -> None:
+        """A step failed."""
+        if reason not in self.said and len(self.said) < self.most:
+            self.said.add(reason)
+            log.warning("a step failed (%s); its sequences are computed again, fewer at once", reason)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,8 @@ class Gauges:
             accepted_at=list(c.accepted_at),
             steps=c.steps,
             processed=c.processed,
+            balancedness=self.engine.balance.balancedness,
+            expert_moves=self.engine.balance.moved,
             flops=self.flops,
             read_bytes=self.read_bytes,
             written_bytes=self.written_bytes,

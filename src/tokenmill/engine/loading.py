@@ -21,6 +21,7 @@ from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.ahead import compile_ahead
+from tokenmill.engine.balance import check_balance
 from tokenmill.engine.draft_loading import Target, load_drafter, states_of_drafter
 from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.inplace import LayerMaker
@@ -33,6 +34,7 @@ from tokenmill.engine.memory import (
     kv_format,
     peak_step_bytes,
 )
+from tokenmill.engine.placing import movers_of
 from tokenmill.engine.sleeping import make_bed, sleeper_of
 from tokenmill.engine.source import GgufSource, ModelSource, find_source
 from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kernels
@@ -241,7 +243,7 @@ def load_runner(
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
     drafter = drafts.drafter
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
-    runner.link, runner.translate = mesh.link(inbox), pages.translate
+    runner.link, runner.translate, runner.experts = mesh.link(inbox), pages.translate, movers_of(runner, mesh.group)
     fresh_sites = partial(adapter_sites, config, {}, dtype, device)
     maker = LayerMaker(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
     runner.sleeper = sleeper_of(runner, bed, maker, source)
@@ -307,6 +309,7 @@ def check_ranks(config: EngineConfig) -> None:
             "--enable-expert-parallel shares experts out over the ranks of --tensor-parallel-size, which is 1.",
             param="enable_expert_parallel",
         )
+    check_balance(config)
 
 
 def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:

@@ -13,6 +13,10 @@ GAUGES = {
     "vllm:num_requests_waiting": ("waiting", "Requests that wait for the batch."),
     "vllm:kv_cache_usage_perc": ("kv_usage", "Share of K/V blocks in use."),
     "tokenmill:kv_blocks": ("kv_blocks", "K/V blocks."),
+    "tokenmill:expert_balancedness": (
+        "balancedness",
+        "Mean over maximum of the ranks' tokens for experts (0: unknown).",
+    ),
     "tokenmill:grammar_cache_bytes": ("grammar_bytes", "Memory of compiled grammars that are kept."),
     "tokenmill:engine_resident_memory_bytes": ("rss_bytes", "Memory of the engine's process."),
     "tokenmill:engine_open_fds": ("open_files", "Open files of the engine's process."),
@@ -38,6 +42,7 @@ COUNTERS = {
     "tokenmill:steps": ("steps", "Steps."),
     "tokenmill:logits_processor_tokens": ("processed", "Tokens that waited for a logits processor in Python: slow."),
     "tokenmill:failed_steps": ("failures", "Steps that failed as a whole."),
+    "tokenmill:expert_moves": ("expert_moves", "Experts that came to a rank or a slot of it."),
     "tokenmill:kernel_calls": ("kernel_calls", "Operations run."),
     "tokenmill:kernel_fallbacks": ("fallback_calls", "Operations that the backend left to plain torch."),
 }

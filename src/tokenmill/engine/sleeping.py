@@ -211,6 +211,7 @@ class RunnerSleep:
             self.bed.raise_weights()
             if self.level == 2:
                 self._read_again()
+                release(self.maker.device)
             self.asleep.remove(WEIGHTS)
         if CACHE in self.asleep and CACHE in wanted:
             self.bed.raise_cache()

@@ -105,6 +105,9 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     accepted_at: list[int] = []
     steps: int = 0
     processed: int = 0
+    balancedness: float = 0.0
+    """Mean over maximum of the ranks' tokens for experts; 0: nobody has looked."""
+    expert_moves: int = 0
     flops: float = 0.0
     read_bytes: float = 0.0
     written_bytes: float = 0.0

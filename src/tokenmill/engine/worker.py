@@ -26,6 +26,7 @@ from tokenmill.core.errors import EngineDeadError
 from tokenmill.core.model import Group
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.memory import pick_device, records, use
+from tokenmill.engine.balance import read_balance
 from tokenmill.engine.drafting import read_speculation, reads_words
 from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, only_asks, operations
 from tokenmill.engine.loading import device_of, left_out, load_runner
@@ -66,7 +67,14 @@ class Start(msgspec.Struct):
         """Where this one stands."""
         said = self.config.parallel
         reads = reads_words(read_speculation(self.config.speculate))
-        return Place(self.stage, said.pipeline_parallel_size, whole_experts=said.enable_expert_parallel, words=reads)
+        balance = read_balance(said)
+        return Place(
+            self.stage,
+            said.pipeline_parallel_size,
+            whole_experts=said.enable_expert_parallel,
+            words=reads,
+            redundant=None if balance is None else balance.num_redundant_experts,
+        )
 
 
 class Receipt(msgspec.Struct, array_like=True):

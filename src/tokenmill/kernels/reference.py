@@ -30,7 +30,7 @@ from tokenmill.core.forward import (
     Weight,
 )
 from tokenmill.core.matrix import StoredMatrix
-from tokenmill.kernels import adapters, grid, paged, row_stable, states, stored_kv
+from tokenmill.kernels import accept, adapters, grid, paged, row_stable, states, stored_kv
 from tokenmill.kernels.plain import PRODUCTS
 
 T = TypeVar("T")
@@ -318,78 +318,41 @@ class ReferenceKernels:
         computed.index_add_(0, row_ids, torch.ones_like(row_ids))
 
     def accept_(
-        self, grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
-    ) -> Tensor:
-        """grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most `most`), which lie
-        behind its known tokens. A row has a line more than drafts; marked [n]: each line's sample, ~id if it is bad.
-        Samples stand up to and including the first that is not its draft, and a bad one only if it is the row's
-        first: they become known tokens. Then computed = length - 1, length being the new one. -> how many stand [S].
-
-        (What follows a wrong draft is no part of the text; a bad line that is fails again, as its row's first.)"""
-        self.count("accept_")
-        row_ids, first, tried = grants
-        known = length[row_ids]
-        ahead = torch.arange(most, device=marked.device)
-        lines = (first[:, None] + ahead).clamp_(max=marked.shape[0] - 1)
-        places = (known[:, None] + ahead).clamp_(max=tokens.shape[1] - 1)
-        same = (marked[lines] == tokens[row_ids[:, None], places]) & (ahead < tried[:, None])
-        right = same.long().cumprod(1).sum(1)
-        last = marked[first + right]
-        tokens[row_ids, known + right] = torch.where(last < 0, ~last, last).to(torch.int32)
-        kept = right + ((last >= 0) | (right == 0))
-        length[row_ids] = known + kept
-        computed[row_ids] = known + kept - 1
-        return kept
-
-    def accept_tree_(
         self,
         grants: Tensor,
         most: int,
-        parents: Tensor,
+        parents: Tensor | None,
         marked: Tensor,
         tokens: Tensor,
         length: Tensor,
         computed: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """grants [4, S] int64: rows, the first line of each, how many drafts it tried, and how many of them may stand
-        one behind the other (at most `most`); parents [S, N] int64: what the j-th draft goes on from, 1 + an earlier
-        one's number, or 0: the newest known token. Line 1 + j is the j-th draft's. A draft is right if it is the sample
-        behind its parent; of equal ones the first. -> path [S, 1 + most]: the line, counted from the row's first, of
-        each sample that may stand, and how many do stand [S]."""
-        self.count("accept_tree_")
-        row_ids, first, drafts, longest = grants
-        known, device = length[row_ids], marked.device
-        each = torch.arange(parents.shape[1], device=device)
-        real = each < drafts[:, None]
-        words = tokens[row_ids[:, None], (known[:, None] + each).clamp_(max=tokens.shape[1] - 1)]
-        at, right = torch.zeros_like(first), torch.zeros_like(first)
-        path, said = [at], [marked[first]]
-        for depth in range(most):  # at: the line that the walk has come to
-            same = real & (parents == at[:, None]) & (words == said[-1][:, None])
-            goes = same.any(1) & (depth < longest) & (right == depth)
-            at = torch.where(goes, same.long().argmax(1) + 1, at)
-            right = right + goes
-            path.append(at)
-            said.append(marked[first + at])
-        found, samples = torch.stack(path, 1), torch.stack(said, 1)
-        last = samples.gather(1, right[:, None])[:, 0]
-        kept = right + ((last >= 0) | (right == 0))
-        ahead = torch.arange(samples.shape[1], device=device).minimum(
-            right[:, None]
-        )  # what does not stand: the last again
-        new = samples.gather(1, ahead)
-        tokens[row_ids[:, None], known[:, None] + ahead] = torch.where(new < 0, ~new, new).to(torch.int32)
-        length[row_ids] = known + kept
-        computed[row_ids] = known + kept - 1
-        return found, kept
+    ) -> tuple[Tensor | None, Tensor]:
+        """grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most `most`), which lie
+        behind its known tokens. A row has a line more than drafts; marked [n]: each line's sample, ~id if it is bad.
+        Samples stand up to and including the first that is not its draft, and a bad one only if it is the row's
+        first: they become known tokens. Then computed = length - 1, length being the new one. -> None, how many stand
+        [S].
+
+        parents [S, N] int64: drafts are nodes of trees. It says what the j-th draft goes on from, 1 + an earlier one's
+        number, or 0: the newest known token. Line 1 + j is the j-th draft's; grants [4, S] say last how many drafts may
+        stand one behind the other (at most `most`). A draft is right if it is the sample behind its parent; of equal
+        ones the first. -> path [S, 1 + most]: the line, counted from the row's first, of each sample that may stand,
+        and how many do stand [S].
+
+        (What follows a wrong draft is no part of the text; a bad line that is fails again, as its row's first.)"""
+        self.count("accept_")
+        if parents is None:
+            return None, accept.accept_chains_(grants, most, marked, tokens, length, computed)
+        return accept.accept_trees_(grants, most, parents, marked, tokens, length, computed)
 
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
-        """Copy what lies in slots src [n] to slots dst [n] in each of these layers' pages; every source is read before
-        any is written, and a slot that is written twice is written with the same."""
+        """Copy what lies in slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no slots;
+        in a line no copy reads what one before it has written, and one whose slots are the same does nothing."""
         self.count("move_kv_")
+        src, dst = src.flatten(), dst.flatten()
         for view in kv:
             size = view.key.shape[2]
-            for part in _parts(view):
+            for part in page_parts(view):
                 plain = part.view(torch.uint8)
                 plain[dst // size, :, dst % size] = plain[src // size, :, src % size]
 
@@ -397,12 +360,12 @@ class ReferenceKernels:
         """Copy whole blocks in each of these layers' pages; every source is read before any is written."""
         self.count("copy_blocks_")
         for view in kv:
-            for part in _parts(view):
+            for part in page_parts(view):
                 plain = part.view(torch.uint8)
                 plain[dst] = plain[src]
 
 
-def _parts(view: KVView) -> Iterable[Tensor]:
+def page_parts(view: KVView) -> Iterable[Tensor]:
     """The tensors of a layer's pages: latent values lie in the keys."""
     parts = [p for p in (view.key, view.value, view.key_scale, view.value_scale) if p is not None]
     return {p.data_ptr(): p for p in reversed(parts)}.values()

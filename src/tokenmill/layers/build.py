@@ -54,6 +54,8 @@ class Book:
     """Stored formats that are held in another one, for want of a kernel."""
     mixtures: int = 0
     """Mixtures of experts built so far."""
+    placed: list[Any] = field(default_factory=list)
+    """Those whose experts may move between ranks (layers/experts.py: Chosen)."""
     waits: Following | None = None
     """Learns which matrix is multiplied next."""
 

@@ -6,8 +6,9 @@ group a rank has some columns of the first matrices and some rows of the second 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +18,8 @@ from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, Route
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import Rows, local_columns
 from tokenmill.layers.mlp import MLP
+from tokenmill.layers.placed import Placed
+from tokenmill.parallel.experts import first_placement
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import Share
 
@@ -53,15 +56,25 @@ class Chosen:
         self.group, self.weights = b.group, weights
         self.act: Act = act
         b.book.mixtures += 1
-        self.first = held(b, count).start
+        self.first = held(b, count)[0]
         self.by_expert = b.place.whole_experts and b.group.size > 1
         """Each rank has some experts, whole."""
+        self.placed: Placed | None = None
+        """Experts may move between ranks: then choices go by slot, and `first` is a slot."""
+        self.stacked: Any = None
+        """What a backend has made of the weights that it took."""
+        if self.by_expert and b.place.redundant is not None:
+            self.placed = Placed(count, b.group.size, b.group.rank, b.place.redundant, b.device)
+            self.first = self.placed.first
+            b.book.placed.append(self)
         for part in weights:
             part[:] = [b.settled(w) for w in part]
 
     def part(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
         """The chosen experts of x, added up: a part of the sum; in an exact group, this rank's columns of it, or all
         where each rank has whole experts."""
+        if self.placed is not None:
+            ids = self.placed.slots_for(ids, ctx)
         if self.by_expert and self.group.exact:
             parts = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx, self.first)
             return ctx.kernels.add_experts(self.group.all_reduce(parts), gates, x.dtype)
@@ -104,11 +117,13 @@ class Experts:
         self.shared_gate = None if shared is None or shared.gate is None else b.settled(shared.gate)
         plain = None if self.shared_gate is not None else self.shared
         beside = None if plain is None else (plain.up.weight, plain.down.weight)
-        mixture = Mixture(self.router, route, *weights, act, beside, self.routing.wide, self.chosen.first)
+        placed = None if self.chosen.placed is None else self.chosen.placed.slots_for
+        mixture = Mixture(self.router, route, *weights, act, beside, self.routing.wide, self.chosen.first, placed)
         # A backend that takes the whole layer empties the lists: nothing is held twice.
         apart = self.routing.by_hand is not None or self.routing.inputs or (plain is not None and plain.act != act)
         products = [self.router, *weights[0], *weights[1], *(beside or ())]
         self.fused = None if apart or b.group.exact else b.kernels.pack_mixture(mixture)
+        self.chosen.stacked = self.fused
         self.following = b.following()
         if self.fused is not None and b.adapters is not None:
             for product in products:
@@ -229,17 +244,20 @@ def _separate(b: Build, count: int, sizes: tuple[int, int], names: tuple[str, st
     return ups, downs
 
 
-def held(b: Build, count: int) -> range:
+def held(b: Build, count: int) -> Sequence[int]:
     """The numbers of the experts that this rank has something of."""
     size, rank = b.group.size, b.group.rank
     if not b.place.whole_experts or size == 1:
         return range(count)
     if count < size:
         raise ModelError(f"--enable-expert-parallel: {count} experts cannot be shared out over {size} ranks.")
+    if b.place.redundant is not None:
+        every = first_placement(count, size, b.place.redundant)
+        return every[rank * len(every) // size : (rank + 1) * len(every) // size]
     return range(count * rank // size, count * (rank + 1) // size)
 
 
-def expert_share(b: Build, inner: int, count: int) -> tuple[Build, tuple[int, int], range]:
+def expert_share(b: Build, inner: int, count: int) -> tuple[Build, tuple[int, int], Sequence[int]]:
     """What experts that are stored one by one are built with, which part of each, and which ones."""
     own = held(b, count)
     if not b.place.whole_experts or b.group.size == 1:
@@ -287,7 +305,7 @@ def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> Expert
         return gate_up, down
     if b.place.whole_experts:
         own = held(b, len(gate_up))
-        return gate_up[own.start : own.stop], down[own.start : own.stop]
+        return [gate_up[expert] for expert in own], [down[expert] for expert in own]
     inner = gate_up[0].shape[0] // 2
     rows = Rows(inner, inner)
     index = torch.cat([rows.index(0, b.group), rows.index(inner, b.group)]).to(b.device)

@@ -106,6 +106,7 @@ class Decoder:
                 "repeated": sorted(b.book.repeated),
                 "stand_in": stand_in,
                 "mixtures": b.book.mixtures,
+                "placed": b.book.placed,
                 "layers": (first, last),
             },
         )

@@ -27,13 +27,15 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 @dataclass(frozen=True, slots=True)
 class Place:
     """One of so many stages. only: it is these layers, [first, last), whatever their weight. whole_experts: its ranks
-    share mixtures out by experts, not each of these by columns. words: the last stage has the embeddings, too."""
+    share mixtures out by experts, not each of these by columns. words: the last stage has the embeddings, too.
+    redundant: whole experts may move between ranks, and so many slots hold further copies."""
 
     stage: int = 0
     stages: int = 1
     only: tuple[int, int] | None = None
     whole_experts: bool = False
     words: bool = False
+    redundant: int | None = None
 
     @property
     def is_whole(self) -> bool:

@@ -24,7 +24,7 @@ class Rows:
     """Device tensors by row: tokens [R + 1, L]; length and computed [R + 1]; per KV group tables, first, held.
 
     parents [R + 1, room]: what each of the drafts behind the known tokens goes on from, where drafts are trees of up to
-    `levels` (Kernels.accept_tree_ says how).
+    `levels` (Kernels.accept_ says how).
     `length` counts known tokens (not the drafts behind them, for which there is `room` at the end), `computed` those
     whose K/V is in the cache; held [R + 1] counts table entries; those behind them name the scratch block, so that a
     drafter which runs ahead spoils nobody's; adapters [R + 1]: slots of adapters, 0: none. The last row is nobody's: it

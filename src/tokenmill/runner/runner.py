@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tokenmill.core.adapters import AdapterStore, NoAdapters
 from tokenmill.core.drafting import DeviceDrafter, Drafting, Seen
+from tokenmill.core.experts import Movers, NoMovers
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.core.sleeping import NoSleep, Sleeper
@@ -24,8 +25,9 @@ from tokenmill.kvcache.pool import KVPool
 from tokenmill.parallel.link import Link, NoLink
 from tokenmill.runner.batch import Batch, make_batch
 from tokenmill.runner.drafts import NoDeviceDrafter, Outcome
+from tokenmill.runner.nodes import TreeTokens
 from tokenmill.runner.ragged import RaggedMembers, RaggedTokens
-from tokenmill.runner.recorder import Graphs, RecordedSteps, StepRecorder, Tapes
+from tokenmill.runner.recorder import Graphs, Layout, RecordedSteps, StepRecorder, Tapes
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.single import ROOM, SingleTokens
 from tokenmill.runner.trail import settle_states
@@ -96,6 +98,7 @@ class Runner:
         """The stages before this one must know what its drafter leaves."""
         self.adapters: AdapterStore = adapters or NoAdapters()
         self.sleeper: Sleeper = NoSleep()
+        self.experts: Movers = NoMovers()
         self.model = model
         self.kernels = kernels
         self.pool = pool
@@ -125,14 +128,13 @@ class Runner:
                 made.append(RecordedSteps(ragged, Tapes(self.kernels, ragged.room_bytes)))
             return made
         recorder = Recorder()
-        layouts = SingleTokens(*parts, exact=False), RaggedMembers(*parts)
+        layouts: list[Layout] = [SingleTokens(*parts, exact=False), RaggedMembers(*parts)]
+        if self.rows.levels:
+            layouts.append(TreeTokens(*parts))
         if not isinstance(self.adapters, NoAdapters):
             for layout in layouts:
                 layout.kinds = (True,) if self.rows.always_adapted else (False, True)
-        return [
-            RecordedSteps(layouts[0], Graphs(self.kernels, recorder)),
-            RecordedSteps(layouts[1], Graphs(self.kernels, recorder)),
-        ]
+        return [RecordedSteps(layout, Graphs(self.kernels, recorder)) for layout in layouts]
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -147,7 +149,14 @@ class Runner:
         """What follows sampling where there are drafts, with the row that is nobody's; it stays where it was."""
         rows, device = self.rows, self.rows.device
         grants = torch.tensor([[rows.spare], [0], [1]], device=device)
-        self.kernels.accept_(grants, 1, torch.zeros(2, dtype=torch.int64, device=device), *rows.state())
+        marked = torch.zeros(2, dtype=torch.int64, device=device)
+        self.kernels.accept_(grants, 1, None, marked, *rows.state())
+        if rows.levels:
+            grants, parents = torch.cat((grants, grants[2:])), rows.parents[rows.spare :]
+            path, _ = self.kernels.accept_(grants, 1, parents[:, :1].contiguous(), marked, *rows.state())
+            assert path is not None
+            for group in range(len(rows.tables)):
+                self.kernels.move_kv_(self.pool.group_views(group), torch.zeros_like(path), torch.zeros_like(path))
         rows.length[rows.spare] = 0
         rows.computed[rows.spare] = 0
 

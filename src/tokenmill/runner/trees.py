@@ -25,24 +25,35 @@ from tokenmill.sampling.arrays import send
 @dataclass(slots=True)
 class Climbed:
     """Of G trees with N drafts: how deep the newest known token and each draft stand [G, 1 + N], and by depth what they
-    descend from, themselves included [G, 1 + N, W] (behind their own depth: themselves)."""
+    descend from, themselves included [G, 1 + N, W] (behind their own depth: themselves). Of single nodes [T]: [T] and
+    [T, W]."""
 
     depth: Tensor
     places: Tensor
 
 
 def climb(parents: Tensor, most: Tensor, levels: int) -> Climbed:
-    """parents [G, N] as Kernels.accept_tree_ has them, trees of up to `levels`. most [G]: what is deeper stands there:
+    """parents [G, N] as Kernels.accept_ has them, trees of up to `levels`. most [G]: what is deeper stands there:
     it is computed in vain, and its position exists."""
     own = torch.arange(parents.shape[1] + 1, device=parents.device).expand(parents.shape[0], -1)
-    above = torch.cat((torch.zeros_like(parents[:, :1]), parents), 1)
+    return _climb(parents, own, most[:, None], levels)
+
+
+def climb_each(parents: Tensor, node: Tensor, most: Tensor, levels: int) -> Climbed:
+    """The same of single nodes [T], each with its own tree; parents [T, N]."""
+    found = _climb(parents, node[:, None], most[:, None], levels)
+    return Climbed(found.depth[:, 0], found.places[:, 0])
+
+
+def _climb(parents: Tensor, own: Tensor, most: Tensor, levels: int) -> Climbed:
+    above = torch.cat((parents.new_zeros((parents.shape[0], 1)), parents), 1)
     line = [own]
     for _ in range(levels):
         line.append(above.gather(1, line[-1]))
     up = torch.stack(line, 2)  # 0, 1, ... steps towards the root
     depth = (up[:, :, :-1] != 0).sum(2)
     steps = (depth[:, :, None] - torch.arange(levels + 1, device=parents.device)).clamp_(min=0)
-    return Climbed(depth.minimum(most[:, None]), up.gather(2, steps))
+    return Climbed(depth.minimum(most), up.gather(2, steps))
 
 
 def climb_trees(plan: StepPlan, rows: Rows) -> tuple[Tensor, Climbed]:
@@ -120,6 +131,6 @@ def move_path(kernels: Kernels, pool: KVPool, batch: Batch, first: Tensor, kept:
         moves = ~stays
         if not moves.any():
             return
-        src, dst = src[moves], dst[moves]
+        src, dst = src[moves][None], dst[moves][None]
     for group, made in enumerate(batch.ctx.groups):
-        kernels.move_kv_(pool.group_views(group), made.slots[src].flatten(), made.slots[dst].flatten())
+        kernels.move_kv_(pool.group_views(group), made.slots[src], made.slots[dst])

@@ -56,9 +56,9 @@ def verify(batch: Batch, lines: list[int], marked: Tensor, rows: Rows, kernels: 
     told = [[plan.rows[i] for i in grants], list(firsts.values()), tried]
     if not plan.nodes:
         sent = send(torch.tensor(told, dtype=torch.int64), rows.device)
-        return Verdict(grants, kernels.accept_(sent, max(tried), marked, *rows.state()))
+        return Verdict(grants, kernels.accept_(sent, max(tried), None, marked, *rows.state())[1])
     told[2:] = [[plan.tried(i) for i in grants], tried]
     sent = send(torch.tensor(told, dtype=torch.int64), rows.device)
     parents = all_parents(plan, rows, grants, sent[0])
-    path, kept = kernels.accept_tree_(sent, max(tried), parents, marked, *rows.state())
+    path, kept = kernels.accept_(sent, max(tried), parents, marked, *rows.state())
     return Verdict(grants, kept, path)

@@ -54,19 +54,21 @@ class Gate:
 
     def peek(self) -> None:
         """Refuse what could not enter whatever its body says: cheaper than reading it."""
-        if self.draining:
-            self._refuse(503, "draining", "The server is shutting down.", 5)
+        self._check_open()
         if self.is_shut():
             self._full()
 
     def enter(self, name: str, count: int = 1) -> None:
         """A request comes in with `count` outputs, or raise what the client should be told."""
-        if self.draining:
-            self._refuse(503, "draining", "The server is shutting down.", 5)
+        self._check_open()
         tenant = self._tenant(name)
         self._check_rates(tenant)
         self.grow(name, count)
         tenant.requests -= 1
+
+    def _check_open(self) -> None:
+        if self.draining:
+            self._refuse(503, "draining", "The server is shutting down.", 5)
 
     def grow(self, name: str, count: int) -> None:
         """Take `count` places for a key; its requests per minute are no fewer for that."""

@@ -133,7 +133,7 @@ class EagleHead:
 
     def _grow(self, step: Drafting, placed: Placed, length: Tensor, *, drawn: bool) -> None:
         """A tree for each row in place of a chain."""
-        assert self.growth is not None and self.out is not None
+        assert self.growth is not None
         net, sampled, rows = self.net, placed.words > 0, step.rows
 
         def scores(states: Tensor, row_ids: Tensor, positions: Tensor) -> Tensor:
@@ -142,7 +142,7 @@ class EagleHead:
 
         head = Head(scores, net.words, net.go_on, self.side, self._shifted(), self.kernels)
         growth = replace(self.growth, nodes=step.count)
-        tokens, parents = grow(head, growth, placed.row_ids, length, self.out[step.places()])
+        tokens, parents = grow(head, growth, placed.row_ids, length, self.states[placed.row_ids.shape[0]])
         ahead = torch.arange(step.count, device=length.device)
         rows.tokens[placed.row_ids[:, None], length[:, None] + ahead] = tokens.to(torch.int32)
         rows.parents[placed.row_ids, : step.count] = parents

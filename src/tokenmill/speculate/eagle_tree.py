@@ -65,7 +65,7 @@ class Seen:
 def grow(head: Head, growth: Growth, row_ids: Tensor, known: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
     """row_ids [S] with `known` [S] tokens, and the states behind the newest ones [S, hidden] -> tokens and parents of
     `growth.nodes` drafts [S, nodes]."""
-    count, root = row_ids.shape[0], known - 1
+    count, root = row_ids.shape[0], (known - 1).clamp(min=0)  # the spare row knows nothing
     none = known.new_zeros((count, 0))
     seen = Seen(states.new_zeros((count, 0), dtype=torch.float32), none, none)
     beam = states[:, None]

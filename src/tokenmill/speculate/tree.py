@@ -83,11 +83,12 @@ class Best:
         self.depth = torch.tensor([len(path) - 1 for path in paths], device=device)
         self.rank = torch.tensor([path[-1] for path in paths], device=device)
         self.parents = torch.tensor(parents_of(paths), device=device)
-        self.levels = [torch.where(self.depth == level)[0] for level in range(levels)]
+        numbers = [[n for n, path in enumerate(paths) if len(path) == level + 1] for level in range(levels)]
+        self.levels = [torch.tensor(found, dtype=torch.int64, device=device) for found in numbers]
 
     def choose(self, likely: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
         """likely [S, levels, children]: logarithms, falling -> level and rank of `count` nodes [S, count], and their
-        parents [S, count] (Kernels.accept_tree_)."""
+        parents [S, count] (Kernels.accept_)."""
         own = likely[:, self.depth, self.rank]
         scores = torch.zeros(own.shape[0], own.shape[1] + 1, device=own.device)
         for at in self.levels:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill import LLM, SamplingParams
+from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.request import Request, RequestOutput
 from tokenmill.core.sequence import FINISHED
 from tokenmill.engine.engine import Engine
@@ -29,6 +30,13 @@ BACKENDS = backends()
 USUAL, OTHER = (BACKENDS[0], BACKENDS[-1]) if os.environ.get("TOKENMILL_FAMILIES") else (BACKENDS[-1], BACKENDS[0])
 """The kernels of open_usual: the quick ones, for the reference takes several times as long. It has its
 turn in tests for all BACKENDS, where OTHER is named, and everywhere with TOKENMILL_FAMILIES."""
+
+
+def all_of_them(llm: LLM) -> LLM:
+    """Every draft is made: the control looks at the time that steps take."""
+    if most := llm.engine.scheduler.limits.max_guesses:
+        llm.engine.scheduler.ahead.control = AllOfThem(most)
+    return llm
 
 
 def open_llm(folder: Path, **options: Any) -> LLM:

@@ -10,7 +10,7 @@ import json
 import pytest
 import torch
 from drafters import MOST, make_eagle, make_medusa
-from engines import OTHER, check_nothing_left, exact, greedy, run
+from engines import OTHER, all_of_them, check_nothing_left, exact, greedy, run
 from engines import open_usual as open_llm
 from safetensors.torch import load_file, save_file
 
@@ -36,13 +36,6 @@ def drafts(folders, name, **more):
     method = {} if name in ("self", "other") else {"method": name}
     model = {"model": str(folders[name])} if name in folders else {}
     return {"speculative_config": {**method, **model, "num_speculative_tokens": MOST, **more}}
-
-
-def all_of_them(llm):
-    """The control is for time; here every draft is made."""
-    if llm.engine.scheduler.limits.max_guesses:
-        llm.engine.scheduler.ahead.control = AllOfThem(MOST)
-    return llm
 
 
 STEM = [5, 9, 200, 17, 5, 9, 200, 17, 33, 5, 9]
@@ -277,7 +270,7 @@ def test_a_table_of_positions_ends_behind_the_last_guess(folders, tmp_path):
     with pytest.raises(UserError, match=r"64 tokens is too short for the model's 61 and 6 guesses"):
         open_llm(folders["self"], max_model_len=61, **options)
     with open_llm(folders["self"], max_model_len=60, **options) as llm:
-        llm.engine.scheduler.ahead.control = AllOfThem(6)
+        all_of_them(llm)
         for n in (20, 21, 22):
             assert len(run(llm, [STEM * 3], greedy(n))[0].outputs[0].token_ids) == n
         assert len(run(llm, [STEM * 3], greedy(27))[0].outputs[0].token_ids) == 27

@@ -7,8 +7,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engines import check_nothing_left, exact, greedy, open_llm, run
-from test_engine_draft_models import PARAMETERS, PROMPTS, all_of_them, drafts, folders
+from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
+from test_engine_draft_models import PARAMETERS, PROMPTS, drafts, folders
 from test_engine_ranks import FULL
 
 from tokenmill import SamplingParams

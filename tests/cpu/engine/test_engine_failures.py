@@ -50,6 +50,16 @@ def test_a_step_that_fails_once_is_done_again(when, options, opened, wanted):
     check_nothing_left(llm.engine)
 
 
+def test_the_log_says_why_once(opened, wanted, caplog):
+    llm = opened()
+    calls = iter(range(10**6))
+    break_forward(llm, lambda tokens: next(calls) in {0, 3, 5})
+    assert [exact(o) for o in run(llm, PROMPTS, PARAMS)] == wanted
+    assert [r.getMessage() for r in caplog.records if r.name == "tokenmill.engine"] == [
+        "a step failed (RuntimeError: out of luck); its sequences are computed again, fewer at once"
+    ]
+
+
 def test_a_lone_step_that_fails_once_is_done_again(opened, wanted):
     llm = opened()
     calls = iter(range(10**6))

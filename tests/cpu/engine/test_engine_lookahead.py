@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from engines import check_nothing_left, exact, greedy, open_llm, run
+from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
 
 from tokenmill import SamplingParams
-from tokenmill.core.drafting import AllOfThem, Drafting
+from tokenmill.core.drafting import Drafting
 from tokenmill.speculate.lookahead import Lookahead
 from tokenmill.testing.tiny import make_tiny
 
@@ -31,7 +31,7 @@ def test_no_byte_changes(more, folder):
     with open_llm(folder, max_model_len=64, kernels="auto") as llm:
         wanted = [exact(o) for o in run(llm, PROMPTS, PARAMETERS)]
     with open_llm(folder, max_model_len=64, kernels="auto", **CONFIG, **more) as llm:
-        llm.engine.scheduler.ahead.control = AllOfThem(MOST)
+        all_of_them(llm)
         for _ in range(2):
             assert [exact(o) for o in run(llm, PROMPTS, PARAMETERS)] == wanted
         counters = llm.engine.scheduler.counters

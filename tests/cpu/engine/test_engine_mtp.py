@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 import torch
-from engines import check_nothing_left, exact, greedy, open_llm, run
+from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
 from family_cases import ALL
 from safetensors.torch import load_file, save_file
 from test_families import CASES, prompt
 
 from tokenmill import SamplingParams
-from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import UserError
 
 MOST = 2
@@ -117,7 +116,7 @@ def test_what_it_guesses_and_that_no_byte_changes(checkpoint: tuple[str, Path, A
     found: dict[tuple[int, ...], list[int]] = {}
     for more in ({}, {"pipeline_depth": 2, "num_gpu_blocks_override": 40}, {"max_num_batched_tokens": 7}):
         with open_llm(folder, **OPTIONS, **CONFIG, **more, kernels="auto") as llm:
-            llm.engine.scheduler.ahead.control = AllOfThem(MOST)
+            all_of_them(llm)
             drafter = llm.engine.executor.runner.drafter
             honest = drafter.propose
 
@@ -149,7 +148,7 @@ def test_trees(checkpoint: tuple[str, Path, Any, Any]) -> None:
     with open_llm(folder, **OPTIONS, kernels="auto") as llm:
         wanted = [exact(o) for o in run(llm, PROMPTS, PARAMETERS)]
     with open_llm(folder, **OPTIONS, speculative_config=config, kernels="auto", pipeline_depth=2) as llm:
-        llm.engine.scheduler.ahead.control = AllOfThem(6)
+        all_of_them(llm)
         for _ in range(2):
             assert [exact(o) for o in run(llm, PROMPTS, PARAMETERS)] == wanted
         assert llm.engine.scheduler.counters.drafted > 100

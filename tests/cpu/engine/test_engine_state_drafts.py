@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import check_nothing_left, exact, follow, greedy, open_llm, run
+from engines import all_of_them, check_nothing_left, exact, follow, greedy, open_llm, run
 from family_cases import ALL
 from test_families import CASES, prompt
 
@@ -60,10 +60,7 @@ def open_hybrid(folder: Path, **options: Any) -> LLM:
         "max_num_seqs": 4,
         **options,
     }
-    llm = open_llm(folder, **given)
-    if llm.engine.scheduler.limits.max_guesses:
-        llm.engine.scheduler.ahead.control = AllOfThem(MOST)
-    return llm
+    return all_of_them(open_llm(folder, **given))
 
 
 class Knowing:

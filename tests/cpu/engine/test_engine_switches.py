@@ -82,6 +82,7 @@ ELSEWHERE = {
     *("model_impl", "lora_modules", "max_lora_rank", "max_cpu_loras"),  # what is loaded
     *("tensor_parallel_size", "data_parallel_size"),  # processes of their own (test_engine_ranks.py)
     *("pipeline_parallel_size", "enable_expert_parallel"),  # the same (test_engine_stages.py)
+    *("enable_eplb", "eplb_config"),  # the same (test_engine_experts.py)
 }
 """Options that are not drawn."""
 

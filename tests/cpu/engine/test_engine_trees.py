@@ -13,12 +13,11 @@ import random
 import pytest
 import torch
 from drafters import MOST, make_eagle, make_medusa
-from engines import BACKENDS, OTHER, check_nothing_left, exact, greedy, run
+from engines import BACKENDS, OTHER, all_of_them, check_nothing_left, exact, greedy, run
 from engines import open_usual as open_llm
 from test_engine_families import ALL, ONE_OF_EACH, Family
 
 from tokenmill import SamplingParams
-from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import UserError
 from tokenmill.kernels import ReferenceKernels
 from tokenmill.speculate.eagle_tree import Growth
@@ -41,11 +40,6 @@ def trees(folder, shape="best", **more):
     nodes = {"num_speculative_tokens": NODES} if shape == "best" else {}
     config = {"method": "medusa", "model": str(folder), "speculative_token_tree": shape, **nodes, **more}
     return {"speculative_config": config}
-
-
-def all_of_them(llm):
-    llm.engine.scheduler.ahead.control = AllOfThem(llm.engine.scheduler.limits.max_guesses)
-    return llm
 
 
 def know(llm, texts, seed=0):
@@ -182,6 +176,22 @@ def test_heads_with_keys_of_their_own_make_trees(name, title, folders, plain):
         check_nothing_left(llm.engine)
     for outputs in found:
         assert [exact(o) for o in outputs] == [exact(o) for o in wanted]
+
+
+@pytest.mark.parametrize("shape", ["best", None])
+@pytest.mark.parametrize("name", ["medusa", "eagle", "eagle3"])
+def test_rows_that_are_filled_up(name, shape, folders, plain):
+    """On a GPU three rows are computed as four: the spare row gets a tree, or a chain, too."""
+    config = trees(folders[name], method=name)
+    if shape is None:
+        config["speculative_config"] |= {"speculative_token_tree": None, "num_speculative_tokens": MOST}
+    wanted = plain(max_model_len=64)
+    with all_of_them(open_llm(folders["self"], **config, max_model_len=64, kernels="reference")) as llm:
+        llm.engine.executor.runner.drafter.choosing.exact = False
+        found = run(llm, PROMPTS, PARAMETERS)
+        assert llm.engine.scheduler.counters.failures == 0 < llm.engine.scheduler.counters.drafted
+        assert [o.outputs[0].token_ids for o in found] == [o.outputs[0].token_ids for o in wanted]
+        check_nothing_left(llm.engine)
 
 
 @pytest.mark.parametrize("kernels", BACKENDS)

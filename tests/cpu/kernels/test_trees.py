@@ -113,7 +113,7 @@ def test_a_node_attends_as_a_chain_of_its_ancestors(backend: str, known: int, ki
             moved = PagedBatch.__new__(PagedBatch)
             moved.__dict__ = {**tree.__dict__, "kv": [clone(view) for view in tree.kv]}
             slots = ctx.groups[0].slots
-            kernels.move_kv_(moved.kv, slots[line], slots[: len(line)])
+            kernels.move_kv_(moved.kv, slots[line][None], slots[: len(line)][None])
             last = kernels.attend(after, attention, chain.step([("a", 1)]))
             moved.seqs["a"].computed = known - 1 + len(line)
             again = kernels.attend(after, attention, moved.step([("a", 1)]))
@@ -170,7 +170,7 @@ def test_the_walk_down_a_tree(backend: str) -> None:
         before = length.clone()
         given = torch.tensor(grants).T.contiguous()
         most = max(g[3] for g in grants)
-        path, kept = kernels.accept_tree_(given, most, above, torch.tensor(samples), tokens, length, computed)
+        path, kept = kernels.accept_(given, most, above, torch.tensor(samples), tokens, length, computed)
         for i, (row, _, _, _) in enumerate(grants):
             stand, said = wanted[i]
             assert path[i, : int(kept[i])].tolist() == stand
@@ -180,7 +180,7 @@ def test_the_walk_down_a_tree(backend: str) -> None:
 
 
 def test_a_chain_is_a_tree() -> None:
-    """The walk gives what `accept_` gives."""
+    """The walk gives what is found of a chain without its parents."""
     dice = random.Random(1)
     for backend in BACKENDS:
         kernels = made(backend)
@@ -195,10 +195,10 @@ def test_a_chain_is_a_tree() -> None:
                 length, computed = torch.tensor([known]), torch.tensor([0])
                 if tree:
                     grants = torch.tensor([[0], [0], [count], [count]])
-                    kernels.accept_tree_(grants, count, torch.arange(count)[None], marked, tokens, length, computed)
+                    kernels.accept_(grants, count, torch.arange(count)[None], marked, tokens, length, computed)
                 else:
                     grants = torch.tensor([[0], [0], [count]])
-                    kernels.accept_(grants, count, marked, tokens, length, computed)
+                    kernels.accept_(grants, count, None, marked, tokens, length, computed)
                 states.append((tokens[:, : int(length[0])], length, computed))
             assert all(torch.equal(a, b) for a, b in zip(*states, strict=True))
 
@@ -210,5 +210,5 @@ def test_nothing_is_read_by_the_host() -> None:
         return torch.zeros(shape, dtype=torch.int64, device="meta")
 
     given = empty(4, 3), 2, empty(3, 5), empty(12), empty(8, 20), empty(8), empty(8)
-    path, kept = ReferenceKernels().accept_tree_(*given)
+    path, kept = ReferenceKernels().accept_(*given)
     assert path.shape == (3, 3) and kept.shape == (3,)

@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 from drafters import MOST, make_eagle, make_medusa
-from engines import BACKENDS, check_nothing_left, exact, greedy, open_llm
+from engines import BACKENDS, all_of_them, check_nothing_left, exact, greedy, open_llm
 from making import write_adapter
 
 from tokenmill import LLM, LoRARequest, SamplingParams
-from tokenmill.core.drafting import AllOfThem
 from tokenmill.testing.tiny import make_tiny
 
 STEM = [5, 9, 200, 17, 5, 9, 200, 17, 33, 5, 9]
@@ -85,8 +84,7 @@ def test_the_same_bytes(
     model = {"model": str(drafters[name])} if name in drafters else {}
     config = {**method, **model, "num_speculative_tokens": MOST}
     with open_llm(base, enable_lora=True, max_model_len=64, speculative_config=config, **options) as llm:
-        if llm.engine.scheduler.limits.max_guesses:
-            llm.engine.scheduler.ahead.control = AllOfThem(MOST)
+        all_of_them(llm)
         for _ in range(2):  # the second time prefixes are cached
             assert generate(llm, wearing) == wanted
         counters = llm.engine.scheduler.counters

@@ -26,7 +26,12 @@ ASK = [{"role": "user", "content": "What is the weather in Paris?"}]
 HELLO = [{"role": "user", "content": "Hello"}]
 SUM = [{"role": "user", "content": "What is 17 plus 5?"}]
 NAMED = {"type": "function", "function": {"name": "get_weather"}}
-ANSWER = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+ANSWER = {
+    "type": "object",
+    "properties": {"answer": {"type": "integer"}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
 FORM = {"type": "json_schema", "json_schema": {"name": "a", "schema": ANSWER}}
 PATH = "/v1/chat/completions"
 """(body, finish reason, does it call, does it reason)"""

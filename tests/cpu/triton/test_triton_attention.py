@@ -105,8 +105,11 @@ def test_tiles_fit_the_device(room, size, dim):
         assert taken < room or (rows, block_n) == (16, 16)
         assert warps == config[2] and rows <= config[0] and block_n <= config[1] and stages <= config[3]
         assert room < 227 << 10 or size > 2 or dim > 128 or found == config
+        assert room < 227 << 10 or size > 2 or dim > 128 or found == fitting(config, spec, size, room, True)
     f32 = fitting((64, 32, 4, 2), make_spec(dim=256, value_dim=256), 4, 99 << 10)
     assert f32[0] * 256 * 4 + 2 * f32[1] * 256 * 4 <= (99 << 10) - 4096, "compiled for sm_89 it took 139,520 bytes"
+    steady = fitting((64, 64, 4, 3), make_spec(dim=512, value_dim=512), 2, 227 << 10, asynchronous=True)
+    assert steady == (32, 64, 4, 3), "compiled for sm_90, 64 rows take 328,704 bytes and 32 take 168,448"
 
 
 @pytest.mark.parametrize("window", [17, -30])

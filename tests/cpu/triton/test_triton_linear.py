@@ -182,8 +182,8 @@ def test_rows_move_on_by_the_samples_that_stand():
                 marked[at : at + n] = tokens[row, int(length[row]) : int(length[row]) + n]
         state = [t.clone() for t in (tokens, length, computed)]
         grants = torch.stack([row_ids, first, tried])
-        kept = kernels.accept_(grants, most, marked, tokens, length, computed)
-        wanted = REFERENCE.accept_(grants, most, marked, *state)
+        _, kept = kernels.accept_(grants, most, None, marked, tokens, length, computed)
+        _, wanted = REFERENCE.accept_(grants, most, None, marked, *state)
         assert torch.equal(kept, wanted) and torch.equal(length, state[1]) and torch.equal(computed, state[2])
         for row in row_ids.tolist():
             assert torch.equal(tokens[row, : length[row]], state[0][row, : length[row]])

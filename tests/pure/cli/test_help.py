@@ -112,7 +112,7 @@ KNOWN |= {"--device": True, "--max-tokens": True, "--kv-cache-dtype": True}
         ("-ctk f16 -ctv q8_0", "--kv-cache-dtype int8"),
         ("--nnodes 1 --swap-space 4 --enforce-nothing", None),
         ("--nnodes=1 --prefill-context-parallel-size 1 --swap-space 4 x", "x"),
-        ("--disable-log-requests x --no-enable-eplb y", "x y"),
+        ("--disable-log-requests x --no-enable-dbo y", "x y"),
         ("-p -ngl --ignore-eos x", "-p -ngl --ignore-eos x"),
         ("-phello --model=-m x", "-phello --model=-m x"),
         ("x -- -m y", "x -- -m y"),

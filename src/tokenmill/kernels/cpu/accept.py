@@ -10,8 +10,10 @@ import torch
 from torch import Tensor
 
 
-def accept_(grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> Tensor:
-    """See ReferenceKernels.accept_."""
+def accept_chains_(
+    grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
+) -> Tensor:
+    """See kernels/accept.py."""
     row_ids, first, tried = grants.numpy()
     samples, words, lengths = marked.numpy(), tokens.numpy(), length.numpy()
     known, ahead = lengths[row_ids], np.arange(most)
@@ -27,10 +29,10 @@ def accept_(grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: T
     return torch.from_numpy(kept)
 
 
-def accept_tree_(
+def accept_trees_(
     grants: Tensor, most: int, parents: Tensor, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """See ReferenceKernels.accept_tree_."""
+    """See kernels/accept.py."""
     row_ids, first, drafts, longest = grants.numpy()
     samples, words, lengths, above = marked.numpy(), tokens.numpy(), length.numpy(), parents.numpy()
     known, each = lengths[row_ids], np.arange(above.shape[1])

@@ -41,14 +41,14 @@ _COPIED = frozenset(_named("contiguous clone to.dtype _to_copy to.dtype_layout")
 _WHOLE = frozenset(
     _named(
         "amax arange arange.start argmax einsum flatten.using_ints full ge.Scalar ge.Tensor gelu gt.Scalar gt.Tensor "
-        "le.Scalar lt.Scalar masked_fill.Scalar max.dim new_zeros ones ones_like outer pad pow.Scalar "
+        "le.Scalar lt.Scalar remainder.Scalar masked_fill.Scalar max.dim new_zeros ones ones_like outer pad pow.Scalar "
         "repeat_interleave.self_int reshape rsub.Scalar softmax.int softplus square topk var.correction "
         "where.ScalarOther where.ScalarSelf zeros zeros_like"
     )
 )
 """Computed anew, and copied to where it was."""
 _IN_PLACE = frozenset(
-    _named("add_.Tensor clamp_ copy_ div_.Tensor fill_.Scalar index_put_ mul_.Tensor sub_.Tensor zero_")
+    _named("add_.Tensor clamp_ copy_ div_.Tensor fill_.Scalar index_add_ index_put_ mul_.Tensor sub_.Tensor zero_")
 )
 HOST = frozenset({"aten::_local_scalar_dense", "aten::is_nonzero", "aten::item", "aten::resolve_conj",
                   "aten::resolve_neg"})  # fmt: skip

@@ -31,7 +31,7 @@ from tokenmill.core.forward import (
 )
 from tokenmill.kernels.adapters import addends
 from tokenmill.kernels.cpu import states
-from tokenmill.kernels.cpu.accept import accept_, accept_tree_
+from tokenmill.kernels.cpu.accept import accept_chains_, accept_trees_
 from tokenmill.kernels.cpu.adapters import Addends, BoundSites
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
 from tokenmill.kernels.cpu.choose import choose
@@ -394,25 +394,20 @@ class CpuKernels(ReferenceKernels):
         )  # fmt: skip
 
     def accept_(
-        self, grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
-    ) -> Tensor:
-        """Rows move on by the samples that stand; -> how many these are."""
-        self.count("accept_")
-        return accept_(grants, most, marked, tokens, length, computed)
-
-    def accept_tree_(
         self,
         grants: Tensor,
         most: int,
-        parents: Tensor,
+        parents: Tensor | None,
         marked: Tensor,
         tokens: Tensor,
         length: Tensor,
         computed: Tensor,
-    ) -> tuple[Tensor, Tensor]:
-        """The same down trees; -> the lines of the samples that may stand, and how many do."""
-        self.count("accept_tree_")
-        return accept_tree_(grants, most, parents, marked, tokens, length, computed)
+    ) -> tuple[Tensor | None, Tensor]:
+        """Rows move on by the samples that stand; -> of trees their lines, and how many these are."""
+        self.count("accept_")
+        if parents is None:
+            return None, accept_chains_(grants, most, marked, tokens, length, computed)
+        return accept_trees_(grants, most, parents, marked, tokens, length, computed)
 
     # ------------------------------------------------------------------ experts
 

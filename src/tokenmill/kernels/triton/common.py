@@ -103,6 +103,11 @@ def multiprocessors() -> int:
     return int(torch.cuda.get_device_properties().multi_processor_count)
 
 
+def asynchronous() -> bool:
+    """Do products of four warps read shared memory while their program goes on? (Hopper's do.)"""
+    return bool(torch.cuda.get_device_capability()[0] == 9)
+
+
 def driver_version() -> str:
     """Of the driver, as far as torch says it."""
     ask = getattr(torch._C, "_cuda_getDriverVersion", None)

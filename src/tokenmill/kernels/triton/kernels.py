@@ -22,6 +22,7 @@ from tokenmill.core.forward import (
     ForwardContext,
     FusedMixture,
     GroupPlan,
+    KVView,
     Mixture,
     NormSpec,
     Recurrence,
@@ -70,7 +71,8 @@ from tokenmill.kernels.triton.sampling.choose import choose, greedy
 from tokenmill.kernels.triton.sampling.cuts import least_kept
 from tokenmill.kernels.triton.states.recurrences import RECURRENCES
 from tokenmill.kernels.triton.states.recurrent import gated_norm
-from tokenmill.kernels.triton.states.stepping import accept_, advance_, gather_rows
+from tokenmill.kernels.triton.states.stepping import accept_chains_, advance_, gather_rows
+from tokenmill.kernels.triton.states.trees import Parts, accept_trees_, move_kv_, parts_of
 from tokenmill.kernels.triton.unfit import UNFIT, Kind, else_reference, is_unfit, kind_of, note_unfit
 
 _FLOATS = (torch.bfloat16, torch.float16, torch.float32)
@@ -116,7 +118,7 @@ class TritonKernels(ReferenceKernels):
             fuses="fusion" not in without,
             narrow_ways=measured_narrow(torch.cuda.get_device_name()) if real else {},
         )
-        self.trees = False
+        self.trees = True
         self.chooses = True
         self.unfit: set[Kind] = set()
         self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
@@ -130,6 +132,7 @@ class TritonKernels(ReferenceKernels):
         self.near: dict[str, Way | None] = {}
         """Ways of operations that were not measured, by their nearest measured one; None: none is near."""
         self._common: tuple[GroupPlan, Tensor] | None = None
+        self._moved: dict[int, Parts] = {}
         self._arranged: tuple[GroupPlan, int, tuple[Tensor, Tensor]] | None = None
 
     # ------------------------------------------------------------ matmuls
@@ -448,11 +451,32 @@ class TritonKernels(ReferenceKernels):
 
     @else_reference
     def accept_(
-        self, grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
-    ) -> Tensor:
-        """Rows move on by the samples that stand, in one launch; -> how many these are."""
+        self,
+        grants: Tensor,
+        most: int,
+        parents: Tensor | None,
+        marked: Tensor,
+        tokens: Tensor,
+        length: Tensor,
+        computed: Tensor,
+    ) -> tuple[Tensor | None, Tensor]:
+        """Rows move on by the samples that stand, in one launch; -> of trees their lines, and how many these are."""
         self.count("accept_")
-        return accept_(grants.contiguous(), most, marked, tokens, length, computed)
+        if parents is None:
+            return None, accept_chains_(grants.contiguous(), most, marked, tokens, length, computed)
+        parents = parents if parents.stride(1) == 1 else parents.contiguous()
+        return accept_trees_(grants.contiguous(), most, parents, marked, tokens, length, computed)
+
+    @else_reference
+    def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
+        """Keys and values of all these layers, in one launch."""
+        self.count("move_kv_")
+        if not kv or not src.numel():
+            return
+        found = self._moved.get(id(kv[0]))
+        if found is None or not found.are_of(kv):
+            found = self._moved[id(kv[0])] = parts_of(kv)
+        move_kv_(found, src.contiguous(), dst.contiguous())
 
     # ------------------------------------------------------------ experts
 
@@ -568,6 +592,8 @@ class TritonKernels(ReferenceKernels):
     def _fresh(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> bool:
         plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
         if self.launch.steady or not self.launch.fuses or ctx.max_query != 1 or qkv.shape[0] == 0:
+            return False
+        if plan.paths is not None:  # nodes see new keys of other sequences
             return False
         if not can_prepare(spec) or not whole_scales(kv):
             return False

@@ -18,7 +18,17 @@ from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.attention.narrow_keys import fold_pairs, in_pairs, joined, kind_of, split_query
-from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, locate, product, reach, rounded
+from tokenmill.kernels.triton.attention.paging import (
+    FLOOR,
+    LOG2E,
+    bend,
+    locate,
+    path_of,
+    path_parts,
+    product,
+    reach,
+    rounded,
+)
 from tokenmill.kernels.triton.attention.prepare import rotated, scale_strides
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
 from tokenmill.kernels.triton.quantised.narrow_words import bfloat_at
@@ -48,7 +58,8 @@ class Strides(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """Which keys each sequence has. shared: table entries that all have in common; slot: where a new key goes."""
+    """Which keys each sequence has. shared: table entries that all have in common; slot: where a new key goes; roots,
+    places: where keys of trees lie."""
 
     table: Any
     first: Any
@@ -57,6 +68,8 @@ class Plan(NamedTuple):
     length: Any
     shared: Any
     slot: Any
+    roots: Any
+    places: Any
 
 
 class Bends(NamedTuple):
@@ -119,13 +132,15 @@ class Cut(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Is there a first position of each table entry, a window, a cap of scores, sinks, a slope by distance?"""
+    """Is there a first position of each table entry, a window, a cap of scores, sinks, a slope by distance? Are
+    sequences nodes of trees?"""
 
     FIRST: bool
     WINDOW: bool
     SOFTCAP: bool
     SINKS: bool
     ALIBI: bool
+    TREE: bool
 
 
 class Fresh(NamedTuple):
@@ -143,7 +158,7 @@ class Fresh(NamedTuple):
 
 @triton.jit
 def _load_tile(
-    index, high, here, strides, table, first, entries, kv_len, query_position, window,
+    index, high, here, strides, table, first, entries, kv_len, path, query_position, window,
     SHAPE: tl.constexpr, SEEN: tl.constexpr, SCALED: tl.constexpr,
 ):  # fmt: skip
     """Keys [BD, BN] and values [BN, BV] of these indexes, their scales [BN], positions, and which are seen.
@@ -154,7 +169,9 @@ def _load_tile(
     DV: tl.constexpr = SHAPE.DV // PAIR
     d = tl.arange(0, SHAPE.BD // PAIR)
     v = tl.arange(0, SHAPE.BV // PAIR)
-    block, offset, position, known = locate(index, table, first, entries, kv_len, SHAPE.SIZE, SEEN.FIRST)
+    block, offset, position, known = locate(
+        index, table, first, entries, kv_len, path, SHAPE.SIZE, SEEN.FIRST, SEEN.TREE
+    )
     seen = known & (index < high)
     if SEEN.WINDOW:
         seen = seen & (query_position - position < window)
@@ -187,7 +204,7 @@ def _bring_near(low, high, here, strides, table, first, entries, kv_len,
     for tile in tl.static_range(NEAR):
         early = low + (tile + SKIP) * SHAPE.BN + n
         early = tl.maximum(tl.minimum(early, high - 1), 0)
-        block, offset, _, _ = locate(early, table, first, entries, kv_len, SHAPE.SIZE, FIRST)
+        block, offset, _, _ = locate(early, table, first, entries, kv_len, (0, 0), SHAPE.SIZE, FIRST, False)
         prefetch(keys + (block * strides.key_block + offset * strides.key_row)[:, None] + line)
         prefetch(values + (block * strides.value_block + offset * strides.value_row)[:, None] + line)
 
@@ -387,9 +404,10 @@ def _finish(acc, top, total, query, head, real, v, out_ptr, sinks, SHAPE: tl.con
     tl.store(target, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < SHAPE.DV)[None, :])
 
 
-@triton.jit(do_not_specialize=["table_stride", "q_stride"])
+@triton.jit(do_not_specialize=["table_stride", "places_stride", "q_stride"])
 def _decode_kernel(
-    q_ptr, pages, plan, bends, turns, out_ptr, partial, q_stride, table_stride, strides, scale, softcap, window, eps,
+    q_ptr, pages, plan, bends, turns, out_ptr, partial, q_stride, table_stride, places_stride, strides, scale, softcap,
+    window, eps,
     SHAPE: tl.constexpr, CUT: tl.constexpr, SEEN: tl.constexpr, NEW: tl.constexpr, KIND: tl.constexpr,
     MIXED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -422,6 +440,9 @@ def _decode_kernel(
     first = plan.first
     if SEEN.FIRST:
         first = plan.first + seq.to(tl.int64) * table_stride
+    path = (0, 0)
+    if SEEN.TREE:
+        path = path_of(plan.roots, plan.places, seq, places_stride)
     keys = pages.key + kv_head.to(tl.int64) * strides.key_head
     values = pages.value + kv_head.to(tl.int64) * strides.value_head
     key_scales = keys  # not read where there are none
@@ -438,8 +459,9 @@ def _decode_kernel(
     if FRESH:
         # All keys in the cache are older than this step: load the first ones, bring the following near.
         k, val, k_scale, v_scale, position, seen = _load_tile(
-            low + n, high, here, strides, table, first, entries, kv_len, query_position, window, SHAPE, SEEN, SCALED
-        )
+            low + n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
+            SHAPE, SEEN, SCALED,
+        )  # fmt: skip
         slot = tl.load(plan.slot + seq)
     if PDL and CUT.BEFORE == 0:
         _bring_near(low, tl.minimum(high, end), here, strides, table, first, entries, kv_len,
@@ -479,8 +501,9 @@ def _decode_kernel(
                                      query_position, slope, scale, softcap, SEEN, KIND, WIDE)  # fmt: skip
     for at in tl.range(low + FRESH * SHAPE.BN, high, SHAPE.BN, num_stages=CUT.STAGES):
         k, val, k_scale, v_scale, position, seen = _load_tile(
-            at + n, high, here, strides, table, first, entries, kv_len, query_position, window, SHAPE, SEEN, SCALED
-        )
+            at + n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
+            SHAPE, SEEN, SCALED,
+        )  # fmt: skip
         acc, odd, top, total = _fold(acc, odd, top, total, q, pairs, k, val, k_scale, v_scale, position, seen,
                                      query_position, slope, scale, softcap, SEEN, KIND, WIDE)  # fmt: skip
     if SCALED:
@@ -550,13 +573,17 @@ def attend_one(
     _decode_kernel[(seqs, heads, splits)](
         q,
         Pages(keys, values, kv.key_scale, kv.value_scale),
-        Plan(plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len, shared, plan.slots if fresh else None),
+        Plan(
+            plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len, shared, plan.slots if fresh else None,
+            *path_parts(plan.paths)[:2],
+        ),
         Bends(spec.sinks, spec.alibi),
         Turns(
             None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
             None if rope is None else rope.cos, None if rope is None else rope.sin,
         ),
         out, Partial(partial, tops, scratch.counters(q.device)), q.stride(0), plan.tables.stride(0),
+        path_parts(plan.paths)[2],
         Strides(*keys.stride()[:3], *values.stride()[:3], *scale_strides(kv)),
         spec.scale, spec.softcap, spec.window,
         Epsilons(0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps),
@@ -566,7 +593,7 @@ def attend_one(
         ),
         CUT=Cut(splits, before, parts, pow2(parts), least, stages, near, line, lines),
         SEEN=Seen(plan.first is not None, spec.window != 0, spec.softcap > 0, spec.sinks is not None,
-                  spec.alibi is not None),
+                  spec.alibi is not None, plan.paths is not None),
         NEW=new, KIND=kind, MIXED=mixed, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
-from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, product
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, further, path_of, path_parts, product
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait
 
 
@@ -83,13 +83,13 @@ def prepare_latent(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl
     return q
 
 
-@triton.jit(do_not_specialize=["S", "table_stride"])
+@triton.jit(do_not_specialize=["S", "table_stride", "places_stride"])
 def _latent_kernel(
-    q_ptr, key_ptr, table_ptr, start_ptr, len_ptr, out_ptr, part_ptr, top_ptr, count_ptr,
-    S, table_stride, key_block, key_row, scale,
+    q_ptr, key_ptr, table_ptr, start_ptr, len_ptr, root_ptr, place_ptr, out_ptr, part_ptr, top_ptr, count_ptr,
+    S, table_stride, places_stride, key_block, key_row, scale,
     H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr,
     BQ: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
-    SPLITS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, TREE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     head_tile = tl.program_id(0)
@@ -133,14 +133,20 @@ def _latent_kernel(
     first = split * chunk
     last = tl.minimum(first + chunk, end)
     table = table_ptr + seq.to(tl.int64) * table_stride
+    path = (0, 0)
+    if TREE:
+        path = path_of(root_ptr, place_ptr, seq, places_stride)
     acc = tl.zeros((BQ * BH, BL), dtype=tl.float32)
     top = tl.full((BQ * BH,), FLOOR, dtype=tl.float32)
     total = tl.zeros((BQ * BH,), dtype=tl.float32)
     for at in tl.range(first, last, BN, num_stages=STAGES):
         index = at + n
         known = index < last
-        block = tl.load(table + index // SIZE, mask=known, other=0).to(tl.int64)
-        place = key_ptr + block * key_block + (index % SIZE) * key_row
+        stored = index
+        if TREE:
+            stored = index + further(index, known, path)
+        block = tl.load(table + stored // SIZE, mask=known, other=0).to(tl.int64)
+        place = key_ptr + block * key_block + (stored % SIZE) * key_row
         # Unseen vectors are zeros, not leftovers: 0 * NaN would leak.
         k = tl.load(place[:, None] + low_d[None, :], mask=known[:, None] & (low_d < L)[None, :], other=0.0)
         k_high = tl.load(place[:, None] + L + high_d[None, :], mask=known[:, None] & (high_d < R)[None, :], other=0.0)
@@ -216,13 +222,14 @@ def attend_latent(
     splits = max(1, min(splits, room)) if seqs * head_tiles <= scratch.num_counters else 1
     partial = scratch.partial(q.device)
     tops = partial[seqs * head_tiles * block_h * splits * latent :] if splits > 1 else partial
+    roots, places, apart = path_parts(plan.paths)
     _latent_kernel[(head_tiles, tiles, splits)](
-        q, kv.key, plan.tables, ctx.query_start, ctx.kv_len, out, partial, tops, scratch.counters(q.device),
-        seqs, plan.tables.stride(0), kv.key.stride(0), kv.key.stride(2), spec.scale,
+        q, kv.key, plan.tables, ctx.query_start, ctx.kv_len, roots, places, out, partial, tops,
+        scratch.counters(q.device), seqs, plan.tables.stride(0), apart, kv.key.stride(0), kv.key.stride(2), spec.scale,
         H=heads, L=latent, R=spec.kv.key_dim - latent, SIZE=ctx.block_size,
         BQ=block_q, BH=block_h, BN=block_n, BL=max(16, pow2(latent)), BR=max(16, pow2(spec.kv.key_dim - latent)),
-        SPLITS=splits, WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl,
-        num_warps=warps, launch_pdl=pdl,
+        SPLITS=splits, TREE=roots is not None, WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages,
+        PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 
 

@@ -2,13 +2,17 @@
 
 Index i of a sequence means offset i % SIZE of table entry i // SIZE. Where tables are contiguous the index is the
 position; else entry j begins at first[j], and a position belongs to the last entry that begins at or before it.
+Where sequences are nodes of trees (core/descriptors.py: Paths) the keys from a root on lie further on than they stand:
+tables have no gaps there, as these are the newest entries.
 """
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from torch import Tensor
 
+from tokenmill.core.forward import Paths
 from tokenmill.kernels.triton.common import tanh
 
 FLOOR = tl.constexpr(-1e30)
@@ -17,8 +21,26 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def locate(index, table, first, entries, kv_len, SIZE: tl.constexpr, FIRST: tl.constexpr):
-    """Indexes [N] -> block [N] (int64), offset [N], position [N], and which of them exist."""
+def further(position, known, path):
+    """How much further on than they stand these keys [N] lie; path: a root, and where its descendants lie."""
+    root, places = path
+    depth = position - root
+    below = known & (depth >= 0)
+    return tl.where(below, tl.load(places + depth, mask=below, other=0) - depth, 0)
+
+
+@triton.jit
+def path_of(roots, places, seq, stride):
+    """The path of a sequence, as helpers take it."""
+    return tl.load(roots + seq).to(tl.int32), places + seq.to(tl.int64) * stride
+
+
+@triton.jit
+def locate(
+    index, table, first, entries, kv_len, path, SIZE: tl.constexpr, FIRST: tl.constexpr, TREE: tl.constexpr
+):  # fmt: skip
+    """Indexes [N] -> block [N] (int64), offset [N], position [N], and which of them exist. TREE: the sequence is a
+    node, which has a path."""
     entry = index // SIZE
     offset = index % SIZE
     if FIRST:
@@ -30,8 +52,17 @@ def locate(index, table, first, entries, kv_len, SIZE: tl.constexpr, FIRST: tl.c
     else:
         position = index
         known = index < kv_len
+    if TREE:
+        offset += further(position, known, path)
+        entry += offset // SIZE
+        offset = offset % SIZE
     block = tl.load(table + entry, mask=known, other=0).to(tl.int64)
     return block, offset, position, known
+
+
+def path_parts(paths: Paths | None) -> tuple[Tensor | None, Tensor | None, int]:
+    """Roots, places and how far apart the places of two sequences lie, as `path_of` takes them."""
+    return (None, None, 0) if paths is None else (paths.roots, paths.places, paths.places.stride(0))
 
 
 @triton.jit

@@ -12,24 +12,34 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
-from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, locate, product, reach
+from tokenmill.kernels.triton.attention.paging import (
+    FLOOR,
+    LOG2E,
+    bend,
+    further,
+    locate,
+    path_of,
+    path_parts,
+    product,
+    reach,
+)
 from tokenmill.kernels.triton.attention.prepare import scale_strides
-from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, shared_memory, wait
+from tokenmill.kernels.triton.common import INTERPRETED, asynchronous, begin, pow2, shared_memory, wait
 
 
 @triton.jit
 def _visit(
-    acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len, query_position,
-    slope, real, d, v, n,
+    acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len, path,
+    query_position, slope, real, d, v, n,
     key_block, key_row, value_block, value_row, scale_block, scale_row, scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
-    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, MASKED: tl.constexpr, EVEN: tl.constexpr,
-    SCALED: tl.constexpr, WIDE: tl.constexpr,
+    SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, TREE: tl.constexpr, MASKED: tl.constexpr,
+    EVEN: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys. MASKED: some may be out of some row's sight; else all rows see all of them."""
     index = at + n
     if MASKED:
-        block, offset, position, known = locate(index, table, first, entries, kv_len, SIZE, FIRST)
+        block, offset, position, known = locate(index, table, first, entries, kv_len, path, SIZE, FIRST, TREE)
         k = tl.load(
             keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None],
             mask=known[None, :] & (d < D)[:, None], other=0.0,
@@ -37,6 +47,8 @@ def _visit(
     else:
         position = index
         known = index >= 0
+        if TREE:
+            index += further(position, known, path)
         block = tl.load(table + index // SIZE).to(tl.int64)
         offset = index % SIZE
         spots = keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None]
@@ -72,16 +84,17 @@ def _visit(
     return acc, new_top, total
 
 
-@triton.jit(do_not_specialize=["S", "table_stride"])
+@triton.jit(do_not_specialize=["S", "table_stride", "places_stride"])
 def _prefill_kernel(
     q_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr,
-    sink_ptr, slope_ptr, out_ptr,
-    S, table_stride, key_block, key_head, key_row, value_block, value_head, value_row,
+    root_ptr, place_ptr, sink_ptr, slope_ptr, out_ptr,
+    S, table_stride, places_stride, key_block, key_head, key_row, value_block, value_head, value_row,
     scale_block, scale_head, scale_row, scale, softcap, window,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    MIXED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    TREE: tl.constexpr, MIXED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     kv_head = tl.program_id(0)
@@ -127,6 +140,9 @@ def _prefill_kernel(
     table = table_ptr + seq.to(tl.int64) * table_stride
     first = first_ptr
     entries = 0
+    path = (0, 0)
+    if TREE:
+        path = path_of(root_ptr, place_ptr, seq, places_stride)
     oldest = kv_len - queries + local
     newest = tl.minimum(oldest + BQ, kv_len)
     begin_at = 0
@@ -155,15 +171,16 @@ def _prefill_kernel(
         for at in tl.range(0, plain, BN, num_stages=STAGES):
             acc, top, total = _visit(
                 acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len,
-                query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row, scale_block,
+                path, query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row, scale_block,
                 scale_row, scale, softcap, window,
-                D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, False, EVEN, SCALED, WIDE,
+                D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, TREE, False, EVEN, SCALED, WIDE,
             )  # fmt: skip
     for at in tl.range(plain, end, BN, num_stages=STAGES):
         acc, top, total = _visit(
             acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len,
-            query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row, scale_block, scale_row,
-            scale, softcap, window, D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, True, EVEN, SCALED, WIDE,
+            path, query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row, scale_block,
+            scale_row, scale, softcap, window,
+            D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, TREE, True, EVEN, SCALED, WIDE,
         )  # fmt: skip
     if SINKS:
         sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
@@ -184,35 +201,42 @@ def attend_many(
     steady: one shape of tile whatever the batch. config (rows, BN, warps, stages)."""
     kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
     seqs, heads = plan.tables.shape[0], spec.kv.heads
+    roots, places, apart = path_parts(None if mixed else plan.paths)  # a node has one new token
     group = spec.heads // heads
     chosen = config or (STEADY if steady else prefill_config(spec, plan, ctx.max_query))
-    rows, block_n, warps, stages = chosen if INTERPRETED else fitting(chosen, spec, q.element_size(), shared_memory())
+    rows, block_n, warps, stages = chosen
+    if not INTERPRETED:
+        rows, block_n, warps, stages = fitting(chosen, spec, q.element_size(), shared_memory(), asynchronous())
     packed = pow2(group)
     block_q = max(1, (rows if steady else max(16, min(rows, pow2(ctx.max_query) * packed))) // packed)
     tiles = q.shape[0] // block_q + seqs
     _prefill_kernel[(heads, tiles)](
         q, kv.key, kv.value, kv.key_scale, kv.value_scale, plan.tables, plan.first, plan.entries,
-        ctx.query_start, ctx.kv_len, spec.sinks, spec.alibi, out,
-        seqs, plan.tables.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3],
+        ctx.query_start, ctx.kv_len, roots, places, spec.sinks, spec.alibi, out,
+        seqs, plan.tables.stride(0), apart, *kv.key.stride()[:3], *kv.value.stride()[:3],
         *scale_strides(kv), spec.scale, spec.softcap, spec.window,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BQ=block_q, BG=packed, BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
         FIRST=plan.first is not None, WINDOW=spec.window != 0, SOFTCAP=spec.softcap > 0,
-        SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, MIXED=mixed,
+        SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, TREE=roots is not None, MIXED=mixed,
         SCALED=kv.key_scale is not None, WIDE=INTERPRETED or q.dtype == torch.float32,
         STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
-def fitting(config: tuple[int, int, int, int], spec: AttentionSpec, size: int, room: int) -> tuple[int, int, int, int]:
+def fitting(
+    config: tuple[int, int, int, int], spec: AttentionSpec, size: int, room: int, asynchronous: bool = False
+) -> tuple[int, int, int, int]:
     """The config, cut until it fits a device with so much shared memory; size: bytes of a query's number.
 
     Follows from what was compiled: queries, scores, every second stage a tile of keys and values; a wide result passes
-    through shared memory in float32 on Hopper. Nothing of the batch counts, so steady tiles stay steady."""
+    through shared memory in float32 on Hopper. Asynchronous products (64 rows in 16 bits) hold one tile more, which is
+    still read while the next one comes. Nothing of the batch counts, so steady tiles stay steady."""
     width, values = max(16, pow2(spec.kv.key_dim)), max(16, pow2(spec.kv.value_dim))
     rows, block_n, warps, stages = config
     while True:
-        tiles = max(1, stages // 2) * block_n * (width + values)
+        held = max(1, stages // 2) + (asynchronous and size == 2 and rows >= 64)
+        tiles = held * block_n * (width + values)
         taken = max(size * (rows * (width + block_n) + tiles), rows * (size * width + 4 * values)) + 1024
         if taken <= room or (stages, block_n, rows) == (2, 16, 16):
             return rows, block_n, warps, stages

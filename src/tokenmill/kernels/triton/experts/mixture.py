@@ -37,7 +37,7 @@ class StackedMixture:
         self.ups, self.downs = ups, downs
         self.modest = launch.small or not copy_engine()
         self.experts = self._stacked(ups).shape[0]
-        self.all_here = self.experts == mixture.route.experts
+        self.all_here = mixture.slots_for is None and self.experts == mixture.route.experts
         """Else others' choices have ids outside 0..experts - 1, which no kernel below `_several` looks up."""
         router = mixture.router.pieces()
         plain = router is not None and router[0] == "dense" and router[1]["table"] is not None
@@ -68,6 +68,8 @@ class StackedMixture:
         else:
             h = x if norm is None else ctx.kernels.norm(x, norm)
             ids, gates = self._route(h, ctx)
+        if self.mixture.slots_for is not None:
+            ids = self.mixture.slots_for(ids, ctx).to(torch.int32)
         if not self.all_here:
             ids = ids - self.mixture.first
         return self._several(h, ids, gates, self._shared(h, ctx, None, residual))

@@ -98,8 +98,10 @@ def _accept_kernel(
     tl.store(kept_ptr + i, kept.to(tl.int64))
 
 
-def accept_(grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> Tensor:
-    """See ReferenceKernels.accept_."""
+def accept_chains_(
+    grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor
+) -> Tensor:
+    """See kernels/accept.py."""
     count = grants.shape[1]
     kept = torch.empty(count, dtype=torch.int64, device=grants.device)
     most = max(32, triton.next_power_of_2(most + 1))  # one kernel for all that is usual

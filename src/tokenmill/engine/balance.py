@@ -1,0 +1,156 @@
+"""When experts move, and where to. Owns: what --eplb-config says, the counts of the last steps, the moves that are
+still to be made.
+
+One place decides for all ranks (parallel/experts.py says what), between plans, when none is in flight. A pause moves a
+bounded number of bytes; what is left waits for the next ones. Must not know: tensors, how ranks exchange experts.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.core.config import EngineConfig, ParallelOptions
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.execution import Executor
+from tokenmill.parallel.experts import Move, Placement, apply_move, first_placement, loads, moves_between, place
+
+log = logging.getLogger("tokenmill.engine")
+PAUSE_BYTES = 64 << 20
+"""Bytes of experts that a pause moves, at least one of them."""
+PAUSE_STEPS = 4
+"""Steps between two pauses while moves are left."""
+
+
+@dataclass(frozen=True, slots=True)
+class BalanceConfig:
+    """--eplb-config, spelled as vLLM spells it. window_size: steps whose tokens are counted; step_interval: steps from
+    one decision to the next."""
+
+    window_size: int = 1000
+    step_interval: int = 3000
+    num_redundant_experts: int = 0
+    log_balancedness: bool = False
+
+
+def read_balance(said: ParallelOptions) -> BalanceConfig | None:
+    """What is asked for; None: experts stay where they are."""
+    given = dict(said.eplb_config or {})
+    if not said.enable_eplb:
+        if given:
+            raise ParameterError("--eplb-config has no effect without --enable-eplb.", param="eplb_config")
+        return None
+    if given.pop("policy", "default") != "default":
+        raise ParameterError("--eplb-config: policy is 'default', there is no other.", param="eplb_config")
+    if given.pop("use_async", False) is not False:
+        raise ParameterError("--eplb-config: use_async is not built; experts move between steps.", param="eplb_config")
+    known = BalanceConfig.__dataclass_fields__
+    if unknown := sorted(set(given) - set(known)):
+        raise ParameterError(
+            f"--eplb-config: {unknown[0]!r} is unknown; there are {', '.join(known)}.", param="eplb_config"
+        )
+    for name, value in given.items():
+        if name == "log_balancedness":
+            if not isinstance(value, bool):
+                raise ParameterError(f"--eplb-config: {name} is true or false.", param="eplb_config")
+            continue
+        least = 0 if name == "num_redundant_experts" else 1
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ParameterError(f"--eplb-config: {name} is a whole number of at least {least}.", param="eplb_config")
+    return BalanceConfig(**given)
+
+
+def check_balance(config: EngineConfig) -> None:
+    """Refuse what does not go with experts that move."""
+    if read_balance(config.parallel) is None:
+        return
+    for wrong, why in (
+        (not config.parallel.enable_expert_parallel, "needs --enable-expert-parallel"),
+        (config.parallel.pipeline_parallel_size > 1, "does not go with --pipeline-parallel-size"),
+        (config.adapters.enable_lora, "does not go with --enable-lora: adapters of experts would have to move, too"),
+        (config.execute.enable_sleep_mode, "does not go with --enable-sleep-mode: weights are read again by place"),
+    ):
+        if wrong:
+            raise ParameterError(f"--enable-eplb {why}.", param="enable_eplb")
+
+
+class Balance:
+    """Looks after the experts of one engine."""
+
+    def __init__(self, executor: Executor, config: BalanceConfig, ranks: int) -> None:
+        self.executor, self.config, self.ranks = executor, config, ranks
+        said = executor.control({"what": "experts", "op": "state"})
+        self.sizes: list[int] = said["bytes"]
+        redundant = config.num_redundant_experts
+        self.placements: list[Placement] = [first_placement(count, ranks, redundant) for count in said["experts"]]
+        self.windows: deque[list[list[int]]] = deque(maxlen=-(-config.window_size // config.step_interval))
+        """Counts of the last intervals."""
+        self.left: deque[tuple[int, Move]] = deque()
+        self.balancedness = 0.0
+        """Mean over maximum of the ranks' tokens when it was last looked at, all mixtures together."""
+        self.moved = 0
+        self.decides, self.pauses = config.step_interval, 0
+        self.counts_from = max(0, config.step_interval - config.window_size)
+        """The step before which nothing counts."""
+
+    def between(self, steps: int, epoch: int, *, flying: bool) -> bool:
+        """Do what is due behind this many steps; False: it is when nothing is in flight, so no further plan now."""
+        counts = self.counts_from and steps >= self.counts_from
+        pauses = self.left and steps >= self.pauses
+        if not (counts or pauses or steps >= self.decides):
+            return True
+        if flying:
+            return False
+        if counts:
+            self._counts()
+            self.counts_from = 0
+        if steps >= self.decides:
+            self._decide()
+            self.decides = steps + self.config.step_interval
+            self.counts_from = max(0, self.decides - self.config.window_size)
+            if self.counts_from <= steps:
+                self.counts_from = 0
+        if self.left:
+            self._move(epoch)
+            self.pauses = steps + PAUSE_STEPS
+        return True
+
+    def _counts(self) -> list[list[int]]:
+        found: list[list[int]] = self.executor.control({"what": "experts", "op": "counts"})["counts"]
+        return found
+
+    def _decide(self) -> None:
+        """Where every expert should be, by the counts of the window; what was left of the last decision is dropped."""
+        self.windows.append(self._counts())
+        counts = [[sum(each) for each in zip(*layer, strict=True)] for layer in zip(*self.windows, strict=True)]
+        self._measure()
+        self.left.clear()
+        for number, (seen, present) in enumerate(zip(counts, self.placements, strict=True)):
+            wanted = place(seen, present, self.ranks)
+            self.left.extend((number, move) for move in moves_between(present, wanted))
+        if self.config.log_balancedness:
+            log.info("experts: balancedness %.3f, %d moves follow", self.balancedness, len(self.left))
+
+    def _measure(self) -> None:
+        """How well the present placements have served the last interval."""
+        means, most = 0.0, 0.0
+        for seen, present in zip(self.windows[-1], self.placements, strict=True):
+            each = loads(seen, present, self.ranks)
+            means, most = means + sum(each) / self.ranks, most + max(each)
+        self.balancedness = means / most if most else 1.0
+
+    def _move(self, epoch: int) -> None:
+        """As many moves as a pause takes."""
+        moves: list[tuple[int, list[Any]]] = []
+        room = PAUSE_BYTES
+        while self.left and (room > 0 or not moves):
+            number, move = self.left.popleft()
+            room -= self.sizes[number] * (1 + move.swap)
+            if not moves or moves[-1][0] != number:
+                moves.append((number, []))
+            moves[-1][1].append((move.to, move.source, move.swap))
+            apply_move(self.placements[number], move)
+            self.moved += 1 + move.swap
+        self.executor.control_all({"what": "experts", "op": "move", "epoch": epoch, "moves": moves})
