@@ -49,6 +49,8 @@ SMALL = {
 }  # fmt: skip
 EAGLE3 = {**LLAMA, "num_hidden_layers": 1, "draft_vocab_size": 32000, "speculative": {"method": "eagle3"},
           "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 1, 1]}}  # fmt: skip
+MEDUSA = {"num_heads": 3, "num_hidden_layers": 1, "speculative": {"method": "medusa"}}
+TREE = {"speculative_token_tree": "best", "num_speculative_tokens": 16}
 Requests = list[tuple[int, int, int]]
 """(prompt tokens, of which shared with all others, tokens to make)."""
 SINGLE: Requests = [(128, 0, 40)]
@@ -105,10 +107,13 @@ CASES = {
     "30b-a3b-fp8": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "fp8"}),
     "30b-a3b-int4": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "int4-g128"}),
     "8b-draft": Case(LLAMA, LITTLE, draft=GEOMETRIES["llama-3.2-1b"]),
-    "8b-medusa": Case(
-        LLAMA, LITTLE, draft={"num_heads": 3, "num_hidden_layers": 1, "speculative": {"method": "medusa"}}
-    ),
+    "8b-medusa": Case(LLAMA, LITTLE, draft=MEDUSA),
     "8b-eagle3": Case(LLAMA, LITTLE, draft=EAGLE3),
+    "8b-medusa-tree": Case(LLAMA, LITTLE, draft=MEDUSA | {"speculative": {"method": "medusa", **TREE}}),
+    "8b-eagle3-tree": Case(LLAMA, LITTLE, draft=EAGLE3 | {"speculative": {"method": "eagle3", **TREE}}),
+    "8b-tree-deterministic": Case(
+        LLAMA, LITTLE, {"deterministic": True}, draft=EAGLE3 | {"speculative": {"method": "eagle3", **TREE}}
+    ),
     "small": Case(SMALL, LITTLE | {"mixed": MIXED}, {"max_model_len": 4096}),
     "small-fp8": Case(
         SMALL, {"single": SINGLE, "alone": ALONE[:-2], "odd": ODD}, {"max_model_len": 4096, "quantization": "fp8"}
@@ -174,6 +179,7 @@ def _positions(config: dict[str, Any]) -> int:
 def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
     """Load and serve -> kernels that were there when loading was done."""
     from tokenmill import LLM, SamplingParams
+    from tokenmill.core.drafting import AllOfThem
 
     config = few_layers(case.config, layers)
     options = {"max_model_len": 32768, "max_num_seqs": 512, **case.options}
@@ -189,6 +195,8 @@ def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
             options["speculative_config"] = {"model": str(other), **settings}
         standin.phase = "load"
         llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", **options)
+        if case.draft is not None:  # times mean nothing here, so no control would guess
+            llm.engine.scheduler.ahead.control = AllOfThem(llm.engine.scheduler.limits.max_guesses)
     ready = set(standin.kernels)
     for name, served in case.served.items():
         requests = [one for one in served if one[0] + one[2] <= options["max_model_len"]]

@@ -47,7 +47,15 @@ def force(llm: LLM, p: float) -> None:
     honest = kernels.accept_
     bound = int(p * (1 << 24))
 
-    def accept_(grants: Tensor, most: int, marked: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> Tensor:
+    def accept_(
+        grants: Tensor,
+        most: int,
+        parents: None,
+        marked: Tensor,
+        tokens: Tensor,
+        length: Tensor,
+        computed: Tensor,
+    ) -> tuple[Tensor | None, Tensor]:
         row_ids, first, tried = grants
         ahead = torch.arange(most, device=marked.device)
         places = length[row_ids][:, None] + ahead
@@ -62,7 +70,7 @@ def force(llm: LLM, p: float) -> None:
         spare = torch.cat((marked, marked.new_zeros(1)))
         spare[torch.where(tries, lines, marked.shape[0])] = said
         marked.copy_(spare[:-1])
-        return honest(grants, most, marked, tokens, length, computed)
+        return honest(grants, most, parents, marked, tokens, length, computed)
 
     kernels.accept_ = accept_
 

@@ -74,7 +74,8 @@ def answers(folder: str, **options: Any) -> Answers:
         prompts = [{"prompt_token_ids": [rng.randrange(4096) for _ in range(5 + 37 * i % 400)]} for i in range(20)]
         params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, logprobs=1)
         found = llm.generate(prompts, params, use_tqdm=False)
-        print(f"  {options}: {time.perf_counter() - began:.1f} s", flush=True)
+        moved = getattr(getattr(llm.engine, "balance", None), "moved", 0)
+        print(f"  {options}: {time.perf_counter() - began:.1f} s, {moved} experts moved", flush=True)
         return [
             (o.outputs[0].token_ids, [next(iter(x.values())).logprob for x in o.outputs[0].logprobs]) for o in found
         ]
@@ -89,13 +90,20 @@ def compare(name: str, one: Answers, many: Answers, most: float) -> None:
 
 
 def check_some(part: str, devices: int) -> None:
-    """Stages (pp) of a dense model, whole experts (ep) of a mixture, layers with states over ranks (states), a draft
-    model over ranks and in stages (drafts)."""
+    """Stages (pp) of a dense model, whole experts (ep) of a mixture, the same while they move (eplb), layers with
+    states over ranks (states), a draft model over ranks and in stages (drafts)."""
     if part == "drafts":
         return check_drafts(devices)
     config, several = {
         "pp": (SMALL, {"pipeline_parallel_size": devices}),
         "ep": (MIXTURE, {"tensor_parallel_size": devices, "enable_expert_parallel": True}),
+        "eplb": (
+            MIXTURE,
+            {
+                **{"tensor_parallel_size": devices, "enable_expert_parallel": True, "enable_eplb": True},
+                "eplb_config": {"window_size": 8, "step_interval": 8, "num_redundant_experts": devices},
+            },
+        ),
         "states": (SPACE, {"tensor_parallel_size": devices}),
     }[part]
     with tempfile.TemporaryDirectory() as folder:
@@ -191,7 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.only == "check":
         return check(options.devices)
-    if options.only in ("pp", "ep", "states", "drafts"):
+    if options.only in ("pp", "ep", "eplb", "states", "drafts"):
         return check_some(options.only, options.devices)
     if options.only:
         return measure(options.only, options.devices, options.seeds)

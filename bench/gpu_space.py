@@ -31,7 +31,7 @@ def main() -> int:
         for rows in map(int, options.rows.split(",")):
             for tokens in map(int, options.tokens.split(",")):
                 (fast, one), (slow, two) = (
-                    timed(shape, rows, tokens, options.repeat, steady) for steady in (False, True)
+                    timed(shape, rows, tokens, options.repeat, steady=steady) for steady in (False, True)
                 )
                 apart = float((one - two).norm() / two.norm())
                 print(f"{name:16} {rows:5} {tokens:7} {fast:10.0f} {slow:10.0f} {apart:9.1e}")

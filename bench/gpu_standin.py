@@ -12,9 +12,11 @@ __all__ = ["DEVICES", "Kernel", "Standin", "installed"]
 
 
 def installed(*, device: Gpu, number: float | None = None) -> AbstractContextManager[Standin]:
-    """The stand-in, with the runner's reading of results stood in for, too."""
+    """The stand-in, with the runner's reading of results stood in for, too: every draft is wrong."""
     import tokenmill.runner.runner as runner
+    from tokenmill.runner.verdict import Verdict
 
+    Verdict.read = lambda self, told: {i: [0] for i in self.grants}  # type: ignore[method-assign]
     return standin.installed(device=device, readers=[(runner, "Readback")], number=number)
 
 

@@ -2,9 +2,8 @@
 
 python bench/gpu_ways.py --json OUT [--rows 1,32] [--seconds N] [--jobs N]
 
-taken from geometries.py, in the order of FIRST, until the time is up. Kernels are compiled ahead in `--jobs`
+Shapes are taken from geometries.py, in the order of FIRST, until the time is up. Kernels are compiled ahead in `--jobs`
 processes, on weights of few rows. Weights rotate through more memory than the L2 holds.
-on weights of few rows. Weights rotate through more memory than the L2 holds.
 """
 
 from __future__ import annotations
@@ -25,8 +24,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 from geometries import GEOMETRIES
 from gpu_kernels import time_calls
 from tokenmill.core.forward import NormSpec
-from tokenmill.kernels.triton.common import Scratch
+from tokenmill.kernels.triton.common import Scratch, shared_memory
 from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.products.search import Asked, candidates
 from tokenmill.kernels.triton.products.ways import Way, operation
 
 Shape = tuple[int, int, str | None, bool, bool]
@@ -55,32 +55,11 @@ def shapes() -> Iterator[Shape]:
                 yield shape
 
 
-def candidates(shape: Shape, rows: int) -> Iterator[Way]:
+def ways_of(shape: Shape, rows: int) -> Iterator[Way]:
     """What might be the fastest."""
-    out, inner, act, _, _ = shape
-    double = 2 if act else 1
-    yield ("blas",)
-    if rows == 1:
-        for block_k in (256, 512, 1024, 2048, 4096):
-            for block_n in (1, 2, 4, 8):
-                for warps in (2, 4, 8):
-                    each = double * block_n * block_k // (32 * warps)
-                    if 16 <= each <= 64 and block_k < 2 * inner:
-                        yield "gemv", block_n, block_k, warps
-        return
-    width, block_m = out // double, max(16, 1 << (rows - 1).bit_length())
-    for block_n, block_k, warps in ((32, 128, 4), (64, 128, 4), (64, 256, 4), (128, 64, 8)):
-        tiles, chunks = -(-width // block_n), -(-inner // block_k)
-        stage = 2 * block_k * (double * block_n + block_m)
-        deep = min(6, (200 << 10) // stage)
-        if deep < 2:
-            continue
-        for split in (1, 2, 3, 4, 6):
-            programs = tiles * split
-            if chunks < 3 * split or (split > 1 and programs > 1200) or (split < 6 and programs * 2 < 132):
-                continue
-            for stages in sorted({deep, min(deep, 3)}):
-                yield "thin", block_n, block_k, split, stages, warps, 2, 0
+    out, inner, act, normed, added = shape
+    asked = Asked(rows, (out, inner), act, act is not None, normed, added, torch.bfloat16, ())
+    return candidates(asked, shared_memory())
 
 
 def calls_of(shape: Shape, rows: int, way: Way, weights: list[torch.Tensor]) -> list[Callable[[], object]]:
@@ -98,7 +77,7 @@ def calls_of(shape: Shape, rows: int, way: Way, weights: list[torch.Tensor]) -> 
 
 def compile_share(share: int, jobs: int, rows: list[int]) -> None:
     """Have every jobs-th candidate in Triton's cache."""
-    todo = [(shape, m, way) for shape in shapes() for m in rows for way in candidates(shape, m)]
+    todo = [(shape, m, way) for shape in shapes() for m in rows for way in ways_of(shape, m)]
     for shape, m, way in todo[share::jobs]:
         if way[0] == "blas":
             continue
@@ -134,7 +113,7 @@ def main() -> None:
         weights = [torch.randn(out, inner, device="cuda", dtype=torch.bfloat16) * 0.02 for _ in range(copies)]
         for m in rows:
             best: tuple[float, Way] = (1e9, ())
-            for way in candidates(shape, m):
+            for way in ways_of(shape, m):
                 if time.perf_counter() - began > options.seconds:
                     break
                 try:
