@@ -160,3 +160,21 @@ def shoot(page: Any, name: str) -> None:
     """A screenshot for people."""
     SHOTS.mkdir(parents=True, exist_ok=True)
     page.screenshot(path=str(SHOTS / f"{name}.png"))
+
+
+# A transaction that only reads begins when all that were to write before it have ended.
+WRITTEN = """() => new Promise((resolve) => {
+    const opening = indexedDB.open("tokenmill", 1);
+    opening.onsuccess = () => {
+        const db = opening.result;
+        const reading = db.transaction(["list", "whole"]);
+        reading.objectStore("whole").count();
+        reading.oncomplete = () => { db.close(); resolve(); };
+    };
+})"""
+
+
+def reload(page: Any) -> None:
+    """Load the page again, once what it keeps in the browser is written."""
+    page.evaluate(WRITTEN)
+    page.reload()

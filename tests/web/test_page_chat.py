@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.web.conftest import Servers, Tabs, WebServer, shoot
+from tests.web.conftest import Servers, Tabs, WebServer, reload, shoot
 from tokenmill.testing.fake_generator import FakeOptions
 
 STORY = """The **mill** stands by the river. It has [two wheels](https://example.org/wheels) and:
@@ -90,7 +90,7 @@ def test_a_chat_to_its_end(serve: Servers, tab: Tabs) -> None:
     assert f"{tokens} tokens" in page.locator(".figures").inner_text()
     assert "tok/s" in page.locator(".figures").inner_text()
     shoot(page, "chat")
-    page.reload()
+    reload(page)
     page.get_by_role("button", name="Tell me of the mill.", exact=True).click()
     ended(page)
     assert page.locator(".answer .prose").last.locator("td").count() == 2
@@ -193,7 +193,7 @@ def test_settings_reach_the_request_and_stay(serve: Servers, tab: Tabs) -> None:
     assert (
         "7 tokens" in page.locator(".figures").inner_text() and "token limit" in page.locator(".figures").inner_text()
     )
-    page.reload()
+    reload(page)
     page.get_by_role("button", name="Settings 6 changed").click()
     assert page.get_by_label("Seed").input_value() == "42"
     say(page, "Hi")
@@ -249,7 +249,7 @@ def test_conversations_are_renamed_exported_deleted_and_brought_back(serve: Serv
     page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 1")
     page.get_by_role("button", name="Undo").click()
     page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 2")
-    page.reload()
+    reload(page)
     page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 2")
 
 
@@ -270,7 +270,7 @@ def test_a_growing_answer_outlives_its_page(serve: Servers, tab: Tabs) -> None:
             return all.some(c => Object.values(c.nodes).some(n => n.role === 'assistant' && n.content.length > 20));
         }""",
     )
-    page.reload()
+    reload(page)
     no_work(server)  # nobody reads any more
     page.get_by_role("button", name="Long", exact=True).click()
     page.get_by_role("button", name="Go on").wait_for()
@@ -289,7 +289,7 @@ def test_a_deleted_conversation_ends_its_answer_and_stays_deleted(serve: Servers
     page.get_by_role("button", name="Delete “Endless”").click()
     page.get_by_text("What shall we talk about?").wait_for()
     no_work(server)
-    page.reload()
+    reload(page)
     page.get_by_text("They appear here.").wait_for()
 
 
@@ -306,7 +306,7 @@ def test_the_key_is_asked_for_and_kept_for_the_tab(serve: Servers, tab: Tabs) ->
     page.locator(".model option", has_text="fake").wait_for(state="attached")
     say(page, "Sesame")
     ended(page)
-    page.reload()
+    reload(page)
     say(page, "Again")
     ended(page)
     assert page.evaluate("JSON.stringify({...localStorage})").find(KEY) < 0 and KEY not in page.url

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.web.conftest import Servers, Tabs
+from tests.web.conftest import Servers, Tabs, reload
 from tests.web.test_page_chat import _events, bodies, ended, say
 from tokenmill.testing.fake_generator import FakeOptions
 
@@ -47,7 +47,7 @@ def test_branches_are_kept(serve: Servers, tab: Tabs) -> None:
     dialog = page.get_by_role("dialog")
     assert dialog.locator(".prose:visible").all_inner_texts() == ["Yes.", "No."]
     dialog.get_by_role("button", name="Go on with this").first.click()
-    page.reload()
+    reload(page)
     page.get_by_role("button", name="One", exact=True).click()
     page.wait_for_function("() => document.querySelectorAll('.answer').length === 2")
     assert page.locator(".answer .prose:visible").all_inner_texts() == ["Yes.", "Yes."]
@@ -109,7 +109,7 @@ def test_presets_are_kept(serve: Servers, tab: Tabs) -> None:
     page.get_by_label("Name of the preset").fill("Mine")
     page.keyboard.press("Enter")
     page.get_by_role("button", name="Back to the defaults").click()
-    page.reload()
+    reload(page)
     page.get_by_role("button", name="Settings").click()
     page.get_by_label("Preset", exact=True).select_option("Mine")
     assert page.get_by_label("Seed", exact=True).input_value() == "9"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.web.conftest import SHOTS, Servers, Tabs, shoot
+from tests.web.conftest import SHOTS, Servers, Tabs, reload, shoot
 from tests.web.test_page_chat import STORY, ended, say
 from tests.web.test_page_engine import load, wait_for_rows
 from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
@@ -83,7 +83,7 @@ def test_dark_and_light_follow_the_system_or_the_switch(serve: Servers, tab: Tab
     page.get_by_role("button", name="Colours: as the system").click()
     page.get_by_role("button", name="Colours: light").click()
     assert _background(page) < 60
-    page.reload()
+    reload(page)
     assert page.evaluate("document.documentElement.dataset.theme") == "dark" and _background(page) < 60
     with load(server, users=3, tokens=30):
         page.get_by_role("link", name="Engine").click()

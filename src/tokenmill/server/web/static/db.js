@@ -28,6 +28,16 @@ function done(request) {
   });
 }
 
+// All of a change is asked for: let it be written now. Without commit() it waits for the page to hear of each part, and a
+// page that is closed or loaded again in between loses it.
+function written(change) {
+  return new Promise((resolve, reject) => {
+    change.oncomplete = () => resolve();
+    change.onabort = () => reject(change.error);
+    change.commit();
+  });
+}
+
 const entry = ({ id, title, created, updated }) => ({ id, title, created, updated });
 
 export async function list() {
@@ -50,7 +60,8 @@ export async function save(conversation) {
   }
   const change = db.transaction(["list", "whole"], "readwrite");
   change.objectStore("list").put(entry(conversation));
-  await done(change.objectStore("whole").put(conversation));
+  change.objectStore("whole").put(conversation);
+  await written(change);
 }
 
 export async function remove(id) {
@@ -61,7 +72,8 @@ export async function remove(id) {
   }
   const change = db.transaction(["list", "whole"], "readwrite");
   change.objectStore("list").delete(id);
-  await done(change.objectStore("whole").delete(id));
+  change.objectStore("whole").delete(id);
+  await written(change);
 }
 
 // Look at every conversation, the newest first.
