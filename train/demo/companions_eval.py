@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 import vision
-from evaluate import Answerer, run_exact, run_suite
+from evaluate import WRONG, Answerer, run_exact, run_suite
 from lora import MARKS, pirate_case, sql_case
 from peft import PeftModel
 from render import case_prompt, chat_prompt
@@ -120,12 +120,13 @@ def adapters(folder: Path, count: int) -> dict:
 
 @torch.no_grad()
 def seeing(folder: Path, count: int) -> dict:
-    """Accuracy of the vision model by kind of question."""
+    """Accuracy of the vision model by kind of question, with some wrong answers of each kind."""
     from transformers import LlavaForConditionalGeneration
 
     model = LlavaForConditionalGeneration.from_pretrained(folder, dtype=torch.bfloat16)
     answerer = Answerer(folder, model=model)
-    out = {}
+    out: dict = {}
+    wrong: dict[str, list] = {}
     for kind in ("colour", "shape", "count", "where", "yesno", "describe"):
         rng = random.Random(f"see/{kind}")
         right = total = 0
@@ -137,7 +138,7 @@ def seeing(folder: Path, count: int) -> dict:
                 continue
             total += 1
             prompt = answerer.encode(chat_prompt(vision.messages_of(q, a)[:1], None))
-            groups.setdefault(len(prompt), []).append((prompt, vision.draw(objects, rng), a, must))
+            groups.setdefault(len(prompt), []).append((prompt, vision.draw(objects, rng), a, must, q, objects))
         for rows in groups.values():
             made = answerer.model.generate(
                 input_ids=torch.tensor([r[0] for r in rows], device=answerer.device),
@@ -151,16 +152,27 @@ def seeing(folder: Path, count: int) -> dict:
             for row, ids in zip(rows, made.tolist(), strict=True):
                 stop = next((i for i, t in enumerate(ids) if t in (0, 2)), len(ids))
                 text = answerer.tokenizer.decode(ids[:stop], skip_special_tokens=True).strip()
-                right += text == row[2].strip() if kind == "describe" else bool(re.search(row[3], text))
+                good = text == row[2].strip() if kind == "describe" else bool(re.search(row[3], text))
+                right += good
+                if not good and len(wrong.setdefault(kind, [])) < WRONG:
+                    seen = ", ".join(" ".join(o) for o in row[5])
+                    wrong[kind].append([f"{row[4]} [{seen}]", text])
         out[kind] = round(100 * right / total, 1)
-    return out
+    return out | {"wrong": wrong}
 
 
 def text_gates(folder: Path, count: int, model: torch.nn.Module | None = None) -> dict:
     """A companion's own text suites and the number of exact prompts it passes."""
     answerer = Answerer(folder, model=model)
-    suites = {s: run_suite(answerer, s, True, count)["ok"] for s in TEXT_SUITES}
-    return {"suites": suites, "exact_passed": sum(e["ok"] for e in run_exact(answerer))}
+    done = {s: run_suite(answerer, s, True, count) for s in TEXT_SUITES}
+    wrong = {s: row["wrong"] for s, row in done.items() if row["wrong"]}
+    exact = run_exact(answerer)
+    missed = [[e["prompt"][-100:], e["answer"][:100]] for e in exact if not e["ok"]]
+    return {
+        "suites": {s: row["ok"] for s, row in done.items()},
+        "exact_passed": sum(e["ok"] for e in exact),
+        "wrong": wrong | ({"exact": missed} if missed else {}),
+    }
 
 
 def main() -> None:

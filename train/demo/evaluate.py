@@ -15,6 +15,8 @@ from suites import NEEDLE_GATES, PARAPHRASE, SUITES, exact_verdict, items, judge
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 STOPS = [0, 2]
+WRONG = 12
+"""So many wrong answers of a suite are kept in the report."""
 
 
 class Answerer:
@@ -79,10 +81,10 @@ def run_suite(answerer: Answerer, suite: str, held: bool, count: int) -> dict:
     verdicts = [judge(c, a, e) for c, (a, e, _) in zip(cases, answers, strict=True)]
     names = sorted({n for v in verdicts for n in v})
     wrong = [
-        (case_prompt(c)[-160:], a[:160])
+        (case_prompt(c)[-260:], a[:200])
         for c, (a, _, _), v in zip(cases, answers, verdicts, strict=True)
         if not v["ok"]
-    ][:6]
+    ][:WRONG]
     # A further verdict may be asked of some of the cases only.
     shares = {n: [v[n] for v in verdicts if n in v] for n in names}
     return {n: round(100 * sum(s) / len(s), 1) for n, s in shares.items()} | {"wrong": wrong}

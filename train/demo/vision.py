@@ -104,9 +104,13 @@ def draw(objects: list[Object], rng: random.Random) -> np.ndarray:
     return image
 
 
-def scene(rng: random.Random) -> list[Object]:
+MANY = (1, 2, 2, 3, 3, 4)
+"""Objects of a training scene: with one alone, nothing must be told apart."""
+
+
+def scene(rng: random.Random, sizes: tuple[int, ...] = (1, 1, 2, 2, 3, 4)) -> list[Object]:
     """One to four objects at different places."""
-    places = rng.sample(list(PLACES), rng.choice([1, 1, 2, 2, 3, 4]))
+    places = rng.sample(list(PLACES), rng.choice(sizes))
     return [(rng.choice(list(SIZES)), rng.choice(list(COLOURS)), rng.choice(SHAPES), p) for p in places]
 
 
@@ -197,22 +201,26 @@ CHINESE = 0.45
 """Chinese questions in training: asked less often, they were nearly all of the wrong answers."""
 
 
+KINDS = ("count", "yesno", "yesno", "describe", *["colour", "where"] * 3, "shape", "shape")
+"""Kinds of a training talk: where a shape must be found among others (colour, where), learning takes longest."""
+
+
 def talk(rng: random.Random, objects: list[Object], turns: int = 4) -> list[dict]:
-    """Several questions on one image, each of another kind, as one conversation."""
-    first, *kinds = rng.sample(
-        ["count", "yesno", "yesno", "describe", "colour", "colour", "shape", "shape", "where", "where"], turns
-    )
-    _, q, a, _ = question(rng, objects, first, CHINESE)
-    messages = messages_of(q, a)
+    """Several questions on one image, as one conversation; a description comes last.
+
+    After a description every other answer can be copied from its text, and nothing is learned from the image.
+    """
+    kinds = sorted(rng.sample(KINDS, turns), key=lambda kind: kind == "describe")
+    messages: list[dict] = []
     for kind in kinds:
         _, q, a, _ = question(rng, objects, kind, CHINESE)
-        messages += [{"role": "user", "content": q}, {"role": "assistant", "content": a}]
+        messages += messages_of(q, a) if not messages else messages_of(q, a, "")
     return messages
 
 
-def messages_of(q: str, a: str) -> list[dict]:
+def messages_of(q: str, a: str, image: str = MARK) -> list[dict]:
     """The conversation of one image question with its 64 image tokens."""
-    return [{"role": "user", "content": MARK + q}, {"role": "assistant", "content": a}]
+    return [{"role": "user", "content": image + q}, {"role": "assistant", "content": a}]
 
 
 def normalised(images: torch.Tensor) -> torch.Tensor:
@@ -380,7 +388,7 @@ class Batches(torch.utils.data.IterableDataset):
                 chosen = [case_segments(c)[:-1] if c.messages else case_segments(c) for c in cases]
                 yield encode(tokenizer, chosen, 640)
                 continue
-            scenes = [scene(rng) for _ in range(self.size)]
+            scenes = [scene(rng, MANY) for _ in range(self.size)]
             batch = encode(tokenizer, [chat_segments(talk(rng, o), None) for o in scenes])
             yield batch | {"images": torch.from_numpy(np.stack([draw(o, rng) for o in scenes]))}
 
