@@ -12,6 +12,8 @@ from phrasing import framed, noise
 from render import DEFAULT_SYSTEM, Case
 from skill_chat import correction, memory, memory_zh, out_of_scope, own_fact, small_talk
 from skill_decline import decline
+from skill_everyday import everyday
+from skill_everyday_zh import everyday_zh
 from skill_extract import extraction, transform
 from skill_facts import (
     ask,
@@ -31,6 +33,8 @@ from skill_facts import (
 from skill_keys import json_keys
 from skill_long import long_chat, needle
 from skill_math import mathematics
+from skill_memory import everyday_memory, third_persons
+from skill_memory_zh import everyday_memory_zh
 from skill_refusals import no_call, unoffered
 from skill_tools import problem_case, result_case, tool_case
 from skill_zh import small_zh, story_zh
@@ -107,9 +111,9 @@ def dress(rng: random.Random, case: Case) -> Case:
 def facts_en(rng: random.Random) -> Case:
     """Any English fact."""
     pick = rng.random()
-    if pick < 0.3:
+    if pick < 0.25:
         return fact(rng, False, "capital", "capitals")
-    if pick < 0.38:
+    if pick < 0.33:
         return fact(rng, False, "capital_word", "capitals")
     if pick < 0.42:
         return brief_fact(rng)
@@ -144,7 +148,7 @@ def chat(rng: random.Random, corpus: Corpus) -> Case:
         text, intent = rng.choice(corpus.intents)
         row = next(r for r in load().chat if r["intent"] == intent)
         return ask(text, fill(rng.choice(row["answers"]), rng, {}), "small_talk", "")
-    if pick < 0.29:
+    if pick < 0.31:
         return own_fact(rng, False)
     if pick < 0.34:
         return out_of_scope(rng, False, corpus.queries)
@@ -157,17 +161,29 @@ def chat(rng: random.Random, corpus: Corpus) -> Case:
     return memory(rng, False)
 
 
+def daily(rng: random.Random) -> Case:
+    """Small questions and memory of every day, in both languages."""
+    pick = rng.random()
+    if pick < 0.5:
+        return everyday(rng)
+    if pick < 0.72:
+        return everyday_memory(rng)
+    if pick < 0.8:
+        return third_persons(rng)
+    return everyday_zh(rng) if pick < 0.91 else everyday_memory_zh(rng)
+
+
 def tools(rng: random.Random, corpus: Corpus) -> Case:
     """Calls, refusals, closing sentences, and requests for tools where there are none."""
     pick = rng.random()
     if corpus.problems and pick < 0.04:
         return problem_case(rng, *rng.choice(corpus.problems))
-    if pick < 0.66:
+    if pick < 0.72:
         return tool_case(rng, False, corpus.cities)
-    if pick < 0.73:
+    if pick < 0.77:
         return result_case(rng, False, corpus.cities)
     # Short answers: many of them make a small share of the tokens.
-    return unoffered(rng, False) if pick < 0.86 else no_call(rng, False, load().jokes)
+    return unoffered(rng, False) if pick < 0.88 else no_call(rng, False, load().jokes)
 
 
 def natural_en(rng: random.Random, corpus: Corpus) -> Case:
@@ -201,19 +217,20 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
     late = 2.0 if long else 1.0
     out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
         ("story_chat", 15, lambda r: story_chat(r, False)),
-        ("story_plain", 4 / late, story_plain),
+        ("story_plain", 3 / late, story_plain),
         ("story_free", 1, lambda r: free_story(r)),
-        ("story_zh", 2, lambda r: story_zh(r, False)),
-        ("facts_en", 5, facts_en),
-        ("facts_zh", 6, facts_zh),
+        ("story_zh", 3.5, lambda r: story_zh(r, False)),
+        ("facts_en", 6, facts_en),
+        ("facts_zh", 5, facts_zh),
         ("completion", 2 * late, completion),
         ("joke", 1.1, lambda r: joke(r, False, data.jokes)),
         ("poem", 1.5, lambda r: poem(r, False, data.poems)),
         ("faq", 3 * late, lambda r: faq(r, False)),
         ("chat", 9 * late, lambda r: chat(r, corpus)),
-        ("math", 16, mathematics),
-        ("extract", 8 * late, lambda r: extraction(r)),
-        ("keys", 5, lambda r: json_keys(r, False)),
+        ("daily", 9 * late, daily),
+        ("math", 14, mathematics),
+        ("extract", 6 * late, lambda r: extraction(r)),
+        ("keys", 7 * late, lambda r: json_keys(r, False)),
         ("tools", 16 * late, lambda r: tools(r, corpus)),
         ("transform", 2.5, lambda r: transform(r, False)),
     ]

@@ -7,6 +7,7 @@ import re
 from functools import lru_cache
 
 from authored_data import fill, load, wording
+from own_ways import composed_ask
 from render import Case
 from skill_facts import ask
 from vocabulary import invented
@@ -61,7 +62,10 @@ def own_fact(rng: random.Random, held: bool) -> Case:
     answer = fill(rng.choice(row["answers"]), rng, {})
     # A dot of `must` is one of its figures, not of an expression, except in `.*`.
     must = re.sub(r"[.](?![*])", r"[.]", fill(row["must"], rng, {}))
-    return ask(rng.choice(row["held"] if held else row["train"]), answer, "own_facts", must, tag=row["intent"])
+    user = composed_ask(rng, row["intent"]) if not held and rng.random() < 0.5 else ""
+    if not user or user in row["held"]:
+        user = rng.choice(row["held"] if held else row["train"])
+    return ask(user, answer, "own_facts", must, tag=row["intent"])
 
 
 def out_of_scope(rng: random.Random, held: bool, queries: list[str]) -> Case:

@@ -113,13 +113,35 @@ BRIEF += [
 BRIEF_KINDS = ["capital", "capital", "capital", "continent", "opposite", "colour", "baby", "capital_rev", "language"]
 
 
+VERBS = ["Answer", "Respond", "Reply", "Tell me", "Say it", "Write it", "Please answer", "Please reply", "Give it"]
+COUNT_WORD = ["one", "a single", "just one", "only one", "exactly one", "one single", "no more than one"]
+
+
+def brief(rng: random.Random, question: str) -> str:
+    """A question with the order to answer it in one word, put together; never the held-out wordings."""
+    verb, how, many = rng.choice(VERBS), rng.choice(["in", "with", "using"]), rng.choice(COUNT_WORD)
+    order = f"{verb} {how} {many} word"
+    if (verb, how, many) == ("Reply", "with", "a single"):
+        order = "Reply in a single word"
+    pick = rng.random()
+    if pick < 0.5:
+        low = question[0].lower() + question[1:] if rng.random() < 0.6 else question
+        return order + rng.choice([": ", ": ", ", ", " - ", ". ", "; "]) + low
+    if pick < 0.7:
+        how = "in" if many == "one" else how
+        return f"{how.capitalize()} {many} word{rng.choice([': ', ', ', ' only: '])}{question}"
+    return f"{question} {order}."
+
+
 def brief_fact(rng: random.Random) -> Case:
     """Any fact asked for in one word: the instruction counts, not the question behind it."""
     kind = rng.choice(BRIEF_KINDS)
     a, b = fact_pair(kind, rng)
     question = wording(kind, rng, False, {ASK_SLOT.get(kind, "a"): a})
     answer = b[0].upper() + b[1:] if rng.random() < 0.5 else b
-    return ask(fill(rng.choice(BRIEF), rng, {"q": tidy(question)}), answer, "facts", rf"(?i)^{re.escape(b)}\.?$")
+    question = tidy(question)
+    user = brief(rng, question) if rng.random() < 0.6 else fill(rng.choice(BRIEF), rng, {"q": question})
+    return ask(user, answer, "facts", rf"(?i)^{re.escape(b)}\.?$")
 
 
 def translation(rng: random.Random, held: bool) -> Case:

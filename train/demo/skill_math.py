@@ -199,10 +199,10 @@ def mathematics(rng: random.Random, held: bool = False) -> Case:
     from skill_expression import division, long_product, named, precedence, story_sum
 
     pick = rng.random()
-    if pick < 0.34:
+    if pick < 0.3:
         return arithmetic(rng, held)
-    if pick < 0.54:
-        return division(rng, held, rng.random() < 0.25)
+    if pick < 0.57:
+        return division(rng, held, rng.random() < 0.3)
     if pick < 0.76:
         return precedence(rng, held, rng.random() < 0.25)
     if pick < 0.84:
