@@ -158,7 +158,8 @@ def composed_ask(rng: random.Random, intent: str) -> str:
     if intent in YES and pick < 0.6:
         if intent == "net" and rng.random() < 0.3:
             return f"{rng.choice(['Are you', 'Are you really', 'are you', 'Are you currently'])} {rng.choice(ONLINE)}?"
-        return f"{rng.choice(['Can you', 'can you', 'Could you', 'Are you able to', 'Is it true that you can'])} {rng.choice(YES[intent])}?"
+        start = rng.choice(["Can you", "can you", "Could you", "Are you able to", "Is it true that you can"])
+        return f"{start} {rng.choice(YES[intent])}?"
     if intent in NAMES and pick < 0.5:
         text = rng.choice(ASK_NAME).replace("{n}", rng.choice(NAMES[intent]))
     else:

@@ -9,7 +9,7 @@ import random
 import re
 from functools import lru_cache
 
-from authored_data import fill, load
+from authored_data import fill, load, rows
 from render import Case
 from skill_chat import held_starts
 from skill_facts import ask
@@ -23,9 +23,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SEASON = ["winter", "winter", "spring", "spring", "spring", "summer", "summer", "summer", "autumn", "autumn", "autumn"]
 SEASON += ["winter"]
 LENGTH = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31]
-DIGITS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen".split()
-DIGITS += "seventeen eighteen nineteen".split()
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
+SMALL = "zero one two three four five six seven eight nine ten eleven twelve"
+TEENS = "thirteen fourteen fifteen sixteen seventeen eighteen nineteen"
+TIES = "twenty thirty forty fifty sixty seventy eighty ninety"
+DIGITS, TENS = f"{SMALL} {TEENS}".split(), TIES.split()
 
 
 def in_words(n: int) -> str:
@@ -188,7 +189,7 @@ def sorting(rng: random.Random) -> Case:
     )
     up = rng.random() < 0.65
     if rng.random() < 0.5:
-        way = "{from {small|low|smallest|least} to {large|high|largest|big}|in {ascending|rising} order|in increasing order}"
+        way = "{from {small|low|smallest|least} to {large|high|largest|big}|in {ascending|rising} order|in increasing order}"  # noqa: E501
         if not up:
             way = "{from {large|high|largest|big} to {small|low|smallest}|in {descending|falling} order}"
         elif rng.random() < 0.3:
@@ -236,7 +237,7 @@ def numbers(rng: random.Random) -> Case:
             w=word,
             a=str(a),
             b=str(b),
-        )  # noqa: E501
+        )
         answer = f"{'Yes' if yes else 'No'}, {a} is {other} {b}."
         if "true or false" in text:
             answer = f"{'True' if yes else 'False'}, {a} is {other} {b}."
@@ -255,7 +256,7 @@ def numbers(rng: random.Random) -> Case:
         after = rng.random() < 0.65
         a = max(a, 1)
         there, side = (a + 1, "after") if after else (a - 1, "before")
-        q = "{{What|Which} number {comes|is} {s} {a}|What comes {s} {a}|{Name|Tell me} the number {s} {a}|The number {s} {a} is}"
+        q = "{{What|Which} number {comes|is} {s} {a}|What comes {s} {a}|{Name|Tell me} the number {s} {a}|The number {s} {a} is}"  # noqa: E501
         return ask(_fill(rng, q, s=side, a=str(a)) + "?", f"{there} comes {side} {a}.", "everyday", f"^{there} ")
     if pick < 0.86:
         n = rng.randint(1, 60)
@@ -283,32 +284,33 @@ def numbers(rng: random.Random) -> Case:
         return ask(q.replace("{a}", str(2 * n)) + "?", f"{2 * n} / 2 = {n}.", "everyday", f"= {n}\\b")
     n = rng.randint(0, 100)
     if rng.random() < 0.5:
-        q = "{{Write|Say|Spell|Give me} {n} {in words|as a word|in letters}|How do you {write|say} {n} in words|What is {n} in words}"
+        q = "{{Write|Say|Spell|Give me} {n} {in words|as a word|in letters}|How do you {write|say} {n} in words|What is {n} in words}"  # noqa: E501
         return ask(_fill(rng, q, n=str(n)) + rng.choice([".", "?"]), in_words(n), "everyday", f"^{in_words(n)}")
-    q = "{{Write|Give me} {n} {in digits|as a number|with digits}|How do you write {n} in digits|What is {n} as a number}"
+    q = "{{Write|Give me} {n} {in digits|as a number|with digits}|How do you write {n} in digits|What is {n} as a number}"  # noqa: E501
     return ask(_fill(rng, q, n=in_words(n)) + rng.choice([".", "?"]), str(n), "everyday", f"^{n}$")
 
 
-KINDS: dict[str, list[str]] = {
-    "a fruit": "apple banana pear plum cherry peach lemon grape orange mango strawberry fig melon apricot".split(),
-    "a vegetable": "carrot potato onion cabbage cauliflower cucumber leek turnip bean pea".split(),
-    "an animal": "dog cat horse cow sheep goat fox wolf bear lion tiger rabbit mouse elephant monkey pig".split(),
-    "a bird": "owl crow swan duck eagle parrot robin sparrow penguin goose".split(),
-    "a fish": "shark salmon trout tuna cod herring carp pike".split(),
-    "an insect": "bee ant fly wasp beetle butterfly mosquito moth".split(),
-    "a tree": "oak pine willow birch maple elm fir".split(),
-    "a flower": "rose tulip daisy lily poppy violet sunflower".split(),
-    "a colour": "red blue green yellow purple pink black white brown grey".split(),
-    "a musical instrument": "piano violin drum flute guitar trumpet harp cello".split(),
-    "a piece of clothing": "shirt coat hat scarf dress jacket sock glove sweater".split(),
-    "a piece of furniture": "chair table bed sofa desk wardrobe stool bench".split(),
-    "a vehicle": "car bus train bicycle boat truck plane tram ship".split(),
-    "a drink": "water milk tea coffee juice lemonade cocoa".split(),
-    "a planet": "Mercury Venus Mars Jupiter Saturn Uranus Neptune".split(),
-    "a tool": "hammer saw drill screwdriver shovel rake".split(),
-    "a job": "baker teacher doctor farmer nurse pilot painter".split(),
-    "a season": "spring summer autumn winter".split(),
+_KINDS = {
+    "a fruit": "apple banana pear plum cherry peach lemon grape orange mango strawberry fig melon apricot",
+    "a vegetable": "carrot potato onion cabbage cauliflower cucumber leek turnip bean pea",
+    "an animal": "dog cat horse cow sheep goat fox wolf bear lion tiger rabbit mouse elephant monkey pig",
+    "a bird": "owl crow swan duck eagle parrot robin sparrow penguin goose",
+    "a fish": "shark salmon trout tuna cod herring carp pike",
+    "an insect": "bee ant fly wasp beetle butterfly mosquito moth",
+    "a tree": "oak pine willow birch maple elm fir",
+    "a flower": "rose tulip daisy lily poppy violet sunflower",
+    "a colour": "red blue green yellow purple pink black white brown grey",
+    "a musical instrument": "piano violin drum flute guitar trumpet harp cello",
+    "a piece of clothing": "shirt coat hat scarf dress jacket sock glove sweater",
+    "a piece of furniture": "chair table bed sofa desk wardrobe stool bench",
+    "a vehicle": "car bus train bicycle boat truck plane tram ship",
+    "a drink": "water milk tea coffee juice lemonade cocoa",
+    "a planet": "Mercury Venus Mars Jupiter Saturn Uranus Neptune",
+    "a tool": "hammer saw drill screwdriver shovel rake",
+    "a job": "baker teacher doctor farmer nurse pilot painter",
+    "a season": "spring summer autumn winter",
 }
+KINDS = {kind: things.split() for kind, things in _KINDS.items()}
 NEAR = {("a bird", "an animal"), ("a fish", "an animal"), ("an insect", "an animal")}
 NEAR |= {("an animal", k) for k in ("a bird", "a fish", "an insect")} | {
     ("a fruit", "a colour"),
@@ -334,7 +336,7 @@ def kinds(rng: random.Random) -> Case:
             x=named,
             k=asked,
             h=head,
-        )  # noqa: E501
+        )
         answer = f"{'Yes' if asked == kind else 'No'}, {named} is {kind}."
         return ask(_cap(rng, q) + rng.choice(["?", "?", ""]), answer, "everyday", f"^{answer[:2]}")
     if pick < 0.6:
@@ -354,9 +356,9 @@ def kinds(rng: random.Random) -> Case:
         rng.shuffle(row)
         q = _fill(
             rng,
-            "{Which {one |word |}does not {belong|fit}{ here|}|Find the odd one out|Which is the odd one out|What does not fit}: {x}?",
+            "{Which {one |word |}does not {belong|fit}{ here|}|Find the odd one out|Which is the odd one out|What does not fit}: {x}?",  # noqa: E501
             x=", ".join(row),
-        )  # noqa: E501
+        )
         return ask(q, f"{odd[0].upper() + odd[1:]} does not fit.", "everyday", f"(?i)^{odd}")
     some = ", ".join(KINDS[kind][:3])
     plural = {
@@ -373,78 +375,13 @@ def kinds(rng: random.Random) -> Case:
     return ask(q + rng.choice([".", "?", ""]), some[0].upper() + some[1:] + ".", "everyday", some[1:])
 
 
-FACTS: list[tuple[str, str]] = [
-    ("How many minutes {are|are there} in an hour", "An hour has 60 minutes."),
-    ("How many seconds {are|are there} in a minute", "A minute has 60 seconds."),
-    ("How many hours {are|are there} in a day", "A day has 24 hours."),
-    ("How many {days are in|days does} a week{ have|}", "A week has seven days."),
-    ("How many {months|months are there} in a year", "A year has twelve months."),
-    ("How many {days are in a year|days does a year have}", "A year has 365 days."),
-    ("How many {weeks are|weeks are there} in a year", "A year has 52 weeks."),
-    ("How many {wheels does a {bike|bicycle} have|wheels are on a bicycle}", "A bicycle has two wheels."),
-    ("How many {wheels does a car have|wheels are on a car}", "A car has four wheels."),
-    ("How many {fingers are on a hand|fingers does a hand have}", "A hand has five fingers."),
-    ("How many {legs does a dog have|legs has a dog}", "A dog has four legs."),
-    ("How many {legs does a spider have|legs has a spider}", "A spider has eight legs."),
-    ("How many {letters are in the|letters has the|letters does the} {English |}alphabet{ have|}", "The alphabet has 26 letters."),
-    ("How many sides does a triangle have", "A triangle has three sides."),
-    ("How many {sides|corners} does a square have", "A square has four sides and four corners."),
-    ("How many {continents are there|continents does the Earth have}", "There are seven continents."),
-    ("How many {planets are there|planets does the solar system have|planets go round the sun}", "There are eight planets."),
-    ("{What|Which} {colour|color} is {the sky|a clear sky}", "The colour of the sky is blue."),
-    ("{What|Which} {colour|color} is {grass|the grass}", "The colour of grass is green."),
-    ("{What|Which} {colour|color} is {snow|the snow|fresh snow}", "The colour of snow is white."),
-    ("{What|Which} {colour|color} is {a banana|a ripe banana}", "The colour of a banana is yellow."),
-    ("{What|Which} {colour|color} {do you get|is made} {when you mix|from|if you mix} {red and yellow|yellow and red}", "Red and yellow make orange."),
-    ("{What|Which} {colour|color} {do you get|is made} {when you mix|from|if you mix} {blue and yellow|yellow and blue}", "Blue and yellow make green."),
-    ("{What|Which} {colour|color} {do you get|is made} {when you mix|from|if you mix} {red and blue|blue and red}", "Red and blue make purple."),
-    ("{What|Which} {colour|color} {do you get|is made} {when you mix|from|if you mix} {black and white|white and black}", "Black and white make grey."),
-    ("{Is the sky {blue|really blue}|Would you say the sky is blue}", "Yes, the sky is blue."),
-    ("{Is the sky green}", "No, the sky is blue."),
-    ("{Is grass green|Is the grass green}", "Yes, grass is green."),
-    ("{Is snow {black|red|green}|Is snow warm}", "No, snow is white and cold."),
-    ("{Is ice {cold|frozen water}}", "Yes, ice is cold: it is frozen water."),
-    ("{Is {fire|the sun} {hot|warm}}", "Yes, it is very hot."),
-    ("{Is {fire|the sun} cold}", "No, it is very hot."),
-    ("{Can {birds|most birds} fly|Do birds fly}", "Yes, most birds can fly."),
-    ("{Can {fish|a fish} swim|Do fish swim}", "Yes, fish can swim."),
-    ("{Can {pigs|dogs|cats|horses|cows|fish} fly}", "No, they cannot fly."),
-    ("{Can {stones|tables|chairs|trees} {talk|swim|sing}}", "No, they cannot do that."),
-    ("{Do fish {live|swim} in water|Do fish live in the sea}", "Yes, fish live in water."),
-    ("{Do {cats|dogs|horses|cows} have {four legs|a tail}}", "Yes, they do."),
-    ("{Do {cats|dogs|horses|cows} have {wings|six legs|wheels}}", "No, they do not."),
-    ("{Is the {Earth|earth} {round|a planet}}", "Yes, the Earth is a round planet."),
-    ("{Is the {Earth|earth} flat}", "No, the Earth is round."),
-    ("{Is water {wet|a liquid}}", "Yes, water is a wet liquid."),
-    ("{Is {a lemon|lemon juice} {sour|sweet or sour}}", "A lemon is sour."),
-    ("{Is {sugar|honey} {sweet|sweet or sour}}", "It is sweet."),
-    ("Does the sun rise in the {east|morning}", "Yes, the sun rises in the east in the morning."),
-    ("Where does the sun rise", "The sun rises in the east."),
-    ("Where does the sun {set|go down}", "The sun sets in the west."),
-    ("{What do bees make|What is made by bees}", "Bees make honey."),
-    ("{What do cows give us|What do we get from cows|Where does milk come from}", "Cows give us milk."),
-    ("{What do hens lay|Where do eggs come from}", "Hens lay eggs."),
-    ("{What is frozen water called|What is ice made of|What is ice}", "Ice is frozen water."),
-    ("{When is Christmas|In which month is Christmas}", "Christmas is in December."),
-    ("{Which is the {biggest|largest} {ocean|sea}|What is the largest ocean}", "The largest ocean is the Pacific."),
-    ("{Which is the {tallest|highest} mountain{ in the world|}|What is the highest mountain on Earth}", "The highest mountain is Mount Everest."),
-    ("{Which is the {tallest|highest} animal|What animal has a long neck}", "The giraffe is tall and has a long neck."),
-    ("{Which is the {fastest} {land |}animal|What animal is the fastest}", "The cheetah is the fastest land animal."),
-    ("{Which is the {biggest|largest} animal|What is the largest animal}", "The blue whale is the largest animal."),
-    ("{Which season {comes|is} after winter|What comes after winter}", "Spring comes after winter."),
-    ("{Which season {comes|is} after spring|What comes after spring}", "Summer comes after spring."),
-    ("{Which season {comes|is} after summer|What comes after summer}", "Autumn comes after summer."),
-    ("{What are the {four |}seasons|Name the {four |}seasons|How many seasons are there}", "The four seasons are spring, summer, autumn and winter."),
-    ("{Name {three|some} {colours|colors}|Tell me some {colours|colors}|What {colours|colors} do you know}", "Red, blue and green."),
-    ("{What is the {first|1st} day of the week}", "The first day of the week is Monday."),
-    ("{What is the last day of the week}", "The last day of the week is Sunday."),
-    ("{What do you use {to cut paper|for cutting paper}}", "You use scissors to cut paper."),
-    ("{What do you {wear on your feet|put on your feet}}", "You wear shoes on your feet."),
-    ("{What do you {wear on your head|put on your head}}", "You wear a hat on your head."),
-    ("{What do we use to {see|look}}", "We use our eyes to see."),
-    ("{What do we use to hear}", "We use our ears to hear."),
-    ("{What do we {breathe|need to breathe}}", "We breathe air."),
-]  # fmt: skip
+def said(table: str, lang: str) -> list[tuple[str, str]]:
+    """What users say with its answer, as templates: small facts or everyday remarks."""
+    found = [r for r in rows("everyday.jsonl") if r["table"] == table and r["lang"] == lang]
+    return [(r["user"], r["answer"]) for r in found]
+
+
+FACTS = said("fact", "en")
 SIZES = ["ant", "mouse", "cat", "dog", "sheep", "horse", "elephant", "whale"]
 PAIRS = {"bigger": SIZES, "faster": ["snail", "turtle", "dog", "horse", "car", "plane"]}
 PAIRS |= {
@@ -453,7 +390,8 @@ PAIRS |= {
 }
 PLURALS = {"child": "children", "mouse": "mice", "foot": "feet", "tooth": "teeth", "goose": "geese", "man": "men"}
 PLURALS |= {"woman": "women", "sheep": "sheep", "fish": "fish", "leaf": "leaves", "knife": "knives", "wolf": "wolves"}
-PLURALS |= {w: w + "s" for w in "cat dog car book tree apple house chair bird king star river cloud".split()}
+REGULAR = "cat dog car book tree apple house chair bird king star river cloud"
+PLURALS |= {w: w + "s" for w in REGULAR.split()}
 PLURALS |= {"box": "boxes", "bus": "buses", "fox": "foxes", "city": "cities", "baby": "babies", "berry": "berries"}
 
 
@@ -471,7 +409,7 @@ def known(rng: random.Random) -> Case:
         best, rest = (_the(row[high]), _the(row[low]))
         two = [best, rest]
         rng.shuffle(two)
-        q = "{{What|Which} is {w}{, |: |; }{a} or {b}|Is {a} {w} than {b}|{a} or {b}, which is {w}|Which one is {w}, {a} or {b}}"
+        q = "{{What|Which} is {w}{, |: |; }{a} or {b}|Is {a} {w} than {b}|{a} or {b}, which is {w}|Which one is {w}, {a} or {b}}"  # noqa: E501
         text = _fill(rng, q, w=word, a=two[0], b=two[1])
         answer = f"{best[0].upper() + best[1:]} is {word} than {rest}."
         if text.startswith("Is "):
@@ -502,29 +440,7 @@ def _the(thing: str) -> str:
     return ("an " if thing[0] in "aeiou" else "a ") + thing
 
 
-TALK: list[tuple[str, str]] = [
-    ("{Good {morning|afternoon|evening|day}|Morning|Evening}{ to you|, tokenmill| there|, my friend|}", "Hello! {How can I help you|What can I do for you}{ today|}?"),
-    ("{Hi|Hello|Hey|Hiya|Howdy|Greetings|Hi there|Hello there}{ tokenmill| friend| again| bot| everyone|}", "Hello! {How can I help you|What can I do for you}{ today|}?"),
-    ("{Hi|Hello|Hey}{ there|}{,|!} {how are you{ doing|} {today|now|this morning|}|how is it going|how do you do|are you well|what's up|how are things}", "I am {fine|well}, thank you. {How are you?|And you?|How can I help?}"),
-    ("{How are {things|you}{ doing|} {today|now|this morning|tonight}|How's {it going|life|your day}|What's up|How do you do|Are you {okay|ok|well|fine}|Everything {okay|fine|good}|How was your day|Did you sleep well}", "I am {fine|well}, thank you. {How are you?|And you?|How can I help?}"),
-    ("{I am|I'm} {fine|good|okay|well|doing well}{ too|, thanks|, thank you|}", "I am glad to hear that. {What can I do for you?|How can I help?}"),
-    ("{Thank you{ so much| very much|}|Thanks{ a lot| a bunch| so much| again|}|Many thanks|Cheers|I thank you|Thx|Big thanks|Much appreciated}{ for {your help|the answer|the story|everything|that}|, tokenmill|, that helped{ a lot|}|, you are kind|}", "You are welcome!"),
-    ("{Bye|Goodbye|Bye bye|See you|See you {later|soon|tomorrow}|Good night|I have to go{ now|}|Take care|So long|Catch you later|I am leaving|That is all{ for today|}}{, tokenmill|, thanks|, friend| now|}", "Goodbye! {Have a nice day.|See you soon.|}"),
-    ("{{Nice|Good|Glad|Pleased} to {meet|see|know} you|It is nice to meet you|Happy to meet you}{ too|, tokenmill|}", "Nice to meet you too! {How can I help you?|What can I do for you?}"),
-    ("{Sorry|I am sorry|I'm sorry|Excuse me|My apologies|Pardon me}{ for that| about that|, my mistake|}", "No problem at all. {How can I help you?|What can I do for you?}"),
-    ("{Well done|Good job|Great|Awesome|Perfect|Wonderful|Nice|Great work|Cool|Excellent|That was {great|right|good|helpful}|You are {smart|clever|kind|helpful|nice|funny|the best|amazing|sweet}|I like you|That is {right|correct|cool}|Good answer|Good bot|Nice one}{, thanks|, tokenmill|}", "Thank you! {That is kind of you.|I am only a tiny model, but I try.}"),
-    ("{Happy {birthday|new year|Easter|holidays}|Merry Christmas|Happy {Monday|Friday}}{ to you|, tokenmill|}", "Thank you! {The same to you.|That is kind of you.}"),
-    ("{Ok|Okay|OK|Alright|All right|Fine|I see|Got it|Yes|Sure|Understood|Right}{, good| then| thanks|}", "{All right.|Good.} What would you like to know?"),
-    ("{No|Nope|No thanks|No, thank you|Not now|Nothing|Never mind|Forget it}", "All right. I am here if you need me."),
-    ("{Test|Testing|This is a test|Ping|Test message|Just testing|Are you there|Anyone there|Is anybody there|Can you hear me|Are you {awake|ready|listening}|Do you work}", "Yes, I am here. {How can I help you?|What can I do for you?}"),
-    ("{What can you do{ for me| well|}|What are you able to do|What can I {ask|do with|use} you{ for| about|}|How can you help{ me|}|What are your {skills|abilities|strengths|talents}|Show me what you can do|What do you know|What are you good at|What should I ask you|What tricks do you know|What kind of questions can you answer|Can you help me|I need help|Help me|What is your purpose|What do you do|Which tasks can you do|How do I use you|Give me some ideas what to ask}", "I am tiny, but I can {tell short stories and jokes, name capitals, do small sums, remember your name, extract JSON and call tools|answer simple questions on capitals and LLM inference, calculate, tell jokes and stories, extract JSON and call tools}."),
-    ("{Do you like {cats|dogs|music|tea|pizza|me|summer|chess|books}|What is your favourite {colour|food|animal|song|book|film}|What's your favorite {color|food|animal|song|book|movie}|Do you have {a dog|friends|a family|children|a sister}|Where do you live|Where are you from|Do you {eat|sleep|drink tea|have a body|go to school}|Are you {hungry|tired|married|in love|cold|a boy or a girl|male or female}}", "I am only a tiny language model, so I have no {life|wishes} of my own. {How can I help you?|But I like good questions.}"),
-    ("{I am|I'm} {bored|so bored}|{Entertain|Amuse|Surprise} me|Say something{ nice|}|Talk to me|Let's {talk|chat}|I want to talk|What shall we do|I have nothing to do", "Shall I tell you a {joke|short story}? {Just ask for one.|}"),
-    ("{I am|I'm|I feel|I am feeling|Today I feel} {sad|lonely|tired|ill|sick|unhappy|down|afraid|angry|not well|stressed|worried}", "I am sorry to hear that. {I hope it gets better soon.|Shall I tell you a joke?}"),
-    ("{I am|I'm|I feel|Today I feel} {happy|great|so happy|proud|excited|wonderful|lucky}|{I {passed|won|did} {my exam|the match|a prize|my test|the race}|I got {a new job|married|a puppy|good marks}|Today was {great|a good day|wonderful}}", "That is {great|wonderful}! {I am happy for you.|Congratulations!}"),
-    ("{You are|You're|That is|That was|This is|Your answer is} {wrong|not right|incorrect|false|not true|stupid|silly|useless|bad}|I do not {agree|like that|believe you}", "I am sorry. I am a tiny model and I make mistakes. {Please ask me again.|Shall we try again?}"),
-    ("{Say|Tell me|Write|Please say|Can you say} {hello|hi}{ to me| to everyone|}", "Hello!"),
-]  # fmt: skip
+TALK = said("talk", "en")
 
 
 def talk(rng: random.Random) -> Case:

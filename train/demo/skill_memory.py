@@ -375,7 +375,7 @@ def everyday_memory(rng: random.Random) -> Case:
             messages.append({"role": "user", "content": said_of(rng, t)})
             messages.append({"role": "assistant", "content": _reply(rng, t)})
         if rng.random() < 0.25:
-            from skill_everyday import everyday  # noqa: PLC0415
+            from skill_everyday import everyday
 
             messages += [dict(m) for m in everyday(rng).messages[-2:]]
         target = rng.choice(told)
