@@ -214,12 +214,12 @@ def natural_zh(rng: random.Random, corpus: Corpus) -> Case:
 def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[random.Random], Case]]]:
     """Skill name, share of loss tokens and maker; natural text appears only with a corpus."""
     data = load()
-    late = 2.0 if long else 1.0
+    late, mid = (2.0, 1.4) if long else (1.0, 1.0)
     out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
-        ("story_chat", 15, lambda r: story_chat(r, False)),
+        ("story_chat", 16 * mid, lambda r: story_chat(r, False)),
         ("story_plain", 3 / late, story_plain),
         ("story_free", 1, lambda r: free_story(r)),
-        ("story_zh", 3.5, lambda r: story_zh(r, False)),
+        ("story_zh", 6 * mid, lambda r: story_zh(r, False)),
         ("facts_en", 6, facts_en),
         ("facts_zh", 5, facts_zh),
         ("completion", 2 * late, completion),
@@ -228,10 +228,10 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("faq", 3 * late, lambda r: faq(r, False)),
         ("chat", 9 * late, lambda r: chat(r, corpus)),
         ("daily", 9 * late, daily),
-        ("math", 14, mathematics),
+        ("math", 14 * mid, mathematics),
         ("extract", 6 * late, lambda r: extraction(r)),
         ("keys", 7 * late, lambda r: json_keys(r, False)),
-        ("tools", 16 * late, lambda r: tools(r, corpus)),
+        ("tools", 16 * mid, lambda r: tools(r, corpus)),
         ("transform", 2.5, lambda r: transform(r, False)),
     ]
     if not long:

@@ -139,7 +139,7 @@ def companion_table(report: dict) -> str:
         ["MoE, text suites", text_row(moe["suites"]), "main's gates minus 8"],
     ]
     gates = {"colour": 98, "shape": 97, "count": 90, "where": 92}
-    for kind, value in report["vision"].items():
+    for kind, value in ((k, v) for k, v in report["vision"].items() if k != "wrong"):
         gate = gates.get(kind)
         rows.append(
             [

@@ -24,6 +24,9 @@ has() { case $STAGES in *$1*) ;; *) return 1 ;; esac; }
 until_file() { while [ ! -e "$1" ]; do kill -0 "$2" 2>/dev/null || [ -e "$1" ] || exit 1; sleep 1; done; }
 IFS='
 '
+# A companion's mark is made however it ends: the vision model waits for all three and has the card to itself then.
+rm -f "$OUT"/moe.done "$OUT"/heads.done "$OUT"/draft.done
+until_done() { for part in moe heads draft; do while [ ! -e "$OUT/$part.done" ]; do sleep 1; done; done; }
 MAIN=$$
 if has main; then
     rm -rf "$OUT/main" "$OUT/main-60.safetensors"
@@ -42,12 +45,14 @@ if has companions; then
     T=${COMPANION_SECONDS:-110}
     rm -f "$OUT/medusa/config.json" "$OUT/text/training.json"
     (
+        trap 'touch "$OUT/moe.done"' EXIT
         $PY distill.py moe $SMALL --main "$OUT/main" --out "$OUT/moe" --seconds "$T" $(corpus)
         ! has report || $PY companions_eval.py "$OUT" --parts moe --report "$OUT/moe.json" $SMALL
     ) &
     JOBS="$JOBS
 $!"
     (
+        trap 'touch "$OUT/heads.done"' EXIT
         $PY medusa.py $SMALL --main "$OUT/main" --out "$OUT/medusa" --seconds $((T / 2)) $(corpus)
         $PY lora.py pirate $SMALL --main "$OUT/main" --out "$OUT/lora-pirate" --seconds $((T / 3))
         $PY lora.py sql $SMALL --main "$OUT/main" --out "$OUT/lora-sql" --seconds $((T / 4))
@@ -59,6 +64,7 @@ $HEADS"
     # With a vision model to make, the draft leaves the GPU to its text part first.
     AFTER=$(! has vision || printf '%s\n%s' --after "$OUT/text/training.json")
     (
+        trap 'touch "$OUT/draft.done"' EXIT
         $PY distill.py draft $SMALL --main "$OUT/main" --out "$OUT/draft" --seconds $((T * 3 / 4)) --workers 3 \
             $AFTER $(corpus)
         until_file "$OUT/medusa/config.json" $HEADS
@@ -71,8 +77,9 @@ if has vision; then
     (
         $PY distill.py text $SMALL --main "$OUT/main" --out "$OUT/text" --seconds "${TEXT_SECONDS:-80}" --workers 8 \
             $(corpus)
+        ! has companions || until_done
         $PY vision.py $SMALL --text "$OUT/text" --tokenizer "$OUT/main" --out "$OUT/vlm" \
-            --seconds "${VISION_SECONDS:-235}" $(corpus)
+            --seconds "${VISION_SECONDS:-170}" $(corpus)
         ! has report || $PY companions_eval.py "$OUT" --parts vision,vlm_text --report "$OUT/vision.json" $SMALL
     ) &
     JOBS="$JOBS

@@ -243,7 +243,7 @@ def story_chat(rng: random.Random, held: bool) -> Case:
     dream = not held and rng.random() < 0.06
     plot = data.plots[0] if dream else None
     who = cast(rng, "robot") if dream and rng.random() < 0.6 else None
-    about = topic(rng, held) if not dream and not held and rng.random() < 0.55 else None
+    about = topic(rng, held) if not dream and not held and rng.random() < 0.62 else None
     story: Story = tell(rng, plot, who, own=0.85 if dream else 0.45, about=about)
     user = wording("story", rng, held, {"t": story.topic})
     must = "".join(rf"(?=[\s\S]*{re.escape(w)})" for w in story.must)

@@ -400,7 +400,7 @@ def tool_case(rng: random.Random, held: bool, cities: list[str], kind: str | Non
     if known and rng.random() < 0.4:
         tool, arguments = renamed(rng, tool, arguments)
     tools = [tool, *others(rng, rng.choice([0, 0, 1, 2, 3]), {tool["name"]}, tool["description"])]
-    if not held and kind is None and rng.random() < 0.25:
+    if not held and kind is None and rng.random() < 0.32:
         verb, noun = word(rng, "verb", False), word(rng, "noun", False)
         tool, text, arguments = invented_request(rng, False, verb, noun)
         tools = unique(
