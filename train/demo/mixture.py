@@ -85,7 +85,18 @@ NOISY = {
     "sum_3",
     "times_table",
 }
-FRAMED = {"json", "json_keys", "json_list", "memory_name", "tool_any", "transform"}
+FRAMED = {
+    "everyday",
+    "everyday_zh",
+    "sort_numbers",
+    "sort_words",
+    "json",
+    "json_keys",
+    "json_list",
+    "memory_name",
+    "tool_any",
+    "transform",
+}
 """What copies signs from the request: nothing is changed or put behind it."""
 OTHER_FACTS = ["continent", "currency", "language", "opposite", "sound", "baby", "colour", "symbol", "legs", "home"]
 

@@ -469,5 +469,8 @@ def everyday(rng: random.Random) -> Case:
     while True:
         case = make(rng)
         user = case.messages[0]["content"]
-        if not user.startswith(held_starts()) and _bare(user) not in held_talk():
-            return case
+        if user.startswith(held_starts()) or _bare(user) in held_talk():
+            continue
+        if rng.random() < 0.12 and make in (calendar, numbers, kinds, known, talk):
+            case.messages[0] = {"role": "user", "content": user.lower().rstrip("?!.")}
+        return case

@@ -362,7 +362,12 @@ def everyday_memory(rng: random.Random) -> Case:
             asked = rng.choice(["What is my name?", "What's my name?", "who am I?", "So what am I called?"])
             answer, value = f"Your name is {name}.", name
         text = rng.choice(["", "", "", "Hi! ", "Hello. "]) + " ".join(parts)
-        messages = [{"role": "user", "content": text + rng.choice([" ", " ", "\n", " So: "]) + asked}]
+        text += rng.choice([" ", " ", "\n", " So: "]) + asked
+        if rng.random() < 0.08 and answer.startswith("You"):
+            # Typed without capitals: the value is copied as it was typed.
+            text, answer, value = text.lower(), answer.replace(value, value.lower()), value.lower()
+            told = [target]
+        messages = [{"role": "user", "content": text}]
     else:
         messages = []
         if name:
