@@ -85,11 +85,14 @@ def calendar(rng: random.Random) -> Case:
 
 
 def _fill(rng: random.Random, template: str, **values: str) -> str:
-    """A template in which `{x}` of a given name is its value, and other braces are choices."""
+    """A template in which `{x}` of a given name is its value, and other braces are choices.
+
+    The values fill slots: a template that is parsed is kept, so it may hold no value.
+    """
     text = template
-    for name, value in values.items():
-        text = text.replace("{" + name + "}", value)
-    return fill(text, rng, {})
+    for name in values:
+        text = text.replace("{" + name + "}", f"[{name}]")
+    return fill(text, rng, values)
 
 
 def _q(rng: random.Random, template: str, kind: str, here: str) -> str:

@@ -156,7 +156,7 @@ def lives(rng: random.Random) -> Told:
         )
     if pick < 0.7:
         says = [f"We moved to {c}.", f"I just moved to {c}.", f"Last year we moved to {c}.", f"I have moved to {c}."]
-        says += [f"My family moved to {c} in [month]."]
+        says += [f"My family moved to {c} in {rng.choice(load().words['month'])}."]
         asks = ["Where did I move?", "Where did we move to?", "Where did I move to?", "which place did I move to?"]
         asks += ["Where do I live now?", "What city or country did I move to?"]
         return Told(says, asks, ["where I moved to", "where we moved"], [], f"You moved to {c}.", c, "home")
@@ -318,7 +318,7 @@ def question_of(rng: random.Random, told: Told) -> str:
 
 def said_of(rng: random.Random, told: Told) -> str:
     """One way to tell it, with or without an opening."""
-    text, intro = fill(rng.choice(told.says), rng, {}), rng.choice(INTRO)
+    text, intro = rng.choice(told.says), rng.choice(INTRO)
     return intro + text if intro else text[0].upper() + text[1:] if rng.random() < 0.85 else text
 
 
@@ -352,7 +352,7 @@ def everyday_memory(rng: random.Random) -> Case:
     pick = rng.random()
     if pick < 0.45:
         # In one breath: all that is told, then the question.
-        parts = [fill(rng.choice(t.says), rng, {}) for t in told]
+        parts = [rng.choice(t.says) for t in told]
         parts = [p[0].upper() + p[1:] + ("" if p.endswith(".") else ".") for p in parts]
         if name:
             parts.insert(0, rng.choice([f"I'm {name}.", f"My name is {name}.", f"I am {name}.", f"Hi, I'm {name}!"]))
