@@ -34,6 +34,8 @@ USERS = 16
 LONGEST_S = 240.0
 """A request may wait for engines that come back again and again; then it must have ended."""
 WATCHDOG_S = 4.0
+KINDS = ("engine: ", "helper: ", "descriptors", "disk", "client: ")
+"""What must have gone wrong at least once in every run, as `Chaos.done` counts it."""
 
 
 def bodies() -> list[tuple[str, dict[str, Any]]]:
@@ -133,7 +135,7 @@ class Chaos:
         found = []
         for pid in self.running.family():
             with contextlib.suppress(OSError):
-                if b"import run; run()" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                if b"import run_helper; run_helper()" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     found.append(pid)
         if found:
             number = self.random.choice([signal.SIGKILL, signal.SIGSTOP])
@@ -202,6 +204,7 @@ def test_chaos(launch: Launch, seconds: float) -> None:
     running = launch(*flags)
     wanted: list[str | None] = []
     ends = Ends()
+    harmed: Counter[str] = Counter()
 
     async def ask(number: int, found: Callable[[str], None]) -> str | None:
         path, body = bodies()[number]
@@ -254,6 +257,7 @@ def test_chaos(launch: Launch, seconds: float) -> None:
         await asyncio.gather(*agents, *(user(until, i) for i in range(USERS)))
         figures = {"right": ends.right, "honest": dict(ends.honest), "unanswered": ends.unanswered, "bad": ends.bad[:5]}
         print(json.dumps({**figures, "harm": dict(chaos.done)}, indent=2))
+        harmed.update(chaos.done)
 
     asyncio.run(main())
     began = time.monotonic()
@@ -270,3 +274,5 @@ def test_chaos(launch: Launch, seconds: float) -> None:
     assert running.metric("vllm:kv_cache_usage_perc") == 0
     assert ends.bad == [] and ends.right > 20 and len(running.children()) == 2
     assert sum(ends.honest.values()) < ends.right, "errors must be the exception"
+    missed = [kind for kind in KINDS if not any(done.startswith(kind) for done in harmed)]
+    assert missed == [], "a harm that never came shows nothing"

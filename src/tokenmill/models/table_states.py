@@ -235,10 +235,11 @@ ROWS: dict[str, Family] = {
                          "tie_word_embeddings": True, "lru_width": None, "attention_window_size": 2048,
                          "conv1d_width": 4, "logits_soft_cap": 30.0, "num_key_value_heads": None,
                          "attention_bias": False, "partial_rotary_factor": 0.5, "block_types": None},
-               only={"embeddings_scale_by_sqrt_dim": (True,), **NO_MLP_BIAS},
-               # Transformers computes the head size, and reads kinds of layers and the window under its own names.
+               # To Transformers "sliding_window" is another name of attention_window_size, and wins over it.
+               only={"embeddings_scale_by_sqrt_dim": (True,), "sliding_window": (), **NO_MLP_BIAS},
+               # Transformers computes the head size, and reads kinds of layers under its own names.
                ignored=("head_dim", "w_init_variance_scale", "final_w_init_variance_scale", "layer_types",
-                        "layers_block_type", "sliding_window")),
+                        "layers_block_type")),
         Shape(
             mixer=mixers.griffin,
             attend=Attend("temporal_block", bias="attention_bias", out_bias=True, rope=positions.griffin_rope,
