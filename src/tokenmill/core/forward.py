@@ -311,8 +311,14 @@ class Kernels(Protocol):
         being silu or sigmoid."""
         ...
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-        """x + scale * y."""
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
+        """x + scale * within(y)."""
+        ...
+
+    def add_norm(
+        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same, and what a norm makes of it; x, y [T, D]. Every step is rounded to x's type."""
         ...
 
     def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:

@@ -146,10 +146,18 @@ class ReferenceKernels:
         self.count("activate")
         return _activate(x.float(), act).to(x.dtype)
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-        """x + scale * y."""
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
+        """x + scale * within(y)."""
         self.count("add")
+        y = y if within is None else self.norm(y, within)
         return x + y if scale == 1.0 else x + scale * y
+
+    def add_norm(
+        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x + scale * within(y), and what a norm makes of it."""
+        x = self.add(x, y, scale, within=within)
+        return x, self.norm(x, norm)
 
     def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """x [T, all heads], prepared first, or queries [T, H, Dk] -> [T, H * Dv]."""

@@ -313,9 +313,9 @@ class CpuKernels(ReferenceKernels):
         _native.act(x.data_ptr(), out.data_ptr(), rows, width, kind, ACTS[act])
         return out
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-        """x + scale * y."""
-        kind = TYPES.get(x.dtype)
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
+        """x + scale * within(y)."""
+        y, kind = y if within is None else self.norm(y, within), TYPES.get(x.dtype)
         if kind is None or x.dtype != y.dtype or x.shape != y.shape:
             self.count("add", fallback=True)
             return super().add(x, y, scale)

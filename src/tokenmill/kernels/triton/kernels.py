@@ -391,6 +391,30 @@ class TritonKernels(ReferenceKernels):
         return pointwise.norm(x, spec, pdl=self.launch.pdl)
 
     @else_reference
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
+        """x + scale * within(y); without a norm it is torch's."""
+        if within is None or not self._adds_rows(x, y):
+            return super().add(x, y, scale, within=within)
+        self.count("add")
+        return pointwise.add(x, y, scale, within, None, pdl=self.launch.pdl)[0]
+
+    @else_reference
+    def add_norm(
+        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x + scale * within(y), and what a norm makes of it."""
+        if not self._adds_rows(x, y):
+            return super().add_norm(x, y, norm, scale, within=within)
+        self.count("add_norm")
+        total, normed = pointwise.add(x, y, scale, within, norm, pdl=self.launch.pdl)
+        assert normed is not None
+        return total, normed
+
+    def _adds_rows(self, x: Tensor, y: Tensor) -> bool:
+        same = x.ndim == 2 and x.shape == y.shape and x.dtype == y.dtype
+        return same and self.launch.fuses and x.numel() > 0 and x.shape[1] <= _WIDEST
+
+    @else_reference
     def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""
         if gate is not None:
