@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
-from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.core.adapters import AdapterSite, Delta, SiteStack
 from tokenmill.core.descriptors import (
     DRAWN,
     Act,
@@ -132,6 +132,9 @@ class Mixture:
     wide: bool = False
     first: int = 0
     slots_for: Callable[[Tensor, ForwardContext], Tensor] | None = None
+    operands: tuple[SiteStack, SiteStack] | None = None
+    """What adapters do to the experts' two products: before the activation, and before gates; they read what is
+    multiplied before it is rounded for that. Filled when a backend has taken the experts."""
 
 
 class FusedMixture(Protocol):

@@ -121,13 +121,12 @@ class Experts:
         mixture = Mixture(self.router, route, *weights, act, beside, self.routing.wide, self.chosen.first, placed)
         # A backend that takes the whole layer empties the lists: nothing is held twice.
         apart = self.routing.by_hand is not None or self.routing.inputs or (plain is not None and plain.act != act)
-        products = [self.router, *weights[0], *weights[1], *(beside or ())]
+        ups, downs = ([*part] if b.adapters is not None else [] for part in weights)
         self.fused = None if apart or b.group.exact else b.kernels.pack_mixture(mixture)
         self.chosen.stacked = self.fused
         self.following = b.following()
         if self.fused is not None and b.adapters is not None:
-            for product in products:
-                product.site.why_not = "this device runs the whole mixture as one operation"
+            mixture.operands = b.adapters.stack(ups), b.adapters.stack(downs)
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
