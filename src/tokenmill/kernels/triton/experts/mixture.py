@@ -161,7 +161,7 @@ class StackedMixture:
         if stack.down is None:
             return self._product(x, matrix, ids, order, act)
         launch.count("expert_adapters")
-        low = pair_lanes(x, stack, order, whose, up=up, steady=launch.steady, pdl=launch.pdl)
+        low = pair_lanes(x, stack, order, whose, up=up, pdl=launch.pdl)
         y = self._product(x, matrix, ids, order, None, up=up)
         return finish_pairs(y, low, stack, order, whose, act, pdl=launch.pdl)
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from tokenmill.core.adapters import SiteStack
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, pow2, wait
 from tokenmill.kernels.triton.experts.sorting import Sorted
-from tokenmill.kernels.triton.products.adapters import carried, shrink_rows, splits_of
+from tokenmill.kernels.triton.products.adapters import carried, shrink_rows
 from tokenmill.kernels.triton.sampling.pieces import any_of
 
 _BLOCK = 16
@@ -95,14 +95,12 @@ def _pairs_kernel(
             tl.store(out_ptr + row[:, None] * WIDTH + n[None, :], y.to(out_ptr.dtype.element_ty), mask=both)
 
 
-def pair_lanes(
-    x: Tensor, stack: SiteStack, order: Sorted, whose: Whose, *, up: bool, steady: bool, pdl: bool
-) -> Tensor:
+def pair_lanes(x: Tensor, stack: SiteStack, order: Sorted, whose: Whose, *, up: bool, pdl: bool) -> Tensor:
     """down @ x of every pair's adapter, in parts of the sum: [splits, P, lanes] float32, in the sorted order. x [T, K],
     or [P, K] in that order if this is not the first product."""
     assert stack.down is not None
     pairs, (_, slots, inputs, lanes) = order.order.shape[0], stack.down.shape
-    splits = splits_of(pairs, inputs, steady=steady)
+    splits = max(1, min(4, inputs // 256))
     low = torch.empty((splits, pairs, lanes), dtype=torch.float32, device=x.device)
     _lanes_kernel[(order.tiles.shape[0], splits)](
         x, stack.down, stack.ranks, whose.rows, whose.slots, order.order, order.tiles, low, pairs, inputs,
