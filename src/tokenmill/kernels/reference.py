@@ -350,8 +350,16 @@ class ReferenceKernels:
         (What follows a wrong draft is no part of the text; a bad line that is fails again, as its row's first.)"""
         self.count("accept_")
         if parents is None:
-            return None, accept.accept_chains_(grants, most, marked, tokens, length, computed)
-        return accept.accept_trees_(grants, most, parents, marked, tokens, length, computed)
+            return None, self.accept_chains_(grants, most, marked, tokens, length, computed)
+        return self.accept_trees_(grants, most, parents, marked, tokens, length, computed)
+
+    def accept_chains_(self, *given: Any) -> Tensor:
+        """kernels/accept.py; what backends have their own of."""
+        return accept.accept_chains_(*given)
+
+    def accept_trees_(self, *given: Any) -> tuple[Tensor, Tensor]:
+        """The same for trees."""
+        return accept.accept_trees_(*given)
 
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
         """Copy what lies in slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no slots;

@@ -349,21 +349,13 @@ class CpuKernels(ReferenceKernels):
         self.count("advance_")
         advance_(row_ids, ids, tokens, length, computed)
 
-    def accept_(
-        self,
-        grants: Tensor,
-        most: int,
-        parents: Tensor | None,
-        marked: Tensor,
-        tokens: Tensor,
-        length: Tensor,
-        computed: Tensor,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Rows move on by the samples that stand; -> of trees their lines, and how many these are."""
-        self.count("accept_")
-        if parents is None:
-            return None, accept_chains_(grants, most, marked, tokens, length, computed)
-        return accept_trees_(grants, most, parents, marked, tokens, length, computed)
+    def accept_chains_(self, *given: Any) -> Tensor:
+        """In host memory."""
+        return accept_chains_(*given)
+
+    def accept_trees_(self, *given: Any) -> tuple[Tensor, Tensor]:
+        """In host memory."""
+        return accept_trees_(*given)
 
     # ------------------------------------------------------------------ experts
 

@@ -15,6 +15,9 @@ from torch import Tensor
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, wait
 
+WIDEST = 1 << 15
+"""Entries of the longest row that a program norms."""
+
 
 @triton.jit
 def norm_row(x, g, bias_ptr, d, real, D, eps, LAYER: tl.constexpr, BIAS: tl.constexpr):
@@ -109,6 +112,12 @@ def stored_norm(spec: NormSpec | None, name: str) -> dict[str, Any]:
     low = dict(zip((f"{name}_ptr", f"{name}_bias_ptr", f"{name}_eps"), pointers, strict=True))
     high = dict(zip((name.upper(), f"{name.upper()}_BIAS", f"{name.upper()}_OFFSET"), constants, strict=True))
     return {**low, **high}
+
+
+def can_add(x: Tensor, y: Tensor) -> bool:
+    """Are these rows that programs add?"""
+    same = x.ndim == 2 and x.shape == y.shape and x.dtype == y.dtype
+    return same and x.numel() > 0 and x.shape[1] <= WIDEST
 
 
 def add(
