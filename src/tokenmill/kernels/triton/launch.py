@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import torch
 
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, shared_memory
-from tokenmill.kernels.triton.products.ways import Way
 
 _ROOMY = 160 << 10
 """Shared memory of a program from which the largest tiles fit (data centre GPUs)."""
@@ -34,7 +33,7 @@ class Launch:
     steady: bool = False
     fuses: bool = True
     scratch: Scratch = field(default_factory=Scratch)
-    narrow_ways: dict[str, Way] = field(default_factory=dict)
+    narrow_ways: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
 
 
 def launch_here(
@@ -42,7 +41,7 @@ def launch_here(
     without: Collection[str],
     *,
     steady: bool,
-    narrow_ways: Callable[[str], dict[str, Way]],
+    narrow_ways: Callable[[str], dict[str, tuple[str | int, ...]]],
 ) -> Launch:
     """For the current device; without: see TritonKernels; narrow_ways: what was measured on a device of some name."""
     capability = (0, 0) if INTERPRETED else torch.cuda.get_device_capability()
