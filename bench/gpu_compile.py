@@ -71,6 +71,8 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     draft: dict[str, Any] | None = None
     """The config of a model that drafts, with its method's settings under "speculative"."""
+    adapter: tuple[str, ...] = ()
+    """Every second request has an adapter of these matrices of every expert."""
 
 
 DENSE = {
@@ -104,6 +106,12 @@ CASES = {
     "8b-plain": Case(LLAMA, DENSE, {"disable": "fusion,cascade,dependent-launch,many-rows"}),
     "30b-a3b": Case(MOE, EXPERTS, {"max_model_len": 8192}),
     "30b-a3b-one": Case(MOE, {"single": SINGLE}, {"max_model_len": 8192, "max_num_seqs": 2}),
+    "30b-a3b-lora": Case(
+        MOE,
+        EXPERTS,
+        {"max_model_len": 8192, "enable_lora": True, "max_loras": 2},
+        adapter=("gate_up_proj", "down_proj"),
+    ),
     "30b-a3b-fp8": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "fp8"}),
     "30b-a3b-int4": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "int4-g128"}),
     "8b-draft": Case(LLAMA, LITTLE, draft=GEOMETRIES["llama-3.2-1b"]),
@@ -176,10 +184,31 @@ def _positions(config: dict[str, Any]) -> int:
     return min((count for count in stated if isinstance(count, int)), default=1 << 20)
 
 
+def write_adapter(config: dict[str, Any], modules: tuple[str, ...], folder: pathlib.Path) -> pathlib.Path:
+    """A PEFT folder of zeros."""
+    import torch
+    from safetensors.torch import save_file
+
+    inner, hidden, tensors = config["moe_intermediate_size"], config["hidden_size"], {}
+    for layer in range(config["num_hidden_layers"]):
+        for expert in range(config["num_experts"]):
+            for module in modules:
+                out, into = (hidden, inner) if module == "down_proj" else (2 * inner, hidden)
+                name = f"base_model.model.model.layers.{layer}.mlp.experts.{expert}.{module}"
+                tensors[f"{name}.lora_A.weight"] = torch.zeros(8, into, dtype=torch.bfloat16)
+                tensors[f"{name}.lora_B.weight"] = torch.zeros(out, 8, dtype=torch.bfloat16)
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": list(modules)}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    return folder
+
+
 def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
     """Load and serve -> kernels that were there when loading was done."""
     from tokenmill import LLM, SamplingParams
     from tokenmill.core.drafting import AllOfThem
+    from tokenmill.core.params import LoRARequest
 
     config = few_layers(case.config, layers)
     options = {"max_model_len": 32768, "max_num_seqs": 512, **case.options}
@@ -195,6 +224,12 @@ def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
             options["speculative_config"] = {"model": str(other), **settings}
         standin.phase = "load"
         llm = LLM(model=folder, load_format="dummy", skip_tokenizer_init=True, device="cuda", **options)
+        adapter = None
+        if case.adapter:
+            adapter = LoRARequest("one", 1, str(write_adapter(config, case.adapter, pathlib.Path(folder) / "one")))
+            llm.generate(
+                [{"prompt_token_ids": [1, 2]}], lora_request=adapter, use_tqdm=False
+            )  # recorded anew behind it
         if case.draft is not None:  # times mean nothing here, so no control would guess
             llm.engine.scheduler.ahead.control = AllOfThem(llm.engine.scheduler.limits.max_guesses)
     ready = set(standin.kernels)
@@ -211,9 +246,13 @@ def serve(standin: Standin, case: Case, layers: int) -> set[tuple[Any, str]]:
             for i, (_, _, made) in enumerate(requests)
         ]
         if name == "alone":  # one after the other
-            outputs = [llm.generate([p], [w], use_tqdm=False)[0] for p, w in zip(prompts, wanted, strict=True)]
+            outputs = [
+                llm.generate([p], [w], use_tqdm=False, lora_request=adapter)[0]
+                for p, w in zip(prompts, wanted, strict=True)
+            ]
         else:
-            outputs = llm.generate(prompts, wanted, use_tqdm=False)
+            adapters = [adapter if i % 2 else None for i in range(len(prompts))]
+            outputs = llm.generate(prompts, wanted, use_tqdm=False, lora_request=adapters)
         for output, (_, _, made) in zip(outputs, requests, strict=True):
             if len(output.outputs[0].token_ids) != made:
                 one = output.outputs[0]

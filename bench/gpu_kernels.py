@@ -102,7 +102,7 @@ def way_case(name: str, rows: int, way: Way, pdl: bool = True) -> Case:
         residual = rand(rows, out) if has_residual else None
         kernels = TritonKernels(without=() if pdl else ("dependent-launch",))
         kernels.launch.scratch = SCRATCH
-        kernels.ways = {operation(rows, (out, inner), act, has_norm): way}
+        kernels.ways.known = {operation(rows, (out, inner), act, has_norm): way}
         calls = [lambda w=w: kernels.product(x, w, norm=norm, act=act, residual=residual) for w in many]
         return calls, many[0].numel() * 2.0, 2.0 * rows * out * inner
 
@@ -194,7 +194,7 @@ def layer_case(rows: int, length: int, pdl: bool = True, **changes: Way) -> Case
         for name, way in changes.items():
             if name != "attend":
                 out, inner, normed, act, _ = SHAPES[name]
-                kernels.ways = {**kernels.ways, operation(rows, (out, inner), act, normed): way}
+                kernels.ways.known = {**kernels.ways.known, operation(rows, (out, inner), act, normed): way}
         hidden, gain = rand(rows, 4096), NormSpec(rand(4096), 1e-5)
         plain, config = decode.decode_config, changes.get("attend")
 

@@ -71,7 +71,7 @@ def calls_of(shape: Shape, rows: int, way: Way, weights: list[torch.Tensor]) -> 
     residual = torch.randn(rows, out, device="cuda", dtype=torch.bfloat16) if added else None
     kernels = TritonKernels()
     kernels.launch.scratch = SCRATCH
-    kernels.ways = {operation(rows, (out, inner), act, normed): way}
+    kernels.ways.known = {operation(rows, (out, inner), act, normed): way}
     return [lambda w=w: kernels.product(x, w, norm=norm, act=act, residual=residual) for w in weights]  # type: ignore[misc]
 
 

@@ -69,7 +69,7 @@ class NullKernels(ReferenceKernels):
     def activate(self, x: Tensor, act: Any) -> Tensor:
         return self.out(x.shape[0], x.shape[1] // 2)
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
         return x
 
     def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:

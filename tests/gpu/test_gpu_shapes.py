@@ -87,7 +87,7 @@ def test_the_search_keeps_right_ways(tmp_path):
     from tokenmill.kernels.triton import TritonKernels
 
     kernels = TritonKernels(cache=tmp_path)
-    kernels.ways, kernels.measured = {}, []
+    kernels.ways.known, kernels.ways.measured = {}, []
     x = torch.randn(32, 1536, device="cuda", dtype=torch.bfloat16)
     weight = torch.randn(3072, 1536, device="cuda", dtype=torch.bfloat16)
     for rows in (1, 32):
@@ -101,4 +101,4 @@ def test_the_search_keeps_right_ways(tmp_path):
         assert relative(kernels.product(x[:rows], weight), x[:rows].float() @ weight.float().T) < 1e-2
     again = TritonKernels(cache=tmp_path)
     assert all(again.ways[name] == way for name, way in report.found.items())
-    assert not TritonKernels(cache=tmp_path, steady=True).found
+    assert not TritonKernels(cache=tmp_path, steady=True).ways.found

@@ -39,6 +39,8 @@ class AdapterSite:
     whole: dict[int, Any] = field(default_factory=dict)
     why_not: str = ""
     """Why adapters cannot change this product, if so."""
+    stack: SiteStack | None = None
+    """It is one expert's, and its tensors lie between those of the others."""
 
     @property
     def parts(self) -> int:
@@ -49,6 +51,27 @@ class AdapterSite:
     def used(self) -> bool:
         """Has any adapter had business here?"""
         return self.down is not None
+
+
+@dataclass(slots=True, eq=False)
+class SiteStack:
+    """One product of every expert of a mixture, for backends that multiply by all experts at once: the sites' tensors
+    lie one behind the other. down [E, slots, in, lanes], up [E, slots, most rank, out], ranks [E, slots]."""
+
+    sites: list[AdapterSite]
+    down: Tensor | None = None
+    up: Tensor | None = None
+    ranks: Tensor | None = None
+
+    @property
+    def parts(self) -> int:
+        """Of each site."""
+        return self.sites[0].parts
+
+    @property
+    def borders(self) -> tuple[int, ...]:
+        """Of each site."""
+        return self.sites[0].borders
 
 
 @dataclass(slots=True, eq=False)
@@ -79,6 +102,11 @@ class AdapterSites(Protocol):
 
     def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite | None:
         """A table of embeddings [vocabulary, width]."""
+        ...
+
+    def stack(self, weights: Sequence[Any]) -> SiteStack:
+        """The sites of these settled weights, one product of every expert, for a backend that holds their matrices as
+        one: the weights hold theirs no longer."""
         ...
 
 

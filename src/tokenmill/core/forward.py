@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
-from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.core.adapters import AdapterSite, Delta, SiteStack
 from tokenmill.core.descriptors import (
     DRAWN,
     Act,
@@ -132,6 +132,9 @@ class Mixture:
     wide: bool = False
     first: int = 0
     slots_for: Callable[[Tensor, ForwardContext], Tensor] | None = None
+    operands: tuple[SiteStack, SiteStack] | None = None
+    """What adapters do to the experts' two products: before the activation, and before gates; they read what is
+    multiplied before it is rounded for that. Filled when a backend has taken the experts."""
 
 
 class FusedMixture(Protocol):
@@ -311,8 +314,14 @@ class Kernels(Protocol):
         being silu or sigmoid."""
         ...
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-        """x + scale * y."""
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
+        """x + scale * within(y)."""
+        ...
+
+    def add_norm(
+        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """The same, and what a norm makes of it; x, y [T, D]. Every step is rounded to x's type."""
         ...
 
     def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tokenmill.core.forward import ForwardContext, ModelSpec
+    from tokenmill.core.forward import ForwardContext, ModelSpec, NormSpec
 
 
 class CausalLM(Protocol):
@@ -61,6 +61,12 @@ class Group(Protocol):
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The sum over ranks (+ residual); the same bytes on each. x may be overwritten."""
+        ...
+
+    def all_reduce_norm(
+        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """residual + scale * within(the sum over ranks), and its norm; None: not at once, and x is as it was."""
         ...
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:

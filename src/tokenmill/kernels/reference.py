@@ -146,10 +146,18 @@ class ReferenceKernels:
         self.count("activate")
         return _activate(x.float(), act).to(x.dtype)
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-        """x + scale * y."""
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
+        """x + scale * within(y)."""
         self.count("add")
+        y = y if within is None else self.norm(y, within)
         return x + y if scale == 1.0 else x + scale * y
+
+    def add_norm(
+        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x + scale * within(y), and what a norm makes of it."""
+        x = self.add(x, y, scale, within=within)
+        return x, self.norm(x, norm)
 
     def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """x [T, all heads], prepared first, or queries [T, H, Dk] -> [T, H * Dv]."""
@@ -342,8 +350,16 @@ class ReferenceKernels:
         (What follows a wrong draft is no part of the text; a bad line that is fails again, as its row's first.)"""
         self.count("accept_")
         if parents is None:
-            return None, accept.accept_chains_(grants, most, marked, tokens, length, computed)
-        return accept.accept_trees_(grants, most, parents, marked, tokens, length, computed)
+            return None, self.accept_chains_(grants, most, marked, tokens, length, computed)
+        return self.accept_trees_(grants, most, parents, marked, tokens, length, computed)
+
+    def accept_chains_(self, *given: Any) -> Tensor:
+        """kernels/accept.py; what backends have their own of."""
+        return accept.accept_chains_(*given)
+
+    def accept_trees_(self, *given: Any) -> tuple[Tensor, Tensor]:
+        """The same for trees."""
+        return accept.accept_trees_(*given)
 
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
         """Copy what lies in slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no slots;

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RopeSpec
+from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, GatedColumnLinear, RowLinear, Rows
 from tokenmill.layers.qkv_touches import Touch
@@ -100,7 +101,7 @@ def codegen_order(heads: Heads) -> Tensor:
     return torch.cat([parts[0].reshape(-1), parts[2].reshape(-1), parts[1].reshape(-1)])
 
 
-class GatedAttention:
+class GatedAttention(Projected):
     """Attention whose output is multiplied by the sigmoid of a gate; q_proj holds (query, gate) of each head."""
 
     def __init__(self, b: Build, hidden: int, heads: Heads, spec: AttentionSpec, *, bias: bool = False) -> None:
@@ -110,17 +111,15 @@ class GatedAttention:
         self.spec = spec
         self.width = spec.heads * heads.dim
 
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """residual + gate * attention(norm(x)); x [T, hidden]."""
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Gate * attention of norm(x), before the output matrix; x [T, hidden]."""
         made = self.product.weight.matmul(x, ctx, norm=norm)
         mixed = ctx.kernels.attend(made[:, : -self.width], self.spec, ctx)
         gated = ctx.kernels.activate(mixed, "sigmoid", made[:, -self.width :])
-        return self.output(gated, ctx, residual=residual)
+        return gated
 
 
-class Attention:
+class Attention(Projected):
     """qkv -> prepare -> attend -> output projection (+ residual)."""
 
     def __init__(
@@ -142,10 +141,8 @@ class Attention:
         self.within = within
         self.gate = gate
 
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """residual + attention(norm(x)); x [T, hidden]."""
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Attention of norm(x), before the output matrix; x [T, hidden]."""
         qkv = self.qkv.weight.matmul(x, ctx, norm=norm)
         gate = None if self.gate is None else self.gate.weight.matmul(x, ctx, norm=norm)
         for touch in self.touches:
@@ -155,7 +152,7 @@ class Attention:
             mixed = ctx.kernels.activate(mixed, "sigmoid", gate)
         if self.within is not None:
             mixed = ctx.kernels.norm(mixed, self.within)
-        return self.output(mixed, ctx, residual=residual)
+        return mixed
 
 
 def separate_qkv(b: Build, hidden: int, heads: Heads, *, bias: bool = False) -> ColumnLinear:

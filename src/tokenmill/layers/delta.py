@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, StateSpec
+from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows, local_rows, share_out
 
@@ -60,7 +61,7 @@ class DeltaHeads:
         return self.value_heads, self.key_dim, self.value_dim
 
 
-class GatedDelta:
+class GatedDelta(Projected):
     """Product -> short convolution -> delta rule -> gated norm -> output projection (+ residual)."""
 
     def __init__(self, b: Build, hidden: int, heads: DeltaHeads, eps: float) -> None:
@@ -81,10 +82,8 @@ class GatedDelta:
         parts = ((kept, (heads.taps - 1, mine.channels)), ("float32", mine.state))
         self.state = b.add_state(StateSpec(parts))
 
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """residual + delta(norm(x)); x [T, hidden]."""
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Delta of norm(x), before the output matrix; x [T, hidden]."""
         kernels, heads = ctx.kernels, self.heads
         mixed, z, gates = self._products(x, ctx, norm)
         assert ctx.rows is not None, "states are found by row"
@@ -92,7 +91,7 @@ class GatedDelta:
         mixed = kernels.recur_((mixed,), self.conv, inputs, ctx)
         found = kernels.recur_((mixed, gates), self.spec, matrices, ctx)
         gated = kernels.norm(found.flatten(1), self.norm, z, heads.value_dim)
-        return self.output(gated, ctx, residual=residual)
+        return gated
 
     def _products(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None) -> list[Tensor]:
         """(q | k | v), z and (beta | rate) of the layer's input."""

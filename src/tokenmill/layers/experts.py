@@ -116,42 +116,46 @@ class Experts:
         self.shared = None if shared is None else shared.mlp
         self.shared_gate = None if shared is None or shared.gate is None else b.settled(shared.gate)
         plain = None if self.shared_gate is not None else self.shared
-        beside = None if plain is None else (plain.up.weight, plain.down.weight)
+        beside = None if plain is None else (plain.up.weight, plain.output.weight)
         placed = None if self.chosen.placed is None else self.chosen.placed.slots_for
         mixture = Mixture(self.router, route, *weights, act, beside, self.routing.wide, self.chosen.first, placed)
         # A backend that takes the whole layer empties the lists: nothing is held twice.
         apart = self.routing.by_hand is not None or self.routing.inputs or (plain is not None and plain.act != act)
-        products = [self.router, *weights[0], *weights[1], *(beside or ())]
+        ups, downs = ([*part] if b.adapters is not None else [] for part in weights)
         self.fused = None if apart or b.group.exact else b.kernels.pack_mixture(mixture)
         self.chosen.stacked = self.fused
         self.following = b.following()
         if self.fused is not None and b.adapters is not None:
-            for product in products:
-                product.site.why_not = "this device runs the whole mixture as one operation"
+            mixture.operands = b.adapters.stack(ups), b.adapters.stack(downs)
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
     ) -> Tensor:
         """residual + experts(norm(x)); x [T, hidden]."""
-        if self.fused is not None and self.shared_gate is None:
-            if self.group.size > 1:
-                return self.group.all_reduce(self.fused(x, ctx, norm=norm, ahead=self.following.weight), residual)
+        if self.group.exact:
+            y = self._gathered(x if norm is None else ctx.kernels.norm(x, norm), ctx)
+        elif self.group.size > 1:
+            return self.group.all_reduce(self.part(x, ctx, norm), residual)
+        elif self.fused is not None and self.shared_gate is None:
             return self.fused(x, ctx, norm=norm, residual=residual, ahead=self.following.weight)
+        else:
+            y = self.part(x, ctx, norm)
+        return y if residual is None else ctx.kernels.add(residual, y)
+
+    def part(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """This rank's part of experts(norm(x)), where ranks add up."""
+        if self.fused is not None and self.shared_gate is None:
+            return self.fused(x, ctx, norm=norm, ahead=self.following.weight)
         kernels = ctx.kernels
         h = x if norm is None else kernels.norm(x, norm)
-        if self.group.exact:
-            y = self._gathered(h, ctx)
-            return y if residual is None else kernels.add(residual, y)
         y = self._routed(h, ctx) if self.fused is None else self.fused(h, ctx, ahead=self.shared_gate)
         if self.shared is not None and self.shared_gate is not None:
             share = 1.0 / (1.0 + torch.exp(-self.shared_gate.matmul(h, ctx).float()))
-            beside = self.shared.down.weight.matmul(self.shared.inside(h, ctx), ctx)
+            beside = self.shared.output.weight.matmul(self.shared.inside(h, ctx), ctx)
             y = kernels.add(y, (beside.float() * share).to(y.dtype))
         elif self.shared is not None:
-            y = self.shared.down.weight.matmul(self.shared.inside(h, ctx), ctx, residual=y)
-        if self.group.size > 1:
-            return self.group.all_reduce(y, residual)
-        return y if residual is None else kernels.add(residual, y)
+            y = self.shared.output.weight.matmul(self.shared.inside(h, ctx), ctx, residual=y)
+        return y
 
     def _gathered(self, h: Tensor, ctx: ForwardContext) -> Tensor:
         """Routed and shared experts [T, hidden] in an exact group: some columns of the result, then all."""
@@ -162,8 +166,8 @@ class Experts:
                 return y
             y = local_columns(y, self.group).contiguous()
         if self.shared is not None:
-            within = self.shared.down.whole(self.shared.inside(h, ctx))
-            last = self.shared.down.weight
+            within = self.shared.output.whole(self.shared.inside(h, ctx))
+            last = self.shared.output.weight
             if self.shared_gate is not None:
                 share = 1.0 / (1.0 + torch.exp(-self.shared_gate.matmul(h, ctx).float()))
                 y = kernels.add(y, (last.matmul(within, ctx).float() * share).to(y.dtype))

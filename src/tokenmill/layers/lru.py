@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmill.core.forward import Act, ForwardContext, NormSpec, ScanSpec, StateSpec, Weight
+from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows, share_out
 from tokenmill.layers.space import Convolution
@@ -20,7 +21,7 @@ from tokenmill.layers.space import Convolution
 _STEEP = 8.0
 
 
-class GatedRecurrence:
+class GatedRecurrence(Projected):
     """Two products -> short convolution -> recurrence, times what the activation lets through -> output."""
 
     def __init__(self, b: Build, sizes: tuple[int, int, int], taps: int, act: Act) -> None:
@@ -53,10 +54,8 @@ class GatedRecurrence:
             made.append(b.settled(b.wrap(matrix, torch.cat([one[head] for one in biases]))))
         return made
 
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """residual + recurrence(norm(x)); x [T, hidden]."""
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Recurrence of norm(x), before the output matrix; x [T, hidden]."""
         assert ctx.rows is not None, "states are found by row"
         inputs, numbers = ctx.rows.states[self.state]
         y, values = self.product.weight.matmul(x, ctx, norm=norm).chunk(2, dim=-1)
@@ -66,7 +65,7 @@ class GatedRecurrence:
         opened, pace = torch.stack(gates, dim=1).chunk(2, dim=-1)
         found = ctx.kernels.recur_(self._scanned(values, opened, pace, ctx), self.spec, numbers, ctx)
         gated = ctx.kernels.activate(torch.cat((y, found.to(y.dtype)), dim=-1), self.act)
-        return self.output(gated, ctx, residual=residual)
+        return gated
 
     def _scanned(self, values: Tensor, opened: Tensor, pace: Tensor, ctx: ForwardContext) -> tuple[Tensor, ...]:
         """What the scan takes, in float32: made in double and rounded once, so that a row's bytes do not depend on how

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.streams import mean_last
@@ -18,7 +19,7 @@ ByHand = Callable[[Tensor, ForwardContext], Tensor]
 """An activation that no kernel has: (x [T, D], context) -> [T, D], or [T, D / 2] for a gated one."""
 
 
-class MLP:
+class MLP(Projected):
     """act(norm(x) @ up) @ down (+ residual)."""
 
     def __init__(
@@ -32,16 +33,10 @@ class MLP:
     ) -> None:
         """by_hand replaces `act`; within: a norm before the last matrix."""
         self.up = up
-        self.down = down
+        self.output = down
         self.act: Act = act
         self.by_hand = by_hand
         self.within = within
-
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
-        return self.down(self.inside(x, ctx, norm), ctx, residual=residual)
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """What the last matrix multiplies [T, inner]."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import ConvSpec, ForwardContext, NormSpec, ScanSpec, SpaceSpec, StateSpec
+from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import FusedColumnLinear, RowLinear, Rows, local_columns, local_rows, share_out
 
@@ -93,7 +94,7 @@ def _parts(ctx: ForwardContext, state: int) -> tuple[Tensor, ...]:
     return ctx.rows.states[state]
 
 
-class StateSpace:
+class StateSpace(Projected):
     """Mamba-2: product -> short convolution -> state space -> gate and norm -> output projection (+ residual)."""
 
     def __init__(self, b: Build, hidden: int, heads: SpaceHeads, around: Around) -> None:
@@ -103,7 +104,7 @@ class StateSpace:
         self.conv = Convolution(b, heads.mixed, heads.taps, bias=around.conv_bias)
         own = heads.each(1).index(0, b.group).to(b.device)
         rate, shift, skip = (b.tensor(name, (heads.heads,), torch.float32)[own] for name in ("A_log", "dt_bias", "D"))
-        self.group, self.around = b.group, around
+        self.around = around
         if around.factors is not None:
             self.around = replace(around, factors=around.factors[local_rows(b.group, parts).to(b.device)])
         self.heads = mine = heads.of(b.group.size)
@@ -119,10 +120,8 @@ class StateSpace:
         self.output = RowLinear(b, heads.width, hidden, "out_proj", bias=around.out_bias)
         self.state = b.add_state(StateSpec((self.conv.part, ("float32", (mine.heads, mine.keys, mine.dim)))))
 
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """residual + space(norm(x)); x [T, hidden]."""
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Space of norm(x), before the output matrix; x [T, hidden]."""
         heads, around = self.heads, self.around
         made = self.product.weight.matmul(x, ctx, norm=norm)
         if around.factors is not None:
@@ -139,7 +138,7 @@ class StateSpace:
             gated = gated if self.group.exact else local_columns(gated, self.group).contiguous()
         else:
             gated = ctx.kernels.norm(found, self.norm, z, around.norm, first=around.gate_first)
-        return self.output(gated, ctx, residual=residual)
+        return gated
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +151,7 @@ class ScanSizes:
     rank: int
 
 
-class SelectiveScan:
+class SelectiveScan(Projected):
     """Mamba-1: product -> short convolution -> (pace, b, c) -> scan -> gate -> output projection (+ residual)."""
 
     def __init__(
@@ -171,14 +170,12 @@ class SelectiveScan:
         rate = b.tensor("A_log", (sizes.channels, sizes.keys), torch.float32)[own].exp().t().contiguous()
         self.spec = ScanSpec(rate, b.tensor("D", (sizes.channels,), torch.float32)[own])
         self.output = RowLinear(b, sizes.channels, hidden, "out_proj", bias=around.out_bias)
-        self.group, self.norms = b.group, norms
+        self.norms = norms
         self.sizes = replace(sizes, channels=len(own))
         self.state = b.add_state(StateSpec((self.conv.part, ("float32", (sizes.keys, len(own))))))
 
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """residual + scan(norm(x)); x [T, hidden]."""
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Scan of norm(x), before the output matrix; x [T, hidden]."""
         kernels, sizes = ctx.kernels, self.sizes
         values, z = self.product.weight.matmul(x, ctx, norm=norm).split(sizes.channels, dim=-1)
         inputs, numbers = _parts(ctx, self.state)
@@ -193,10 +190,10 @@ class SelectiveScan:
             mixed = torch.cat((b, c), dim=-1)
         rates = self.pace.weight.matmul(rank, ctx)
         found = kernels.recur_((values, rates, mixed), self.spec, numbers, ctx)
-        return self.output(kernels.activate(found, "silu", z), ctx, residual=residual)
+        return kernels.activate(found, "silu", z)
 
 
-class GatedConvolution:
+class GatedConvolution(Projected):
     """LFM2: (b | c | x) of the input -> c conv(b x) -> output projection (+ residual)."""
 
     def __init__(self, b: Build, hidden: int, taps: int, *, bias: bool) -> None:
@@ -207,10 +204,8 @@ class GatedConvolution:
         self.output = RowLinear(b, hidden, hidden, "out_proj", bias=bias)
         self.state = b.add_state(StateSpec((self.conv.part,)))
 
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """residual + convolution(norm(x)); x [T, hidden]."""
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Convolution of norm(x), before the output matrix; x [T, hidden]."""
         b, c, values = self.product.weight.matmul(x, ctx, norm=norm).chunk(3, dim=-1)
         (inputs,) = _parts(ctx, self.state)
-        return self.output(c * self.conv(b * values, inputs, ctx), ctx, residual=residual)
+        return c * self.conv(b * values, inputs, ctx)

@@ -107,6 +107,8 @@ class Fitter:
                 f"{[low.up.shape[0], low.down.shape[1]]}: it has another base",
             )
         self._check_rank(module, low.rank)
+        if low.magnitude is not None or low.bias is not None:
+            self._check_apart(module, place)
         fill, start = self._fill(place.site, module), place.site.borders[place.part]
         down, up = low.down.float(), low.up.float() * low.scale
         magnitude, bias = low.magnitude, low.bias
@@ -155,6 +157,11 @@ class Fitter:
                 f"has rank {rank}, and this engine takes adapters up to {self.sites.most_rank} (--max-lora-rank)",
             )
 
+    def _check_apart(self, module: str, place: Place) -> None:
+        if place.site.stack is not None:
+            why = "is an expert's: on this device a mixture is one operation, in which adapters have low rank only"
+            raise self._refuse(module, f"{why} (no DoRA, biases or modules_to_save)")
+
     def _whole(self, module: str, tensors: dict[str, Tensor]) -> None:
         weight, bias = tensors.get("weight"), tensors.get("bias")
         places = self._places(module)
@@ -163,6 +170,7 @@ class Fitter:
                 raise self._refuse(module, f"has {list(weight.shape)} numbers in the file: the vocabulary was changed")
             weight = None  # saved beside its adapter, as it was
         for place in places:
+            self._check_apart(module, place)
             if weight is not None:
                 self._replace(module, place, weight, bias)
             elif bias is not None:

@@ -8,13 +8,14 @@ first adapter that has business there. Must not know: files, which adapters ther
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite
+from tokenmill.core.adapters import AdapterSite, SiteStack
 from tokenmill.lora.names import Names
 from tokenmill.lora.weight import LoraWeight, Source
 
@@ -108,6 +109,14 @@ class Sites:
             self.places.setdefault(source.path, []).append(Place(site, part, source, weight, bias))
         return site
 
+    def stack(self, weights: Sequence[Any]) -> SiteStack:
+        """One product of every expert, whose matrices a backend has made one: these weights let go of theirs."""
+        made = SiteStack([weight.site for weight in weights])
+        for weight in weights:
+            assert weight.site.borders == made.borders, "experts are alike"
+            weight.site.stack, weight.base = made, None
+        return made
+
     # ------------------------------------------------------------ afterwards
 
     def allocate(self) -> int:
@@ -122,11 +131,15 @@ class Sites:
         """Memory for one product's low-rank adapters; True: it had none."""
         if site.down is not None or site.why_not:
             return False
-        count, lanes = self.slots + 1, -(-site.parts * self.most_rank // 16) * 16
-        site.down = torch.zeros(count, site.inputs, lanes, dtype=self.dtype, device=self.device)
-        site.up = torch.zeros(count, self.most_rank, site.columns, dtype=self.dtype, device=self.device)
-        site.ranks = torch.zeros(count, dtype=torch.int32, device=self.device)
-        site.host_ranks = [0] * count
+        every, count = [site] if site.stack is None else site.stack.sites, self.slots + 1
+        shape, lanes = (len(every), count), -(-site.parts * self.most_rank // 16) * 16
+        down = torch.zeros(*shape, site.inputs, lanes, dtype=self.dtype, device=self.device)
+        up = torch.zeros(*shape, self.most_rank, site.columns, dtype=self.dtype, device=self.device)
+        ranks = torch.zeros(*shape, dtype=torch.int32, device=self.device)
+        for i, each in enumerate(every):
+            each.down, each.up, each.ranks, each.host_ranks = down[i], up[i], ranks[i], [0] * count
+        if site.stack is not None:
+            site.stack.down, site.stack.up, site.stack.ranks = down, up, ranks
         return True
 
     def ensure_gains(self, site: AdapterSite) -> bool:
@@ -139,12 +152,12 @@ class Sites:
         return True
 
     def recordable(self, site: AdapterSite) -> bool:
-        """Can a recorded step hold what adapters do here? Not at embeddings and experts, whose tokens are sorted, and
-        routers, which compute in another type."""
+        """Can a recorded step hold what adapters do here? Not at embeddings, routers, which compute in another type,
+        and experts that are multiplied one by one, because the host looks who has tokens."""
         if self._plain is None:
             places = (p for path, each in self.places.items() if not mixing(path) for p in each)
             self._plain = {id(place.site) for place in places}
-        return id(site) in self._plain
+        return site.stack is not None or id(site) in self._plain
 
     def bytes(self) -> int:
         """Bytes of all slots."""

@@ -58,6 +58,7 @@ class LoraWeight(WeightBase):
 
     def __init__(self, base: Any, sources: list[Source], register: Register) -> None:
         self.base = base
+        """None: a backend holds it with others' (core/adapters.py: SiteStack)."""
         self.sources = sources
         self.register = register
         self.site: AdapterSite | None = None

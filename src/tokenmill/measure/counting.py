@@ -180,8 +180,9 @@ class CountingKernels(ReferenceKernels):
         out = _activated(x, act)
         return self._note(out, moved=x.nbytes + out.nbytes)
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
         """The same shape."""
+        y = y if within is None else self.norm(y, within)
         return self._note(torch.empty_like(x), moved=3 * x.nbytes)
 
     def prepare_qkv(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
@@ -262,6 +263,11 @@ class CountingGroup:
         """The same shape."""
         self._note(x)
         return torch.empty_like(x)
+
+    def all_reduce_norm(
+        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
+    ) -> None:
+        """Not here."""
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """`size` times as wide."""

@@ -8,18 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from torch import Tensor
-
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, NormSpec
 from tokenmill.layers.attention import Heads
+from tokenmill.layers.block import Block, Stream, Sum, adds, read, through
 from tokenmill.layers.build import Build
 from tokenmill.layers.rope import RopeSettings, rope_settings
 from tokenmill.models.config import ModelConfig, activation
 from tokenmill.models.decoder import Sizes, check_heads
-
-Block = Callable[..., Tensor]
-"""(x, ctx, *, norm, residual) -> x: attention, a feed-forward layer or a mixture of experts."""
 
 
 def read_sizes(c: ModelConfig, *, tied: bool = False) -> Sizes:
@@ -105,10 +101,18 @@ class Parallel:
         self.mlp = mlp
         self.first, self.second = norms
 
-    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, hidden] -> [T, hidden]."""
-        y = self.attention(x, ctx, norm=self.first, residual=x)
-        return self.mlp(x, ctx, norm=self.second, residual=y)
+    def __call__(self, x: Stream, ctx: ForwardContext) -> Stream:
+        """x [T, hidden] -> [T, hidden]. Ranks add both blocks' parts up at once."""
+        x, h, norm = read(x, self.first, ctx)
+        second = (h, norm) if self.second is self.first else (x, self.second)
+        y, part = x, None
+        for block, (given, left) in ((self.attention, (h, norm)), (self.mlp, second)):
+            if adds(block):
+                made = block.part(given, ctx, left)
+                part = made if part is None else ctx.kernels.add(part, made)
+            else:
+                y = block(given, ctx, norm=left, residual=y)
+        return y if part is None else Sum(part, y, block.group)
 
 
 class PreNorm:
@@ -119,10 +123,9 @@ class PreNorm:
         self.mlp = mlp
         self.first, self.second = norms
 
-    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+    def __call__(self, x: Stream, ctx: ForwardContext) -> Stream:
         """x [T, hidden] -> [T, hidden]."""
-        x = self.attention(x, ctx, norm=self.first, residual=x)
-        return self.mlp(x, ctx, norm=self.second, residual=x)
+        return through(through(x, self.attention, ctx, self.first), self.mlp, ctx, self.second)
 
 
 class Sandwich:
@@ -139,9 +142,8 @@ class Sandwich:
         self.around = tuple(zip(blocks, before, after, strict=True))
         self.scale = scale
 
-    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+    def __call__(self, x: Stream, ctx: ForwardContext) -> Stream:
         """x [T, hidden] -> [T, hidden]."""
         for block, before, after in self.around:
-            y = block(x, ctx, norm=before)
-            x = ctx.kernels.add(x, y if after is None else ctx.kernels.norm(y, after), self.scale)
+            x = through(x, block, ctx, before, after=after, scale=self.scale)
         return x

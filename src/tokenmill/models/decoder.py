@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,11 +15,12 @@ from torch import Tensor
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, KVSpec, ModelSpec, NormSpec, Weight
 from tokenmill.core.model import Checkpoint
+from tokenmill.layers.block import Stream, normed, whole
 from tokenmill.layers.build import Build, bare
 from tokenmill.layers.embedding import Embedding, Head, splits
 
-Layer = Callable[[Tensor, ForwardContext], Tensor]
-"""x [T, hidden], context -> [T, hidden]."""
+Layer = Callable[[Tensor, ForwardContext], Stream]
+"""x [T, hidden], context -> [T, hidden]. One that gives a sum takes one, too (layers/block.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,19 +129,19 @@ class Decoder:
         A later pipeline stage takes the hidden states [T, hidden] of the one before it in place of tokens, and any
         but the last returns such.
         """
-        x = self._embed(tokens, ctx) if self.is_first else tokens
+        x: Any = self._embed(tokens, ctx) if self.is_first else tokens
         taps = ctx.taps
         if self.taps:
             taps = ctx.taps = dict.fromkeys(self.taps, x)
         for index, layer in enumerate(self.layers, self.first):
             x = layer(x, ctx)
             if taps is not None and index in taps:
-                taps[index] = x
-        if self.norm is not None:
-            x = ctx.kernels.norm(x, self.norm)
+                taps[index] = x = whole(x, ctx)
+        x = whole(x, ctx) if self.norm is None else normed(x, self.norm, ctx)[1]
         if taps is not None and -1 in taps:
             taps[-1] = x
-        return x
+        found: Tensor = x
+        return found
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """[n, hidden] -> [n, vocab], logit scale and soft-cap applied; in float32, or see Kernels.chooses."""

@@ -11,12 +11,13 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RouteSpec
+from tokenmill.layers.block import Block, Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import gated_mlp
 from tokenmill.layers.rope import attention_gain, make_rope
-from tokenmill.models.common import Block, PreNorm, read_act, read_rope, read_sizes, read_top_k, rms
+from tokenmill.models.common import PreNorm, read_act, read_rope, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.later import DEEPSEEK, Later, make_later
@@ -29,7 +30,7 @@ _EPS = 1e-6
 """Of the norms inside attention, whatever the config's rms_norm_eps."""
 
 
-class LatentAttention:
+class LatentAttention(Projected):
     """Multi-head latent attention with absorbed up-projections."""
 
     def __init__(self, c: ModelConfig, b: Build, hidden: int) -> None:
@@ -62,10 +63,8 @@ class LatentAttention:
             rope=make_rope(b, settings, interleaved=_interleaved(c), start=self.latent),
         )
 
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """residual + attention(norm(x)); x [T, hidden]."""
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Attention of norm(x), before the output matrix; x [T, hidden]."""
         kernels, tokens, heads = ctx.kernels, x.shape[0], self.spec.heads
         h = x if norm is None else kernels.norm(x, norm)
         low = h if self.q_a is None else self.q_a.matmul(h, ctx)
@@ -77,7 +76,7 @@ class LatentAttention:
         qkv = torch.cat((queries, latent, kv[:, self.latent :]), dim=-1)
         mixed = kernels.attend(qkv, self.spec, ctx)
         values = kernels.product(mixed.view(tokens, heads, self.latent), self.out_of)
-        return self.output(values.view(tokens, -1), ctx, residual=residual)
+        return values.view(tokens, -1)
 
 
 def _interleaved(c: ModelConfig) -> bool:

@@ -15,10 +15,11 @@ from torch import Tensor
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, NormSpec
 from tokenmill.layers.attention import Heads
+from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.embedding import add_positions
 from tokenmill.models import table
-from tokenmill.models.common import Block, Parallel, PreNorm, Sandwich, read_heads, read_sizes
+from tokenmill.models.common import Parallel, PreNorm, Sandwich, read_heads, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends, Layer
 from tokenmill.models.later import DEEPSEEK, Later, make_later

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, NormSpec, Weight
+from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.mlp import MLP, gated_mlp, mostly_closed
-from tokenmill.layers.norm import add_normed
 from tokenmill.layers.streams import Streams, Ways
-from tokenmill.models.common import Block, read_act, read_heads, read_sizes
+from tokenmill.models.common import read_act, read_heads, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.gemma4_inputs import LayerInput, LayerInputs, make_own
@@ -36,7 +36,7 @@ class Laurel:
 
     def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
-        return add_normed(x, self.right.matmul(self.left.matmul(x, ctx), ctx), self.norm, ctx)
+        return ctx.kernels.add(x, self.right.matmul(self.left.matmul(x, ctx), ctx), within=self.norm)
 
 
 class Layer:
@@ -60,9 +60,9 @@ class Layer:
         expected = streams.predict(streams.split(x), ctx)
         now = expected[:, streams.active].contiguous()
         normed = ctx.kernels.norm(now, before)
-        seen = add_normed(now, self.attention(normed, ctx), after, ctx)
+        seen = ctx.kernels.add(now, self.attention(normed, ctx), within=after)
         both = ctx.kernels.add(seen, self.laurel(normed, ctx)) / math.sqrt(2)
-        found = add_normed(both, self.mlp(both, ctx, norm=before_mlp), after_mlp, ctx)
+        found = ctx.kernels.add(both, self.mlp(both, ctx, norm=before_mlp), within=after_mlp)
         corrected = streams.correct(expected, found, ctx)
         first = corrected[:, streams.active]
         first = first * streams.scale if self.scaled else first.contiguous()

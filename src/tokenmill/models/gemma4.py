@@ -11,12 +11,12 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, NormSpec
+from tokenmill.layers.block import Block, read, through, whole
 from tokenmill.layers.build import Build
-from tokenmill.layers.norm import add_normed
-from tokenmill.models.common import Block, read_sizes
+from tokenmill.models.common import read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
-from tokenmill.models.gemma4_feed import make_beside, make_feed
+from tokenmill.models.gemma4_feed import Beside, make_beside, make_feed
 from tokenmill.models.gemma4_inputs import LayerInput, LayerInputs, make_own
 from tokenmill.models.gemma4_parts import NORMS, make_attention, read_plan, rounded_root
 
@@ -28,7 +28,7 @@ class Layer:
         self,
         blocks: tuple[Block, Block],
         norms: list[NormSpec],
-        beside: Block | None,
+        beside: Beside | None,
         own: LayerInput | None,
         scalar: Tensor,
     ) -> None:
@@ -38,11 +38,12 @@ class Layer:
     def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x [T, hidden] -> [T, hidden]."""
         before, after, before_mlp, after_mlp = self.norms
-        x = add_normed(x, self.attention(x, ctx, norm=before), after, ctx)
-        y = self.mlp(x, ctx, norm=before_mlp)
-        if self.beside is not None:
-            y = self.beside(x, ctx, y)
-        x = add_normed(x, y, after_mlp, ctx)
+        now = through(x, self.attention, ctx, before, after=after)
+        if self.beside is None:
+            x = whole(through(now, self.mlp, ctx, before_mlp, after=after_mlp), ctx)
+        else:
+            x, h, norm = read(now, before_mlp, ctx)
+            x = ctx.kernels.add(x, self.beside(x, ctx, self.mlp(h, ctx, norm=norm)), within=after_mlp)
         if self.own is not None:
             x = self.own(x, ctx)
         return x * self.scalar

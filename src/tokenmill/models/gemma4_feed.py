@@ -15,6 +15,9 @@ from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.gemma4_parts import Plan
 
+Beside = Callable[[Tensor, ForwardContext, Tensor], Tensor]
+"""(x, context, what the feed-forward layer gave) -> that and what a mixture makes of x, each normed."""
+
 
 def make_feed(c: ModelConfig, at: Build, plan: Plan, index: int) -> MLP:
     """One layer's feed-forward part: layers with borrowed keys may have it twice as wide."""
@@ -23,10 +26,8 @@ def make_feed(c: ModelConfig, at: Build, plan: Plan, index: int) -> MLP:
     return gated_mlp(at.at("mlp"), c.need("hidden_size", int), wide * c.need("intermediate_size", int), act)
 
 
-def make_beside(
-    c: ModelConfig, at: Build, plan: Plan, hidden: int
-) -> Callable[[Tensor, ForwardContext, Tensor], Tensor] | None:
-    """The mixture beside the feed-forward layer: (x, context, what that layer gave) -> both, each normed."""
+def make_beside(c: ModelConfig, at: Build, plan: Plan, hidden: int) -> Beside | None:
+    """The mixture beside the feed-forward layer, if there is one."""
     if not c.get("enable_moe_block", bool, False):
         return None
     count, inner = c.need("num_experts", int), c.need("moe_intermediate_size", int)
@@ -44,6 +45,6 @@ def make_beside(
         kernels = ctx.kernels
         ids, gates = kernels.route(router.matmul(kernels.norm(x, scaled), ctx), route)
         found = chosen.whole(kernels.norm(x, before), ids, gates * each[ids], ctx)
-        return kernels.add(kernels.norm(y, plain), kernels.norm(found, after))
+        return kernels.add(kernels.norm(y, plain), found, within=after)
 
     return beside

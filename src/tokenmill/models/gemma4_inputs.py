@@ -14,7 +14,6 @@ from torch import Tensor
 from tokenmill.core.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.embedding import Embedding
-from tokenmill.layers.norm import add_normed
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.gemma4_parts import Plan, rounded_root
 
@@ -31,7 +30,7 @@ class LayerInput:
 
     def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """x + norm(back(act(gate(x)) * input)); x [T, hidden]."""
-        return add_normed(x, self.share(x, ctx), self.norm, ctx)
+        return ctx.kernels.add(x, self.share(x, ctx), within=self.norm)
 
     def share(self, x: Tensor, ctx: ForwardContext) -> Tensor:
         """back(act(gate(x)) * input) [T, hidden], not normed."""

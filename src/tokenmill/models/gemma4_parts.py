@@ -13,11 +13,11 @@ from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec
 from tokenmill.layers.attention import Attention, Heads, attention_spec
+from tokenmill.layers.block import Block, Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear
 from tokenmill.layers.qkv_touches import Touch, rotate
 from tokenmill.layers.rope import RopeSettings, make_rope, rope_settings
-from tokenmill.models.common import Block
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import check_heads
 from tokenmill.models.rules import layer_kind
@@ -99,21 +99,19 @@ def _rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     return rope_settings({**c.data, "rope_parameters": every.need(kind, dict), "rope_theta": None}, dim)
 
 
-class Borrowing:
+class Borrowing(Projected):
     """Attention over the keys and values of another layer."""
 
     def __init__(self, query: ColumnLinear, output: RowLinear, spec: AttentionSpec, norm: NormSpec) -> None:
         self.query, self.output, self.spec, self.norm = query, output, spec, norm
 
-    def __call__(
-        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
-    ) -> Tensor:
-        """residual + attention(norm(x)); x [T, hidden]."""
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Attention of norm(x), before the output matrix; x [T, hidden]."""
         q = self.query.weight.matmul(x, ctx, norm=norm).view(x.shape[0], self.spec.heads, -1)
         q = ctx.kernels.norm(q, self.norm)
         assert self.spec.rope is not None
         mixed = ctx.kernels.attend(rotate(q, self.spec.rope, ctx.positions), self.spec, ctx)
-        return self.output(mixed, ctx, residual=residual)
+        return mixed
 
 
 def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) -> Block:

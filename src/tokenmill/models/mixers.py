@@ -16,10 +16,11 @@ import torch
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import NormSpec
+from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.lru import GatedRecurrence
 from tokenmill.layers.space import Around, GatedConvolution, ScanSizes, SelectiveScan, SpaceHeads, StateSpace
-from tokenmill.models.common import Block, read_act
+from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig
 
 Mixer = Callable[[ModelConfig, Build, int], Block | None]

@@ -15,14 +15,16 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Act, ForwardContext, NormSpec, RopeSpec, RouteSpec
+from tokenmill.core.model import Group
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
+from tokenmill.layers.block import Block, Stream, through
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts, sparsemixer
 from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows
 from tokenmill.layers.mlp import MLP, ByHand, gated_by, xielu
 from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, temper, temperatures, turn
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import Block, read_act
+from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig, activation
 from tokenmill.models.row import Attend, Drafts, Extra, Feed, HeadNorms, Mix, Norms, Scores, Switch
 from tokenmill.models.row import Shared as SharedRow
@@ -58,9 +60,9 @@ class Single:
         self.block = block
         self.norm = norm
 
-    def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
+    def __call__(self, x: Stream, ctx: ForwardContext) -> Stream:
         """x [T, hidden] -> [T, hidden]."""
-        return self.block(x, ctx, norm=self.norm, residual=x)
+        return through(x, self.block, ctx, self.norm)
 
 
 def not_computed(c: ModelConfig, b: Build, drafts: Drafts | None, layers: int, at: str = "layers") -> list[str]:
@@ -253,6 +255,15 @@ class Halved:
         """x [T, hidden] -> [T, hidden]."""
         y = self.block(x, ctx, norm=norm)
         return y * 0.5 if residual is None else ctx.kernels.add(residual, y, 0.5)
+
+    @property
+    def group(self) -> Group:
+        """The block's."""
+        return self.block.group
+
+    def part(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """Half of this rank's part."""
+        return self.block.part(x, ctx, norm) * 0.5
 
 
 def _of_layer(c: ModelConfig, names: tuple[str, ...], index: int) -> ModelConfig:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.attention import GatedAttention, attention_spec
+from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.delta import DeltaHeads, GatedDelta
 from tokenmill.layers.rope import make_rope
 from tokenmill.models import rules
-from tokenmill.models.common import Block, PreNorm, read_heads, read_rope, read_sizes
+from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.later import QWEN, Later, make_later

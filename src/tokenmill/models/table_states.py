@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tokenmill.core.forward import RouteSpec
+from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import ExpertWeights, count_visited, down_share, expert_share, load_joined
 from tokenmill.models import mixers, positions, rules
-from tokenmill.models.common import Block, read_heads
+from tokenmill.models.common import read_heads
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE, without
 from tokenmill.models.parts import make_attention, make_feed, make_mixture

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.config import LINKS, environment_with
 from tokenmill.core.errors import EngineDeadError
+from tokenmill.core.forward import NormSpec
 from tokenmill.parallel.link import Link, Turn
 from tokenmill.parallel.stages import Place
 
@@ -110,6 +111,12 @@ class TorchGroup:
             self.calls += 1
             dist.all_reduce(x, group=self.group)
         return x.view(x.shape) if residual is None else residual + x
+
+    def all_reduce_norm(
+        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """Not by torch."""
+        return None
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Every rank's x side by side."""

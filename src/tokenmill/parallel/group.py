@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tokenmill.core.forward import NormSpec
+
 
 class SoloGroup:
     """The null group: one rank that already has everything."""
@@ -16,6 +18,11 @@ class SoloGroup:
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x (+ residual), unchanged in shape."""
         return x if residual is None else residual + x
+
+    def all_reduce_norm(
+        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
+    ) -> None:
+        """One rank has nothing to add up."""
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """x itself."""

@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.core.forward import NormSpec
 from tokenmill.parallel.distributed import TorchGroup, World
 
 log = logging.getLogger("tokenmill.engine")
 MOST = 1 << 20
 """Elements of the largest tensor that is pushed: 2 MB, from where NCCL is as quick."""
 MOST_RANKS = 8
+WIDEST = 1 << 14
+"""Elements of the longest row that one program sums and norms."""
 
 
 class PushGroup(TorchGroup):
@@ -58,3 +61,19 @@ class PushGroup(TorchGroup):
             x.contiguous(), residual, self.buffers, self.turns, self.rank, MOST, pdl=self.pdl
         )
         return sum_
+
+    def all_reduce_norm(
+        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
+    ) -> tuple[Tensor, Tensor] | None:
+        """residual + scale * within(the sum over ranks), and its norm, where rows fit into the buffers."""
+        rows, width = x.shape
+        if self.buffers is None or x.element_size() != 2 or residual.dtype != x.dtype or not rows:
+            return None
+        if width > WIDEST or rows * -(-width // self._push.BLOCK) * self._push.BLOCK > MOST:
+            return None
+        self.calls += 1
+        x, residual = x.contiguous(), residual.contiguous()
+        both: tuple[Tensor, Tensor] = self._push.push_norm(
+            x, residual, norm, scale, within, self.buffers, self.turns, self.rank, MOST, pdl=self.pdl
+        )
+        return both

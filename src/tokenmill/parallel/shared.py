@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tokenmill.core.forward import NormSpec
+
 _native: Any = importlib.import_module("tokenmill._native")
 SLOT_BYTES = 4 << 20
 """What a rank may have on its way at a time; longer rows are refused, more rows go one after the other."""
@@ -72,6 +74,11 @@ class SharedGroup:
         beside = 0 if residual is None else residual.data_ptr()
         self.native.reduce(x.data_ptr(), beside, out.data_ptr(), x.numel(), kind)
         return out
+
+    def all_reduce_norm(
+        self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
+    ) -> None:
+        """Ranks of an exact group exchange what they multiply."""
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Every rank's x side by side."""

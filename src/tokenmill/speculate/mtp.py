@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, NormSpec, Weight
+from tokenmill.layers.block import whole
 from tokenmill.models.later import Later
 from tokenmill.speculate.eagle import FINAL, Embed
 
@@ -33,5 +34,5 @@ class LaterNet:
         """The same behind states of its own making."""
         made, kernels = self.made, ctx.kernels
         words, before = kernels.norm(self.embed(tokens, ctx), made.norms[0]), kernels.norm(states, made.norms[1])
-        found = made.layer(made.join.matmul(torch.cat((words, before), -1), ctx), ctx)
+        found = whole(made.layer(made.join.matmul(torch.cat((words, before), -1), ctx), ctx), ctx)
         return kernels.norm(found, made.last) if made.onward else found

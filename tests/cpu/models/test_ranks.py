@@ -42,8 +42,10 @@ class ThreadGroup:
     exact = False
     calls = 0
 
-    def __init__(self, shared: Shared, rank: int) -> None:
+    def __init__(self, shared: Shared, rank: int, joins: bool = False) -> None:
+        """joins: sums come with their norms, as from GPUs that add up themselves; `joined` counts them."""
         self.shared, self.rank, self.size = shared, rank, shared.size
+        self.joins, self.joined, self.sums = joins, 0, 0
 
     def _exchange(self, x: Tensor) -> list[Tensor]:
         self.shared.slots[self.rank] = x
@@ -53,8 +55,15 @@ class ThreadGroup:
         return every
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        self.sums += 1
         total = sum(self._exchange(x))
         return total if residual is None else residual + total
+
+    def all_reduce_norm(self, x, residual, norm, scale=1.0, within=None):
+        if not self.joins:
+            return None
+        self.joined += 1
+        return ReferenceKernels().add_norm(residual, sum(self._exchange(x)), norm, scale, within=within)
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         return torch.cat(self._exchange(x), dim=dim)
@@ -80,6 +89,35 @@ def test_ranks_give_what_one_gives(name, ranks, tmp_path):
         results = list(pool.map(run, range(ranks)))
     for result in results:
         assert (result - alone).abs().max() <= 1e-4
+
+
+JOINED = {"qwen2": 2, "mixtral": 2, "falcon-40b": 1, "gemma2": 2, "opt-350m": 2, "minicpm3-0": 2,
+          "mamba2-0": 1, "granite-0": 2, "gemma4-0": 1}  # fmt: skip
+"""How often a layer's sums come with the norm that follows; Gemma 4 multiplies by a number before the other one."""
+
+
+@pytest.mark.parametrize("name", JOINED)
+def test_a_sum_over_ranks_comes_with_the_norm_that_reads_it(name, tmp_path):
+    case = ({**ALL, **CASES})[name]
+    _, config, tensors = case.make(tmp_path)
+    prompts, steps = {"a": prompt(40)}, [[("a", 30)], [("a", 10)]]
+    alone = ours(load(config, tensors), prompts, steps)["a"]
+    found = {}
+    for joins in (True, False):
+        shared = Shared(2)
+        groups = [ThreadGroup(shared, rank, joins) for rank in range(2)]
+
+        def run(group: ThreadGroup) -> Tensor:
+            with torch.no_grad():
+                return ours(load(config, tensors, group=group), prompts, steps)["a"]
+
+        with ThreadPoolExecutor(2) as pool:
+            found[joins] = list(pool.map(run, groups))
+        assert groups[0].joined == (len(steps) * JOINED[name] * config["num_hidden_layers"] if joins else 0)
+        assert name.startswith("gemma4") or not joins or groups[0].sums <= len(steps), "embeddings alone"
+    for one, other in zip(found[True], found[False], strict=True):
+        assert torch.equal(one, other), "the same order of additions, whoever makes them"
+        assert (one - alone).abs().max() <= 1e-4
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tokenmill.kernels.triton.all_reduce import BLOCK, EMPTY, SLOTS, push_sum
+from tokenmill.core.forward import NormSpec
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.all_reduce import BLOCK, EMPTY, SLOTS, push_norm, push_sum
 
 SIZE = 4 * BLOCK
 
@@ -43,6 +45,57 @@ def test_every_rank_adds_in_rank_order_and_leaves_empty_slots_behind(rank, ranks
                 sent = buffers[peer, done[block] % SLOTS, rank, block * BLOCK : block * BLOCK + len(piece)]
                 assert torch.equal(sent.view(dtype), piece) and not (sent == EMPTY).any()
         for block in range(blocks):
+            before = (done[block] + SLOTS - 1) % SLOTS
+            assert (buffers[rank, before, :, block * BLOCK : (block + 1) * BLOCK] == EMPTY).all()
+            done[block] += 1
+    assert turns.tolist() == done
+
+
+def sent(parts: torch.Tensor) -> torch.Tensor:
+    """The bits of what a rank pushes."""
+    return torch.where(parts == 0.0, torch.zeros_like(parts), parts).view(torch.int16)
+
+
+@pytest.mark.parametrize("within", [False, True])
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (2, 3)])
+def test_a_row_comes_with_its_norm_and_shares_turns_with_plain_sums(rank, ranks, scale, within):
+    torch.manual_seed(rank)
+    kernels, norm = ReferenceKernels(), NormSpec(torch.randn(1300), 1e-5, "layer", torch.randn(1300), offset=1.0)
+    inner = NormSpec(torch.randn(1300), 1e-6) if within else None
+    buffers = torch.full((ranks, SLOTS, ranks, SIZE), EMPTY, dtype=torch.int16)
+    addresses = torch.tensor([each.data_ptr() for each in buffers])
+    turns = torch.zeros(SIZE // BLOCK, dtype=torch.int32)
+    done = [0] * (SIZE // BLOCK)
+    for rows in (1, 0, 2, 0, 2, 1):  # 0: a sum of one block between them, so that blocks of a row differ in turns
+        parts = torch.randn(ranks, rows or 1, 1300 if rows else 700).half()
+        parts[:, :, 1] = -0.0
+        pieces = [
+            (2 * row + i, row, slice(i * BLOCK, min((i + 1) * BLOCK, 1300))) for row in range(rows) for i in (0, 1)
+        ]
+        pieces = pieces or [(0, 0, slice(0, 700))]
+        for peer in range(ranks):
+            for block, row, at in pieces if peer != rank else ():
+                slot = buffers[rank, done[block] % SLOTS, peer, block * BLOCK : (block + 1) * BLOCK]
+                slot[: at.stop - at.start] = sent(parts[peer, row, at])
+        x, around = parts[rank].clone(), (addresses, turns, rank, SIZE)
+        total = sum(part.float() for part in parts)
+        if rows:
+            residual = torch.randn(rows, 1300).half()
+            found = push_norm(x, residual, norm, scale, inner, *around, pdl=False)
+            if inner is None and scale == 1.0:  # rounded once
+                plain = (total + residual.float()).half()
+                wanted = plain, kernels.norm(plain, norm)
+            else:
+                wanted = kernels.add_norm(residual, total.half(), norm, scale, within=inner)
+            assert torch.allclose(found[0], wanted[0], atol=2e-3) and torch.allclose(found[1], wanted[1], atol=2e-2)
+        else:
+            assert torch.equal(push_sum(x, None, *around, pdl=False), total.half())
+        for block, row, at in pieces:
+            for peer in range(ranks):
+                if peer != rank:
+                    there = buffers[peer, done[block] % SLOTS, rank, block * BLOCK : (block + 1) * BLOCK]
+                    assert torch.equal(there[: at.stop - at.start], sent(parts[rank, row, at]))
             before = (done[block] + SLOTS - 1) % SLOTS
             assert (buffers[rank, before, :, block * BLOCK : (block + 1) * BLOCK] == EMPTY).all()
             done[block] += 1

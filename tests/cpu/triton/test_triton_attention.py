@@ -153,7 +153,7 @@ def test_a_shared_prefix_is_read_once(lengths):
     expected = REFERENCE.attention(q, spec, replace(ctx, kernels=REFERENCE))
     plan.shared = True
     assert torch.allclose(kernels.attention(q, spec, ctx), expected, atol=2e-5)
-    entries = int(kernels._common[1])
+    entries = int(kernels._stepping._common[1])
     assert entries == (8 if min(lengths) > 128 else 0)
 
 

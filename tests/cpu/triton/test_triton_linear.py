@@ -110,6 +110,23 @@ def test_norm(kind):
     assert torch.allclose(kernels.norm(x, spec), REFERENCE.norm(x, spec), atol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.parametrize("within", [None, "rms", "layer"])
+def test_a_sum_and_its_norm_are_one_launch(within, scale):
+    kernels, x, y = TritonKernels(), torch.randn(5, 70), torch.randn(5, 140)[:, ::2]
+    norm = NormSpec(torch.randn(70), 1e-5, "layer", torch.randn(70), offset=1.0)
+    inner = None if within is None else NormSpec(torch.randn(70), 1e-6, within, offset=0.5)
+    found = kernels.add_norm(x, y, norm, scale, within=inner)
+    for one, other in zip(found, REFERENCE.add_norm(x, y, norm, scale, within=inner), strict=True):
+        assert torch.allclose(one, other, atol=1e-5)
+    for one, other in zip(kernels.add_norm(x[2:3], y[2:3], norm, scale, within=inner), found, strict=True):
+        assert torch.equal(one, other[2:3]), "whatever rows a recorded step is filled up with"
+    assert kernels.counters()["add_norm"] == {"calls": 2, "fallbacks": 0} and "norm" not in kernels.counters()
+    if inner is not None:
+        assert torch.equal(kernels.add(x, y, scale, within=inner), found[0])
+        assert torch.equal(kernels.norm(found[0], norm), found[1]), "the same bytes as by themselves"
+
+
 @pytest.mark.parametrize("act", ["silu", "gelu", "gelu_tanh", "relu2", "silu_mul", "gelu_tanh_mul", "oai_swiglu"])
 def test_activations(act):
     x = torch.linspace(-30, 30, 400).view(4, 100)

@@ -178,15 +178,15 @@ def test_a_model_asks_and_forced_ways_are_taken() -> None:
     kernels = TritonKernels()
     x, weight = torch.randn(3, 128).half(), torch.randn(64, 128).half()
     kernels.product(x, weight)
-    (one,) = kernels.asked.values()
+    (one,) = kernels.ways.asked.values()
     assert (one.rows, one.shape, one.now[0]) == (3, (64, 128), "thin")
     forced = kernels._forced(one.name, ("blas",), x, weight, None, None, None)
     torch.testing.assert_close(forced, kernels.product(x, weight), atol=0.05, rtol=0.02)
-    assert one.name not in kernels.ways, "as it was before"
+    assert one.name not in kernels.ways.known, "as it was before"
 
 
 def test_steady_kernels_are_not_searched() -> None:
     kernels = TritonKernels(steady=True)
-    kernels.asked["some"] = asked()
+    kernels.ways.asked["some"] = asked()
     report = search(once_each([]), Planted(("blas",)), 1.0, lambda: 0.0, room=ROOM)
-    assert report == Report() and kernels.found is None
+    assert report == Report() and kernels.ways.found is None

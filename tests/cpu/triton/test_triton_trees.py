@@ -100,7 +100,7 @@ def test_trees_that_share_a_prefix_read_it_once() -> None:
         for k, ctx in zip((kernels, REFERENCE), contexts, strict=True)
     )
     assert torch.allclose(found, expected, atol=2e-5)
-    assert int(kernels._common[1]) == 11, "what lies before the root's block"
+    assert int(kernels._stepping._common[1]) == 11, "what lies before the root's block"
 
 
 def test_the_walk_down_a_tree() -> None:

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from tokenmill.kernels.triton import kernels
 from tokenmill.kernels.triton.common import pow2
-from tokenmill.kernels.triton.products import ways
+from tokenmill.kernels.triton.products import chosen, ways
 from tokenmill.kernels.triton.products.ways import nearest_way, operation, samples
 
 TABLES = json.loads(pathlib.Path(ways.__file__).with_name("measured.json").read_text())
@@ -70,9 +70,9 @@ def test_the_nearest_way_of_an_operation_is_looked_up_once(
         asked.append(rows)
         return near
 
-    monkeypatch.setattr(kernels, "nearest_way", look)
+    monkeypatch.setattr(chosen, "nearest_way", look)
     backend, weight = kernels.TritonKernels(), torch.randn(64, 64, dtype=torch.float16)
     for rows in (1, 1, 2, 2):
-        way = backend._way(torch.randn(rows, 64, dtype=torch.float16), weight, None, None, None, fused=False)
+        way = backend.ways.of(torch.randn(rows, 64, dtype=torch.float16), weight, None, None, None, fused=False)
         assert near is None or way == near
     assert asked == [1, 2]

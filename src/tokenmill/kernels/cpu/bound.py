@@ -1,4 +1,4 @@
-"""What calls name by one object: attention layers, a step's tables, a layer's experts. Owns: their addresses.
+"""What calls name by one object: norms, attention layers, a step's tables, a layer's experts. Owns: their addresses.
 
 Each keeps alive what it points to. Knows nothing of models; `native` is None where csrc must pass.
 """
@@ -6,7 +6,7 @@ Each keeps alive what it points to. Knows nothing of models; `native` is None wh
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,6 +15,40 @@ from torch import Tensor
 from tokenmill import _native
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVView, NormSpec
 from tokenmill.kernels.cpu.packed import STORED, TYPES, PackedMatrix
+
+_MOST_NORMS = 4096
+
+
+class BoundNorms:
+    """Descriptors of norms, bound to native objects when they are first asked for."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, tuple[NormSpec, tuple[Tensor, Tensor | None], Any]] = {}
+
+    def __call__(self, spec: NormSpec) -> Any:
+        """The native object."""
+        found = self._made.get(id(spec))
+        return found[2] if found is not None and found[0] is spec else self._bind(spec)
+
+    def _bind(self, spec: NormSpec) -> Any:
+        if len(self._made) >= _MOST_NORMS:
+            self._made.clear()
+        weight = spec.weight.contiguous()
+        bias = None if spec.bias is None else spec.bias.to(weight.dtype).contiguous()
+        beside = 0 if bias is None else bias.data_ptr()
+        native = _native.make_norm(
+            weight.data_ptr(), beside, TYPES[weight.dtype], weight.shape[0], spec.eps, spec.offset, spec.kind == "layer"
+        )
+        self._made[id(spec)] = (spec, (weight, bias), native)
+        return native
+
+    def values(self) -> Iterable[object]:
+        """What must stay alive while a recording names it."""
+        return self._made.values()
+
+    def clear(self) -> None:
+        """Weights have new numbers."""
+        self._made.clear()
 
 
 class BoundLayer:

@@ -30,3 +30,15 @@ def choose(
     out = ids.data_ptr(), marked.data_ptr(), largest.data_ptr()
     certain = _native.choose_tokens(logits.data_ptr(), rows, width, logits.stride(0), kind, given, drawn, out)
     return (ids, marked, largest) if certain else None
+
+
+def greedy(logits: Tensor, kind: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As Kernels.greedy."""
+    rows, width = logits.shape
+    ids = torch.empty(rows, dtype=torch.int64)
+    marked = torch.empty_like(ids)
+    largest = torch.empty(rows, dtype=torch.float32)
+    _native.greedy(
+        logits.data_ptr(), rows, width, logits.stride(0), kind, ids.data_ptr(), marked.data_ptr(), largest.data_ptr()
+    )
+    return ids, marked, largest

@@ -32,30 +32,18 @@ from tokenmill.core.forward import (
 from tokenmill.kernels.adapters import addends
 from tokenmill.kernels.cpu import states
 from tokenmill.kernels.cpu.accept import accept_chains_, accept_trees_
+from tokenmill.kernels.cpu.acts import ACTS, GATED
 from tokenmill.kernels.cpu.adapters import Addends, BoundSites
-from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundPlan
-from tokenmill.kernels.cpu.choose import choose
+from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundNorms, BoundPlan
+from tokenmill.kernels.cpu.choose import choose, greedy
+from tokenmill.kernels.cpu.mixture import add_experts, route, visit
 from tokenmill.kernels.cpu.packed import PACKERS, TYPES, PackedMatrix, pack_dense, quantise
 from tokenmill.kernels.cpu.replay import record
+from tokenmill.kernels.cpu.rows import advance_, gather_rows
 from tokenmill.kernels.reference import ReferenceKernels
 
-ACTS: dict[str | None, int] = {
-    None: 0,
-    "silu": 1,
-    "gelu": 2,
-    "gelu_tanh": 3,
-    "relu": 4,
-    "silu_mul": 5,
-    "gelu_mul": 6,
-    "gelu_tanh_mul": 7,
-    "relu2": 8,
-    "oai_swiglu": 9,
-}
 T = TypeVar("T")
 
-_ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid": 2}
-GATED = frozenset({"silu_mul", "gelu_mul", "gelu_tanh_mul", "oai_swiglu"})
-_MOST_NORMS = 4096
 _MOST_LAYERS = 1024
 
 
@@ -71,7 +59,7 @@ class CpuKernels(ReferenceKernels):
         _native.set_threads(threads or min(torch.get_num_threads(), _native.thread_limit()))
         self._calls: dict[str, list[int]] = {}
         self._packed: dict[int, tuple[weakref.ref[Tensor], int, Tensor | None, PackedMatrix]] = {}
-        self._norms: dict[int, tuple[NormSpec, tuple[Tensor, Tensor | None], Any]] = {}
+        self._norms = BoundNorms()
         self._layers: dict[int, BoundLayer] = {}
         self._plans: dict[int, BoundPlan] = {}
         self._experts: dict[int, BoundExperts] = {}
@@ -91,7 +79,8 @@ class CpuKernels(ReferenceKernels):
 
     def forget_weights(self) -> None:
         """Weights have new numbers where they stand: forget copies and packed forms that were made of them here."""
-        for kept in (self._packed, self._norms, self._layers, self._plans, self._experts, self._sites):
+        self._norms.clear()
+        for kept in (self._packed, self._layers, self._plans, self._experts, self._sites):
             kept.clear()
 
     def describe(self) -> dict[str, str | int]:
@@ -133,10 +122,7 @@ class CpuKernels(ReferenceKernels):
         if x.stride(1) != 1:
             x = x.contiguous()
         out = torch.empty((rows, width), dtype=x.dtype)
-        native_norm = None
-        if norm is not None:
-            found = self._norms.get(id(norm))
-            native_norm = found[2] if found is not None and found[0] is norm else self._bind_norm(norm)
+        native_norm = None if norm is None else self._norms(norm)
         shared = between = 0
         if residual is not None:
             if residual.dtype != x.dtype or residual.stride(1) != 1:
@@ -260,9 +246,7 @@ class CpuKernels(ReferenceKernels):
             self.count("norm", fallback=True)
             return super().norm(x, spec)
         self.count("norm")
-        found = self._norms.get(id(spec))
-        native = found[2] if found is not None and found[0] is spec else self._bind_norm(spec)
-        width = x.shape[-1]
+        native, width = self._norms(spec), x.shape[-1]
         if x.ndim == 2 and x.stride(1) == 1:
             rows, stride = x.shape[0], x.stride(0)
             out = torch.empty((rows, width), dtype=x.dtype)
@@ -313,9 +297,9 @@ class CpuKernels(ReferenceKernels):
         _native.act(x.data_ptr(), out.data_ptr(), rows, width, kind, ACTS[act])
         return out
 
-    def add(self, x: Tensor, y: Tensor, scale: float = 1.0) -> Tensor:
-        """x + scale * y."""
-        kind = TYPES.get(x.dtype)
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
+        """x + scale * within(y)."""
+        y, kind = y if within is None else self.norm(y, within), TYPES.get(x.dtype)
         if kind is None or x.dtype != y.dtype or x.shape != y.shape:
             self.count("add", fallback=True)
             return super().add(x, y, scale)
@@ -334,15 +318,7 @@ class CpuKernels(ReferenceKernels):
             self.count("greedy", fallback=True)
             return super().greedy(logits)
         self.count("greedy")
-        rows, width = logits.shape
-        ids = torch.empty(rows, dtype=torch.int64)
-        marked = torch.empty_like(ids)
-        largest = torch.empty(rows, dtype=torch.float32)
-        _native.greedy(
-            logits.data_ptr(), rows, width, logits.stride(0), kind, ids.data_ptr(), marked.data_ptr(),
-            largest.data_ptr(),
-        )  # fmt: skip
-        return ids, marked, largest
+        return greedy(logits, kind)
 
     def choose(
         self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
@@ -366,48 +342,20 @@ class CpuKernels(ReferenceKernels):
         """Token ids, positions and kv_len of a token each, and per table its rows, counts and slots; of a table's
         rows only the counted entries are written."""
         self.count("gather_rows")
-        count = row_ids.shape[0]
-        ids = torch.empty(count, dtype=torch.int64)
-        positions, kv_len = torch.empty_like(ids), torch.empty(count, dtype=torch.int32)
-        at = row_ids.data_ptr()
-        _native.gather_rows(
-            at, count, tokens.data_ptr(), computed.data_ptr(), tuple(tokens.shape),
-            (ids.data_ptr(), positions.data_ptr(), kv_len.data_ptr()), 0 if offsets is None else offsets.data_ptr(),
-        )  # fmt: skip
-        groups = []
-        for table in tables:
-            out = torch.empty((count, table.shape[1]), dtype=torch.int32)
-            entries, slots = torch.empty_like(kv_len), torch.empty_like(ids)
-            _native.gather_tables(
-                at, positions.data_ptr(), count, table.data_ptr(), block_size, tuple(table.shape),
-                (out.data_ptr(), entries.data_ptr(), slots.data_ptr()),
-            )  # fmt: skip
-            groups.append((out, entries, slots))
-        return ids, positions, kv_len, groups
+        return gather_rows(row_ids, tokens, computed, tables, block_size, offsets)
 
     def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
         """One token more in each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""
         self.count("advance_")
-        _native.advance_rows(
-            row_ids.data_ptr(), ids.data_ptr(), row_ids.shape[0], tokens.data_ptr(), tuple(tokens.shape),
-            length.data_ptr(), computed.data_ptr(),
-        )  # fmt: skip
+        advance_(row_ids, ids, tokens, length, computed)
 
-    def accept_(
-        self,
-        grants: Tensor,
-        most: int,
-        parents: Tensor | None,
-        marked: Tensor,
-        tokens: Tensor,
-        length: Tensor,
-        computed: Tensor,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Rows move on by the samples that stand; -> of trees their lines, and how many these are."""
-        self.count("accept_")
-        if parents is None:
-            return None, accept_chains_(grants, most, marked, tokens, length, computed)
-        return accept_trees_(grants, most, parents, marked, tokens, length, computed)
+    def accept_chains_(self, *given: Any) -> Tensor:
+        """In host memory."""
+        return accept_chains_(*given)
+
+    def accept_trees_(self, *given: Any) -> tuple[Tensor, Tensor]:
+        """In host memory."""
+        return accept_trees_(*given)
 
     # ------------------------------------------------------------------ experts
 
@@ -418,16 +366,7 @@ class CpuKernels(ReferenceKernels):
             self.count("route", fallback=True)
             return super().route(logits, spec)
         self.count("route")
-        logits = logits.contiguous()
-        rows, experts = logits.shape
-        ids = torch.empty((rows, spec.top_k), dtype=torch.int64)
-        gates = torch.empty((rows, spec.top_k), dtype=torch.float32)
-        how = (_ORDERS[spec.order], spec.normalise, spec.scale, spec.groups, spec.top_groups, spec.group_sum2)
-        _native.choose(
-            logits.data_ptr(), rows, experts, kind, 0 if bias is None else bias.data_ptr(), ids.data_ptr(),
-            gates.data_ptr(), spec.top_k, how,
-        )  # fmt: skip
-        return ids, gates
+        return route(logits, kind, spec)
 
     def experts(
         self,
@@ -443,18 +382,7 @@ class CpuKernels(ReferenceKernels):
         bound = self._experts_for(x, weights, act)
         if bound is None:
             return super().experts(x, weights, ids, gates, act, ctx, first)
-        kind = TYPES[x.dtype]
-        if first is not None:
-            out = torch.empty((ids.numel(), x.shape[1]), dtype=torch.float32)
-            out = bound.call(x, ids, None, out, kind, 3, first)
-        elif gates is None:
-            out = torch.empty((ids.numel(), weights[0][0].shape[0] // (1 + (act in GATED))), dtype=x.dtype)
-            out = bound.call(x, ids, None, out, kind, 1)
-        elif act is None:
-            out = torch.empty((len(ids), weights[1][0].shape[0]), dtype=x.dtype)
-            out = bound.call(x, ids, gates, out, kind, 2)
-        else:
-            out = bound.call(x, ids, gates, torch.empty_like(x), kind, 0)
+        out = visit(bound, x, ids, gates, act, first)
         rows = ctx.rows
         if rows is not None and rows.adapters is not None:  # whose adapters change experts is computed once more
             at = torch.where(rows.adapters[rows.tokens] > 0)[0]
@@ -468,11 +396,7 @@ class CpuKernels(ReferenceKernels):
         """The weighted sum over choices, in one native call."""
         if dtype not in TYPES:
             return super().add_experts(parts, gates, dtype)
-        (rows, top_k), hidden = gates.shape, parts.shape[1]
-        parts, gates = parts.contiguous(), gates.contiguous()
-        out = torch.empty((rows, hidden), dtype=dtype)
-        _native.add_experts(parts.data_ptr(), rows, hidden, out.data_ptr(), TYPES[dtype], gates.data_ptr(), top_k)
-        return out
+        return add_experts(parts, gates, dtype)
 
     def _experts_for(
         self, x: Tensor, weights: tuple[list[Weight], list[Weight]], act: Act | None
@@ -531,7 +455,7 @@ class CpuKernels(ReferenceKernels):
             return found if found.native is not None else None
         if len(self._layers) >= _MOST_LAYERS:
             self._layers.clear()
-        made = self._layers[id(spec)] = BoundLayer(spec, ctx, self._bind_norm)
+        made = self._layers[id(spec)] = BoundLayer(spec, ctx, self._norms)
         return made if made.native is not None else None
 
     def _plan(self, group: int, ctx: ForwardContext) -> BoundPlan:
@@ -541,20 +465,3 @@ class CpuKernels(ReferenceKernels):
             return found
         made = self._plans[group] = BoundPlan(plan, ctx)
         return made
-
-    def _bind_norm(self, spec: NormSpec) -> Any:
-        if len(self._norms) >= _MOST_NORMS:
-            self._norms.clear()
-        weight = spec.weight.contiguous()
-        bias = None if spec.bias is None else spec.bias.to(weight.dtype).contiguous()
-        native = _native.make_norm(
-            weight.data_ptr(),
-            0 if bias is None else bias.data_ptr(),
-            TYPES[weight.dtype],
-            weight.shape[0],
-            spec.eps,
-            spec.offset,
-            spec.kind == "layer",
-        )
-        self._norms[id(spec)] = (spec, (weight, bias), native)
-        return native

@@ -15,7 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.kernels.triton.common import begin, wait
+from tokenmill.core.forward import NormSpec
+from tokenmill.kernels.triton.common import begin, pow2, wait
+from tokenmill.kernels.triton.pointwise import add_row, norm_stored, stored_norm
 
 SLOTS = 3
 BLOCK = 1024
@@ -62,6 +64,90 @@ def _push_kernel(
         total += tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=real)
     tl.store(turns_ptr + block, turn + 1)
+
+
+@triton.jit
+def _push_norm_kernel(
+    x_ptr, residual_ptr, out_ptr, normed_ptr, buffers_ptr, turns_ptr, D, slot_size, scale,
+    within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
+    WITHIN: tl.constexpr, WITHIN_BIAS: tl.constexpr, WITHIN_OFFSET: tl.constexpr,
+    NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EMPTY: tl.constexpr,
+    SLOTS: tl.constexpr, PLAIN: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A row a program, which has several blocks of the buffers for itself: each has a turn of its own."""
+    begin(PDL)
+    row = tl.program_id(0)
+    number = tl.arange(0, BLOCKS)[:, None]
+    d = number * BLOCK + tl.arange(0, BLOCK)[None, :]
+    real = d < D
+    own_blocks = tl.cdiv(D, BLOCK)
+    used = number < own_blocks
+    at = row * own_blocks * BLOCK + d
+    wait(PDL)
+    turn = tl.load(turns_ptr + row * own_blocks + number, mask=used, other=0)
+    slot = turn % SLOTS
+    x = tl.load(x_ptr + row * D + d, mask=real, other=0.0)
+    bits = x.to(tl.int16, bitcast=True)
+    bits = tl.where(bits == EMPTY, 0, bits).to(tl.int16)
+    for peer in tl.static_range(RANKS):
+        if peer != RANK:
+            theirs = tl.multiple_of(tl.load(buffers_ptr + peer).to(tl.pointer_type(tl.int16)), 16)
+            tl.store(theirs + ((slot * RANKS + RANK) * slot_size + at), bits, mask=real)
+    own = tl.multiple_of(tl.load(buffers_ptr + RANK).to(tl.pointer_type(tl.int16)), 16)
+    before = (turn + SLOTS - 1) % SLOTS
+    empty = tl.full([BLOCKS, BLOCK], EMPTY, dtype=tl.int16)
+    for peer in tl.static_range(RANKS):
+        tl.store(own + ((before * RANKS + peer) * slot_size + at), empty, mask=used & (d >= 0))
+    total = tl.zeros([BLOCKS, BLOCK], dtype=tl.float32)
+    for peer in tl.static_range(RANKS):
+        if peer == RANK:
+            total += bits.to(x_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+        else:
+            place = own + ((slot * RANKS + peer) * slot_size + at)
+            part = tl.load(place, mask=real, other=0, volatile=True)
+            while tl.max((part == EMPTY).to(tl.int32)) != 0:
+                part = tl.load(place, mask=real, other=0, volatile=True)
+            total += part.to(x_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+    tl.store(turns_ptr + row * own_blocks + number, turn + 1, mask=used)
+    residual = tl.load(residual_ptr + row * D + d, mask=real, other=0.0).to(tl.float32)
+    if PLAIN:
+        y = (total + residual).to(out_ptr.dtype.element_ty)
+    else:
+        total = total.to(out_ptr.dtype.element_ty).to(tl.float32)
+        y = add_row(residual, total, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
+                    WITHIN, WITHIN_BIAS, WITHIN_OFFSET, out_ptr.dtype.element_ty)  # fmt: skip
+    tl.store(out_ptr + row * D + d, y, mask=real)
+    y = norm_stored(y.to(tl.float32), norm_ptr, norm_bias_ptr, d, real, D, norm_eps, NORM, NORM_BIAS, NORM_OFFSET)
+    tl.store(normed_ptr + row * D + d, y.to(normed_ptr.dtype.element_ty), mask=real)
+
+
+def push_norm(
+    x: Tensor,
+    residual: Tensor,
+    norm: NormSpec,
+    scale: float,
+    within: NormSpec | None,
+    buffers: Tensor,
+    turns: Tensor,
+    rank: int,
+    slot_size: int,
+    *,
+    pdl: bool,
+) -> tuple[Tensor, Tensor]:
+    """residual + scale * within(the sum of every rank's x), rows [T, D] in 16-bit floats, and what a norm makes of it.
+
+    See push_sum; rows begin with blocks: D rounded up to BLOCK, times T, is no more than slot_size."""
+    out, normed = torch.empty_like(x), torch.empty_like(x)
+    rows, width = x.shape
+    blocks = pow2(triton.cdiv(width, BLOCK))
+    _push_norm_kernel[(rows,)](
+        x, residual, out, normed, buffers, turns, width, slot_size, float(scale),
+        **stored_norm(within, "within"), **stored_norm(norm, "norm"),
+        RANK=rank, RANKS=buffers.numel(), BLOCK=BLOCK, BLOCKS=blocks, EMPTY=EMPTY, SLOTS=SLOTS,
+        PLAIN=within is None and scale == 1.0, PDL=pdl, num_warps=min(16, 4 * blocks), launch_pdl=pdl,
+    )  # fmt: skip
+    return out, normed
 
 
 def push_sum(

@@ -5,7 +5,6 @@ Must not know: models, plans, engines.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +20,6 @@ from tokenmill.core.forward import (
     Draws,
     ForwardContext,
     FusedMixture,
-    GroupPlan,
     KVView,
     Mixture,
     NormSpec,
@@ -31,32 +29,22 @@ from tokenmill.core.forward import (
 )
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
-from tokenmill.kernels.triton.attention.decode import attend_one, decode_config, early_keys
-from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather
+from tokenmill.kernels.triton.attention.decode import attend_one
 from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_latent, serves
-from tokenmill.kernels.triton.attention.prefill import attend_many
 from tokenmill.kernels.triton.attention.prepare import can_prepare, norm_rows, prepare_qkv, whole_scales
-from tokenmill.kernels.triton.attention.shared import attend_shared, can_share, common_entries, shared_parts
-from tokenmill.kernels.triton.common import INTERPRETED, act_parts, driver_version, multiprocessors, shared_memory
+from tokenmill.kernels.triton.attention.stepping import Stepping, has_heads
+from tokenmill.kernels.triton.common import act_parts
 from tokenmill.kernels.triton.experts.mixture import pack_mixture
 from tokenmill.kernels.triton.experts.route import route
-from tokenmill.kernels.triton.launch import Launch
+from tokenmill.kernels.triton.launch import launch_here
 from tokenmill.kernels.triton.products import adapters
+from tokenmill.kernels.triton.products.chosen import FLOATS, Ways
 from tokenmill.kernels.triton.products.gemv import gemv
-from tokenmill.kernels.triton.products.search import Asked, Report, WayFile, once_each, search, way_file
+from tokenmill.kernels.triton.products.search import Report
 from tokenmill.kernels.triton.products.steady import steady
 from tokenmill.kernels.triton.products.thin import thin
-from tokenmill.kernels.triton.products.trial import Trials
 from tokenmill.kernels.triton.products.ways import (
-    FEW,
-    Sample,
     Way,
-    default_way,
-    measured_ways,
-    nearest_way,
-    operation,
-    samples,
-    wide_way,
 )
 from tokenmill.kernels.triton.quantised.narrow import PACKERS, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_linear import (
@@ -74,17 +62,6 @@ from tokenmill.kernels.triton.states.recurrent import gated_norm
 from tokenmill.kernels.triton.states.stepping import accept_chains_, advance_, gather_rows
 from tokenmill.kernels.triton.states.trees import Parts, accept_trees_, move_kv_, parts_of
 from tokenmill.kernels.triton.unfit import UNFIT, Kind, else_reference, is_unfit, kind_of, note_unfit
-
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
-_WIDEST = 1 << 15
-_WIDEST_HEAD = 512
-_ROOMY = 160 << 10
-"""Shared memory of a program from which the largest tiles fit (data centre GPUs)."""
-
-
-def _serves(spec: AttentionSpec, q: Tensor) -> bool:
-    """Are there attention kernels for heads of this size? Wide ones of 32 bits would not fit."""
-    return max(spec.kv.key_dim, spec.kv.value_dim) <= (_WIDEST_HEAD if q.element_size() == 2 or INTERPRETED else 256)
 
 
 class TritonKernels(ReferenceKernels):
@@ -107,33 +84,12 @@ class TritonKernels(ReferenceKernels):
         super().__init__()
         if ":" in device:
             torch.cuda.set_device(device)  # Triton launches on the current device
-        self.without = frozenset(without)
-        real, capability = not INTERPRETED, (0, 0) if INTERPRETED else torch.cuda.get_device_capability()
-        self.launch = Launch(
-            count=self.count,
-            pdl="dependent-launch" not in without and capability[0] >= 9,
-            hopper=capability[0] == 9,
-            small=real and shared_memory() < _ROOMY,
-            steady=steady,
-            fuses="fusion" not in without,
-            narrow_ways=measured_narrow(torch.cuda.get_device_name()) if real else {},
-        )
-        self.trees = True
-        self.chooses = True
+        self.launch = launch_here(self.count, without, steady=steady, narrow_ways=measured_narrow)
+        self.trees = self.chooses = True
         self.unfit: set[Kind] = set()
-        self.ways: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
-        self.found: WayFile | None = None
-        if real and cache is not None and not steady:
-            self.found = way_file(cache, torch.cuda.get_device_name(), driver_version())
-        self.measured: list[Sample] = samples(self.ways)
-        self.ways |= self.found.read() if self.found is not None else {}
-        self.asked: dict[str, Asked] = {}
-        """Products of few rows that were made, by operation."""
-        self.near: dict[str, Way | None] = {}
-        """Ways of operations that were not measured, by their nearest measured one; None: none is near."""
-        self._common: tuple[GroupPlan, Tensor] | None = None
+        self.ways = Ways(self.launch, None if steady else cache, many_rows="many-rows" not in without)
+        self._stepping = Stepping(self.launch, cascade="cascade" not in without)
         self._moved: dict[int, Parts] = {}
-        self._arranged: tuple[GroupPlan, int, tuple[Tensor, Tensor]] | None = None
 
     # ------------------------------------------------------------ matmuls
 
@@ -195,9 +151,8 @@ class TritonKernels(ReferenceKernels):
             y = y if act is None else self.activate(y, act)
             return y if residual is None else self.add(residual, y)
         self.count("add_delta")
-        residual = None if residual is None else residual.contiguous()
-        launch = self.launch
-        return adapters.finish(y.contiguous(), delta, act, residual, steady=launch.steady, pdl=launch.pdl)
+        how = {"steady": self.launch.steady, "pdl": self.launch.pdl}
+        return adapters.finish(y.contiguous(), delta, act, None if residual is None else residual.contiguous(), **how)
 
     def _product(
         self,
@@ -213,7 +168,7 @@ class TritonKernels(ReferenceKernels):
             return self._steady(x, weight, bias, norm, act, residual)
         if isinstance(weight, NarrowMatrix):
             return self._packed(x, weight, norm, act, residual)
-        way = self._way(x, weight, bias, norm, act, fused=act is not None or residual is not None)
+        way = self.ways.of(x, weight, bias, norm, act, fused=act is not None or residual is not None)
         if way[0] in ("blas", "wide"):
             return self._wide_linear(x, weight, bias, norm, act, residual, way)
         self.count("linear")
@@ -269,49 +224,17 @@ class TritonKernels(ReferenceKernels):
         act: Act | None,
         residual: Tensor | None,
     ) -> Tensor:
-        if isinstance(weight, NarrowMatrix) or x.dtype != weight.dtype or x.dtype not in _FLOATS:
+        if isinstance(weight, NarrowMatrix) or x.dtype != weight.dtype or x.dtype not in FLOATS:
             raise UserError("--deterministic on a GPU serves models in 16 or 32 bits: leave --quantization out.")
         self.count("linear")
         x = x if norm is None else self.norm(x, norm)
         residual = None if residual is None else residual.contiguous()
         return steady(x.contiguous(), weight.contiguous(), bias, act, residual, pdl=self.launch.pdl)
 
-    def _way(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: Act | None, *, fused: bool
-    ) -> Way:
-        rows, (out, inner) = x.shape[0], weight.shape
-        if not rows or x.dtype != weight.dtype or x.dtype not in _FLOATS or weight.stride(1) != 1:
-            return ("blas",)
-        gated = act_parts(act)[1]
-        name = operation(rows, (out, inner), act, norm is not None)
-        found = self.ways.get(name, ())
-        if rows > FEW:
-            own = self.launch.hopper and "many-rows" not in self.without
-            own = own and bias is None and act in (None, "silu_mul") and x.dtype == torch.bfloat16
-            if not own or out % 16 or inner % 8 or not weight.is_contiguous() or weight.data_ptr() % 16:
-                return ("blas",)
-            return found if rows <= 512 and found else wide_way(rows, out, multiprocessors(), fused=fused)
-        if not found and x.dtype != torch.float32:  # tiles were measured in 16 bits: wider ones may not fit
-            if name not in self.near:
-                self.near[name] = nearest_way(self.measured, rows, (out, inner), gated=gated, normed=norm is not None)
-            found = self.near[name] or ()
-        width = out // 2 if gated else out
-        way = found or default_way(rows, width, inner, gated=gated, small=self.launch.small)
-        if name not in self.asked and x.dtype != torch.float32:
-            added = fused and act is None
-            self.asked[name] = Asked(rows, (out, inner), act, gated, norm is not None, added, x.dtype, way)
-        return way
-
     def search(self, seconds: float) -> Report:
         """Look for faster ways of the products that were made so far; they are taken from now on, and kept. What was
         recorded before goes on as it is. Not beside other work."""
-        every = once_each(list(self.asked.values())) if not self.launch.steady else []
-        room = shared_memory()
-        report = search(every, Trials(self._forced), seconds, time.monotonic, room=room, small=self.launch.small)
-        self.ways |= report.found
-        if self.found is not None:
-            self.found.add(report.found)
-        return report
+        return self.ways.search(self._forced, seconds)
 
     def _forced(
         self,
@@ -324,15 +247,8 @@ class TritonKernels(ReferenceKernels):
         residual: Tensor | None,
     ) -> Tensor:
         """A product in this way, whatever is otherwise best; raises where the device cannot hold it."""
-        before = self.ways.get(name)
-        self.ways[name] = way
-        try:
+        with self.ways.only(name, way):
             return self._product(x, weight, None, norm, act, residual)
-        finally:
-            if before is None:
-                del self.ways[name]
-            else:
-                self.ways[name] = before
 
     def _wide_linear(
         self,
@@ -384,11 +300,31 @@ class TritonKernels(ReferenceKernels):
         """x [..., D] -> the same shape and dtype."""
         if gate is not None:
             return self.gated_norm(x, gate, spec, size, first=first)
-        if x.shape[-1] > _WIDEST or x.numel() == 0:
+        if x.shape[-1] > pointwise.WIDEST or x.numel() == 0:
             self.count("norm", fallback=True)
             return super().norm(x, spec)
         self.count("norm")
         return pointwise.norm(x, spec, pdl=self.launch.pdl)
+
+    @else_reference
+    def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
+        """x + scale * within(y); without a norm it is torch's."""
+        if within is None or not (self.launch.fuses and pointwise.can_add(x, y)):
+            return super().add(x, y, scale, within=within)
+        self.count("add")
+        return pointwise.add(x, y, scale, within, None, pdl=self.launch.pdl)[0]
+
+    @else_reference
+    def add_norm(
+        self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """x + scale * within(y), and what a norm makes of it."""
+        if not (self.launch.fuses and pointwise.can_add(x, y)):
+            return super().add_norm(x, y, norm, scale, within=within)
+        self.count("add_norm")
+        total, normed = pointwise.add(x, y, scale, within, norm, pdl=self.launch.pdl)
+        assert normed is not None
+        return total, normed
 
     @else_reference
     def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
@@ -450,22 +386,15 @@ class TritonKernels(ReferenceKernels):
         advance_(row_ids, ids, tokens, length, computed, pdl=self.launch.pdl)
 
     @else_reference
-    def accept_(
-        self,
-        grants: Tensor,
-        most: int,
-        parents: Tensor | None,
-        marked: Tensor,
-        tokens: Tensor,
-        length: Tensor,
-        computed: Tensor,
-    ) -> tuple[Tensor | None, Tensor]:
-        """Rows move on by the samples that stand, in one launch; -> of trees their lines, and how many these are."""
-        self.count("accept_")
-        if parents is None:
-            return None, accept_chains_(grants.contiguous(), most, marked, tokens, length, computed)
+    def accept_chains_(self, grants: Tensor, *given: Any) -> Tensor:
+        """In one launch."""
+        return accept_chains_(grants.contiguous(), *given)
+
+    @else_reference
+    def accept_trees_(self, grants: Tensor, most: int, parents: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+        """In one launch."""
         parents = parents if parents.stride(1) == 1 else parents.contiguous()
-        return accept_trees_(grants.contiguous(), most, parents, marked, tokens, length, computed)
+        return accept_trees_(grants.contiguous(), most, parents, *given)
 
     @else_reference
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
@@ -516,7 +445,7 @@ class TritonKernels(ReferenceKernels):
         act: str = "silu",
     ) -> Tensor:
         """x and gate [T, D] -> silu(gate) norm(x), or norm(silu(gate) x)."""
-        if x.stride(1) != 1 or gate.stride(1) != 1 or x.numel() == 0 or size > _WIDEST:
+        if x.stride(1) != 1 or gate.stride(1) != 1 or x.numel() == 0 or size > pointwise.WIDEST:
             self.count("gated_norm", fallback=True)
             return super().gated_norm(x, gate, spec, size, first=first, act=act)
         self.count("gated_norm")
@@ -549,83 +478,22 @@ class TritonKernels(ReferenceKernels):
                 q.contiguous(), out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, whole=self.launch.steady
             )
             return out
-        if spec.kv.kind == "latent" or grouped or q.shape[0] == 0 or not _serves(spec, q):
+        if spec.kv.kind == "latent" or grouped or q.shape[0] == 0 or not has_heads(spec, q):
             self.count("attention", fallback=True)
             return super().attention(q, spec, ctx)
         self.count("attention")
         q = q.contiguous()
         out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
-        seqs = ctx.kv_len.shape[0]
-        if self.launch.steady:
-            attend_many(q, out, spec, ctx, pdl=self.launch.pdl, steady=True)
-            return out
-        if ctx.max_query == 1:
-            self._attend_one(q, out, spec, ctx)
-            return out
-        # Some sequences may have one new token; each kernel leaves the other's alone.
-        mixed = seqs > 1
-        plan = ctx.groups[spec.group]
-        if can_gather(q, spec, plan, ctx.max_query) and not (self.launch.small or self.launch.steady):
-            group = spec.heads // spec.kv.heads  # a drafting head that reads the same tables may have another
-            if self._arranged is None or self._arranged[0] is not plan or self._arranged[1] != group:
-                self._arranged = plan, group, arrange(spec, ctx, q.shape[0])
-            attend_long(q, out, spec, ctx, self._arranged[2], pdl=self.launch.pdl, hopper=self.launch.hopper)
-        else:
-            attend_many(
-                q, out, spec, ctx, pdl=self.launch.pdl, mixed=True, config=(64, 32, 4, 2) if self.launch.small else None
-            )
-        if mixed:
-            attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, mixed=True)
+        self._stepping.attend(q, out, spec, ctx)
         return out
 
     @else_reference
     def attend(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """The same from the product [T, all heads]; where every sequence has one new token, in one launch."""
-        if qkv.ndim == 3 or not self._fresh(qkv, spec, ctx):
+        if qkv.ndim == 3 or not self._stepping.takes_new_keys(qkv, spec, ctx):
             return super().attend(qkv, spec, ctx)
         self.count("attend_qkv")
         qkv = qkv if qkv.stride(1) == 1 else qkv.contiguous()
         out = torch.empty((qkv.shape[0], spec.heads * spec.kv.value_dim), dtype=qkv.dtype, device=qkv.device)
         attend_one(qkv, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, fresh=True)
         return out
-
-    def _fresh(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> bool:
-        plan, kv = ctx.groups[spec.group], ctx.kv[spec.layer]
-        if self.launch.steady or not self.launch.fuses or ctx.max_query != 1 or qkv.shape[0] == 0:
-            return False
-        if plan.paths is not None:  # nodes see new keys of other sequences
-            return False
-        if not can_prepare(spec) or not whole_scales(kv):
-            return False
-        if not early_keys(ctx.kv_len.shape[0] * spec.kv.heads):
-            return False
-        return _serves(spec, qkv) and not self._shares(plan, spec, ctx, qkv.element_size())
-
-    def _shares(self, plan: GroupPlan, spec: AttentionSpec, ctx: ForwardContext, size: int) -> bool:
-        """Is a common prefix to be read once?"""
-        if self.launch.steady or self.launch.small or "cascade" in self.without:
-            return False
-        return plan.shared and can_share(spec, plan, size) and ctx.kv_len.shape[0] >= 2
-
-    def _attend_one(self, q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> None:
-        plan, seqs = ctx.groups[spec.group], ctx.kv_len.shape[0]
-        if not self._shares(plan, spec, ctx, q.element_size()):
-            attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl)
-            return
-        before = shared_parts(seqs, spec)
-        splits, *rest = decode_config(seqs * spec.kv.heads, plan.tables.shape[1] * ctx.block_size, spec, beside=True)
-        room = self.launch.scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
-        splits = max(1, min(splits, room - before))
-        if room < before + splits:
-            attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl)
-            return
-        if self._common is None or self._common[0] is not plan:
-            self._common = plan, common_entries(plan, ctx, pdl=self.launch.pdl)
-        common = self._common[1]
-        attend_shared(
-            q, spec, ctx, common, self.launch.scratch, before=before, parts=before + splits, pdl=self.launch.pdl
-        )
-        config = (splits, rest[0], rest[1], rest[2], rest[3], rest[4])
-        attend_one(
-            q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, before=before, shared=common, config=config
-        )

@@ -6,11 +6,15 @@ backend. What a launch leaves for a later one is not here: it is in the result, 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from tokenmill.kernels.triton.common import Scratch
-from tokenmill.kernels.triton.products.ways import Way
+import torch
+
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, shared_memory
+
+_ROOMY = 160 << 10
+"""Shared memory of a program from which the largest tiles fit (data centre GPUs)."""
 
 
 @dataclass(slots=True)
@@ -29,4 +33,24 @@ class Launch:
     steady: bool = False
     fuses: bool = True
     scratch: Scratch = field(default_factory=Scratch)
-    narrow_ways: dict[str, Way] = field(default_factory=dict)
+    narrow_ways: dict[str, tuple[str | int, ...]] = field(default_factory=dict)
+
+
+def launch_here(
+    count: Callable[[str], None],
+    without: Collection[str],
+    *,
+    steady: bool,
+    narrow_ways: Callable[[str], dict[str, tuple[str | int, ...]]],
+) -> Launch:
+    """For the current device; without: see TritonKernels; narrow_ways: what was measured on a device of some name."""
+    capability = (0, 0) if INTERPRETED else torch.cuda.get_device_capability()
+    return Launch(
+        count=count,
+        pdl="dependent-launch" not in without and capability[0] >= 9,
+        hopper=capability[0] == 9,
+        small=not INTERPRETED and shared_memory() < _ROOMY,
+        steady=steady,
+        fuses="fusion" not in without,
+        narrow_ways={} if INTERPRETED else narrow_ways(torch.cuda.get_device_name()),
+    )

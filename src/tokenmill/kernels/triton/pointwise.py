@@ -5,6 +5,8 @@ Must not know: matrices, layers.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
@@ -12,6 +14,20 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, wait
+
+WIDEST = 1 << 15
+"""Entries of the longest row that a program norms."""
+
+
+@triton.jit
+def norm_row(x, g, bias_ptr, d, real, D, eps, LAYER: tl.constexpr, BIAS: tl.constexpr):
+    """A row in float32, normed and times g; its D entries are those where it is `real`, the others are 0."""
+    if LAYER:
+        x = tl.where(real, x - tl.sum(x) / D, 0.0)
+    y = x / tl.sqrt(tl.sum(x * x) / D + eps) * g
+    if BIAS:
+        y += tl.load(bias_ptr + d, mask=real, other=0.0).to(tl.float32)
+    return y
 
 
 @triton.jit
@@ -26,11 +42,7 @@ def _norm_kernel(
     g = tl.load(weight_ptr + d, mask=real, other=0.0).to(tl.float32) + OFFSET
     wait(PDL)
     x = tl.load(x_ptr + row * x_stride + d, mask=real, other=0.0).to(tl.float32)
-    if LAYER:
-        x = tl.where(real, x - tl.sum(x) / D, 0.0)
-    y = x / tl.sqrt(tl.sum(x * x) / D + eps) * g
-    if BIAS:
-        y += tl.load(bias_ptr + d, mask=real, other=0.0).to(tl.float32)
+    y = norm_row(x, g, bias_ptr, d, real, D, eps, LAYER, BIAS)
     tl.store(out_ptr + row * D + d, y.to(out_ptr.dtype.element_ty), mask=real)
 
 
@@ -48,6 +60,81 @@ def norm(x: Tensor, spec: NormSpec, *, pdl: bool) -> Tensor:
         num_warps=max(1, min(16, block // 512)), launch_pdl=pdl,
     )  # fmt: skip
     return out
+
+
+@triton.jit
+def norm_stored(x, weight_ptr, bias_ptr, d, real, D, eps, KIND: tl.constexpr, BIAS: tl.constexpr, OFFSET: tl.constexpr):
+    """norm_row by stored weights; KIND: see NormSpec."""
+    g = tl.load(weight_ptr + d, mask=real, other=0.0).to(tl.float32) + OFFSET
+    return norm_row(x, g, bias_ptr, d, real, D, eps, KIND == "layer", BIAS)
+
+
+@triton.jit
+def add_row(
+    x, y, scale, weight_ptr, bias_ptr, d, real, D, eps,
+    KIND: tl.constexpr, BIAS: tl.constexpr, OFFSET: tl.constexpr, TYPE: tl.constexpr,
+):  # fmt: skip
+    """x + scale * norm(y) of a row in float32, rounded to TYPE behind each step; KIND "none": there is no norm."""
+    if KIND != "none":
+        y = norm_stored(y, weight_ptr, bias_ptr, d, real, D, eps, KIND, BIAS, OFFSET).to(TYPE).to(tl.float32)
+    return (x + (scale * y).to(TYPE).to(tl.float32)).to(TYPE)
+
+
+@triton.jit
+def _add_kernel(
+    x_ptr, y_ptr, out_ptr, normed_ptr, D, x_stride, y_stride, scale,
+    within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
+    WITHIN: tl.constexpr, WITHIN_BIAS: tl.constexpr, WITHIN_OFFSET: tl.constexpr,
+    NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    begin(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    real = d < D
+    wait(PDL)
+    x = tl.load(x_ptr + row * x_stride + d, mask=real, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + row * y_stride + d, mask=real, other=0.0).to(tl.float32)
+    total = add_row(x, y, scale, within_ptr, within_bias_ptr, d, real, D, within_eps,
+                    WITHIN, WITHIN_BIAS, WITHIN_OFFSET, out_ptr.dtype.element_ty)  # fmt: skip
+    tl.store(out_ptr + row * D + d, total, mask=real)
+    if NORM != "none":
+        y = norm_stored(total.to(tl.float32), norm_ptr, norm_bias_ptr, d, real, D, norm_eps,
+                        NORM, NORM_BIAS, NORM_OFFSET)  # fmt: skip
+        tl.store(normed_ptr + row * D + d, y.to(normed_ptr.dtype.element_ty), mask=real)
+
+
+def stored_norm(spec: NormSpec | None, name: str) -> dict[str, Any]:
+    """The arguments of a norm that a kernel calls `name`; None: it is not there."""
+    if spec is None:
+        pointers, constants = (None, None, 0.0), ("none", False, 0.0)
+    else:
+        pointers, constants = (spec.weight, spec.bias, spec.eps), (spec.kind, spec.bias is not None, spec.offset)
+    low = dict(zip((f"{name}_ptr", f"{name}_bias_ptr", f"{name}_eps"), pointers, strict=True))
+    high = dict(zip((name.upper(), f"{name.upper()}_BIAS", f"{name.upper()}_OFFSET"), constants, strict=True))
+    return {**low, **high}
+
+
+def can_add(x: Tensor, y: Tensor) -> bool:
+    """Are these rows that programs add?"""
+    same = x.ndim == 2 and x.shape == y.shape and x.dtype == y.dtype
+    return same and x.numel() > 0 and x.shape[1] <= WIDEST
+
+
+def add(
+    x: Tensor, y: Tensor, scale: float, within: NormSpec | None, norm: NormSpec | None, *, pdl: bool
+) -> tuple[Tensor, Tensor | None]:
+    """x + scale * within(y) [T, D], and its norm, if there is one."""
+    rows, width = x.shape
+    x, y = (part if part.stride(1) == 1 else part.contiguous() for part in (x, y))
+    out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
+    normed = None if norm is None else torch.empty_like(out)
+    block = pow2(width)
+    _add_kernel[(rows,)](
+        x, y, out, normed, width, x.stride(0), y.stride(0), float(scale),
+        **stored_norm(within, "within"), **stored_norm(norm, "norm"),
+        BLOCK=block, PDL=pdl, num_warps=max(1, min(16, block // 512)), launch_pdl=pdl,
+    )  # fmt: skip
+    return out, normed
 
 
 @triton.jit

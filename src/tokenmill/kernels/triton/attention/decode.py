@@ -9,18 +9,28 @@ left to `shared.py`: its parts come first, and splits begin behind it.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.kernels.triton.attention.decode_records import (
+    Bends,
+    Cut,
+    Epsilons,
+    Fresh,
+    Pages,
+    Partial,
+    Plan,
+    Seen,
+    Shape,
+    Strides,
+    Turns,
+)
 from tokenmill.kernels.triton.attention.narrow_keys import fold_pairs, in_pairs, joined, kind_of, split_query
 from tokenmill.kernels.triton.attention.paging import (
     FLOOR,
-    LOG2E,
     bend,
     locate,
     path_of,
@@ -29,131 +39,10 @@ from tokenmill.kernels.triton.attention.paging import (
     reach,
     rounded,
 )
+from tokenmill.kernels.triton.attention.partial import finish, join_all, join_shared, leave_part
 from tokenmill.kernels.triton.attention.prepare import rotated, scale_strides
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
 from tokenmill.kernels.triton.quantised.narrow_words import bfloat_at
-
-
-class Pages(NamedTuple):
-    """One layer's keys and values, and their scales; helpers are given those of one head as a plain tuple."""
-
-    key: Any
-    value: Any
-    key_scale: Any
-    value_scale: Any
-
-
-class Strides(NamedTuple):
-    """Of pages, in numbers as they are loaded: pairs where they are stored in 8 bits."""
-
-    key_block: Any
-    key_head: Any
-    key_row: Any
-    value_block: Any
-    value_head: Any
-    value_row: Any
-    scale_block: Any
-    scale_head: Any
-    scale_row: Any
-
-
-class Plan(NamedTuple):
-    """Which keys each sequence has. shared: table entries that all have in common; slot: where a new key goes; roots,
-    places: where keys of trees lie."""
-
-    table: Any
-    first: Any
-    entries: Any
-    start: Any
-    length: Any
-    shared: Any
-    slot: Any
-    roots: Any
-    places: Any
-
-
-class Bends(NamedTuple):
-    """Per query head, what bends scores."""
-
-    sink: Any
-    slope: Any
-
-
-class Turns(NamedTuple):
-    """What norms and rotates new heads."""
-
-    q_norm: Any
-    k_norm: Any
-    cos: Any
-    sin: Any
-
-
-class Epsilons(NamedTuple):
-    """Of these norms."""
-
-    q: Any
-    k: Any
-
-
-class Partial(NamedTuple):
-    """Parts of one sequence and head lie together, [PARTS, GROUP, DV]; their maxima and sums beside them; counters."""
-
-    part: Any
-    top: Any
-    count: Any
-
-
-class Shape(NamedTuple):
-    """Query heads, those of one key/value head, widths, positions of a block; and the same as powers of two."""
-
-    H: int
-    GROUP: int
-    D: int
-    DV: int
-    SIZE: int
-    BH: int
-    BN: int
-    BD: int
-    BV: int
-
-
-class Cut(NamedTuple):
-    """How a sequence is cut: splits, parts before them and in all, least tiles of one; tiles to bring near by lines."""
-
-    SPLITS: int
-    BEFORE: int
-    PARTS: int
-    PARTS_BLOCK: int
-    LEAST: int
-    STAGES: int
-    NEAR: int
-    LINE: int
-    LINES: int
-
-
-class Seen(NamedTuple):
-    """Is there a first position of each table entry, a window, a cap of scores, sinks, a slope by distance? Are
-    sequences nodes of trees?"""
-
-    FIRST: bool
-    WINDOW: bool
-    SOFTCAP: bool
-    SINKS: bool
-    ALIBI: bool
-    TREE: bool
-
-
-class Fresh(NamedTuple):
-    """How new heads are normed and rotated."""
-
-    Q_NORM: bool
-    K_NORM: bool
-    Q_OFFSET: float
-    K_OFFSET: float
-    ROPE: bool
-    START: int
-    DIM: int
-    INTERLEAVED: bool
 
 
 @triton.jit
@@ -325,85 +214,6 @@ def _fold_newest(acc, top, total, q, key, value, key_scale, value_scale, slope, 
     return acc, higher, total
 
 
-@triton.jit
-def _part(place, partial, real, v, DV: tl.constexpr, CACHE: tl.constexpr):
-    """A part that some program has left: the largest score of each row, the sum, and the values."""
-    top = tl.load(partial.top + place * 2, mask=real, other=FLOOR, cache_modifier=CACHE)
-    total = tl.load(partial.top + place * 2 + 1, mask=real, other=0.0, cache_modifier=CACHE)
-    part = tl.load(
-        partial.part + place[:, None] * DV + v[None, :],
-        mask=(real & (total != 0.0))[:, None] & (v < DV)[None, :],
-        other=0.0,
-        cache_modifier=CACHE,
-    )
-    return top, total, part
-
-
-@triton.jit
-def _join_shared(acc, top, total, origin, partial, row, real, v, SHAPE: tl.constexpr, CUT: tl.constexpr):
-    """Take the parts of a shared prefix into the result: nobody else works on this sequence and head."""
-    BEFORE: tl.constexpr = CUT.BEFORE  # a range asks for a constexpr
-    for other in tl.static_range(BEFORE):
-        place = origin + other * SHAPE.GROUP + row
-        their_top, theirs, part = _part(place, partial, real, v, SHAPE.DV, "")
-        new_top = tl.maximum(top, their_top)
-        old, new = tl.exp2(top - new_top), tl.exp2(their_top - new_top)
-        total = total * old + tl.where(theirs == 0.0, 0.0, theirs * new)
-        acc = acc * old[:, None] + part * new[:, None]
-        top = new_top
-    return acc, top, total
-
-
-@triton.jit
-def _leave_part(acc, top, total, place, unit, partial, real, v, active, DV: tl.constexpr):
-    """Leave this split's part where the others find it -> have they all done so?"""
-    tl.store(
-        partial.part + place[:, None] * DV + v[None, :],
-        acc,
-        mask=real[:, None] & (v < DV)[None, :],
-        cache_modifier=".cg",
-    )
-    tl.store(partial.top + place * 2, top, mask=real, cache_modifier=".cg")
-    tl.store(partial.top + place * 2 + 1, total, mask=real, cache_modifier=".cg")
-    tl.debug_barrier()
-    return tl.atomic_add(partial.count + unit, 1, sem="acq_rel") == active - 1
-
-
-@triton.jit
-def _join_all(origin, parts, unit, partial, row, real, v, SHAPE: tl.constexpr, CUT: tl.constexpr):
-    """All parts of a sequence and head, in order; the counter is ready for the next launch then."""
-    tl.store(partial.count + unit, 0)
-    every = tl.arange(0, CUT.PARTS_BLOCK)
-    spots = origin + every[:, None] * SHAPE.GROUP + row[None, :]
-    there = (every < parts)[:, None] & real[None, :]
-    tops = tl.load(partial.top + spots * 2, mask=there, other=FLOOR, cache_modifier=".cg")
-    totals = tl.load(partial.top + spots * 2 + 1, mask=there, other=0.0, cache_modifier=".cg")
-    top = tl.max(tops, axis=0)
-    # A part without keys left no values; NaN sums must stay, so ask for zero, not for "greater".
-    total = tl.sum(tl.where(totals == 0.0, 0.0, totals * tl.exp2(tops - top[None, :])), axis=0)
-    BH: tl.constexpr = SHAPE.BH
-    BV: tl.constexpr = SHAPE.BV
-    acc = tl.zeros((BH, BV), dtype=tl.float32)
-    for other in tl.range(0, parts, loop_unroll_factor=4):
-        place = origin + other * SHAPE.GROUP + row
-        their_top, _, part = _part(place, partial, real, v, SHAPE.DV, ".cg")
-        acc += part * tl.exp2(their_top - top)[:, None]
-    return acc, top, total
-
-
-@triton.jit
-def _finish(acc, top, total, query, head, real, v, out_ptr, sinks, SHAPE: tl.constexpr, SINKS: tl.constexpr):
-    """Weigh the sinks, divide, store."""
-    if SINKS:
-        sink = tl.load(sinks + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
-        new_top = tl.maximum(top, sink)
-        total = total * tl.exp2(top - new_top) + tl.exp2(sink - new_top)
-        acc = acc * tl.exp2(top - new_top)[:, None]
-    y = acc / tl.where(real, total, 1.0)[:, None]
-    target = out_ptr + query * SHAPE.H * SHAPE.DV + head[:, None] * SHAPE.DV + v[None, :]
-    tl.store(target, y.to(out_ptr.dtype.element_ty), mask=real[:, None] & (v < SHAPE.DV)[None, :])
-
-
 @triton.jit(do_not_specialize=["table_stride", "places_stride", "q_stride"])
 def _decode_kernel(
     q_ptr, pages, plan, bends, turns, out_ptr, partial, q_stride, table_stride, places_stride, strides, scale, softcap,
@@ -518,16 +328,16 @@ def _decode_kernel(
         unit = seq * tl.num_programs(1) + kv_head
         origin = unit.to(tl.int64) * CUT.PARTS * SHAPE.GROUP
         if CUT.SPLITS == 1:
-            acc, top, total = _join_shared(acc, top, total, origin, partial, row, real, v, SHAPE, CUT)
+            acc, top, total = join_shared(acc, top, total, origin, partial, row, real, v, SHAPE, CUT)
         elif CUT.BEFORE + active > 1:
             place = origin + (CUT.BEFORE + split) * SHAPE.GROUP + row
-            last = _leave_part(acc, top, total, place, unit, partial, real, v, active, SHAPE.DV)
+            last = leave_part(acc, top, total, place, unit, partial, real, v, active, SHAPE.DV)
             if last:
-                acc, top, total = _join_all(
+                acc, top, total = join_all(
                     origin, CUT.BEFORE + active, unit, partial, row, real, v, SHAPE, CUT
                 )  # fmt: skip
     if last:
-        _finish(acc, top, total, query, head, real, v, out_ptr, bends.sink, SHAPE, SEEN.SINKS)
+        finish(acc, top, total, query, head, real, v, out_ptr, bends.sink, SHAPE, SEEN.SINKS)
 
 
 def attend_one(

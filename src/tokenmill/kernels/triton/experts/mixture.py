@@ -3,6 +3,7 @@
     one token     norm, router and choice | norm, gate and up | down, weighting, sum, residual
     few           norm, router and choice | gate and up | down | weighted sum and residual
     many          norm | router | choice | sorting by expert (two) | gate and up | down | weighted sum and residual
+    adapters      as many, with two launches more for each of the two products
 Nothing waits for the device, so that every step can be recorded. Must not know: families, checkpoints.
 """
 
@@ -14,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, Weight
+from tokenmill.core.adapters import SiteStack
+from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, Weight
 from tokenmill.kernels.triton.common import act_parts, copy_engine
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.experts.grouped import STEADY, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, can_stack, narrow_grouped
+from tokenmill.kernels.triton.experts.operands import Whose, finish_pairs, pair_lanes
 from tokenmill.kernels.triton.experts.route import pick, route
 from tokenmill.kernels.triton.experts.route_few import pick_few, splits
 from tokenmill.kernels.triton.experts.sorting import Sorted, sort_pairs
@@ -59,7 +62,8 @@ class StackedMixture:
             residual = residual.contiguous()
         x = x if x.is_contiguous() else x.contiguous()
         # Steady: a token takes the same way in any company.
-        fuses = self.launch.fuses and not self.launch.steady
+        whose = self._adapted(ctx)
+        fuses = self.launch.fuses and not self.launch.steady and whose is None
         one = fuses and self.all_here and x.shape[0] == 1
         if one and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
             return self._one(x, ctx, norm, residual, (self.ups, self.downs), ahead)
@@ -72,7 +76,18 @@ class StackedMixture:
             ids = self.mixture.slots_for(ids, ctx).to(torch.int32)
         if not self.all_here:
             ids = ids - self.mixture.first
-        return self._several(h, ids, gates, self._shared(h, ctx, None, residual))
+        return self._several(h, ids, gates, self._shared(h, ctx, None, residual), whose)
+
+    def _adapted(self, ctx: ForwardContext) -> Whose | None:
+        """Whose adapters change experts or the choice among them in this step; None: nobody's."""
+        rows, operands = ctx.rows, self.mixture.operands
+        if rows is None or rows.adapters is None or operands is None:
+            return None
+        site = getattr(self.mixture.router, "site", None)
+        chosen_by = site is not None and (site.used or bool(site.whole))
+        if not chosen_by and all(each.down is None for each in operands):
+            return None
+        return Whose(rows.tokens, rows.adapters, self.mixture.route.top_k)
 
     def _pick(
         self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, near: Tensor | None, *, keep: bool
@@ -117,18 +132,45 @@ class StackedMixture:
     def _stacked(weight: Stacked) -> Tensor:
         return weight.table if isinstance(weight, Stack) else weight.data
 
-    def _several(self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None) -> Tensor:
+    def _several(self, h: Tensor, ids: Tensor, gates: Tensor, residual: Tensor | None, whose: Whose | None) -> Tensor:
         pdl, pairs, steady = self.launch.pdl, ids.numel(), self.launch.steady
         order = None
-        if steady or not looks(pairs, self.experts):
+        if steady or whose is not None or not looks(pairs, self.experts):
             per_tile = STEADY.pairs if steady else pairs_per_tile(pairs, self.experts)
             order = sort_pairs(ids, self.experts, per_tile, self.launch.scratch, pdl=pdl)
-        inner = self._product(h, self.ups, ids, order, up=True)
-        parts = self._product(inner, self.downs, ids, order, up=False)
+        if order is None or whose is None or self.mixture.operands is None:
+            inner = self._product(h, self.ups, ids, order, self.mixture.act)
+            parts = self._product(inner, self.downs, ids, order, None)
+        else:
+            ups, downs = self.mixture.operands
+            inner = self._product_adapted(h, (self.ups, ups), ids, order, whose, self.mixture.act)
+            parts = self._product_adapted(inner, (self.downs, downs), ids, order, whose, None)
         return combine(parts, ids, gates, residual, self.experts, h.dtype, pdl=pdl)
 
-    def _product(self, x: Tensor, weight: Stacked, ids: Tensor, order: Sorted | None, *, up: bool) -> Tensor:
-        act, pdl, tiling = self.mixture.act if up else None, self.launch.pdl, STEADY if self.launch.steady else None
+    def _product_adapted(
+        self,
+        x: Tensor,
+        weight: tuple[Stacked, SiteStack],
+        ids: Tensor,
+        order: Sorted,
+        whose: Whose,
+        act: Act | None,
+    ) -> Tensor:
+        """The same with what adapters add before the activation."""
+        (matrix, stack), launch, up = weight, self.launch, act is not None
+        if stack.down is None:
+            return self._product(x, matrix, ids, order, act)
+        launch.count("expert_adapters")
+        low = pair_lanes(x, stack, order, whose, up=up, pdl=launch.pdl)
+        y = self._product(x, matrix, ids, order, None, up=up)
+        return finish_pairs(y, low, stack, order, whose, act, pdl=launch.pdl)
+
+    def _product(
+        self, x: Tensor, weight: Stacked, ids: Tensor, order: Sorted | None, act: Act | None, *, up: bool | None = None
+    ) -> Tensor:
+        """act(one of the two products) of every pair; up: it is the first one (else: if it has an activation)."""
+        up = act is not None if up is None else up
+        pdl, tiling = self.launch.pdl, STEADY if self.launch.steady else None
         if isinstance(weight, NarrowStack):
             return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
         return grouped(x, weight.table, weight.bias, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)

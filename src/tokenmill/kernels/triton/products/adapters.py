@@ -37,6 +37,36 @@ def _next_slot(slots, after):
 
 
 @triton.jit
+def shrink_rows(
+    x_ptr, source, down_ptr, ranks_ptr, low, target, slots, first, K, K_EACH, x_stride, parts,
+    LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, IEEE: tl.constexpr,
+):  # fmt: skip
+    """Rows `target` of low = down @ x[source], entries first .. first + K_EACH of the sum, for the slots [BM] of
+    these rows."""
+    slot = _next_slot(slots, 0)
+    while slot < _NONE:
+        lanes = tl.load(ranks_ptr + slot) * parts
+        down = down_ptr + slot.to(tl.int64) * K * LANES
+        for l0 in range(0, lanes, BL):
+            lane = l0 + tl.arange(0, BL)
+            acc = tl.zeros((BM, BL), dtype=tl.float32)
+            for k0 in range(0, K_EACH, BK):
+                k = first + k0 + tl.arange(0, BK)
+                inside = (k < K) & (k < first + K_EACH)
+                mine = (slots == slot)[:, None] & inside[None, :]
+                x = tl.load(x_ptr + source[:, None].to(tl.int64) * x_stride + k[None, :], mask=mine, other=0.0)
+                w = tl.load(down + k[:, None] * LANES + lane[None, :],
+                            mask=inside[:, None] & (lane < lanes)[None, :], other=0.0)  # fmt: skip
+                if IEEE:
+                    acc = tl.dot(x.to(tl.float32), w.to(tl.float32), acc, input_precision="ieee")
+                else:
+                    acc = tl.dot(x, w, acc)
+            tl.store(low + target[:, None] * LANES + lane[None, :], acc,
+                     mask=(slots == slot)[:, None] & (lane < lanes)[None, :])  # fmt: skip
+        slot = _next_slot(slots, slot)
+
+
+@triton.jit
 def _shrink_kernel(
     x_ptr, down_ptr, ranks_ptr, rows_ptr, slots_ptr, low_ptr, T, K, K_EACH, x_stride, parts,
     LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, TURNS: tl.constexpr,
@@ -49,33 +79,13 @@ def _shrink_kernel(
     rows = tl.load(rows_ptr + t, mask=real, other=0)
     slots = tl.load(slots_ptr + rows, mask=real, other=0)
     slots = tl.where(slots % TURNS == tl.program_id(2), slots, 0)
-    first = tl.program_id(1) * K_EACH
     low = low_ptr + tl.program_id(1).to(tl.int64) * T * LANES
-    slot = _next_slot(slots, 0)
-    while slot < _NONE:
-        lanes = tl.load(ranks_ptr + slot) * parts
-        down = down_ptr + slot.to(tl.int64) * K * LANES
-        for l0 in range(0, lanes, BL):
-            lane = l0 + tl.arange(0, BL)
-            acc = tl.zeros((BM, BL), dtype=tl.float32)
-            for k0 in range(0, K_EACH, BK):
-                k = first + k0 + tl.arange(0, BK)
-                inside = (k < K) & (k < first + K_EACH)
-                mine = (slots == slot)[:, None] & inside[None, :]
-                x = tl.load(x_ptr + t[:, None].to(tl.int64) * x_stride + k[None, :], mask=mine, other=0.0)
-                w = tl.load(down + k[:, None] * LANES + lane[None, :],
-                            mask=inside[:, None] & (lane < lanes)[None, :], other=0.0)  # fmt: skip
-                if IEEE:
-                    acc = tl.dot(x.to(tl.float32), w.to(tl.float32), acc, input_precision="ieee")
-                else:
-                    acc = tl.dot(x, w, acc)
-            tl.store(low + t[:, None] * LANES + lane[None, :], acc,
-                     mask=(slots == slot)[:, None] & (lane < lanes)[None, :])  # fmt: skip
-        slot = _next_slot(slots, slot)
+    shrink_rows(x_ptr, t, down_ptr, ranks_ptr, low, t, slots, tl.program_id(1) * K_EACH, K, K_EACH, x_stride, parts,
+                LANES, BM, BK, BL, IEEE)  # fmt: skip
 
 
 @triton.jit
-def _carried(
+def carried(
     low_ptr, up_ptr, ranks_ptr, slots, t, T, n, ok, part, most_rank, N,
     SPLITS: tl.constexpr, LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr,
     IEEE: tl.constexpr,
@@ -149,12 +159,12 @@ def _expand_kernel(
         at = t[:, None].to(tl.int64) * N + n[None, :]
         y = tl.load(y_ptr + at, mask=both, other=0.0).to(tl.float32)
         y = _adapted(y, gains_ptr, shifts_ptr, slots, n, ok, N, GAINS)
-        y += _carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n, ok, part, most_rank, N,
+        y += carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n, ok, part, most_rank, N,
                       SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
         if GATED:
             other = tl.load(y_ptr + at + WIDTH, mask=both, other=0.0).to(tl.float32)
             other = _adapted(other, gains_ptr, shifts_ptr, slots, n + WIDTH, ok, N, GAINS)
-            other += _carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n + WIDTH, ok, PARTS - 1, most_rank, N,
+            other += carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n + WIDTH, ok, PARTS - 1, most_rank, N,
                               SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
             y = gated_act(y, other, ACT)
         else:

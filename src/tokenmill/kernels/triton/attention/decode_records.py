@@ -1,0 +1,127 @@
+"""What the kernel that decodes is told, by what belongs together. Owns: the records, nothing else."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Pages(NamedTuple):
+    """One layer's keys and values, and their scales; helpers are given those of one head as a plain tuple."""
+
+    key: Any
+    value: Any
+    key_scale: Any
+    value_scale: Any
+
+
+class Strides(NamedTuple):
+    """Of pages, in numbers as they are loaded: pairs where they are stored in 8 bits."""
+
+    key_block: Any
+    key_head: Any
+    key_row: Any
+    value_block: Any
+    value_head: Any
+    value_row: Any
+    scale_block: Any
+    scale_head: Any
+    scale_row: Any
+
+
+class Plan(NamedTuple):
+    """Which keys each sequence has. shared: table entries that all have in common; slot: where a new key goes; roots,
+    places: where keys of trees lie."""
+
+    table: Any
+    first: Any
+    entries: Any
+    start: Any
+    length: Any
+    shared: Any
+    slot: Any
+    roots: Any
+    places: Any
+
+
+class Bends(NamedTuple):
+    """Per query head, what bends scores."""
+
+    sink: Any
+    slope: Any
+
+
+class Turns(NamedTuple):
+    """What norms and rotates new heads."""
+
+    q_norm: Any
+    k_norm: Any
+    cos: Any
+    sin: Any
+
+
+class Epsilons(NamedTuple):
+    """Of these norms."""
+
+    q: Any
+    k: Any
+
+
+class Partial(NamedTuple):
+    """Parts of one sequence and head lie together, [PARTS, GROUP, DV]; their maxima and sums beside them; counters."""
+
+    part: Any
+    top: Any
+    count: Any
+
+
+class Shape(NamedTuple):
+    """Query heads, those of one key/value head, widths, positions of a block; and the same as powers of two."""
+
+    H: int
+    GROUP: int
+    D: int
+    DV: int
+    SIZE: int
+    BH: int
+    BN: int
+    BD: int
+    BV: int
+
+
+class Cut(NamedTuple):
+    """How a sequence is cut: splits, parts before them and in all, least tiles of one; tiles to bring near by lines."""
+
+    SPLITS: int
+    BEFORE: int
+    PARTS: int
+    PARTS_BLOCK: int
+    LEAST: int
+    STAGES: int
+    NEAR: int
+    LINE: int
+    LINES: int
+
+
+class Seen(NamedTuple):
+    """Is there a first position of each table entry, a window, a cap of scores, sinks, a slope by distance? Are
+    sequences nodes of trees?"""
+
+    FIRST: bool
+    WINDOW: bool
+    SOFTCAP: bool
+    SINKS: bool
+    ALIBI: bool
+    TREE: bool
+
+
+class Fresh(NamedTuple):
+    """How new heads are normed and rotated."""
+
+    Q_NORM: bool
+    K_NORM: bool
+    Q_OFFSET: float
+    K_OFFSET: float
+    ROPE: bool
+    START: int
+    DIM: int
+    INTERLEAVED: bool

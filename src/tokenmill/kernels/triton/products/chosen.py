@@ -1,0 +1,101 @@
+"""Which way a dense product takes on one device. Owns: ways that were measured for it, found on it, or are near such.
+
+Must not know: how products are made.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.forward import Act, NormSpec
+from tokenmill.kernels.triton.common import INTERPRETED, act_parts, driver_version, multiprocessors, shared_memory
+from tokenmill.kernels.triton.launch import Launch
+from tokenmill.kernels.triton.products.search import Asked, Report, WayFile, once_each, search, way_file
+from tokenmill.kernels.triton.products.trial import Trials
+from tokenmill.kernels.triton.products.ways import (
+    FEW,
+    Sample,
+    Way,
+    default_way,
+    measured_ways,
+    nearest_way,
+    operation,
+    samples,
+    wide_way,
+)
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Ways:
+    """Ways of one device. cache: the folder that keeps those which were found here."""
+
+    def __init__(self, launch: Launch, cache: Path | None, *, many_rows: bool) -> None:
+        real = not INTERPRETED
+        self.launch, self.many_rows = launch, many_rows
+        self.known: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
+        self.found: WayFile | None = None
+        if real and cache is not None:
+            self.found = way_file(cache, torch.cuda.get_device_name(), driver_version())
+        self.measured: list[Sample] = samples(self.known)
+        self.known |= self.found.read() if self.found is not None else {}
+        self.asked: dict[str, Asked] = {}
+        """Products of few rows that were made, by operation."""
+        self.near: dict[str, Way | None] = {}
+        """Ways of operations that were not measured, by their nearest measured one; None: none is near."""
+
+    def of(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: Act | None, *, fused: bool
+    ) -> Way:
+        """How a product of these is made."""
+        rows, (out, inner) = x.shape[0], weight.shape
+        if not rows or x.dtype != weight.dtype or x.dtype not in FLOATS or weight.stride(1) != 1:
+            return ("blas",)
+        gated = act_parts(act)[1]
+        name = operation(rows, (out, inner), act, norm is not None)
+        found = self.known.get(name, ())
+        if rows > FEW:
+            own = self.launch.hopper and self.many_rows
+            own = own and bias is None and act in (None, "silu_mul") and x.dtype == torch.bfloat16
+            if not own or out % 16 or inner % 8 or not weight.is_contiguous() or weight.data_ptr() % 16:
+                return ("blas",)
+            return found if rows <= 512 and found else wide_way(rows, out, multiprocessors(), fused=fused)
+        if not found and x.dtype != torch.float32:  # tiles were measured in 16 bits: wider ones may not fit
+            if name not in self.near:
+                self.near[name] = nearest_way(self.measured, rows, (out, inner), gated=gated, normed=norm is not None)
+            found = self.near[name] or ()
+        width = out // 2 if gated else out
+        way = found or default_way(rows, width, inner, gated=gated, small=self.launch.small)
+        if name not in self.asked and x.dtype != torch.float32:
+            added = fused and act is None
+            self.asked[name] = Asked(rows, (out, inner), act, gated, norm is not None, added, x.dtype, way)
+        return way
+
+    def search(self, forced: Callable[..., Tensor], seconds: float) -> Report:
+        """Look for faster ways of the products that were made so far; forced: makes one in some way."""
+        every = once_each(list(self.asked.values())) if not self.launch.steady else []
+        room = shared_memory()
+        report = search(every, Trials(forced), seconds, time.monotonic, room=room, small=self.launch.small)
+        self.known |= report.found
+        if self.found is not None:
+            self.found.add(report.found)
+        return report
+
+    @contextmanager
+    def only(self, name: str, way: Way) -> Iterator[None]:
+        """Meanwhile this operation is made in this way, whatever is otherwise best."""
+        before = self.known.get(name)
+        self.known[name] = way
+        try:
+            yield
+        finally:
+            if before is None:
+                del self.known[name]
+            else:
+                self.known[name] = before

@@ -1,0 +1,134 @@
+"""What stands between two norms of the residual stream, and the stream itself. Owns: when parts of ranks are added up.
+
+Ranks that add up may leave the sum behind a block unmade: whoever reads the stream next says which norm it needs, and
+sum, residual and norm are one operation. The order is always the same: product, adapters' delta, sum over ranks, the
+block's own norm, residual, next norm. One rank alone, and the ranks of an exact group, have nothing to add up: there
+products take residuals and norms with them. Knows nothing of families.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, NormSpec
+from tokenmill.core.model import Group
+from tokenmill.layers.linear import RowLinear
+
+
+class Block(Protocol):
+    """Attention, a feed-forward layer, a mixture of experts, a layer with states."""
+
+    @property
+    def group(self) -> Group:
+        """The ranks that compute it together."""
+        ...
+
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + block(norm(x)); x [T, hidden]."""
+        ...
+
+    def part(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """This rank's part of block(norm(x)), where ranks add up."""
+        ...
+
+
+class Projected:
+    """A block whose last step is a product back to the stream's width: `output` of what `inside` gives."""
+
+    output: RowLinear
+
+    @property
+    def group(self) -> Group:
+        """The ranks that compute it together."""
+        return self.output.group
+
+    def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """What the last matrix multiplies [T, inner]."""
+        raise NotImplementedError
+
+    def __call__(
+        self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None
+    ) -> Tensor:
+        """residual + block(norm(x)); x [T, hidden]."""
+        return self.output(self.inside(x, ctx, norm), ctx, residual=residual)
+
+    def part(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
+        """This rank's part of it."""
+        return self.output.weight.matmul(self.inside(x, ctx, norm), ctx)
+
+
+@dataclass(slots=True)
+class Sum:
+    """residual + scale * after(every rank's part, added up) [T, hidden], not made yet."""
+
+    part: Tensor
+    residual: Tensor
+    group: Group
+    after: NormSpec | None = None
+    scale: float = 1.0
+
+    def whole(self, ctx: ForwardContext) -> Tensor:
+        """The sum."""
+        if self.after is None and self.scale == 1.0:
+            return self.group.all_reduce(self.part, self.residual)
+        return ctx.kernels.add(self.residual, self.group.all_reduce(self.part), self.scale, within=self.after)
+
+    def normed(self, norm: NormSpec, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
+        """The sum, and what a norm makes of it."""
+        both = self.group.all_reduce_norm(self.part, self.residual, norm, self.scale, self.after)
+        if both is not None:
+            return both
+        y = self.group.all_reduce(self.part)
+        return ctx.kernels.add_norm(self.residual, y, norm, self.scale, within=self.after)
+
+
+Stream = Tensor | Sum
+"""The residual stream [T, hidden] between two blocks."""
+
+
+def adds(block: Block) -> bool:
+    """Do ranks have parts of what it gives, to be added up?"""
+    return block.group.size > 1 and not block.group.exact
+
+
+def whole(x: Stream, ctx: ForwardContext) -> Tensor:
+    """The stream, added up."""
+    return x.whole(ctx) if isinstance(x, Sum) else x
+
+
+def normed(x: Stream, norm: NormSpec, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
+    """The stream, added up, and what a norm makes of it."""
+    return x.normed(norm, ctx) if isinstance(x, Sum) else (x, ctx.kernels.norm(x, norm))
+
+
+def read(x: Stream, norm: NormSpec | None, ctx: ForwardContext) -> tuple[Tensor, Tensor, NormSpec | None]:
+    """The stream, added up; what a block reads of it; and the norm that is left to the block's first product."""
+    if not isinstance(x, Sum):
+        return x, x, norm
+    if norm is None:
+        x = x.whole(ctx)
+        return x, x, None
+    return *x.normed(norm, ctx), None
+
+
+def through(
+    x: Stream,
+    block: Block,
+    ctx: ForwardContext,
+    norm: NormSpec | None,
+    *,
+    after: NormSpec | None = None,
+    scale: float = 1.0,
+) -> Stream:
+    """x + scale * after(block(norm(x)))."""
+    x, h, norm = read(x, norm, ctx)
+    if adds(block):
+        return Sum(block.part(h, ctx, norm), x, block.group, after, scale)
+    if after is None and scale == 1.0:
+        return block(h, ctx, norm=norm, residual=x)
+    return ctx.kernels.add(x, block(h, ctx, norm=norm), scale, within=after)
