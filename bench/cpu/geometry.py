@@ -56,7 +56,7 @@ class Timer:
 def measure(folder: str, quantization: str | None) -> dict[str, float]:
     """Load once, then every figure."""
     begin = time.perf_counter()
-    options = {"load_format": "dummy", "max_model_len": 4096, "max_num_seqs": 32}
+    options = {"device": "cpu", "load_format": "dummy", "max_model_len": 4096, "max_num_seqs": 32}
     with LLM(model=folder, quantization=quantization, **options) as llm:
         load = round(time.perf_counter() - begin, 2)
         timer = Timer(llm)
