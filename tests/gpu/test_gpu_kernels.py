@@ -194,4 +194,4 @@ def test_shared_prefix(seqs):
     plan.shared = True
     found = kernels.attention(q, spec, ctx)
     assert relative(found, REFERENCE.attention(q.float(), spec, ctx)) < 1e-2
-    assert int(kernels._common[1]) == 11
+    assert int(kernels._stepping._common[1]) == 11

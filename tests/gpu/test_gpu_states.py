@@ -126,7 +126,24 @@ CHUNKED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("config", [CONFIG, GRIFFIN, CHUNKED], ids=["delta", "griffin", "chunks"])
+SPARSEMIXER = {
+    "architectures": ["PhimoeForCausalLM"], "model_type": "phimoe", "hidden_size": 256, "intermediate_size": 256,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 2048,
+    "max_position_embeddings": 4096, "num_local_experts": 8, "num_experts_per_tok": 2, "router_jitter_noise": 0.01,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+BESIDE = {
+    "architectures": ["Gemma4ForCausalLM"], "model_type": "gemma4_text", "hidden_size": 256, "intermediate_size": 256,
+    "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "global_head_dim": 128,
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"], "sliding_window": 96,
+    "vocab_size": 2048, "max_position_embeddings": 4096, "enable_moe_block": True, "num_experts": 8,
+    "top_k_experts": 2, "moe_intermediate_size": 64, "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0,
+    "torch_dtype": "bfloat16",
+}  # fmt: skip
+RECORDED = {"delta": CONFIG, "griffin": GRIFFIN, "chunks": CHUNKED, "sparsemixer": SPARSEMIXER, "beside": BESIDE}
+
+
+@pytest.mark.parametrize("config", RECORDED.values(), ids=RECORDED)
 def test_recorded_steps_go_on_once(config, tmp_path):
     """The same tokens with and without recordings, with shared beginnings, in company and alone."""
     (tmp_path / "config.json").write_text(json.dumps(config))

@@ -153,6 +153,10 @@ class FusedMixture(Protocol):
         next, which may be brought near meanwhile."""
         ...
 
+    def chosen(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
+        """The routed experts alone, where layers choose: ids [T, k] among those in the lists; others add nothing."""
+        ...
+
 
 class Weight(Protocol):
     """A matrix [out, in] in some format: loads, concatenates, splits and multiplies itself."""

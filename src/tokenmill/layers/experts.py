@@ -62,7 +62,7 @@ class Chosen:
         self.placed: Placed | None = None
         """Experts may move between ranks: then choices go by slot, and `first` is a slot."""
         self.stacked: Any = None
-        """What a backend has made of the weights that it took."""
+        """What a backend has made of the weights that it took: their lists are empty then, nothing is held twice."""
         if self.by_expert and b.place.redundant is not None:
             self.placed = Placed(count, b.group.size, b.group.rank, b.place.redundant, b.device)
             self.first = self.placed.first
@@ -70,11 +70,22 @@ class Chosen:
         for part in weights:
             part[:] = [b.settled(w) for w in part]
 
+    def pack(self, b: Build, mixture: Mixture) -> None:
+        """Let the backend take the weights of this mixture. An exact group needs them one by one."""
+        if b.group.exact:
+            return
+        ups, downs = ([*part] if b.adapters is not None else [] for part in self.weights)
+        self.stacked = b.kernels.pack_mixture(mixture)
+        if self.stacked is not None and b.adapters is not None:
+            mixture.operands = b.adapters.stack(ups), b.adapters.stack(downs)
+
     def part(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
         """The chosen experts of x, added up: a part of the sum; in an exact group, this rank's columns of it, or all
         where each rank has whole experts."""
         if self.placed is not None:
             ids = self.placed.slots_for(ids, ctx)
+        if self.stacked is not None:
+            return self.stacked.chosen(x, ids - self.first, gates, ctx)
         if self.by_expert and self.group.exact:
             parts = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx, self.first)
             return ctx.kernels.add_experts(self.group.all_reduce(parts), gates, x.dtype)
@@ -119,14 +130,11 @@ class Experts:
         beside = None if plain is None else (plain.up.weight, plain.output.weight)
         placed = None if self.chosen.placed is None else self.chosen.placed.slots_for
         mixture = Mixture(self.router, route, *weights, act, beside, self.routing.wide, self.chosen.first, placed)
-        # A backend that takes the whole layer empties the lists: nothing is held twice.
+        self.chosen.pack(b, mixture)
         apart = self.routing.by_hand is not None or self.routing.inputs or (plain is not None and plain.act != act)
-        ups, downs = ([*part] if b.adapters is not None else [] for part in weights)
-        self.fused = None if apart or b.group.exact else b.kernels.pack_mixture(mixture)
-        self.chosen.stacked = self.fused
+        self.fused = None if apart else self.chosen.stacked
+        """The whole layer; else layers choose, and add what lies beside."""
         self.following = b.following()
-        if self.fused is not None and b.adapters is not None:
-            mixture.operands = b.adapters.stack(ups), b.adapters.stack(downs)
 
     def __call__(
         self, x: Tensor, ctx: ForwardContext, *, norm: NormSpec | None = None, residual: Tensor | None = None

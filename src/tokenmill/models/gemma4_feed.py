@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, NormSpec, RouteSpec
+from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Chosen, load_experts
 from tokenmill.layers.mlp import MLP, gated_mlp
@@ -40,6 +40,7 @@ def make_beside(c: ModelConfig, at: Build, plan: Plan, hidden: int) -> Beside | 
     each = at.tensor("router.per_expert_scale", (count,), torch.float32)
     weights = load_experts(at.at("experts"), route, hidden, inner)
     chosen = Chosen(at, weights, count, act)
+    chosen.pack(at, Mixture(router, route, *weights, act, first=chosen.first))
 
     def beside(x: Tensor, ctx: ForwardContext, y: Tensor) -> Tensor:
         kernels = ctx.kernels

@@ -191,6 +191,23 @@ def test_ranks_with_some_experts_each_add_up_to_the_layer(tokens):
     assert torch.allclose(apart, run(0, 8), atol=1e-4)
 
 
+@pytest.mark.parametrize(("tokens", "top", "steady"), [(1, 1, False), (3, 1, False), (20, 3, False), (20, 3, True)])
+def test_layers_may_choose_the_experts(tokens, top, steady):
+    """Llama 4 (gates multiply the input), Phi-3.5-MoE and Gemma 4 (choices of their own); experts of other ranks add
+    nothing."""
+    x, ups, downs, ids, gates = operands(tokens, 8, 32, 24, top)
+    kernels = TritonKernels(steady=steady)
+    lists = [DenseWeight(w) for w in ups[0]], [DenseWeight(w) for w in downs[0]]
+    fused = kernels.pack_mixture(Mixture(DenseWeight(torch.randn(8, 32)), RouteSpec(8, top), *lists, "silu_mul"))
+    ctx = ForwardContext(kernels, x, x, x, 1, [], [])
+    wanted = exact_experts(x, ups, downs, ids, gates, "silu_mul")
+    assert torch.allclose(fused.chosen(x, ids, gates, ctx), wanted, atol=1e-4)
+    outside = torch.where(ids < 4, ids, 8 + ids), torch.where(ids >= 4, ids, -1)
+    parts = [fused.chosen(x, some, gates, ctx) for some in outside]
+    assert torch.allclose(parts[0] + parts[1], wanted, atol=1e-4)
+    assert kernels.waits == 0
+
+
 def test_other_formats_are_left_alone():
     weights = [DenseWeight(torch.randn(4, 8)), DenseWeight(torch.randn(6, 8))]
     assert stack(weights) is None and len(weights) == 2

@@ -62,7 +62,7 @@ class StackedMixture:
             residual = residual.contiguous()
         x = x if x.is_contiguous() else x.contiguous()
         # Steady: a token takes the same way in any company.
-        whose = self._adapted(ctx)
+        whose = self._adapted(ctx, self.mixture.route.top_k)
         fuses = self.launch.fuses and not self.launch.steady and whose is None
         one = fuses and self.all_here and x.shape[0] == 1
         if one and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
@@ -78,8 +78,15 @@ class StackedMixture:
             ids = ids - self.mixture.first
         return self._several(h, ids, gates, self._shared(h, ctx, None, residual), whose)
 
-    def _adapted(self, ctx: ForwardContext) -> Whose | None:
-        """Whose adapters change experts or the choice among them in this step; None: nobody's."""
+    def chosen(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
+        """The routed experts alone, of ids that layers chose."""
+        self.launch.count("experts")
+        gates = gates.float().contiguous()
+        whose = self._adapted(ctx, ids.shape[1])
+        return self._several(x.contiguous(), ids.to(torch.int32).contiguous(), gates, None, whose)
+
+    def _adapted(self, ctx: ForwardContext, top: int) -> Whose | None:
+        """Whose adapters change experts or the choice among them in this step; None: nobody's. top: experts a token."""
         rows, operands = ctx.rows, self.mixture.operands
         if rows is None or rows.adapters is None or operands is None:
             return None
@@ -87,7 +94,7 @@ class StackedMixture:
         chosen_by = site is not None and (site.used or bool(site.whole))
         if not chosen_by and all(each.down is None for each in operands):
             return None
-        return Whose(rows.tokens, rows.adapters, self.mixture.route.top_k)
+        return Whose(rows.tokens, rows.adapters, top)
 
     def _pick(
         self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, near: Tensor | None, *, keep: bool
