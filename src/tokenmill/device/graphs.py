@@ -5,37 +5,15 @@ Must not know: what is recorded. Work is recorded on a stream of its own, then r
 
 from __future__ import annotations
 
-import gc
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from tokenmill.core.garbage import no_collection
+
 T = TypeVar("T")
-_open = [0, True]
-"""How many recordings are being made, and were collections on before the first of them?"""
-_open_lock = threading.Lock()
-
-
-@contextmanager
-def no_collection() -> Iterator[None]:
-    """Meanwhile no garbage is collected: recordings of a model that was dropped may be in it, and to free one while
-    another is made breaks that one. Threads may be in here together: the last one out lets collections go on."""
-    with _open_lock:
-        if not _open[0]:
-            _open[1] = gc.isenabled()
-            gc.disable()
-        _open[0] += 1
-    try:
-        yield
-    finally:
-        with _open_lock:
-            _open[0] -= 1
-            if not _open[0] and _open[1]:
-                gc.enable()
 
 
 class Recording(Generic[T]):
@@ -66,6 +44,7 @@ class Recorder:
         current = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
         self.stream.wait_stream(current)
+        # Recordings of a model that was dropped may be garbage: to free one while another is made breaks that one.
         with torch.cuda.stream(self.stream), no_collection():
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:

@@ -84,13 +84,14 @@ class Chosen:
         where each rank has whole experts."""
         if self.placed is not None:
             ids = self.placed.slots_for(ids, ctx)
-        if self.stacked is not None:
-            return self.stacked.chosen(x, ids - self.first, gates, ctx)
         if self.by_expert and self.group.exact:
             parts = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx, self.first)
             return ctx.kernels.add_experts(self.group.all_reduce(parts), gates, x.dtype)
         if not self.group.exact:
             ids = ids - self.first if self.by_expert else ids
+            if self.stacked is not None:
+                y: Tensor = self.stacked.chosen(x, ids, gates, ctx)
+                return y
             return ctx.kernels.experts(x, self.weights, ids, gates, self.act, ctx)
         inside = ctx.kernels.experts(x, self.weights, ids, None, self.act, ctx)
         if inside.shape[1] != self.weights[1][0].shape[1]:

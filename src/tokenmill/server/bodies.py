@@ -8,7 +8,6 @@ bounded by what one request may hold. Must not know: any one API, sockets.
 from __future__ import annotations
 
 import asyncio
-import gc
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -17,6 +16,7 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from tokenmill.core.errors import TooLargeError
+from tokenmill.core.garbage import no_collection
 from tokenmill.server.ceilings import MOST_FIELDS, check_ceilings
 from tokenmill.server.errors import HttpError
 from tokenmill.server.inputs.plan import Plan
@@ -171,13 +171,8 @@ def _make_whole(raw: dict[str, Any], error: ValidationError) -> bool:
 
 def _decoded(data: bytes) -> Any:
     """Python's collector would look at all there is a hundred times while the values are made, and find nothing."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
+    with no_collection():
         return _decode(data)
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _refuse_large_structures(data: bytes) -> None:
