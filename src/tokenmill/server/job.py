@@ -206,7 +206,10 @@ class Job:
             async for batch in self._batches():
                 yield batch
         else:
-            for task, accumulator in await self.gather():
+            scored: list[tuple[Task, TextDelta]] = []
+            gathered = await self.gather(scored)
+            yield scored
+            for task, accumulator in gathered:
                 yield [(task, _whole(task.request.id, out)) for out in accumulator.output().outputs]
 
     async def _batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
@@ -258,13 +261,16 @@ class Job:
             task.ended += 1
             figures.reasons.append(delta.finish_reason)
 
-    async def gather(self) -> Gathered:
-        """All prompts' outputs, in prompt order."""
+    async def gather(self, scored: list[tuple[Task, TextDelta]] | None = None) -> Gathered:
+        """All prompts' outputs, in prompt order. `scored` gets what was told of the prompts alone."""
         found = {task.request.id: (task, Accumulator(task.request)) for task in self.tasks.values()}
         async for batch in self._batches():
             for task, delta in batch:
                 if delta.logprobs is not None:
                     self._hold(sum(map(len, delta.logprobs)), "logprobs")
+                if scored is not None and delta.prompt_logprobs is not None:
+                    rows = delta.prompt_logprobs
+                    scored.append((task, TextDelta(request_id=task.request.id, index=0, prompt_logprobs=rows)))
                 found[task.request.id][1].add(delta)
         return sorted(found.values(), key=lambda pair: pair[0].index)
 

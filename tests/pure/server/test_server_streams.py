@@ -38,6 +38,8 @@ def joined(chunks: list[Any], index: int) -> dict[str, Any]:
         {"best_of": 4, "n": 2, "temperature": 1},
         {"best_of": 3, "temperature": 1, "logprobs": 1},
         {"best_of": 2, "temperature": 1, "echo": True},
+        {"best_of": 3, "temperature": 1, "echo": True, "logprobs": 1, "prompt": ["abc", "a longer one"]},
+        {"best_of": 2, "temperature": 1, "echo": True, "logprobs": 1, "max_tokens": 0},
         {"prompt_logprobs": 0},
     ],
 )
