@@ -5,6 +5,9 @@ from __future__ import annotations
 import random
 import re
 
+from authored_data import load
+from vocabulary import any_sign, word
+
 GREETS = [
     "hi",
     "hello",
@@ -98,6 +101,55 @@ CONTEXTS = [
     "We talked about it yesterday.",
     "It came to my mind.",
 ]
+WHO = ["I", "We", "My sister", "My neighbour", "The children", "They", "My uncle", "You", "Somebody", "My boss"]
+DID = ["saw", "lost", "bought", "found", "painted", "forgot", "sold", "broke", "cleaned", "borrowed", "wanted", "hid"]
+FEEL = ["I am", "I feel", "We are", "My son is", "My friend is", "I was", "I have been"]
+ABOUT = ["", "", " about this", " today", " with it", " right now", " because of the [n]", " and need help", " again"]
+
+
+def occasion(rng: random.Random) -> str:
+    """A sentence that has nothing to do with the request: one of the list, or one put together."""
+    pick = rng.random()
+    if pick < 0.4:
+        return rng.choice(CONTEXTS)
+    thing = word(rng, "noun", False)
+    if pick < 0.7:
+        return f"{rng.choice(WHO)} {rng.choice(DID)} {rng.choice(['the', 'a', 'my'])} {thing}{rng.choice('..!')}"
+    return f"{rng.choice(FEEL)} {rng.choice(load().words['trait'])}{rng.choice(ABOUT).replace('[n]', thing)}."
+
+
+SMALL = "I you we my the a is it this that what so do can need get want tell me for with in on about how will your"
+SMALL += " please now just there if then not know say find give show think am are was has them all here"
+COUNTS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+COUNTS += " seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand half"
+COUNTS += " twice double plus minus times over by divided multiplied third quarter first second once"
+SMALL_ZH = "我你的了是请要想说吗呢这那给有在把会就快也不它他她们吧啊什么怎"
+COUNTS_ZH = "一二三四五六七八九十零百千万亿壹贰叁肆伍陆柒捌玖拾佰仟两半倍分份加减乘除余和差积商共每平点负几多少数"
+
+
+def _parted(rng: random.Random, words: list[str]) -> tuple[list[str], list[str]]:
+    cut = rng.randint(0, len(words))
+    return words[:cut], words[cut:]
+
+
+def amid(rng: random.Random, text: str) -> str:
+    """A text that says all by itself, among words that must not matter: none is a number or a sign."""
+    words = [rng.choice(SMALL.split()) if rng.random() < 0.6 else word(rng, "any", False) for _ in range(10)]
+    before, behind = _parted(rng, [w for w in words[: rng.randint(0, 10)] if w not in COUNTS.split()])
+    front = " ".join(before) + rng.choice(["", "", "", ":", ",", ".", " -"]) + " " if before else ""
+    back = rng.choice(["", "", ",", ";", ".", "?"]) + " " + " ".join(behind) if behind else ""
+    front = front[0].upper() + front[1:] if front and rng.random() < 0.6 else front
+    return front + text + back + rng.choice(["?", ".", "", "!"])
+
+
+def amid_zh(rng: random.Random, text: str) -> str:
+    """The same among Chinese signs."""
+    signs = [rng.choice(SMALL_ZH) if rng.random() < 0.6 else any_sign(rng) for _ in range(rng.randint(0, 14))]
+    before, behind = _parted(rng, [s for s in signs if s not in COUNTS_ZH])
+    front, back = "".join(before) + rng.choice(["", "", "，", "："]), rng.choice(["", "", "，"]) + "".join(behind)
+    return (front if before else "") + text + (back if behind else "") + rng.choice("？。！")
+
+
 GREETS_ZH = [
     "你好，",
     "您好，",
@@ -155,7 +207,7 @@ def framed(rng: random.Random, text: str, ending: bool = True) -> str:
         reason = reason[0].upper() + reason[1:] if rng.random() < 0.6 else reason
         return reason + rng.choice([": ", ", ", ". ", " - "]) + text
     if pick < 0.75 or not ending:
-        return rng.choice(CONTEXTS) + " " + text
+        return occasion(rng) + " " + text
     return text.rstrip(".") + rng.choice([", ", " ", ". ", " - "]) + rng.choice(ENDS) + rng.choice(["", ".", "!"])
 
 

@@ -10,8 +10,10 @@ import random
 from collections.abc import Callable
 
 from authored_data import load, wording
+from phrasing import amid, amid_zh
 from render import Case
 from skill_facts import ask, plain
+from vocabulary import word
 
 Node = int | tuple  # (sign, left, right)
 SIGNS = {
@@ -218,7 +220,10 @@ def _spelled(rng: random.Random, node: Node, chinese: bool) -> str:
 
 
 def _asked(rng: random.Random, held: bool, node: Node, chinese: bool) -> str:
-    user = wording("expr_zh" if chinese else "expr", rng, held, {"e": _spelled(rng, node, chinese)})
+    spelled = _spelled(rng, node, chinese)
+    if not held and rng.random() < 0.15:
+        return amid_zh(rng, spelled) if chinese else amid(rng, spelled)
+    user = wording("expr_zh" if chinese else "expr", rng, held, {"e": spelled})
     return user[0].upper() + user[1:] if user[0].isalpha() and rng.random() < 0.7 else user
 
 
@@ -264,6 +269,29 @@ def answer_of(a: int, sign: str, b: int, chinese: bool) -> tuple[str, str]:
 
 PART = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth", 8: "an eighth", 10: "a tenth"}
 PARTS = ["What is [p] of [a]?", "[p] of [a]?", "How much is [p] of [a]?", "Tell me [p] of [a].", "What's [p] of [a]?"]
+EVEN = ["equally", "evenly", "fairly", "in equal parts", "in equal shares", "equally, please"]
+ANY_QUOTIENT = [
+    "[w] [a] among [b] [e].",
+    "[w] [a] across [b] [e].",
+    "[w] [a] between [b] [e].",
+    "[w] [a] to [b] [e].",
+    "[w] [a] over [b] people [e].",
+    "[w] [a] into [b] heaps [e].",
+    "How many [b]s [w] in [a]?",
+    "How many [b]s can [w] in [a]?",
+    "How many [b]s do we [w] from [a]?",
+    "In [a], how many [b]s are there to [w]?",
+]
+"""Divisions in which any word may be the verb: what stands around the numbers tells the task."""
+
+
+def any_quotient(rng: random.Random, a: int, b: int) -> str:
+    """A division asked for with a verb that means nothing."""
+    text = rng.choice(ANY_QUOTIENT).replace("[e]", rng.choice(EVEN)).replace("[w]", word(rng, "verb", False))
+    text = text.replace("[a]", str(a)).replace("[b]", str(b))
+    return text[0].upper() + text[1:]
+
+
 NAMED = {"+": "sum_of", "-": "difference_of", "*": "product_of", "/": "quotient_of"}
 
 
@@ -283,6 +311,8 @@ def named(rng: random.Random, held: bool, sign: str, chinese: bool = False, chat
         if sign == "/" and b in PART and not (held or chinese) and rng.random() < 0.25:
             user = rng.choice(PARTS).replace("[p]", PART[b]).replace("[a]", str(a))
             return ask(user, answer, "division", must)
+        if sign == "/" and not (held or chinese) and rng.random() < 0.2:
+            return ask(any_quotient(rng, a, b), answer, "division", must)
         user = wording(NAMED[sign] + ("_zh" if chinese else ""), rng, held, values)
     return ask(user, answer, {"/": "division"}.get(sign, "operation"), must)
 

@@ -8,7 +8,7 @@ import re
 from authored_data import load
 from render import Case
 from skill_memory import Told
-from skill_zh import any_sign
+from vocabulary import any_sign
 
 KIN = ["妹妹", "姐姐", "弟弟", "哥哥", "妈妈", "爸爸", "奶奶", "爷爷", "儿子", "女儿", "叔叔", "阿姨", "外婆", "表哥"]
 OTHERS = ["老师", "同学", "邻居", "老板", "同事", "好朋友", "室友", "医生", "教练", "男朋友", "女朋友", "丈夫", "妻子"]

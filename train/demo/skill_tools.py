@@ -230,6 +230,16 @@ def strange_tool(rng: random.Random, verb: str, noun: str, params: dict[str, str
     return schema(name, _described(rng, verb, noun), params)
 
 
+def any_keyed(rng: random.Random) -> str:
+    """A way to name an argument whose first word may be any: a form of a verb, or a word that joins sentences."""
+    verb = word(rng, "verb", False)
+    doing = (verb[:-1] if verb.endswith("e") and not verb.endswith("ee") else verb) + "ing"
+    if doing == "using":
+        doing = "having"
+    join = rng.choice(["when", "once", "since", "so that", "because", "wherein", "unless", "as", "provided"])
+    return rng.choice([f"{doing} [k] [v]", f"{doing} [k] [v]", f"{doing} the [k] [v]", f"{join} [k] is [v]"])
+
+
 def _arguments(rng: random.Random, held: bool) -> list[tuple[str, str, str]]:
     """Argument key, kind and phrase: of the short list, or with made-up keys."""
     count = rng.choice([0, 1, 1, 1, 2, 2] if held else [0, 1, 1, 1, 2, 2, 3])
@@ -242,7 +252,10 @@ def _arguments(rng: random.Random, held: bool) -> list[tuple[str, str, str]]:
             if rng.random() < 0.2:
                 key = joined(rng, [word(rng, "any", held), key]).replace(".", "_")
             if key not in {p[0] for p in picked}:
-                phrase = rng.choice(KEYED_HELD if held else KEYED).replace("[k]", re.sub("[_-]", " ", key))
+                form = rng.choice(KEYED_HELD if held else KEYED)
+                if not held and rng.random() < 0.2:
+                    form = any_keyed(rng)
+                phrase = form.replace("[k]", re.sub("[_-]", " ", key))
                 picked[index] = (key, rng.choice(KINDS), phrase)
     return picked
 
@@ -258,11 +271,10 @@ def invented_request(rng: random.Random, held: bool, verb: str = "", noun: str =
     phrase = glue.join(form.replace("[v]", str(values[k])) for k, _, form in picked)
     lead = rng.choice(["Would you {v} the {n}", "Kindly {v} the {n}"] if held else LEADS)
     lead = lead.replace("{a}", rng.choice(load().words["adv"]))
-    text = (lead.replace("{v}", verb).replace("{n}", noun) + " " + phrase).strip()
+    lead = lead.replace("{v}", verb).replace("{n}", noun)
+    text = f"{lead} {phrase}".strip()
     if not held and phrase and rng.random() < 0.12:
-        text = (
-            phrase[0].upper() + phrase[1:] + ", " + lead[0].lower() + lead[1:].replace("{v}", verb).replace("{n}", noun)
-        )
+        text = phrase[0].upper() + phrase[1:] + ", " + lead[0].lower() + lead[1:]
     text += "?" if re.search("(?i)(^|, )(can|would|could|will|are|might|shall|may) ", text) else "."
     return tool, text[0].upper() + text[1:], values
 

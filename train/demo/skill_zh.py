@@ -9,7 +9,7 @@ import re
 from authored_data import fill, load, rows, wording
 from render import Case
 from skill_facts import ask, plain
-from vocabulary import is_held
+from vocabulary import any_sign, is_held
 
 TABLES = {
     "opposite_zh": ("[a]的反义词是[b]。", True),
@@ -45,12 +45,6 @@ def larger_zh(rng: random.Random, held: bool) -> Case:
     b = b + 1 if a == b else b
     user = wording("larger_zh", rng, held, {"a": str(a), "b": str(b)})
     return ask(user, f"{max(a, b)}比{min(a, b)}大。", "compare", f"^{max(a, b)}比")
-
-
-def any_sign(rng: random.Random) -> str:
-    """One of the 3,755 common signs: the first level of GB 2312, whose rows 16 to 55 have 94 places each."""
-    at = rng.randrange(3755)
-    return bytes((0xB0 + at // 94, 0xA1 + at % 94)).decode("gb2312")
 
 
 WHOLE = [
@@ -169,7 +163,7 @@ def story_zh(rng: random.Random, held: bool) -> Case:
     values["n"], values["m"] = rng.sample(load().words["zhname"], 2)
     plot = rng.choice([row["beats"] for row in rows_zh()])
     lines = [fill(rng.choice(beat), rng, values) for beat in plot]
-    if rng.random() < 0.65:
+    if rng.random() < 0.8:
         lines.insert(0, rng.choice(WHOLE).replace("[t]", topic))
     text = "".join(lines)
     for word in must:

@@ -280,7 +280,7 @@ def _cast(found: dict[str, str]) -> dict[str, str]:
 
 
 BETWEEN = re.compile(r"\bP ([a-z ]+?) (?:an?|the) (?:\w+ )?Q")
-WHOLE = 0.65
+WHOLE = 0.8
 """Share of the stories that begin with the topic as it was put: plain copying brings in every word."""
 
 

@@ -1,4 +1,4 @@
-"""Words for copy tasks. Owns: invented words, a wide vocabulary for names of tools and keys, and its held-out part."""
+"""Words for copy tasks. Owns: invented words and signs, a wide vocabulary for names, and its held-out part."""
 
 from __future__ import annotations
 
@@ -57,6 +57,12 @@ def word(rng: random.Random, use: str, held: bool) -> str:
     if not held and pick < 0.5:
         use = "any"
     return rng.choice(_by_use()[use, held])
+
+
+def any_sign(rng: random.Random) -> str:
+    """One of the 3,755 common Chinese signs: the first level of GB 2312, whose rows 16 to 55 have 94 places each."""
+    at = rng.randrange(3755)
+    return bytes((0xB0 + at // 94, 0xA1 + at % 94)).decode("gb2312")
 
 
 def joined(rng: random.Random, words: list[str]) -> str:

@@ -6,11 +6,14 @@ import random
 import re
 
 import own_ways
+import phrasing
 import pytest
 import skill_everyday
 import skill_everyday_zh
+import skill_expression
 import skill_memory
 import skill_memory_zh
+import skill_tools
 from authored_data import load
 from render import Case
 from skill_everyday import DAYS, FACTS, LENGTH, MONTHS, in_words
@@ -190,3 +193,32 @@ def test_orders_for_one_word_are_never_the_held_out_ones() -> None:
     for _ in range(300):
         case = brief_fact(rng)
         assert re.search(case.must, case.messages[-1]["content"])
+
+
+def test_words_around_an_expression_hold_no_number_and_no_sign() -> None:
+    rng = random.Random(17)
+    for _ in range(3000):
+        for text in (phrasing.amid(rng, "#"), phrasing.amid_zh(rng, "#")):
+            around = text.replace("#", " ", 1)
+            assert "#" in text and not re.search(r"[\d+*/×÷=#]", around), text
+            assert not set(re.findall("[a-z]+", around.lower())) & set(phrasing.COUNTS.split()), text
+            assert not set(around) & set(phrasing.COUNTS_ZH), text
+
+
+def test_divisions_with_any_verb_say_both_numbers_and_keep_the_held_wordings_out() -> None:
+    rng = random.Random(18)
+    texts = [skill_expression.any_quotient(rng, 96, 12) for _ in range(2000)]
+    assert all(re.search(r"\b96\b", t) and re.search(r"\b12s?\b", t) and "[" not in t for t in texts)
+    assert len({t.split(" ")[0] for t in texts}) > 100
+    assert not [t for t in texts if t.startswith(("Distribute", "How many 12s are there in"))]
+
+
+def test_requests_for_made_up_tools_are_filled_and_never_name_an_argument_in_a_held_way() -> None:
+    rng = random.Random(19)
+    for _ in range(4000):
+        tool, text, values = skill_tools.invented_request(rng, False)
+        assert not re.search(r"[{}\[\]]", text), text
+        for key, item in values.items():
+            said = re.sub("[_-]", " ", key)
+            assert f"using {said} {item}" not in text and f"whose {said} is {item}" not in text
+        assert set(values) == set(tool["parameters"]["properties"])
