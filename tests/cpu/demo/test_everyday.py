@@ -220,5 +220,5 @@ def test_requests_for_made_up_tools_are_filled_and_never_name_an_argument_in_a_h
         assert not re.search(r"[{}\[\]]", text), text
         for key, item in values.items():
             said = re.sub("[_-]", " ", key)
-            assert f"using {said} {item}" not in text and f"whose {said} is {item}" not in text
+            assert f" using {said} {item}" not in text and f" whose {said} is {item}" not in text
         assert set(values) == set(tool["parameters"]["properties"])
