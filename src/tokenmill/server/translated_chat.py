@@ -56,22 +56,25 @@ async def count_translated(context: Context, fields: Fields, size: int, *, names
 
 
 async def listen(chat: Chat) -> AsyncIterator[Heard]:
-    """The only output of a chat, step by step; the last one has a finish_reason."""
+    """The only output of a chat, step by step; the last one has a finish_reason. Steps that have piled up are told as
+    one, unless that would hide which of the log-probabilities belong to which text."""
     parser = None if chat.turn.plain else chat.turn.parser()
     async for batch in chat.job.batches():
-        heard = Heard()
-        for _, delta in batch:
-            ended = delta.finish_reason is not None
-            if parser is None:
-                heard.events += [Event("content", delta.text)] if delta.text else []
-            else:
-                heard.events += parser.feed(delta.text) + (parser.finish() if ended else [])
-            heard.token_ids += delta.token_ids
-            heard.logprobs += delta.logprobs or ()
-            if ended:
-                heard.finish_reason = chat.ended(delta.finish_reason, parser.count if parser else 0)
-                heard.stop_reason = delta.stop_reason
-        yield heard
+        deltas = [delta for _, delta in batch]
+        for together in [[delta] for delta in deltas] if chat.body.logprobs else [deltas]:
+            heard = Heard()
+            for delta in together:
+                ended = delta.finish_reason is not None
+                if parser is None:
+                    heard.events += [Event("content", delta.text)] if delta.text else []
+                else:
+                    heard.events += parser.feed(delta.text) + (parser.finish() if ended else [])
+                heard.token_ids += delta.token_ids
+                heard.logprobs += delta.logprobs or ()
+                if ended:
+                    heard.finish_reason = chat.ended(delta.finish_reason, parser.count if parser else 0)
+                    heard.stop_reason = delta.stop_reason
+            yield heard
 
 
 async def hear_all(chat: Chat) -> tuple[Message, Heard]:

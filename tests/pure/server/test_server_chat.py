@@ -9,6 +9,7 @@ import openai
 import pytest
 
 from tests.pure.server.conftest import Served, Starter
+from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PATH = "/v1/chat/completions"
@@ -121,6 +122,17 @@ async def test_streamed_logprobs_and_token_ids_add_up(start: Starter) -> None:
     rows = [row for c in streamed if c["logprobs"] for row in c["logprobs"]["content"]]
     assert rows == whole["choices"][0]["logprobs"]["content"]
     assert len([c for c in streamed if c.get("token_ids")]) == 2  # 4 tokens, then the rest
+
+
+async def test_reasoning_is_counted_for_each_output(start: Starter) -> None:
+    """ "ba" is one token: outputs that are joined, or told in turns, must not make such a pair."""
+    options = FakeOptions(script="<think>ab</think>x", tokenizer=byte_tokenizer(("ba",)))
+    served = await start(options, reasoning_parser="think")
+    body = {"messages": HELLO, "n": 3, "temperature": 1}
+    whole = (await served.post(PATH, body)).json()["usage"]
+    streamed = await served.post(PATH, {**body, "stream": True, "stream_options": {"include_usage": True}})
+    assert whole["completion_tokens_details"]["reasoning_tokens"] == 6
+    assert events(streamed.text)[-1]["usage"] == whole
 
 
 async def test_prompt_options_reach_the_template(start: Starter) -> None:

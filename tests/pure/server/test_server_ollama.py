@@ -56,6 +56,16 @@ async def test_options_mean_what_they_say(start):
     assert (await served.post("/api/generate", raw)).json()["prompt_eval_count"] == 3
 
 
+async def test_every_token_s_log_probability_is_in_a_stream(start):
+    """Those of tokens without a text of their own as well: the first bytes of a character, tags, what a stop holds."""
+    served = await start(FakeOptions(script="<think>Hé</think>Wéll.", step_s=0.001), reasoning_parser="think")
+    body = {**HI, "logprobs": True, "top_logprobs": 1, "options": {"stop": ["Wx", "l..."]}}
+    whole = (await served.post("/api/chat", {**body, "stream": False})).json()
+    streamed = lines(await served.post("/api/chat", body))
+    assert [row for line in streamed for row in line.get("logprobs", [])] == whole["logprobs"]
+    assert len(whole["logprobs"]) == whole["eval_count"]
+
+
 @pytest.mark.parametrize(("path", "change", "word"), [
     ("/api/chat", {"options": {"mirostat": 3}}, "mirostat"),
     ("/api/chat", {"options": {"tfs_z": 0.5}}, "tfs_z"),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import tracemalloc
+from unittest import mock
 
 import msgspec
 import pytest
 
 from tokenmill.core.errors import TooLargeError
+from tokenmill.server.backend import DeltaStream
 from tokenmill.server.errors import HttpError
 from tokenmill.server.responses.items import messages_of
 from tokenmill.server.responses.kept_responses import KeptResponse as Kept
@@ -20,6 +22,7 @@ CALL = '<think>It asks.</think>Well.<tool_call>\n{"name": "look", "arguments": {
 TOOL = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 PARSERS = {"tool_call_parser": "hermes", "reasoning_parser": "think"}
 HI = {"model": "fake", "input": "Hi"}
+LOGPROBS = {"include": ["message.output_text.logprobs"]}
 PATH = "/v1/responses"
 
 
@@ -53,6 +56,27 @@ async def test_events_are_numbered_and_add_up_to_the_response(start):
     assert (
         whole["usage"] == last["response"]["usage"] and whole["usage"]["output_tokens_details"]["reasoning_tokens"] > 0
     )
+
+
+@pytest.mark.parametrize("held", [False, True])
+async def test_a_text_has_the_log_probabilities_of_its_own_tokens(start, held):
+    """Neither those of the reasoning before it nor of the call behind it, whether steps come one by one or piled up."""
+    served = await start(FakeOptions(script=CALL), **PARSERS)
+    if held:  # the loop hears of several steps at once
+        inbox = DeltaStream.batch
+
+        async def later(self):
+            first = await inbox(self)
+            while first[-1].finish_reason is None:
+                first += await inbox(self)
+            return first
+
+        with mock.patch.object(DeltaStream, "batch", later):
+            answer = await served.post(PATH, {**HI, **LOGPROBS, "tools": [TOOL]})
+    else:
+        answer = await served.post(PATH, {**HI, **LOGPROBS, "tools": [TOOL]})
+    (text,) = (item["content"][0] for item in answer.json()["output"] if item["type"] == "message")
+    assert text["text"] == "Well." and [row["token"] for row in text["logprobs"]] == [*"Well."]
 
 
 async def test_what_is_kept_can_be_continued_read_and_forgotten(start):

@@ -46,14 +46,17 @@ class Answer:
 
     async def lines(self) -> AsyncIterator[bytes]:
         """One object per step; the last one has `done` and the figures."""
+        rows: list[Any] = []  # a step without text leaves its log-probabilities to the next line
         try:
             async for heard in listen(self.chat):
                 self.said.add(heard.events)
+                rows += heard.logprobs
                 shown = self._shown(heard.events)
                 ended = heard.finish_reason is not None
                 calls = self.said.calls[:] if ended else []  # arguments are objects here: calls are whole when all is
                 if shown or calls or ended:
-                    line = self._body(*_texts(shown), calls=calls, logprobs=heard.logprobs)
+                    line = self._body(*_texts(shown), calls=calls, logprobs=rows)
+                    rows = []
                     yield (
                         encode({**line, "done": False}) + b"\n" if not ended else self._last(line, heard.finish_reason)
                     )

@@ -52,12 +52,12 @@ class Chat:
             return ""
         return last.content if isinstance(last.content, str) else ""
 
-    def usage(self, reasoning: str) -> dict[str, Any]:
-        """Usage, with how many of the tokens were reasoning."""
+    def usage(self, *reasoning: str) -> dict[str, Any]:
+        """Usage, with how many of the tokens were reasoning; each output has its own."""
         found = self.job.usage()
         tokenizer = self.context.backend.info.tokenizer
-        if reasoning and tokenizer is not None:
-            count = len(tokenizer.encode(reasoning, add_special_tokens=False))
+        if any(reasoning) and tokenizer is not None:
+            count = sum(len(tokenizer.encode(text, add_special_tokens=False)) for text in reasoning)
             details = found.setdefault("completion_tokens_details", {})
             details["reasoning_tokens"] = min(count, found["completion_tokens"])
         return found
@@ -205,10 +205,10 @@ def whole_answer(chat: Chat, gathered: Gathered) -> dict[str, Any]:
     task, accumulator = gathered[0]
     result = accumulator.output()
     choices = []
-    reasoning = ""
+    reasoning = []
     for out in result.outputs:
         said = chat.turn.read(out.text)
-        reasoning += said.reasoning
+        reasoning.append(said.reasoning)
         choice: dict[str, Any] = {
             "index": out.index,
             "message": _message(chat, said),
@@ -227,7 +227,7 @@ def whole_answer(chat: Chat, gathered: Gathered) -> dict[str, Any]:
         "choices": choices,
         "service_tier": None,
         "system_fingerprint": chat.context.fingerprint,
-        "usage": chat.usage(reasoning),
+        "usage": chat.usage(*reasoning),
         "prompt_logprobs": prompt_rows(result.prompt_logprobs),
     }
     if chat.body.return_token_ids:

@@ -32,7 +32,7 @@ class ChatStream:
         self.started: set[int] = set()
         self.held: dict[int, list[TextDelta]] = {}
         self.parsers: dict[int, MessageParser] = {}
-        self.reasoning: list[str] = []
+        self.reasoning: dict[int, list[str]] = {}
         self.said = 0
         """Tokens that have been shown: what a running usage counts."""
         self.simple = not (body.logprobs or body.return_token_ids or self.usage_always or body.stream_interval)
@@ -79,7 +79,7 @@ class ChatStream:
         if parser is None:
             parser = self.parsers[index] = self.chat.turn.parser()
         found = parser.feed(text) + (parser.finish() if ended else [])
-        self.reasoning += [said.text for said in found if said.kind == "reasoning"]
+        self.reasoning.setdefault(index, []).extend(said.text for said in found if said.kind == "reasoning")
         return found if self.chat.body.include_reasoning else [said for said in found if said.kind != "reasoning"]
 
     def _delta(self, said: Event) -> dict[str, Any]:
@@ -145,7 +145,8 @@ class ChatStream:
         return chunk
 
     def _last(self) -> dict[str, Any]:
-        chunk = {**self._chunk(0, {}), "choices": [], "usage": self.chat.usage("".join(self.reasoning))}
+        reasoning = ["".join(said) for said in self.reasoning.values()]
+        chunk = {**self._chunk(0, {}), "choices": [], "usage": self.chat.usage(*reasoning)}
         if self.chat.context.options.enable_per_request_metrics:
             chunk["metrics"] = self.chat.job.timings()
         return chunk

@@ -58,6 +58,8 @@ class Growing:
                 found += self._start(kind, event)
             if event.kind != "call" and event.text:
                 found.append(self._more(event))
+        if self.open not in (None, "message"):  # only a text tells them
+            self._rows = []
         if heard.finish_reason is not None:
             found += self._close() if heard.finish_reason != "length" else self._close("incomplete")
             found.append(self._end(heard.finish_reason))

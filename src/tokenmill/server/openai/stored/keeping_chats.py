@@ -88,8 +88,8 @@ class Keeping:
         found = completion_of(said)
         if found is None:
             return None
-        reasoning = "".join(choice["message"].get("reasoning", "") for choice in found["choices"])
-        return msgspec.json.encode({**found, "usage": found.get("usage") or self.chat.usage(reasoning)})
+        reasoning = [choice["message"].get("reasoning", "") for choice in found["choices"]]
+        return msgspec.json.encode({**found, "usage": found.get("usage") or self.chat.usage(*reasoning)})
 
 
 async def begin_keeping(context: Context, chat: Chat, body: ChatRequest, owner: str) -> Keeping:
