@@ -13,6 +13,7 @@ from tokenmill.cli.bench_common import JSON, PLOT, BenchProgress, check_outputs,
 from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import told
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.cli.loading import waiting_told
 from tokenmill.core.errors import ParameterError
 
 app = typer.Typer(
@@ -55,7 +56,8 @@ def throughput(
     config, keywords = settle(model, options)
     check_outputs(json_path, plot)
     plans = workloads(workload, made, config.model.seed)
-    from tokenmill.measure.throughput import measure
+    with waiting_told("Getting ready"):
+        from tokenmill.measure.throughput import measure
 
     with BenchProgress() as progress:
         result = measure(keywords, plans * repeat, detokenize=detokenize, progress=progress)
@@ -78,8 +80,9 @@ def latency(
     """How long does one batch of fixed size take?"""
     config, keywords = settle(model, options)
     check_outputs(json_path, plot)
-    from tokenmill.measure import latency as latencies
-    from tokenmill.measure.workloads import Uniform
+    with waiting_told("Getting ready"):
+        from tokenmill.measure import latency as latencies
+        from tokenmill.measure.workloads import Uniform
 
     with BenchProgress() as progress:
         wanted = Uniform(batch, input_len, output_len, seed=config.model.seed)
@@ -101,9 +104,10 @@ def startup(
     """How long from starting a process to the first token?"""
     config, keywords = settle(model, options)
     check_outputs(json_path, None)
-    from tokenmill.measure import startup as starting
+    with waiting_told(f"Starting {'it' if repeat == 1 else f'{repeat} processes, one after the other'}"):
+        from tokenmill.measure import startup as starting
 
-    result = starting.startup(keywords, repeat=repeat)
+        result = starting.startup(keywords, repeat=repeat)
     save(result, json_path, None)
     typer.echo(f"{config.model.model}: seconds since the process was started, the median of {repeat}")
     for stage, text in starting.STAGES.items():
@@ -129,7 +133,8 @@ def ablate(
     plans = workloads(workload, made, config.model.seed)
     if len(plans) > 1:
         raise ParameterError("bench ablate takes one --workload.")
-    from tokenmill.measure import ablate as ablation
+    with waiting_told("Getting ready"):
+        from tokenmill.measure import ablate as ablation
 
     with BenchProgress() as progress:
         result = ablation.ablate(keywords, plans[0], repeat=repeat, only=only or (), progress=progress)

@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 
+from tokenmill.cli.loading import Heartbeat
 from tokenmill.core.errors import ParameterError, why
 
 JSON = typer.Option(None, "--json", metavar="OUT", help="Write the results here.")
@@ -62,7 +63,8 @@ def write_whole(path: Path, text: str) -> None:
 
 
 class BenchProgress:
-    """A bar on standard error where that is a terminal; it redraws seldom, because drawing takes time from the run."""
+    """A bar on standard error where that is a terminal, elsewhere a line now and then; it redraws seldom, because
+    drawing takes time from the run."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -71,21 +73,32 @@ class BenchProgress:
         columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         shown = sys.stderr.isatty()
         self.bar = Progress(*columns, console=Console(stderr=True), disable=not shown, refresh_per_second=1)
+        self.beat = Heartbeat("measuring")
         self.task: Any = None
+        self.name, self.done, self.total = "", 0, 0
 
     def __enter__(self) -> BenchProgress:
+        self.beat.__enter__()
         self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         self.bar.stop()
+        self.beat.__exit__()
 
     def start(self, name: str, total: int) -> None:
         """Another stage begins."""
         if self.task is not None:
             self.bar.remove_task(self.task)
         self.task = self.bar.add_task(name, total=total)
+        self.name, self.done, self.total = name, 0, total
+        self._say_how_far()
 
     def advance(self) -> None:
         """One more is done."""
         self.bar.advance(self.task)
+        self.done += 1
+        self._say_how_far()
+
+    def _say_how_far(self) -> None:
+        self.beat.more = f"{self.name}, {self.done} of {self.total}" if self.total > 1 else self.name

@@ -14,6 +14,7 @@ import typer
 
 from tokenmill.cli.bench_common import JSON, PLOT, BenchProgress, check_outputs, save
 from tokenmill.cli.flags import flag, with_flags
+from tokenmill.cli.loading import waiting_told
 from tokenmill.core.errors import ParameterError
 
 HERE = "http://127.0.0.1:8000"
@@ -93,9 +94,10 @@ def serve(
     check_outputs(json_path, plot)
     if url is not None and base_url not in (None, url):
         raise ParameterError(f"Two servers are named: {url} and --base-url {base_url}. Give one of them.")
-    from tokenmill.measure import load as loads
-    from tokenmill.measure.slo import read_slo
-    from tokenmill.measure.stats import PERCENTILES, read_percentiles
+    with waiting_told("Getting ready"):
+        from tokenmill.measure import load as loads
+        from tokenmill.measure.slo import read_slo
+        from tokenmill.measure.stats import PERCENTILES, read_percentiles
 
     chat, sweep = target.get("chat", False), coming.pop("sweep", False)
     duration = coming.pop("duration", None)
@@ -116,7 +118,8 @@ def serve(
         else:
             work = loads.serve_load(wanted, conversations, pattern, progress=progress, **shared)
         result = runner.run(work)
-    result["notes"] = [*notes, *_utilise(result, device)]
+    with waiting_told("Measuring this machine"):
+        result["notes"] = [*notes, *_utilise(result, device)]
     save(result, json_path, plot)
     _show(result, [f"p{p:g}" for p in told])
 

@@ -97,6 +97,8 @@ class Verbs(TyperGroup):
             if type(error).__name__ == "NoArgsIsHelpError":
                 raise
             name = getattr(error, "option_name", None)
+            if name in ("-v", "-V"):
+                raise Told(f"`{ctx.find_root().command_path} --version` prints the version.") from None
             if name is not None:
                 raise Told(
                     f"A verb comes first, flags after it: `{ctx.command_path} {_example(ctx)} {name} ...` "

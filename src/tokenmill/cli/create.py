@@ -28,7 +28,7 @@ def create(
     try:
         text = file.read_text(encoding="utf-8") if file.stat().st_size <= 4 * MOST_CHARS else "\0"
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{file} cannot be read: {why(error)}.") from error
+        raise ParameterError(f"{file} cannot be read: {why(error)}; -f FILE names the Modelfile.") from error
     said = read_modelfile(text)
     from tokenmill.server.ollama.create import Reach, create, from_modelfile
 

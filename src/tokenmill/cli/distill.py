@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from tokenmill.cli.loading import spinner
+from tokenmill.cli.loading import Heartbeat, waiting_told
 from tokenmill.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def distill(  # noqa: PLR0913
     What DST holds after each checkpoint is ready to use."""
     if target.exists() and any(target.iterdir()) and not resume:
         raise ParameterError(f"{target} is not empty: name another folder, or go on with --resume.")
-    with spinner("Loading ..."):
+    with waiting_told("Loading"):
         from tokenmill.core.config import make_config
         from tokenmill.distill.students import DraftStudent, Eagle3Student, MedusaStudent, Student
         from tokenmill.distill.teacher import Teacher
@@ -57,7 +57,7 @@ def distill(  # noqa: PLR0913
         _answer(model, device, texts, answers, target / "answers.jsonl", resume=resume) if answers else (None, [])
     )
     config = make_config(model=model, device=device)
-    with spinner("Loading the model ..."):
+    with waiting_told("Loading the model"):
         teacher = Teacher(config, batch, length, taps=3 if kind == "eagle3" else 0)
         tokenizer = teacher.source.tokenizer()
     if pieces is None:
@@ -88,12 +88,14 @@ def _answer(
     if resume and kept.exists():
         entries = [json.loads(line) for line in kept.read_text().splitlines()]
         return [entry["tokens"] for entry in entries], [entry["prompt"] for entry in entries]
-    from tokenmill import LLM, SamplingParams
+    with waiting_told("Loading the model"):
+        from tokenmill import LLM, SamplingParams
 
-    llm = LLM(model=model, device=device)
+        llm = LLM(model=model, device=device)
     try:
         params = [SamplingParams(temperature=0.0 if n % 2 else 0.8, seed=n, max_tokens=most) for n in range(len(texts))]
-        outputs = llm.generate(texts, params, use_tqdm=sys.stderr.isatty())
+        with Heartbeat("answering"):
+            outputs = llm.generate(texts, params, use_tqdm=sys.stderr.isatty())
     finally:
         llm.close()
     found = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]

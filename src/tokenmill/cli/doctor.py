@@ -10,7 +10,8 @@ from typing import Any
 import typer
 
 from tokenmill.cli.errors import FAILED, INTERRUPTED
-from tokenmill.cli.loading import spinner
+from tokenmill.cli.loading import waiting_told
+from tokenmill.core.errors import ParameterError
 
 _MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
 
@@ -23,16 +24,18 @@ def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
     measure: bool = typer.Option(False, "--measure", help="Measure memory bandwidth and products instead (seconds)."),
     device: str = typer.Option(
-        "auto",
+        None,
         "--device",
-        help="`cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, or `auto`; for --measure.",
+        help="What --measure looks at: `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, or `auto` (the default).",
     ),
 ) -> None:
     """Look at this machine: devices, memory, kernels, extras; each finding says what to do about it."""
     if measure:
-        _measure(device, as_json)
+        _measure(device or "auto", as_json)
         return
-    with spinner("Looking around ..."):
+    if device is not None:
+        raise ParameterError(f"--device {device} goes with --measure; without it every device is looked at.")
+    with waiting_told("Looking around"):
         from tokenmill.measure.doctor import examine
 
         findings = examine()
@@ -51,7 +54,7 @@ def doctor(
 
 def _measure(device: str, as_json: bool) -> None:
     """Measure, telling on standard error what is done; stopped early, print what was measured until then."""
-    with spinner("Getting ready ..."):
+    with waiting_told("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.calibrate import measure_calibrated
         from tokenmill.measure.kept_measurements import keep

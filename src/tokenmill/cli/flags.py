@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ import typer
 
 from tokenmill.checkpoint.names import short_name
 from tokenmill.checkpoint.stored import Stored, find_stored, open_store, under
+from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
@@ -147,6 +149,7 @@ def settle_stored(model: str | None, options: Mapping[str, Any]) -> Settled:
     if stored is not None:
         given = under(stored, given)
         config = make_config(**given)
+    look_for(config.model.model)
     return Settled(config, {**given, "model": config.model.model}, stored)
 
 
@@ -155,6 +158,7 @@ def spelling(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+_COUNT = re.compile(r"([+-]?\d+)|(\d+(?:\.\d+)?)([kKmMgGtT])(i?)(B?)")
 CONFIG = flag(
     "config", Path, "YAML file with any of these options (flags win over it, and it over TOKENMILL_* variables)."
 )
@@ -172,7 +176,10 @@ def _parameter(name: str, group: str, item: Field[Any], kind: Any) -> inspect.Pa
     extra: dict[str, Any] = {}
     if item.metadata["choices"]:
         annotation: Any = Literal[item.metadata["choices"]]
-    elif plain in (str, int, float, list[str]):
+    elif plain is int:
+        annotation = Any
+        extra = {"parser": functools.partial(_read_count, names[0]), "metavar": "N"}
+    elif plain in (str, float, list[str]):
         annotation = plain
     elif plain is bool:
         annotation = bool
@@ -194,6 +201,18 @@ def _parameter(name: str, group: str, item: Field[Any], kind: Any) -> inspect.Pa
 
 def _shown(value: Any) -> str:
     return "on" if value is True else str(value)
+
+
+def _read_count(flag: str, text: str) -> int:
+    """A whole number; 32k and 2M stand for such as vLLM reads them: k is 1,000 and K 1,024; of bytes, GB and GiB."""
+    found = _COUNT.fullmatch(str(text).strip())
+    if found is None:
+        raise typer.BadParameter(f"{flag} wants a whole number, like 4096, 32k or 2GiB, not {text}")
+    whole, number, letter, binary, byte = found.groups()
+    if whole:
+        return int(whole)
+    base = 1024 if binary or (letter.isupper() and not byte) else 1000
+    return round(float(number) * base ** ("kmgt".index(letter.lower()) + 1))
 
 
 def _read_json(flag: str, text: str) -> Any:

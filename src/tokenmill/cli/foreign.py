@@ -72,6 +72,7 @@ LLAMA: Mapping[str, Foreign] = {
     **_same("--chat-template", "--chat-template-file"),
     **_same("--default-chat-template-kwargs", "--chat-template-kwargs"),
     **_same("--root-path", "--api-prefix"),
+    **_same("--allowed-origins", "--cors --cors-origins --cors-allow-origins"),
     **_same("--ssl-keyfile", "--ssl-key-file"),
     **_same("--ssl-certfile", "--ssl-cert-file"),
     **_same("--check-weights", "--check-tensors", takes=0),
@@ -200,6 +201,7 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str) -> list[str]:
     while at < len(args):
         word, rest = args[at], args[at + 1 :]
         name, equals, value = word.partition("=")
+        name = _dashed(name, known, verb)
         at += 1
         if word == "--":
             return [*found, word, *rest]
@@ -207,7 +209,7 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str) -> list[str]:
             found.append(word)
         elif name in known:
             taken = int(known[name] and not equals)
-            found += [word, *rest[:taken]]
+            found += [f"{name}{equals}{value}", *rest[:taken]]
             at += taken
         elif (other := _lookup(name, verb)) is not None:
             given = [value] if equals else rest[: _taken(other, rest)]
@@ -218,6 +220,13 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str) -> list[str]:
         else:
             raise _elsewhere(name, name, [value] if equals else rest[:1], known)
     return found
+
+
+def _dashed(name: str, known: Mapping[str, bool], verb: str) -> str:
+    """--max_model_len is --max-model-len, as vLLM reads it."""
+    dashed = name.replace("_", "-")
+    meant = name.startswith("--") and name not in known and _lookup(name, verb) is None
+    return dashed if meant and (dashed in known or _lookup(dashed, verb) is not None) else name
 
 
 def _is_flag(word: str) -> bool:
@@ -231,6 +240,8 @@ def _taken(other: Foreign, rest: list[str]) -> int:
 
 
 def _lookup(name: str, verb: str) -> Foreign | None:
+    if name == "-p" and verb == "serve":
+        return Foreign(why="--port N is the port, and requests bring their prompts")
     if name in ("-v", "--verbose", "--log-verbose"):
         return Foreign(into="--log-level debug" if verb == "serve" else "", takes=0)
     return LLAMA.get(name) or _vllm(name)

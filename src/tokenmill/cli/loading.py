@@ -1,4 +1,5 @@
-"""What a person sees while a model loads. Owns: the spinner and the lines that describe a loaded model.
+"""What a person sees while a model loads. Owns: who tells that long work goes on, and the lines that describe a
+loaded model.
 
 Imports rich and the engine only when called.
 """
@@ -15,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenmill.engine.async_llm import AsyncLLM
     from tokenmill.engine.build import Built
+
+FIRST_S, OFTEN_S, MOST_S = 1.5, 10.0, 30.0
+"""Long work is told on what is no terminal: how often at first, until when, and how rarely at last."""
 
 
 def load(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
@@ -42,43 +46,60 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
         yield lambda new: shown.update(task, description=new)
 
 
-@contextlib.contextmanager
-def waiting_told(doing: str, every: float = 5.0) -> Iterator[Callable[[str], None]]:
-    """A moving line on a terminal; elsewhere a line now and then, so that nobody takes long work for a hang."""
-    ended = threading.Event()
-    began = time.monotonic()
-    more = ""
+class Heartbeat:
+    """Lines where standard error is no terminal, so that nobody takes long work for a hang: often at first, then
+    ever more rarely. `more` is what the next one says besides."""
 
-    def tell() -> None:
-        while not ended.wait(every):
-            say(f"tokenmill: still {doing[:1].lower()}{doing[1:]} ({time.monotonic() - began:.0f} s){more}")
+    def __init__(self, doing: str, first: float = FIRST_S) -> None:
+        self.doing = doing
+        self.more = ""
+        self._pause = first
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tell, daemon=True)
 
-    def heard(new: str) -> None:
-        nonlocal more
-        more = f"; last: {new}"
-        moving(f"{doing} ... {new}")
-
-    thread = threading.Thread(target=tell, daemon=True)
-    with spinner(f"{doing} ...") as moving:
+    def __enter__(self) -> Heartbeat:
         if not sys.stderr.isatty():
-            thread.start()
-        try:
-            yield heard
-        finally:
-            ended.set()
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+
+    def _tell(self) -> None:
+        while not self._ended.wait(self._pause):
+            more = f"; {self.more}" if self.more else ""
+            spent = time.monotonic() - self._began
+            say(f"tokenmill: still {self.doing} ({spent:.0f} s){more}")
+            if spent > OFTEN_S:
+                self._pause = min(MOST_S, 2 * self._pause)
+
+
+@contextlib.contextmanager
+def waiting_told(doing: str, first: float = FIRST_S) -> Iterator[Callable[[str], None]]:
+    """A moving line on a terminal, a line now and then elsewhere; what is yielded says how far it is."""
+    with spinner(f"{doing} ...") as moving, Heartbeat(f"{doing[:1].lower()}{doing[1:]}", first) as beat:
+
+        def heard(new: str) -> None:
+            beat.more = f"last: {new}"
+            moving(f"{doing} ... {new}")
+
+        yield heard
 
 
 @contextlib.contextmanager
 def progress(doing: str) -> Iterator[Callable[[str, int, int], None]]:
-    """A progress bar over weights or layers (name, done, of how many), on a terminal only."""
+    """How far weights or layers are (name, done, of how many): a bar on a terminal, a line now and then elsewhere."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty()) as bar:
+    bars = Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty())
+    with bars as bar, Heartbeat(f"{doing[:1].lower()}{doing[1:]}") as beat:
         task = bar.add_task(doing, total=None)
 
         def tell(name: str, done: int, total: int) -> None:
+            beat.more = f"{done} of {total}"
             bar.update(task, completed=done, total=total, description=name[-60:])
 
         yield tell

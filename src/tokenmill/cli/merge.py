@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from tokenmill.cli.loading import size, spinner
+from tokenmill.cli.loading import size, waiting_told
 from tokenmill.core.errors import UserError
 
 
@@ -18,7 +18,7 @@ def merge(
     """Write a model with an adapter worked into its weights, as one folder that needs no adapter any more.
 
     Served as it is, an adapter shares its base with others: see --lora-modules of `serve`."""
-    with spinner("Merging ..."):
+    with waiting_told("Merging"):
         from tokenmill.engine.adapter_names import located
         from tokenmill.engine.source import FolderSource, find_source
         from tokenmill.lora.merge import merge as merge_folders

@@ -74,9 +74,11 @@ def plan(
     with waiting_told("Getting ready"):
         from tokenmill.measure import plan as planning
         from tokenmill.measure.devices import efficiency_of
+        from tokenmill.measure.slo import cheapest, read_slo
 
     if ("slo" in load) != ("users" in load):
         raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
+    objective = read_slo(load["slo"]) if "slo" in load else None  # a slip is told before this machine is measured
     spread = {name: value for name, value in {**options, **load}.items() if name in SPREAD}
     device = _device(on, planning.speed_types(config), again=load.get("again", False))
     setup = planning.Setup(
@@ -92,17 +94,17 @@ def plan(
     with waiting_told(f"Reading {config.model.model}"):
         planner = planning.read_model(config, device.kind, setup.ranks)
         found = planning.plan(planner, setup)
-    if not found["fits"]:
-        found["instead"] = planning.rescued(planner, setup)
-    if "slo" in load:
-        from tokenmill.measure.slo import cheapest, read_slo
-
-        found["cheapest"] = cheapest(config, read_slo(load["slo"]), load["users"], setup)
+        if not found["fits"]:
+            found["instead"] = planning.rescued(planner, setup)
+    if objective is not None:
+        with waiting_told("Looking for the cheapest set-up"):
+            found["cheapest"] = cheapest(config, objective, load["users"], setup)
     if workload and found["fits"]:
-        from tokenmill.measure.simulate import simulate
-        from tokenmill.measure.workloads import read
+        with waiting_told("Going through the workload"):
+            from tokenmill.measure.simulate import simulate
+            from tokenmill.measure.workloads import read
 
-        found["workloads"] = [simulate(planner, setup, read(path)) for path in workload]
+            found["workloads"] = [simulate(planner, setup, read(path)) for path in workload]
     if picture is not None and found["fits"]:
         save({**found, "bench": "plan"}, None, picture)
     if as_json:

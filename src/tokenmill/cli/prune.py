@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tokenmill.cli.flags import flag, spelling, with_flags
-from tokenmill.cli.loading import progress, size, spinner
+from tokenmill.cli.loading import progress, size, waiting_told
 from tokenmill.core.errors import ParameterError, UserError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def prune(
     alone = next((name for name in chosen if name in REPAIR_FLAGS and repair is None), None)
     if alone is not None:
         raise ParameterError(f"{spelling(alone)} goes with --repair.")
-    with spinner("Getting ready ..."):
+    with waiting_told("Getting ready"):
         from tokenmill.engine.source import FolderSource, find_source
         from tokenmill.quantize import text
         from tokenmill.quantize.structured import Cut
@@ -72,7 +72,8 @@ def prune(
     learn = None if repair is None else _repair(found, repair, chosen)
     cut = Cut(channels, heads, layers, chosen.get("multiple", 64), chosen.get("importance", "obs"))
     samples, length = chosen.get("samples", 128), chosen.get("length", 512)
-    tokens = text.sequences(text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length)
+    with waiting_told("Reading the text"):
+        tokens = text.sequences(text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length)
     device = chosen.get("device", "cpu")
     with progress("Narrowing") as tell:
         left = write(found.path, target, cut, tokens, device, tell)
@@ -83,7 +84,7 @@ def prune(
 
 def _repair(found: FolderSource, data: Path, chosen: dict[str, Any]) -> Callable[[Path], None]:
     """What learning needs, read and checked before anything is cut."""
-    with spinner("Getting ready ..."):
+    with waiting_told("Getting ready"):
         from tokenmill.cli.distill import percent, tell
         from tokenmill.distill.repair import check, repair
         from tokenmill.distill.texts import read_texts

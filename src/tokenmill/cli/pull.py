@@ -4,13 +4,14 @@ way. Must not know: how files come."""
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
-from tokenmill.checkpoint.names import short_name
+from tokenmill.checkpoint.names import short_name, without_hub
 from tokenmill.checkpoint.pull import Progress, Tell, pull_hub, pull_local
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.cli.loading import say, size
@@ -28,9 +29,14 @@ def pull(
 
     A download that broke off goes on where it ended."""
     store = open_store()
+    page = re.sub("^https?://", "", model)
+    model = page if without_hub(page) != page else model  # the address of a model's page is its name
     path = Path(model).expanduser()
     if path.exists():
         entry = pull_local(store, path, name)
+    elif "://" in model:
+        raise ParameterError(f"{model} is not fetched: models come from the hub (OWNER/NAME). Download the file, and "
+                             "pull it by its path.")  # fmt: skip
     elif model.startswith((".", "/", "~")) or model.endswith(".gguf"):
         raise ParameterError(f"{model}: there is no such folder or file.")
     elif "/" not in model:

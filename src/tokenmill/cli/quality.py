@@ -8,7 +8,8 @@ from pathlib import Path
 
 import typer
 
-from tokenmill.cli.loading import size, spinner
+from tokenmill.cli.loading import size, waiting_told
+from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError, why
 
 
@@ -28,7 +29,9 @@ def quality(  # noqa: PLR0913
     """Compare models with the one they were made from: perplexity, divergence, agreement, tasks, size and speed."""
     if picture is not None and (picture.suffix not in (".svg", ".html") or not picture.absolute().parent.is_dir()):
         raise ParameterError(f"--picture {picture}: name a .svg or .html file in a folder that exists.")
-    with spinner("Reading ..."):
+    for name in (against, *models):
+        look_for(name)
+    with waiting_told("Reading"):
         from tokenmill.core.config import make_config
         from tokenmill.measure.quality import Questions, compare, read_tasks
         from tokenmill.quantize import text as texts

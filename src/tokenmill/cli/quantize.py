@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tokenmill.cli.flags import flag, spelling, with_flags
-from tokenmill.cli.loading import progress, size, spinner
+from tokenmill.cli.loading import progress, size, waiting_told
 from tokenmill.core.errors import ParameterError, UserError, why
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def quantize(
     head get 6 bits or 8, as usual there."""
     pattern = _pattern(skip)
     text = _read_text(perplexity) if perplexity is not None else None
-    with spinner("Getting ready ..."):
+    with waiting_told("Getting ready"):
         from tokenmill.engine.source import FolderSource, find_source
         from tokenmill.quant.convert import Recipe, convert
     chosen = chosen or {}
@@ -135,7 +135,8 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
     tokens = None
     if recipes.calibrates(recipe):
-        tokens = text.sequences(text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length)
+        with waiting_told("Reading the text"):
+            tokens = text.sequences(text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length)
     with progress("Rounding") as tell:
         made = make(Job(found.path, target, recipe, pattern, tokens, device), tell)
     if made.moved:
@@ -194,7 +195,7 @@ def _compare(before: str, after: str, text: str) -> None:
 
     results = []
     for name in (before, after):
-        with spinner(f"Reading the text with {name} ..."):
+        with waiting_told(f"Reading the text with {name}"):
             results.append(perplexity({"model": name, "max_num_seqs": 8}, text))
     first, second = results
     change = 100 * (second.value / first.value - 1)

@@ -1,4 +1,5 @@
-"""What is seen of a model before it is loaded. Owns: whether its name can be one, and whether it has a chat template.
+"""What is seen of a model before it is loaded. Owns: whether there can be one under its name, and whether it has a chat
+template: a slip is told at once, not after the imports of an engine.
 
 Only headers and small files of what lies here are read; a hub model that is not here yet is left to the load.
 Must not know: torch, engines.
@@ -12,24 +13,40 @@ from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.hub import resolve_model
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError
+from tokenmill.core.files import read_object
 from tokenmill.demo import demo_dir
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 _KEY = "tokenizer.chat_template"
+MOST_CONFIG_BYTES = 4 << 20
 
 
-def lacks_template(config: EngineConfig) -> bool:
-    """Is it certain that this model has no chat template? Refuses a name that is neither a path nor a hub's."""
-    name = config.model.tokenizer or config.model.model
-    path = demo_dir("main") if name == "demo" else Path(name).expanduser()
+def look_for(name: str) -> None:
+    """Refuse a name that is neither a path nor a hub's, a folder without config.json, and a file that is no GGUF."""
+    path = _place(name)
     if not path.exists():
         if name.startswith((".", "~", "/")) or name.endswith(".gguf") or name.count("/") > 1:
             resolve_model(name)  # says what is wrong with it, if something is
+    elif path.is_dir():
+        if any(path.glob("*.safetensors")) or not any(path.glob("*.gguf")):
+            read_object(path / "config.json", MOST_CONFIG_BYTES)
+    elif path.suffix == ".gguf":
+        open_gguf(path)
+
+
+def lacks_template(config: EngineConfig) -> bool:
+    """Is it certain that this model has no chat template?"""
+    path = _place(config.model.tokenizer or config.model.model)
+    if not path.exists():
         return False
     try:
         return not _has_template(path)
     except (ModelError, OSError):
         return False  # the load says what is wrong with it
+
+
+def _place(name: str) -> Path:
+    return demo_dir("main") if name == "demo" else Path(name).expanduser()
 
 
 def _has_template(path: Path) -> bool:

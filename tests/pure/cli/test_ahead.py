@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from tokenmill.cli.conversation import HELP
 from tokenmill.cli.main import app
-from tokenmill.cli.unloaded_model import lacks_template
+from tokenmill.cli.unloaded_model import lacks_template, look_for
 from tokenmill.core.config import make_config
-from tokenmill.core.errors import UserError
+from tokenmill.core.errors import ModelError, UserError
 
 ROOT = Path(__file__).parents[3]
 
@@ -52,9 +52,27 @@ def test_folders_and_the_demo(tmp_path: Path) -> None:
 def test_what_cannot_be_seen_is_left_to_the_load(tmp_path: Path) -> None:
     (tmp_path / "broken.gguf").write_bytes(b"GGUF")
     assert not lacking(tmp_path / "broken.gguf") and not lacking("owner/model") and not lacking("owner/model:Q4_K_M")
+    for name in ("owner/model", "owner/model:Q4_K_M", "demo"):
+        look_for(name)
+
+
+def test_what_cannot_be_a_model_is_told_before_an_engine_is_imported(tmp_path: Path) -> None:
     for name in ("/no/such", "./none", "none.gguf", "a/b/c"):
         with pytest.raises(UserError, match="neither an existing folder or file"):
-            lacking(name)
+            look_for(name)
+    with pytest.raises(ModelError, match=r"config\.json: there is no such file"):
+        look_for(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"architectures": [')
+    with pytest.raises(ModelError, match="not valid JSON"):
+        look_for(str(tmp_path))
+    (tmp_path / "config.json").write_text("{}")
+    look_for(str(tmp_path))  # what it lacks is the load's to say
+    for bad, said in ((b"GGUF", "middle of its header"), (b"", "empty"), (b"x" * 64, "does not begin with GGUF")):
+        (tmp_path / "broken.gguf").write_bytes(bad)
+        with pytest.raises(ModelError, match=said):
+            look_for(str(tmp_path / "broken.gguf"))
+        result = CliRunner().invoke(app, ["generate", str(tmp_path / "broken.gguf"), "-p", "hi"])
+        assert result.exit_code == 2 and said in result.stderr
 
 
 def test_the_page_names_every_command() -> None:

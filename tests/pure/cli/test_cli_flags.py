@@ -15,7 +15,8 @@ import typer
 from typer.testing import CliRunner
 
 from tokenmill.cli.command import Verb
-from tokenmill.cli.flags import MODEL, engine_flags, option_flags, settle, spelling, with_flags
+from tokenmill.cli.flags import MODEL, _read_count, engine_flags, option_flags, settle, spelling, with_flags
+from tokenmill.cli.foreign import Refused, as_ours
 from tokenmill.core import config
 from tokenmill.core.errors import ParameterError, UserError
 
@@ -172,3 +173,28 @@ def test_help_imports_no_torch(verb: str) -> None:
         assert not missing
     if not verb:
         assert all(word in done.stdout for word in ("generate", "chat", "serve", "doctor", "bench"))
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("4096", 4096), ("32k", 32_000), ("32K", 32_768), ("1.5K", 1536), ("2M", 2 << 20), ("2GiB", 2 << 30),
+     ("2GB", 2 * 10**9), ("0.5Ti", 1 << 39), ("-1", -1), ("+7", 7)],
+)  # fmt: skip
+def test_counts_have_units(text: str, count: int) -> None:
+    assert _read_count("--n", text) == count
+
+
+@pytest.mark.parametrize("text", ["", "k", "1.5", "1e3", "4 096", "1,000", "3x", "2kib", "1_000", "-2k", "NaN"])
+def test_what_is_no_count_is_refused(text: str) -> None:
+    with pytest.raises(typer.BadParameter, match="like 4096, 32k or 2GiB"):
+        _read_count("--n", text)
+
+
+def test_flags_with_underscores_are_those_with_dashes() -> None:
+    known = {"--max-model-len": True, "--enforce-eager": False}
+    assert as_ours(["--max_model_len", "9", "--enforce_eager"], known, "serve") == [
+        "--max-model-len", "9", "--enforce-eager",
+    ]  # fmt: skip
+    assert as_ours(["--ctx_size=9", "--flash_attn", "on"], known, "serve") == ["--max-model-len", "9"]
+    with pytest.raises(Refused, match="There is no flag --no_such"):
+        as_ours(["--no_such"], known, "serve")

@@ -82,6 +82,18 @@ WRONG = [
     ("completion", "Missing argument 'bash|zsh|fish'"),
     ("chat demo --chat-template /no/such", "cannot be read"),
     ("serve demo --api-key ''", "--api-key is empty"),
+    ("serve -p 8080", "--port N is the port"),
+    ("serve --cors '*' --port x", "'--port'"),
+    ("serve --max_model_len 1,000", "wants a whole number, like 4096, 32k"),
+    ("serve --ctx_size nine", "'--max-model-len'"),
+    ("serve --kv-cache-memory-bytes lots", "like 4096, 32k or 2GiB"),
+    ("serve --max-num-seqs", "'--max-num-seqs' requires an argument"),
+    ("-v", "`tokenmill --version` prints the version"),
+    ("doctor --device cuda", "--device cuda goes with --measure"),
+    ("pull https://example.com/m.gguf", "Download the file, and pull it by its path"),
+    ("create mine", "-f FILE names the Modelfile"),
+    ("quality /no/such --against demo", "'/no/such' is neither"),
+    ("plan demo --slo ttft=fast --users 5", "--slo wants terms like ttft=500ms"),
 ]
 SENTENCE = re.compile(r"[.?!](?:\s|$)")
 

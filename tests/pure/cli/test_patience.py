@@ -1,0 +1,107 @@
+"""Nobody waits in silence: what takes long is told, on a terminal by a moving line, elsewhere by lines now and then."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tokenmill.cli
+from tokenmill.cli import loading
+from tokenmill.cli.bench_common import BenchProgress
+from tokenmill.cli.loading import Heartbeat, progress, waiting_told
+
+CLI = Path(tokenmill.cli.__file__).parent
+TOLD = {"waiting_told", "progress", "BenchProgress", "Heartbeat"}
+
+
+def first_imports(file: Path) -> set[str]:
+    """Modules of ours that verbs import before somebody is told to wait: what comes later is loaded by then."""
+    found: set[str] = set()
+    for verb in ast.parse(file.read_text()).body:
+        if not isinstance(verb, ast.FunctionDef) or verb.name.startswith("_"):
+            continue
+        told = [node.lineno for node in ast.walk(verb) if isinstance(node, ast.With) and names(node) & TOLD]
+        for node in ast.walk(verb):
+            if isinstance(node, ast.ImportFrom) and node.lineno < min(told, default=1 << 30):
+                module = str(node.module)
+                found |= {f"{module}.{each.name}" if is_module(module, each.name) else module for each in node.names}
+    return {module for module in found if module.startswith("tokenmill")}
+
+
+def is_module(package: str, name: str) -> bool:
+    place = CLI.parent.joinpath(*package.split(".")[1:])
+    return (place / f"{name}.py").is_file() or (place / name).is_dir()
+
+
+def names(node: ast.With) -> set[str]:
+    return {each.id for item in node.items for each in ast.walk(item.context_expr) if isinstance(each, ast.Name)}
+
+
+def heavy(modules: list[str]) -> set[str]:
+    """Which of them import torch, each asked in a process of its own beside what the others leave."""
+    code = "import sys, importlib\nfor m in sys.argv[1:]:\n importlib.import_module(m)\nprint('torch' in sys.modules)"
+
+    def loads(some: list[str]) -> bool:
+        return subprocess.run([sys.executable, "-c", code, *some], capture_output=True, text=True).stdout == "True\n"
+
+    def search(some: list[str]) -> set[str]:
+        if not some or not loads(some):
+            return set()
+        if len(some) == 1:
+            return set(some)
+        return search(some[: len(some) // 2]) | search(some[len(some) // 2 :])
+
+    return search(modules)
+
+
+def test_heavy_imports_are_told() -> None:
+    places = {file.name: first_imports(file) for file in sorted(CLI.glob("*.py"))}
+    assert "tokenmill.measure.workloads" in places["bench.py"]  # they are found at all
+    assert heavy(["tokenmill.core.config", "tokenmill.measure.throughput"]) == {"tokenmill.measure.throughput"}
+    slow = heavy(sorted(set().union(*places.values())))
+    assert not slow, {file: found & slow for file, found in places.items() if found & slow}
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Heartbeat.__init__, "__defaults__", (0.001,))
+
+
+def heard(capsys: pytest.CaptureFixture[str], text: str) -> None:
+    """Waits until this is said; a test that never hears it ends by its time limit."""
+    told = ""
+    while text not in told:
+        told += capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("often")
+def test_stages_and_how_far_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+    with BenchProgress() as bar:
+        heard(capsys, "tokenmill: still measuring (0 s)\n")
+        bar.start("warming up", 1)
+        heard(capsys, "still measuring (0 s); warming up\n")
+        bar.start("8 requests", 8)
+        bar.advance()
+        heard(capsys, "; 8 requests, 1 of 8\n")
+    with progress("Rounding") as tell:
+        tell("model.layers.0", 3, 9)
+        heard(capsys, "still rounding (0 s); 3 of 9\n")
+
+
+def test_lines_end_with_the_work_and_come_ever_more_rarely(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "OFTEN_S", 0.0)
+    monkeypatch.setattr(loading, "MOST_S", 0.004)
+    with Heartbeat("working", 0.001) as beat:
+        heard(capsys, "still working")
+        while beat._pause < 0.004:
+            pass
+    monkeypatch.setattr(loading, "say", lambda text: pytest.fail(text))
+    beat._thread.join()
+    with waiting_told("Quick", first=3600):
+        pass
