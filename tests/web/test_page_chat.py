@@ -303,7 +303,7 @@ def test_the_key_is_asked_for_and_kept_for_the_tab(serve: Servers, tab: Tabs) ->
     page.get_by_text("The server does not know that API key.").wait_for()
     page.locator("#key").fill(KEY)
     page.keyboard.press("Enter")
-    page.locator(".model option", has_text="fake").wait_for(state="attached")
+    page.locator(".model-choice option", has_text="fake").wait_for(state="attached")
     say(page, "Sesame")
     ended(page)
     reload(page)

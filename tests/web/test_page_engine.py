@@ -111,7 +111,7 @@ def test_timeline_of_a_request(serve: Servers, tab: Tabs) -> None:
     )
     queued, writing = dict(widths)["queued"], dict(widths)["decode"]
     assert 0.2 < queued / writing < 5  # two users take turns: one waits while the other writes
-    assert "15 tokens" in dialog.inner_text() and "length" in dialog.inner_text()
+    assert "15 tokens" in dialog.inner_text() and "the token limit" in dialog.inner_text()
     shoot(page, "timeline")
     page.keyboard.press("Escape")
     dialog.wait_for(state="detached")
@@ -140,7 +140,7 @@ def test_a_running_request_is_followed_to_its_end(serve: Servers, tab: Tabs) -> 
     page.get_by_role("dialog").get_by_text("still running").wait_for()
     page.get_by_role("dialog").get_by_text("150 tokens").wait_for()
     asked.join()
-    page.get_by_role("dialog").get_by_text("length").wait_for()
+    page.get_by_role("dialog").get_by_text("the token limit").wait_for()
     assert page.get_by_role("dialog").get_by_text("still running").count() == 0
 
 

@@ -194,7 +194,7 @@ def test_a_base_model_is_led_to_the_text(serve: Servers, tab: Tabs) -> None:
     page.route("**/v1/card?*", lambda r: r.fulfill(json=CARD))
     page.goto(serve().url)
     page.get_by_text("A model that continues text").wait_for()
-    page.get_by_text("8.03B weights, 15 GiB").wait_for()
+    page.get_by_text("8.03B parameters, 15 GiB").wait_for()
     page.get_by_role("button", name="Continue a text").click()
     page.get_by_label("Text to continue").wait_for()
 

@@ -206,11 +206,70 @@ def check_axe(page: Any, where: str) -> None:
     assert not bad, json.dumps(bad, indent=1)
 
 
+def box(page: Any, selector: str) -> dict[str, float]:
+    """Where the only element that fits lies."""
+    found: dict[str, float] = page.locator(selector).bounding_box()
+    return found
+
+
+def test_nothing_lies_askew_or_in_the_way(serve: Servers, tab: Tabs) -> None:
+    """Rows have one middle, columns one line between them, notes cover nothing that is being used."""
+    server = serve(FakeOptions(script=STORY))
+    page = tab(server.url)
+    row = [box(page, f".composer-row {part}") for part in ("select", ".chip", "[aria-label='Add text files']")]
+    middles = [place["y"] + place["height"] / 2 for place in row]
+    assert max(middles) - min(middles) < 1.5
+    assert page.locator(".model-choice").evaluate("e => getComputedStyle(e).borderTopWidth") == "0px"
+    page.locator(".composer textarea").evaluate(
+        """e => { const d = new DataTransfer(); d.setData('text/plain', 'grain by the river\\n'.repeat(400));
+        e.dispatchEvent(new ClipboardEvent('paste', {clipboardData: d, bubbles: true, cancelable: true})); }"""
+    )
+    page.locator(".toast").wait_for()
+    toast, composer = box(page, ".toast"), box(page, ".composer")
+    assert toast["y"] + toast["height"] < composer["y"]
+    page.goto(f"{server.url}#compare")
+    page.get_by_label("Question to both").fill("Twice?")
+    page.keyboard.press("Enter")
+    page.wait_for_function("() => document.querySelectorAll('.turn .figures').length === 2")
+    heads = page.locator(".side-head").nth(1).bounding_box()
+    assert abs(page.locator(".beside > *").nth(1).bounding_box()["x"] - heads["x"]) < 2
+
+
+def test_brackets_grow_with_what_they_hold(serve: Servers, tab: Tabs) -> None:
+    r"""The font of formulas comes from here, whatever the machine has: with it \left( is as high as its fraction."""
+    server = serve(FakeOptions(script=r"\[ \left(\frac{\frac{a}{b}}{\frac{c}{d}}\right) \] and \( \int_0^1 x \)"))
+    page = tab(server.url)
+    fetched = []
+    page.on("response", lambda answer: fetched.append(answer) if "math.woff2" in answer.url else None)
+    say(page, "Show me.")
+    ended(page)
+    page.wait_for_function("() => document.fonts.check('16px \"Mill Math\"', 'x')")
+    page.wait_for_function(
+        """() => { const high = n => document.querySelector(`.formula ${n}`).getBoundingClientRect().height;
+        return high('mo') > 0.8 * high('mfrac'); }"""
+    )
+    assert [answer.status for answer in fetched] == [200] and fetched[0].headers["content-type"] == "font/woff2"
+
+
+def test_values_out_of_range_are_marked(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve().url)
+    page.get_by_role("button", name="Settings").click()
+    field = page.get_by_label("Top p", exact=True)
+    for text, marked in (("5", "true"), ("0.5", None), ("-1", "true"), ("", None)):
+        field.fill(text)
+        page.wait_for_function(
+            "m => document.getElementById('set-top_p').getAttribute('aria-invalid') === m", arg=marked
+        )
+        assert page.get_by_text("From 0.05 to 1.").count() == (marked is not None)
+    page.get_by_label("Longest answer", exact=True).fill("0")
+    page.get_by_text("At least 1.").wait_for()
+
+
 # ---------------------------------------------------------------- timed
 
 
 def test_everything_comes_in_one_small_load(serve: Servers, tab: Tabs) -> None:
-    server = serve()
+    server = serve(FakeOptions(script="$x^2$"))
     page = tab("about:blank")
     session = page.context.new_cdp_session(page)
     session.send("Network.enable")
@@ -219,6 +278,10 @@ def test_everything_comes_in_one_small_load(serve: Servers, tab: Tabs) -> None:
     page.goto(server.url, wait_until="networkidle")
     page.get_by_role("link", name="Engine").click()
     page.get_by_text("Idle").wait_for()
+    page.get_by_role("link", name="Chat").click()
+    say(page, "Show me a formula.")
+    ended(page)
+    page.wait_for_function("() => document.fonts.check('16px \"Mill Math\"', 'x')")
     assert len(sizes) > 15 and sum(sizes) <= 250_000
     (SHOTS / "size.txt").write_text(f"{sum(sizes)} bytes on the wire in {len(sizes)} answers\n")
 

@@ -207,7 +207,7 @@ def _read_count(flag: str, text: str) -> int:
     """A whole number; 32k and 2M stand for such as vLLM reads them: k is 1,000 and K 1,024; of bytes, GB and GiB."""
     found = _COUNT.fullmatch(str(text).strip())
     if found is None:
-        raise typer.BadParameter(f"{flag} wants a whole number, like 4096, 32k or 2GiB, not {text}")
+        raise typer.BadParameter(f"{flag} wants a whole number, not {text} (32k and 2GiB stand for such)")
     whole, number, letter, binary, byte = found.groups()
     if whole:
         return int(whole)

@@ -22,6 +22,7 @@ TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".mjs": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".woff2": "font/woff2",
     ".md": "text/plain; charset=utf-8",
     ".txt": "text/plain; charset=utf-8",
 }
@@ -86,6 +87,7 @@ def policy(page: bytes) -> str:
             f"script-src {scripts}",
             "style-src 'self'",
             "img-src 'self' data:",
+            "font-src 'self'",
             "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",

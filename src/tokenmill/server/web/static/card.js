@@ -13,13 +13,14 @@ export function short(n) {
 const neat = (n) => (n < 100_000 ? count(n) : short(n));
 const TYPES = { bfloat16: "BF16", float16: "FP16", float32: "FP32", bf16: "BF16", f16: "FP16", f32: "FP32" };
 const typed = (name) => TYPES[name.toLowerCase()] ?? name.toUpperCase();
+const FORMATS = { gguf: "GGUF", safetensors: "Safetensors" };
 const CAN = [["tools", "Tools"], ["thinking", "Thinking"], ["structure", "JSON by schema"], ["fill", "Fills gaps in code"], ["pictures", "Pictures"]];
 
 export function facts(card) {
   const device = card.device_name || card.device;
   const weights = card.quantization ? typed(card.quantization) : typed(card.dtype);
   return [
-    ["Size", [card.parameters ? `${short(card.parameters)} weights` : "", bytes(card.weight_bytes || card.file_bytes)].filter(Boolean).join(", ")],
+    ["Size", [card.parameters ? `${short(card.parameters)} parameters` : "", bytes(card.weight_bytes || card.file_bytes).replace(" ", "\u00a0")].filter(Boolean).join(", ")],
     ["Weights in", weights && card.dtype && typed(card.dtype) !== weights ? `${weights}, computes in ${typed(card.dtype)}` : weights],
     ["Context", card.context ? `${count(card.context)} tokens` : ""],
     ["Runs on", device],
@@ -31,7 +32,7 @@ export function ModelCard({ card, model }) {
   const can = CAN.filter(([key]) => card.can[key]);
   return html`<section class="model-card" aria-label="What is served">
     <header><span class="model-mark" aria-hidden="true">${(model || card.model).slice(0, 1).toUpperCase()}</span>
-      <div><h3 dir="auto">${model || card.model}</h3><p>${[card.family, card.format && card.format.toUpperCase()].filter(Boolean).join(" · ") || "served here"}</p></div></header>
+      <div><h3 dir="auto">${model || card.model}</h3><p>${[card.family, FORMATS[card.format] ?? card.format].filter(Boolean).join(" · ") || "served here"}</p></div></header>
     <dl>${facts(card).map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
     <ul class="can" aria-label="What it can do">
       <li>${card.can.chat ? html`<${Icon} name="check" />Chat` : html`<${Icon} name="check" />Continues text`}</li>

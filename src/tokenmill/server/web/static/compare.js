@@ -9,7 +9,7 @@ import { Body, Trouble } from "./message.js";
 import { SettingsFields } from "./settings.js";
 import { kept, makeStore, useStore } from "./store.js";
 import { isRunning, measure, onGrowth, run, stopAnswer } from "./stream.js";
-import { add, emptyAnswer, emptyConversation, split } from "./tree.js";
+import { add, alike, emptyAnswer, emptyConversation, split } from "./tree.js";
 import { CopyButton, Dialog, html, Icon, IconButton } from "./ui.js";
 
 const NAMES = ["A", "B"];
@@ -112,14 +112,6 @@ export function CompareView() {
 }
 
 export const stopAll = () => talk.get().turns.forEach((turn) => turn.answers.forEach(stopAnswer));
-
-function alike(a, b) {
-  const [one, two] = [split(a).content, split(b).content];
-  if (one === two) return "Both say exactly the same.";
-  let at = 0;
-  while (at < one.length && one[at] === two[at]) at += 1;
-  return at ? `The same for the first ${at} characters, then they part.` : "They differ from the first character on.";
-}
 
 function SideHead({ which, side, model, card, turns, live }) {
   const [open, setOpen] = useState(false);

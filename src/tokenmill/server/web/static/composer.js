@@ -26,7 +26,7 @@ export function ModelChoice({ value, onChange, label = "Model" }) {
   const own = models.filter((m) => !m.parent);
   const adapters = models.filter((m) => m.parent);
   const option = (m) => html`<option key=${m.id} value=${m.id}>${m.id}</option>`;
-  return html`<label class="model"><span class="unseen">${label}</span>
+  return html`<label class="model-choice"><span class="unseen">${label}</span>
     <select value=${value} onChange=${(e) => onChange(e.target.value)} disabled=${models.length === 0}>
       ${models.length === 0 && html`<option value="">no model yet</option>`}
       ${adapters.length ? html`<optgroup label="Models">${own.map(option)}</optgroup><optgroup label="Adapters">${adapters.map(option)}</optgroup>` : own.map(option)}

@@ -18,7 +18,7 @@ function Rows({ rows, onChange, what }) {
       <select aria-label="Type" value=${row.type} onChange=${(e) => change(i, { type: e.target.value })}>${KINDS.map((k) => html`<option value=${k}>${k}</option>`)}</select>
       <${IconButton} icon="close" label=${`Remove ${row.name || "this row"}`} onClick=${() => onChange(rows.filter((_, j) => j !== i))} />
       <input aria-label="Description" class="full" placeholder="what it means" value=${row.description} onInput=${(e) => change(i, { description: e.target.value })} />
-      ${row.type === "string" && html`<input aria-label="Choices" class="full" placeholder="choices, with commas between (any text if empty)" value=${row.choices} onInput=${(e) => change(i, { choices: e.target.value })} />`}
+      ${row.type === "string" && html`<input aria-label="Choices" class="full" placeholder="only these: red, green, blue" value=${row.choices} onInput=${(e) => change(i, { choices: e.target.value })} />`}
       <label class="tick"><input type="checkbox" checked=${row.required} onChange=${(e) => change(i, { required: e.target.checked })} />required</label>
     </fieldset>`)}
     <button type="button" class="quiet small" onClick=${add}><${Icon} name="plus" />${what}</button>

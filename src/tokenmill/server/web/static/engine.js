@@ -80,7 +80,7 @@ export function EngineView({ theme, picked, onPick }) {
   return html`<div class="engine" tabindex="-1">
     <div class="engine-inner">
       ${error && html`<div class="banner"><${Trouble} error=${{ ...error, help: error.help === "key" ? "key" : "" }} /></div>`}
-      ${!state && html`<div class="engine-boot"><h1>${error ? "No figures" : "Asking the engine ..."}</h1>${!error && html`<div class="bones" aria-hidden="true"><i></i><i></i><i></i></div>`}</div>`}
+      ${!state && html`<div class="engine-boot"><h1>${error ? "No figures yet" : "Asking the engine ..."}</h1>${error && html`<p class="hint">They appear here as soon as the server answers: it is asked every second.</p>`}${!error && html`<div class="bones" aria-hidden="true"><i></i><i></i><i></i></div>`}</div>`}
       ${state && html`
         <${Headline} state=${state} gone=${Boolean(error)} figures=${figures} />
         <div class="engine-head">
@@ -98,7 +98,7 @@ export function EngineView({ theme, picked, onPick }) {
         <div class="pair"><${Memory} state=${state} card=${card} /><${Roofline} figures=${figures} card=${card} /></div>
         <div class="pair"><${Events} events=${state.events} now=${state.now} /><${Models} state=${state} /></div>
         ${state.engines.length > 1 && html`<${Engines} engines=${state.engines} />`}`}
-      <${Requests} requests=${requests} picked=${picked} onPick=${onPick} />
+      ${(state || !error) && html`<${Requests} requests=${requests} picked=${picked} onPick=${onPick} />`}
     </div>
   </div>`;
 }

@@ -13,7 +13,7 @@ const KEYWORDS = new Set(
 );
 const HASH = /^(py|python|sh|bash|zsh|shell|console|ruby|rb|yaml|yml|toml|perl|r|make|makefile|dockerfile|nix|julia|elixir|)$/i;
 const DASH = /^(sql|lua|haskell|hs|ada|elm)$/i;
-const PLAIN = /^(text|txt|plain|markdown|md|diff|log)$/i;
+const PLAIN = /^(text|txt|plain|markdown|md|diff|log|mermaid)$/i;
 
 function scanner(language) {
   const comments = ["\\/\\*[\\s\\S]*?(?:\\*\\/|$)", "\\/\\/[^\\n]*"];

@@ -5,7 +5,7 @@ import { branchOff, edit, giveResults, goOn, regenerate, remove, show, variants 
 import { Figures, livePace } from "./figures.js";
 import { GrowingMarkdown } from "./markdown.js";
 import { isRunning, onGrowth } from "./stream.js";
-import { split, spoken } from "./tree.js";
+import { alike, split, spoken } from "./tree.js";
 import { bytes, CopyButton, Dialog, html, Icon, IconButton, toast } from "./ui.js";
 import { judge } from "./validate.js";
 
@@ -168,7 +168,8 @@ function SideBySide({ all, at, onClose }) {
     <${Body} key=${all[which].id} answer=${all[which]} live=${false} />
     <${Figures} answer=${all[which]} />
   </section>`;
-  return html`<${Dialog} title="Two answers side by side" class="widest" onClose=${onClose}><div class="beside">${column(left, setLeft, "Left")}${column(right, setRight, "Right")}</div><//>`;
+  return html`<${Dialog} title="Two answers side by side" class="widest" onClose=${onClose}><div class="beside">${column(left, setLeft, "Left")}${column(right, setRight, "Right")}</div>
+    <p class="alike">${alike(all[left], all[right])}</p><//>`;
 }
 
 function Calls({ node, asks }) {
@@ -208,7 +209,7 @@ export function Trouble({ error, busy, onRetry, onSettings }) {
     <p>${error.text}</p>
     <div class="buttons">
       ${error.help === "key" && html`<button type="button" class="strong" onClick=${() => access.set({ asked: true })}>Give the API key</button>`}
-      ${error.help === "settings" && onSettings && html`<button type="button" class="quiet" onClick=${onSettings}>Open the settings</button>`}
+      ${error.help === "settings" && onSettings && html`<button type="button" class="strong" onClick=${onSettings}>Open the settings</button>`}
       ${onRetry && error.help && html`<button type="button" class=${error.help === "retry" ? "strong" : "quiet"} disabled=${busy || left > 0} onClick=${onRetry}>
         ${left > 0 ? `Try again in ${left} s` : "Try again"}</button>`}
     </div>

@@ -84,7 +84,7 @@ export function Memory({ state, card }) {
   const kinds = [["shared", "shared by requests", shared], ["used", "in use by one", used - shared], ["cached", "kept for reuse", idle], ["free", "free", blocks - used - idle]];
   const words = kinds.map(([, label, n]) => `${count(n)} ${label}`).join(", ");
   return html`<section class="card memory">
-    <header><h2>Memory of contexts</h2><p class="hint">${blocks ? `${plural(blocks, "block")}${card?.block_size ? ` of ${card.block_size} tokens` : ""}${size ? `, ${bytes(blocks * size)}` : ""}` : ""}</p></header>
+    <header><h2>Context memory (KV cache)</h2><p class="hint">${blocks ? `${plural(blocks, "block")}${card?.block_size ? ` of ${card.block_size} tokens` : ""}${size ? `, ${bytes(blocks * size)}` : ""}` : ""}</p></header>
     ${blocks
       ? html`<div class="cells" role="img" aria-label=${`Memory: ${words}`}>${made.map((kind, i) => html`<i key=${i} class=${kind}></i>`)}</div>
         <ul class="legend">${kinds.map(([key, label, n]) => html`<li key=${key}><i class=${`swatch cell-${key}`}></i>${label} <b>${count(n)}</b></li>`)}</ul>
@@ -105,8 +105,8 @@ function Gauge({ label, value, ceiling, unit }) {
   const part = ceiling && value !== null ? Math.min(1, value / ceiling) : null;
   const words = value === null ? "not measured now" : `${scaled(value, unit)}${part === null ? "" : `, ${share(part)} of ${scaled(ceiling, unit)}`}`;
   return html`<div class="gauge"><div class="gauge-head"><span>${label}</span><b>${value === null ? "–" : part === null ? scaled(value, unit) : share(part)}</b></div>
-    <div class="gauge-bar" role="meter" aria-label=${label} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${part === null ? 0 : Math.round(part * 100)} aria-valuetext=${words}><i style=${{ width: `${(part ?? 0) * 100}%` }}></i></div>
-    <p class="hint">${words}</p></div>`;
+    ${part !== null && html`<div class="gauge-bar" role="meter" aria-label=${label} aria-valuemin="0" aria-valuemax="100" aria-valuenow=${Math.round(part * 100)} aria-valuetext=${words}><i style=${{ width: `${part * 100}%` }}></i></div>
+      <p class="hint">${words}</p>`}</div>`;
 }
 
 export function Roofline({ figures, card }) {

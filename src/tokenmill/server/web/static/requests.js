@@ -1,12 +1,13 @@
 // Recent requests. Owns: their list, and the timeline of one of them as a bar.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { explain, getJson } from "./api.js";
+import { access, explain, getJson } from "./api.js";
 import { phases } from "./series.js";
 import { clock, count, Dialog, duration, html, plural, rate } from "./ui.js";
 
 const PERIOD_MS = 1500;
 const MOST = 120;
 const LISTED = 40;
+const ENDS = { stop: "the model, or a stop string", length: "the token limit", tool_calls: "a tool call", abort: "the client", error: "an error" };
 function Bar({ prompt, total, scale }) {
   const { found } = phases(prompt, total);
   return html`<span class="bar" aria-hidden="true">${found.map((p) =>
@@ -46,7 +47,7 @@ export function Requests({ requests: { list: all, problem }, picked, onPick }) {
   const list = all?.slice(0, LISTED);
   const scale = Math.max(1, ...(list ?? []).map((r) => r.duration_ms));
   return html`<section class="card requests">
-    <header><h2>Recent requests</h2><p class="hint">Those of your API key. Choose one to see its timeline.</p></header>
+    <header><h2>Recent requests</h2><p class="hint">${access.get().key ? "Those of your API key. " : ""}Choose one to see its timeline.</p></header>
     ${list && list.length === 0 && html`<p class="none">No requests yet. Chat a little, or point a client at this server.</p>`}
     ${!list && problem && html`<p class="none">${problem.text}</p>`}
     ${list && list.length > 0 && html`<div class="table" tabindex="0" role="region" aria-label="Recent requests"><table>
@@ -119,7 +120,7 @@ function Life({ prompt, request, number }) {
     ["Answer", `${plural(prompt.output_tokens, "token")}${prompt.output_tokens > 1 && decode > 0 ? `, ${rate(((prompt.output_tokens - 1) / decode) * 1000)} per second` : ""}`],
     ["Preempted", prompt.preemptions ? plural(prompt.preemptions, "time") : "never"],
     ["Engines that died under it", prompt.replays ? count(prompt.replays) : "none"],
-    ["Ended by", prompt.finish_reasons.join(", ") || "nothing yet"],
+    ["Ended by", prompt.finish_reasons.map((reason) => ENDS[reason] ?? reason).join(", ") || "nothing yet"],
   ];
   return html`<section class="life">
     ${number > 0 && html`<h3>Prompt ${number}</h3>`}

@@ -33,13 +33,15 @@ function NumberField({ field, store, card }) {
   const slides = max !== undefined;
   const id = `set-${name}`;
   const usual = defaultOf(field, card);
+  const off = value !== undefined && !(Number(value) >= (min ?? -Infinity) && Number(value) <= (max ?? Infinity));
   const resting = Number.isFinite(Number(usual)) ? Number(usual) : min < 0 ? 0 : min;
   return html`<div class="field tipped">
     <div class="field-head">
       <span><label for=${id}>${label}</label>${unit && html` <small class="unit">${unit}</small>`}</span>
       <input id=${id} type="number" inputmode="decimal" min=${min} max=${max} step=${slides ? "any" : step} placeholder=${usual}
-        value=${value ?? ""} aria-describedby=${`${id}-tip`} onInput=${(e) => set(e.target.value)} />
+        value=${value ?? ""} aria-invalid=${off ? "true" : undefined} aria-describedby=${`${id}-tip`} onInput=${(e) => set(e.target.value)} />
     </div>
+    ${off && html`<p class="hint bad" role="status">${max === undefined ? `At least ${min}.` : `From ${min} to ${max}.`}</p>`}
     ${slides && html`<input type="range" aria-label=${`${label}, slider`} class=${value === undefined ? "unset" : ""} min=${min} max=${max} step=${step}
       value=${value ?? resting} onInput=${(e) => set(e.target.value)} />`}
     <${Tip} id=${`${id}-tip`} text=${`${hint} Default: ${usual}.`} />

@@ -139,6 +139,7 @@ function scripted(r, style) {
   }
   if (below === null && above === null) return base.text + (base.after ?? "");
   const stacked = limits === "always" || (limits && style.display);
+  if (base.leans && above !== null && !stacked) above = `<mrow><mspace width="${style.display ? "0.5em" : "0.2em"}"></mspace>${above}</mrow>`; // browsers set it into the sign
   const [sub, sup, both] = stacked ? ["munder", "mover", "munderover"] : ["msub", "msup", "msubsup"];
   const made = below !== null && above !== null ? `<${both}>${base.text}${below}${above}</${both}>`
     : below !== null ? `<${sub}>${base.text}${below}</${sub}>` : `<${sup}>${base.text}${above}</${sup}>`;
@@ -192,7 +193,7 @@ function command(r, name, style) {
   if (UPRIGHT[name]) return { text: name.endsWith("dots") || name.startsWith("dots") ? mo(UPRIGHT[name]) : style.alphabet ? letter(UPRIGHT[name], style) : `<mi mathvariant="normal">${UPRIGHT[name]}</mi>` };
   if (OPERATORS[name]) return { text: mo(OPERATORS[name], "⟨⟩⌊⌋⌈⌉|‖{}[]()".includes(OPERATORS[name]) ? ' stretchy="false"' : "") };
   if (SUMS[name]) return { text: mo(SUMS[name]), limits: true };
-  if (INTEGRALS[name]) return { text: mo(INTEGRALS[name]) };
+  if (INTEGRALS[name]) return { text: mo(INTEGRALS[name]), leans: true };
   if (SPACES[name]) return { text: space(SPACES[name]) };
   if (FUNCTIONS.has(name) || LIMITS.has(name)) return { text: `<mi>${SPOKEN[name] ?? name}</mi>`, limits: LIMITS.has(name), after: r.peek() === "(" || r.peek() === "\\left" ? "" : space("0.167em") };
   if (ALPHABETS[name] || name === "mathrm" || name === "mathnormal" || name === "mathup") {

@@ -120,3 +120,12 @@ export function upgrade(conversation) {
 
 // What is searched in.
 export const wordsOf = (conversation) => [conversation.title, ...Object.values(conversation.nodes).map((n) => `${n.content ?? ""} ${(n.files ?? []).map((f) => f.name).join(" ")}`)].join("\n");
+
+// How two answers differ, in words.
+export function alike(a, b) {
+  const [one, two] = [split(a).content, split(b).content];
+  if (one === two) return "Both say exactly the same.";
+  let at = 0;
+  while (at < one.length && one[at] === two[at]) at += 1;
+  return at ? `The same for the first ${at} characters, then they part.` : "They differ from the first character on.";
+}
