@@ -88,11 +88,12 @@ export function phases(prompt, total) {
 export function lanes(requests, from, to, most) {
   const found = [];
   let left = 0;
+  const gap = (to - from) / 400; // where there is room, requests do not touch
   const began = (r) => r.at ?? r.created;
   const ended = (r) => (r.state === "open" ? to : began(r) + r.duration_ms / 1000);
   for (const request of [...requests].sort((a, b) => began(a) - began(b))) {
     if (ended(request) < from || began(request) > to) continue;
-    let lane = found.find((l) => l.until <= began(request));
+    let lane = found.find((l) => l.until + gap <= began(request)) ?? found.find((l) => l.until <= began(request));
     if (!lane) {
       if (found.length === most) {
         left += 1;
@@ -102,7 +103,7 @@ export function lanes(requests, from, to, most) {
       found.push(lane);
     }
     lane.requests.push(request);
-    lane.until = ended(request) + (to - from) / 400;
+    lane.until = ended(request);
   }
   return { lanes: found.map((l) => l.requests), left };
 }
