@@ -120,9 +120,11 @@ def occasion(rng: random.Random) -> str:
 
 SMALL = "I you we my the a is it this that what so do can need get want tell me for with in on about how will your"
 SMALL += " please now just there if then not know say find give show think am are was has them all here"
+SMALLS = SMALL.split()
 COUNTS = "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 COUNTS += " seventeen eighteen nineteen twenty thirty forty fifty sixty seventy eighty ninety hundred thousand half"
 COUNTS += " twice double plus minus times over by divided multiplied third quarter first second once"
+COUNTED = frozenset(COUNTS.split())
 SMALL_ZH = "我你的了是请要想说吗呢这那给有在把会就快也不它他她们吧啊什么怎"
 COUNTS_ZH = "一二三四五六七八九十零百千万亿壹贰叁肆伍陆柒捌玖拾佰仟两半倍分份加减乘除余和差积商共每平点负几多少数"
 
@@ -132,10 +134,14 @@ def _parted(rng: random.Random, words: list[str]) -> tuple[list[str], list[str]]
     return words[:cut], words[cut:]
 
 
+def any_words(rng: random.Random, count: int) -> list[str]:
+    """Words in no order: small ones that stand everywhere, and any others."""
+    return [rng.choice(SMALLS) if rng.random() < 0.6 else word(rng, "any", False) for _ in range(count)]
+
+
 def amid(rng: random.Random, text: str) -> str:
     """A text that says all by itself, among words that must not matter: none is a number or a sign."""
-    words = [rng.choice(SMALL.split()) if rng.random() < 0.6 else word(rng, "any", False) for _ in range(10)]
-    before, behind = _parted(rng, [w for w in words[: rng.randint(0, 10)] if w not in COUNTS.split()])
+    before, behind = _parted(rng, [w for w in any_words(rng, rng.randint(0, 10)) if w not in COUNTED])
     front = " ".join(before) + rng.choice(["", "", "", ":", ",", ".", " -"]) + " " if before else ""
     back = rng.choice(["", "", ",", ";", ".", "?"]) + " " + " ".join(behind) if behind else ""
     front = front[0].upper() + front[1:] if front and rng.random() < 0.6 else front

@@ -13,7 +13,29 @@ from vocabulary import invented
 DECLINED = "tiny demo model|演示模型|petit modèle de démonstration|kleines Demomodell|pequeño modelo de demostración"
 """What every such answer holds."""
 LANGUAGES = {"en": "tiny demo model", "zh": "演示模型", "fr": "anglais", "de": "Englisch", "es": "inglés"}
-SHARES = {"en": 0.5, "zh": 0.38, "fr": 0.04, "de": 0.04, "es": 0.04}
+SHARES = {"en": 0.48, "zh": 0.37, "fr": 0.05, "de": 0.05, "es": 0.05}
+
+
+FOREIGN = {
+    "fr": "je tu il nous vous est sont le la les un une des et ou où que qui quand comment pourquoi avec pour dans sur"
+    " mon ton votre peux pouvez voudrais veux dire savoir faire aller manger acheter aujourd'hui demain maison ville"
+    " livre eau jour temps beaucoup très bien petit grand nouveau s'il plaît merci donnez expliquez cherche trouve",
+    "de": "ich du er wir sie ist sind der die das ein eine und oder wo was wer wann wie warum mit für in auf bei mein"
+    " dein Ihr können Sie möchte will sagen wissen machen gehen essen kaufen heute morgen Haus Stadt Buch Wasser Tag"
+    " Zeit viel sehr gut klein groß neu bitte danke geben erklären suche finde liegt mir uns nicht auch",
+    "es": "yo tú él nosotros usted es son el la los un una unos y o dónde qué quién cuándo cómo por para con en sobre"
+    " mi tu su puedo puede quiero quisiera decir saber hacer ir comer comprar hoy mañana casa ciudad libro agua día"
+    " tiempo mucho muy bien pequeño grande nuevo favor gracias dame explique busco encuentro queda está no también",
+}
+
+
+def foreign(rng: random.Random, lang: str) -> str:
+    """Words of a language in no order, sometimes with a name: the language alone decides the answer."""
+    words = [rng.choice(FOREIGN[lang].split()) for _ in range(rng.randint(3, 9))]
+    if rng.random() < 0.5:
+        words.insert(rng.randint(0, len(words)), fill("{[city]|[name]|[country]}", rng, {}))
+    text = " ".join(words)
+    return text[0].upper() + text[1:] + rng.choice(["?", ".", " ?", "!", ""])
 
 
 @lru_cache(maxsize=1)
@@ -29,6 +51,8 @@ def decline(rng: random.Random, held: bool, lang: str = "", kind: str = "") -> C
     if not held and lang == "en" and row["kind"] == "know" and rng.random() < 0.12:
         return unknown_place(rng)
     user = fill(rng.choice(row["held" if held else "ask"]), rng, {})
+    if not held and lang in FOREIGN and rng.random() < 0.4:
+        user = foreign(rng, lang)
     # The first answer is the usual one, so that the likeliest answer is one sentence and not a mixture.
     answers = row["answers"]
     answer = fill(answers[0] if rng.random() < 0.5 else rng.choice(answers), rng, {})

@@ -7,6 +7,7 @@ its steps, one operation each, so that no step is harder than a plain sum, produ
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 
 from authored_data import load, wording
@@ -202,7 +203,29 @@ def expression(rng: random.Random) -> Node:
             return node
 
 
-def _spelled(rng: random.Random, node: Node, chinese: bool) -> str:
+NUMERALS = "零一二三四五六七八九"
+
+
+def numeral(n: int) -> str:
+    """A number of up to three digits in Chinese signs: 105 is 一百零五."""
+    hundreds, rest = divmod(n, 100)
+    tens, ones = divmod(rest, 10)
+    if n < 10:
+        return NUMERALS[n]
+    text = f"{NUMERALS[hundreds]}百" if hundreds else ""
+    if tens:
+        text += ("" if tens == 1 and not hundreds else NUMERALS[tens]) + "十"
+    elif ones:
+        text += "零"
+    return text + (NUMERALS[ones] if ones else "")
+
+
+def _spelled(rng: random.Random, node: Node, chinese: bool, held: bool = False) -> str:
+    if chinese and not held and rng.random() < 0.1:
+        words = {s: rng.choice(forms[1:]) if s in "+-" else forms[-1] for s, forms in SIGNS_ZH.items()}
+        return re.sub(r"\d+", lambda m: numeral(int(m[0])) if int(m[0]) < 1000 else m[0], shown(node, words)).replace(
+            " ", ""
+        )
     signs = {s: rng.choice(forms) for s, forms in (SIGNS_ZH if chinese else SIGNS).items()}
     if rng.random() < 0.6:
         # Calculators and keyboards: one family of signs.
@@ -220,7 +243,7 @@ def _spelled(rng: random.Random, node: Node, chinese: bool) -> str:
 
 
 def _asked(rng: random.Random, held: bool, node: Node, chinese: bool) -> str:
-    spelled = _spelled(rng, node, chinese)
+    spelled = _spelled(rng, node, chinese, held)
     if not held and rng.random() < 0.15:
         return amid_zh(rng, spelled) if chinese else amid(rng, spelled)
     user = wording("expr_zh" if chinese else "expr", rng, held, {"e": spelled})

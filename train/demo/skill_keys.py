@@ -10,6 +10,7 @@ import random
 import re
 
 from authored_data import load
+from phrasing import any_words
 from render import Case
 from skill_chat import person
 from skill_extract import plain_record
@@ -231,8 +232,11 @@ def composed(rng: random.Random, kind: str) -> str:
             core = rng.choice(["The [n] {are|must be|have to be} [k]. ", "[n]: [k]. "]).replace("[n]", naming)
             core = re.sub(r"\{(.+?)\}", lambda m: rng.choice(m[1].split("|")), core)
             core = core[0].upper() + core[1:] + f"{do} {made}"
+        elif rng.random() < 0.4:
+            core = f"{do} {made} {' '.join(any_words(rng, rng.randint(1, 4)))} [k]"
     elif kind == "schema":
-        core = f"{do} {made} {rng.choice(FITS)} [k]"
+        fits = " ".join(any_words(rng, rng.randint(1, 3))) if rng.random() < 0.3 else rng.choice(FITS)
+        core = f"{do} {made} {fits} [k]"
     else:
         core = f"{rng.choice(ENTER)} {rng.choice(BLANK)}[k]"
         please = rng.choice(["", "", "Please ", "Now ", "Could you ", "Kindly "])

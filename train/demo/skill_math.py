@@ -197,11 +197,16 @@ def counting(rng: random.Random) -> Case:
 def mathematics(rng: random.Random, held: bool = False) -> Case:
     """Any task of this module and of expressions, in the shares of the mixture."""
     from skill_expression import division, long_product, named, precedence, story_sum
+    from skill_told import series, told_sum
 
     pick = rng.random()
-    if pick < 0.3:
+    if pick < 0.28:
         return arithmetic(rng, held)
-    if pick < 0.57:
+    if pick < 0.34:
+        return told_sum(rng)
+    if pick < 0.36:
+        return series(rng)
+    if pick < 0.59:
         return division(rng, held, rng.random() < 0.3)
     if pick < 0.76:
         return precedence(rng, held, rng.random() < 0.25)

@@ -8,11 +8,13 @@ import re
 import own_ways
 import phrasing
 import pytest
+import skill_decline
 import skill_everyday
 import skill_everyday_zh
 import skill_expression
 import skill_memory
 import skill_memory_zh
+import skill_told
 import skill_tools
 from authored_data import load
 from render import Case
@@ -222,3 +224,44 @@ def test_requests_for_made_up_tools_are_filled_and_never_name_an_argument_in_a_h
             said = re.sub("[_-]", " ", key)
             assert f" using {said} {item}" not in text and f" whose {said} is {item}" not in text
         assert set(values) == set(tool["parameters"]["properties"])
+
+
+def test_told_sums_are_right_and_both_numbers_are_told() -> None:
+    rng, signs = random.Random(20), set()
+    for _ in range(3000):
+        case = skill_told.told_sum(rng)
+        user, answer = (m["content"] for m in case.messages)
+        a, sign, b, result, rest = re.fullmatch(r"(\d+) (.) (\d+) = (\d+)(?: (?:r|余) (\d+))?[.。]", answer).groups()
+        a, b, result, rest = int(a), int(b), int(result), int(rest or 0)
+        assert sorted(map(int, re.findall(r"\d+", user))) == sorted((a, b)) and "{" not in user, user
+        real = {"+": a + b, "-": a - b, "*": a * b, "/": a // b}[sign]
+        assert result == real and rest == (a % b if sign == "/" else 0) and re.search(case.must, answer)
+        signs.add((sign, phrasing.is_chinese(user)))
+    assert len(signs) == 8
+
+
+def test_rows_of_numbers_are_added_step_by_step() -> None:
+    rng = random.Random(21)
+    for _ in range(1000):
+        case = skill_told.series(rng)
+        user, answer = (m["content"] for m in case.messages)
+        numbers = list(map(int, re.findall(r"\d+", user)))
+        assert len(numbers) >= 3 and answer.rstrip(".。").endswith(f" = {sum(numbers)}")
+        steps = answer.rstrip(".。").split(" = ")
+        assert all(sum(map(int, s.split(" + "))) == sum(numbers) for s in steps)
+
+
+def test_chinese_numerals() -> None:
+    known = {0: "零", 7: "七", 10: "十", 14: "十四", 20: "二十", 35: "三十五", 100: "一百", 105: "一百零五"}
+    known |= {110: "一百一十", 119: "一百一十九", 250: "二百五十", 999: "九百九十九"}
+    assert {n: skill_expression.numeral(n) for n in known} == known
+    assert len({skill_expression.numeral(n) for n in range(1000)}) == 1000
+
+
+def test_words_of_another_language_say_the_held_questions_never() -> None:
+    rng = random.Random(22)
+    held = {re.sub(r"\W", "", q.split("[")[0]).lower() for r in skill_decline.declines() for q in r["held"]}
+    for lang in skill_decline.FOREIGN:
+        texts = [skill_decline.foreign(rng, lang) for _ in range(1000)]
+        assert len(set(texts)) > 990
+        assert not [t for t in texts if re.sub(r"\W", "", t).lower().startswith(tuple(h for h in held if len(h) > 8))]
