@@ -31,9 +31,13 @@ from tokenmill.server.traces import Traces
 
 log = logging.getLogger("tokenmill.server")
 MOST_COPIED = 16 << 20
-"""Bytes of parameters times prompts of one request."""
+"""Bytes of parameters times prompts of one request, and of what its outputs repeat of the prompts."""
+TOKEN = 8
+"""Bytes of a token's id as it is written."""
 MOST_LOGPROBS = 1 << 19
 """Log-probabilities that one answer may hold until it is whole."""
+NUMBER = 24
+"""Bytes of a component of a vector as it is written."""
 ENTRY = 64
 """Bytes of one of them as it is written."""
 BAD_WORD = 8192
@@ -116,6 +120,8 @@ class Job:
         self.failed = False
         self.size = 0
         """Bytes of the body that it came in."""
+        self.copies = 1
+        """Times that the answer tells the scores of each prompt."""
         self.held = 0
         """Log-probabilities that wait for the answer to be whole."""
 
@@ -155,6 +161,15 @@ class Job:
                     vectors[task.index] = delta.pooled
         return [vectors[i] for i in range(len(prompts))]
 
+    @staticmethod
+    def check_repeated(size: int, outputs: int) -> None:
+        """Refuse an answer whose outputs would each repeat so many bytes of the request."""
+        if outputs > 1 and size * outputs > MOST_COPIED:
+            raise TooLargeError(
+                f"{outputs} outputs would repeat {size} bytes of the prompt each; {MOST_COPIED >> 20} MiB is the most.",
+                param="n",
+            )
+
     def _check_sizes(self, prompts: list[tuple[str | None, list[int]]], params: SamplingParams | None) -> None:
         """Refuse early what admission would walk through before it refuses it."""
         most = self.backend.info.max_model_len
@@ -165,7 +180,8 @@ class Job:
             if len(ids) + new > most:
                 raise ContextError(most, len(ids), new)
         if params is not None and params.prompt_logprobs is not None:
-            self._check_held((params.prompt_logprobs + 1) * sum(len(ids) for _, ids in prompts), "prompt_logprobs")
+            count = (params.prompt_logprobs + 1) * sum(len(ids) for _, ids in prompts)
+            self._check_held(self.copies * count, "prompt_logprobs")
         if params is not None and len(prompts) > 1:  # every prompt takes the parameters along
             size = len(msgspec.msgpack.encode(params)) + BAD_WORD * len(params.bad_words or ())
             if size * len(prompts) > MOST_COPIED:
@@ -252,7 +268,7 @@ class Job:
             timeline.last_token = now
             figures.output_tokens += len(delta.token_ids)
         if delta.prompt_logprobs is not None:
-            self._hold(delta.prompt_logprobs.count, "prompt_logprobs")
+            self._hold(self.copies * delta.prompt_logprobs.count, "prompt_logprobs")
         figures.drafted_tokens += delta.drafted
         figures.accepted_tokens += delta.accepted
         if delta.num_cached_tokens > figures.cached_tokens:
@@ -276,9 +292,10 @@ class Job:
 
     @property
     def weight(self) -> int:
-        """Bytes that the answer may take as it is written, its text left out."""
+        """Bytes that the answer may take as it is written."""
         prompts = sum(len(task.request.prompt_ids) * task.num_outputs for task in self.tasks.values())
-        return ENTRY * (self.held + prompts // 8)
+        said = sum(task.num_tokens for task in self.tasks.values())
+        return ENTRY * (self.held + prompts // 8) + TOKEN * said
 
     def abandon(self) -> None:
         """The client has left: the engines hear of it at once; `close` follows when its handler has been cancelled."""

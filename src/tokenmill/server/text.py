@@ -10,10 +10,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
-from tokenmill.core.errors import BusyError, ParameterError, UserError
+from tokenmill.core.errors import BusyError, ParameterError, TooLargeError, UserError
 from tokenmill.engine.prompts import PromptReader, check_size
+from tokenmill.text.chat_template import DEFAULT_MAX_CHARS
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.fill import FillForm, fill_ends, fill_ids, find_fill, snippet_ids
 
@@ -21,6 +23,11 @@ T = TypeVar("T")
 Talk = tuple[list[dict[str, Any]], dict[str, Any]]
 """Messages, and options of the template."""
 THREADS = 4
+LONG = 1 << 18
+"""Characters of a text that is read in threads of its own: no number of such texts makes the others wait."""
+LONG_THREADS = 2
+MOST = DEFAULT_MAX_CHARS
+"""Characters of a text that is only counted or cut: reading it takes a hundred times its size in memory."""
 SLICES = 8
 """Parts of the budget: a process that stands still for a while itself (stopped, swapped out) loses one of them."""
 
@@ -34,10 +41,11 @@ class TextWorkers:
         self.max_model_len = max_model_len
         self.budget_s = budget_s
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-text")
+        self.slow = ThreadPoolExecutor(LONG_THREADS, thread_name_prefix="tokenmill-long-text")
 
-    async def run_in_thread(self, work: Callable[[], T]) -> T:
-        """Run something in a thread; its result is thrown away when it takes too long. UserError says that the work is
-        to blame, BusyError that it had to wait or that its thread got no time."""
+    async def run_in_thread(self, work: Callable[[], T], size: int = 0) -> T:
+        """Run something about a text of this size in a thread; its result is thrown away when it takes too long.
+        UserError says that the work is to blame, BusyError that it had to wait or that its thread got no time."""
         begun: list[tuple[int, float]] = []
 
         def timed() -> T:
@@ -45,7 +53,8 @@ class TextWorkers:
             begun.append((clock, time.clock_gettime(clock)))
             return work()
 
-        future = asyncio.get_running_loop().run_in_executor(self.threads, timed)
+        threads = self.slow if size > LONG else self.threads
+        future = asyncio.get_running_loop().run_in_executor(threads, timed)
         try:
             for _ in range(SLICES):
                 await asyncio.wait((future,), timeout=self.budget_s / SLICES)
@@ -63,13 +72,14 @@ class TextWorkers:
         """(text, ids) of a prompt given as text or ids. `any_length`: it will be cut, or is only counted."""
         if isinstance(prompt, list):
             return None, prompt
-        return await self.run_in_thread(lambda: (prompt, self._encode(prompt, add_special_tokens, any_length)))
+        work = partial(self._encode, prompt, add_special_tokens, any_length)
+        return prompt, await self.run_in_thread(work, len(prompt))
 
     async def chat(
-        self, talk: Callable[[], Talk], *, add_special_tokens: bool = False, any_length: bool = False
+        self, talk: Callable[[], Talk], *, size: int, add_special_tokens: bool = False, any_length: bool = False
     ) -> tuple[str, list[int]]:
-        """(text, ids) of a conversation, which is made in the thread, too; `add_special_tokens` frames the ids as a
-        plain prompt would be."""
+        """(text, ids) of a conversation, which is made in the thread, too, from a body of this size;
+        `add_special_tokens` frames the ids as a plain prompt would be."""
         framed = add_special_tokens
 
         def work() -> tuple[str, list[int]]:
@@ -82,7 +92,7 @@ class TextWorkers:
                 ids = [*before, *ids, *after]
             return text, ids
 
-        return await self.run_in_thread(work)
+        return await self.run_in_thread(work, size)
 
     @property
     def fill_form(self) -> FillForm:
@@ -103,12 +113,14 @@ class TextWorkers:
         form, tokenizer = self.fill_form, self.tokenizer
         assert tokenizer is not None
 
+        size = len(prefix) + len(suffix) + len(begun) + sum(len(text) for _, text in others)
+
         def work() -> tuple[str, list[int]]:
-            self._check_size(len(prefix) + len(suffix) + len(begun) + sum(len(text) for _, text in others))
+            self._check_size(size)
             before = tokenizer.frame[0] if framed else ()
             return prefix, [*before, *snippet_ids(tokenizer, others), *fill_ids(tokenizer, form, gap, begun)]
 
-        return await self.run_in_thread(work)
+        return await self.run_in_thread(work, size)
 
     def fill_ends(self) -> list[int]:
         """Ids that end what fills a gap."""
@@ -122,6 +134,7 @@ class TextWorkers:
     def close(self) -> None:
         """End the threads and the template processes."""
         self.threads.shutdown(wait=False, cancel_futures=True)
+        self.slow.shutdown(wait=False, cancel_futures=True)
         self.reader.close()
 
     def _encode(self, text: str, add_special_tokens: bool, any_length: bool) -> list[int]:
@@ -129,9 +142,17 @@ class TextWorkers:
             raise ParameterError(
                 "This server has no tokenizer, so a prompt must be a list of token ids.", param="prompt"
             )
-        if not any_length:
+        if any_length:
+            self.check_read(len(text))
+        else:
             self._check_size(len(text))
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    @staticmethod
+    def check_read(chars: int) -> None:
+        """Refuse a text that is only counted or cut, if it is too long even for that."""
+        if chars > MOST:
+            raise TooLargeError(f"The text is longer than {MOST} characters, which is the most that is read.")
 
     def _check_size(self, chars: int) -> None:
         if self.tokenizer is not None:

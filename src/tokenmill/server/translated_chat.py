@@ -52,7 +52,7 @@ async def count_translated(context: Context, fields: Fields, size: int, *, names
     with in_names_of(names):
         body = await context.bodies.run_in_thread(size, lambda: translated(ChatRequest, fields()))
         context.check_model(body.model)
-        return len((await render(context, body, counted=True))[1])
+        return len((await render(context, body, size, counted=True))[1])
 
 
 async def listen(chat: Chat) -> AsyncIterator[Heard]:

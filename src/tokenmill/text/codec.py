@@ -17,6 +17,11 @@ from tokenmill.text.inside_twin import inside_twin
 from tokenmill.text.pieces import PieceTable, read_rules
 from tokenmill.text.plain_twin import control_ids, plain_twin
 
+_FAILED = (
+    "The model's tokenizer failed on this text: it holds too long a run of letters, blanks or signs for the rules by "
+    "which it is split, or the tokenizer's files are damaged."
+)
+
 
 @dataclass(frozen=True)
 class TokenizerSettings:
@@ -107,7 +112,7 @@ class Tokenizer:
         except BaseException as error:
             if type(error).__name__ != "PanicException":
                 raise
-            raise UserError("The model's tokenizer failed on this text: its files are damaged.") from error
+            raise UserError(_FAILED) from error
         rows = [item.ids for item in found]
         return rows if allow_special else [self._without_controls(row, add_special_tokens) for row in rows]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from tests.pure.server.conftest import Starter
 from tests.pure.server.test_server_chat import events
 from tokenmill.server.engines.state import FleetOptions
+from tokenmill.server.openai.completions import CompletionStream
 from tokenmill.testing.fake_generator import FakeOptions
 
 PATH = "/v1/completions"
@@ -54,6 +56,36 @@ async def test_a_stream_says_what_a_whole_answer_says(start: Starter, extra: dic
         assert joined(chunks, choice["index"]) == wanted
     assert chunks[-1]["usage"] == whole["usage"]
     assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_scores_of_a_prompt_count_once_for_each_choice(start: Starter, stream: bool) -> None:
+    """Every choice tells them: a short request must not become an answer of hundreds of megabytes."""
+    served = await start()
+    body = {"prompt": [97] * 1000, "max_tokens": 1, "n": 128, "temperature": 1, "echo": True, "logprobs": 4}
+    refused = await served.post(PATH, {**body, "stream": stream})
+    assert refused.status_code == 400 and "log-probabilities" in refused.json()["error"]["message"]
+    assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
+    assert (await served.post(PATH, {**body, "n": 8, "stream": stream})).status_code == 200
+
+
+async def test_long_echoes_are_written_in_threads(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = await start()
+    threads = []
+    told = CompletionStream._told
+
+    def noted(self: CompletionStream, batch: Any) -> bytes:
+        threads.append(threading.current_thread())
+        return told(self, batch)
+
+    monkeypatch.setattr(CompletionStream, "_told", noted)
+    body = {"prompt": [97] * 1000, "max_tokens": 3, "n": 4, "temperature": 1, "seed": 1, "echo": True, "logprobs": 1}
+    whole = (await served.post(PATH, body)).json()
+    chunks = events((await served.post(PATH, {**body, "stream": True})).text)
+    for choice in whole["choices"]:
+        assert joined(chunks, choice["index"])["logprobs"] == choice["logprobs"]
+    first = threads.index(threading.main_thread())  # what follows the echoes is little
+    assert 0 < first < len(threads) and all(thread.name.startswith("tokenmill-body") for thread in threads[:first])
 
 
 async def test_scores_of_the_prompt_survive_a_death(start: Starter) -> None:

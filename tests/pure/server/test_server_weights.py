@@ -18,6 +18,7 @@ from tests.cpu_time import TRIES, cpu_time
 from tests.pure.server.conftest import Served, Starter
 from tokenmill.server.bodies import SMALL
 from tokenmill.server.lag import watch_lag
+from tokenmill.testing.fake_generator import FakeOptions
 from tokenmill.testing.hostile import SHAPES, VALID, body, path_of
 
 TALK = [{"role": "user", "content": "a"}]
@@ -279,6 +280,26 @@ async def test_prompts_times_parameters_have_a_ceiling(start: Starter) -> None:
     allowed = {"prompt": ["a"] * 512, "max_tokens": 1, "allowed_token_ids": list(range(250)) * 400}
     assert (await served.post("/v1/completions", allowed)).status_code == 400
     assert (await served.post("/v1/completions", {"prompt": ["a"] * 64, "max_tokens": 1})).status_code == 200
+
+
+async def test_outputs_that_repeat_the_prompt_have_a_ceiling(start: Starter) -> None:
+    served = await start(FakeOptions(max_model_len=1 << 20))
+    long, ids = "a" * 300_000, [97] * 300_000
+    talk = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": long}]}
+    more: dict[str, Any] = {"max_tokens": 1, "n": 100, "temperature": 1}
+    chat, complete = "/v1/chat/completions", "/v1/completions"
+    going = {"continue_final_message": True, "add_generation_prompt": False, "echo": True}
+    for path, asked in (
+        (complete, {"prompt": long, "echo": True}),
+        (complete, {"prompt": ids, "return_token_ids": True}),
+        (chat, {**talk, **going}),
+        (chat, {**talk, "return_token_ids": True, "stream": True}),
+        (chat, {**talk, "return_prompt_text": True, "stream": True}),
+    ):
+        refused = await served.post(path, {**asked, **more})
+        assert refused.status_code == 400 and "repeat" in refused.json()["error"]["message"], asked.keys()
+        assert (await served.post(path, {**asked, **more, "n": 2})).status_code == 200
+    assert (await served.post(complete, {"prompt": long, **more})).status_code == 200  # nothing is repeated
 
 
 async def test_what_takes_time_is_done_in_threads(start: Starter) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -73,6 +74,11 @@ def usage(chat: Chat, said: Message | None = None) -> dict[str, Any]:
     }
 
 
+async def counted(chat: Chat, said: Message) -> dict[str, Any]:
+    """The same, without keeping others waiting while long thoughts are counted."""
+    return await chat.context.bodies.run_in_thread(len(said.reasoning), partial(usage, chat, said))
+
+
 _OF_DELTAS = (
     *("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"),
     *("output_tokens_details", "server_tool_use"),
@@ -103,7 +109,7 @@ async def whole(chat: Chat, message_id: str) -> dict[str, Any]:
     blocks.close()
     reason = heard.finish_reason if not blocks.called or heard.finish_reason == "length" else "tool_calls"
     done = {**head(chat, message_id), "content": blocks.whole(), **ending(reason, heard.stop_reason)}
-    return {**done, "usage": usage(chat, said)}
+    return {**done, "usage": await counted(chat, said)}
 
 
 async def events(chat: Chat, message_id: str) -> AsyncIterator[bytes]:
@@ -121,8 +127,8 @@ async def events(chat: Chat, message_id: str) -> AsyncIterator[bytes]:
                 yield b"".join(_event(item["type"], item) for item in found)
             if heard.finish_reason is not None:
                 reason = "tool_calls" if blocks.called and heard.finish_reason != "length" else heard.finish_reason
-                counted = usage(chat, said)
-                told = {name: counted[name] for name in _OF_DELTAS}
+                found_usage = await counted(chat, said)
+                told = {name: found_usage[name] for name in _OF_DELTAS}
                 last = {"delta": ending(reason, heard.stop_reason), "usage": told}
                 yield _event("message_delta", last) + _event("message_stop", {})
     except Exception as error:

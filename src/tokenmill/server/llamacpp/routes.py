@@ -27,7 +27,7 @@ from tokenmill.server.llamacpp.schemas import (
 )
 from tokenmill.server.openai import embeddings, schemas, tokens
 from tokenmill.server.openai.completions import Read, open_completion
-from tokenmill.server.routing import Api, Work, get, json_answer, post, read_body, written_answer
+from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, written_answer
 
 GENERATING = ("/completion", "/completions", "/infill")
 EMBEDDING = ("/embedding", "/embeddings")
@@ -59,8 +59,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def apply(request: Request, context: Context) -> Response:
         """The prompt that a conversation becomes."""
+        size = body_size(request)
         body = await read_body(context, request, TemplateRequest)
-        text, _ = await context.text.chat(lambda: tokens.talk(context, body), any_length=True)
+        text, _ = await context.text.chat(lambda: tokens.talk(context, body), size=size, any_length=True)
         return json_answer({"prompt": text})
 
     for path in GENERATING[:2]:

@@ -15,7 +15,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.assistant_turn import Turn, plan_turn
 from tokenmill.server.context import Context
 from tokenmill.server.errors import asked_in
-from tokenmill.server.job import Gathered, Job
+from tokenmill.server.job import TOKEN, Gathered, Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import ChatRequest, Message
@@ -106,7 +106,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
     if params.num_sequences > 1:
         job.grow(params.num_sequences - 1)
     with asked_in("messages"):
-        text, ids = await (render(context, body) if read is None else read())
+        text, ids = await (render(context, body, job.size) if read is None else read())
     planned = partial(
         plan_turn,
         context.form,
@@ -122,9 +122,14 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
     ids = truncate(ids, body, room, min(most, room // 2) if asked is None and most is not None else most)
     if asked is None:
         params = within(params, room - len(ids))
+    chat = Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
+    each = len(chat.echoed)
+    if body.stream:
+        each += (len(text) if body.return_prompt_text else 0) + (TOKEN * len(ids) if body.return_token_ids else 0)
+    job.check_repeated(each, params.n)
     with asked_in("messages"):
         await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
-    return Chat(context, body, job, f"chatcmpl-{base}", model, text, turn)
+    return chat
 
 
 def _usual_length(context: Context) -> int | None:
@@ -133,13 +138,15 @@ def _usual_length(context: Context) -> int | None:
     return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
 
 
-async def render(context: Context, body: ChatRequest, *, counted: bool = False) -> tuple[str, list[int]]:
-    """The prompt that a conversation becomes, as text and ids. `counted`: they are not to be computed."""
+async def render(context: Context, body: ChatRequest, size: int, *, counted: bool = False) -> tuple[str, list[int]]:
+    """The prompt that a conversation becomes, as text and ids; `size`: of the body that it came in. `counted`: they are
+    not to be computed."""
     return await context.text.chat(
         lambda: (
             begun(context.config.messages.opening, [template_message(m) for m in body.messages]),
             _template_options(context, body),
         ),
+        size=size,
         add_special_tokens=body.add_special_tokens,
         any_length=counted or body.truncate_prompt_tokens is not None,
     )

@@ -45,7 +45,8 @@ class ChatStream:
                 if data:
                     yield data
             if self.usage_at_end:
-                yield event(self._last())
+                said = sum(len(text) for texts in self.reasoning.values() for text in texts)
+                yield event(await self.chat.context.bodies.run_in_thread(said, self._last))
         except Exception as error:
             yield event(error_object(describe_error(error)))
         yield DONE

@@ -15,7 +15,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import CompletionOutput, RequestOutput, TextDelta
 from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, error_object
-from tokenmill.server.job import Gathered, Job, Task
+from tokenmill.server.job import ENTRY, TOKEN, Gathered, Job, Task
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import CompletionRequest
@@ -55,6 +55,7 @@ class Completion:
 
 
 Read = list[tuple[str | None, list[int]]]
+Batch = list[tuple[Task, TextDelta]]
 
 
 async def open_completion(
@@ -86,6 +87,10 @@ async def open_completion(
         read = await (_fill_all if body.suffix else _read_all)(context, body, prompts)
     if "max_tokens" not in body.model_fields_set:
         params = within(params, context.backend.info.max_model_len - max(len(ids) for _, ids in read))
+    job.copies = params.n
+    each = sum(len(text or "") if body.echo else 0 for text, _ in read)
+    each += sum(TOKEN * len(ids) if body.return_token_ids else 0 for _, ids in read)
+    job.check_repeated(each, params.n)
     await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
     return Completion(context, body, job, f"cmpl-{base}", model)
 
@@ -205,7 +210,8 @@ class CompletionStream:
         """All events; an error after the start is an event too, and [DONE] always ends the stream."""
         try:
             async for batch in self.completion.job.batches():
-                data = b"".join([self._events(task, delta) for task, delta in batch])
+                told = partial(self._told, batch)
+                data = await self.completion.context.bodies.run_in_thread(self._weight(batch), told)
                 if data:
                     yield data
             if self.usage_at_end:
@@ -216,6 +222,19 @@ class CompletionStream:
         except Exception as error:
             yield event(error_object(describe_error(error)))
         yield DONE
+
+    def _weight(self, batch: Batch) -> int:
+        """Bytes of the prompts' scores in what this tells: every choice begins with those of its prompt."""
+        body = self.completion.body
+        if not body.echo or body.logprobs is None:
+            return 0
+        read = sum(delta.prompt_logprobs.count for _, delta in batch if delta.prompt_logprobs is not None)
+        first = {self.completion.place(task, delta.index): task for task, delta in batch}
+        tokens = sum(len(task.request.prompt_ids) for place, task in first.items() if place not in self.started)
+        return ENTRY * (read + (body.logprobs + 1) * tokens)
+
+    def _told(self, batch: Batch) -> bytes:
+        return b"".join([self._events(task, delta) for task, delta in batch])
 
     def _events(self, task: Task, delta: TextDelta) -> bytes:
         index = self.completion.place(task, delta.index)

@@ -8,10 +8,12 @@ import sys
 import time
 from typing import Any
 
+import msgspec
+
 from tokenmill.engine.scores import shorten
 from tokenmill.server.context import Context
 from tokenmill.server.errors import asked_in
-from tokenmill.server.job import Job
+from tokenmill.server.job import NUMBER, Job
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.prices import told_cost
@@ -32,13 +34,15 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
             prompts.append((text, truncate(ids, body, context.backend.info.max_model_len, 1)))
         vectors = await job.embed(f"embd-{base}", prompts, body.pooling, priority=body.priority)
     usage = job.usage()
+
+    def written() -> list[dict[str, Any]]:
+        each = (_encode(shorten(vector, body.dimensions), body) for vector in vectors)
+        return [{"object": "embedding", "index": i, "embedding": found} for i, found in enumerate(each)]
+
     return {
         "id": f"embd-{base}",
         "object": "list",
-        "data": [
-            {"object": "embedding", "index": i, "embedding": _encode(shorten(vector, body.dimensions), body)}
-            for i, vector in enumerate(vectors)
-        ],
+        "data": await context.bodies.run_in_thread(NUMBER * len(vectors) * len(vectors[0]), written),
         "model": model,
         "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"], **told_cost(usage)},
     }
@@ -50,9 +54,10 @@ def pooled(found: dict[str, Any]) -> dict[str, Any]:
     return {**found, "id": found["id"].replace("embd-", "pool-", 1), "created": int(time.time()), "data": data}
 
 
-def _encode(vector: list[float], body: EmbeddingRequest) -> list[float] | str:
+def _encode(vector: list[float], body: EmbeddingRequest) -> msgspec.Raw | str:
+    """One by one: written together, thousands would keep the interpreter from everything else."""
     if body.encoding_format == "float":
-        return vector
+        return msgspec.Raw(msgspec.json.encode(vector))
     values = array.array("f", vector)
     if sys.byteorder == "big":
         values.byteswap()

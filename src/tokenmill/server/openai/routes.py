@@ -109,8 +109,9 @@ def _add_telling(app: FastAPI, context: Context) -> None:
 
     async def tokenize(request: Request, context: Context) -> Response:
         """Token ids of a prompt or a conversation."""
+        size = body_size(request)
         body = await read_body(context, request, TokenizeRequest)
-        return json_answer(await tokens.tokenize(context, body))
+        return json_answer(await tokens.tokenize(context, body, size))
 
     async def detokenize(request: Request, context: Context) -> Response:
         """Text of token ids."""

@@ -15,8 +15,8 @@ from tokenmill.server.switch.shown import Shown, status
 from tokenmill.server.text import Talk
 
 
-async def tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
-    """Ids of a prompt or a conversation."""
+async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[str, Any]:
+    """Ids of a prompt or a conversation; `size`: of the body that it came in."""
     context.check_model(body.model)
     if body.content is not None:
         if body.prompt is not None or body.messages is not None:
@@ -26,7 +26,7 @@ async def tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
         raise ParameterError("Give prompt or messages, one of the two.", param="prompt")
     if body.messages is not None:
         _, ids = await context.text.chat(
-            lambda: talk(context, body), add_special_tokens=bool(body.add_special_tokens), any_length=True
+            lambda: talk(context, body), size=size, add_special_tokens=bool(body.add_special_tokens), any_length=True
         )
     else:
         framed = True if body.add_special_tokens is None else body.add_special_tokens
@@ -34,7 +34,7 @@ async def tokenize(context: Context, body: TokenizeRequest) -> dict[str, Any]:
     tokenizer = context.backend.info.tokenizer
     strings = None
     if body.return_token_strs and tokenizer is not None:
-        strings = await context.text.run_in_thread(lambda: [tokenizer.id_to_token(i) for i in ids])
+        strings = await context.text.run_in_thread(lambda: [tokenizer.id_to_token(i) for i in ids], size)
     return {
         "count": len(ids),
         "max_model_len": context.backend.info.max_model_len,
@@ -50,10 +50,11 @@ async def _pieces(context: Context, body: TokenizeRequest, text: str) -> dict[st
         raise ParameterError("This server has no tokenizer.", param="content")
 
     def work() -> list[Any]:
+        context.text.check_read(len(text))
         ids = tokenizer.encode(text, add_special_tokens=body.add_special, allow_special=body.parse_special)
         return [{"id": i, "piece": _piece(tokenizer.token_bytes(i))} for i in ids] if body.with_pieces else list(ids)
 
-    return {"tokens": await context.text.run_in_thread(work)}
+    return {"tokens": await context.text.run_in_thread(work, len(text))}
 
 
 def _piece(data: bytes) -> str | list[int]:
@@ -83,7 +84,7 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any
     size = max(context.backend.info.tokenizer.vocab_size, context.backend.info.vocab_size)
     if (highest := max(body.tokens, default=0)) >= size:
         raise ParameterError(f"tokens holds token id {highest}, outside the vocabulary of {size}.", param="tokens")
-    text = await context.text.run_in_thread(lambda: context.text.decode(body.tokens))
+    text = await context.text.run_in_thread(lambda: context.text.decode(body.tokens), len(body.tokens))
     return {"prompt": text, "content": text}  # vLLM's name of it, and llama.cpp's
 
 

@@ -49,7 +49,8 @@ def add_readers(app: FastAPI, context: Context) -> None:
             chat = await open_translated(context, lambda: asked(room), work.job, work.base(), names=NAMES)
             said, _ = await hear_all(chat)
             name = f"resp_{uuid.uuid4().hex}"
-            return json_answer(compacted(name, body.items(), said, chat.usage(said.reasoning)))
+            usage = await context.bodies.run_in_thread(len(said.reasoning), partial(chat.usage, said.reasoning))
+            return json_answer(compacted(name, body.items(), said, usage))
 
     post(app, "/v1/responses/compact", compact, CompactRequest)
     post(app, "/v1/responses/input_tokens", count, TalkRequest)

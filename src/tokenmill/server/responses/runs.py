@@ -116,7 +116,10 @@ async def events(run: Run) -> AsyncIterator[list[bytes]]:
     try:
         yield _tell(run, growing.begin())
         async for heard in listen(growing.chat):
-            yield _tell(run, growing.take(heard) if not run.silent else growing.pass_over(heard))
+            take = growing.pass_over if run.silent else growing.take
+            last = heard.finish_reason is not None  # then the reasoning is counted
+            size = len(growing.said.reasoning) if last else 0
+            yield _tell(run, await growing.chat.context.bodies.run_in_thread(size, partial(take, heard)))
         whole = joined(kept.messages, growing.message()) if not run.silent else kept.messages
     except asyncio.CancelledError:
         growing.cancel()

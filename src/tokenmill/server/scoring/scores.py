@@ -13,7 +13,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.scores import ANSWERS, answer_logprob, check_count, cosine, relevance_question, shares
 from tokenmill.server.context import Context
-from tokenmill.server.job import Job
+from tokenmill.server.job import NUMBER, Job
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.text import Talk
 
@@ -26,8 +26,12 @@ async def cosines(context: Context, job: Job, base: str, pairs: Sequence[tuple[s
     for text in texts:
         said, ids = await context.text.read(text, any_length=body.truncate_prompt_tokens is not None)
         prompts.append((said, truncate(ids, body, context.backend.info.max_model_len, 1)))
-    vectors = dict(zip(texts, await job.embed(base, prompts, "last", priority=body.priority), strict=True))
-    return [cosine(vectors[left], vectors[right]) for left, right in pairs]
+    found = await job.embed(base, prompts, "last", priority=body.priority)
+    vectors = dict(zip(texts, found, strict=True))
+    size = NUMBER * len(pairs) * len(found[0])
+    return await context.bodies.run_in_thread(
+        size, lambda: [cosine(vectors[left], vectors[right]) for left, right in pairs]
+    )
 
 
 async def relevance(context: Context, job: Job, base: str, pairs: Sequence[tuple[str, str]], body: Any) -> list[float]:
@@ -46,14 +50,13 @@ async def likelihoods(
 ) -> list[list[float]]:
     """For each question, the share of each answer; an answer's end is not counted."""
     _grow(job, len(questions) * len(answers))
-    tokenizer = context.backend.info.tokenizer
-    if tokenizer is None:
+    if context.backend.info.tokenizer is None:
         raise ParameterError("This server has no tokenizer, so answers cannot be scored.", param="labels")
-    ends = [tokenizer.encode(answer, add_special_tokens=False) for answer in answers]
+    ends = [(await context.text.read(answer, add_special_tokens=False))[1] for answer in answers]
     prompts: list[tuple[str | None, list[int]]] = []
     options = {"chat_template": context.chat_template, "chat_template_kwargs": {"enable_thinking": False}}
     for messages in questions:
-        _, ids = await context.text.chat(partial(_talk, messages, options))
+        _, ids = await context.text.chat(partial(_talk, messages, options), size=job.size)
         prompts += [(None, ids + end) for end in ends]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     await job.start(base, prompts, params, priority=priority)

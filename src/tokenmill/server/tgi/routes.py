@@ -75,6 +75,8 @@ async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, 
         opened = await _open(context, work, body.parameters.fields(body.inputs, stream=stream))
     if stream:
         return work.stream(answers.events(opened, body.parameters, body.inputs))
+    if body.parameters.return_full_text:
+        work.job.check_repeated(len(body.inputs), work.job.count)
     gathered = await opened.job.gather()
 
     def make() -> Any:
@@ -95,10 +97,15 @@ async def _vllm(context: Context, work: Work, body: VllmRequest) -> Response:
     """{"text": [prompt + output, ...]}, or a line of that per step."""
     extras = {"prompt": body.prompt, "use_beam_search": body.use_beam_search, **(body.model_extra or {})}
     opened = await _open(context, work, extras)
+    work.job.check_repeated(len(body.prompt), work.job.count)
     if body.stream:
         return work.lines(_grown(opened, body.prompt))
     ((_, accumulator),) = await opened.job.gather()
-    return json_answer({"text": [body.prompt + out.text for out in accumulator.output().outputs]})
+
+    def make() -> Any:
+        return {"text": [body.prompt + out.text for out in accumulator.output().outputs]}
+
+    return await written_answer(context, work.job, make)
 
 
 def _info(context: Context) -> dict[str, Any]:
