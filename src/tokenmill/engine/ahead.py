@@ -1,18 +1,16 @@
 """Kernels are compiled in processes of their own while weights load. Owns: when that is worth it, starting the process
-that does so, waiting for it, and what is remembered of it.
+that does so, and waiting for it.
 
 What was not compiled ahead is compiled when it is launched: nothing that fails here fails the load. Triton keeps what
-is compiled by content; a note beside our other caches says of which loads everything is there. Must not know: kernels.
+is compiled by content; a note says of which loads everything is there (`ahead_notes.py`). Must not know: kernels.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import importlib.util
 import os
 import signal
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,12 +20,11 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tokenmill.core.config import EngineConfig, cache_dir
+from tokenmill.core.config import EngineConfig
 from tokenmill.device.gpu import Gpu, gpu_of
+from tokenmill.engine.ahead_notes import is_kept, keep, note_of
 from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import start_process
-
-PACKAGE = Path(__file__).parents[1]
 
 LONGEST_S = 60.0
 """Waited for what is compiled ahead; then the load goes on and compiles the rest itself."""
@@ -152,34 +149,3 @@ def _compiles() -> bool:
     from tokenmill.kernels.triton.common import INTERPRETED
 
     return not INTERPRETED
-
-
-def note_of(config: EngineConfig, gpu: Gpu, raw: Mapping[str, Any]) -> Path:
-    """Where it is noted that all kernels of this load are there."""
-    from triton import __version__
-
-    digest = hashlib.blake2b(digest_size=16)
-    about = replace(gpu, free=0), config.model, config.cache, config.schedule, config.execute, config.adapters
-    for part in (*about, config.speculate, raw, __version__, sys.version):
-        digest.update(msgspec.json.encode(part, order="deterministic", enc_hook=str))
-    for source in sorted((PACKAGE / "kernels" / "triton").rglob("*.py")):
-        digest.update(source.read_bytes())
-    return cache_dir() / "kernels" / f"{digest.hexdigest()}.json"
-
-
-def keep(note: Path, places: list[str]) -> None:
-    """Note that these files are there once all kernels of a load are."""
-    with contextlib.suppress(OSError):
-        note.parent.mkdir(parents=True, exist_ok=True)
-        fresh = note.with_suffix(f".{os.getpid()}")
-        fresh.write_bytes(msgspec.json.encode(places))
-        fresh.replace(note)
-
-
-def is_kept(note: Path) -> bool:
-    """Was a load like this compiled, and is it all still there?"""
-    try:
-        places = msgspec.json.decode(note.read_bytes(), type=list[str])
-    except (OSError, msgspec.MsgspecError):
-        return False
-    return bool(places) and all(os.path.isfile(place) for place in places)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
@@ -16,7 +17,8 @@ import pytest
 from tokenmill.core.config import make_config
 from tokenmill.device.gpu import Gpu
 from tokenmill.engine import ahead
-from tokenmill.engine.ahead import Nothing, Order, Process, Told, compile_ahead, is_kept, keep, note_of
+from tokenmill.engine.ahead import Nothing, Order, Process, Told, compile_ahead
+from tokenmill.engine.ahead_notes import UNRELATED, is_kept, keep, note_of
 from tokenmill.engine.ahead_worker import CACHED, COMPILED, FAILED, Farm
 from tokenmill.process.pipe import Pipe
 
@@ -164,3 +166,44 @@ def test_notes_are_whole_or_not_there(tmp_path: Path) -> None:
     assert is_kept(note)
     note.write_text("[")
     assert not is_kept(note)
+
+
+def model_folder(folder: Path, size: int = 64, config: dict[str, int] | None = None) -> str:
+    """A folder with weights of so many bytes."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config or {"hidden_size": 64}))
+    (folder / "model.safetensors").write_bytes(bytes(size))
+    return str(folder)
+
+
+def test_a_load_is_known_by_what_its_kernels_follow_from(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = {"hidden_size": 64, "_name_or_path": "here", "transformers_version": "4.1"}
+
+    def note(folder: str = model_folder(on_gpu / "a"), said: dict[str, object] = raw, **options: object) -> Path:
+        return note_of(make_config(model=folder, **options), GPU, said)
+
+    drafts = [{"speculative_config": {"model": model_folder(on_gpu / name)}} for name in ("d1", "d2")]
+    other = {"speculative_config": {"model": model_folder(on_gpu / "d3", config={"hidden_size": 65})}}
+    same = [
+        note(model_folder(on_gpu / "moved" / "b")),
+        note(said={"hidden_size": 64, "_name_or_path": "there", "transformers_version": "4.2"}),
+        note(seed=1, tokenizer="other", served_model_name="x", device="cuda:1", executor="process", threads=2),
+        note(lora_modules=["a=/b"], max_waiting=7, max_cpu_loras=3),
+    ]
+    assert set(same) == {note()}
+    assert note(model_folder(on_gpu / "c", 65), load_format="dummy") == note(load_format="dummy"), "no file is read"
+    assert note(**drafts[0]) == note(**drafts[1])
+    different = [
+        note(), note(model_folder(on_gpu / "quantised", 32)), note(said={"hidden_size": 65}), note(dtype="float16"),
+        note(quantization="fp8"), note(kv_cache_dtype="fp8"), note(max_num_seqs=7), note(disable="fusion"),
+        note(enable_lora=True), note(**drafts[0]), note(**other), note("owner/one"), note("owner/two"),
+    ]  # fmt: skip
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(on_gpu / "triton"))
+    different.append(note())
+    assert len(set(different)) == len(different)
+
+
+def test_every_option_that_kernels_do_not_follow_from_exists() -> None:
+    """An option that is renamed would otherwise be noticed by loads alone."""
+    config = make_config(model="some")
+    assert all(hasattr(getattr(config, group), name) for group, names in UNRELATED.items() for name in names)
