@@ -6,6 +6,7 @@ Must not know: anything else.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -27,6 +28,9 @@ from tokenmill.server.store import Store
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.traces import Traces
 from tokenmill.text.messages.describe import MessageFormat
+
+MOST_NAMED = 8
+"""Models that a refusal names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,11 +153,14 @@ class Context:
         if name is None or name == "":
             return names[0]
         if name not in names:
-            raise no_such_model(name, names[0])
+            raise no_such_model(name, names)
         return name
 
 
-def no_such_model(name: str, other: str | None) -> HttpError:
-    """404, with one that there is."""
-    more = f"; this server has {other!r}" if other is not None else ""
+def no_such_model(name: str, others: Sequence[str] = ()) -> HttpError:
+    """404, with some that there are."""
+    shown = ", ".join(map(repr, others[:MOST_NAMED]))
+    rest = len(others) - MOST_NAMED
+    more = f"; this server has {shown}" if shown else ""
+    more += f" and {rest} more (GET /v1/models)" if rest > 0 else ""
     return HttpError(404, f"The model {name[:100]!r} does not exist here{more}.", param="model")

@@ -119,7 +119,7 @@ async def entered(house: House, entry: Entry[Model]) -> Model:
         house.metrics.reject("model")
         raise refusal(error) from None
     except GoneError:
-        raise no_such_model(entry.name, None) from None
+        raise no_such_model(entry.name) from None
 
 
 def refusal(error: UnreadyError) -> HttpError:
@@ -164,7 +164,7 @@ def find(house: House, request: Request, name: str) -> Entry[Model]:
     entry = models.find(name) or models.find(name.removesuffix(LATEST))
     if entry is None or (allowed is not None and entry.name not in allowed):
         mine = [each.name for each in models.entries.values() if allowed is None or each.name in allowed]
-        raise no_such_model(name, mine[0] if mine else None)
+        raise no_such_model(name, mine)
     return entry
 
 

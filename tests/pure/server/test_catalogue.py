@@ -210,6 +210,24 @@ async def test_a_failed_load_is_told_and_not_tried_at_once() -> None:
     assert models.first.life.failures == 0 and sorted(world.alive()) == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (UserError("/home/me/models/a.gguf: not a usable GGUF file."), "a.gguf: not a usable GGUF file."),
+        (UserError("There is no '/home/me/models/a' here."), "There is no 'a' here."),
+        (UserError("the file ~/models/x/config.json is no JSON"), "the file config.json is no JSON"),
+        (FileNotFoundError(2, "No such file or directory", "/srv/a b/c.bin"), "[Errno 2] No such file"),
+        (UserError("owner/name:Q4 is not on the hub, 3/4 of it is (see https://example.org/a/b)."), None),
+    ],
+)
+async def test_where_files_lie_is_not_shown(error: Exception, shown: str | None) -> None:
+    models = catalogue(World(errors={"a": error}), spec("a"))
+    with pytest.raises(UnreadyError) as found:
+        await models.load(models.first)
+    assert f"could not be loaded: {shown or error}" in str(found.value)
+    assert not any(part in str(found.value) for part in ("/home", "/srv", "~", "models/"))
+
+
 async def test_an_inner_error_is_not_shown() -> None:
     models = catalogue(World(errors={"a": KeyError("/secret/path")}), spec("a"))
     with pytest.raises(UnreadyError, match="internal error") as found:

@@ -209,6 +209,7 @@ async def test_an_unknown_model_is_each_apis_own_404(build: Any) -> None:
     for path, (body, _) in ASKED.items():
         answer = await city.post(path.format(name="nope"), {"model": "nope", **body})
         assert answer.status_code == 404 and "'nope' does not exist here" in answer.text, path
+        assert all(repr(name) in answer.text for name in city.house.models.entries), path
         shapes[path] = answer.json()
     assert not city.loaded()
     assert isinstance(shapes["/api/chat"]["error"], str) and shapes["/v1/messages"]["type"] == "error"
@@ -376,6 +377,7 @@ async def test_keys_may_be_restricted_to_models(build: Any) -> None:
     unknown = await city.post("/v1/completions", {"model": "nop", "prompt": "x"}, **own)
     assert refused.status_code == unknown.status_code == 404
     assert refused.text.replace("red", "nop") == unknown.text and "green" in refused.text
+    assert "blue" not in refused.text
     assert (await city.post("/models/load", {"model": "red"}, **own)).status_code == 404
     assert (await city.client.get("/v1/models/red", headers=own)).status_code == 404
     assert [card["id"] for card in (await city.get("/v1/models", **own))["data"]] == ["green", "green-alias"]

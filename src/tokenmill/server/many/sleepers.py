@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
@@ -15,6 +16,8 @@ from tokenmill.core.sleeping import TAGS
 from tokenmill.server.many.entry import Entry, State, UnreadyError
 
 log = logging.getLogger("tokenmill.server")
+_FOLDERS = re.compile(r"(?<![\w.:/~-])[~/](?:[^/\s'\"]*/)+(?=[^/\s])")
+"""The folders of an absolute path, before its last part."""
 
 
 class Models(Protocol):
@@ -123,7 +126,7 @@ def oldest(entries: Iterable[Entry[Any]]) -> Entry[Any]:
 
 
 def said(error: Exception | None) -> str:
-    """What is wrong, in the loader's words; what is not meant for people is not shown."""
+    """What is wrong, in the loader's words; what is not meant for people is not shown, nor where files lie here."""
     if isinstance(error, UserError | EngineDeadError | OSError | MemoryError) and str(error):
-        return str(error)
+        return _FOLDERS.sub("", str(error))
     return "it ended with an internal error (the log has it)."

@@ -85,7 +85,7 @@ def known(house: House, request: Request, name: str) -> Shown:
             return each
     if name.endswith(LATEST):
         return known(house, request, name.removesuffix(LATEST))
-    raise no_such_model(name, mine[0].name if mine else None)
+    raise no_such_model(name, [each.name for each in mine])
 
 
 def known_name(house: House, request: Request, name: str) -> str:
