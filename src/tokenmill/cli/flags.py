@@ -36,11 +36,16 @@ def stored_names(incomplete: str) -> list[str]:
     return [name for name in (short_name(entry.name) for entry in entries) if name.startswith(incomplete)]
 
 
+def model_names(incomplete: str) -> list[str]:
+    """The same where a model is loaded: the demo is always there."""
+    return [*(["demo"] if "demo".startswith(incomplete) else []), *stored_names(incomplete)]
+
+
 MODEL = typer.Argument(
     None,
     metavar="MODEL",
     help="Folder, .gguf file, stored or hub name, or `demo` (the default).",
-    autocompletion=stored_names,
+    autocompletion=model_names,
 )
 _PANELS = {
     "listen": "Listening",

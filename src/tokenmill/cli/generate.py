@@ -55,6 +55,9 @@ def generate(
     _check(given)
     live = not as_json and given.get("n", 1) == 1 and (sys.stdout.isatty() if stream is None else stream)
     llm, seconds = load(keywords)
+    tokenizer = llm.service.built.tokenizer
+    if live and sys.stderr.isatty() and tokenizer is not None and tokenizer.chat_template is not None:
+        typer.secho(f"(the text goes on; `tokenmill chat {config.model.model}` answers questions)", dim=True, err=True)
     try:
         output = asyncio.run(_generate_one(llm, text, given, live))
     finally:

@@ -115,11 +115,11 @@ def say(text: str) -> None:
 def describe(built: Built, seconds: float) -> list[str]:
     """The loaded model in a few lines: name, size, context, device, and what was decided for which reason."""
     facts, config = built.facts, built.config
-    blocks = " + ".join(f"{n:,}" for n in facts.num_blocks)
+    held = min(facts.num_blocks, default=0) * config.cache.block_size
     lines = [
         f"{config.model.model}: {size(facts.weight_bytes)} of weights in {facts.dtype} on {facts.device}, "
         f"ready in {seconds:.1f} s",
-        f"context {facts.max_model_len:,} tokens; K/V cache of {blocks} blocks of {config.cache.block_size} tokens",
+        f"context {facts.max_model_len:,} tokens" + (f"; K/V cache of {held:,} tokens" if held else ""),
     ]
     return lines + [f"note: {reason}" for reason in facts.reasons]
 

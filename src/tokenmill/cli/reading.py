@@ -27,6 +27,7 @@ def messages() -> Iterator[str]:
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
         except EOFError:
+            print(file=sys.stderr)  # the shell's prompt begins a line
             return
 
 

@@ -16,11 +16,11 @@ import typer
 from tokenmill.cli.command import Verb
 from tokenmill.cli.flags import (
     engine_flags,
+    model_names,
     option_flags,
     other_flags,
     settle_others,
     settle_stored,
-    stored_names,
     with_flags,
 )
 from tokenmill.cli.loading import say, size, waiting_told
@@ -44,7 +44,7 @@ MODELS = typer.Argument(
     None,
     metavar="MODEL...",
     help="Folder, .gguf file, stored or hub name, or `demo` (the default); several load when asked for.",
-    autocompletion=stored_names,
+    autocompletion=model_names,
 )
 SERVER_FLAGS = option_flags(SERVER_GROUPS)
 NAMES = "--served-model-name"
@@ -127,7 +127,7 @@ def serve(
 
         def loading(name: str) -> None:
             say(f"tokenmill: loading {name} ...")
-            waiting.enter_context(waiting_told("Loading"))
+            waiting.enter_context(waiting_told(f"Loading {name}"))
 
         def serving(url: str, info: ModelInfo | None) -> None:
             waiting.close()

@@ -150,6 +150,8 @@ def test_every_listed_flag_has_somewhere_to_go() -> None:
         ("tokenmill chat --dtype b", {"bfloat16"}),
         ("tokenmill bench thr", {"throughput"}),
         ("tokenmill completion f", {"fish"}),
+        ("tokenmill chat de", {"demo"}),
+        ("tokenmill serve de", {"demo"}),
     ],
 )
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
