@@ -104,7 +104,7 @@ def startup(
     """How long from starting a process to the first token?"""
     config, keywords = settle(model, options)
     check_outputs(json_path, None)
-    with waiting_told(f"Starting {'it' if repeat == 1 else f'{repeat} processes, one after the other'}"):
+    with waiting_told(f"Starting {'a process' if repeat == 1 else f'{repeat} processes, one after the other'}"):
         from tokenmill.measure import startup as starting
 
         result = starting.startup(keywords, repeat=repeat)
