@@ -38,7 +38,7 @@ def rush(llm: LLM, count: int, seed: int) -> tuple[int, int]:
                 temperature=0.8 if warm else 0.0, n=dice.choice([1, 2]) if warm else 1,
                 max_tokens=dice.randint(1, 24), ignore_eos=True,
             )  # fmt: skip
-            request = llm._request(None, tokens, params, 0)
+            request = llm._request(None, tokens, params)
             llm.engine.add(request)
             live.add(request.id)
             asked += 1

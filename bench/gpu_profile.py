@@ -63,7 +63,7 @@ def add(llm: LLM, rows: int, prompt: int, shared: int, output: int) -> None:
     head = [ids.randrange(1000, 100000) for _ in range(shared)]
     for _ in range(rows):
         tokens = head + [ids.randrange(1000, 100000) for _ in range(prompt)]
-        llm.engine.add(llm._request(None, tokens, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True), 0))
+        llm.engine.add(llm._request(None, tokens, SamplingParams(temperature=0, max_tokens=output, ignore_eos=True)))
 
 
 def paces(llm: LLM, rows: int, prompt: int, shared: int) -> None:
@@ -109,7 +109,7 @@ def workload(llm: LLM, path: str) -> None:
     for line in pathlib.Path(path).read_text().splitlines():
         asked = json.loads(line)
         params = SamplingParams(temperature=0, max_tokens=asked["max_tokens"], ignore_eos=True)
-        llm.engine.add(llm._request(None, asked["prompt_token_ids"], params, 0))
+        llm.engine.add(llm._request(None, asked["prompt_token_ids"], params))
     kinds: dict[tuple[str, int], list[tuple[int, int, float]]] = collections.defaultdict(list)
     mark = time.perf_counter()
     while llm.engine.has_work:

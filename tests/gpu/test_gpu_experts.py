@@ -137,7 +137,7 @@ def test_a_split_router_chooses_alike(tokens, near):
     kernels, spec, x = triton_kernels(), RouteSpec(128, 8), rand(tokens, 2048)
     router, norm = rand(128, 2048, scale=2048**-0.5), NormSpec(rand(2048).abs() + 0.5, 1e-6)
     soon = rand(128, 1 << 14) if near else None
-    assert splits(x, router)
+    assert splits(x, router, router.shape[0])
     expected = pick(x, router, None, norm, spec, scratch=kernels.launch.scratch, pdl=kernels.launch.pdl, keep=True)
     count = torch.zeros(1, dtype=torch.int32, device="cuda")
     for _ in range(20):

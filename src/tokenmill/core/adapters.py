@@ -76,7 +76,8 @@ class SiteStack:
 
 @dataclass(slots=True, eq=False)
 class Delta:
-    """What a step's adapters do to one product: `low` [T, lanes] float32 is down @ x, to be carried up behind the sum.
+    """What a step's adapters do to one product: `low` [T, lanes] float32 is down @ x, to be carried up behind the sum;
+    None: whoever multiplies goes down as well.
 
     inputs: x, normed. rows [T] and slots [R + 1]: the row of each token, and each row's slot. scale: of up @ low; other
     than 1 for embeddings only.
@@ -84,7 +85,7 @@ class Delta:
 
     site: AdapterSite
     inputs: Tensor
-    low: Tensor
+    low: Tensor | None
     rows: Tensor
     slots: Tensor
     scale: float = 1.0

@@ -118,7 +118,8 @@ class ForwardContext:
 class Mixture:
     """One mixture of experts: the router's matrix, one gate_up and one down per expert, and what lies beside them.
 
-    `shared`: (up, down) of experts that every token visits, with the same activation. wide: logits in float32.
+    `shared`: (up, down) of experts that every token visits, with the same activation; shared_gate [1, hidden]: their
+    share is the sigmoid of its product. fixed: none of this is changed by adapters. wide: logits in float32.
     first: the number of the first expert in the lists; the router may know more, which are other ranks'. slots_for:
     experts have no fixed place, and `first` is a slot: it gives the slots [T, k] of chosen experts [T, k].
     """
@@ -129,6 +130,8 @@ class Mixture:
     downs: list[Weight]
     act: Act
     shared: tuple[Weight, Weight] | None = None
+    shared_gate: Weight | None = None
+    fixed: bool = True
     wide: bool = False
     first: int = 0
     slots_for: Callable[[Tensor, ForwardContext], Tensor] | None = None
@@ -138,7 +141,10 @@ class Mixture:
 
 
 class FusedMixture(Protocol):
-    """A mixture of experts as a backend runs it."""
+    """A mixture of experts as a backend runs it. takes: it holds the shared experts and their gate as well; else it
+    adds those without a gate, and layers add others."""
+
+    takes: bool
 
     def __call__(
         self,
@@ -303,10 +309,11 @@ class Kernels(Protocol):
         group: columns that share a scale; 0: as many as the backend multiplies fastest."""
         ...
 
-    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
-        """What each token's adapter makes of x [T, in]: down @ x -> [T, lanes] float32; rows [T] name the tokens' rows
-        and slots [R + 1] each row's adapter. What lies behind an adapter's own lanes is not defined. x [T] int64: ids
-        of a table of embeddings, whose rows of `down` are taken."""
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor | None:
+        """What each token's adapter makes of x [T, in]: down @ x -> [T, lanes] float32; None: the product or
+        `add_delta` will do that, too. rows [T] name the tokens' rows and slots [R + 1] each row's adapter. What lies
+        behind an adapter's own lanes is not defined. x [T] int64: ids of a table of embeddings, whose rows of `down`
+        are taken."""
         ...
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:

@@ -35,6 +35,7 @@ def add_delta(y: Tensor, delta: Delta) -> Tensor:
             wide = wide * site.gains[slot] + site.shifts[slot]
         rank = site.host_ranks[slot]
         if rank:
+            assert delta.low is not None
             up = carry_up(delta.low[at], site, slot, rank)
             wide = wide + (up if delta.scale == 1.0 else delta.scale * up)
         elif site.gains is None:
@@ -52,6 +53,7 @@ def addends(delta: Delta) -> tuple[Tensor | None, Tensor]:
     for slot, at in _slots(slots):
         rank = site.host_ranks[slot]
         if rank:
+            assert delta.low is not None
             add[at] = carry_up(delta.low[at], site, slot, rank)
         if gain is not None and site.gains is not None and site.shifts is not None:
             add[at] += site.shifts[slot]

@@ -13,7 +13,15 @@ from torch import Tensor
 from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, StateSpec
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
-from tokenmill.layers.linear import ColumnLinear, FusedColumnLinear, RowLinear, Rows, local_rows, share_out
+from tokenmill.layers.linear import (
+    ColumnLinear,
+    FusedColumnLinear,
+    ReorderedColumnLinear,
+    RowLinear,
+    Rows,
+    local_rows,
+    share_out,
+)
 
 _WHAT = "layers with a delta rule"
 
@@ -99,9 +107,7 @@ class GatedDelta(Projected):
         made = [part.weight.matmul(x, ctx, norm=norm) for part in self.products]
         if len(made) == 1:
             return list(made[0].split(sizes, dim=-1))
-        if made[0].shape[-1] == sizes[0]:
-            return [made[0], *made[1].split(sizes[1:], dim=-1)]
-        return [*made[0].split(sizes[:2], dim=-1), made[1]]
+        return [made[0], *made[1].split(sizes[1:], dim=-1)]
 
 
 def _apart(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:
@@ -116,10 +122,11 @@ def _joined(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:
     """Stored key head by key head: (q, k, its values, their gates) and (its betas, their rates)."""
     share = heads.value_heads // heads.key_heads
     big = (heads.key_dim, heads.key_dim, share * heads.value_dim, share * heads.value_dim)
-    order = _by_part(heads.key_heads, big)
-    wide = FusedColumnLinear(b, hidden, "in_proj_qkvz", [*heads.mixed, heads.values(heads.value_dim)], order=order)
-    small = [heads.values(1)] * 2
-    return [wide, FusedColumnLinear(b, hidden, "in_proj_ba", small, order=_by_part(heads.key_heads, (share, share)))]
+    stored = {
+        "in_proj_qkvz": ([*heads.mixed, heads.values(heads.value_dim)], _by_part(heads.key_heads, big)),
+        "in_proj_ba": ([heads.values(1)] * 2, _by_part(heads.key_heads, (share, share))),
+    }
+    return [ReorderedColumnLinear(b, hidden, stored)]
 
 
 def _by_part(heads: int, sizes: tuple[int, ...]) -> Tensor:

@@ -127,14 +127,20 @@ class Experts:
         self.routing = routing or Routing()
         self.shared = None if shared is None else shared.mlp
         self.shared_gate = None if shared is None or shared.gate is None else b.settled(shared.gate)
-        plain = None if self.shared_gate is not None else self.shared
-        beside = None if plain is None else (plain.up.weight, plain.output.weight)
+        beside = None if self.shared is None else (self.shared.up.weight, self.shared.output.weight)
+        odd = self.shared is not None and self.shared.act != act
+        apart = self.routing.by_hand is not None or self.routing.inputs or (odd and self.shared_gate is None)
         placed = None if self.chosen.placed is None else self.chosen.placed.slots_for
-        mixture = Mixture(self.router, route, *weights, act, beside, self.routing.wide, self.chosen.first, placed)
+        mixture = Mixture(
+            self.router, route, *weights, act, beside, self.shared_gate,
+            fixed=b.adapters is None and not apart and not odd, wide=self.routing.wide, first=self.chosen.first,
+            slots_for=placed,
+        )  # fmt: skip
         self.chosen.pack(b, mixture)
-        apart = self.routing.by_hand is not None or self.routing.inputs or (plain is not None and plain.act != act)
         self.fused = None if apart else self.chosen.stacked
         """The whole layer; else layers choose, and add what lies beside."""
+        if self.fused is not None and self.fused.takes:
+            self.shared = self.shared_gate = None
         self.following = b.following()
 
     def __call__(

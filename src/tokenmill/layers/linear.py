@@ -106,6 +106,19 @@ class FusedColumnLinear(ColumnLinear):
         self.weight = b.settled(weight)
 
 
+class ReorderedColumnLinear(ColumnLinear):
+    """The same from several tensors that each hold some parts: name -> (parts, order of its rows)."""
+
+    def __init__(self, b: Build, inputs: int, stored: Mapping[str, tuple[Sequence[Rows], Tensor]]) -> None:
+        self.names = [b.path(name) for name in stored]
+        self.parts = [part for parts, _ in stored.values() for part in parts]
+        weights = []
+        for name, (parts, order) in stored.items():
+            weight = b.weight(name, (sum(part.rows for part in parts), inputs))
+            weights.append(weight.take(order[local_rows(b.group, parts)].to(b.device)))
+        self.weight = b.settled(weights[0].concat(weights[1:]))
+
+
 class GatedColumnLinear(ColumnLinear):
     """[q; k; v; gate] from three tensors, the first of which holds the rows of q and gate; `order` puts these into
     [q; gate] first."""

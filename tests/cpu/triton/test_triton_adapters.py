@@ -83,3 +83,31 @@ def test_long_sums_and_many_tokens() -> None:
     site = make_site([64], 700, [4, 7], gains=False)
     plain, ours, _ = both(site, 70, [2, 1, 0], None, residual=False)
     assert float((plain - ours).abs().max() / plain.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("gains", [False, True], ids=["within the product", "behind it"])
+@pytest.mark.parametrize(
+    ("widths", "act"), [([64, 32, 32], None), ([64], "gelu"), ([32, 32], "silu_mul")], ids=["q, k, v", "one", "gated"]
+)
+def test_more_adapters_than_one_tile_takes(widths: list[int], act: str | None, gains: bool) -> None:
+    """Nine adapters of different ranks in 33 rows, and sums that several programs share."""
+    site = make_site(widths, 600, [4, 16, 1, 9, 16, 2, 16, 3, 7], gains=gains)
+    plain, ours, _ = both(site, 33, [3, 0, 1, 9, 2, 8, 4, 7, 5, 6, 6], act, residual=True)
+    assert float((plain - ours).abs().max() / plain.abs().max()) < 1e-5
+
+
+@pytest.mark.parametrize("tokens", [1, 16, 64])
+def test_few_tokens_are_one_launch_and_leave_counters_at_zero(tokens: int) -> None:
+    site, kernels = make_site([64], 600, [4, 16, 8], gains=False), TritonKernels()
+    x, weight = torch.randn(tokens, 600), torch.randn(64, 600)
+    rows, slots = torch.arange(tokens), torch.arange(tokens, dtype=torch.int32) % 4
+    assert kernels.adapt(x, site, rows, slots) is None
+    delta = Delta(site, x, None, rows, slots)
+    kernels.product(x, weight, delta=delta)
+    counted = {op: n["calls"] for op, n in kernels.counters().items() if n["calls"]}
+    assert counted == {"adapt": 1, "linear": 1}
+    assert not kernels.launch.scratch.counters(x.device).any()
+    found = kernels.add_delta(x @ weight.t(), delta)
+    expected = PLAIN.add_delta(x @ weight.t(), Delta(site, x, PLAIN.adapt(x, site, rows, slots), rows, slots))
+    assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
+    assert not kernels.launch.scratch.counters(x.device).any()

@@ -174,6 +174,40 @@ def test_a_whole_layer(tokens, shared):
     assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()
 
 
+@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize("tokens", [1, 20, 70])
+@pytest.mark.parametrize("gated", [False, True])
+def test_what_every_token_visits_is_one_of_the_experts(tokens, gated, steady):
+    """A shared expert of an expert's shape, with a gate or without: one more that is always chosen."""
+    experts, hidden, inner = 8, 32, 24
+    x, ups, downs, _, _ = operands(tokens, experts, hidden, inner, 3)
+    router, gate = (DenseWeight(torch.randn(rows, hidden) * 0.3) for rows in (experts, 1))
+    beside = DenseWeight(torch.randn(2 * inner, hidden) * 0.1), DenseWeight(torch.randn(hidden, inner) * 0.1)
+    spec, norm = RouteSpec(experts, 3, scale=1.5), NormSpec(torch.rand(hidden) + 0.5, 1e-6)
+    lists = [DenseWeight(w) for w in ups[0]], [DenseWeight(w.clone()) for w in downs[0]]
+    kernels = TritonKernels(steady=steady)
+    mixture = Mixture(router, spec, *lists, "silu_mul", beside, gate if gated else None)
+    fused = kernels.pack_mixture(mixture)
+    assert fused is not None and fused.takes and mixture.shared is None
+    found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []), norm=norm, residual=x)
+    h = REFERENCE.norm(x, norm)
+    ids, gates = REFERENCE.route(REFERENCE.product(h, router.table), spec)
+    expected = x + exact_experts(h, ups, downs, ids, gates, "silu_mul")
+    share = torch.sigmoid(h @ gate.table.T) if gated else 1.0
+    expected += share * (REFERENCE.activate(h @ beside[0].table.T, "silu_mul") @ beside[1].table.T)
+    assert torch.allclose(found, expected, atol=1e-4)
+    assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()
+
+
+def test_a_shared_expert_that_others_may_change_stays_apart():
+    _, ups, downs, _, _ = operands(1, 8, 32, 24, 3)
+    lists = [DenseWeight(w) for w in ups[0]], [DenseWeight(w) for w in downs[0]]
+    beside = DenseWeight(torch.randn(48, 32)), DenseWeight(torch.randn(32, 24))
+    router = DenseWeight(torch.randn(8, 32))
+    fused = TritonKernels().pack_mixture(Mixture(router, RouteSpec(8, 3), *lists, "silu_mul", beside, fixed=False))
+    assert fused is not None and not fused.takes
+
+
 @pytest.mark.parametrize("tokens", [1, 20])
 def test_ranks_with_some_experts_each_add_up_to_the_layer(tokens):
     x, ups, downs, _, _ = operands(tokens, 8, 32, 24, 3)

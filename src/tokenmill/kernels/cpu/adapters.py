@@ -48,6 +48,7 @@ class BoundSites:
     def expand(self, delta: Delta) -> Addends | None:
         """What adapters multiply by and add, for every token."""
         site, low = delta.site, delta.low
+        assert low is not None
         native = self._bind(site)
         if native is None:
             return None

@@ -37,15 +37,13 @@ from tokenmill.kernels.triton.common import act_parts
 from tokenmill.kernels.triton.experts.mixture import pack_mixture
 from tokenmill.kernels.triton.experts.route import route
 from tokenmill.kernels.triton.launch import launch_here
-from tokenmill.kernels.triton.products import adapters
+from tokenmill.kernels.triton.products import adapted, adapters
 from tokenmill.kernels.triton.products.chosen import FLOATS, Ways
 from tokenmill.kernels.triton.products.gemv import gemv
 from tokenmill.kernels.triton.products.search import Report
 from tokenmill.kernels.triton.products.steady import steady
-from tokenmill.kernels.triton.products.thin import thin
-from tokenmill.kernels.triton.products.ways import (
-    Way,
-)
+from tokenmill.kernels.triton.products.thin import can_adapt, thin
+from tokenmill.kernels.triton.products.ways import Way
 from tokenmill.kernels.triton.quantised.narrow import PACKERS, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_linear import (
     measured_narrow,
@@ -111,8 +109,11 @@ class TritonKernels(ReferenceKernels):
                 self.count("unpacked_product", fallback=True)
             return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
         if delta is not None:
-            y = self.product(x if norm is None else delta.inputs, weight, bias)  # these are normed already
-            return self._adapted(y, delta, act, residual)
+            found = self._within(delta, weight, bias, norm, act, residual)
+            if found is None:  # what adapters read is normed already
+                y = self.product(x if norm is None else delta.inputs, weight, bias)
+                found = self._adapted(y, delta, act, residual)
+            return found
         if not self.launch.fuses and (norm or act or residual is not None):
             return self._around(self.product(x if norm is None else self.norm(x, norm), weight, bias), act, residual)
         shape = (narrow, *weight.shape, act, norm is not None)
@@ -130,12 +131,14 @@ class TritonKernels(ReferenceKernels):
             weight, bias = weight.rows(every, x.dtype), weight.bias
         return self._library(x, weight, bias, act, residual)
 
-    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
-        """down @ x of each token's adapter, in parts of the sum: [parts, T, lanes]."""
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor | None:
+        """down @ x of each token's adapter, in parts of the sum: [parts, T, lanes]; None for few tokens."""
         if not adapters.can_adapt(site, x):
             self.count("adapt", fallback=True)
             return super().adapt(x, site, rows, slots)
         self.count("adapt")
+        if not self.launch.steady and adapted.serves(site, x, self.launch.scratch):
+            return None
         x = x if x.stride(1) == 1 else x.contiguous()
         return adapters.adapt(x, site, rows, slots, steady=self.launch.steady, pdl=self.launch.pdl)
 
@@ -145,14 +148,40 @@ class TritonKernels(ReferenceKernels):
 
     def _adapted(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None) -> Tensor:
         """residual + act(y with what the adapters add)."""
+        scratch, pdl = self.launch.scratch, self.launch.pdl
+        residual = None if residual is None else residual.contiguous()
+        if delta.low is None:
+            self.count("add_delta")
+            return adapted.adapted(y.contiguous(), delta, act, residual, scratch, pdl=pdl)
         if delta.low.ndim == 2:  # plain torch has made it
             self.count("add_delta", fallback=True)
             y = super().add_delta(y, delta)
             y = y if act is None else self.activate(y, act)
             return y if residual is None else self.add(residual, y)
         self.count("add_delta")
-        how = {"steady": self.launch.steady, "pdl": self.launch.pdl}
-        return adapters.finish(y.contiguous(), delta, act, None if residual is None else residual.contiguous(), **how)
+        return adapters.finish(y.contiguous(), delta, act, residual, steady=self.launch.steady, pdl=pdl)
+
+    def _within(self, delta: Delta, weight: Any, bias: Tensor | None, norm: NormSpec | None, act: Act | None,
+                residual: Tensor | None) -> Tensor | None:  # fmt: skip
+        """A product with its adapters in one launch; None: it is not made so."""
+        x, site = delta.inputs, delta.site
+        if delta.low is not None or not isinstance(weight, Tensor) or not self.launch.fuses:
+            return None
+        way = self.ways.of(x, weight, bias, norm, act, fused=True, least=2)
+        kind = kind_of("adapted", (x, *weight.shape, act))
+        if way[0] != "thin" or not can_adapt(site, act, int(way[1])) or kind in self.unfit:
+            return None
+        try:
+            x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+            made = thin(x, weight, bias, None, act, residual, scratch=self.launch.scratch, pdl=self.launch.pdl,
+                        config=way[1:7], delta=delta)  # fmt: skip
+        except UNFIT as error:
+            if not is_unfit(error):
+                raise
+            note_unfit(self, "adapted", kind, error)
+            return None
+        self.count("linear")
+        return made
 
     def _product(
         self,

@@ -4,6 +4,7 @@
     few           norm, router and choice | gate and up | down | weighted sum and residual
     many          norm | router | choice | sorting by expert (two) | gate and up | down | weighted sum and residual
     adapters      as many, with two launches more for each of the two products
+Experts that every token visits are one more of the stacked ones where they have their shape: always chosen, last.
 Nothing waits for the device, so that every step can be recorded. Must not know: families, checkpoints.
 """
 
@@ -22,7 +23,7 @@ from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.experts.grouped import STEADY, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, can_stack, narrow_grouped
 from tokenmill.kernels.triton.experts.operands import Whose, finish_pairs, pair_lanes
-from tokenmill.kernels.triton.experts.route import pick, route
+from tokenmill.kernels.triton.experts.route import SHARED_GATED, SHARED_PLAIN, pick, route
 from tokenmill.kernels.triton.experts.route_few import pick_few, splits
 from tokenmill.kernels.triton.experts.sorting import Sorted, sort_pairs
 from tokenmill.kernels.triton.launch import Launch
@@ -34,17 +35,20 @@ FEW_TOKENS = 64
 class StackedMixture:
     """residual + experts(norm(x)) + shared experts; gate_up [E, 2N, hidden], down [E, hidden, N]."""
 
-    def __init__(self, launch: Launch, mixture: Mixture, ups: Stacked, downs: Stacked) -> None:
-        self.launch = launch
+    def __init__(self, launch: Launch, mixture: Mixture, ups: Stacked, downs: Stacked, *, shared: int) -> None:
+        """shared: the last of the stacked experts is every token's (route.py)."""
+        self.launch, self.visits, self.takes = launch, shared, shared > 0
         self.mixture = mixture
         self.ups, self.downs = ups, downs
         self.modest = launch.small or not copy_engine()
         self.experts = self._stacked(ups).shape[0]
-        self.all_here = mixture.slots_for is None and self.experts == mixture.route.experts
+        self.all_here = mixture.slots_for is None and self.experts == mixture.route.experts + (shared > 0)
         """Else others' choices have ids outside 0..experts - 1, which no kernel below `_several` looks up."""
-        router = mixture.router.pieces()
-        plain = router is not None and router[0] == "dense" and router[1]["table"] is not None
-        self.router = (router[1]["table"], router[1]["bias"]) if router is not None and plain else None
+        self.router = _plain(mixture.router)
+        if shared == SHARED_GATED:
+            gate = _plain(mixture.shared_gate)
+            assert self.router is not None and gate is not None
+            self.router = torch.cat((self.router[0], gate[0])), self.router[1]
         self.barrier_count = torch.zeros(1, dtype=torch.int32, device=self._stacked(ups).device)
 
     def __call__(
@@ -104,14 +108,15 @@ class StackedMixture:
         assert self.router is not None
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
             x, norm = ctx.kernels.norm(x, norm), None
-        if keep and splits(x, self.router[0]):
+        if keep and splits(x, self.router[0], self.mixture.route.experts):
             return pick_few(
                 x, *self.router, norm, self.mixture.route, scratch=launch.scratch, count=self.barrier_count,
-                pdl=launch.pdl, near=near,
+                pdl=launch.pdl, near=near, shared=self.visits,
             )  # fmt: skip
         return pick(
-            x, *self.router, norm, self.mixture.route, scratch=launch.scratch, pdl=launch.pdl, keep=keep, near=near
-        )
+            x, *self.router, norm, self.mixture.route, scratch=launch.scratch, pdl=launch.pdl, keep=keep, near=near,
+            shared=self.visits,
+        )  # fmt: skip
 
     def _one(
         self,
@@ -184,17 +189,21 @@ class StackedMixture:
 
     def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         m = self.mixture
-        logits = m.router.matmul(h.float() if m.wide else h, ctx)
+        if self.visits == SHARED_GATED and self.router is not None:
+            logits = ctx.kernels.product(h, *self.router)
+        else:
+            logits = m.router.matmul(h.float() if m.wide else h, ctx)
         self.launch.count("route")
         # Of many tokens some go to the first experts, too; a long chunk is not in want of memory.
         likely = self.all_here and self.experts <= h.shape[0] * m.route.top_k and h.shape[0] <= 1024
         return route(
-            logits, m.route, pdl=self.launch.pdl, dtype=torch.int32, near=self._stacked(self.ups) if likely else None
-        )
+            logits, m.route, pdl=self.launch.pdl, dtype=torch.int32, near=self._stacked(self.ups) if likely else None,
+            shared=self.visits,
+        )  # fmt: skip
 
     def _shared(self, h: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None) -> Tensor | None:
         """residual + what the shared experts make of norm(h)."""
-        if self.mixture.shared is None:
+        if self.mixture.shared is None or self.mixture.shared_gate is not None:
             return residual
         up, down = self.mixture.shared
         return down.matmul(up.matmul(h, ctx, norm=norm, act=self.mixture.act), ctx, residual=residual)
@@ -270,6 +279,35 @@ def pack_mixture(launch: Launch, mixture: Mixture) -> StackedMixture | None:
         return None
     if form_of(mixture.ups) is None or form_of(mixture.downs) is None:
         return None
+    shared = _visited(mixture)
+    if shared and mixture.shared is not None:
+        for weights, every in zip((mixture.ups, mixture.downs), mixture.shared, strict=True):
+            weights.append(every)
+        mixture.shared = None
     ups, downs = stack(mixture.ups), stack(mixture.downs)
     assert ups is not None and downs is not None
-    return StackedMixture(launch, mixture, ups, downs)
+    return StackedMixture(launch, mixture, ups, downs, shared=shared)
+
+
+def _visited(mixture: Mixture) -> int:
+    """Can what every token visits be one more of these experts? (Not where others have some, or adapters change it.)"""
+    whole = mixture.slots_for is None and len(mixture.ups) == mixture.route.experts
+    if mixture.shared is None or not mixture.fixed or not whole:
+        return 0
+    up, down = mixture.shared
+    if form_of([mixture.ups[0], up]) is None or form_of([mixture.downs[0], down]) is None:
+        return 0
+    if mixture.shared_gate is None:
+        return SHARED_PLAIN
+    router, gate = _plain(mixture.router), _plain(mixture.shared_gate)
+    if router is None or gate is None or mixture.wide or router[1] is not None or gate[1] is not None:
+        return 0
+    return SHARED_GATED if router[0].dtype == gate[0].dtype else 0
+
+
+def _plain(weight: Weight | None) -> tuple[Tensor, Tensor | None] | None:
+    """Numbers and bias of a weight that is not packed."""
+    found = None if weight is None else weight.pieces()
+    if found is None or found[0] != "dense" or found[1]["table"] is None:
+        return None
+    return found[1]["table"], found[1]["bias"]

@@ -1,8 +1,9 @@
 """Which experts a token goes to. Owns: scores, groups, the best k and their gates, in one launch.
 
-A program takes one token; all experts lie in one register tensor. For few tokens norm and router's product are part of
-the launch: the program that finishes a token last chooses. Memory is idle meanwhile: further programs bring weights
-near that are needed soon. Must not know: what experts compute.
+A program takes one token; all experts lie in one register tensor. Behind the chosen experts may stand one that every
+token visits (number E), with a gate of its own: the sigmoid of the router's last row, or 1. For few tokens norm and
+router's product are part of the launch: the program that finishes a token last chooses. Memory is idle meanwhile:
+further programs bring weights near that are needed soon. Must not know: what experts compute.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ NEAR_EXPERTS = 24 << 20
 NEAR_NEXT = 20 << 20
 """Bytes to bring near: of experts that several tokens probably touch, of what comes after one token's experts."""
 _PARTS = 132
+SHARED_PLAIN, SHARED_GATED = 1, 2
+"""An expert that every token visits stands behind those that are chosen: with gate 1, with the router's last row."""
 _ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid": 2}
 
 
@@ -135,12 +138,21 @@ def _rank(
     return tl.where(chosen, place, TOP), gates * scale
 
 
+@triton.jit
+def write_shared(id_ptr, gate_ptr, row, logit, E: tl.constexpr, TOP: tl.constexpr, SHARED: tl.constexpr):
+    """The expert that every token visits, behind the TOP others."""
+    if SHARED > 0:
+        gate = sigmoid(logit) if SHARED == 2 else 1.0
+        tl.store(id_ptr + row * (TOP + 1) + TOP, E)
+        tl.store(gate_ptr + row * (TOP + 1) + TOP, gate)
+
+
 @triton.jit(do_not_specialize=["tokens", "parts", "lines"])
 def _route_kernel(
     logits_ptr, bias_ptr, near_ptr, id_ptr, gate_ptr, tokens, parts, lines, stride, scale,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
     NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
+    BG: tl.constexpr, SHARED: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -156,16 +168,22 @@ def _route_kernel(
     ids, gates = _pick_experts(
         logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
     )
-    tl.store(id_ptr + token * TOP + t, ids.to(id_ptr.dtype.element_ty), mask=t < TOP)
-    tl.store(gate_ptr + token * TOP + t, gates, mask=t < TOP)
+    WIDTH: tl.constexpr = TOP + (1 if SHARED > 0 else 0)
+    tl.store(id_ptr + token * WIDTH + t, ids.to(id_ptr.dtype.element_ty), mask=t < TOP)
+    tl.store(gate_ptr + token * WIDTH + t, gates, mask=t < TOP)
+    if SHARED == 2:
+        write_shared(id_ptr, gate_ptr, token, tl.load(logits_ptr + token * stride + E).to(tl.float32), E, TOP, SHARED)
+    else:
+        write_shared(id_ptr, gate_ptr, token, 0.0, E, TOP, SHARED)
 
 
-def constants(spec: RouteSpec) -> dict[str, object]:
-    """What kernels that choose must know when they are compiled."""
+def constants(spec: RouteSpec, shared: int = 0) -> dict[str, object]:
+    """What kernels that choose must know when they are compiled; shared: see SHARED_PLAIN and SHARED_GATED."""
     return {
         "E": spec.experts, "BE": pow2(spec.experts), "TOP": spec.top_k, "BT": pow2(spec.top_k),
         "ORDER": _ORDERS[spec.order], "NORMALISE": spec.normalise, "BIAS": spec.bias is not None,
         "GROUPS": spec.groups, "TOP_GROUPS": spec.top_groups, "SUM2": spec.group_sum2, "BG": pow2(spec.groups),
+        "SHARED": shared,
     }  # fmt: skip
 
 
@@ -178,21 +196,28 @@ def near_lines(weight: Tensor | None, other: Tensor, most: int) -> tuple[Tensor,
 
 
 def route(
-    logits: Tensor, spec: RouteSpec, *, pdl: bool, dtype: torch.dtype = torch.int64, near: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    logits: Tensor, spec: RouteSpec, *, pdl: bool, dtype: torch.dtype = torch.int64, near: Tensor | None = None,
+    shared: int = 0,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """logits [T, E] -> ids [T, k] of this type and gates [T, k] (float32), best first; of equals the lowest id.
 
-    near: weights whose beginning is needed soon."""
+    near: weights whose beginning is needed soon. shared: one more column behind these."""
     tokens = logits.shape[0]
-    ids = torch.empty((tokens, spec.top_k), dtype=dtype, device=logits.device)
-    gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=logits.device)
+    ids, gates = _room(tokens, spec, shared, dtype, logits.device)
     soon, lines, parts = near_lines(near if pdl else None, gates, NEAR_EXPERTS)
     _route_kernel[(tokens + parts,)](
-        logits, spec.bias, soon, ids, gates, tokens, parts, lines, logits.stride(0), spec.scale, **constants(spec),
-        NEAR=pdl, PDL=pdl,
+        logits, spec.bias, soon, ids, gates, tokens, parts, lines, logits.stride(0), spec.scale,
+        **constants(spec, shared), NEAR=pdl, PDL=pdl,
         num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return ids, gates
+
+
+def _room(tokens: int, spec: RouteSpec, shared: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """For ids and gates."""
+    width = spec.top_k + (shared > 0)
+    ids = torch.empty((tokens, width), dtype=dtype, device=device)
+    return ids, torch.empty((tokens, width), dtype=torch.float32, device=device)
 
 
 @triton.jit(do_not_specialize=["parts", "lines"])
@@ -203,12 +228,15 @@ def _pick_kernel(
     KEEP: tl.constexpr, SOONER: tl.constexpr, NEAR: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
     NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, PDL: tl.constexpr,
+    BG: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     tile = tl.program_id(0)
     token = tl.program_id(1)
-    COUNT: tl.constexpr = (E + BN - 1) // BN
+    ROWS: tl.constexpr = E + (1 if SHARED == 2 else 0)
+    COUNT: tl.constexpr = (ROWS + BN - 1) // BN
+    STRIDE: tl.constexpr = BE + (1 if SHARED == 2 else 0)
+    WIDTH: tl.constexpr = TOP + (1 if SHARED > 0 else 0)
     if NEAR:
         if tile >= COUNT:
             # One token: the weights of the launch before come first.
@@ -220,7 +248,7 @@ def _pick_kernel(
             return
     n = tile * BN + tl.arange(0, BN)
     k = tl.arange(0, BK)[None, :]
-    real = n < E
+    real = n < ROWS
     rows = w_ptr + tl.where(real, n, 0)[:, None].to(tl.int64) * K + k
     x_row = x_ptr + token.to(tl.int64) * K
     w = tl.load(rows, mask=k < K, other=0.0)
@@ -247,46 +275,51 @@ def _pick_kernel(
                     place = h_ptr + token.to(tl.int64) * K + start + k
                     tl.store(place, (x * g).to(h_ptr.dtype.element_ty), mask=start + k < K)
     if ADD:
-        y += tl.load(add_ptr + n, mask=real, other=0.0).to(tl.float32)
-    tl.store(part_ptr + token * BE + n, y, mask=real, cache_modifier=".cg")
+        y += tl.load(add_ptr + n, mask=n < E, other=0.0).to(tl.float32)
+    tl.store(part_ptr + token * STRIDE + n, y, mask=real, cache_modifier=".cg")
     tl.debug_barrier()
     if tl.atomic_add(count_ptr + token, 1, sem="acq_rel") == COUNT - 1:
         tl.store(count_ptr + token, 0)
         e = tl.arange(0, BE)
         t = tl.arange(0, BT)
-        logits = tl.load(part_ptr + token * BE + e, mask=e < E, other=float("-inf"), cache_modifier=".cg")
+        logits = tl.load(part_ptr + token * STRIDE + e, mask=e < E, other=float("-inf"), cache_modifier=".cg")
         if GROUPS == 1 and BE <= 128:
             place, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, bias_ptr, BIAS)
-            tl.store(id_ptr + token * TOP + place, e, mask=place < TOP)
-            tl.store(gate_ptr + token * TOP + place, gates, mask=place < TOP)
+            tl.store(id_ptr + token * WIDTH + place, e, mask=place < TOP)
+            tl.store(gate_ptr + token * WIDTH + place, gates, mask=place < TOP)
         else:
             ids, chosen = _pick_experts(
                 logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
             )
-            tl.store(id_ptr + token * TOP + t, ids, mask=t < TOP)
-            tl.store(gate_ptr + token * TOP + t, chosen, mask=t < TOP)
+            tl.store(id_ptr + token * WIDTH + t, ids, mask=t < TOP)
+            tl.store(gate_ptr + token * WIDTH + t, chosen, mask=t < TOP)
+        logit = 0.0
+        if SHARED == 2:
+            logit = tl.load(part_ptr + token * STRIDE + E, cache_modifier=".cg")
+        write_shared(id_ptr, gate_ptr, token, logit, E, TOP, SHARED)
 
 
 def pick(
     x: Tensor, weight: Tensor, add: Tensor | None, norm: NormSpec | None, spec: RouteSpec, *,
-    scratch: Scratch, pdl: bool, keep: bool = False, near: Tensor | None = None, config: tuple[int, int] = (4, 4),
+    scratch: Scratch, pdl: bool, keep: bool = False, near: Tensor | None = None, shared: int = 0,
+    config: tuple[int, int] = (4, 4),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """x [T, K], router [E, K] and its bias -> ids [T, k] (int32), gates [T, k] of norm(x), and norm(x) (keep) or x.
 
-    near: a weight that is needed soon: theirs (keep), or after the experts. config (BN, warps)."""
+    near: a weight that is needed soon: theirs (keep), or after the experts. shared: there is one more row if it is
+    SHARED_GATED. config (BN, warps)."""
     tokens, inner = x.shape
-    ids = torch.empty((tokens, spec.top_k), dtype=torch.int32, device=x.device)
-    gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=x.device)
+    ids, gates = _room(tokens, spec, shared, torch.int32, x.device)
     h = torch.empty_like(x) if keep and norm is not None else x
     block_n, warps = (8, 1) if INTERPRETED else config
     soon, lines, parts = near_lines(near if pdl else None, gates, NEAR_EXPERTS if keep else NEAR_NEXT)
     spread = triton.cdiv(parts, tokens)
-    _pick_kernel[(triton.cdiv(spec.experts, block_n) + spread, tokens)](
+    _pick_kernel[(triton.cdiv(spec.experts + (shared == SHARED_GATED), block_n) + spread, tokens)](
         x, weight, add, None if norm is None else norm.weight, spec.bias, soon, h, ids, gates,
         scratch.partial(x.device), scratch.counters(x.device), spread * tokens, lines,
         0.0 if norm is None else norm.eps, spec.scale,
         K=inner, BN=block_n, BK=min(pow2(inner), 2048), ADD=add is not None, NORM=norm is not None,
         OFFSET=0.0 if norm is None else norm.offset, KEEP=keep, SOONER=keep, NEAR=pdl,
-        **constants(spec), PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        **constants(spec, shared), PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return ids, gates, h

@@ -15,7 +15,16 @@ from torch import Tensor
 from tokenmill.core.forward import NormSpec, RouteSpec
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, multiprocessors, pow2, wait
 from tokenmill.kernels.triton.experts.grid_barrier import arrive, meet
-from tokenmill.kernels.triton.experts.route import NEAR_EXPERTS, _pick_experts, _rank, bring, constants, near_lines
+from tokenmill.kernels.triton.experts.route import (
+    NEAR_EXPERTS,
+    _pick_experts,
+    _rank,
+    _room,
+    bring,
+    constants,
+    near_lines,
+    write_shared,
+)
 
 _PARTS, _CHOICE, _BOTH = 0, 1, 2
 
@@ -28,10 +37,11 @@ def _pick_few_kernel(
     ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr, NEAR: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
     NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, PHASE: tl.constexpr, PDL: tl.constexpr,
+    BG: tl.constexpr, SHARED: tl.constexpr, PHASE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     program = tl.program_id(0)
+    WIDTH: tl.constexpr = TOP + (1 if SHARED > 0 else 0)
     if NEAR:
         if program >= SPLIT:
             bring(near_ptr, program - SPLIT, tl.num_programs(0) - SPLIT, lines)
@@ -62,6 +72,10 @@ def _pick_few_kernel(
         place = part_ptr + (m[None, :] * SPLIT + program) * BE + e[:, None]
         tl.store(place, y, mask=(m < tokens)[None, :], cache_modifier=".cg")
         tl.store(square_ptr + m * SPLIT + program, squares, mask=m < tokens, cache_modifier=".cg")
+        if SHARED == 2:
+            last = tl.load(w_ptr + E * K + k, mask=k < K, other=0.0).to(tl.float32)
+            own = tl.sum(x * last[:, None], axis=0)
+            tl.store(square_ptr + (BM + m) * SPLIT + program, own, mask=m < tokens, cache_modifier=".cg")
     if PHASE == 2:
         meet(count_ptr, arrive(count_ptr, SPLIT))
     if PHASE != 0:
@@ -70,10 +84,14 @@ def _pick_few_kernel(
         for token in range(program, tokens, SPLIT):
             parts = tl.load(part_ptr + (token * SPLIT + s[:, None]) * BE + e[None, :], cache_modifier=".cg")
             logits = tl.sum(parts, axis=0)
+            logit = 0.0
+            if SHARED == 2:
+                logit = tl.sum(tl.load(square_ptr + (BM + token) * SPLIT + s, cache_modifier=".cg"), axis=0)
             if NORM:
                 whole = tl.sum(tl.load(square_ptr + token * SPLIT + s, cache_modifier=".cg"), axis=0)
                 shrink = 1.0 / tl.sqrt(whole / K + eps)
                 logits = logits * shrink
+                logit = logit * shrink
                 at = tl.arange(0, BH)
                 row = token * K + at
                 x_row = tl.load(x_ptr + row, mask=at < K, other=0.0).to(tl.float32) * shrink
@@ -84,24 +102,25 @@ def _pick_few_kernel(
             logits = tl.where(e < E, logits, float("-inf"))
             if GROUPS == 1 and BE <= 128:
                 spot, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, bias_ptr, BIAS)
-                tl.store(id_ptr + token * TOP + spot, e, mask=spot < TOP)
-                tl.store(gate_ptr + token * TOP + spot, gates, mask=spot < TOP)
+                tl.store(id_ptr + token * WIDTH + spot, e, mask=spot < TOP)
+                tl.store(gate_ptr + token * WIDTH + spot, gates, mask=spot < TOP)
             else:
                 ids, chosen = _pick_experts(
                     logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
                 )
-                tl.store(id_ptr + token * TOP + t, ids, mask=t < TOP)
-                tl.store(gate_ptr + token * TOP + t, chosen, mask=t < TOP)
+                tl.store(id_ptr + token * WIDTH + t, ids, mask=t < TOP)
+                tl.store(gate_ptr + token * WIDTH + t, chosen, mask=t < TOP)
+            write_shared(id_ptr, gate_ptr, token, logit, E, TOP, SHARED)
 
 
-def splits(x: Tensor, weight: Tensor) -> bool:
+def splits(x: Tensor, weight: Tensor, experts: int) -> bool:
     """Are there tokens enough (measured on an H200), does a program's part of the router fit its registers, and do all
     programs fit on the chip at once?"""
     if INTERPRETED:
         return True
     if x.dtype != weight.dtype or weight.element_size() != 2 or x.shape[1] > 8192:
         return False
-    if x.shape[0] <= 16 or pow2(weight.shape[0]) * _columns(x.shape[1]) > 1 << 14:
+    if x.shape[0] <= 16 or pow2(experts) * _columns(x.shape[1]) > 1 << 14:
         return False
     return _programs(x.shape[1]) <= multiprocessors()
 
@@ -118,7 +137,8 @@ def _programs(inner: int) -> int:
 
 def pick_few(
     x: Tensor, weight: Tensor, add: Tensor | None, norm: NormSpec | None, spec: RouteSpec, *,
-    scratch: Scratch, count: Tensor, pdl: bool, near: Tensor | None = None, config: tuple[int, int] | None = None,
+    scratch: Scratch, count: Tensor, pdl: bool, near: Tensor | None = None, shared: int = 0,
+    config: tuple[int, int] | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """x [T, K], router [E, K] and its bias -> ids [T, k] (int32), gates [T, k], and norm(x) [T, K].
 
@@ -126,8 +146,7 @@ def pick_few(
     config (programs, warps): programs a power of two."""
     tokens, inner = x.shape
     split, warps = config or (_programs(inner), 4)
-    ids = torch.empty((tokens, spec.top_k), dtype=torch.int32, device=x.device)
-    gates = torch.empty((tokens, spec.top_k), dtype=torch.float32, device=x.device)
+    ids, gates = _room(tokens, spec, shared, torch.int32, x.device)
     h = x if norm is None else torch.empty_like(x)
     block_m, block_e = max(16, pow2(tokens)), max(16, pow2(spec.experts))
     soon, lines, parts = near_lines(near if pdl else None, gates, NEAR_EXPERTS)
@@ -140,7 +159,7 @@ def pick_few(
             count, tokens, lines, 0.0 if norm is None else norm.eps, spec.scale,
             K=inner, BK=max(16, pow2(triton.cdiv(inner, split))), BM=block_m, BH=pow2(inner), SPLIT=split,
             ADD=add is not None, NORM=norm is not None, OFFSET=0.0 if norm is None else norm.offset, WIDE=wide,
-            NEAR=parts > 0, **constants(spec) | {"BE": block_e}, PHASE=phase, PDL=pdl,
+            NEAR=parts > 0, **constants(spec, shared) | {"BE": block_e}, PHASE=phase, PDL=pdl,
             num_warps=warps, launch_pdl=pdl,
         )  # fmt: skip
     return ids, gates, h

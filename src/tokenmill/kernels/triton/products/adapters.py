@@ -2,8 +2,8 @@
 
 Both kernels run over blocks of tokens and, within one, over the adapters that its tokens have: each is read once for a
 block, and a block without any ends at once. So one grid serves every mixture, and a recording holds for all of them.
-In steps of few tokens programs share a block's adapters, so that different ones are read beside each other.
 Long sums are split; the second kernel adds the parts, and does what follows the product: activation and residual.
+Steps of few tokens have a way of their own (adapted.py).
 Must not know: models, how adapters got into their slots.
 """
 
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, wait
-from tokenmill.kernels.triton.sampling.pieces import any_of
 
 FEW = 64
 """Tokens up to which a product waits for memory, not for arithmetic."""
@@ -69,8 +68,8 @@ def shrink_rows(
 @triton.jit
 def _shrink_kernel(
     x_ptr, down_ptr, ranks_ptr, rows_ptr, slots_ptr, low_ptr, T, K, K_EACH, x_stride, parts,
-    LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, TURNS: tl.constexpr,
-    IEEE: tl.constexpr, PDL: tl.constexpr,
+    LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, IEEE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     t = tl.program_id(0) * BM + tl.arange(0, BM)
@@ -78,7 +77,6 @@ def _shrink_kernel(
     wait(PDL)
     rows = tl.load(rows_ptr + t, mask=real, other=0)
     slots = tl.load(slots_ptr + rows, mask=real, other=0)
-    slots = tl.where(slots % TURNS == tl.program_id(2), slots, 0)
     low = low_ptr + tl.program_id(1).to(tl.int64) * T * LANES
     shrink_rows(x_ptr, t, down_ptr, ranks_ptr, low, t, slots, tl.program_id(1) * K_EACH, K, K_EACH, x_stride, parts,
                 LANES, BM, BK, BL, IEEE)  # fmt: skip
@@ -128,11 +126,10 @@ def _expand_kernel(
     y_ptr, low_ptr, up_ptr, ranks_ptr, rows_ptr, slots_ptr, gains_ptr, shifts_ptr, residual_ptr, out_ptr,
     T, N, WIDTH, most_rank, border1, border2, border3, tiles1, tiles2, tiles3,
     PARTS: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr,
-    ACT: tl.constexpr, GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, TURNS: tl.constexpr,
-    IEEE: tl.constexpr, PDL: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, IEEE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
-    """Program (block of tokens, tile of columns, every TURNS-th slot); no tile crosses a border of parts. WIDTH: of the
-    output."""
+    """Program (block of tokens, tile of columns); no tile crosses a border of parts. WIDTH: of the output."""
     begin(PDL)
     t = tl.program_id(0) * BM + tl.arange(0, BM)
     real = t < T
@@ -152,33 +149,24 @@ def _expand_kernel(
     wait(PDL)
     rows = tl.load(rows_ptr + t, mask=real, other=0)
     slots = tl.load(slots_ptr + rows, mask=real, other=0)
-    real = real & (slots % TURNS == tl.program_id(2))
-    slots = tl.where(real, slots, 0)
-    if any_of(real):
-        both = real[:, None] & ok[None, :]
-        at = t[:, None].to(tl.int64) * N + n[None, :]
-        y = tl.load(y_ptr + at, mask=both, other=0.0).to(tl.float32)
-        y = _adapted(y, gains_ptr, shifts_ptr, slots, n, ok, N, GAINS)
-        y += carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n, ok, part, most_rank, N,
-                      SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
-        if GATED:
-            other = tl.load(y_ptr + at + WIDTH, mask=both, other=0.0).to(tl.float32)
-            other = _adapted(other, gains_ptr, shifts_ptr, slots, n + WIDTH, ok, N, GAINS)
-            other += carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n + WIDTH, ok, PARTS - 1, most_rank, N,
-                              SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
-            y = gated_act(y, other, ACT)
-        else:
-            y = plain_act(y, ACT)
-        to = t[:, None].to(tl.int64) * WIDTH + n[None, :]
-        if RESIDUAL:
-            y += tl.load(residual_ptr + to, mask=both, other=0.0).to(tl.float32)
-        tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=both)
-
-
-def turns_of(tokens: int, site: AdapterSite) -> int:
-    """How many programs share a block's adapters."""
-    assert site.down is not None
-    return min(16, pow2(site.down.shape[0])) if tokens <= FEW else 1
+    both = real[:, None] & ok[None, :]
+    at = t[:, None].to(tl.int64) * N + n[None, :]
+    y = tl.load(y_ptr + at, mask=both, other=0.0).to(tl.float32)
+    y = _adapted(y, gains_ptr, shifts_ptr, slots, n, ok, N, GAINS)
+    y += carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n, ok, part, most_rank, N,
+                  SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
+    if GATED:
+        other = tl.load(y_ptr + at + WIDTH, mask=both, other=0.0).to(tl.float32)
+        other = _adapted(other, gains_ptr, shifts_ptr, slots, n + WIDTH, ok, N, GAINS)
+        other += carried(low_ptr, up_ptr, ranks_ptr, slots, t, T, n + WIDTH, ok, PARTS - 1, most_rank, N,
+                          SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
+        y = gated_act(y, other, ACT)
+    else:
+        y = plain_act(y, ACT)
+    to = t[:, None].to(tl.int64) * WIDTH + n[None, :]
+    if RESIDUAL:
+        y += tl.load(residual_ptr + to, mask=both, other=0.0).to(tl.float32)
+    tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=both)
 
 
 def can_adapt(site: AdapterSite, x: Tensor) -> bool:
@@ -194,10 +182,9 @@ def adapt(x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor, *, steady: 
     each = -(-triton.cdiv(site.inputs, splits) // 64) * 64
     low = torch.empty((splits, tokens, lanes), dtype=torch.float32, device=x.device)
     block = 16 if steady or tokens <= FEW else 32
-    turns = turns_of(tokens, site)
-    _shrink_kernel[(triton.cdiv(tokens, block), splits, turns)](
+    _shrink_kernel[(triton.cdiv(tokens, block), splits)](
         x, site.down, site.ranks, rows, slots, low, tokens, site.inputs, each, x.stride(0), site.parts,
-        LANES=lanes, BM=block, BK=64, BL=min(64, pow2(lanes)), TURNS=turns,
+        LANES=lanes, BM=block, BK=64, BL=min(64, pow2(lanes)),
         IEEE=x.dtype == torch.float32, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return low
@@ -206,7 +193,7 @@ def adapt(x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor, *, steady: 
 def finish(y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, *, steady: bool, pdl: bool) -> Tensor:
     """residual + act(y * gain + shift + up @ low); y [T, N] is the product."""
     site, low = delta.site, delta.low
-    assert site.up is not None
+    assert site.up is not None and low is not None
     kind, gated = act_parts(act)
     tokens, width = y.shape[0], site.columns // 2 if gated else site.columns
     out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
@@ -216,15 +203,14 @@ def finish(y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, *,
     for start, end in zip((0, *borders), (*borders, site.columns), strict=True):
         total += triton.cdiv(end - start, columns)
         tiles.append(total)
-    turns = turns_of(tokens, site)
-    grid = triton.cdiv(tokens, block), triton.cdiv(width, columns) if gated or site.parts == 1 else total, turns
+    grid = triton.cdiv(tokens, block), triton.cdiv(width, columns) if gated or site.parts == 1 else total
     most = site.up.shape[1]
     _expand_kernel[grid](
         y, low, site.up, site.ranks, delta.rows, delta.slots, site.gains, site.shifts, residual, out,
         tokens, site.columns, width, most, *borders, *tiles[:3],
         PARTS=site.parts, SPLITS=low.shape[0], LANES=low.shape[2], GAINS=site.gains is not None,
         RESIDUAL=residual is not None, ACT=kind, GATED=gated, BM=block, BN=columns,
-        BR=max(16, min(64, pow2(most))), TURNS=turns, IEEE=y.dtype == torch.float32, PDL=pdl, num_warps=4,
+        BR=max(16, min(64, pow2(most))), IEEE=y.dtype == torch.float32, PDL=pdl, num_warps=4,
         launch_pdl=pdl,
     )  # fmt: skip
     return out

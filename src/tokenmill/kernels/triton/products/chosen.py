@@ -51,11 +51,12 @@ class Ways:
         """Ways of operations that were not measured, by their nearest measured one; None: none is near."""
 
     def of(
-        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: Act | None, *, fused: bool
-    ) -> Way:
-        """How a product of these is made."""
-        rows, (out, inner) = x.shape[0], weight.shape
-        if not rows or x.dtype != weight.dtype or x.dtype not in FLOATS or weight.stride(1) != 1:
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: Act | None, *, fused: bool,
+        least: int = 1,
+    ) -> Way:  # fmt: skip
+        """How a product of these is made; least: as if of so many rows at least."""
+        rows, (out, inner) = max(x.shape[0], least), weight.shape
+        if not x.shape[0] or x.dtype != weight.dtype or x.dtype not in FLOATS or weight.stride(1) != 1:
             return ("blas",)
         gated = act_parts(act)[1]
         name = operation(rows, (out, inner), act, norm is not None)

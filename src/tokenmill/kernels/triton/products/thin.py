@@ -2,6 +2,7 @@
 
 The weight is the left operand (its rows fill the tensor core's tall side), the activations are the narrow right one.
 K is cut into SPLIT parts so that the whole chip reads; the program that finishes a tile last adds the parts in order.
+Adapters of the rows go down and up within the same launch (adapted.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import (
     INTERPRETED,
@@ -23,19 +25,51 @@ from tokenmill.kernels.triton.common import (
     prefetch,
     wait,
 )
+from tokenmill.kernels.triton.products.adapted import (
+    BK_DOWN,
+    ask_for_up,
+    come_up,
+    constants,
+    cuts_of,
+    first_rows,
+    go_down,
+    shrinkers_of,
+    slots_of,
+    until_down,
+    up_tile,
+)
+from tokenmill.kernels.triton.products.adapters import MOST_PARTS
+
+_ROOM = 220 << 10
+"""Shared memory of a multiprocessor of a data centre GPU."""
 
 
 @triton.jit(do_not_specialize=["M"])
 def _thin_kernel(
     x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, out_ptr, part_ptr, count_ptr,
-    M, N, x_stride, eps,
+    down_ptr, up_ptr, ranks_ptr, rows_ptr, slots_ptr, sums_ptr, downs_ptr,
+    M, N, x_stride, eps, most_rank, shrinkers, border1, border2, border3,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, CHUNKS: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
-    RESIDUAL: tl.constexpr, WIDE: tl.constexpr, PREFETCH: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    RESIDUAL: tl.constexpr, WIDE: tl.constexpr, PREFETCH: tl.constexpr, STAGES: tl.constexpr,
+    ADAPT: tl.constexpr, PARTS: tl.constexpr, LANES: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
+    EACH: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, DOWN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
-    tile = tl.program_id(0)
-    part = tl.program_id(1)
+    if ADAPT:
+        tiles = tl.cdiv(N, BN)
+        tile = (tl.program_id(0) - shrinkers) % tiles
+        part = (tl.program_id(0) - shrinkers) // tiles
+        if tl.program_id(0) < shrinkers:
+            slots = slots_of(rows_ptr, slots_ptr, M, BM)
+            firsts = first_rows(slots, BM)
+            wait(PDL)
+            go_down(x_ptr, x_stride, down_ptr, sums_ptr, downs_ptr, slots, firsts, tl.cumsum(firsts, 0) - 1,
+                    tl.program_id(0), shrinkers, K, LANES, BM, DOWN, BL, EACH, CUTS, WIDE)  # fmt: skip
+            return
+    else:
+        tile = tl.program_id(0)
+        part = tl.program_id(1)
     n = tile * BN + tl.arange(0, BN)
     m = tl.arange(0, BM)
     k = tl.arange(0, BK)
@@ -49,6 +83,16 @@ def _thin_kernel(
         prefetch(w_ptr + n_safe[:, None].to(tl.int64) * K + ahead[None, :])
         if GATED:
             prefetch(w_ptr + (n_safe + N)[:, None].to(tl.int64) * K + ahead[None, :])
+    if ADAPT:
+        columns = 2 * N if GATED else N
+        slots = slots_of(rows_ptr, slots_ptr, M, BM)
+        firsts = first_rows(slots, BM)
+        order = tl.cumsum(firsts, 0) - 1
+        ranks = tl.load(ranks_ptr + slots)
+        if PREFETCH > 0 and part == 0:
+            ask_for_up(up_ptr, slots, firsts, order, tile * BN, most_rank, columns, BM, BN)
+            if GATED:
+                ask_for_up(up_ptr, slots, firsts, order, tile * BN + N, most_rank, columns, BM, BN)
     wait(PDL)
     x_rows = x_ptr + m[None, :] * x_stride + first + k[:, None]
     real_m = m < M
@@ -83,6 +127,21 @@ def _thin_kernel(
             acc = tl.dot(w, x, acc)
             if GATED:
                 acc_u = tl.dot(u, x, acc_u)
+    if ADAPT:
+        w_up, slot = up_tile(up_ptr, slots, ranks, firsts, order, n, real_n, most_rank, columns, part, 0, BR, CHUNK)
+        if GATED:
+            u_up, _ = up_tile(up_ptr, slots, ranks, firsts, order, n + N, real_n, most_rank, columns, part, 0,
+                              BR, CHUNK)  # fmt: skip
+        until_down(downs_ptr, firsts, shrinkers, tl.num_programs(0) - shrinkers, CUTS)
+        at_part = 0
+        if PARTS > 1 and not GATED:
+            at_part = (tile * BN >= border1).to(tl.int32) + (tile * BN >= border2).to(tl.int32)
+            at_part += (tile * BN >= border3).to(tl.int32)
+        acc = come_up(acc, w_up, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, real_n, at_part, most_rank,
+                      columns, part, SPLIT, LANES, BM, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+        if GATED:
+            acc_u = come_up(acc_u, u_up, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n + N, real_n, PARTS - 1,
+                            most_rank, columns, part, SPLIT, LANES, BM, BR, CHUNK, CUTS, WIDE)  # fmt: skip
     last = True
     if SPLIT > 1:
         # Parts of one tile lie together: [tile, part, (gate, up, squares), BN, BM].
@@ -128,32 +187,63 @@ def _thin_kernel(
         tl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=keep)
 
 
+def can_adapt(site: AdapterSite, act: str | None, block: int) -> bool:
+    """May adapters go up within tiles of so many columns?"""
+    gated = act_parts(act)[1]
+    whole = all(border % block == 0 for border in site.borders[1:-1])
+    return site.gains is None and (whole or gated)
+
+
 def thin(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: str | None, residual: Tensor | None,
-    *, scratch: Scratch, pdl: bool, config: tuple[int, int, int, int, int, int],
+    *, scratch: Scratch, pdl: bool, config: tuple[int, int, int, int, int, int], delta: Delta | None = None,
 ) -> Tensor:  # fmt: skip
-    """x [M <= 64, K], weight [N, K] -> residual + act(norm(x) @ weight.T + bias).
+    """x [M <= 64, K], weight [N, K] -> residual + act(norm(x) @ weight.T + bias + what adapters add).
 
-    config (BN, BK, split, stages, warps, chunks to prefetch)."""
+    config (BN, BK, split, stages, warps, chunks to prefetch). delta: its rows' adapters, which read x; no norm then."""
+    assert delta is None or norm is None
     rows, inner = x.shape
     kind, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     block_m = max(16, pow2(rows))
     block_n, block_k, split, stages, warps, prefetch = config
+    if delta is not None and block_k > 128:  # smaller tiles leave room for the programs in front
+        block_k, stages, prefetch = 128, stages + 1, 2 * prefetch
     chunks = triton.cdiv(triton.cdiv(inner, block_k), split)
     tiles = triton.cdiv(width, block_n)
     size = block_n * block_m * (2 if gated else 1) + block_m
-    if tiles * split * size > scratch.floats or tiles > scratch.num_counters:
+    share = 1 if delta is None else 2
+    if tiles * split * size > scratch.floats // share or tiles > scratch.num_counters // share:
         split, chunks = 1, triton.cdiv(inner, block_k)
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
-    _thin_kernel[(tiles, split)](
-        x, weight, bias, None if norm is None else norm.weight, residual, out,
-        scratch.partial(x.device), scratch.counters(x.device),
-        rows, width, x.stride(0), 0.0 if norm is None else norm.eps,
+    partial, counters = scratch.partial(x.device), scratch.counters(x.device)
+    tile = stages * block_k * (block_n * (2 if gated else 1) + block_m) * x.element_size()
+    adapters, sizes, how = _with_adapters(delta, rows, tiles * split, _ROOM // tile, scratch)
+    _thin_kernel[(tiles, split) if delta is None else (sizes[1] + tiles * split,)](
+        x, weight, bias, None if norm is None else norm.weight, residual, out, partial, counters, *adapters,
+        rows, width, x.stride(0), 0.0 if norm is None else norm.eps, *sizes,
         K=inner, BM=block_m, BN=block_n, BK=block_k, SPLIT=split, CHUNKS=chunks,
         ACT=kind, GATED=gated, BIAS=bias is not None, NORM=norm is not None,
         OFFSET=0.0 if norm is None else norm.offset, RESIDUAL=residual is not None,
         WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=0 if INTERPRETED or not pdl else prefetch,
-        STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        STAGES=stages, **how, DOWN=BK_DOWN, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
+
+
+def _with_adapters(
+    delta: Delta | None, rows: int, programs: int, beside: int, scratch: Scratch
+) -> tuple[tuple[Tensor | None, ...], tuple[int, ...], dict[str, int | bool]]:
+    """What the kernel is told of adapters: tensors, sizes and constants. The second half of the scratch memory is
+    theirs. beside: programs that fit on one multiprocessor."""
+    if delta is None:
+        nothing = {"ADAPT": False, "PARTS": 1, "LANES": 16, "BL": 16, "BR": 16, "EACH": 64, "CUTS": 1, "CHUNK": 64}
+        return (None,) * 7, (0,) * 5, nothing
+    site, device = delta.site, delta.inputs.device
+    assert site.up is not None
+    sums = scratch.partial(device)[scratch.floats // 2 :]
+    downs = scratch.counters(device)[scratch.num_counters // 2 :]
+    borders = [*site.borders[1:-1], *[site.columns] * (MOST_PARTS - site.parts)]
+    sizes = (site.up.shape[1], shrinkers_of(programs, max(1, beside)), *borders)
+    tensors = (site.down, site.up, site.ranks, delta.rows, delta.slots, sums, downs)
+    return tensors, sizes, {"ADAPT": True, **constants(site, cuts_of(site, rows))}

@@ -1,0 +1,367 @@
+"""Adapters in steps of few tokens. Owns: going down and up within the launch of the product that they change.
+
+The launch has programs in front that go down: an item is one part of the sum for some of the step's adapters. The
+product's programs begin beside them, wait for their end once their own sums are made (those in front began before and
+wait for nobody), and carry their own columns up: each adapter is read once by all programs together, whichever rows
+have it. Rows without an adapter cost nothing but looking. Must not know: models, how adapters got into their slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.kernels.triton.common import (
+    INTERPRETED,
+    Scratch,
+    act_parts,
+    begin,
+    gated_act,
+    multiprocessors,
+    plain_act,
+    pow2,
+    prefetch,
+    wait,
+)
+from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS
+
+_CHUNK, BK_DOWN = 64, 128
+"""Entries of a sum that one product on tensor cores takes: on the way up, and down."""
+_MOST_CUTS = 32
+
+
+# ---------------------------------------------------------------- which adapters a step has
+
+
+@triton.jit
+def slots_of(rows_ptr, slots_ptr, M, BM: tl.constexpr):
+    """Each row's slot, [BM]; 0: none. Nothing that runs behind the embedding writes these, so no need to wait."""
+    m = tl.arange(0, BM)
+    rows = tl.load(rows_ptr + m, mask=m < M, other=0)
+    return tl.load(slots_ptr + rows, mask=m < M, other=0)
+
+
+@triton.jit
+def first_rows(slots, BM: tl.constexpr):
+    """1 for each row that is the first one with its slot, [BM]."""
+    m = tl.arange(0, BM)
+    before = (slots[:, None] == slots[None, :]) & (m[None, :] < m[:, None])
+    return ((tl.sum(before.to(tl.int32), axis=1) == 0) & (slots > 0)).to(tl.int32)
+
+
+@triton.jit
+def _at_place(values, firsts, order, place):
+    """The value of the row that is the first one of the adapter at this place."""
+    return tl.sum(tl.where((firsts > 0) & (order == place), values, 0), axis=0)
+
+
+# ---------------------------------------------------------------- down
+
+
+@triton.jit
+def _share(different, shrinkers, CUTS: tl.constexpr):
+    """How many adapters an item has."""
+    return tl.cdiv(different, tl.maximum(shrinkers // CUTS, 1))
+
+
+@triton.jit
+def go_down(
+    x_ptr, x_stride, down_ptr, sums_ptr, count_ptr, slots, firsts, order, item, shrinkers, K,
+    LANES: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, EACH: tl.constexpr,
+    CUTS: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Items `item`, `item + shrinkers`, ...: sums[cut, m] = down @ x[m] over the cut's entries for a group of adapters.
+    Whoever ends a group's last cut adds them up, in order, into sums[CUTS]. count_ptr: groups that are down, programs
+    that have seen it, then cuts of each group."""
+    STEPS: tl.constexpr = EACH // BK
+    m = tl.arange(0, BM)
+    different = tl.sum(firsts, axis=0)
+    each = _share(different, shrinkers, CUTS)
+    first_of = (slots[:, None] == slots[None, :]) & (firsts > 0)[None, :]
+    places = tl.where(slots > 0, tl.sum(tl.where(first_of, order[None, :], 0), axis=1), BM)
+    while item < CUTS * tl.cdiv(different, tl.maximum(each, 1)):
+        group = item // CUTS
+        cut = item % CUTS
+        begin_at = group * each
+        count = tl.minimum(each, different - begin_at)
+        mine = (places >= begin_at) & (places < begin_at + count)
+        for l0 in tl.static_range(0, LANES, BL):
+            lane = l0 + tl.arange(0, BL)
+            acc = tl.zeros((BM, BL), dtype=tl.float32)
+            for i in tl.range(0, count * STEPS, num_stages=4):
+                place = begin_at + i // STEPS
+                slot = _at_place(slots, firsts, order, place)
+                k = cut * EACH + i % STEPS * BK + tl.arange(0, BK)
+                x = tl.load(
+                    x_ptr + m[:, None] * x_stride + k[None, :],
+                    mask=(slots == slot)[:, None] & (k < K)[None, :],
+                    other=0.0,
+                )
+                # All lanes: a mask by the adapter's own rank would keep loads from running ahead.
+                w = tl.load(down_ptr + slot.to(tl.int64) * K * LANES + k[:, None] * LANES + lane[None, :],
+                            mask=(k < K)[:, None] & (lane < LANES)[None, :], other=0.0)  # fmt: skip
+                if WIDE:
+                    acc = tl.dot(x.to(tl.float32), w.to(tl.float32), acc, input_precision="ieee")
+                else:
+                    acc = tl.dot(x, w, acc)
+            tl.store(sums_ptr + (cut * BM + m[:, None]) * LANES + lane[None, :], acc,
+                     mask=mine[:, None] & (lane < LANES)[None, :], cache_modifier=".cg")  # fmt: skip
+        tl.debug_barrier()
+        if tl.atomic_add(count_ptr + 2 + group, 1, sem="acq_rel") == CUTS - 1:
+            tl.store(count_ptr + 2 + group, 0)
+            for l0 in tl.static_range(0, LANES, BL):
+                lane = l0 + tl.arange(0, BL)
+                keep = mine[:, None] & (lane < LANES)[None, :]
+                at = sums_ptr + m[:, None] * LANES + lane[None, :]
+                acc = tl.zeros((BM, BL), dtype=tl.float32)
+                for other in tl.static_range(CUTS):
+                    acc += tl.load(at + other * BM * LANES, mask=keep, other=0.0, cache_modifier=".cg")
+                tl.store(at + CUTS * BM * LANES, acc, mask=keep, cache_modifier=".cg")
+            tl.debug_barrier()
+            tl.atomic_add(count_ptr, 1, sem="release")
+        item += shrinkers
+
+
+@triton.jit
+def until_down(count_ptr, firsts, shrinkers, programs, CUTS: tl.constexpr):
+    """Until all groups are down; the last of so many programs that has seen it leaves the counters at zero."""
+    different = tl.sum(firsts, axis=0)
+    if different > 0:
+        groups = tl.cdiv(different, _share(different, shrinkers, CUTS))
+        down = tl.atomic_add(count_ptr, 0, sem="acquire")
+        while down < groups:
+            down = tl.atomic_add(count_ptr, 0, sem="acquire")
+        if tl.atomic_add(count_ptr + 1, 1, sem="acq_rel") == programs - 1:
+            tl.store(count_ptr, 0)
+            tl.store(count_ptr + 1, 0)
+
+
+# ---------------------------------------------------------------- up
+
+
+@triton.jit
+def ask_for_up(up_ptr, slots, firsts, order, n, most_rank, columns, BM: tl.constexpr, BN: tl.constexpr):
+    """Have the columns from n on brought near: what will be read once all are down."""
+    LINES: tl.constexpr = (BN + 63) // 64
+    for place in range(0, tl.sum(firsts, axis=0)):
+        slot = _at_place(slots, firsts, order, place)
+        for r0 in range(0, most_rank, 16):
+            r = tl.minimum(r0 + tl.arange(0, 16), most_rank - 1)
+            at = tl.minimum(n + tl.arange(0, LINES) * 64, columns - 1)
+            prefetch(up_ptr + (slot.to(tl.int64) * most_rank + r[:, None]) * columns + at[None, :])
+
+
+@triton.jit
+def up_tile(
+    up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, chunk, r0, BR: tl.constexpr, CHUNK: tl.constexpr
+):
+    """Of the adapters that one chunk has, from entry r0 of their ranks on: columns n [BN, CHUNK], and whose they are
+    [CHUNK]."""
+    k = tl.arange(0, CHUNK)
+    place = chunk * (CHUNK // BR) + k // BR
+    here = (firsts > 0)[None, :] & (order[None, :] == place[:, None])
+    slot = tl.sum(tl.where(here, slots[None, :], 0), axis=1)
+    rank = tl.sum(tl.where(here, ranks[None, :], 0), axis=1)
+    lane = r0 + k % BR
+    w = tl.load(up_ptr + (slot.to(tl.int64) * most_rank + lane)[None, :] * columns + n[:, None],
+                mask=(lane < rank)[None, :] & ok[:, None], other=0.0)  # fmt: skip
+    return w, slot
+
+
+@triton.jit
+def _times_low(acc, w, slot, every, slots, WIDE: tl.constexpr):
+    """acc + w @ the rows' sums, each row with its own adapter's."""
+    low = tl.where((slot[:, None] == slots[None, :]) & (slot > 0)[:, None], every, 0.0)
+    if WIDE:
+        return tl.dot(w.to(tl.float32), low, acc, input_precision="ieee")
+    return tl.dot(w, low.to(w.dtype), acc)
+
+
+@triton.jit
+def come_up(
+    acc, first_w, first_slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns, chunk,
+    step, LANES: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, CHUNK: tl.constexpr, CUTS: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """acc [BN, BM] + up @ down @ x of each row's adapter, for columns n of one part; `chunk` and `step` share the
+    adapters out among programs that have the same columns. first_w: what up_tile gives for the first chunk."""
+    G: tl.constexpr = CHUNK // BR
+    m = tl.arange(0, BM)
+    r = tl.arange(0, BR)
+    chunks = tl.cdiv(tl.sum(firsts, axis=0), G)
+    for r0 in range(0, most_rank, BR):
+        own = tl.load(sums_ptr + (CUTS * BM + m[None, :]) * LANES + part * ranks[None, :] + r0 + r[:, None],
+                      mask=(r0 + r[:, None] < ranks[None, :]) & (slots > 0)[None, :], other=0.0,
+                      cache_modifier=".cg")  # fmt: skip
+        every = tl.reshape(tl.broadcast_to(own[None, :, :], (G, BR, BM)), (CHUNK, BM))
+        start = chunk
+        if r0 == 0:
+            acc = _times_low(acc, first_w, first_slot, every, slots, WIDE)
+            start += step
+        for at in tl.range(start, chunks, step, num_stages=3):
+            w, slot = up_tile(up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, at, r0, BR, CHUNK)
+            acc = _times_low(acc, w, slot, every, slots, WIDE)
+    return acc
+
+
+# ---------------------------------------------------------------- behind any product
+
+
+@triton.jit(do_not_specialize=["M"])
+def _adapted_kernel(
+    x_ptr, y_ptr, residual_ptr, out_ptr, down_ptr, up_ptr, ranks_ptr, rows_ptr, slots_ptr, gains_ptr, shifts_ptr,
+    sums_ptr, count_ptr, M, K, x_stride, columns, WIDTH, most_rank, shrinkers,
+    border1, border2, border3, tiles1, tiles2, tiles3,
+    PARTS: tl.constexpr, LANES: tl.constexpr, GAINS: tl.constexpr, RESIDUAL: tl.constexpr, ACT: tl.constexpr,
+    GATED: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
+    EACH: tl.constexpr, CUTS: tl.constexpr, CHUNK: tl.constexpr, WIDE: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program has BN columns of all rows; no tile crosses a border of parts. WIDTH: of the output."""
+    begin(PDL)
+    slots = slots_of(rows_ptr, slots_ptr, M, BM)
+    firsts = first_rows(slots, BM)
+    order = tl.cumsum(firsts, 0) - 1
+    if tl.program_id(0) < shrinkers:
+        wait(PDL)
+        go_down(x_ptr, x_stride, down_ptr, sums_ptr, count_ptr, slots, firsts, order,
+                tl.program_id(0), shrinkers, K, LANES, BM, BK, BL, EACH, CUTS, WIDE)  # fmt: skip
+        return
+    ranks = tl.load(ranks_ptr + slots)
+    tile = tl.program_id(0) - shrinkers
+    part = 0
+    start = 0
+    end = WIDTH
+    if not GATED and PARTS > 1:
+        part = (tile >= tiles1).to(tl.int32) + (tile >= tiles2).to(tl.int32) + (tile >= tiles3).to(tl.int32)
+        before = tl.where(part == 0, 0, tl.where(part == 1, tiles1, tl.where(part == 2, tiles2, tiles3)))
+        start = tl.where(part == 0, 0, tl.where(part == 1, border1, tl.where(part == 2, border2, border3)))
+        end = tl.where(part == 0, border1, tl.where(part == 1, border2, tl.where(part == 2, border3, columns)))
+        end = tl.minimum(end, columns)
+        tile = tile - before
+    m = tl.arange(0, BM)
+    n = start + tile * BN + tl.arange(0, BN)
+    ok = n < end
+    if PREFETCH:
+        ask_for_up(up_ptr, slots, firsts, order, start + tile * BN, most_rank, columns, BM, BN)
+        if GATED:
+            ask_for_up(up_ptr, slots, firsts, order, start + tile * BN + WIDTH, most_rank, columns, BM, BN)
+    wait(PDL)
+    real = m < M
+    keep = ok[:, None] & real[None, :]
+    at = m[None, :] * columns + n[:, None]
+    y = tl.load(y_ptr + at, mask=keep, other=0.0).to(tl.float32)
+    y = _scaled(y, gains_ptr, shifts_ptr, slots, n, ok, columns, GAINS)
+    if GATED:
+        other = tl.load(y_ptr + at + WIDTH, mask=keep, other=0.0).to(tl.float32)
+        other = _scaled(other, gains_ptr, shifts_ptr, slots, n + WIDTH, ok, columns, GAINS)
+    w, slot = up_tile(up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, 0, 0, BR, CHUNK)
+    if GATED:
+        w_u, _ = up_tile(up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, most_rank, columns, 0, 0, BR, CHUNK)
+    until_down(count_ptr, firsts, shrinkers, tl.num_programs(0) - shrinkers, CUTS)
+    y = come_up(y, w, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns, 0, 1,
+                LANES, BM, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+    if GATED:
+        other = come_up(other, w_u, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, PARTS - 1,
+                        most_rank, columns, 0, 1, LANES, BM, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+        y = gated_act(y, other, ACT)
+    else:
+        y = plain_act(y, ACT)
+    to = m[None, :] * WIDTH + n[:, None]
+    if RESIDUAL:
+        y += tl.load(residual_ptr + to, mask=keep, other=0.0).to(tl.float32)
+    tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=keep)
+
+
+@triton.jit
+def _scaled(y, gains_ptr, shifts_ptr, slots, n, ok, columns, GAINS: tl.constexpr):
+    """y [BN, BM] * gain + shift where there are such."""
+    if GAINS:
+        at = slots[None, :].to(tl.int64) * columns + n[:, None]
+        mine = (slots > 0)[None, :] & ok[:, None]
+        y = y * tl.load(gains_ptr + at, mask=mine, other=1.0) + tl.load(shifts_ptr + at, mask=mine, other=0.0)
+    return y
+
+
+# ---------------------------------------------------------------- launches
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How the way down is cut: into `cuts` sums of `each` entries, for so many rows and lanes."""
+
+    cuts: int
+    each: int
+    rows: int
+    lanes: int
+
+    @property
+    def floats(self) -> int:
+        """Scratch memory for all sums."""
+        return (self.cuts + 1) * self.rows * self.lanes
+
+
+def cuts_of(site: AdapterSite, tokens: int) -> Cuts:
+    """For a product of so many tokens."""
+    assert site.down is not None
+    each = max(256, triton.cdiv(triton.cdiv(site.inputs, _MOST_CUTS), BK_DOWN) * BK_DOWN)
+    return Cuts(triton.cdiv(site.inputs, each), each, max(16, pow2(tokens)), site.down.shape[2])
+
+
+def serves(site: AdapterSite, x: Tensor, scratch: Scratch) -> bool:
+    """May a product of x [T, in] have its adapters within its own launch?"""
+    if not 0 < x.shape[0] <= FEW or x.ndim != 2 or site.down is None or site.parts > MOST_PARTS:
+        return False
+    return cuts_of(site, x.shape[0]).floats <= scratch.floats // 2
+
+
+def shrinkers_of(programs: int, beside: int) -> int:
+    """Programs in front of a product's own, of which so many fit on one multiprocessor: as many as leave those spread
+    evenly."""
+    processors = 1 if INTERPRETED else multiprocessors()
+    if programs <= processors and beside > 1:
+        return processors
+    return max(16, min(processors, (beside * processors - programs) // 16 * 16))
+
+
+def constants(site: AdapterSite, cuts: Cuts) -> dict[str, int | bool]:
+    """What kernels with adapters must know when they are compiled."""
+    assert site.down is not None and site.up is not None
+    return {
+        "PARTS": site.parts, "LANES": cuts.lanes, "BL": max(16, min(64, pow2(cuts.lanes))),
+        "BR": max(16, min(_CHUNK, pow2(site.up.shape[1]))), "EACH": cuts.each, "CUTS": cuts.cuts, "CHUNK": _CHUNK,
+    }  # fmt: skip
+
+
+def adapted(
+    y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, scratch: Scratch, *, pdl: bool
+) -> Tensor:
+    """residual + act(y * gain + shift + up @ down @ x); y [T <= 64, N] is the product of delta.inputs."""
+    site, x = delta.site, delta.inputs
+    assert site.down is not None and site.up is not None
+    x = x if x.stride(1) == 1 else x.contiguous()
+    kind, gated = act_parts(act)
+    tokens, width = y.shape[0], site.columns // 2 if gated else site.columns
+    out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
+    block = 64
+    borders = [*site.borders[1:-1], *[site.columns] * (MOST_PARTS - site.parts)]
+    tiles, total = [], 0
+    for start, end in zip((0, *borders), (*borders, site.columns), strict=True):
+        total += triton.cdiv(end - start, block)
+        tiles.append(total)
+    total = triton.cdiv(width, block) if gated or site.parts == 1 else total
+    cuts, shrinkers = cuts_of(site, tokens), shrinkers_of(total, 4)
+    _adapted_kernel[(shrinkers + total,)](
+        x, y, residual, out, site.down, site.up, site.ranks, delta.rows, delta.slots, site.gains, site.shifts,
+        scratch.partial(y.device), scratch.counters(y.device), tokens, site.inputs, x.stride(0), site.columns, width,
+        site.up.shape[1], shrinkers, *borders, *tiles[:3],
+        **constants(site, cuts), GAINS=site.gains is not None, RESIDUAL=residual is not None, ACT=kind, GATED=gated,
+        BM=cuts.rows, BN=block, BK=BK_DOWN, WIDE=INTERPRETED or y.dtype == torch.float32,
+        PREFETCH=pdl and not INTERPRETED, PDL=pdl, num_warps=4, launch_pdl=pdl,
+    )  # fmt: skip
+    return out
