@@ -14,7 +14,7 @@ from tokenmill.cli.loading import Heartbeat
 from tokenmill.core.errors import ParameterError, why
 
 JSON = typer.Option(None, "--json", metavar="OUT", help="Write the results here.")
-PLOT = typer.Option(None, "--plot", metavar="OUT.png", help="Draw the results here (needs tokenmill\\[bench]).")
+PLOT = typer.Option(None, "--plot", metavar="OUT.png", help="Draw the results here (needs matplotlib).")
 
 
 def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
