@@ -201,7 +201,8 @@ class _Visit:
     async def _gather(self, parcel: Parcel) -> None:
         """The whole body, within its ceiling and its time."""
         limit = self.guard.config.limits.max_body_bytes
-        if self.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        coded = self.headers.get(b"content-encoding", b"identity").lower() != b"identity"
+        if coded or self.headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
             raise HttpError(415, "Compressed bodies are not accepted.")
         kind = self.headers.get(b"content-type", b"").split(b";")[0].strip().lower()
         if kind not in _TYPES and not reads_any_type(self.guard.apis, self.path):

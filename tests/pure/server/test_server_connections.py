@@ -123,6 +123,20 @@ async def test_trailers_count_and_are_no_headers(listen: Any) -> None:
     await closed(server)
 
 
+@pytest.mark.parametrize("coding", ["gzip, chunked", "x, chunked", "deflate ,CHUNKED", "chunked", "Chunked"])
+async def test_codings_of_a_transfer_are_not_passed_over(listen: Any, coding: str) -> None:
+    """What a body is coded with is undone or refused: it is not read as if it were plain."""
+    server = await listen()
+    data = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
+    reader, writer = await server.connect()
+    head = CHUNKED.replace(b"transfer-encoding: chunked", b"transfer-encoding: " + coding.encode())
+    assert (head == CHUNKED) is (coding == "chunked")
+    writer.write(head + b"%x\r\n%s\r\n0\r\n\r\n" % (len(data), data))
+    assert (await answer(reader))[0] == (200 if coding.lower() == "chunked" else 415)
+    writer.close()
+    await closed(server)
+
+
 async def test_pipelines_have_an_end(listen: Any) -> None:
     server = await listen(FakeOptions(step_s=0.01))
     reader, writer = await server.connect()

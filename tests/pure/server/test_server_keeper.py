@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Starter, kill, until
+from tokenmill.core.config import make_server_config
 from tokenmill.engine.routing import Router
 from tokenmill.engine.wire import Beat, Failed, News
 from tokenmill.server.engines import child, keeper
@@ -242,6 +243,11 @@ async def test_a_long_step_a_hung_call_and_an_idle_one_are_told_apart(
     await until(lambda: fleet.health() is None)
     options.hung, body.busy = True, False
     assert await lives_for(served, 60) is not None
+
+
+def test_health_is_not_green_for_twenty_seconds_beside_a_stuck_engine() -> None:
+    """What is green is judged by the same time, without anything that adds to it."""
+    assert FleetOptions().watchdog_s == make_server_config({}).patience.watchdog_timeout < 20
 
 
 async def test_an_engine_that_stops_while_it_starts_is_noticed(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
