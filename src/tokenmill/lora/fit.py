@@ -35,10 +35,13 @@ class Piece:
 
 @dataclass(slots=True)
 class Fill:
-    """What one product's slot is filled with; shifts and gains begin at a column of the product."""
+    """What one product's slot is filled with; shifts and gains begin at a column of the product. pieces: until they are
+    joined into down [in, lanes] and up [rank, out], which lie as they will in the slot."""
 
     site: AdapterSite
     pieces: list[Piece] = field(default_factory=list)
+    down: Tensor | None = None
+    up: Tensor | None = None
     gains: list[tuple[int, Tensor]] = field(default_factory=list)
     shifts: list[tuple[int, Tensor]] = field(default_factory=list)
     whole: Weight | None = None
@@ -46,12 +49,29 @@ class Fill:
     @property
     def rank(self) -> int:
         """Lanes of each part."""
-        return max((piece.down.shape[1] for piece in self.pieces), default=0)
+        return 0 if self.up is None else self.up.shape[0]
 
     @property
     def bytes(self) -> int:
         """Bytes held."""
-        return sum(p.down.nbytes + p.up.nbytes for p in self.pieces) + (self.whole.bytes() if self.whole else 0)
+        low = 0 if self.down is None or self.up is None else self.down.nbytes + self.up.nbytes
+        return low + (self.whole.bytes() if self.whole else 0)
+
+    def join(self, *, pin: bool) -> None:
+        """One tensor down and one up of all pieces, so that a slot is filled by two copies; pin: for a GPU to fetch
+        them by itself."""
+        if not self.pieces:
+            return
+        site, dtype = self.site, self.pieces[0].down.dtype
+        rank = max(piece.down.shape[1] for piece in self.pieces)
+        lanes = -(-site.parts * rank // 16) * 16
+        self.down = torch.zeros(site.inputs, lanes, dtype=dtype, pin_memory=pin)
+        self.up = torch.zeros(rank, site.columns, dtype=dtype, pin_memory=pin)
+        for piece in self.pieces:
+            own, start, stop = piece.down.shape[1], site.borders[piece.part], site.borders[piece.part + 1]
+            self.down[:, piece.part * rank : piece.part * rank + own] = piece.down
+            self.up[:own, start:stop] = piece.up
+        self.pieces = []
 
 
 class Fitter:

@@ -116,9 +116,7 @@ class Store:
         fitter = Fitter(adapter, self.sites)
         fills, self.elsewhere[number] = fitter.fit(), fitter.unknown
         for fill in fills:
-            if self.sites.device.type == "cuda":
-                for piece in fill.pieces:
-                    piece.down, piece.up = piece.down.pin_memory(), piece.up.pin_memory()
+            fill.join(pin=self.sites.device.type == "cuda")
             if fill.whole is not None:
                 fill.whole = fill.whole.settle(self.kernels)
         return fills
@@ -169,7 +167,7 @@ class Store:
             self.unrecorded.add(slot)
         for fill in fills:
             site = fill.site
-            if fill.pieces:
+            if fill.rank:
                 new |= self.sites.ensure(site)
                 fill_site(site, slot, fill)
             if fill.gains or fill.shifts:
@@ -189,26 +187,17 @@ class Store:
 
 def fill_site(site: AdapterSite, slot: int, fill: Fill) -> None:
     """One product's share of a slot."""
-    assert site.down is not None and site.up is not None
-    rank = fill.rank
-    lanes = -(-site.parts * rank // 16) * 16
-    padded = (
-        len(fill.pieces) < site.parts or any(p.down.shape[1] < rank for p in fill.pieces) or (lanes > site.parts * rank)
-    )
-    if padded:
-        site.down[slot, :, :lanes] = 0
-        site.up[slot, :rank] = 0
-    for piece in fill.pieces:
-        own, start, stop = piece.down.shape[1], site.borders[piece.part], site.borders[piece.part + 1]
-        site.down[slot, :, piece.part * rank : piece.part * rank + own].copy_(piece.down, non_blocking=True)
-        site.up[slot, :own, start:stop].copy_(piece.up, non_blocking=True)
-    _set_rank(site, slot, rank)
+    assert site.down is not None and site.up is not None and fill.down is not None and fill.up is not None
+    site.down[slot, :, : fill.down.shape[1]].copy_(fill.down, non_blocking=True)
+    site.up[slot, : fill.rank].copy_(fill.up, non_blocking=True)
+    _set_rank(site, slot, fill.rank)
 
 
 def _set_rank(site: AdapterSite, slot: int, rank: int) -> None:
     assert site.ranks is not None
-    site.ranks[slot] = rank
-    site.host_ranks[slot] = rank
+    if site.host_ranks[slot] != rank:
+        site.ranks[slot] = rank
+        site.host_ranks[slot] = rank
 
 
 def read_adapter(path: Path, heads: tuple[int, int]) -> Adapter:
