@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
+import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -232,6 +234,28 @@ class _Driver:
         return 0
 
 
+class _Compiler(types.ModuleType):
+    """In place of torch's compiler, which takes seconds to import, until more is asked of it than to stay out."""
+
+    def disable(self, function: Any = None, *args: Any, **kwargs: Any) -> Any:
+        """It is out anyway."""
+        return function
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") and name != "__path__":
+            raise AttributeError(name)
+        if sys.modules.get(self.__name__) is self:
+            del sys.modules[self.__name__]
+        return getattr(importlib.import_module(self.__name__), name)
+
+
+def _leave_out_compiler() -> None:
+    """Operations on tensors without numbers import it to tell it that they are not to be compiled."""
+    name = "torch._dynamo"
+    if name not in sys.modules:
+        sys.modules[name] = torch._dynamo = _Compiler(name)
+
+
 class _Nothing:
     """A stream, an event: order is not looked at."""
 
@@ -269,10 +293,13 @@ class _Read:
 
 
 @contextlib.contextmanager
-def installed(*, device: Gpu, readers: Sequence[tuple[Any, str]], number: float | None = None) -> Iterator[Standin]:
+def installed(
+    *, device: Gpu, readers: Sequence[tuple[Any, str]], number: float | None = None, checks: bool = True
+) -> Iterator[Standin]:
     """For the rest of this process torch.cuda and Triton mean the stand-in; within, new tensors do, too.
 
-    readers: (module, name) of classes that bring numbers to the host."""
+    readers: (module, name) of classes that bring numbers to the host. checks: look at what torch would launch; without
+    it kernels are found sooner, and of problems less is seen."""
     standin, cuda = Standin(), torch.cuda
 
     def run(function: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> None:
@@ -301,5 +328,6 @@ def installed(*, device: Gpu, readers: Sequence[tuple[Any, str]], number: float 
     for owner, name, made in patches:
         setattr(owner, name, made)
     driver.set_active(_Driver(device))
-    with _Functions(number), _Operations(standin):
+    _leave_out_compiler()
+    with _Functions(number), _Operations(standin) if checks else contextlib.nullcontext():
         yield standin

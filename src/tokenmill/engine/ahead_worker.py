@@ -7,6 +7,7 @@ is launched to a compiler at once. Triton's cache is where the engine finds them
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import signal
@@ -34,6 +35,14 @@ class Farm:
     waiting: deque[Any] = field(default_factory=deque)
     running: set[int] = field(default_factory=set)
     ended: list[int] = field(default_factory=list)
+    others: list[int] = field(default_factory=list)
+
+    def aside(self, task: Callable[[], object]) -> None:
+        """Have something else done meanwhile; nobody asks how it ends."""
+        process = os.fork()
+        if not process:
+            os._exit(_tried(lambda nothing: int(bool(task())), None))
+        self.others.append(process)
 
     def add(self, kernel: Any) -> None:
         """Have it compiled as soon as there is room."""
@@ -44,6 +53,8 @@ class Farm:
         """Until all are compiled."""
         while self.waiting or self.running:
             self._go_on(block=True)
+        while self.others:
+            os.waitpid(self.others.pop(), 0)
 
     def _go_on(self, *, block: bool) -> None:
         for process in list(self.running):
@@ -73,26 +84,45 @@ def _tried(work: Callable[[Any], int], kernel: Any) -> int:
 
 
 def compile_kernel(kernel: Any) -> int:
-    """Into Triton's cache, where it is not there yet."""
+    """Into Triton's cache, where it is not there yet, with what launches it."""
     import triton
 
     hits: list[bool] = []
     triton.knobs.compilation.listener = lambda **told: hits.append(bool(told.get("cache_hit")))
-    kernel.function._do_compile(
+    made = kernel.function._do_compile(
         kernel.key, kernel.signature, 0, kernel.constants, kernel.options, kernel.attributes, True
     )
+    with contextlib.suppress(Exception):  # it is made when the kernel is launched, then
+        compile_launcher(made.src, made.metadata)
     return CACHED if hits and all(hits) else COMPILED
+
+
+def compile_launcher(source: Any, metadata: Any) -> None:
+    """The C code that launches such a kernel: Triton has it made of the signature."""
+    from triton.backends.nvidia.driver import CudaLauncher
+
+    CudaLauncher(source, metadata)
+
+
+def compile_utilities() -> None:
+    """The C code that asks for a device's properties and loads kernels."""
+    from triton.backends.nvidia.driver import CudaUtils
+
+    CudaUtils()
 
 
 def compile_order(order: Order, work: Callable[[Any], int] = compile_kernel) -> Told:
     """Find out what the load launches, and have it compiled."""
     from tokenmill.device.standin import installed
+    from tokenmill.engine.ahead_layers import equal_layers_once
     from tokenmill.engine.loading import load_runner
     from tokenmill.runner import runner
 
     began = time.monotonic()
     farm, failure = Farm(order.processes, work), ""
-    with installed(device=order.gpu, readers=[(runner, "Readback")]) as standin:
+    farm.aside(compile_utilities)
+    standing_in = installed(device=order.gpu, readers=[(runner, "Readback")], checks=False)
+    with equal_layers_once(), standing_in as standin:
         standin.found = farm.add
         try:
             load_runner(order.config)
