@@ -74,7 +74,7 @@ class Verb(TyperCommand):
         if others:
             return f" It is a flag of {_listed([str(verb.name) for verb in others])}."
         shown = [name for name in self._flags() if name.startswith("--")]
-        close = difflib.get_close_matches(flag, shown, n=1, cutoff=0.7)
+        close = difflib.get_close_matches(flag, shown, n=1, cutoff=0.8)
         if close:
             return f" Did you mean {close[0]}?"
         if flag.lstrip("-").replace("-", "_") in {**all_options(GROUPS), **all_options(SERVER_GROUPS)}:
@@ -160,8 +160,17 @@ def _tell(ctx: Any, error: Any) -> NoReturn:
     said, between, choices = text.partition(" is not one of ")
     text = f"{said}{between}{choices.replace(chr(39), '')}"  # many are read more easily without quotes
     if "unexpected extra argument" in text:
-        text += "; a text of several words stands behind a flag, in quotes"
+        text += _too_many(ctx, text.rpartition("(")[2].rstrip(")").split())
     raise Told(f"{text}. `{ctx.command_path} --help` explains it.") from None
+
+
+def _too_many(ctx: Any, words: list[str]) -> str:
+    """What words without a flag may have been meant to be."""
+    if words[:1] and words[0].lower() in ("true", "false", "on", "off", "yes", "no", "0", "1"):
+        return "; a switch takes no value: --no-... switches it off"
+    if "--prompt" in ctx.command._flags():
+        return "; the text stands behind --prompt, in quotes"
+    return "" if len(words) == 1 else "; a text of several words stands behind a flag, in quotes"
 
 
 def _listed(names: list[str]) -> str:

@@ -18,7 +18,7 @@ import typer
 
 from tokenmill.checkpoint.names import short_name
 from tokenmill.checkpoint.stored import Stored, find_stored, open_store, under
-from tokenmill.cli.unloaded_model import look_for
+from tokenmill.cli.unloaded_model import look_for, plain_name
 from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
@@ -149,6 +149,8 @@ def settle_stored(model: str | None, options: Mapping[str, Any]) -> Settled:
         if given.setdefault("model", model) != model:
             raise ParameterError(f"Two models are named: {model!r} and --model {given['model']!r}. Give one of them.")
     given = {**filed, **given}
+    if "model" in given:
+        given["model"] = plain_name(str(given["model"]))
     config = make_config(**given)
     stored = find_stored(config.model.model) if config.model.revision is None else None
     if stored is not None:

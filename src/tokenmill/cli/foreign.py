@@ -50,12 +50,13 @@ def _refused(why: str, names: str, *nothing: str, takes: int = 1) -> dict[str, F
 
 
 _KV = {"f16": "", "bf16": "", "f32": "--kv-cache-dtype float32", "q8_0": "--kv-cache-dtype int8"}
+_LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu")
 _SAMPLERS = "requests may ask for it; `serve --override-generation-config JSON` gives defaults"
 LLAMA: Mapping[str, Foreign] = {
     **_same("--help", "-h --usage", takes=0),
     **_same("--model", "-m -hf -hfr --hf-repo"),
-    **_same("--max-model-len", "-c --ctx-size --num-ctx --num_ctx", "0"),
-    **_same("--max-tokens", "-n --predict --n-predict --num-predict --num_predict", "-1", "-2"),
+    **_same("--max-model-len", "-c --ctx-size --num-ctx --n-ctx --context-length --max-seq-len --max-seq-length", "0"),
+    **_same("--max-tokens", "-n --predict --n-predict --num-predict --max-new-tokens", "-1", "-2"),
     **_same("--threads", "-t", "-1"),
     **_same("--max-num-seqs", "-np --parallel", "-1"),
     **_same("--max-num-batched-tokens", "-b --batch-size"),
@@ -66,7 +67,10 @@ LLAMA: Mapping[str, Foreign] = {
     **_same("--prompt-file", "-f --file"),
     **_same("--system", "-sys --system-prompt"),
     **_same("--hf-token", "-hft"),
-    **_same("--device", "-dev"),
+    **_same("--device", "-dev --gpu"),
+    **_same("--base-url", "--url"),
+    **_same("--quantization int4", "--load-in-4bit", takes=0),
+    **_same("--quantization int8", "--load-in-8bit", takes=0),
     **_same("--served-model-name", "-a --alias"),
     **_same("--request-timeout", "-to --timeout"),
     **_same("--chat-template", "--chat-template-file"),
@@ -82,7 +86,7 @@ LLAMA: Mapping[str, Foreign] = {
     **_same("--no-enable-prefix-caching", "--no-cache-prompt", takes=0),
     **_same("--no-wrap", "--nowordwrap", takes=0),
     **_same("--quantization", "-q"),
-    **{name: Foreign(into="", values={"0": "--device cpu"}) for name in ("-ngl", "--gpu-layers", "--n-gpu-layers")},
+    **{name: Foreign(into="", values={"0": "--device cpu"}) for name in _LAYERS},
     **{
         name: Foreign(why="keys and values are stored as --kv-cache-dtype fp8 or int8 says", values=_KV)
         for name in ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v")
@@ -94,7 +98,7 @@ LLAMA: Mapping[str, Foreign] = {
     **_nothing(
         "--cpu-strict-batch --cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints -sps --slot-prompt-similarity"
     ),
-    **_nothing("--threads-http --keepalive --sleep-idle-seconds"),
+    **_nothing("--threads-http --keepalive --timeout-keep-alive --sleep-idle-seconds"),
     **_nothing("--mlock --mmap --no-mmap --swa-full --perf --no-perf -e --escape --repack -nr --no-repack", takes=0),
     **_nothing("-kvo --kv-offload --op-offload --no-op-offload --no-host -cb --cont-batching --warmup", takes=0),
     **_nothing("--no-warmup --jinja --metrics --slots --props --webui --ui -kvu --kv-unified --embedding", takes=0),
@@ -158,6 +162,9 @@ LLAMA: Mapping[str, Foreign] = {
     **_refused("hub names come over TLS", "--insecure", takes=0),
     **_refused("a request says it: think, reasoning_effort", "--think", takes=-1),
     **_refused("the context is kept whole: `chat` forgets the oldest turns", "--grp-attn-n -gan --grp-attn-w -gaw"),
+    **_refused("requests ask for beams: use_beam_search, or `LLM.beam_search` in Python", "--num-beams"),
+    **_refused("--workload FILE reads requests, one a line", "--dataset --dataset-name --dataset-path"),
+    **_refused("one process serves; --engines N starts more engines", "--workers"),
     **_refused("a template of the model, or a file: --chat-template FILE", "--no-jinja", takes=0),
 }
 """llama.cpp's flags, and those of `ollama run`."""

@@ -4,17 +4,17 @@ way. Must not know: how files come."""
 from __future__ import annotations
 
 import contextlib
-import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import typer
 
-from tokenmill.checkpoint.names import short_name, without_hub
+from tokenmill.checkpoint.names import short_name
 from tokenmill.checkpoint.pull import Progress, Tell, pull_hub, pull_local
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.cli.loading import say, size
+from tokenmill.cli.unloaded_model import plain_name
 from tokenmill.core.errors import ParameterError
 
 
@@ -29,8 +29,7 @@ def pull(
 
     A download that broke off goes on where it ended."""
     store = open_store()
-    page = re.sub("^https?://", "", model)
-    model = page if without_hub(page) != page else model  # the address of a model's page is its name
+    model = plain_name(model)
     path = Path(model).expanduser()
     if path.exists():
         entry = pull_local(store, path, name)

@@ -24,7 +24,7 @@ from tokenmill.cli.flags import (
     with_flags,
 )
 from tokenmill.cli.loading import say, size, waiting_told
-from tokenmill.cli.unloaded_model import lacks_template
+from tokenmill.cli.unloaded_model import lacks_template, look_for, plain_name
 from tokenmill.core.config import (
     GROUPS,
     SERVER_GROUPS,
@@ -161,6 +161,9 @@ def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) 
         server = replace(server, listen=replace(server.listen, api_key=[*(server.listen.api_key or ()), *keys] or None))
         specs = [replace(spec, server=replace(spec.server, listen=server.listen)) for spec in specs]
     else:
+        models = [plain_name(name) for name in models]
+        for name in models:
+            look_for(name)
         specs = name_models(models, base, server)
     set_up_logs(server.serve)
 

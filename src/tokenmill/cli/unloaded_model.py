@@ -7,12 +7,14 @@ Must not know: torch, engines.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.hub import resolve_model
+from tokenmill.checkpoint.names import without_hub
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import read_object
 from tokenmill.demo import demo_dir
 
@@ -21,10 +23,18 @@ _KEY = "tokenizer.chat_template"
 MOST_CONFIG_BYTES = 4 << 20
 
 
+def plain_name(name: str) -> str:
+    """The address of a model's page at the hub is its name."""
+    page = re.sub("^https?://", "", name)
+    return without_hub(page) if page != name and without_hub(page) != page else name
+
+
 def look_for(name: str) -> None:
     """Refuse a name that is neither a path nor a hub's, a folder without config.json, and a file that is no GGUF."""
     path = _place(name)
     if not path.exists():
+        if name.isdigit():
+            raise UserError(f"{name} is no model's name; --port {name} would be a port.")
         if name.startswith((".", "~", "/")) or name.endswith(".gguf") or name.count("/") > 1:
             resolve_model(name)  # says what is wrong with it, if something is
     elif path.is_dir():

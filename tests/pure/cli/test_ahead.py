@@ -9,8 +9,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tokenmill.cli.conversation import HELP
+from tokenmill.cli.flags import settle
 from tokenmill.cli.main import app
-from tokenmill.cli.unloaded_model import lacks_template, look_for
+from tokenmill.cli.unloaded_model import lacks_template, look_for, plain_name
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ModelError, UserError
 
@@ -80,3 +81,10 @@ def test_the_page_names_every_command() -> None:
     for line in HELP.splitlines():
         if line.startswith("/"):
             assert f"`{line.split()[0]}" in page, line
+
+
+def test_the_address_of_a_page_is_the_models_name() -> None:
+    assert plain_name("https://huggingface.co/owner/model") == plain_name("http://hf.co/owner/model") == "owner/model"
+    for name in ("owner/model", "hf.co/owner/model", "https://example.com/owner/model", "/no/such", "demo"):
+        assert plain_name(name) == name
+    assert settle("https://huggingface.co/owner/model", {})[0].model.model == "owner/model"
