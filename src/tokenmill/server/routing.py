@@ -26,7 +26,7 @@ from tokenmill.server.door import ModelAnswer, ModelHandler, Streams
 from tokenmill.server.errors import HttpError, Pairs, error_bytes
 from tokenmill.server.inputs.headers import judge_query, told_headers
 from tokenmill.server.inputs.plan import plan_name
-from tokenmill.server.inputs.unread_names import Unknown, as_headers, look, refuse_unknown
+from tokenmill.server.inputs.unread_names import Unknown, as_headers, look, look_in_template, refuse_unknown
 from tokenmill.server.job import Job
 from tokenmill.server.sse import EventStream, LineStream
 
@@ -126,8 +126,14 @@ def _parse(
 
 def judge(context: Context, request: Request, plan: str, raw: dict[str, Any]) -> None:
     """Refuse what is refused by name; unknown names are counted, and told in the answer's headers."""
-    unknown = Unknown()
-    look(raw, context.bodies.plans[plan], unknown)
+    unknown, known = Unknown(), context.bodies.plans[plan]
+    look(raw, known, unknown)
+    kwargs = raw.get("chat_template_kwargs") if "chat_template_kwargs" in known.fields else None
+    if isinstance(kwargs, dict):
+        tokenizer = context.backend.info.tokenizer
+        own = raw.get("chat_template") or context.chat_template
+        template = own or (tokenizer.chat_template if tokenizer is not None else None)
+        look_in_template(kwargs, template, unknown)
     _tell(context, request, plan, unknown)
 
 

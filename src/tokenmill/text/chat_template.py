@@ -55,10 +55,9 @@ class ChatTemplate:
                 "this model has no chat template, so messages cannot become a prompt; give one with "
                 "--chat-template FILE, or send a finished prompt to the completions endpoint"
             )
-        self._names = {"default"} if isinstance(source, str) else set(source)
-        sources = {"default": source} if isinstance(source, str) else dict(source)
+        self._sources = {"default": source} if isinstance(source, str) else dict(source)
         self._special = dict(special_strings or {})
-        self._processes = TemplateProcesses(sources, budget_s=budget_s, max_chars=max_chars, pool=pool)
+        self._processes = TemplateProcesses(self._sources, budget_s=budget_s, max_chars=max_chars, pool=pool)
 
     def warm(self) -> None:
         """Start the template's process now; raises UserError when the template does not compile."""
@@ -88,6 +87,12 @@ class ChatTemplate:
         if not messages or not all(isinstance(message, Mapping) for message in messages):
             raise ParameterError("messages must be a list of at least one object", param="messages")
         check_template_kwargs(kwargs)
+        name = self._pick(bool(tools))
+        if documents and "documents" not in self._sources[name]:
+            raise ParameterError(
+                "this model's chat template has no place for documents; put their texts into a message",
+                param="documents",
+            )
         variables = {
             **self._special,
             **kwargs,
@@ -99,7 +104,7 @@ class ChatTemplate:
         }
         return self._processes.ask(
             {
-                "template": self._pick(bool(tools)),
+                "template": name,
                 "messages": [dict(message) for message in messages],
                 "variables": variables,
                 "continue": continue_final_message,
@@ -107,7 +112,7 @@ class ChatTemplate:
         )
 
     def _pick(self, with_tools: bool) -> str:
-        name = "tool_use" if with_tools and "tool_use" in self._names else "default"
-        if name not in self._names:
-            raise UserError(f"this model has no default chat template, only {sorted(self._names)}; give one of them")
+        name = "tool_use" if with_tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise UserError(f"this model has no default chat template, only {sorted(self._sources)}; give one of them")
         return name

@@ -112,6 +112,16 @@ def test_named_templates() -> None:
         ChatTemplate({"rag": "r"}).render(USER)
 
 
+def test_documents_without_a_place_are_refused() -> None:
+    documents = [{"text": "Rex is a dog."}]
+    assert render("{% for d in documents %}{{ d.text }}{% endfor %}", documents=documents) == "Rex is a dog."
+    assert render("{{ messages[0].content }}", documents=[]) == "hello"
+    for source in ("{{ messages[0].content }}", {"default": "d", "tool_use": "{{ documents }}"}):
+        with pytest.raises(ParameterError, match="no place for documents") as caught:
+            render(source, documents=documents)  # type: ignore[arg-type]
+        assert caught.value.param == "documents"
+
+
 @pytest.mark.parametrize("source", [None, "", {}])
 def test_no_template_says_how_to_give_one(source: Any) -> None:
     with pytest.raises(UserError, match="--chat-template FILE"):

@@ -25,6 +25,7 @@ from tokenmill.server.inputs.unread_names import MOST_CHARS, MOST_TOLD, Unknown,
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.plans import ALIASES, ENDPOINTS, OBJECTS, make_plans
 from tokenmill.testing.fake_generator import FakeOptions
+from tokenmill.testing.hostile import TALK
 
 PLANS = make_plans()
 TOP = {plan_name(schema): path for path, schemas in ENDPOINTS.items() for schema in schemas}
@@ -231,6 +232,23 @@ async def test_what_is_told_is_short_and_of_plain_characters(start: Starter) -> 
     assert answer.status_code == 200 and "x-evil" not in answer.headers
     assert told.isascii() and told.isprintable() and told.endswith(", ...")
     assert len(told.split(", ")) == MOST_TOLD + 1 and len(told) < (MOST_TOLD + 1) * (MOST_CHARS + 6)
+
+
+async def test_arguments_that_the_template_never_reads_are_told_or_refused(start: Starter, tmp_path: Path) -> None:
+    (template := tmp_path / "template").write_text(
+        "{% if mood %}{{ mood.x }}{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    flags = {"chat_template": str(template)}
+    served, strict = await start(**flags), await start(**flags, strict_fields=True)
+    kwargs = {"mood": {"x": "a"}, "moood": 1, "enable_thinking": None}
+    for path in ("/v1/chat/completions", "/tokenize", "/apply-template"):
+        body = {"messages": TALK, "chat_template_kwargs": kwargs}
+        told = await served.post(path, body)
+        assert told.status_code == 200 and told.headers["x-tokenmill-ignored"] == "chat_template_kwargs.moood", path
+        refused = await strict.post(path, body)
+        assert refused.status_code == 400 and "chat_template_kwargs.moood" in refused.text, path
+        fine = await strict.post(path, {**body, "chat_template_kwargs": {"mood": {"x": "a"}}})
+        assert fine.status_code == 200 and "x-tokenmill-ignored" not in fine.headers, path
 
 
 def test_looking_at_many_objects_is_cheap() -> None:

@@ -120,7 +120,7 @@ def _openai() -> list[Case]:
         (chat, {**plain, "logprobs": True, "top_logprobs": 2, "n": 2, "temperature": 1.0}),
         (chat, {**plain, "stream": True, "stream_options": {"include_usage": True}, "logprobs": True}),
         (chat, {**plain, "chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"}),
-        (chat, {**plain, "documents": [{"title": "a", "text": "b"}], "thinking_token_budget": 3}),
+        (chat, {**plain, "documents": [], "thinking_token_budget": 3}),
         (complete, {**prompt, **SAMPLING, "logprobs": 1, "echo": True}),
         (complete, {**prompt, "prompt": [[5, 6, 7], [8]], "stream": True, "return_token_ids": True}),
         (complete, {**prompt, "prompt": ["a", "b"], "prompt_logprobs": 1, "temperature": 1.0, "best_of": 2, "n": 1}),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ MOST_TOLD = 16
 """Unknown names that are told; there may be many more."""
 MOST_CHARS = 64
 _ODD = re.compile(r"[^\x21-\x7e]|[,]")
+_WORD = re.compile(r"[^\W\d]\w*")
 _NO_LIMIT = {"n_predict": (-1, -2)}
 
 
@@ -71,6 +72,17 @@ def look(raw: MutableMapping[str, Any], plan: Plan, unknown: Unknown, path: str 
             for part in value:
                 if isinstance(part, dict):
                     look(part, under, unknown, f"{path}{name}.")
+
+
+def look_in_template(kwargs: Mapping[str, Any], template: Any, unknown: Unknown) -> None:
+    """Collect arguments for a chat template that it never reads."""
+    text = "\n".join(map(str, template.values())) if isinstance(template, Mapping) else template
+    if not isinstance(text, str) or not text:
+        return
+    words = set(_WORD.findall(text))
+    for name, value in kwargs.items():
+        if value is not None and name not in words and not unknown.more:
+            unknown.tell(plain(f"chat_template_kwargs.{name}"))
 
 
 def _move(raw: MutableMapping[str, Any], name: str, field_name: str, path: str) -> None:
