@@ -8,9 +8,11 @@ is compiled by content; a note says of which loads everything is there (`ahead_n
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import os
 import signal
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -24,12 +26,15 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.device.gpu import Gpu, gpu_of
 from tokenmill.engine.ahead_notes import is_kept, keep, note_of
 from tokenmill.process.pipe import Pipe
-from tokenmill.process.start import start_process
+from tokenmill.process.start import Forked, fork_process, may_fork, start_process
 
 LONGEST_S = 60.0
 """Waited for what is compiled ahead; then the load goes on and compiles the rest itself."""
+LONGEST_BEGIN_S = 20.0
+"""Waited for the process to begin."""
 LEAST_CORES = 4
 MOST_PROCESSES = 32
+_WORKER = "tokenmill.engine.ahead_worker"
 
 
 class Order(msgspec.Struct):
@@ -58,6 +63,10 @@ class Told(msgspec.Struct):
 class Compiling(Protocol):
     """What is compiled ahead."""
 
+    def begin(self, raw: Mapping[str, Any]) -> None:
+        """Compile, unless all is there. raw: the model's config."""
+        ...
+
     def wait(self, reasons: list[str]) -> None:
         """Until it is there or takes too long; says what came of it."""
         ...
@@ -66,25 +75,49 @@ class Compiling(Protocol):
 class Nothing:
     """Nothing is."""
 
+    def begin(self, raw: Mapping[str, Any]) -> None:
+        """There is nothing to compile."""
+
     def wait(self, reasons: list[str]) -> None:
         """There is nothing to wait for."""
 
 
 class Process:
-    """The process at work."""
+    """The process that does so."""
 
-    def __init__(self, order: Order, note: Path) -> None:
-        self.note, self.processes = note, order.processes
-        self.process: Popen[bytes]
+    def __init__(self, config: EngineConfig, device: str, processes: int) -> None:
+        self.config, self.device, self.processes = config, device, processes
+        self.note: Path | None = None
+        """None: nothing was asked of it."""
+        self.process: Popen[bytes] | Forked
         self.pipe: Pipe
-        self.process, self.pipe = start_process("tokenmill.engine.ahead_worker", "compile ahead")
-        self.pipe.send(msgspec.msgpack.encode(order))
+        self.process, self.pipe = fork_process(_serve) if may_fork() else start_process(_WORKER, "compile ahead")
+
+    def begin(self, raw: Mapping[str, Any]) -> None:
+        """Give it the order, or let it go: nothing is to be done, or it cannot be reached."""
+        gpu = gpu_of(self.device)
+        note = note_of(self.config, gpu, raw)
+        execute = replace(self.config.execute, device="cuda")
+        tuning = replace(self.config.tuning, compile_ahead=False, kernel_search="off")
+        order = Order(replace(self.config, execute=execute, tuning=tuning), gpu, self.processes)
+        try:
+            if not is_kept(note):
+                self.pipe.send(msgspec.msgpack.encode(order))
+                self.note = note
+        except OSError:
+            pass
+        if self.note is None:
+            self.end()
 
     def wait(self, reasons: list[str]) -> None:
         """Until it has answered, ended, or taken too long."""
+        if self.note is None:
+            return
         began = time.monotonic()
         try:
-            answer = self.pipe.receive(LONGEST_S)
+            # A fork that cannot go on (a library held a lock when it was made) has not said that it began, either.
+            begun = self.pipe.receive(LONGEST_BEGIN_S)
+            answer = None if begun is None else self.pipe.receive(LONGEST_S)
             told = None if answer is None else msgspec.msgpack.decode(answer, type=Told)
         except (EOFError, OSError, msgspec.MsgspecError):
             told = Told(failure="its process ended")
@@ -108,10 +141,16 @@ class Process:
             self.end()
 
 
+def _serve(pipe: Pipe) -> None:
+    from tokenmill.engine.ahead_worker import serve
+
+    serve(pipe)
+
+
 def said(told: Told | None, processes: int, waited_s: float) -> str:
     """What came of it, in a line."""
     if told is None:
-        return f"kernels were not compiled ahead within {LONGEST_S:.0f} s; the rest are compiled as they are needed"
+        return f"kernels were not compiled ahead within {waited_s:.0f} s; the rest are compiled as they are needed"
     text = (
         f"{told.compiled} of {told.kernels} kernels were compiled ahead in {told.took_s:.1f} s "
         f"by {processes} processes, {told.cached} were there; waited {waited_s:.1f} s"
@@ -121,31 +160,38 @@ def said(told: Told | None, processes: int, waited_s: float) -> str:
     return f"{text}; not all are known ({told.failure})" if told.failure else text
 
 
-def compile_ahead(config: EngineConfig, device: str, raw: Mapping[str, Any]) -> Compiling:
-    """Begin, if this load compiles kernels and there are cores for it. raw: the model's config."""
+def compile_ahead(config: EngineConfig, device: str) -> Compiling:
+    """Start the process, if this load compiles kernels and there are cores for it: as soon as the device is known, and
+    before it is used, as it may be a fork of this one."""
     wanted = config.tuning.compile_ahead and config.execute.kernels == "auto" and device.startswith("cuda")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     alone = config.parallel.ranks == 1 and config.engines == 1
     if not wanted or not alone or cores < LEAST_CORES or not _compiles():
         return Nothing()
-    gpu = gpu_of(device)
-    note = note_of(config, gpu, raw)
-    if is_kept(note):
-        return Nothing()
-    own = replace(config.execute, device="cuda"), replace(config.tuning, compile_ahead=False, kernel_search="off")
-    order = Order(replace(config, execute=own[0], tuning=own[1]), gpu, min(cores - 1, MOST_PROCESSES))
     try:
-        return Process(order, note)
+        made = Process(config, device, min(cores - 1, MOST_PROCESSES))
     except OSError:  # no process can be started
         return Nothing()
+    threading.Thread(target=hash_triton, name="tokenmill-hash", daemon=True).start()
+    return made
+
+
+def hash_triton() -> None:
+    """What Triton does once a process before it looks into its cache: all of its own files are a part of every key."""
+    with contextlib.suppress(Exception):
+        from triton.runtime.cache import triton_key
+
+        triton_key()
 
 
 def _compiles() -> bool:
-    """Is Triton there, for NVIDIA? (Its interpreter compiles nothing.)"""
+    """Is Triton there, for NVIDIA? (Its interpreter compiles nothing.) Then all kernels are imported, for the fork."""
     import torch
 
     if torch.version.hip is not None or importlib.util.find_spec("triton") is None:
         return False
     from tokenmill.kernels.triton.common import INTERPRETED
 
+    if not INTERPRETED:
+        importlib.import_module("tokenmill.kernels.triton")
     return not INTERPRETED

@@ -19,7 +19,8 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.engine.ahead import Order, Told
+from tokenmill.engine.ahead import Order, Told, hash_triton
+from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import own_end
 
 COMPILED, FAILED, CACHED = 0, 1, 2
@@ -151,11 +152,20 @@ def place_of(kernel: Any) -> str:
 
 
 def run_worker() -> None:
-    """The process's main function."""
-    pipe = own_end()
+    """The main function of a process of its own."""
+    serve(own_end())
+
+
+def serve(pipe: Pipe) -> None:
+    """Take the one order, say that it is begun, and what came of it."""
+    import torch
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    torch.set_num_threads(1)  # a fork has none of the others
+    hash_triton()  # not once more in every compiler
     message = pipe.receive()
     assert message is not None
-    told = compile_order(msgspec.msgpack.decode(message, type=Order))
-    pipe.send(msgspec.msgpack.encode(told))
+    order = msgspec.msgpack.decode(message, type=Order)
+    pipe.send(b"")
+    pipe.send(msgspec.msgpack.encode(compile_order(order)))
     os._exit(0)

@@ -158,16 +158,14 @@ def device_of(config: EngineConfig, rank: int = 0) -> str:
     return every[(base + first) % len(every)]
 
 
-def _take_place(config: EngineConfig, mesh: Mesh) -> str:
-    """The device of this rank, which this thread uses from now on; engines and ranks on one CPU share its cores."""
-    device = device_of(config, mesh.rank)
+def _take_place(config: EngineConfig, mesh: Mesh, device: str) -> None:
+    """This thread uses the device from now on; engines and ranks on one CPU share its cores."""
     use(device)
     shares = mesh.size * config.engines
     if os.getpid() != IMPORTED_IN:
         torch.set_num_threads(1)
     elif config.execute.threads or shares > 1:
         torch.set_num_threads(max(1, (config.execute.threads or torch.get_num_threads()) // shares))
-    return device
 
 
 def _recordable(kernels: Kernels, model: CausalLM, device: str) -> bool:
@@ -181,11 +179,14 @@ def load_runner(
     """Load the model, or a rank's share of it, and its cache onto the device; -> runner and Facts as plain data."""
     reasons: list[str] = []
     mesh = mesh or Mesh()
-    device = _take_place(config, mesh)
+    device = device_of(config, mesh.rank)
+    compiling = compile_ahead(config, device)
+    _take_place(config, mesh, device)
     source = source or find_model(config)
     raw = read_config(config, source)
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
-    kernels, compiling = _kernels(config, device, reasons), compile_ahead(config, device, raw)
+    compiling.begin(raw)
+    kernels = _kernels(config, device, reasons)
     raw_checkpoint = source.checkpoint(config.model.load_format, seed=config.model.seed, device=device)
     checkpoint = CheckedCheckpoint(raw_checkpoint, thorough=config.execute.check_weights)
     sites = adapter_sites(config, raw, dtype, device)

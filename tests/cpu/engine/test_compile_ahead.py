@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -9,15 +10,17 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
-from tokenmill.core.config import make_config
+from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.device.gpu import Gpu
 from tokenmill.engine import ahead
-from tokenmill.engine.ahead import Nothing, Order, Process, Told, compile_ahead
+from tokenmill.engine.ahead import Compiling, Nothing, Order, Process, Told, compile_ahead
 from tokenmill.engine.ahead_notes import UNRELATED, is_kept, keep, note_of
 from tokenmill.engine.ahead_worker import CACHED, COMPILED, FAILED, Farm
 from tokenmill.process.pipe import Pipe
@@ -53,6 +56,7 @@ def on_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(ahead, "_compiles", lambda: True)
     monkeypatch.setattr(ahead, "gpu_of", lambda device: GPU)
     monkeypatch.setattr(ahead, "LEAST_CORES", 1)
+    monkeypatch.setattr(ahead, "hash_triton", lambda: None)
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
     return tmp_path
 
@@ -68,12 +72,26 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> list[Ord
     def start(module: str, name: str) -> tuple[subprocess.Popen[bytes], Pipe]:
         ours, theirs = socket.socketpair()
         if answer is not None:
+            Pipe(theirs).send(b"")
             Pipe(theirs).send(answer)
         theirs.close()
         return subprocess.Popen([sys.executable, "-c", ""]), Watched(ours)
 
+    monkeypatch.setattr(ahead, "may_fork", lambda: False)
     monkeypatch.setattr(ahead, "start_process", start)
     return orders
+
+
+def begun(config: EngineConfig, device: str, raw: dict[str, Any]) -> Compiling:
+    """As a load does."""
+    compiling = compile_ahead(config, device)
+    compiling.begin(raw)
+    return compiling
+
+
+def works(compiling: Compiling) -> bool:
+    """Has it anything to do?"""
+    return isinstance(compiling, Process) and compiling.note is not None
 
 
 def test_it_is_told_and_not_done_again(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,16 +101,20 @@ def test_it_is_told_and_not_done_again(on_gpu: Path, monkeypatch: pytest.MonkeyP
     orders = answering(monkeypatch, msgspec.msgpack.encode(told))
     config, raw = make_config(model="some", device="cuda:1"), {"hidden_size": 64}
     reasons: list[str] = []
-    compiling = compile_ahead(config, "cuda:1", raw)
+    compiling = begun(config, "cuda:1", raw)
     compiling.wait(reasons)
     assert "30 of 40 kernels were compiled ahead in 5.0 s" in reasons[0] and "10 were there" in reasons[0]
     assert orders[0].config.execute.device == "cuda", "a GPU that is not there has no number"
     assert not orders[0].config.tuning.compile_ahead, "it does not compile ahead of itself"
     assert orders[0].gpu == GPU
-    assert isinstance(compile_ahead(config, "cuda:1", raw), Nothing)
-    assert isinstance(compile_ahead(config, "cuda:1", {"hidden_size": 65}), Process), "another model"
+    again = begun(config, "cuda:1", raw)
+    assert isinstance(again, Process) and not works(again) and len(orders) == 1
+    assert again.process.returncode is not None, "it has ended"
+    again.wait(reasons)
+    assert len(reasons) == 1, "there is nothing to tell"
+    assert works(begun(config, "cuda:1", {"hidden_size": 65})), "another model"
     place.unlink()
-    assert isinstance(compile_ahead(config, "cuda:1", raw), Process), "Triton's cache was emptied"
+    assert works(begun(config, "cuda:1", raw)), "Triton's cache was emptied"
 
 
 @pytest.mark.parametrize(
@@ -107,21 +129,86 @@ def test_it_is_told_and_not_done_again(on_gpu: Path, monkeypatch: pytest.MonkeyP
 def test_a_load_goes_on(on_gpu: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes | None, reason: str) -> None:
     answering(monkeypatch, answer)
     config, reasons = make_config(model="some"), list[str]()
-    compile_ahead(config, "cuda", {}).wait(reasons)
+    begun(config, "cuda", {}).wait(reasons)
     assert reason in reasons[0]
     assert not is_kept(note_of(config, GPU, {})), "what was not compiled is tried again"
 
 
-def test_it_does_not_wait_for_ever(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "LONGEST_S", 0.0)
+@pytest.mark.parametrize("begins", [True, False])
+def test_it_does_not_wait_for_ever(on_gpu: Path, monkeypatch: pytest.MonkeyPatch, begins: bool) -> None:
+    """For one that works too long, nor for one that does not begin."""
+    monkeypatch.setattr(ahead, "LONGEST_S" if begins else "LONGEST_BEGIN_S", 0.0)
     ours, theirs = socket.socketpair()
+    if begins:
+        Pipe(theirs).send(b"")
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(ahead, "may_fork", lambda: False)
     monkeypatch.setattr(ahead, "start_process", lambda module, name: (process, Pipe(ours)))
     reasons: list[str] = []
-    compile_ahead(make_config(model="some"), "cuda", {}).wait(reasons)
+    begun(make_config(model="some"), "cuda", {}).wait(reasons)
     assert "not compiled ahead within" in reasons[0]
     assert process.returncode == -signal.SIGKILL
     theirs.close()
+
+
+def test_a_fork_is_the_same_and_ends_with_its_compilers(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its answer, its compilers' end, and nothing of it left behind."""
+    told = msgspec.msgpack.encode(Told(3, 2, 1, 0, 0.1, 0.2, places=[__file__]))
+    orders, compilers = on_gpu / "orders", on_gpu / "compilers"
+
+    def serve(pipe: Pipe) -> None:
+        orders.write_bytes(pipe.receive() or b"")
+        compiler = os.fork()
+        if not compiler:
+            time.sleep(600)
+        compilers.write_text(str(compiler))
+        pipe.send(b"")
+        pipe.send(told)
+        time.sleep(600)
+
+    monkeypatch.setattr(ahead, "_serve", serve)
+    monkeypatch.setattr(ahead, "may_fork", lambda: True)
+    config, reasons = make_config(model="some"), list[str]()
+    compiling = begun(config, "cuda", {"hidden_size": 64})
+    assert isinstance(compiling, Process)
+    compiling.wait(reasons)
+    assert reasons == ["2 of 3 kernels were compiled ahead in 0.2 s by " + reasons[0].split(" by ")[1]]
+    assert msgspec.msgpack.decode(orders.read_bytes(), type=Order).gpu == GPU
+    assert compiling.process.returncode == -signal.SIGKILL
+    with contextlib.suppress(ProcessLookupError):
+        compiler = os.pidfd_open(int(compilers.read_text()))
+        assert select.select([compiler], [], [], 30.0)[0], "it has ended"
+        os.close(compiler)
+    again = begun(config, "cuda", {"hidden_size": 64})
+    assert not works(again) and isinstance(again, Process) and again.process.returncode == -signal.SIGKILL
+
+
+def test_what_goes_wrong_in_a_fork_stays_there(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def serve(pipe: Pipe) -> None:
+        pipe.receive()
+        raise SystemExit(0)
+
+    monkeypatch.setattr(ahead, "_serve", serve)
+    monkeypatch.setattr(ahead, "may_fork", lambda: True)
+    reasons: list[str] = []
+    begun(make_config(model="some"), "cuda", {}).wait(reasons)
+    assert "its process ended" in reasons[0]
+
+
+def test_only_a_process_whose_threads_wait_is_forked() -> None:
+    """Another thread may hold a lock that a fork would wait for without end."""
+    program = """
+import threading
+from tokenmill.process.start import may_fork
+
+end, found = threading.Event(), [may_fork()]
+for name in ("tokenmill-parent", "tokenmill-listener"):
+    threading.Thread(target=end.wait, name=name, daemon=True).start()
+    found.append(may_fork())
+print(found)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[True, True, False]"
 
 
 def test_compilers_end_with_whoever_started_them(tmp_path: Path) -> None:
@@ -149,9 +236,9 @@ def test_only_where_it_pays(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ({"kernels": "reference"}, "cuda"),
         ({"tensor_parallel_size": 2}, "cuda"),
     ):
-        assert isinstance(compile_ahead(make_config(model="some", **options), device, {}), Nothing), options
+        assert isinstance(compile_ahead(make_config(model="some", **options), device), Nothing), options
     monkeypatch.setattr(ahead, "LEAST_CORES", 1 << 20)
-    assert isinstance(compile_ahead(make_config(model="some"), "cuda", {}), Nothing), "too few cores"
+    assert isinstance(compile_ahead(make_config(model="some"), "cuda"), Nothing), "too few cores"
     assert not orders
 
 
