@@ -53,6 +53,33 @@ def test_branches_are_kept(serve: Servers, tab: Tabs) -> None:
     assert page.locator(".answer .prose:visible").all_inner_texts() == ["Yes.", "Yes."]
 
 
+def test_an_answer_can_be_put_right(serve: Servers, tab: Tabs) -> None:
+    """Editing keeps the model's words as a version, goes on from the new ones, and is what the model is told."""
+    server = serve(FakeOptions(script="A mill grinds rain."))
+    page = tab(server.url)
+    say(page, "What is a mill?")
+    ended(page)
+    page.get_by_role("button", name="Edit the answer").click()
+    field = page.get_by_label("Edit the answer")
+    assert field.input_value() == "A mill grinds rain."
+    field.press("Escape")
+    page.get_by_role("button", name="Edit the answer").click()
+    page.get_by_label("Edit the answer").fill("A mill grinds grain.")
+    page.get_by_role("button", name="Keep").click()
+    page.get_by_text("2 / 2").wait_for()
+    page.get_by_text("Edited", exact=True).wait_for()
+    page.get_by_role("button", name="Earlier answer").click()
+    page.get_by_text("A mill grinds rain.").wait_for()
+    page.get_by_role("button", name="Later answer").click()
+    with page.expect_request("**/v1/chat/completions") as sent:
+        say(page, "And then?")
+    assert [m["content"] for m in sent.value.post_data_json["messages"]][1] == "A mill grinds grain."
+    ended(page, 2)
+    reload(page)
+    page.get_by_role("button", name="What is a mill?").first.click()
+    page.get_by_text("A mill grinds grain.").wait_for()
+
+
 def test_long_pastes_become_files_and_are_sent(serve: Servers, tab: Tabs) -> None:
     page = tab(serve(FakeOptions(script="Read.", max_model_len=100_000)).url)
     sent = bodies(page)

@@ -160,6 +160,13 @@ export function edit(node, text) {
   answerNext(open, add(open, node.parent, { role: "user", content: text.trim(), ...(node.files ? { files: node.files } : {}) }));
 }
 
+// What the model should have said: another version of the answer, with which the conversation goes on.
+export function rewrite(node, text) {
+  const { open } = chat.get();
+  if (runningIn(open) || !text.trim()) return;
+  show(add(open, node.parent, { ...emptyAnswer(text.trim()), model: node.model, finish: "edited" }));
+}
+
 // Let an answer that was cut go on where it ended.
 export function goOn(node) {
   const { open } = chat.get();

@@ -10,7 +10,7 @@ export function livePace({ stats }) {
 
 export function Figures({ answer, bare = false }) {
   const { stats, finish } = answer;
-  if (!stats?.output) return finish === "stopped" ? html`<p class="figures">Stopped</p>` : null;
+  if (!stats?.output) return finish === "stopped" || finish === "edited" ? html`<p class="figures">${finish === "edited" ? "Edited" : "Stopped"}</p>` : null;
   const parts = [plural(stats.output, "token")];
   if (stats.engine?.rate) parts.push(html`<b>${rate(stats.engine.rate)}</b> tok/s`);
   const first = stats.engine?.first ?? stats.ttft;

@@ -1,7 +1,7 @@
 // One message. Owns: how questions, answers, thoughts, tool calls and errors look, and what can be done with each.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { access } from "./api.js";
-import { branchOff, edit, giveResults, goOn, regenerate, remove, show, variants } from "./conversation.js";
+import { branchOff, edit, giveResults, goOn, regenerate, remove, rewrite, show, variants } from "./conversation.js";
 import { Figures, livePace } from "./figures.js";
 import { GrowingMarkdown } from "./markdown.js";
 import { isRunning, onGrowth } from "./stream.js";
@@ -17,7 +17,7 @@ export function Message({ node, busy, last, held, onSettings, onTimeline }) {
 
 function Question({ node, busy }) {
   const [editing, setEditing] = useState(false);
-  if (editing) return html`<${Editor} node=${node} onEnd=${() => setEditing(false)} />`;
+  if (editing) return html`<${Editor} what="question" before=${node.content} word="Ask again" onSend=${(text) => edit(node, text)} onEnd=${() => setEditing(false)} />`;
   return html`<article class="message question" aria-label="You">
     ${node.files?.length > 0 && html`<ul class="files" aria-label="Files">${node.files.map((file) => html`<li key=${file.name}><${FileChip} file=${file} /></li>`)}</ul>`}
     ${node.content && html`<div class="said" dir="auto">${node.content}</div>`}
@@ -40,8 +40,8 @@ export function FileChip({ file, onRemove }) {
   </span>`;
 }
 
-function Editor({ node, onEnd }) {
-  const [text, setText] = useState(node.content);
+function Editor({ what, before, word, onSend, onEnd }) {
+  const [text, setText] = useState(before);
   const area = useRef(null);
   useLayoutEffect(() => {
     area.current.focus();
@@ -49,22 +49,22 @@ function Editor({ node, onEnd }) {
   }, []);
   const send = () => {
     onEnd();
-    edit(node, text);
+    onSend(text);
   };
   const key = (event) => {
     if (event.key === "Escape") {
       event.stopPropagation();
       onEnd();
-    } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    } else if (event.key === "Enter" && !event.isComposing && (what === "question" ? !event.shiftKey : event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       send();
     }
   };
   return html`<form class="message editor" onSubmit=${(e) => { e.preventDefault(); send(); }}>
-    <textarea ref=${area} aria-label="Edit the question" dir="auto" rows=${Math.min(12, text.split("\n").length + 1)} value=${text}
+    <textarea ref=${area} aria-label=${`Edit the ${what}`} dir="auto" rows=${Math.min(12, Math.max(text.split("\n").length, text.length / 80) + 1)} value=${text}
       onInput=${(e) => setText(e.target.value)} onKeyDown=${key}></textarea>
     <div class="buttons"><p class="hint grow">The earlier words stay as a branch.</p><button type="button" class="quiet" onClick=${onEnd}>Cancel</button>
-      <button type="submit" class="strong">Ask again</button></div>
+      <button type="submit" class="strong" disabled=${!text.trim()}>${word}</button></div>
   </form>`;
 }
 
@@ -77,10 +77,12 @@ function Result({ node }) {
 function Answer({ node, busy, last, held, onSettings, onTimeline }) {
   const live = isRunning(node);
   const [measured, redraw] = useState(0);
+  const [editing, setEditing] = useState(false);
   useEffect(() => (live ? onGrowth(node, (final) => final && redraw(measured + 1)) : undefined), [live]);
   const said = node.content || node.reasoning || node.tools.length > 0 || !node.error;
-  const cut = !node.finish || node.finish === "length" || node.finish === "stopped";
+  const cut = !node.finish || ["length", "stopped", "edited"].includes(node.finish);
   const away = () => toast("Removed with all that followed.", "Undo", remove(node));
+  if (editing) return html`<${Editor} what="answer" before=${split(node).content} word="Keep" onSend=${(text) => rewrite(node, text)} onEnd=${() => setEditing(false)} />`;
   return html`<article class=${live ? "message answer live" : "message answer"} aria-label="Answer" aria-busy=${live}>
     <${Body} key=${node.id} answer=${node} live=${live} />
     ${held !== undefined && (last || node.held) && html`<${Validity} answer=${node} schema=${held} live=${live} />`}
@@ -91,6 +93,7 @@ function Answer({ node, busy, last, held, onSettings, onTimeline }) {
       ${said && html`<div class="actions">
         <${CopyButton} text=${() => split(node).content} label="Copy the answer" />
         <${IconButton} icon="redo" label="Answer again" disabled=${busy} onClick=${() => regenerate(node)} />
+        ${node.tools.length === 0 && html`<${IconButton} icon="edit" label="Edit the answer" disabled=${busy} onClick=${() => setEditing(true)} />`}
         <${IconButton} icon="branch" label="New conversation from here" disabled=${busy} onClick=${() => branchOff(node)} />
         <${IconButton} icon="trash" label="Remove this answer" disabled=${busy} onClick=${away} />
         ${node.stats?.request && html`<${IconButton} icon="time" label="Show this request's timeline" onClick=${() => onTimeline(node.stats.request)} />`}
