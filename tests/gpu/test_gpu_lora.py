@@ -130,6 +130,50 @@ def test_kernels(dtype, tokens, widths, act, residual, gains):
     assert kernels.counters()["adapt"] == {"calls": 1, "fallbacks": 0}
 
 
+@pytest.mark.parametrize("distinct", [0, 1, 5, 32])
+@pytest.mark.parametrize("tokens", [1, 2, 17, 32, 64])
+@pytest.mark.parametrize(("widths", "inputs", "act"), [
+    ([2048, 512, 512], 2048, None), ([2048], 5632, None), ([5632, 5632], 2048, "silu_mul"),
+], ids=["qkv", "down", "gate and up"])  # fmt: skip
+def test_products_with_their_adapters_in_one_launch(widths, inputs, act, tokens, distinct):
+    """Against float32, twice, so that counters that were left behind would show; then as a recording."""
+    from tokenmill.kernels.triton import TritonKernels
+
+    kernels, plain, columns = TritonKernels(), ReferenceKernels(), sum(widths)
+    ranks = [0, *([16, 3, 9, 16] * 8)]
+    site = AdapterSite(columns, inputs, (0, *accumulate(widths)))
+    lanes = -(-len(widths) * 16 // 16) * 16
+    site.down = (torch.randn(33, inputs, lanes, device="cuda") * 0.05).bfloat16()
+    site.up = (torch.randn(33, 16, columns, device="cuda") * 0.05).bfloat16()
+    site.host_ranks, site.ranks = ranks, torch.tensor(ranks, dtype=torch.int32, device="cuda")
+    weight = (torch.randn(columns, inputs, device="cuda") / inputs**0.5).bfloat16()
+    slots = torch.tensor([1 + i % distinct if distinct and i % 7 else 0 for i in range(64)], dtype=torch.int32)
+    slots, rows = slots.cuda(), torch.randperm(64, device="cuda")[:tokens]
+    width = columns // 2 if act else columns
+
+    def run(x, beside):
+        assert kernels.adapt(x, site, rows, slots) is None
+        return kernels.product(x, weight, act=act, residual=beside, delta=Delta(site, x, None, rows, slots))
+
+    x, beside = (torch.randn(tokens, n, device="cuda").bfloat16() for n in (inputs, width))
+    for _ in range(2):
+        found = run(x, beside)
+        wide = Delta(site, x.float(), plain.adapt(x.float(), site, rows, slots), rows, slots)
+        y = plain.add_delta(x.float() @ weight.float().t(), wide)
+        expected = (y if act is None else plain.activate(y, act)) + beside.float()
+        assert float((found.float() - expected).norm() / expected.norm()) < 1e-2
+        assert not kernels.launch.scratch.counters(x.device).any()
+        x.normal_()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = run(x, beside)
+    for _ in range(3):
+        graph.replay()
+    assert torch.equal(found, run(x, beside))
+    if tokens <= 32:  # of more, cuBLAS may be the faster way
+        assert "add_delta" not in kernels.counters(), "one launch"
+
+
 @pytest.mark.parametrize("options", [
     {}, {"enforce_eager": True}, {"max_loras": 3}, {"pipeline_depth": 1}, {"deterministic": True}, {"max_cpu_loras": 2},
 ], ids=["recorded", "eager", "three slots", "one plan", "deterministic", "few copies"])  # fmt: skip
