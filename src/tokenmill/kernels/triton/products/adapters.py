@@ -54,8 +54,9 @@ def shrink_rows(
                 inside = (k < K) & (k < first + K_EACH)
                 mine = (slots == slot)[:, None] & inside[None, :]
                 x = tl.load(x_ptr + source[:, None].to(tl.int64) * x_stride + k[None, :], mask=mine, other=0.0)
+                # All lanes: a mask by the adapter's own rank would keep loads from running ahead.
                 w = tl.load(down + k[:, None] * LANES + lane[None, :],
-                            mask=inside[:, None] & (lane < lanes)[None, :], other=0.0)  # fmt: skip
+                            mask=inside[:, None] & (lane < LANES)[None, :], other=0.0)  # fmt: skip
                 if IEEE:
                     acc = tl.dot(x.to(tl.float32), w.to(tl.float32), acc, input_precision="ieee")
                 else:
