@@ -50,6 +50,8 @@ class Kernel:
     attributes: dict[Any, Any]
     phase: str
     grid: tuple[int, ...]
+    new_arguments: bool = True
+    """No kernel before it takes arguments of these types, so that what launches one of them launches it, too."""
 
     def known(self) -> dict[str, Any]:
         """What is fixed when it is compiled, by name."""
@@ -73,6 +75,7 @@ class Standin:
 
     def __init__(self) -> None:
         self.kernels: dict[tuple[Any, str], Kernel] = {}
+        self.arguments: set[Any] = set()
         self.captures: list[Capture] = []
         self.capture: Capture | None = None
         self.phase = "start"
@@ -122,7 +125,10 @@ class Standin:
             self.capture.launches += 1
         if (function, key) not in self.kernels:
             made, signature, constants, attributes = function._pack_args(backend, options, bound, specialised, made)
-            kernel = Kernel(name, function, key, made, signature, constants, attributes, self.phase, grid)
+            takes = tuple(signature.items()), tuple(sorted(constants))
+            new = takes not in self.arguments or any(str(kind).startswith("tensordesc") for kind in signature.values())
+            self.arguments.add(takes)
+            kernel = Kernel(name, function, key, made, signature, constants, attributes, self.phase, grid, new)
             self.kernels[function, key] = kernel
             self.found(kernel)
             if self.capture is not None:

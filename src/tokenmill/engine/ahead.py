@@ -67,8 +67,12 @@ class Compiling(Protocol):
         """Compile, unless all is there. raw: the model's config."""
         ...
 
+    def first(self) -> None:
+        """Wait for what the first steps launch."""
+        ...
+
     def wait(self, reasons: list[str]) -> None:
-        """Until it is there or takes too long; says what came of it."""
+        """Until all is there or takes too long; says what came of it."""
         ...
 
 
@@ -77,6 +81,9 @@ class Nothing:
 
     def begin(self, raw: Mapping[str, Any]) -> None:
         """There is nothing to compile."""
+
+    def first(self) -> None:
+        """There is nothing to wait for."""
 
     def wait(self, reasons: list[str]) -> None:
         """There is nothing to wait for."""
@@ -89,6 +96,9 @@ class Process:
         self.config, self.device, self.processes = config, device, processes
         self.note: Path | None = None
         """None: nothing was asked of it."""
+        self.heard: list[bytes] = []
+        self.late = self.ended = False
+        self.waited_s = 0.0
         self.process: Popen[bytes] | Forked
         self.pipe: Pipe
         self.process, self.pipe = fork_process(_serve) if may_fork() else start_process(_WORKER, "compile ahead")
@@ -109,23 +119,40 @@ class Process:
         if self.note is None:
             self.end()
 
+    def first(self) -> None:
+        """It has begun, and then compiled what the first steps launch."""
+        if self.note is not None:
+            self._listen(2)
+
     def wait(self, reasons: list[str]) -> None:
         """Until it has answered, ended, or taken too long."""
         if self.note is None:
             return
-        began = time.monotonic()
         try:
-            # A fork that cannot go on (a library held a lock when it was made) has not said that it began, either.
-            begun = self.pipe.receive(LONGEST_BEGIN_S)
-            answer = None if begun is None else self.pipe.receive(LONGEST_S)
-            told = None if answer is None else msgspec.msgpack.decode(answer, type=Told)
-        except (EOFError, OSError, msgspec.MsgspecError):
-            told = Told(failure="its process ended")
+            self._listen(3)
+            told = msgspec.msgpack.decode(self.heard[2], type=Told) if len(self.heard) > 2 else None
+        except msgspec.MsgspecError:
+            self.ended, told = True, None
         finally:
             self.end()
-        reasons.append(said(told, self.processes, time.monotonic() - began))
+        if self.ended:
+            told = Told(failure="its process ended")
+        reasons.append(said(told, self.processes, self.waited_s))
         if told is not None and told.kernels and not told.failure and not told.failed:
             keep(self.note, told.places)
+
+    def _listen(self, count: int) -> None:
+        """Until it has said so much. One that ends, or takes too long, is not listened to again: a fork that cannot go
+        on (a library held a lock when it was made) does not even begin."""
+        began = time.monotonic()
+        try:
+            while len(self.heard) < count and not self.ended and not self.late:
+                message = self.pipe.receive(LONGEST_S if self.heard else LONGEST_BEGIN_S)
+                self.late = message is None
+                self.heard += [] if message is None else [message]
+        except (EOFError, OSError):
+            self.ended = True
+        self.waited_s += time.monotonic() - began
 
     def end(self) -> None:
         """Nobody waits for it any more: it ends, and its compilers with it."""

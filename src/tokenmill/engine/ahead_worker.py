@@ -19,7 +19,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.engine.ahead import Order, Told, hash_triton
+from tokenmill.engine.ahead import Nothing, Order, Told, hash_triton
 from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import own_end
 
@@ -34,9 +34,13 @@ class Farm:
     most: int
     work: Callable[[Any], int]
     waiting: deque[Any] = field(default_factory=deque)
-    running: set[int] = field(default_factory=set)
+    running: dict[int, int] = field(default_factory=dict)
+    """By process, how many kernels were begun before its own."""
+    begun: int = 0
     ended: list[int] = field(default_factory=list)
     others: list[int] = field(default_factory=list)
+    told: tuple[int, Callable[[], object]] | None = None
+    """What is to be done once so many kernels, the first ones, have been compiled."""
 
     def aside(self, task: Callable[[], object]) -> None:
         """Have something else done meanwhile; nobody asks how it ends."""
@@ -48,6 +52,11 @@ class Farm:
     def add(self, kernel: Any) -> None:
         """Have it compiled as soon as there is room."""
         self.waiting.append(kernel)
+        self._go_on(block=False)
+
+    def tell(self, what: Callable[[], object]) -> None:
+        """Do this once all that was added until now is compiled."""
+        self.told = self.begun + len(self.waiting), what
         self._go_on(block=False)
 
     def finish(self) -> None:
@@ -67,14 +76,29 @@ class Farm:
             process = os.fork()
             if not process:
                 os._exit(_tried(self.work, kernel))
-            self.running.add(process)
+            self.running[process] = self.begun
+            self.begun += 1
+        if self.told is not None and min(self.running.values(), default=self.begun) >= self.told[0]:
+            what, self.told = self.told[1], None
+            what()
 
     def _look(self, process: int, how: int) -> None:
         done, status = os.waitpid(process, how)
         if done:
-            self.running.remove(process)
+            del self.running[process]
             code = os.waitstatus_to_exitcode(status)
             self.ended.append(code if code in (COMPILED, CACHED) else FAILED)
+
+
+class Marked(Nothing):
+    """In the load that is traced, in place of what is compiled ahead: says when its first steps have been made."""
+
+    def __init__(self, stepped: Callable[[], None]) -> None:
+        self.stepped = stepped
+
+    def wait(self, reasons: list[str]) -> None:
+        """Steps were made; what is launched from here on is not needed for them."""
+        self.stepped()
 
 
 def _tried(work: Callable[[Any], int], kernel: Any) -> int:
@@ -94,7 +118,8 @@ def compile_kernel(kernel: Any) -> int:
         kernel.key, kernel.signature, 0, kernel.constants, kernel.options, kernel.attributes, True
     )
     with contextlib.suppress(Exception):  # it is made when the kernel is launched, then
-        compile_launcher(made.src, made.metadata)
+        if kernel.new_arguments:
+            compile_launcher(made.src, made.metadata)
     return CACHED if hits and all(hits) else COMPILED
 
 
@@ -112,8 +137,13 @@ def compile_utilities() -> None:
     CudaUtils()
 
 
-def compile_order(order: Order, work: Callable[[Any], int] = compile_kernel) -> Told:
-    """Find out what the load launches, and have it compiled."""
+def compile_order(
+    order: Order, work: Callable[[Any], int] = compile_kernel, tell: Callable[[], object] = lambda: None
+) -> Told:
+    """Find out what the load launches, and have it compiled. tell: is called once its first steps are."""
+    from triton.compiler.compiler import make_backend
+    from triton.runtime import driver
+
     from tokenmill.device.standin import installed
     from tokenmill.engine.ahead_layers import equal_layers_once
     from tokenmill.engine.loading import load_runner
@@ -124,9 +154,10 @@ def compile_order(order: Order, work: Callable[[Any], int] = compile_kernel) -> 
     farm.aside(compile_utilities)
     standing_in = installed(device=order.gpu, readers=[(runner, "Readback")], checks=False)
     with equal_layers_once(), standing_in as standin:
+        make_backend(driver.active.get_current_target()).hash()  # once here, not in every compiler
         standin.found = farm.add
         try:
-            load_runner(order.config)
+            load_runner(order.config, ahead=Marked(lambda: farm.tell(tell)))
         except Exception as error:
             failure = f"{type(error).__name__}: {error}"[:200]
         places = [place_of(kernel) for kernel in standin.kernels.values()]
@@ -157,7 +188,7 @@ def run_worker() -> None:
 
 
 def serve(pipe: Pipe) -> None:
-    """Take the one order, say that it is begun, and what came of it."""
+    """Take the one order, say that it is begun, that first steps can be made, and what came of it."""
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
@@ -167,5 +198,5 @@ def serve(pipe: Pipe) -> None:
     assert message is not None
     order = msgspec.msgpack.decode(message, type=Order)
     pipe.send(b"")
-    pipe.send(msgspec.msgpack.encode(compile_order(order)))
+    pipe.send(msgspec.msgpack.encode(compile_order(order, tell=lambda: pipe.send(b""))))
     os._exit(0)

@@ -20,7 +20,7 @@ from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
-from tokenmill.engine.ahead import compile_ahead
+from tokenmill.engine.ahead import Compiling, compile_ahead
 from tokenmill.engine.balance import check_balance
 from tokenmill.engine.draft_loading import Target, load_drafter, states_of_drafter
 from tokenmill.engine.drafting import read_speculation
@@ -158,14 +158,18 @@ def device_of(config: EngineConfig, rank: int = 0) -> str:
     return every[(base + first) % len(every)]
 
 
-def _take_place(config: EngineConfig, mesh: Mesh, device: str) -> None:
-    """This thread uses the device from now on; engines and ranks on one CPU share its cores."""
+def _take_place(config: EngineConfig, mesh: Mesh, ahead: Compiling | None) -> tuple[str, Compiling]:
+    """The device of this rank, which this thread uses from now on, and what compiles kernels for it (`ahead`, or what
+    begins here, before the device is used). Engines and ranks on one CPU share its cores."""
+    device = device_of(config, mesh.rank)
+    compiling = ahead or compile_ahead(config, device)
     use(device)
     shares = mesh.size * config.engines
     if os.getpid() != IMPORTED_IN:
         torch.set_num_threads(1)
     elif config.execute.threads or shares > 1:
         torch.set_num_threads(max(1, (config.execute.threads or torch.get_num_threads()) // shares))
+    return device, compiling
 
 
 def _recordable(kernels: Kernels, model: CausalLM, device: str) -> bool:
@@ -174,14 +178,12 @@ def _recordable(kernels: Kernels, model: CausalLM, device: str) -> bool:
 
 
 def load_runner(
-    config: EngineConfig, source: ModelSource | None = None, mesh: Mesh | None = None
+    config: EngineConfig, source: ModelSource | None = None, mesh: Mesh | None = None, ahead: Compiling | None = None
 ) -> tuple[Runner, dict[str, Any]]:
     """Load the model, or a rank's share of it, and its cache onto the device; -> runner and Facts as plain data."""
     reasons: list[str] = []
     mesh = mesh or Mesh()
-    device = device_of(config, mesh.rank)
-    compiling = compile_ahead(config, device)
-    _take_place(config, mesh, device)
+    device, compiling = _take_place(config, mesh, ahead)
     source = source or find_model(config)
     raw = read_config(config, source)
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)
@@ -219,15 +221,13 @@ def load_runner(
     every = [msgspec.convert(each, Said) for each in mesh.by_stage(said)]
     pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype, device))
     layout = pages.cache
-    step_tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
-    if not config.schedule.enable_chunked_prefill:
-        step_tokens = max(step_tokens, wanted)
+    step_tokens = _step_tokens(config, device, wanted)
     most = 0 if mesh.place.is_first else max(step_tokens, MOST_PADDED) + config.schedule.max_num_seqs
     inbox = torch.zeros(most, model.spec.hidden_size, dtype=dtype, device=device)
     model = model if mesh.place.is_first else FromInbox(model, inbox)
     adapter_bytes = 0 if sites is None else sites.allocate()
-    compiling.wait(reasons)
+    compiling.first()
     sizes = device, min(wanted, step_tokens), step_tokens
     peak = peak_step_bytes(config, (model, kernels, layout), *sizes) if counts_memory(device) else 0
     release(device)
@@ -248,14 +248,21 @@ def load_runner(
     fresh_sites = partial(adapter_sites, config, {}, dtype, device)
     maker = LayerMaker(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
     runner.sleeper = sleeper_of(runner, bed, maker, source)
+    compiling.wait(reasons)
     warm(config.tuning, runner, reasons)
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
-    facts.weight_bytes += drafts.weight_bytes
     facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
+    facts.weight_bytes += drafts.weight_bytes
     facts.snapshots, facts.trail = (slots, trail) if stateful else (None, None)
     return runner, msgspec.to_builtins(facts)
+
+
+def _step_tokens(config: EngineConfig, device: str, length: int) -> int:
+    """The most tokens of a step, where sequences have this length at most."""
+    tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
+    return tokens if config.schedule.enable_chunked_prefill else max(tokens, length)
 
 
 def check_stages(model: CausalLM, mesh: Mesh) -> None:

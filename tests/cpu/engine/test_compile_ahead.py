@@ -50,6 +50,40 @@ def test_compilers_end_each_in_its_way_and_few_at_a_time(tmp_path: Path) -> None
     assert not farm.running and not farm.waiting
 
 
+def test_what_is_needed_first_is_told_first(tmp_path: Path) -> None:
+    """While the rest is not even added, or still compiles."""
+    gate, told = tmp_path / "gate", list[tuple[int, int]]()
+
+    def work(kernel: int) -> int:
+        while kernel >= 3 and not gate.exists():
+            time.sleep(0.01)
+        return COMPILED
+
+    farm = Farm(2, work)
+    for kernel in range(3):
+        farm.add(kernel)
+    farm.tell(lambda: told.append((len(farm.ended), farm.begun)))
+    began = time.monotonic()
+    while not told and time.monotonic() - began < 30.0:
+        farm.add(3)
+        time.sleep(0.05)
+    assert told and told[0][0] == 3, "all three have ended, and no other"
+    gate.touch()
+    farm.finish()
+    assert len(told) == 1 and len(farm.ended) == farm.begun > 3
+
+
+def test_what_is_there_already_is_told_at_once() -> None:
+    told: list[int] = []
+    farm = Farm(2, lambda kernel: CACHED)
+    farm.tell(lambda: told.append(0))
+    assert told == [0]
+    farm.add(1)
+    farm.tell(lambda: told.append(1))
+    farm.finish()
+    assert told == [0, 1]
+
+
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """As if there were a GPU, Triton and cores."""
@@ -72,8 +106,8 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> list[Ord
     def start(module: str, name: str) -> tuple[subprocess.Popen[bytes], Pipe]:
         ours, theirs = socket.socketpair()
         if answer is not None:
-            Pipe(theirs).send(b"")
-            Pipe(theirs).send(answer)
+            for message in (b"", b"", answer):
+                Pipe(theirs).send(message)
         theirs.close()
         return subprocess.Popen([sys.executable, "-c", ""]), Watched(ours)
 
@@ -83,9 +117,10 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> list[Ord
 
 
 def begun(config: EngineConfig, device: str, raw: dict[str, Any]) -> Compiling:
-    """As a load does."""
+    """As a load does, until its first steps."""
     compiling = compile_ahead(config, device)
     compiling.begin(raw)
+    compiling.first()
     return compiling
 
 
@@ -162,8 +197,8 @@ def test_a_fork_is_the_same_and_ends_with_its_compilers(on_gpu: Path, monkeypatc
         if not compiler:
             time.sleep(600)
         compilers.write_text(str(compiler))
-        pipe.send(b"")
-        pipe.send(told)
+        for message in (b"", b"", told):
+            pipe.send(message)
         time.sleep(600)
 
     monkeypatch.setattr(ahead, "_serve", serve)

@@ -43,14 +43,16 @@ def test_on_a_standin(case, only, tmp_path):
 
 
 def test_what_a_load_launches_is_compiled_ahead(tmp_path):
-    """By the process that an engine starts: one kernel is compiled, all others are only found."""
+    """By the process that an engine starts: one kernel is compiled, all others are only found, by a few layers of each
+    kind; they are those of a load with all layers."""
     program = f"""
 import json, os, pathlib, sys
 sys.path.insert(0, "bench")
 from geometries import GEOMETRIES, few_layers
-from gpu_standin import DEVICES
+from gpu_standin import DEVICES, installed
 from tokenmill.core.config import make_config
 from tokenmill.engine.ahead import Order
+from tokenmill.engine.loading import load_runner
 from tokenmill.engine.ahead_worker import CACHED, COMPILED, compile_kernel, compile_order, place_of
 
 def work(kernel):
@@ -59,12 +61,18 @@ def work(kernel):
     return compile_kernel(kernel) if os.path.isfile(place_of(kernel)) is False else CACHED
 
 folder = pathlib.Path({str(tmp_path)!r})
-(folder / "config.json").write_text(json.dumps(few_layers(GEOMETRIES["smollm-135m"], 1)))
+(folder / "config.json").write_text(json.dumps(few_layers(GEOMETRIES["gemma-3-1b"], 13)))
 options = {{"max_model_len": 256, "max_num_seqs": 2, "compile_ahead": False, "enforce_eager": True}}
 config = make_config(model=str(folder), load_format="dummy", skip_tokenizer_init=True, device="cuda", **options)
-told = compile_order(Order(config, DEVICES["sm_90"], 2), work)
+steps = []
+told = compile_order(Order(config, DEVICES["sm_90"], 2), work, lambda: steps.append(1))
 there = [place for place in told.places if os.path.isfile(place)]
+with installed(device=DEVICES["sm_90"]) as whole:
+    load_runner(config)
+every = sorted(place_of(kernel) for kernel in whole.kernels.values())
 print(json.dumps([told.kernels, told.compiled, told.failed, told.failure, len(told.places), there]))
+assert steps == [1] and "torch._dynamo.config" not in sys.modules
+assert every == sorted(told.places), set(every) ^ set(told.places)
 """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     environment |= {"PYTHONPATH": str(ROOT / "src"), "TRITON_CACHE_DIR": str(tmp_path / "cache")}
