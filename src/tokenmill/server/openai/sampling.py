@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, TooLargeError
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.samplers import SAMPLER_FIELDS
 from tokenmill.engine.generation import DEFAULTS, default_params
@@ -34,6 +34,8 @@ _AS_GIVEN = (
     "bad_words",
     "temperature_last",
 )
+MOST_TOGETHER = {"bad_words": 8192, "dry_sequence_breakers": 256}
+"""Characters of all of them: an engine finds their tokens between two steps, and everybody's answers wait for it."""
 _IF_GIVEN = (*SAMPLER_FIELDS, "dry_sequence_breakers", "samplers")
 
 
@@ -104,6 +106,9 @@ def _check_limits(body: SamplingFields, limits: RequestLimits, logprobs: int | N
         raise ParameterError(f"logprobs is more than this server allows ({limits.logprobs}).", param="logprobs")
     if isinstance(body.stop, list) and len(body.stop) > limits.stop:
         raise ParameterError(f"stop holds more strings than this server allows ({limits.stop}).", param="stop")
+    for name, most in MOST_TOGETHER.items():
+        if sum(map(len, getattr(body, name) or ())) > most:
+            raise TooLargeError(f"{name} holds more than {most} characters in all.", param=name)
     if body.stream and body.prompt_logprobs:  # (0 asks for nothing that a stream would show)
         raise ParameterError("prompt_logprobs is not available in streams.", param="prompt_logprobs")
     if body.stream_options is not None and not body.stream:
@@ -112,4 +117,9 @@ def _check_limits(body: SamplingFields, limits: RequestLimits, logprobs: int | N
 
 def _bias(given: Mapping[str, float] | None) -> dict[int, float] | None:
     """Values are clamped to [-100, 100], as OpenAI's and vLLM's are."""
-    return {int(k): max(-100.0, min(100.0, v)) for k, v in given.items()} if given else None
+    if not given:
+        return None
+    found = {int(k): max(-100.0, min(100.0, v)) for k, v in given.items()}
+    if len(found) < len(given):
+        raise ParameterError("logit_bias names a token twice (in two spellings).", param="logit_bias")
+    return found
