@@ -1,10 +1,12 @@
-"""Thirty pictures of the page for people to judge: `python -m tools.pictures [URL of a server with the demo]`.
+"""Forty pictures of the page for people to judge: `python -m tools.pictures [URL of a server with the demo]`.
 
-Not a test. With a URL, chat and engine are shown with a real model; the rest is shown with fake engines. -> out/web/.
+Not a test. With a URL, chat and engine are shown with a real model; the rest is shown with fake engines. -> out/web/,
+and README's docs/images/page.png.
 """
 
 from __future__ import annotations
 
+import base64
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from tests.web.test_page_engine import load
 
 from tokenmill.testing.fake_generator import FakeOptions
 
+README = ("02-chat-light", "26-engine-busy")
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
 FORMULAS = r"""The roots of $ax^2+bx+c=0$ are
 
@@ -218,6 +221,9 @@ def forms(browser: Any) -> None:
         page.get_by_role("button", name="Compare the answers side by side").click()
         shoot(page, "19-side-by-side")
         page.keyboard.press("Escape")
+        page.get_by_role("button", name="Edit the answer").last.click()
+        shoot(page, "36-edit-answer")
+        page.keyboard.press("Escape")
         page.get_by_role("button", name="Import and export").click()
         shoot(page, "20-import-export")
     server.close()
@@ -274,6 +280,17 @@ def real(browser: Any, url: str, server: WebServer | None) -> None:
         shoot(page, "35-phone-settings")
 
 
+def readme(browser: Any) -> None:
+    """README's picture: the chat and the busy engine beside each other."""
+    images = (base64.b64encode((SHOTS / f"{name}.png").read_bytes()).decode() for name in README)
+    parts = "".join(f"<div style='background-image:url(data:image/png;base64,{image})'></div>" for image in images)
+    style = "body{margin:0;display:flex;gap:12px}div{width:800px;height:500px;background-size:100% auto}"
+    page = browser.new_page(viewport={"width": 1612, "height": 500})
+    page.set_content(f"<style>{style}</style>{parts}")
+    page.screenshot(path="docs/images/page.png")
+    page.close()
+
+
 def main() -> None:
     SHOTS.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
@@ -284,6 +301,8 @@ def main() -> None:
             else start_server(FakeOptions(script="Once there was a mill by a river. " * 12, step_s=0.004))
         )
         real(browser, sys.argv[1] if len(sys.argv) > 1 else server.url, server)  # type: ignore[union-attr]
+        if server is None:
+            readme(browser)
         texts(browser)
         forms(browser)
         errors(browser)

@@ -254,7 +254,7 @@ def test_lanes_and_cells(modules: Any) -> None:
     ]
     lanes = using(modules, "series", "return m.lanes(a, 60, 100, 12).lanes.map(l => l.map(r => r.at));", asked)
     assert lanes == [[90, 96], [91]]
-    close = [{"at": 60 + i, "duration_ms": 999.9, "state": "ended"} for i in range(40)]  # one at a time, end on end
+    close = [{"at": 60 + i, "duration_ms": 1020, "state": "ended"} for i in range(40)]  # one at a time, end on end
     code = "const {lanes, left} = m.lanes(a, 60, 100, 12); return [lanes.length, left];"
     assert using(modules, "series", code, close) == [1, 0]
     cells = using(modules, "series", "return m.cells({blocks: 1000, used: 300, shared: 1, idle: 100}, 100);")

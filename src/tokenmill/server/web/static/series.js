@@ -89,11 +89,12 @@ export function lanes(requests, from, to, most) {
   const found = [];
   let left = 0;
   const gap = (to - from) / 400; // where there is room, requests do not touch
+  const unseen = (to - from) / 1000; // a client's next one may begin while its last one is put away: less than a dot
   const began = (r) => r.at ?? r.created;
   const ended = (r) => (r.state === "open" ? to : began(r) + r.duration_ms / 1000);
   for (const request of [...requests].sort((a, b) => began(a) - began(b))) {
     if (ended(request) < from || began(request) > to) continue;
-    let lane = found.find((l) => l.until + gap <= began(request)) ?? found.find((l) => l.until <= began(request));
+    let lane = found.find((l) => l.until + gap <= began(request)) ?? found.find((l) => l.until - unseen <= began(request));
     if (!lane) {
       if (found.length === most) {
         left += 1;
