@@ -65,12 +65,12 @@ class Fill:
         site, dtype = self.site, self.pieces[0].down.dtype
         rank = max(piece.down.shape[1] for piece in self.pieces)
         lanes = -(-site.parts * rank // 16) * 16
-        self.down = torch.zeros(site.inputs, lanes, dtype=dtype, pin_memory=pin)
-        self.up = torch.zeros(rank, site.columns, dtype=dtype, pin_memory=pin)
+        down, up = torch.zeros(site.inputs, lanes, dtype=dtype), torch.zeros(rank, site.columns, dtype=dtype)
         for piece in self.pieces:
             own, start, stop = piece.down.shape[1], site.borders[piece.part], site.borders[piece.part + 1]
-            self.down[:, piece.part * rank : piece.part * rank + own] = piece.down
-            self.up[:own, start:stop] = piece.up
+            down[:, piece.part * rank : piece.part * rank + own] = piece.down
+            up[:own, start:stop] = piece.up
+        self.down, self.up = (down.pin_memory(), up.pin_memory()) if pin else (down, up)
         self.pieces = []
 
 
