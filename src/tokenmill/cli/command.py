@@ -145,7 +145,8 @@ def _siblings(ctx: Any) -> Iterator[Verb]:
 
 
 def _usage(command: Any, ctx: Any) -> str:
-    return f"{typer.style('Usage:', bold=True)} {ctx.command_path} {' '.join(command.collect_usage_pieces(ctx))}"
+    pieces = " ".join(command.collect_usage_pieces(ctx))
+    return f"{typer.style('Usage:', bold=True)} {ctx.command_path} {pieces.replace('COMMAND [ARGS]...', 'VERB ...')}"
 
 
 def _example(ctx: Any) -> str:

@@ -52,8 +52,10 @@ def common(
     context: typer.Context,
     version: bool = typer.Option(False, "--version", is_eager=True, callback=_version, help="Print the version."),
 ) -> None:
-    """An LLM inference engine you can read. `tokenmill VERB --help` lists the flags of a verb, `--help-all` all of
-    them."""
+    """An LLM inference engine you can read.
+
+    `tokenmill chat` talks with the model that is part of it, `tokenmill serve MODEL` serves one over HTTP, with a page
+    for the browser. `tokenmill VERB --help` lists the flags of a verb, `--help-all` all of them."""
     if wants_no_colour():
         context.color = False  # the contexts of verbs inherit it
 
