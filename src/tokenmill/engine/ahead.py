@@ -169,9 +169,7 @@ class Process:
 
 
 def _serve(pipe: Pipe) -> None:
-    from tokenmill.engine.ahead_worker import serve
-
-    serve(pipe)
+    importlib.import_module(_WORKER).serve(pipe)
 
 
 def said(told: Told | None, processes: int, waited_s: float) -> str:

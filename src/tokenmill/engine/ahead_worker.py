@@ -12,6 +12,7 @@ import hashlib
 import os
 import signal
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -23,6 +24,8 @@ from tokenmill.engine.ahead import Nothing, Order, Told, hash_triton
 from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import own_end
 
+BEHIND = 5
+"""Niceness of compilers: the engine, and finding out what it launches, go first."""
 COMPILED, FAILED, CACHED = 0, 1, 2
 """How a compiler ends."""
 
@@ -103,6 +106,7 @@ class Marked(Nothing):
 
 def _tried(work: Callable[[Any], int], kernel: Any) -> int:
     try:
+        os.nice(BEHIND)
         return work(kernel)
     except BaseException:
         return FAILED
@@ -192,6 +196,7 @@ def serve(pipe: Pipe) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    warnings.simplefilter("ignore")  # a fork has the filters of whoever runs the engine, which may raise them
     torch.set_num_threads(1)  # a fork has none of the others
     hash_triton()  # not once more in every compiler
     message = pipe.receive()

@@ -100,7 +100,7 @@ def fork_process(main: Callable[[Pipe], None]) -> tuple[Forked, Pipe]:
     ours, theirs = socket.socketpair()
     parent, lasting = os.getpid(), starts_last()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of libraries, which sleep
+        warnings.simplefilter("ignore")  # of threads that libraries have, and a fork does not need
         pid = os.fork()
     if not pid:
         try:
