@@ -215,8 +215,10 @@ def _compiles() -> bool:
 
     if torch.version.hip is not None or importlib.util.find_spec("triton") is None:
         return False
+    try:
+        importlib.import_module("tokenmill.kernels.triton")
+    except (ImportError, AttributeError):  # nor does the load have them, then
+        return False
     from tokenmill.kernels.triton.common import INTERPRETED
 
-    if not INTERPRETED:
-        importlib.import_module("tokenmill.kernels.triton")
     return not INTERPRETED
