@@ -86,7 +86,7 @@ def build_engine(config: EngineConfig) -> Built:
     source = find_model(config)
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
     speculation = read_speculation(config.speculate)
-    check_ranks(config)
+    check_ranks(config, source.config())
     drafter, most = host_drafter(speculation)
     tokenizer = load_tokenizer(config, source)
     generation = read_generation(config, source)

@@ -310,8 +310,19 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
     )
 
 
-def check_ranks(config: EngineConfig) -> None:
-    """Refuse what does not go with several ranks, or needs them."""
+def check_ranks(config: EngineConfig, raw: dict[str, Any]) -> None:
+    """Refuse what does not go with several ranks, or needs them, before a process is started; what else cannot be
+    shared out among them is found when they load it."""
+    text = raw.get("text_config")
+    asked = (
+        ("tensor_parallel_size", "num_attention_heads", config.parallel.tensor_parallel_size, "attention heads"),
+        ("pipeline_parallel_size", "num_hidden_layers", config.parallel.pipeline_parallel_size, "layers"),
+    )
+    for name, key, ranks, what in asked:
+        count = raw.get(key, text.get(key) if isinstance(text, dict) else None)
+        if isinstance(count, int) and 0 < count < ranks:
+            said = f"--{name.replace('_', '-')} {ranks}: this model has only {count} {what} to share out."
+            raise ParameterError(said, param=name)
     if config.parallel.enable_expert_parallel and config.parallel.tensor_parallel_size == 1:
         raise ParameterError(
             "--enable-expert-parallel shares experts out over the ranks of --tensor-parallel-size, which is 1.",

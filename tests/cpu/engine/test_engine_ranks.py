@@ -11,8 +11,8 @@ import time
 import pytest
 from engines import check_nothing_left, exact, greedy, open_llm, run
 
-from tokenmill import SamplingParams
-from tokenmill.core.errors import EngineDeadError
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.errors import EngineDeadError, ParameterError
 
 pytest.importorskip("tokenmill.parallel.shared", reason="the native kernels were not built")
 FULL = os.environ.get("TOKENMILL_RELIABILITY") == "1"
@@ -114,3 +114,12 @@ def test_every_rank_does_what_it_is_told_behind_the_plans_before(tiny):
 def test_a_lost_rank_ends_its_engine(rank, how, tiny):
     with open_llm(tiny, tensor_parallel_size=2, kernels="auto", max_model_len=512) as llm:
         lose(llm, rank, how)
+
+
+@pytest.mark.parametrize("name", ["tensor_parallel_size", "pipeline_parallel_size"])
+def test_more_ranks_than_there_is_to_share_out_start_no_process(name, monkeypatch):
+    started = []
+    monkeypatch.setattr("tokenmill.engine.build.start_ranks", started.append)
+    with pytest.raises(ParameterError, match=rf"--{name.replace('_', '-')} 64: this model has only \d+ "):
+        LLM(model="demo", **{name: 64})
+    assert not started
