@@ -9,11 +9,13 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from tests.cpu.triton.test_triton_adapters import make_site  # noqa: E402
 from tests.cpu.triton.test_triton_attention import STEPS, both, make_spec, rope  # noqa: E402
 from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.runtime.errors import OutOfResources, PTXASError  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
+from tokenmill.core.adapters import Delta  # noqa: E402
 from tokenmill.core.forward import NormSpec, RouteSpec, StoredMatrix  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
@@ -139,3 +141,17 @@ def test_rows_and_choices(kernels: TritonKernels, caplog: pytest.LogCaptureFixtu
     assert len(said) == 1, "once, not at every call"
     assert "(" in said[0] and "plain torch computes it" in said[0]
     assert kernels.counters()["greedy"]["fallbacks"] == 2
+
+
+def test_adapters_within_a_product_go_apart_where_that_kernel_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried = seeded(monkeypatch, "_adapted_kernel", failing("resources"))
+    site, kernels = make_site([64], 200, [4, 16], gains=True), TritonKernels()
+    rows, slots = torch.arange(5), torch.tensor([1, 0, 2, 1, 2], dtype=torch.int32)
+    x, weight = torch.randn(5, 200), torch.randn(64, 200)
+    found = []
+    for each in (REFERENCE, kernels, kernels):
+        delta = Delta(site, x, each.adapt(x, site, rows, slots), rows, slots)
+        found.append(each.product(x, weight, act="gelu", residual=x[:, :64], delta=delta))
+    for ours in found[1:]:
+        torch.testing.assert_close(ours, found[0], rtol=1e-4, atol=1e-3)
+    assert tried == ["_adapted_kernel"], "it is tried once"

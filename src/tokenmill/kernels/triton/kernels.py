@@ -6,6 +6,7 @@ Must not know: models, plans, engines.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,8 +140,7 @@ class TritonKernels(ReferenceKernels):
         self.count("adapt")
         if not self.launch.steady and adapted.serves(site, x, self.launch.scratch):
             return None
-        x = x if x.stride(1) == 1 else x.contiguous()
-        return adapters.adapt(x, site, rows, slots, steady=self.launch.steady, pdl=self.launch.pdl)
+        return self._low(x, site, rows, slots)
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
         """y [T, N] with what the adapters add."""
@@ -148,18 +148,40 @@ class TritonKernels(ReferenceKernels):
 
     def _adapted(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None) -> Tensor:
         """residual + act(y with what the adapters add)."""
-        scratch, pdl = self.launch.scratch, self.launch.pdl
         residual = None if residual is None else residual.contiguous()
         if delta.low is None:
-            self.count("add_delta")
-            return adapted.adapted(y.contiguous(), delta, act, residual, scratch, pdl=pdl)
+            found = self._behind(y.contiguous(), delta, act, residual)
+            if found is not None:
+                return found
+            delta = replace(delta, low=self._low(delta.inputs, delta.site, delta.rows, delta.slots))
+        assert delta.low is not None
         if delta.low.ndim == 2:  # plain torch has made it
             self.count("add_delta", fallback=True)
             y = super().add_delta(y, delta)
             y = y if act is None else self.activate(y, act)
             return y if residual is None else self.add(residual, y)
         self.count("add_delta")
-        return adapters.finish(y.contiguous(), delta, act, residual, steady=self.launch.steady, pdl=pdl)
+        return adapters.finish(y.contiguous(), delta, act, residual, steady=self.launch.steady, pdl=self.launch.pdl)
+
+    def _low(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+        """down @ x of each token's adapter, in a launch of its own."""
+        x = x if x.stride(1) == 1 else x.contiguous()
+        return adapters.adapt(x, site, rows, slots, steady=self.launch.steady, pdl=self.launch.pdl)
+
+    def _behind(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None) -> Tensor | None:
+        """What few tokens' adapters do to a product, in one launch; None: the device cannot hold it."""
+        kind = kind_of("add_delta", (y, delta.inputs, act))
+        if kind in self.unfit:
+            return None
+        try:
+            made = adapted.adapted(y, delta, act, residual, self.launch.scratch, pdl=self.launch.pdl)
+        except UNFIT as error:
+            if not is_unfit(error):
+                raise
+            note_unfit(self, "add_delta", kind, error)
+            return None
+        self.count("add_delta")
+        return made
 
     def _within(self, delta: Delta, weight: Any, bias: Tensor | None, norm: NormSpec | None, act: Act | None,
                 residual: Tensor | None) -> Tensor | None:  # fmt: skip

@@ -317,6 +317,8 @@ def serves(site: AdapterSite, x: Tensor, scratch: Scratch) -> bool:
     """May a product of x [T, in] have its adapters within its own launch?"""
     if not 0 < x.shape[0] <= FEW or x.ndim != 2 or site.down is None or site.parts > MOST_PARTS:
         return False
+    if x.dtype == torch.float32 and not INTERPRETED:  # its tiles take twice the shared memory, and all registers
+        return False
     return cuts_of(site, x.shape[0]).floats <= scratch.floats // 2
 
 
