@@ -16,7 +16,7 @@ from torch import Tensor
 from tokenmill.core.adapters import AdapterSite
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Weight
-from tokenmill.lora.peft import Adapter, LowRank
+from tokenmill.lora.peft import Adapter, LowRank, all_finite
 from tokenmill.lora.sites import Place, Sites
 from tokenmill.quant.dense import DenseWeight
 
@@ -147,13 +147,16 @@ class Fitter:
             down = down[:, source.columns[0] : source.columns[1]]
         if bias is not None and source.first:
             fill.shifts.append((start, bias.float() * low.scale))
-        self._add(fill, place.part, down, up)
+        self._add(fill, module, place.part, down, up)
 
-    def _add(self, fill: Fill, part: int, down: Tensor, up: Tensor) -> None:
+    def _add(self, fill: Fill, module: str, part: int, down: Tensor, up: Tensor) -> None:
         if any(piece.part == part for piece in fill.pieces):
             raise ModelError(f"{self.adapter.where}: two of its modules are the same matrix of this model.")
         dtype = self.sites.dtype
-        fill.pieces.append(Piece(part, down.t().contiguous().to(dtype), up.t().contiguous().to(dtype)))
+        piece = Piece(part, down.t().contiguous().to(dtype), up.t().contiguous().to(dtype))
+        if not (all_finite(piece.down) and all_finite(piece.up)):  # kernels multiply other rows' zeros by them
+            raise self._refuse(module, f"times its scale is too large for {str(dtype).removeprefix('torch.')}")
+        fill.pieces.append(piece)
 
     def _table(self, module: str, low: LowRank) -> None:
         places = self._places(module)
@@ -168,7 +171,7 @@ class Fitter:
                 module, f"is {list(shape)} in this model, and the adapter is for {[low.down.shape[1], len(low.up)]}"
             )
         self._check_rank(module, low.rank)
-        self._add(self._fill(place.site, module), 0, low.down.float(), low.up.float() * low.scale)
+        self._add(self._fill(place.site, module), module, 0, low.down.float(), low.up.float() * low.scale)
 
     def _check_rank(self, module: str, rank: int) -> None:
         if rank > self.sites.most_rank:

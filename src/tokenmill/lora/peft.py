@@ -75,9 +75,14 @@ class Adapter:
     def check_numbers(self) -> None:
         """Refuse NaN and infinity: they would end up in other requests' caches, too."""
         for module, tensor in self.numbers():
-            # A sum tells of either at a fraction of the time; large numbers may overflow in it, so it only acquits.
-            if not bool(tensor.sum(dtype=torch.float32).isfinite()) and not bool(tensor.isfinite().all()):
+            if not all_finite(tensor):
                 raise ModelError(f"{self.where}: the adapter of {module[:120]} holds NaN or infinity.")
+
+
+def all_finite(tensor: Tensor) -> bool:
+    """Has it neither NaN nor infinity?"""
+    # A sum tells of either at a fraction of the time; large numbers may overflow in it, so it only acquits.
+    return bool(tensor.sum(dtype=torch.float32).isfinite()) or bool(tensor.isfinite().all())
 
 
 def read_peft(folder: Path) -> Adapter:

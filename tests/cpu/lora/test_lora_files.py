@@ -93,6 +93,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "the other half is missing": (hold(**{A: None}), "has no lora_A"),
     "NaN": (hold(**{A: NAN}), "NaN or infinity"),
     "infinity": (hold(**{B: torch.full((128, 4), math.inf)}), "NaN or infinity"),
+    "infinity once it is scaled": (hold(**{B: torch.full((128, 4), 3e38)}), "times its scale is too large"),
     "integers": (hold(**{A: torch.ones(4, 128, dtype=torch.int32)}), "is stored as int32"),
     "a vector": (hold(**{A: torch.ones(128)}), "do not go together"),
     "empty": (hold(**{A: torch.ones(0, 128), B: torch.ones(128, 0)}), "do not go together"),
