@@ -6,8 +6,10 @@ requests, tensors.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from functools import lru_cache
+from itertools import accumulate
 
 Breaker = tuple[list[int], list[int]]
 """Tokens that it may begin in, and the tokens that then follow."""
@@ -18,24 +20,54 @@ MOST_TOKENS = 20
 
 
 class BreakerIndex:
-    """The vocabulary, read when a breaker is first asked for."""
+    """The vocabulary, read when a breaker is first asked for. A request may bring many long breakers, and its engine
+    answers others: tokens are found by their ends, and only as many cuts of a breaker are tried as tokens end so."""
 
     def __init__(self, texts: Callable[[], list[bytes]], encode: Callable[[str], list[int]]) -> None:
         self._texts = texts
         self._encode = encode
         self._known: list[bytes] | None = None
+        self._backwards: list[tuple[bytes, int]] = []
+        self._joined = b""
+        self._begins: list[int] = []
+        """Where each token lies in them all, one behind the other."""
         self.find = lru_cache(REMEMBERED)(self._find)
 
     def _find(self, text: str) -> tuple[Breaker, ...]:
         """All ways in which this text may lie in tokens."""
         if self._known is None:
             self._known = self._texts()
+            self._backwards = sorted((token[::-1], i) for i, token in enumerate(self._known))
+            self._joined = b"".join(self._known)
+            self._begins = [0, *accumulate(map(len, self._known))]
         needle = text.encode("utf-8", "surrogatepass")
-        within = [i for i, token in enumerate(self._known) if needle in token]
+        within = self._holding(needle)
         found: list[Breaker] = [(within, [])] if within else []
         for cut in range(1, len(text)):
-            start, rest = text[:cut].encode("utf-8", "surrogatepass"), self._encode(text[cut:])[:MOST_TOKENS]
-            heads = [i for i, token in enumerate(self._known) if token.endswith(start) and needle not in token]
-            if heads and rest:
+            start = text[:cut].encode("utf-8", "surrogatepass")
+            heads = [i for i in self._ending(start) if needle not in self._known[i]]
+            rest = self._encode(text[cut:])[:MOST_TOKENS] if heads else []
+            if rest:
                 found.append((heads, rest))
         return tuple(found)
+
+    def _holding(self, needle: bytes) -> list[int]:
+        """The tokens in which it lies, in order."""
+        found: list[int] = []
+        at = self._joined.find(needle) if needle else -1
+        while at >= 0:
+            token = bisect_right(self._begins, at) - 1
+            inside = at + len(needle) <= self._begins[token + 1]
+            if inside:
+                found.append(token)
+            at = self._joined.find(needle, self._begins[token + 1] if inside else at + 1)
+        return found
+
+    def _ending(self, start: bytes) -> list[int]:
+        """The tokens that end so, in order."""
+        key = start[::-1]
+        at, found = bisect_left(self._backwards, (key, -1)), []
+        while at < len(self._backwards) and self._backwards[at][0].startswith(key):
+            found.append(self._backwards[at][1])
+            at += 1
+        return sorted(found)

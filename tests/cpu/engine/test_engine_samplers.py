@@ -133,6 +133,32 @@ def test_breakers_are_found_in_tokens_and_across_them():
     assert index.find("zz") == ()
 
 
+def test_breakers_cost_what_lies_in_the_vocabulary():
+    """A request may bring 32 breakers of 40 characters; an engine that looks through its vocabulary for each cut of
+    each stands still for half a minute."""
+    rng = random.Random(5)
+    asked = []
+
+    def encode(text):
+        asked.append(text)
+        return [len(text)]
+
+    index = BreakerIndex(lambda: [b"ab", b"cab", b"zz"], encode)
+    assert index.find("ab" + "x" * 38) == (([0, 1], [38]),) and asked == ["x" * 38]
+    assert index.find("q" * 40) == () and len(asked) == 1
+    for _ in range(300):  # the same as a search of everything
+        texts = [bytes(rng.choice(b"ab:") for _ in range(rng.randint(0, 4))) for _ in range(rng.randint(1, 9))]
+        index = BreakerIndex(lambda texts=texts: texts, encode)
+        text = "".join(rng.choice("ab:") for _ in range(rng.randint(1, 4)))
+        needle, wanted = text.encode(), []
+        if within := [i for i, token in enumerate(texts) if needle in token]:
+            wanted.append((within, []))
+        for cut in range(1, len(text)):
+            heads = [i for i, token in enumerate(texts) if token.endswith(needle[:cut]) and needle not in token]
+            wanted += [(heads, [len(text) - cut])] if heads else []
+        assert index.find(text) == tuple(wanted), (texts, text)
+
+
 def test_nothing_repeats_across_a_breaker(tiny):
     """A bias makes one token win for ever; DRY ends that, unless the token is a breaker."""
     with open_llm(tiny) as llm:
