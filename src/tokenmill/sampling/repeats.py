@@ -32,6 +32,8 @@ HEAVIEST = 1e30
 """A penalty that no logit makes up for, and that leaves a finite one."""
 BYTES = 40
 """What is made here, per known token of a line."""
+FEW = 8
+"""One place in so many: fewer are compared one by one on a CPU."""
 WINDOW_BYTES = 32 << 20
 """What may be made at once to compare windows of tokens, on a GPU."""
 
@@ -117,7 +119,8 @@ def _repeated(known: Known, reach: Tensor, rounds: int) -> Tensor:
 
 
 def _equal_by_rounds(known: Known, last: Tensor, first: Tensor, rounds: int) -> Tensor:
-    """How many tokens up to each place, none before `first` [n, 1], equal those up to `last` [n, 1]; until none do."""
+    """How many tokens up to each place, none before `first` [n, 1], equal those up to `last` [n, 1]; until none do.
+    Once few places are left, they alone are looked at."""
     history, places = known.history, known.places
     length = torch.zeros_like(history, dtype=torch.int64)
     alive = places >= first
@@ -125,10 +128,27 @@ def _equal_by_rounds(known: Known, last: Tensor, first: Tensor, rounds: int) -> 
         tail = history.gather(1, (last - k).clamp(min=0))
         alive = alive[:, 1:] if k else alive  # place p is column p - k: earlier ones have nothing to compare
         alive = alive & (history[:, : history.shape[1] - k] == tail) & (places[: history.shape[1] - k] >= first)
-        if not bool(alive.any()):
-            break
+        left = int(alive.count_nonzero())
         length[:, k:] += alive
+        if left * FEW < history.numel():
+            lines, at = alive.nonzero(as_tuple=True)
+            _count_on(known, (lines, at + k), last, first, length, range(k + 1, rounds))
+            break
     return length
+
+
+def _count_on(
+    known: Known, left: tuple[Tensor, Tensor], last: Tensor, first: Tensor, length: Tensor, rounds: range
+) -> None:
+    """The same for these places of lines, whose lengths go on from what they are."""
+    history, (lines, places) = known.history, left
+    for k in rounds:
+        if not len(lines):
+            break
+        tail = history[lines, (last[lines, 0] - k).clamp(min=0)]
+        alive = (places - k >= first[lines, 0]) & (history[lines, (places - k).clamp(min=0)] == tail)
+        lines, places = lines[alive], places[alive]
+        length[lines, places] += 1
 
 
 def _equal_by_windows(known: Known, last: Tensor, first: Tensor, rounds: int) -> Tensor:
