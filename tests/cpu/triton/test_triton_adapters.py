@@ -10,6 +10,8 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from bounds import Bounds
+
 from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.kernels import TritonKernels
@@ -111,3 +113,14 @@ def test_few_tokens_are_one_launch_and_leave_counters_at_zero(tokens: int) -> No
     expected = PLAIN.add_delta(x @ weight.t(), Delta(site, x, PLAIN.adapt(x, site, rows, slots), rows, slots))
     assert float((found - expected).abs().max() / expected.abs().max()) < 1e-5
     assert not kernels.launch.scratch.counters(x.device).any()
+
+
+@pytest.mark.parametrize("gains", [False, True], ids=["within the product", "behind it"])
+@pytest.mark.parametrize(("widths", "act"), [([64, 32, 19], None), ([67], "relu2"), ([45, 45], "silu_mul")])
+def test_odd_sizes_stay_within_their_tensors(widths: list[int], act: str | None, gains: bool) -> None:
+    """Lanes, ranks, rows, columns and sums that fill no tile; memory that nobody wrote is NaN."""
+    site = make_site(widths, 603, [70, 3, 0, 21], gains=gains)
+    with Bounds().watching() as bounds:
+        plain, ours, _ = both(site, 21, [3, 0, 1, 2, 4, 4, 0], act, residual=True)
+    assert float((plain - ours).abs().max() / plain.abs().max()) < 1e-5
+    assert bounds.launches.keys() & {"_thin_kernel", "_adapted_kernel"}

@@ -7,6 +7,8 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from bounds import Bounds  # noqa: E402
+
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
@@ -189,7 +191,8 @@ def test_what_every_token_visits_is_one_of_the_experts(tokens, gated, steady):
     mixture = Mixture(router, spec, *lists, "silu_mul", beside, gate if gated else None)
     fused = kernels.pack_mixture(mixture)
     assert fused is not None and fused.takes and mixture.shared is None
-    found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []), norm=norm, residual=x)
+    with Bounds().watching():
+        found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []), norm=norm, residual=x)
     h = REFERENCE.norm(x, norm)
     ids, gates = REFERENCE.route(REFERENCE.product(h, router.table), spec)
     expected = x + exact_experts(h, ups, downs, ids, gates, "silu_mul")
