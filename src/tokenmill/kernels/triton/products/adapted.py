@@ -90,7 +90,7 @@ def go_down(
         begin_at = group * each
         count = tl.minimum(each, different - begin_at)
         mine = (places >= begin_at) & (places < begin_at + count)
-        for l0 in tl.static_range(0, LANES, BL):
+        for l0 in tl.range(0, LANES, BL, num_stages=1):
             lane = l0 + tl.arange(0, BL)
             acc = tl.zeros((BM, BL), dtype=tl.float32)
             for i in tl.range(0, count * STEPS, num_stages=4):
@@ -114,7 +114,7 @@ def go_down(
         tl.debug_barrier()
         if tl.atomic_add(count_ptr + 2 + group, 1, sem="acq_rel") == CUTS - 1:
             tl.store(count_ptr + 2 + group, 0)
-            for l0 in tl.static_range(0, LANES, BL):
+            for l0 in tl.range(0, LANES, BL, num_stages=1):
                 lane = l0 + tl.arange(0, BL)
                 keep = mine[:, None] & (lane < LANES)[None, :]
                 at = sums_ptr + m[:, None] * LANES + lane[None, :]
