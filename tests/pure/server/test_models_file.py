@@ -112,17 +112,19 @@ def test_the_command_takes_a_file_or_several_names(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr("tokenmill.server.logs.set_up_logs", lambda options: None)
     path = tmp_path / "models.yaml"
     path.write_text(FILE)
+    (folder := tmp_path / "b").mkdir()
+    (folder / "config.json").write_text("{}")
     runner = CliRunner()
     for args in (
         ["--models", str(path), "--port", "0", "--max-num-seqs", "5"],
-        ["demo", "/m/b", "--models-queue", "3"],
+        ["demo", str(folder), "--models-queue", "3"],
     ):
         assert runner.invoke(app, ["serve", *args]).exit_code == 0, args
     (filed, server, _, more), (named, other, _, _) = seen
     assert [spec.names[0] for spec in filed] == ["small", "big", "other", "/m/plain"]
     assert filed[0].engine.schedule.max_num_seqs == 5 and list(server.listen.api_key) == ["sk-small", "sk-two"]
     assert len(more["rights"]) == 2 and filed[0].server.listen.api_key == server.listen.api_key
-    assert [spec.names[0] for spec in named] == ["demo", "/m/b"] and other.models.models_queue == 3
-    assert runner.invoke(app, ["serve", "demo", "/m/b", "--served-model-name", "x"]).exit_code != 0
+    assert [spec.names[0] for spec in named] == ["demo", str(folder)] and other.models.models_queue == 3
+    assert runner.invoke(app, ["serve", "demo", str(folder), "--served-model-name", "x"]).exit_code != 0
     both = runner.invoke(app, ["serve", "demo", "--models", str(path)])
     assert both.exit_code != 0
