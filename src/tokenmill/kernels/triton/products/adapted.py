@@ -28,7 +28,7 @@ from tokenmill.kernels.triton.common import (
     prefetch,
     wait,
 )
-from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS
+from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS, part_of, tiles_of
 
 _CHUNK, BK_DOWN = 64, 128
 """Entries of a sum that one product on tensor cores takes: on the way up, and down."""
@@ -234,16 +234,9 @@ def _adapted_kernel(
         return
     ranks = tl.load(ranks_ptr + slots)
     tile = tl.program_id(0) - shrinkers
-    part = 0
-    start = 0
-    end = WIDTH
-    if not GATED and PARTS > 1:
-        part = (tile >= tiles1).to(tl.int32) + (tile >= tiles2).to(tl.int32) + (tile >= tiles3).to(tl.int32)
-        before = tl.where(part == 0, 0, tl.where(part == 1, tiles1, tl.where(part == 2, tiles2, tiles3)))
-        start = tl.where(part == 0, 0, tl.where(part == 1, border1, tl.where(part == 2, border2, border3)))
-        end = tl.where(part == 0, border1, tl.where(part == 1, border2, tl.where(part == 2, border3, columns)))
-        end = tl.minimum(end, columns)
-        tile = tile - before
+    part, start, end, tile = part_of(
+        tile, columns, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS, GATED
+    )
     m = tl.arange(0, BM)
     n = start + tile * BN + tl.arange(0, BN)
     ok = n < end
@@ -351,12 +344,8 @@ def adapted(
     tokens, width = y.shape[0], site.columns // 2 if gated else site.columns
     out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
     block = 64
-    borders = [*site.borders[1:-1], *[site.columns] * (MOST_PARTS - site.parts)]
-    tiles, total = [], 0
-    for start, end in zip((0, *borders), (*borders, site.columns), strict=True):
-        total += triton.cdiv(end - start, block)
-        tiles.append(total)
-    total = triton.cdiv(width, block) if gated or site.parts == 1 else total
+    borders, tiles = tiles_of(site, block)
+    total = triton.cdiv(width, block) if gated or site.parts == 1 else tiles[-1]
     cuts, shrinkers = cuts_of(site, tokens), shrinkers_of(total, 4)
     _adapted_kernel[(shrinkers + total,)](
         x, y, residual, out, site.down, site.up, site.ranks, delta.rows, delta.slots, site.gains, site.shifts,

@@ -123,6 +123,25 @@ def _adapted(y, gains_ptr, shifts_ptr, slots, n, ok, N, GAINS: tl.constexpr):
 
 
 @triton.jit
+def part_of(
+    tile, columns, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS: tl.constexpr, GATED: tl.constexpr
+):
+    """The part of a product's columns that a tile lies in, where the part begins and ends, and which of its tiles it
+    is. No tile crosses a border; the partners of a gated product are found from the first half."""
+    part = 0
+    start = 0
+    end = WIDTH
+    if not GATED and PARTS > 1:
+        part = (tile >= tiles1).to(tl.int32) + (tile >= tiles2).to(tl.int32) + (tile >= tiles3).to(tl.int32)
+        before = tl.where(part == 0, 0, tl.where(part == 1, tiles1, tl.where(part == 2, tiles2, tiles3)))
+        start = tl.where(part == 0, 0, tl.where(part == 1, border1, tl.where(part == 2, border2, border3)))
+        end = tl.where(part == 0, border1, tl.where(part == 1, border2, tl.where(part == 2, border3, columns)))
+        end = tl.minimum(end, columns)
+        tile = tile - before
+    return part, start, end, tile
+
+
+@triton.jit
 def _expand_kernel(
     y_ptr, low_ptr, up_ptr, ranks_ptr, rows_ptr, slots_ptr, gains_ptr, shifts_ptr, residual_ptr, out_ptr,
     T, N, WIDTH, most_rank, border1, border2, border3, tiles1, tiles2, tiles3,
@@ -135,16 +154,7 @@ def _expand_kernel(
     t = tl.program_id(0) * BM + tl.arange(0, BM)
     real = t < T
     tile = tl.program_id(1)
-    part = 0
-    start = 0
-    end = WIDTH
-    if not GATED and PARTS > 1:
-        part = (tile >= tiles1).to(tl.int32) + (tile >= tiles2).to(tl.int32) + (tile >= tiles3).to(tl.int32)
-        before = tl.where(part == 0, 0, tl.where(part == 1, tiles1, tl.where(part == 2, tiles2, tiles3)))
-        start = tl.where(part == 0, 0, tl.where(part == 1, border1, tl.where(part == 2, border2, border3)))
-        end = tl.where(part == 0, border1, tl.where(part == 1, border2, tl.where(part == 2, border3, N)))
-        end = tl.minimum(end, N)
-        tile = tile - before
+    part, start, end, tile = part_of(tile, N, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS, GATED)
     n = start + tile * BN + tl.arange(0, BN)
     ok = n < end
     wait(PDL)
@@ -168,6 +178,20 @@ def _expand_kernel(
     if RESIDUAL:
         y += tl.load(residual_ptr + to, mask=both, other=0.0).to(tl.float32)
     tl.store(out_ptr + to, y.to(out_ptr.dtype.element_ty), mask=both)
+
+
+def borders_of(site: AdapterSite) -> list[int]:
+    """The three borders between parts; those that are not there lie at the end."""
+    return [*site.borders[1:-1], *[site.columns] * (MOST_PARTS - site.parts)]
+
+
+def tiles_of(site: AdapterSite, width: int) -> tuple[list[int], list[int]]:
+    """These borders, and how many tiles of this width there are up to each and in all, where none crosses a border."""
+    borders, tiles, total = borders_of(site), [], 0
+    for start, end in zip((0, *borders), (*borders, site.columns), strict=True):
+        total += triton.cdiv(end - start, width)
+        tiles.append(total)
+    return borders, tiles
 
 
 def can_adapt(site: AdapterSite, x: Tensor) -> bool:
@@ -199,12 +223,8 @@ def finish(y: Tensor, delta: Delta, act: str | None, residual: Tensor | None, *,
     tokens, width = y.shape[0], site.columns // 2 if gated else site.columns
     out = torch.empty((tokens, width), dtype=y.dtype, device=y.device)
     block, columns = (16, 64) if steady or tokens <= FEW else (32, 64)
-    borders = [*site.borders[1:-1], *[site.columns] * (MOST_PARTS - site.parts)]
-    tiles, total = [], 0
-    for start, end in zip((0, *borders), (*borders, site.columns), strict=True):
-        total += triton.cdiv(end - start, columns)
-        tiles.append(total)
-    grid = triton.cdiv(tokens, block), triton.cdiv(width, columns) if gated or site.parts == 1 else total
+    borders, tiles = tiles_of(site, columns)
+    grid = triton.cdiv(tokens, block), triton.cdiv(width, columns) if gated or site.parts == 1 else tiles[-1]
     most = site.up.shape[1]
     _expand_kernel[grid](
         y, low, site.up, site.ranks, delta.rows, delta.slots, site.gains, site.shifts, residual, out,

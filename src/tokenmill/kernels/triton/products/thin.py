@@ -38,7 +38,7 @@ from tokenmill.kernels.triton.products.adapted import (
     until_down,
     up_tile,
 )
-from tokenmill.kernels.triton.products.adapters import MOST_PARTS
+from tokenmill.kernels.triton.products.adapters import borders_of
 
 _ROOM = 220 << 10
 """Shared memory of a multiprocessor of a data centre GPU."""
@@ -243,7 +243,6 @@ def _with_adapters(
     assert site.up is not None
     sums = scratch.partial(device)[scratch.floats // 2 :]
     downs = scratch.counters(device)[scratch.num_counters // 2 :]
-    borders = [*site.borders[1:-1], *[site.columns] * (MOST_PARTS - site.parts)]
-    sizes = (site.up.shape[1], shrinkers_of(programs, max(1, beside)), *borders)
+    sizes = (site.up.shape[1], shrinkers_of(programs, max(1, beside)), *borders_of(site))
     tensors = (site.down, site.up, site.ranks, delta.rows, delta.slots, sums, downs)
     return tensors, sizes, {"ADAPT": True, **constants(site, cuts_of(site, rows))}
