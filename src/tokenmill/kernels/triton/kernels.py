@@ -5,7 +5,7 @@ Must not know: models, plans, engines.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -117,14 +117,10 @@ class TritonKernels(ReferenceKernels):
             return found
         if not self.launch.fuses and (norm or act or residual is not None):
             return self._around(self.product(x if norm is None else self.norm(x, norm), weight, bias), act, residual)
-        shape = (narrow, *weight.shape, act, norm is not None)
-        if not self.unfit or kind_of("linear", (x, *shape)) not in self.unfit:
-            try:
-                return self._product(x, weight, bias, norm, act, residual)
-            except UNFIT as error:
-                if not is_unfit(error):
-                    raise
-                note_unfit(self, "linear", kind_of("linear", (x, *shape)), error)
+        asked = (x, narrow, *weight.shape, act, norm is not None)
+        found = self._if_it_fits("linear", asked, lambda: self._product(x, weight, bias, norm, act, residual))
+        if found is not None:
+            return found
         self.count("linear", fallback=True)
         x = x if norm is None else self.norm(x, norm)
         if narrow:
@@ -170,18 +166,11 @@ class TritonKernels(ReferenceKernels):
 
     def _behind(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None) -> Tensor | None:
         """What few tokens' adapters do to a product, in one launch; None: the device cannot hold it."""
-        kind = kind_of("add_delta", (y, delta.inputs, act))
-        if kind in self.unfit:
-            return None
-        try:
-            made = adapted.adapted(y, delta, act, residual, self.launch.scratch, pdl=self.launch.pdl)
-        except UNFIT as error:
-            if not is_unfit(error):
-                raise
-            note_unfit(self, "add_delta", kind, error)
-            return None
-        self.count("add_delta")
-        return made
+        asked, scratch, pdl = (y, delta.inputs, act), self.launch.scratch, self.launch.pdl
+        found = self._if_it_fits("add_delta", asked, lambda: adapted.adapted(y, delta, act, residual, scratch, pdl=pdl))
+        if found is not None:
+            self.count("add_delta")
+        return found
 
     def _within(self, delta: Delta, weight: Any, bias: Tensor | None, norm: NormSpec | None, act: Act | None,
                 residual: Tensor | None) -> Tensor | None:  # fmt: skip
@@ -190,20 +179,28 @@ class TritonKernels(ReferenceKernels):
         if delta.low is not None or not isinstance(weight, Tensor) or not self.launch.fuses:
             return None
         way = self.ways.of(x, weight, bias, norm, act, fused=True, least=2)
-        kind = kind_of("adapted", (x, *weight.shape, act))
-        if way[0] != "thin" or not can_adapt(site, act, int(way[1])) or kind in self.unfit:
+        if way[0] != "thin" or not can_adapt(site, act, int(way[1])):
+            return None
+        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+        how = {"scratch": self.launch.scratch, "pdl": self.launch.pdl, "config": way[1:7], "delta": delta}
+        asked = (x, *weight.shape, act)
+        found = self._if_it_fits("adapted", asked, lambda: thin(x, weight, bias, None, act, residual, **how))  # type: ignore[arg-type]
+        if found is not None:
+            self.count("linear")
+        return found
+
+    def _if_it_fits(self, op: str, asked: tuple[Any, ...], make: Callable[[], Tensor]) -> Tensor | None:
+        """What is made; None: the device cannot hold the kernel, which is said once and not tried again for calls of
+        this kind."""
+        if self.unfit and kind_of(op, asked) in self.unfit:
             return None
         try:
-            x, residual = x.contiguous(), None if residual is None else residual.contiguous()
-            made = thin(x, weight, bias, None, act, residual, scratch=self.launch.scratch, pdl=self.launch.pdl,
-                        config=way[1:7], delta=delta)  # fmt: skip
+            return make()
         except UNFIT as error:
             if not is_unfit(error):
                 raise
-            note_unfit(self, "adapted", kind, error)
+            note_unfit(self, op, kind_of(op, asked), error)
             return None
-        self.count("linear")
-        return made
 
     def _product(
         self,
