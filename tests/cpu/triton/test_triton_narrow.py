@@ -148,7 +148,9 @@ def test_few_rows(kind, act, fused):
     assert not scratch.counters(x.device).any(), "counters are left as they were found"
 
 
-@pytest.mark.parametrize(("kind", "inner"), [("int4/96", 96), ("int4", 200), ("int4/32", 160), ("fp8", 200)])
+@pytest.mark.parametrize(
+    ("kind", "inner"), [("int4/96", 96), ("int4", 200), ("int4/32", 160), ("int4z/64", 320), ("fp8", 200)]
+)
 def test_columns_that_fill_no_block(kind, inner):
     if kind == "int4/96":
         kind = "int4"
@@ -156,6 +158,8 @@ def test_columns_that_fill_no_block(kind, inner):
     found = narrow_thin(x, weight, None, None, x.dtype, scratch=Scratch(1 << 18, 64), pdl=False,
                         config=(32, 128, 2, 1, 4, 0))  # fmt: skip
     assert relative(found, exact(x, weight, None, None, None)) < 1e-5
+    one = narrow_gemv(x[:1], weight, None, None, None, pdl=False, config=(4, 16, 1, 0))
+    assert relative(one, exact(x[:1], weight, None, None, None)) < 0.03
     assert torch.allclose(widened(weight, torch.float32, pdl=False), weight.rows(torch.arange(40), torch.float32))
 
 

@@ -242,8 +242,9 @@ def _gemv_kernel(
         prefetch(words + safe[:, None].to(tl.int64) * WORDS + ahead)
         if GATED:
             prefetch(words + (safe + N)[:, None].to(tl.int64) * WORDS + ahead)
-    # Where the scales of a row of groups, or of a row of blocks, begin.
-    COUNT: tl.constexpr = 1 if GROUP == 0 else (K + GROUP - 1) // GROUP
+    # Where the scales of a row of groups (filled up as its columns are), or of a row of blocks, begin.
+    STORED: tl.constexpr = WORDS * 8 if KIND == 2 else K
+    COUNT: tl.constexpr = 1 if GROUP == 0 else (STORED + GROUP - 1) // GROUP
     if SPAN > 1:
         one = tl.zeros((1, 1), dtype=tl.int32)
         rows = scale_ptr + one + tl.program_id(0) * BN // SPAN * COUNT
