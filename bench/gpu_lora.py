@@ -50,7 +50,7 @@ def write_adapters(root: Path, config: dict[str, Any], rank: int) -> list[LoRARe
             tensors[f"{key}.lora_A.weight"] = (torch.randn(rank, columns) * 0.01).bfloat16()
             tensors[f"{key}.lora_B.weight"] = (torch.randn(rows, rank) * 0.01).bfloat16()
     one = root / "one"
-    one.mkdir()
+    one.mkdir(parents=True)
     save_file(tensors, one / "adapter_model.safetensors")
     said = {"peft_type": "LORA", "r": rank, "lora_alpha": rank}
     (one / "adapter_config.json").write_text(json.dumps(said))

@@ -2,29 +2,35 @@
 
 python bench/gpu_profile.py MODEL ROWSxPROMPTxSHARED...      (dummy weights; tables on stdout)
 python bench/gpu_profile.py MODEL FILE.jsonl...              (how long steps take, by kind; kernels of two mixed ones)
+python bench/gpu_profile.py llama-3-8b lora:none lora:1 lora:32     (decode steps of 32 rows with adapters)
 
-Prompts of 4096 and more profile prefill steps. Clock and power are what the driver says every 20 ms while a case runs
-(nvidia-ml-py, if it is there). With dependent launch a kernel's time includes its wait for the one
-before it: the sum of all exceeds the time that the device was busy.
+MODEL is a folder, or GEOMETRY[:FORMAT] of geometries.py. Prompts of 4096 and more profile prefill steps. Clock and
+power are what the driver says every 20 ms while a case runs (nvidia-ml-py, if it is there). With dependent launch a
+kernel's whole time includes its wait for the one before it; its own part does not.
 """
 
 from __future__ import annotations
 
+import argparse
 import collections
 import itertools
 import json
 import pathlib
 import random
 import statistics
-import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from tokenmill import LLM, SamplingParams
+from geometries import GEOMETRIES
+from gpu_lora import chosen, write_adapters
+from tokenmill import LLM, LoRARequest, SamplingParams
 
 
 @contextmanager
@@ -77,30 +83,55 @@ def paces(llm: LLM, rows: int, prompt: int, shared: int) -> None:
     print("ms a step:", [round(statistics.median(gaps[i : i + 32]), 3) for i in range(0, len(gaps) - 8, 32)])
 
 
-def profile(llm: LLM, steps: int) -> None:
-    """Kernels and gaps of some steps."""
+@dataclass(slots=True)
+class Kernel:
+    """One launch, in microseconds."""
+
+    name: str
+    begin: float
+    end: float
+
+
+def kernels_of(found: torch.profiler.profile) -> list[Kernel]:
+    """All launches by their end; a name has the grid, too, as a product's launches differ by nothing else."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "trace.json"
+        found.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    kernels = []
+    for event in events:
+        if event.get("cat") == "kernel":
+            grid = "x".join(str(n) for n in event["args"].get("grid", []))
+            name = f"{event['name'][:60]} {grid}"
+            kernels.append(Kernel(name, event["ts"], event["ts"] + event["dur"]))
+    return sorted(kernels, key=lambda kernel: kernel.end)
+
+
+def profile(llm: LLM, steps: int, shown: int = 16) -> None:
+    """Kernels and gaps of some steps. A kernel's own part: from the end of whatever ended before it to its end, which
+    add up to the whole however launches overlap."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    engine = llm.engine
     with torch.profiler.profile(activities=activities) as found:
         for _ in range(steps):
-            llm.engine.step()
+            engine.step()
         torch.cuda.synchronize()
-    kernels = [e for e in found.events() if e.device_type == torch.autograd.DeviceType.CUDA]
-    spans = sorted((e.time_range.start, e.time_range.end, e.name) for e in kernels)
-    total, calls, before = collections.Counter(), collections.Counter(), collections.Counter()
-    covered, busy = spans[0][0], 0.0
-    for start, end, name in spans:
-        total[name] += end - start
-        calls[name] += 1
-        busy += max(0.0, end - max(start, covered))
-        before[name] += max(0.0, start - covered)
-        covered = max(covered, end)
+    kernels = kernels_of(found)
+    whole, own, calls = collections.Counter(), collections.Counter(), collections.Counter()
+    before = kernels[0].begin
+    for kernel in kernels:
+        whole[kernel.name] += kernel.end - kernel.begin
+        own[kernel.name] += kernel.end - before
+        calls[kernel.name] += 1
+        before = kernel.end
     unit = steps * 1e3
-    print(f"profiled {(covered - spans[0][0]) / unit:.3f} ms a step, device busy {busy / unit:.3f}")
-    for name, us in total.most_common(14):
-        print(f"{us / unit:8.4f} ms {calls[name] / steps:7.1f} calls {us / calls[name]:8.2f} us  {name[:80]}")
-    print("gaps before:", [(f"{us / unit:.3f} ms", name[:40]) for name, us in before.most_common(6)])
+    print(f"profiled {(kernels[-1].end - kernels[0].begin) / unit:.3f} ms a step")
+    print("   own part, ms a step; us a call; whole us a call")
+    for name, us in own.most_common(shown):
+        each = us / calls[name], whole[name] / calls[name]
+        print(f"{us / unit:8.4f} {calls[name] / steps:7.1f} x {each[0]:8.2f} {each[1]:8.2f}  {name}")
     host = [(e.key, e.self_cpu_time_total / unit, e.count / steps) for e in found.key_averages()]
-    for name, ms, count in sorted(host, key=lambda row: -row[1])[:8]:
+    for name, ms, count in sorted(host, key=lambda row: -row[1])[:6]:
         print(f"  host {ms:8.3f} ms {count:6.1f} x {name[:60]}")
 
 
@@ -135,33 +166,74 @@ def workload(llm: LLM, path: str) -> None:
               f"median {statistics.median(ms):7.2f}, most {max(ms):7.2f}")  # fmt: skip
 
 
+def with_adapters(root: pathlib.Path, config: dict[str, Any], llm: LLM, kind: str, rows: int) -> None:
+    """A decode step of so many rows that have adapters of rank 16: none, 1, 8, 32 distinct, or zipf."""
+    adapters = write_adapters(root / "adapters", config, 16) if not (root / "adapters").exists() else []
+    adapters = adapters or [LoRARequest(f"a{n}", n + 1, str(root / "adapters" / f"a{n}")) for n in range(100)]
+    engine = llm.llm_engine
+    params = SamplingParams(temperature=0, max_tokens=48, ignore_eos=True)
+    for row, adapter in enumerate(chosen(adapters, kind, rows)):
+        engine.add_request(f"r{row}", {"prompt_token_ids": [row + 5] * 128}, params, lora_request=adapter)
+    for _ in range(24):
+        engine.step()
+    print(f"--- {rows} rows, adapters: {kind}")
+    profile(llm, 8)
+    while engine.has_unfinished_requests():
+        engine.step()
+
+
+def parse() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", help="a folder with config.json, or GEOMETRY[:FORMAT] of geometries.py")
+    parser.add_argument("cases", nargs="+", help="ROWSxPROMPTxSHARED, FILE.jsonl, or lora:KIND")
+    return parser.parse_args()
+
+
 def main() -> None:
-    model, *cases = sys.argv[1:]
-    llm = LLM(model=model, load_format="dummy", skip_tokenizer_init=True, max_model_len=32768, max_num_seqs=512)
-    for case in cases:
-        if case.endswith(".jsonl"):
-            print("---", case)
-            with clocks(case):
-                workload(llm, case)
-            llm.reset_prefix_cache()
-            continue
-        rows, prompt, shared = (int(n) for n in case.split("x"))
-        print(f"--- {rows} rows, prompts of {prompt} after {shared} shared")
-        add(llm, rows, prompt, shared, 40)
-        if prompt >= 4096:
-            llm.engine.step()
-            profile(llm, 2)
-        else:
-            for _ in range(24):
-                llm.engine.step()
-            profile(llm, 8)
-        while llm.engine.has_work:
-            llm.engine.step()
+    """Print the tables of each case."""
+    given = parse()
+    options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "max_num_seqs": 512}
+    adapted = any(case.startswith("lora:") for case in given.cases)
+    options |= {"enable_lora": True, "max_loras": 32, "max_lora_rank": 16} if adapted else {}
+    with tempfile.TemporaryDirectory() as folder:
+        root, (name, _, form) = pathlib.Path(folder), given.model.partition(":")
+        config = GEOMETRIES.get(name)
+        if config is not None:
+            (root / "config.json").write_text(json.dumps(config))
+            options |= {"quantization": form} if form not in ("", "bf16") else {}
+        model = given.model if config is None else folder
+        llm = LLM(model=model, max_model_len=32768, **options)
+        for case in given.cases:
+            if case.startswith("lora:"):
+                assert config is not None
+                with_adapters(root, config, llm, case.removeprefix("lora:"), 32)
+            else:
+                one_case(llm, case)
+        llm.close()
+
+
+def one_case(llm: LLM, case: str) -> None:
+    """A workload, or prefill or decode steps of equal rows."""
+    if case.endswith(".jsonl"):
+        print("---", case)
+        with clocks(case):
+            workload(llm, case)
         llm.reset_prefix_cache()
-        if prompt < 4096:
-            paces(llm, rows, prompt, shared)
-            llm.reset_prefix_cache()
-    llm.close()
+        return
+    rows, prompt, shared = (int(n) for n in case.split("x"))
+    print(f"--- {rows} rows, prompts of {prompt} after {shared} shared")
+    add(llm, rows, prompt, shared, 40)
+    prefills = prompt >= 4096
+    for _ in range(1 if prefills else 24):
+        llm.engine.step()
+    profile(llm, 2 if prefills else 8)
+    while llm.engine.has_work:
+        llm.engine.step()
+    llm.reset_prefix_cache()
+    if not prefills:
+        paces(llm, rows, prompt, shared)
+        llm.reset_prefix_cache()
 
 
 if __name__ == "__main__":
