@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.model import Checkpoint
+from tokenmill.quant.base import known
 from tokenmill.quant.grid import GridWeight
 from tokenmill.quant.table import TableWeight, nibbles
 
@@ -62,6 +63,7 @@ def load(
     if raw.dtype != torch.uint8 or raw.numel() * 2 != rows * columns:
         raise ModelError(f"'{name}.weight' must hold {rows * columns // 2} bytes, not {raw.numel()} of {raw.dtype}.")
     table = ckpt.tensor(f"{name}.weight.quant_map", (16,)).float()
+    table = table.cpu() if known(table) else table
     scales = _scales(ckpt, name, rows * columns // block, state).view(rows, columns // block)
     codes = nibbles(raw.reshape(rows, columns // 2), high_first=True)
     return TableWeight(codes, table, scales, dtype, bias, str(state["quant_type"]).upper())
@@ -103,6 +105,6 @@ def _eight(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dty
     if ckpt.has(f"{name}.weight_format") and int(ckpt.tensor(f"{name}.weight_format").flatten()[0]):
         raise ModelError(f"'{name}.weight_format' is not 0 (row by row): only that can be read.")
     largest = ckpt.tensor(f"{name}.SCB", (rows,)).float()
-    known = next((g for g in (256, 128, 64, 32) if columns % g == 0), columns)
-    scales = (largest / 127.0).half()[:, None].expand(rows, columns // known)
-    return GridWeight(q, scales, bits=8, group=known, dtype=dtype, bias=bias)
+    group = next((g for g in (256, 128, 64, 32) if columns % g == 0), columns)
+    scales = (largest / 127.0).half()[:, None].expand(rows, columns // group)
+    return GridWeight(q, scales, bits=8, group=group, dtype=dtype, bias=bias)

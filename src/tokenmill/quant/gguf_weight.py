@@ -3,6 +3,7 @@
 Rows (embeddings) are decoded from the blocks one by one; joining, splitting and reordering move bytes. Settling gives
 
 - the backend's own form of the blocks, where it has one (kind "blocks"): same numbers, same bits per weight;
+- else, of types whose codes are entries of one table, the backend's form of tables;
 - else, on a backend with packed integers: int4 or int8 with float16 scales, bit for bit for Q4_0, Q8_0, Q5_0, IQ4_NL
   and MXFP4, and int8 in groups of 32, rounded anew, for all others (codebooks of several numbers have no other form);
 - else the file's own integers, scales and offsets.
@@ -18,18 +19,21 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.gguf_blocks import Blocks, Grid
+from tokenmill.checkpoint.gguf_blocks import FOUR_BIT_FLOATS, NON_LINEAR, Blocks, Grid
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Kernels, Packed, StoredMatrix, Weight
 from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.base import MixedWeight, WeightBase
 from tokenmill.quant.grid import GridWeight
 from tokenmill.quant.packed import PackedWeight
+from tokenmill.quant.table import TableWeight
 
 GROUP = 32
 FOUR_BITS = "Q4_0"
 EXACT = frozenset({"Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "MXFP4"})
 """Types whose numbers are small integers times float16 (or powers of two), one scale in 32."""
+TABLES = {"MXFP4": FOUR_BIT_FLOATS, "IQ4_NL": NON_LINEAR, "IQ4_XS": NON_LINEAR}
+"""Types with codes of a table, and its entries."""
 TERNARY, TERNARY_GROUP = frozenset({"TQ1_0", "TQ2_0"}), 256
 """Types of -1, 0 and 1, and columns that share their scales."""
 _CLOSE = 2.0**-11
@@ -58,6 +62,9 @@ class BlockWeight(WeightBase):
             return SettledBlocks(packed, self.shape, self.dtype)
         if len({part.type.name for part in self.parts}) > 1:  # one grid would widen the narrower ones
             return MixedWeight([part.settle(kernels) for part in self._apart()])
+        coded = self._coded()
+        if coded is not None and coded.packs(kernels):
+            return coded
         exact = all(part.type.name in EXACT for part in self.parts)
         if exact or _packs(kernels, self.shape[1], self.parts[0].raw.device):
             return self._packed(kernels)
@@ -84,6 +91,23 @@ class BlockWeight(WeightBase):
             found.append(BlockWeight([part], self.dtype, None if self.bias is None else self.bias[start:stop]))
             start = stop
         return found
+
+    def _coded(self) -> TableWeight | None:
+        """Codes, a table and scales."""
+        name = self.parts[0].type.name
+        if name not in TABLES:
+            return None
+        table, codes_of = torch.tensor(TABLES[name], device="cpu"), torch.zeros(256, dtype=torch.uint8, device="cpu")
+        codes_of[table + 128] = torch.arange(16, dtype=torch.uint8, device="cpu")
+        codes_of = codes_of.to(self.parts[0].raw.device)
+        codes, scales = [], []
+        for part in self.parts:
+            for piece in part.raw.split(max(_DEVICE_PIECE // self.shape[1], 1)):
+                grid = replace(part, raw=piece).grid()
+                assert grid is not None and grid.offset is None, "entries times scales"
+                codes.append(codes_of[grid.q.int() + 128])
+                scales.append(grid.scale)
+        return TableWeight(torch.cat(codes), table, torch.cat(scales), self.dtype, self.bias, name)
 
     def _packed(self, kernels: Kernels) -> Weight:
         rows, columns = self.shape

@@ -110,7 +110,7 @@ def load(
     if known(scales) and not bool(torch.isfinite(scales.float()).all()):
         raise ModelError(f"'{name}.weight_scale' has scales that are no numbers: the file is damaged.")
     factors = torch.full((rows,), _whole_scale(ckpt, name), device=raw.device)
-    return TableWeight(nibbles(raw), torch.tensor(FP4), scales.float(), dtype, bias, "NVFP4", factors)
+    return TableWeight(nibbles(raw), torch.tensor(FP4, device="cpu"), scales.float(), dtype, bias, "NVFP4", factors)
 
 
 def _whole_scale(ckpt: Checkpoint, name: str) -> float:

@@ -16,6 +16,7 @@ from torch import Tensor
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Kernels, StoredMatrix, Weight
 from tokenmill.kernels.grid import whole_entries
+from tokenmill.quant.base import known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
 from tokenmill.quant.packed import PackedWeight, joined_bias
@@ -25,8 +26,8 @@ _SMALLEST_HALF = 2.0**-14
 
 
 class TableWeight(PackedWeight):
-    """codes [out, in] uint8, table [n] float32, scales [out, in / group] float32; factors [out] float32 on all scales
-    of a row, or None; `name`: for people."""
+    """codes [out, in] uint8, table [n] float32 on the host, scales [out, in / group] float32; factors [out] float32 on
+    all scales of a row, or None; `name`: for people."""
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class TableWeight(PackedWeight):
     def to(self, device: torch.device) -> Self:
         """The same on another device, before it settles."""
         codes, scales, factors = (t.to(device) for t in (self.numbers(), self.scales, self.factors))
-        return type(self)(codes, self.table.to(device), scales, self.dtype, self.bias, self.name, factors)
+        return type(self)(codes, self.table, scales, self.dtype, self.bias, self.name, factors)
 
     def numbers(self) -> Tensor:
         """The codes, before it settles."""
@@ -67,22 +68,27 @@ class TableWeight(PackedWeight):
 
     def settle(self, kernels: Kernels) -> Weight:
         """In the backend's form of tables, else as integers with scales."""
-        if self.packed is not None:
+        if self.packed is not None or self.packs(kernels):
             return self
         steps, unit = whole_entries(self.table)
-        self.packed = kernels.pack(self.stored())
-        if self.packed is not None:
-            some = torch.arange(min(64, self.shape[0]))  # a form that rounds scales does it everywhere
-            kept = self.packed.rows(some, torch.float32)
-            same = torch.allclose(kept, self._wide(some), rtol=1e-6, atol=0.0)
-            if not (torch.equal(steps * unit, self.table) and same):
-                self.changed = (self.name,)
-            self.forget()
-            return self
         exact, weight = self._integers(kernels, steps, unit)
         if not exact and not isinstance(weight, DenseWeight):
             weight.changed = (self.name,)
         return weight.settle(kernels)
+
+    def packs(self, kernels: Kernels) -> bool:
+        """Keep the backend's form of tables instead, if it has one for this matrix."""
+        self.packed = kernels.pack(self.stored())
+        if self.packed is None:
+            return False
+        steps, unit = whole_entries(self.table)
+        some = torch.arange(min(64, self.shape[0]))  # a form that rounds scales does it everywhere
+        kept = self.packed.rows(some, torch.float32)
+        same = not known(kept) or torch.allclose(kept, self._wide(some), rtol=1e-6, atol=0.0)
+        if not (torch.equal(steps * unit, self.table) and same):
+            self.changed = (self.name,)
+        self.forget()
+        return True
 
     def _integers(self, kernels: Kernels, steps: Tensor, unit: float) -> tuple[bool, GridWeight | DenseWeight]:
         """Is nothing lost, and the form to settle."""
@@ -97,7 +103,7 @@ class TableWeight(PackedWeight):
             q, scales = kernels.quantise(self.dense().float(), 8, _GROUP)
             return False, GridWeight(q, scales, bits=8, group=_GROUP, dtype=self.dtype, bias=self.bias)
         exact = torch.equal(steps * unit, self.table) and torch.equal(scales.float(), whole * unit)
-        group, q = self.group, steps.to(torch.int8)[self.numbers().int()]
+        group, q = self.group, self._looked_up(steps.to(torch.int8), self.numbers())
         size = next(g for g in (256, 128, 64, 32) if group % g == 0)
         scales = scales.repeat_interleave(group // size, 1)
         return exact, GridWeight(q, scales, bits=8, group=size, dtype=self.dtype, bias=self.bias)
@@ -137,9 +143,13 @@ class TableWeight(PackedWeight):
         return self._wide(ids).to(self.dtype)
 
     def _wide(self, ids: Tensor) -> Tensor:
-        values = self.table[self.numbers()[ids].int()].view(len(ids), -1, self.group)
+        values = self._looked_up(self.table, self.numbers()[ids]).view(len(ids), -1, self.group)
         scales = self.scales[ids] * self.factors[ids, None]
         return (values * scales[..., None]).view(len(ids), -1)
+
+    @staticmethod
+    def _looked_up(entries: Tensor, codes: Tensor) -> Tensor:
+        return entries.to(codes.device)[codes.int()]
 
     def stored_bytes(self) -> int:
         """Codes as if they were packed, and scales."""

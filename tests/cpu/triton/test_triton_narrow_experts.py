@@ -7,6 +7,8 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from test_triton_codes import stored  # noqa: E402
+
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack  # noqa: E402
@@ -41,19 +43,23 @@ def packed(kind, rows, columns, *, bias):
         return pack8(data, torch.rand(-(-rows // 128), -(-columns // 128)) * 0.1 + 0.1, add, blocks=True)
     if kind == "int8":
         return pack8(torch.randint(-127, 128, (rows, columns), dtype=torch.int8), torch.rand(rows, 1) * 2e-3, add)
+    if kind.startswith(("fp4", "nf4")):
+        found = TritonKernels().pack(stored(kind, rows, columns, bias=bias, scale=0.02))
+        assert found is not None and found.table
+        return found
     q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8)
     group = int(kind.split("/")[1])
     zeros = torch.randint(-3, 4, (rows, columns // group), dtype=torch.int8) if kind.startswith("int4z") else None
     return pack4(q, torch.rand(rows, columns // group).half() * 0.02 + 0.01, zeros, add)
 
 
-ONE = [(1, kind) for kind in ("fp8", "blocks", "int8", "int4/32", "int4z/64", "int4/128")]
+ONE = [(1, kind) for kind in ("fp8", "blocks", "int8", "int4/32", "int4z/64", "int4/128", "fp4/16", "fp4/32", "nf4/64")]
 
 
-@pytest.mark.parametrize(("tokens", "kind"), [*ONE, (20, "fp8"), (20, "int4z/64")])
+@pytest.mark.parametrize(("tokens", "kind"), [*ONE, (20, "fp8"), (20, "int4z/64"), (20, "fp4/32"), (20, "nf4/64")])
 def test_a_whole_layer(kind, tokens):
-    experts, hidden, inner, top = 8, 160 if kind == "fp8" else 128, 128, 6
-    bias = kind in ("int8", "int4z/64")
+    experts, hidden, inner, top = 8, 160 if kind in ("fp8", "fp4/16", "fp4/32") else 128, 128, 6
+    bias = kind in ("int8", "int4z/64", "fp4/32")
     ups = [Packed(packed(kind, 2 * inner, hidden, bias=bias)) for _ in range(experts)]
     downs = [Packed(packed(kind, hidden, inner, bias=bias)) for _ in range(experts)]
     wide = [(u.dense(), u.matrix.bias, d.dense(), d.matrix.bias) for u, d in zip(ups, downs, strict=True)]

@@ -253,7 +253,8 @@ def stack(weights: list[Weight]) -> Stack | NarrowStack | None:
         return Stack(table, joined["bias"])
     scales = joined["scales"]
     assert scales is not None, "and these have scales"
-    return NarrowStack(table, scales, joined["zeros"], joined["bias"], form.shape, form.bits, form.group, form.blocks)
+    tensors = table, scales, joined["zeros"], joined["bias"]
+    return NarrowStack(*tensors, form.shape, form.bits, form.group, form.blocks, form.table)
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

@@ -24,7 +24,8 @@ from tokenmill.kernels.triton.quantised.narrow_thin import _multiply, _packed
 class NarrowStack:
     """One packed matrix per expert (narrow.py): data, scales, zeros and biases with one dimension more in front.
 
-    shape: rows and columns of one matrix before filling up; group: columns per scale, 0: one scale a row."""
+    shape: rows and columns of one matrix before filling up; group: columns per scale, 0: one scale a row; table:
+    what codes of 4 bits mean (codes.py)."""
 
     data: Tensor
     scales: Tensor
@@ -34,20 +35,21 @@ class NarrowStack:
     bits: int
     group: int
     blocks: bool
+    table: int = 0
 
 
 @triton.jit
 def _product(
     w_rows, x_rows, x_ok, k, scales, zeros, block_scales, acc, ROWS,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCKS: tl.constexpr, ZERO: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    BLOCKS: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """acc [BN, BM] + these rows of a matrix times these columns of activations, without a scale per row."""
     EVEN: tl.constexpr = K % BK == 0
     for chunk in tl.range(0, tl.cdiv(K, BK), num_stages=STAGES):
         if BITS == 4:
             acc = _packed(w_rows, x_rows, x_ok, scales, zeros, chunk, 0, ROWS, acc,
-                          K, BM, BN, GROUP, ZERO, EVEN, WIDE)  # fmt: skip
+                          K, BM, BN, GROUP, ZERO, TABLE, EVEN, WIDE)  # fmt: skip
         else:
             at = chunk * BK
             if EVEN:
@@ -70,7 +72,7 @@ def _narrow_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr, id_ptr, order_ptr, tile_ptr, pairs,
     N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
     PER_ROW: tl.constexpr, FROM_PAIR: tl.constexpr, TO_PAIR: tl.constexpr, SCAN: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr, ZERO: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -81,7 +83,7 @@ def _narrow_kernel(
     safe = tl.where(real_n, n, 0)
     ROWS: tl.constexpr = 2 * N if GATED else N
     STRIDE: tl.constexpr = K if BITS == 8 else (K + 127) // 128 * 32
-    k = tl.arange(0, BK if BITS == 8 else 32)
+    k = tl.arange(0, BK if BITS == 8 else 16 if GROUP == 16 else 32)
     wait(PDL)
     expert, first, last, mine, place = span(id_ptr, tile_ptr, pairs, BP, SCAN)
     row = expert.to(tl.int64) * ROWS + safe
@@ -102,14 +104,14 @@ def _narrow_kernel(
         here = blocks + tl.program_id(0) * BN // 128 * LONG
         acc = _product(
             w_rows, x_rows, real_m[None, :], k, scales, zeros, here, tl.zeros((BN, BM), dtype=tl.float32), ROWS,
-            K, BM, BN, BK, BITS, GROUP, BLOCKS, ZERO, WIDE, STAGES,
+            K, BM, BN, BK, BITS, GROUP, BLOCKS, ZERO, TABLE, WIDE, STAGES,
         )  # fmt: skip
         if GATED:
             here = blocks + (N + tl.program_id(0) * BN) // 128 * LONG
             acc_u = _product(
                 w_rows + N * STRIDE, x_rows, real_m[None, :], k, scales + N, zeros + N if ZERO else zeros, here,
                 tl.zeros((BN, BM), dtype=tl.float32), ROWS,
-                K, BM, BN, BK, BITS, GROUP, BLOCKS, ZERO, WIDE, STAGES,
+                K, BM, BN, BK, BITS, GROUP, BLOCKS, ZERO, TABLE, WIDE, STAGES,
             )  # fmt: skip
         if BITS == 8 and not BLOCKS:
             acc *= tl.load(scale_ptr + row)[:, None]
@@ -148,7 +150,7 @@ def narrow_grouped(
         BP=room_for(pairs) if order is None else 1, PER_ROW=ids.shape[1] if up else 1,
         FROM_PAIR=up, TO_PAIR=not up or order is None, SCAN=order is None,
         BITS=weight.bits, GROUP=weight.group if weight.bits == 4 else 0, BLOCKS=weight.blocks,
-        ZERO=weight.zeros is not None, ACT=kind, GATED=gated, BIAS=weight.bias is not None,
+        ZERO=weight.zeros is not None, TABLE=weight.table, ACT=kind, GATED=gated, BIAS=weight.bias is not None,
         WIDE=INTERPRETED or x.dtype == torch.float32, STAGES=t.stages, PDL=pdl, num_warps=t.warps, launch_pdl=pdl,
     )  # fmt: skip
     return out

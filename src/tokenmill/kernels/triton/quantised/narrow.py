@@ -1,8 +1,9 @@
 """Matrices of 8 and 4 bit numbers as Triton kernels read them. Owns: their layout in memory, packing and unpacking.
 
     8 bits  data [N, K] float8 (e4m3) or int8; scales float32 [N], or float32 [N / 128, K / 128], or float16 [K / g, N]
-    4 bits  data [N, K / 4] int16: element j of each 32 holds columns j, 32 + j, 64 + j, 96 + j of its 128, q + 8 each,
-            lowest bits first; scales float16 [K / g, N], and bfloat16 zeros of that shape or None
+    4 bits  data [N, K / 4] int16: element j of each 32 holds columns j, 32 + j, 64 + j, 96 + j of its 128, lowest bits
+            first: q + 8, or codes of a table (codes.py); scales float16 or bfloat16 [K / g, N], and bfloat16 zeros of
+            that shape or None
 K of 4 bit matrices is filled up to a multiple of 128 with columns whose scale is 0. Two elements lie in one register
 with equal columns side by side, so that one `and` and one `or` give two bfloat16 numbers.
 Must not know: kernels, layers.
@@ -11,14 +12,16 @@ Must not know: kernels, layers.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from tokenmill.core.matrix import StoredMatrix
+from tokenmill.kernels.grid import whole_entries
 from tokenmill.kernels.triton.common import has_fp8
+from tokenmill.kernels.triton.quantised.codes import entries_of, table_of
 
 BLOCK = 128
 """Rows and columns that share a scale in a matrix of blocks; columns that 4 bit numbers are packed in."""
@@ -34,11 +37,13 @@ class NarrowForm:
     bits: int
     group: int
     blocks: bool
+    table: int
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowMatrix:
-    """A packed matrix. shape: rows and columns before filling up; group: columns per scale, 0: one scale a row.
+    """A packed matrix. shape: rows and columns before filling up; group: columns per scale, 0: one scale a row; table:
+    what codes of 4 bits mean (codes.py), 0: integers.
 
     row_scales and row_zeros (int8): those of groups once more, [N, groups], for the kernel that takes one row."""
 
@@ -52,6 +57,7 @@ class NarrowMatrix:
     blocks: bool = False
     row_scales: Tensor | None = None
     row_zeros: Tensor | None = None
+    table: int = 0
 
     @property
     def plain(self) -> bool:
@@ -60,7 +66,7 @@ class NarrowMatrix:
 
     def pieces(self) -> tuple[NarrowForm, dict[str, Tensor | None]]:
         """What matrices must have in common to be stacked, and the tensors that would be."""
-        form = NarrowForm(self.shape, self.bits, self.group, self.blocks)
+        form = NarrowForm(self.shape, self.bits, self.group, self.blocks, self.table)
         return form, {"table": self.data, "scales": self.scales, "zeros": self.zeros, "bias": self.bias}
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
@@ -72,11 +78,18 @@ class NarrowMatrix:
         if self.blocks:
             scales = self.scales[ids // BLOCK].repeat_interleave(BLOCK, 1)[:, : self.shape[1]]
             return (stored.float() * scales).to(dtype)
-        q = stored.float() if self.bits == 8 else unpack4(stored).float()
+        q = stored.float() if self.bits == 8 else self._numbers(unpack4(stored))
         if self.zeros is not None:
             q -= self.zeros[:, ids].T.float().repeat_interleave(self.group, 1)[:, : q.shape[1]]
         scales = self.scales[:, ids].T.float().repeat_interleave(self.group, 1)
         return (q * scales[:, : q.shape[1]])[:, : self.shape[1]].to(dtype)
+
+    def _numbers(self, q: Tensor) -> Tensor:
+        """What codes less 8 mean, in float32."""
+        if not self.table:
+            return q.float()
+        entries = torch.tensor(entries_of(self.table), dtype=torch.float32, device=q.device)
+        return entries[q.int() + 8]
 
     def bytes(self) -> int:
         """Bytes that a product reads."""
@@ -90,9 +103,11 @@ def can_pack8(q: Tensor, scales: Tensor) -> bool:
 
 
 def can_pack4(q: Tensor, scales: Tensor) -> bool:
-    """Whole groups of 32, 64 or a multiple of 128 columns, or one."""
+    """Whole groups of 16, 32, 64 or a multiple of 128 columns, or one."""
     group = q.shape[1] // scales.shape[1]
-    return scales.shape[1] == 1 or (group * scales.shape[1] == q.shape[1] and (group in (32, 64) or group % BLOCK == 0))
+    return scales.shape[1] == 1 or (
+        group * scales.shape[1] == q.shape[1] and (group in (16, 32, 64) or group % BLOCK == 0)
+    )
 
 
 def pack8(data: Tensor, scales: Tensor, bias: Tensor | None, *, blocks: bool = False) -> NarrowMatrix:
@@ -108,7 +123,8 @@ def pack8(data: Tensor, scales: Tensor, bias: Tensor | None, *, blocks: bool = F
 
 
 def pack4(q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> NarrowMatrix:
-    """q [N, K] int8 (-8..7), scales and zeros [N, groups]; groups of 32, 64 or a multiple of 128 columns, or one."""
+    """q [N, K] int8 (-8..7), scales and zeros [N, groups] (can_pack4).
+    Scales of bfloat16 stay so."""
     rows, columns = q.shape
     group = columns // scales.shape[1]
     if scales.shape[1] == 1:
@@ -121,7 +137,7 @@ def pack4(q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) 
         data[start : start + _PIECE] = joined.flatten(1)
     groups = filled.shape[1] // group
     more = (0, groups - scales.shape[1])
-    lying = F.pad(scales, more).half().contiguous()
+    lying = F.pad(scales if scales.dtype == torch.bfloat16 else scales.half(), more).contiguous()
     shape = (rows, columns)
     if zeros is None:
         return NarrowMatrix(data, lying.T.contiguous(), None, bias, shape, 4, group, row_scales=lying)
@@ -149,6 +165,29 @@ def _four(m: StoredMatrix) -> NarrowMatrix | None:
     return pack4(codes, scales, zeros, m.bias) if can_pack4(codes, scales) and not fractions else None
 
 
+def _table(m: StoredMatrix) -> NarrowMatrix | None:
+    """Codes of up to sixteen entries: whole numbers of at most 127 times a unit, which goes into the scales."""
+    codes, table = m.part("codes"), m.part("table")
+    scales = m.part("scales").float() * m.part("factors").float()[:, None]
+    if len(table) > 16 or not can_pack4(codes, scales):
+        return None
+    steps, unit = whole_entries(table)
+    entries = table_of(steps)
+    if not entries:
+        return None
+    return replace(pack4(codes.to(torch.int8) - 8, _short(scales * unit), None, m.bias), table=entries)
+
+
+def _short(scales: Tensor) -> Tensor:
+    """float32 scales in bfloat16 where that is exact, as of powers of two, or where float16 has not their range; else
+    in float16."""
+    brief, half = scales.bfloat16(), scales.half()
+    if torch.equal(brief.float(), scales):
+        return brief
+    near = (half.float() - scales).abs() <= scales.abs() * 2.0**-10
+    return half if bool(near.all()) else brief
+
+
 def _float8(m: StoredMatrix) -> NarrowMatrix | None:
     return pack8(m.part("codes"), m.part("scales"), m.bias, blocks=m.kind == "fp8-blocks") if has_fp8() else None
 
@@ -157,6 +196,7 @@ PACKERS: dict[str, Callable[[StoredMatrix], NarrowMatrix | None]] = {
     "int8": _eight,
     "int4": _four,
     "int4-zeros": _four,
+    "table": _table,
     "fp8": _float8,
     "fp8-blocks": _float8,
 }

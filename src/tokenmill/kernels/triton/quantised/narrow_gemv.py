@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, prefetch, wait
+from tokenmill.kernels.triton.quantised.codes import bytes_of
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_words import bytes4, dot4, dot_float8, half_pair, halves
 
@@ -143,7 +144,11 @@ def _of_group(
 ):
     """What is kept per group, [.., BJ / UNIT]: UNIT words lie in one group; SHIFT: columns into these words."""
     unit = start // UNIT + tl.arange(0, BJ // UNIT)[None, :]
-    return tl.load(rows + tl.minimum(unit * (32 if UNIT == 8 else 128) + SHIFT, LAST) // GROUP)
+    if GROUP == 16:  # of 4 bits: half a plane
+        column = unit // 2 * 128 + unit % 2 * 16 + SHIFT
+    else:
+        column = unit * (32 if UNIT == 8 else 128) + SHIFT
+    return tl.load(rows + tl.minimum(column, LAST) // GROUP)
 
 
 @triton.jit
@@ -167,15 +172,16 @@ def _bytes_of(x, G: tl.constexpr, SUMS: tl.constexpr):
 @triton.jit
 def _nibbles(
     w, xa, xb, most, scale, rows, zero_rows, start, acc,
-    LAST: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, WIDE: tl.constexpr,
+    LAST: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, BN: tl.constexpr,
+    BJ: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """acc + the eight 4 bit numbers of each word times activations. xa has the columns of planes 0 and 2 (planes are 32
     columns; 0 in bytes 0 and 2), xb those of 1 and 3. Groups narrower than a word's planes are summed one by one."""
-    low = w & 0x0F0F0F0F
-    high = (w >> 4) & 0x0F0F0F0F
+    low, high = bytes_of(w, TABLE, WIDE)
     ones = tl.full((1, BJ), 0x01010101, dtype=tl.int32)
     none = tl.zeros((1, BJ), dtype=tl.int32)
-    SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP
+    SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP if GROUP >= 32 else 4
+    UNIT: tl.constexpr = 8 if GROUP == 16 else 16
     for g in tl.static_range(SUMS):
         a = _bytes_of(xa, g, SUMS)
         b = _bytes_of(xb, g, SUMS)
@@ -183,14 +189,17 @@ def _nibbles(
             b = none
         if SUMS == 4 and g % 2 == 1:
             a = none
-        offset = tl.full((BN, BJ), 8, dtype=tl.int32)
-        if ZERO:
-            found = _of_group(zero_rows, start, LAST, GROUP, g * 128 // SUMS, 16, BJ)
-            offset += _each_word(found, 16, BN, BJ).to(tl.int32)
-        dots = dot4(low, a, dot4(high, b, -offset * dot4(a, ones, dot4(b, ones, none, WIDE), WIDE), WIDE), WIDE)
+        dots = tl.zeros((BN, BJ), dtype=tl.int32)
+        if TABLE == 0:
+            offset = tl.full((BN, BJ), 8, dtype=tl.int32)
+            if ZERO:
+                found = _of_group(zero_rows, start, LAST, GROUP, g * 128 // SUMS, UNIT, BJ)
+                offset += _each_word(found, UNIT, BN, BJ).to(tl.int32)
+            dots = -offset * dot4(a, ones, dot4(b, ones, none, WIDE), WIDE)
+        dots = dot4(low, a, dot4(high, b, dots, WIDE), WIDE)
         if SUMS > 1:
-            scale = _of_group(rows, start, LAST, GROUP, g * 128 // SUMS, 16, BJ)
-        acc += dots.to(tl.float32) * most * _each_word(scale, 16, BN, BJ).to(tl.float32)
+            scale = _of_group(rows, start, LAST, GROUP, g * 128 // SUMS, UNIT, BJ)
+        acc += dots.to(tl.float32) * most * _each_word(scale, UNIT, BN, BJ).to(tl.float32)
     return acc
 
 
@@ -198,11 +207,11 @@ def _nibbles(
 def _products(
     w, xa, xb, most, scale, rows, zero_rows, start, acc,
     KIND: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr,
-    BN: tl.constexpr, BJ: tl.constexpr, WIDE: tl.constexpr,
+    TABLE: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """acc + the numbers of each word times activations times what scales there are per group or block."""
     if KIND == 2:
-        acc = _nibbles(w, xa, xb, most, scale, rows, zero_rows, start, acc, LAST, GROUP, ZERO, BN, BJ, WIDE)
+        acc = _nibbles(w, xa, xb, most, scale, rows, zero_rows, start, acc, LAST, GROUP, ZERO, TABLE, BN, BJ, WIDE)
     else:
         if SPAN > 1:
             most = most * _each_word(_of_group(rows, start, LAST, GROUP, 0, 8, BJ), 8, 1, BJ)
@@ -221,7 +230,7 @@ def _products(
 def _gemv_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, residual_ptr, out_ptr, emit_ptr, N,
     K: tl.constexpr, WORDS: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, KIND: tl.constexpr,
-    GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr,
+    GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr, EMITS: tl.constexpr, EARLY: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -279,11 +288,14 @@ def _gemv_kernel(
         if KIND != 1:
             xb = _read(x_ptr + WORDS + j, start, j, WORDS, BJ)
         most = _read(x_ptr + 2 * WORDS + j, start, j, WORDS, BJ).to(tl.float32, bitcast=True)
-        acc = _products(w, xa, xb, most, scale, rows, zeros, start, acc, KIND, K - 1, GROUP, SPAN, ZERO, BN, BJ, WIDE)
+        acc = _products(
+            w, xa, xb, most, scale, rows, zeros, start, acc, KIND, K - 1, GROUP, SPAN, ZERO, TABLE, BN, BJ, WIDE
+        )
         if GATED:
             acc_u = _products(
-                u, xa, xb, most, scale_u, rows_u, zeros_u, start, acc_u, KIND, K - 1, GROUP, SPAN, ZERO, BN, BJ, WIDE
-            )
+                u, xa, xb, most, scale_u, rows_u, zeros_u, start, acc_u,
+                KIND, K - 1, GROUP, SPAN, ZERO, TABLE, BN, BJ, WIDE,
+            )  # fmt: skip
         if start + BJ < WORDS:
             w = w_next
             if GATED:
@@ -360,7 +372,7 @@ def narrow_gemv(
         spread, weight.data, lying, weight.row_zeros if weight.row_zeros is not None else lying, weight.bias, residual,
         out, emitted, width,
         K=inner, WORDS=words, BN=block_n, BJ=block_j, KIND=kind,
-        GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1, ZERO=weight.row_zeros is not None,
+        GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1, ZERO=weight.row_zeros is not None, TABLE=weight.table,
         ACT=activation, GATED=gated, BIAS=weight.bias is not None, RESIDUAL=residual is not None,
         EMITS=emits, EARLY=early if pdl and words > block_j else 0, WIDE=INTERPRETED, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,

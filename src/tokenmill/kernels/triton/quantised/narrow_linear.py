@@ -38,7 +38,7 @@ _WIDEST = 1 << 15
 
 def narrow_operation(rung: int, weight: NarrowMatrix, act: str | None) -> str:
     """The name of an operation in the measured table; rung: the most rows it is meant for, 0: more than any."""
-    kind = "fp8" if weight.data.dtype == torch.float8_e4m3fn else f"int{weight.bits}"
+    kind = "fp8" if weight.data.dtype == torch.float8_e4m3fn else "table" if weight.table else f"int{weight.bits}"
     return _name(f"{kind}/{'blocks' if weight.blocks else weight.group or 'rows'}", rung, weight, act)
 
 

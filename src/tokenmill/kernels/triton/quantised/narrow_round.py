@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import NormSpec
 from tokenmill.kernels.triton.common import begin, pow2, wait
+from tokenmill.kernels.triton.quantised.codes import entry
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 
 LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
@@ -58,7 +59,8 @@ def round_rows(x: Tensor, dtype: torch.dtype, norm: NormSpec | None = None, *, p
 @triton.jit
 def _widen_kernel(
     w_ptr, scale_ptr, zero_ptr, out_ptr, N, K, STORED,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr, PDL: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     """128 columns of 32 rows a program."""
     begin(PDL)
@@ -69,7 +71,7 @@ def _widen_kernel(
     real = (n < N) & (k < K)
     if BITS == 4:
         word = tl.load(w_ptr + n * STORED + tl.program_id(1) * 32 + c % 32, mask=n < N, other=0)
-        q = ((word >> (c // 32 * 4).to(tl.int16)) & 15).to(tl.float32) - 8.0
+        q = entry((word >> (c // 32 * 4).to(tl.int16)) & 15, TABLE).to(tl.float32)
     else:
         q = tl.load(w_ptr + n * STORED + k, mask=real, other=0.0).to(tl.float32)
     if SPAN > 1:
@@ -90,6 +92,6 @@ def widened(weight: NarrowMatrix, dtype: torch.dtype, *, pdl: bool) -> Tensor:
     _widen_kernel[(triton.cdiv(rows, 32), triton.cdiv(columns, BLOCK))](
         weight.data, weight.scales, weight.zeros if weight.zeros is not None else weight.scales, out, rows, columns,
         weight.data.shape[1], BITS=weight.bits, GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1,
-        ZERO=weight.zeros is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        ZERO=weight.zeros is not None, TABLE=weight.table, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out

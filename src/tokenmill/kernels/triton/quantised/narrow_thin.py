@@ -25,51 +25,11 @@ from tokenmill.kernels.triton.common import (
     prefetch,
     wait,
 )
+from tokenmill.kernels.triton.quantised.codes import looks_up, plane, planes
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 
 Rounded = tuple[Tensor, Tensor]
 """Activations [M, K] in the weight's type, and their scales [M] float32."""
-
-
-@triton.jit
-def _pair(w, less, SHIFT: tl.constexpr):
-    """Nibbles of w (int16) at SHIFT as bfloat16, plus `less`: 0x4300 | q is 128 + q, and `less` is -(136 + zero)."""
-    if SHIFT == 0:
-        return tl.inline_asm_elementwise(
-            """{ .reg .b32 t, one; mov.b32 one, 0x3f803f80;
-            lop3.b32 t, $1, 0x000f000f, 0x43004300, 0xea; fma.rn.bf16x2 $0, t, one, $2; }""",
-            "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    if SHIFT == 4:
-        return tl.inline_asm_elementwise(
-            """{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; shr.u32 t, $1, 4;
-            lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea; fma.rn.bf16x2 $0, t, one, $2; }""",
-            "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    if SHIFT == 8:
-        return tl.inline_asm_elementwise(
-            """{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; shr.u32 t, $1, 8;
-            lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea; fma.rn.bf16x2 $0, t, one, $2; }""",
-            "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2,
-        )  # fmt: skip
-    return tl.inline_asm_elementwise(
-        """{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; shr.u32 t, $1, 12;
-        lop3.b32 t, t, 0x000f000f, 0x43004300, 0xea; fma.rn.bf16x2 $0, t, one, $2; }""",
-        "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2,
-    )  # fmt: skip
-
-
-@triton.jit
-def _plane(w, zero, like, SHIFT: tl.constexpr, WIDE: tl.constexpr):
-    """Columns of one nibble [BN, 32] in the type of `like`; zero [BN] float32: 8 + zero point."""
-    if WIDE:
-        q = ((w >> SHIFT) & 15).to(tl.float32) - zero[:, None]
-    elif like.dtype != tl.bfloat16:
-        q = (((w >> SHIFT) & 15).to(tl.float32) - zero[:, None]).to(like.dtype)
-    else:
-        _, less = tl.broadcast(w.to(tl.bfloat16, bitcast=True), (-128.0 - zero).to(tl.bfloat16)[:, None])
-        q = _pair(w, less, SHIFT)
-    return q
 
 
 @triton.jit
@@ -86,29 +46,41 @@ def _multiply(w, x, acc, WIDE: tl.constexpr):
 @triton.jit
 def _packed(
     rows, x_rows, x_ok, scales, zeros, chunk, first, N, acc,
-    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, EVEN: tl.constexpr,
-    WIDE: tl.constexpr,
+    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
+    EVEN: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """acc + one block of 128 columns of 4 bit weights times activations. Loads lie here so that they are pipelined."""
-    w = tl.load(rows + chunk * 32, eviction_policy="evict_first")
-    GROUPS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP
+    """acc + one block of 128 columns of 4 bit weights times activations. Loads lie here so that they are pipelined.
+
+    Groups of 16 are half a plane: rows and x_rows point to 16 words and columns then, else to 32."""
+    GROUPS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP if GROUP >= 32 else 4
     PLANES: tl.constexpr = 4 // GROUPS
-    for g in tl.static_range(GROUPS):
-        at = ((first + chunk * 128) // GROUP + g) * N
-        scale = tl.load(scales + at).to(tl.float32)
-        zero = tl.full((BN,), 8.0, dtype=tl.float32)
-        if ZERO:
-            zero += tl.load(zeros + at).to(tl.float32)
-        part = tl.zeros((BN, BM), dtype=tl.float32)
-        for p in tl.static_range(PLANES):
-            column = chunk * 128 + (g * PLANES + p) * 32
-            if EVEN:
-                x = tl.load(x_rows + column, mask=x_ok, other=0.0)
-            else:
-                inside = (first + column + tl.arange(0, 32) < K)[:, None]
-                x = tl.load(x_rows + column, mask=x_ok & inside, other=0.0)
-            part = _multiply(_plane(w, zero, x, (g * PLANES + p) * 4, WIDE), x, part, WIDE)
-        acc += part * scale[:, None]
+    WORDS: tl.constexpr = 16 if GROUP == 16 else 32
+    LIKE: tl.constexpr = x_rows.dtype.element_ty
+    AT_ONCE: tl.constexpr = looks_up(TABLE, LIKE, WIDE)
+    for half in tl.static_range(32 // WORDS):
+        w = tl.load(rows + (chunk * 32 + half * WORDS), eviction_policy="evict_first")
+        if AT_ONCE:
+            every = planes(w, LIKE, TABLE)
+        for g in tl.static_range(GROUPS):
+            at = ((first + chunk * 128) // GROUP + g * (32 // WORDS) + half) * N
+            scale = tl.load(scales + at).to(tl.float32)
+            zero = tl.zeros((BN,), dtype=tl.float32)
+            if ZERO:
+                zero += tl.load(zeros + at).to(tl.float32)
+            part = tl.zeros((BN, BM), dtype=tl.float32)
+            for p in tl.static_range(PLANES):
+                column = chunk * 128 + (g * PLANES + p) * 32 + half * WORDS
+                if EVEN:
+                    x = tl.load(x_rows + column, mask=x_ok, other=0.0)
+                else:
+                    inside = (first + column + tl.arange(0, WORDS) < K)[:, None]
+                    x = tl.load(x_rows + column, mask=x_ok & inside, other=0.0)
+                if AT_ONCE:
+                    q = every[g * PLANES + p]
+                else:
+                    q = plane(w, zero, LIKE, (g * PLANES + p) * 4, TABLE, WIDE)
+                part = _multiply(q, x, part, WIDE)
+            acc += part * scale[:, None]
     return acc
 
 
@@ -117,9 +89,9 @@ def _thin_kernel(
     x_ptr, round_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, residual_ptr, out_ptr, part_ptr, count_ptr,
     M, N, ROWS, x_stride,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, CHUNKS: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr, ROUNDED: tl.constexpr,
-    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, WIDE: tl.constexpr,
-    PREFETCH: tl.constexpr, GROUPS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    BITS: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
+    ROUNDED: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr,
+    WIDE: tl.constexpr, PREFETCH: tl.constexpr, GROUPS: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """GROUPS: a power of two, at least so many groups of scales lie in one part of K."""
     begin(PDL)
@@ -132,9 +104,10 @@ def _thin_kernel(
     first = part * CHUNKS * BK
     # Bytes of a row: BK elements are BK (8 bits) or BK / 4 int16 (4 bits) stored ones.
     WIDTH: tl.constexpr = BK if BITS == 8 else 32
+    COLUMNS: tl.constexpr = 16 if BITS == 4 and GROUP == 16 else WIDTH
     STRIDE: tl.constexpr = K if BITS == 8 else (K + 127) // 128 * 32
     STEP: tl.constexpr = 1 if BITS == 8 else 4
-    k = tl.arange(0, WIDTH)
+    k = tl.arange(0, COLUMNS)
     w_rows = w_ptr + n_safe[:, None].to(tl.int64) * STRIDE + first // STEP + k[None, :]
     u_rows = w_ptr + (n_safe + N)[:, None].to(tl.int64) * STRIDE + first // STEP + k[None, :]
     if PREFETCH > 0:
@@ -167,12 +140,12 @@ def _thin_kernel(
             if EVEN or first + chunk * BK < K:
                 acc = _packed(
                     w_rows, x_rows, real_m[None, :], scale_ptr + n_safe, zero_ptr + n_safe, chunk, first, ROWS, acc,
-                    K, BM, BN, GROUP, ZERO, EVEN, WIDE,
+                    K, BM, BN, GROUP, ZERO, TABLE, EVEN, WIDE,
                 )  # fmt: skip
                 if GATED:
                     acc_u = _packed(
                         u_rows, x_rows, real_m[None, :], scale_ptr + n_safe + N, zero_ptr + n_safe + N, chunk, first,
-                        ROWS, acc_u, K, BM, BN, GROUP, ZERO, EVEN, WIDE,
+                        ROWS, acc_u, K, BM, BN, GROUP, ZERO, TABLE, EVEN, WIDE,
                     )  # fmt: skip
         else:
             if EVEN:
@@ -282,7 +255,7 @@ def narrow_thin(
         rows, width, weight.shape[0], x.stride(0),
         K=inner, BM=block_m, BN=block_n, BK=block_k, SPLIT=split, CHUNKS=chunks,
         BITS=weight.bits, GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1, ZERO=weight.zeros is not None,
-        ROUNDED=rounding is not None, ACT=kind, GATED=gated, BIAS=weight.bias is not None,
+        TABLE=weight.table, ROUNDED=rounding is not None, ACT=kind, GATED=gated, BIAS=weight.bias is not None,
         RESIDUAL=residual is not None, WIDE=INTERPRETED or x.dtype == torch.float32,
         PREFETCH=0 if INTERPRETED or not pdl else ahead,
         GROUPS=pow2(triton.cdiv(chunks * block_k, weight.group)) if weight.group else 1,

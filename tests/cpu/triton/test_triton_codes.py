@@ -1,0 +1,221 @@
+"""Matrices whose codes of 4 bits are entries of a table: products in the interpreter against the dense numbers, and the
+machine instructions that a GPU finds entries with, one by one."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton")
+
+from test_triton_narrow import REFERENCE, exact, met, relative  # noqa: E402
+
+from tokenmill.core.forward import NormSpec  # noqa: E402
+from tokenmill.core.matrix import StoredMatrix  # noqa: E402
+from tokenmill.kernels.grid import FP4, whole_entries  # noqa: E402
+from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.kernels.triton.quantised import codes  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_gemv import _spread, narrow_gemv  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_round import widened  # noqa: E402
+
+NF4 = (
+    -1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+)  # fmt: skip
+BNB_FP4 = (0.0, 0.0052083, 0.6666667, 1.0, 0.3333333, 0.5, 0.1666667, 0.25)
+TABLES = {"fp4": FP4, "nf4": NF4, "bnb": (*BNB_FP4, *(-entry for entry in BNB_FP4)), "few": (-3.0, 0.0, 1.0, 5.0)}
+KINDS = ["fp4/16", "fp4/32", "nf4/64", "bnb/128", "nf4/256", "few/32", "nf4"]
+
+
+def stored(kind: str, rows: int, columns: int, *, bias: bool = False, scale: float = 1.0) -> StoredMatrix:
+    """fp4/32: powers of two as scales; others: any numbers around `scale`."""
+    name, _, group = kind.partition("/")
+    table = torch.tensor(TABLES[name])
+    picked = torch.randint(0, len(table), (rows, columns), dtype=torch.uint8)
+    shape = rows, columns // int(group) if group else 1
+    scales = torch.rand(shape) + 0.5
+    scales = scales.log2().round().exp2() * 2.0 ** round(math.log2(scale)) if kind == "fp4/32" else scales * scale
+    parts = ("codes", picked), ("table", table), ("scales", scales), ("factors", torch.ones(rows))
+
+    def dense() -> torch.Tensor:
+        return (table[picked.int()].view(*shape, -1) * scales[..., None]).view(rows, columns)
+
+    return StoredMatrix("table", (rows, columns), parts, dense, torch.randn(rows) if bias else None)
+
+
+def packed(m: StoredMatrix) -> NarrowMatrix:
+    found = TritonKernels().pack(m)
+    assert found is not None and found.bits == 4 and found.table
+    assert found.data.nbytes == m.shape[0] * -(-m.shape[1] // 128) * 64, "half a byte a weight"
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_table_keeps_its_numbers(kind):
+    m = stored(kind, 40, 512)
+    weight, dense = packed(m), m.dense()
+    ids = torch.tensor([7, 0, 7, 39])
+    found = weight.rows(ids, torch.float32)
+    assert kind != "fp4/32" or torch.equal(found, dense[ids])
+    entries, unit = whole_entries(m.part("table"))
+    lost = float((entries * unit - m.part("table")).abs().max())
+    most = m.part("scales").max() * (lost + 2**-11 * m.part("table").abs().max())  # scales in half precision
+    assert ((found - dense[ids]).abs() <= most * 1.01).all()
+    assert torch.equal(widened(weight, torch.float32, pdl=False), weight.rows(torch.arange(40), torch.float32))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("act", "fused"), [(None, False), ("silu_mul", True)])
+@pytest.mark.parametrize("inner", [256, 288])
+def test_one_row(kind, act, fused, inner):
+    if inner == 288 and kind not in ("fp4/16", "fp4/32", "few/32"):
+        pytest.skip("groups fill rows")
+    weight = packed(stored(kind, 20, inner, bias=fused))
+    x = torch.randn(1, inner)
+    norm = NormSpec(torch.rand(inner) + 0.5, 1e-5, offset=0.25) if fused else None
+    residual = torch.randn(1, 10) if fused else None
+    found = narrow_gemv(x, weight, norm, act, residual, pdl=False, config=(4, 64 if fused else 16, 1, 0))
+    rounded, errors = met(_spread(x, weight.data.shape[1] // 2, 2, norm, pdl=False), 2, inner)
+    assert ((rounded - (x if norm is None else REFERENCE.norm(x, norm))[0]).abs() <= errors * 1.001 + 1e-9).all()
+    assert relative(found, exact(rounded[None], weight, None, act, residual)) < 1e-4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("rows", [1, 5, 33, 100])
+@pytest.mark.parametrize("inner", [256, 544])
+def test_products(kind, rows, inner):
+    """Whatever kernel takes them, against the matrix that was stored."""
+    if inner == 544 and kind not in ("fp4/16", "fp4/32", "few/32", "nf4"):
+        pytest.skip("groups fill rows")
+    m = stored(kind, 44, inner, bias=True)
+    kernels, x, residual = TritonKernels(), torch.randn(rows, inner), torch.randn(rows, 44)
+    found = kernels.product(x, packed(m), residual=residual)
+    expected = REFERENCE.product(x, m, m.bias) + residual
+    assert relative(found, expected) < (0.02 if rows == 1 else 0.01)
+    assert not any(counted["fallbacks"] for counted in kernels.counters().values())
+
+
+def test_tables_without_a_form():
+    m = stored("nf4", 8, 64)
+    for table in (torch.linspace(-1.0, 1.0, 32), torch.zeros(16)):  # five bits; nothing but zeros
+        parts = tuple((name, table if name == "table" else part) for name, part in m.parts)
+        assert TritonKernels().pack(StoredMatrix("table", m.shape, parts, m.dense)) is None
+
+
+def test_scales_that_half_precision_cannot_hold():
+    m = stored("nf4/64", 8, 128)
+    parts = tuple((name, part * 1e-6 if name == "scales" else part) for name, part in m.parts)
+    weight = packed(StoredMatrix("table", m.shape, parts, m.dense))
+    assert weight.scales.dtype == torch.bfloat16
+    assert relative(weight.rows(torch.arange(8), torch.float32), m.dense() * 1e-6) < 0.006
+
+
+# What follows runs the instructions of inline assembly, which the interpreter cannot: the few that are used, on
+# registers of 32 bits, as NVIDIA's "PTX ISA" says.
+
+
+def prmt(a: int, b: int, choice: int) -> int:
+    """Four bytes of a (0 to 3) and b (4 to 7)."""
+    every = a | b << 32
+    out = 0
+    for i in range(4):
+        which = choice >> 4 * i & 15
+        assert which < 8, "signs are not spread"
+        out |= (every >> 8 * which & 255) << 8 * i
+    return out
+
+
+def lop3(a: int, b: int, c: int, lut: int) -> int:
+    """Any function of three bits, 32 times."""
+    return sum((lut >> ((a >> i & 1) << 2 | (b >> i & 1) << 1 | c >> i & 1) & 1) << i for i in range(32))
+
+
+def fma2(a: int, b: int, c: int, kind: torch.dtype) -> int:
+    """Two products and sums in half precision, rounded once."""
+    first, second, third = (torch.tensor([v], dtype=torch.uint32).view(kind).double() for v in (a, b, c))
+    return int((first * second + third).to(kind).view(torch.uint32))
+
+
+def execute(asm: str, inputs: dict[int, int]) -> dict[int, int]:
+    """$n in, $n out."""
+    registers = {f"${n}": value for n, value in inputs.items()}
+    operations = {
+        "mov.b32": lambda a: a,
+        "and.b32": lambda a, b: a & b,
+        "shl.b32": lambda a, n: a << n & 0xFFFFFFFF,
+        "shr.u32": lambda a, n: a >> n,
+        "prmt.b32": prmt,
+        "lop3.b32": lop3,
+        "fma.rn.bf16x2": lambda a, b, c: fma2(a, b, c, torch.bfloat16),
+        "fma.rn.f16x2": lambda a, b, c: fma2(a, b, c, torch.float16),
+    }
+    for line in asm.strip("{ }").split(";"):
+        if not line.strip() or ".reg" in line:
+            continue
+        name, rest = line.strip().split(maxsplit=1)
+        target, *sources = re.split(r",\s*", rest)
+        registers[target] = operations[name](*(registers[s] if s in registers else int(s, 0) for s in sources))
+    return {int(n[1:]): value for n, value in registers.items() if n[0] == "$" and int(n[1:]) not in inputs}
+
+
+def words() -> list[int]:
+    """Words in which every code stands at every place."""
+    some = [int(torch.randint(0, 1 << 32, ())) for _ in range(40)]
+    return some + [0x11111111 * code for code in range(16)] + [0x01234567, 0x89ABCDEF]
+
+
+def numbers_of(word: int, table: int) -> list[int]:
+    return [codes.entries_of(table)[word >> 4 * i & 15] for i in range(8)]
+
+
+def table_named(name: str) -> int:
+    return codes.table_of(whole_entries(torch.tensor(TABLES[name]))[0])
+
+
+def test_tables_as_one_number():
+    assert codes.entries_of(codes.FLOATS.value) == [0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12]
+    assert table_named("fp4") == codes.FLOATS.value
+    assert codes.entries_of(table_named("few"))[:5] == [-3, 0, 1, 5, 0]
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_instructions_that_find_bytes(name):
+    table = table_named(name)
+    for word in words():
+        even, odd = execute(codes._bytes_asm(table), {2: word}).values()
+        found = [(half >> 8 * i & 255 ^ 128) - 128 for i in range(4) for half in (even, odd)]
+        assert found == numbers_of(word, table)
+
+
+@pytest.mark.parametrize("half", ["bf16", "f16"])
+@pytest.mark.parametrize("name", TABLES)
+def test_instructions_that_find_planes(name, half):
+    table, kind = table_named(name), torch.bfloat16 if half == "bf16" else torch.float16
+    for word in words():
+        found = execute(codes._planes_asm(table, half), {4: word})
+        each = torch.tensor([found[plane] for plane in range(4)], dtype=torch.uint32).view(kind)
+        assert each.view(4, 2).T.flatten().tolist() == numbers_of(word, table)
+
+
+@pytest.mark.parametrize("half", ["bf16", "f16"])
+def test_instructions_that_move_bits_of_floats(half):
+    kind = torch.bfloat16 if half == "bf16" else torch.float16
+    for word in words():
+        every = numbers_of(word, codes.FLOATS.value)
+        for plane in range(4):
+            found = execute(codes._float_asm(4 * plane, half), {1: word})[0]
+            pair = torch.tensor([found], dtype=torch.uint32).view(kind)
+            assert pair.tolist() == [every[plane], every[4 + plane]]
+
+
+def test_instructions_that_find_integers():
+    for word in words():
+        for plane in range(4):
+            less = torch.full((2,), -139.0, dtype=torch.bfloat16).view(torch.uint32)  # a zero point of 3
+            found = execute(codes._integer_asm(4 * plane), {1: word, 2: int(less)})[0]
+            pair = torch.tensor([found], dtype=torch.uint32).view(torch.bfloat16)
+            assert pair.tolist() == [(word >> 4 * place & 15) - 11 for place in (plane, 4 + plane)]
