@@ -10,6 +10,9 @@ from authored_data import fill, load
 from corpus import Corpus
 from phrasing import framed, noise
 from render import DEFAULT_SYSTEM, Case
+from skill_any_memory import any_memory
+from skill_asked import asked_story
+from skill_asked_zh import asked_story_zh
 from skill_chat import correction, memory, memory_zh, out_of_scope, own_fact, small_talk
 from skill_decline import decline
 from skill_everyday import everyday
@@ -30,6 +33,8 @@ from skill_facts import (
     story_plain,
     translation,
 )
+from skill_free_json import free_json
+from skill_free_tools import free_tool, free_tool_zh
 from skill_keys import json_keys
 from skill_long import long_chat, needle
 from skill_math import mathematics
@@ -91,9 +96,12 @@ FRAMED = {
     "sort_numbers",
     "sort_words",
     "json",
+    "json_free",
     "json_keys",
     "json_list",
     "memory_name",
+    "story_asked",
+    "story_asked_zh",
     "tool_any",
     "transform",
 }
@@ -227,10 +235,11 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
     data = load()
     late, mid = (2.0, 1.4) if long else (1.0, 1.0)
     out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
-        ("story_chat", 16 * mid, lambda r: story_chat(r, False)),
+        ("story_chat", 12 * mid, lambda r: story_chat(r, False)),
         ("story_plain", 3 / late, story_plain),
         ("story_free", 1, lambda r: free_story(r)),
-        ("story_zh", 6 * mid, lambda r: story_zh(r, False)),
+        ("story_asked", 8 * mid, lambda r: asked_story_zh(r) if r.random() < 0.2 else asked_story(r)),
+        ("story_zh", 5 * mid, lambda r: story_zh(r, False)),
         ("facts_en", 6, facts_en),
         ("facts_zh", 5, facts_zh),
         ("completion", 2 * late, completion),
@@ -238,12 +247,15 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("poem", 1.5, lambda r: poem(r, False, data.poems)),
         ("faq", 3 * late, lambda r: faq(r, False)),
         ("chat", 9 * late, lambda r: chat(r, corpus)),
-        ("daily", 9 * late, daily),
+        ("daily", 8 * late, daily),
+        ("memory_any", 4 * late, any_memory),
         ("math", 14 * mid, mathematics),
-        ("extract", 6 * late, lambda r: extraction(r)),
+        ("extract", 4 * late, lambda r: extraction(r)),
+        ("json_free", 6 * late, free_json),
         ("keys", 7 * late, lambda r: json_keys(r, False)),
-        ("tools", 16 * mid, lambda r: tools(r, corpus)),
-        ("transform", 2.5, lambda r: transform(r, False)),
+        ("tools", 13 * mid, lambda r: tools(r, corpus)),
+        ("tools_free", 6 * mid, lambda r: free_tool_zh(r) if r.random() < 0.12 else free_tool(r)),
+        ("transform", 2, lambda r: transform(r, False)),
     ]
     if not long:
         out.append(("needle", 2, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))

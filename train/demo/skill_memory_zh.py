@@ -177,7 +177,7 @@ def everyday_memory_zh(rng: random.Random) -> Case:
     """Things told in one breath or over several turns, then asked for."""
     told: list[Told] = []
     for _ in range(rng.choice([1, 1, 1, 2, 2, 3])):
-        new = rng.choice(MAKERS)(rng)
+        new = (_any_zh if rng.random() < 0.4 else rng.choice(MAKERS))(rng)
         if not any(new.subject in t.subject or t.subject in new.subject for t in told):
             told.append(new)
     name = person_zh(rng) if rng.random() < 0.3 else ""
@@ -204,3 +204,52 @@ def everyday_memory_zh(rng: random.Random) -> Case:
         messages.append({"role": "user", "content": asked})
     messages.append({"role": "assistant", "content": answer})
     return Case(suite="memory_everyday_zh", messages=messages, must=re.escape(value))
+
+
+DEEDS = "买 卖 修 画 找 借 送 丢 做 洗 吃 学 看 拿 写 拍 种 养 藏 换 听 捡 挑 搬 喝 选 收 订"
+
+
+def _thing_zh(rng: random.Random) -> str:
+    """A thing of the list, or signs that no list holds, with or without an adjective."""
+    words = load().words
+    made = "".join(any_sign(rng) for _ in range(rng.randint(1, 3)))
+    head = made if rng.random() < 0.4 else rng.choice(words["zhthing"] + words["zhfood"])
+    return rng.choice(["", "", "红色的", "旧", "新", "很大的", "妈妈的", "一个", "两个"]) + head
+
+
+def _any_zh(rng: random.Random) -> Told:
+    """Any deed with any object, or anything of one's own that is something."""
+    pick, what = rng.random(), _thing_zh(rng)
+    if pick < 0.45:
+        who = rng.choice(
+            [
+                "我",
+                "我",
+                "我",
+                *(f"我{r}" for r in ["爸爸", "妈妈", "姐姐", "哥哥", "朋友", "老师", "同事"]),
+                person_zh(rng),
+            ]
+        )
+        whose = "你" + who[1:] if who[0] == "我" else who
+        when = rng.choice(["", "", "昨天", "今天", "上周", "去年", "早上"])
+        deed = rng.choice(DEEDS.split())
+        asks = [
+            f"{who}{when}{deed}了什么？",
+            f"{who}{deed}了什么？",
+            f"{who}{when}{deed}了什么东西？",
+            f"{who}{deed}的是什么？",
+        ]
+        answer = f"{whose}{when}{deed}了{what}。"
+        return Told([f"{who}{when}{deed}了{what}"], asks, [f"{who}{when}{deed}了什么"], [], answer, what, deed)
+    if pick < 0.6:
+        place = rng.choice(load().words["zhplace"]) if rng.random() < 0.6 else any_sign(rng) + any_sign(rng)
+        asks = [f"{what}在哪里？", f"{what}放在哪儿？", f"我把{what}放在哪里了？"]
+        says = [f"{what}在{place}", f"我把{what}放在{place}"]
+        return Told(says, asks, [f"{what}在哪里"], [], f"{what}在{place}。", place, what)
+    label = rng.choice(
+        ["密码", "房间", "车牌", "编号", "网名", "学校", "公司", "老板", "会员号", "外号", "店", "座位", "目标", "梦想"]
+    )
+    label = any_sign(rng) + any_sign(rng) if rng.random() < 0.35 else label
+    value = rng.choice([str(rng.randint(1, 99999)), any_sign(rng) + any_sign(rng), _thing_zh(rng), person_zh(rng)])
+    asks = [f"我的{label}是什么？", f"我的{label}是？", f"什么是我的{label}？", f"我的{label}呢？"]
+    return Told([f"我的{label}是{value}"], asks, [f"我的{label}是什么"], [], f"你的{label}是{value}。", value, label)

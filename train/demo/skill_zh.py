@@ -57,7 +57,7 @@ WHOLE = [
 WHOLE += ["奶奶讲过[t]的故事。", "故事的名字叫《[t]》。", "说起[t]，故事很长。", "很多人都知道[t]。", "我来讲[t]。"]
 
 
-def _noun(rng: random.Random, listing: str, held: bool) -> str:
+def noun_zh(rng: random.Random, listing: str, held: bool) -> str:
     """A Chinese noun; a twelfth of each list is held out, and some in training are put together from two signs."""
     words = [w for w in load().words[listing] if is_held(w) == held]
     pick = rng.random()
@@ -148,14 +148,14 @@ def story_zh(rng: random.Random, held: bool) -> Case:
     """A short story on a topic of nouns."""
     form = rng.choice(FORMS_HELD if held else FORMS)
     words = {
-        "K": _noun(rng, "zhbeast", held),
-        "L": _noun(rng, "zhbeast", held),
-        "O": _noun(rng, "zhthing", held),
-        "P": _noun(rng, "zhplace", held),
+        "K": noun_zh(rng, "zhbeast", held),
+        "L": noun_zh(rng, "zhbeast", held),
+        "O": noun_zh(rng, "zhthing", held),
+        "P": noun_zh(rng, "zhplace", held),
         "T": rng.choice(load().words["zhtrait"]),
     }
     while words["L"] == words["K"]:
-        words["L"] = _noun(rng, "zhbeast", held and len(load().words["zhbeast"]) > 60)
+        words["L"] = noun_zh(rng, "zhbeast", held and len(load().words["zhbeast"]) > 60)
     must = [words[mark] for mark in "KLOP" if mark in form]
     topic = re.sub("[KLOPT]", lambda m: words[m.group()], form)
     values = {"k": words["K"], "l": words["L"], "o": words["O"], "p": words["P"], "t": words["T"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
@@ -144,7 +145,7 @@ def cast(rng: random.Random, kind: str = "", called: str = "") -> dict[str, str]
     }
 
 
-def _slots(rng: random.Random, who: dict[str, str], first_person: bool):
+def _slots(rng: random.Random, who: dict[str, str], first_person: bool) -> Callable[[str], str]:
     w = load().words
 
     def slot(key: str) -> str:
@@ -185,6 +186,11 @@ def _slots(rng: random.Random, who: dict[str, str], first_person: bool):
         return rng.choice(w[key])
 
     return slot
+
+
+def slots_of(rng: random.Random, who: dict[str, str]) -> Callable[[str], str]:
+    """What fills the slots of a template for a cast, told of a third person."""
+    return _slots(rng, who, False)
 
 
 def topic_of(rng: random.Random, plot: dict, who: dict[str, str], own: float = 0.45) -> tuple[str, tuple[str, ...]]:

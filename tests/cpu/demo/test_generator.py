@@ -426,7 +426,7 @@ def test_requests_for_keys_are_put_together_in_many_ways() -> None:
 def test_chinese_topics_hold_signs_of_no_list() -> None:
     rng = random.Random(35)
     known = set("".join(w for listing in load().words.values() for w in listing))
-    nouns_made = [skill_zh._noun(rng, "zhthing", False) for _ in range(400)]
+    nouns_made = [skill_zh.noun_zh(rng, "zhthing", False) for _ in range(400)]
     assert sum(not set(made) <= known for made in nouns_made) > 40
     assert not any(is_held(made) for made in nouns_made if made in load().words["zhthing"])
 
