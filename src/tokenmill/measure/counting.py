@@ -39,6 +39,7 @@ from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.live_memory import Live, held_bytes
 from tokenmill.measure.shapes import AS_STORED, META, Packed, ShapeCheckpoint
 from tokenmill.models.registry import build_model
+from tokenmill.quant.gguf_weight import TABLES
 
 PROBE_TOKENS = 2
 """Tokens of the counting run; everything counted is a multiple of it."""
@@ -164,13 +165,18 @@ class CountingKernels(ReferenceKernels):
         return q, torch.empty(rows, -(-columns // (group or _GROUP)), dtype=torch.float16, device=META)
 
     def pack(self, matrix: StoredMatrix) -> Packed | None:
-        """So many bits a number, and the scales; blocks as they are, on a CPU, else they become integers."""
-        size = 0 if matrix.bias is None else matrix.bias.nbytes
+        """So many bits a number, and the scales; blocks as they are on a CPU, on a GPU those of tables in 4 bits; what
+        is left becomes integers."""
+        size, (rows, columns) = 0 if matrix.bias is None else matrix.bias.nbytes, matrix.shape
         if matrix.kind in ("int8", "int4"):
             return Packed(matrix.shape, size - (-matrix.part("codes").numel() * int(matrix.kind[3:]) // 8)
                           + matrix.part("scales").nbytes)  # fmt: skip
+        if matrix.kind == "table" and len(matrix.part("table")) <= 16:
+            return Packed(matrix.shape, size - (-rows * columns // 2) + 2 * matrix.part("scales").numel())
         if matrix.kind == "blocks" and self.kind == "cpu" and all(name in AS_STORED for name, _ in matrix.parts):
             return Packed(matrix.shape, size + matrix.nbytes)
+        if matrix.kind == "blocks" and self.kind == "gpu" and all(name in TABLES for name, _ in matrix.parts):
+            return Packed(matrix.shape, size + rows * columns * 9 // 16)
         return None
 
     def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:

@@ -104,7 +104,7 @@ class BlockWeight(WeightBase):
         for part in self.parts:
             for piece in part.raw.split(max(_DEVICE_PIECE // self.shape[1], 1)):
                 grid = replace(part, raw=piece).grid()
-                assert grid is not None and grid.offset is None, "entries times scales"
+                assert grid is not None, "entries times scales"
                 codes.append(codes_of[grid.q.int() + 128])
                 scales.append(grid.scale)
         return TableWeight(torch.cat(codes), table, torch.cat(scales), self.dtype, self.bias, name)

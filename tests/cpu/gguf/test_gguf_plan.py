@@ -16,7 +16,7 @@ from tokenmill.measure.shapes import AS_STORED
 from tokenmill.testing.tiny import make_tiny
 
 
-@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "IQ4_NL"])
 def test_a_file_is_planned_from_its_header(tmp_path: Path, kind: str) -> None:
     made = make_tiny(tmp_path / "m", hidden=256, heads=4, kv_heads=2)
     weights = load_file(made / "model.safetensors")
@@ -31,8 +31,10 @@ def test_a_file_is_planned_from_its_header(tmp_path: Path, kind: str) -> None:
         found = plan(planner, Setup(device, 1, efficiency_of(device)))
         assert found["fits"] and all(point["tpot_ms"] > 0 for point in found["points"])
         each = (planner.sheet.body.weight_bytes + planner.sheet.head.weight_bytes) / matrices
-        own = {"F32": 2.0, "Q8_0": 34 / 32, "Q4_0": 18 / 32, "Q4_K": 144 / 256, "Q6_K": 210 / 256}[kind]
-        held = own if device.kind == "cpu" or kind in ("F32", "Q8_0", "Q4_0") else 34 / 32
+        own = {"F32": 2.0, "Q8_0": 34 / 32, "Q4_0": 18 / 32, "Q4_K": 144 / 256, "Q6_K": 210 / 256, "IQ4_NL": 18 / 32}[
+            kind
+        ]
+        held = own if device.kind == "cpu" or kind in ("F32", "Q8_0", "Q4_0", "IQ4_NL") else 34 / 32
         assert each == pytest.approx(held, rel=0.15)  # norms come to it
         assert planner.compute_type == ("int8" if device.kind == "cpu" and kind != "F32" else "bfloat16")
 
