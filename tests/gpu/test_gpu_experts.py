@@ -218,14 +218,19 @@ def test_quantised_experts_are_recorded(scheme, tmp_path):
     assert all(len(o.outputs[0].token_ids) == 12 for o in outputs)
 
 
-@pytest.mark.parametrize("kind", ["fp8", "blocks", "int4"])
+@pytest.mark.parametrize("kind", ["fp8", "blocks", "int4", "fp4/32", "nf4/64"])
 @pytest.mark.parametrize("tokens", [1, 5, 64, 300, 2048])
 def test_packed_experts(kind, tokens):
+    from test_gpu_narrow import matrix as made
+
     from tokenmill.kernels.triton.quantised.narrow import pack4, pack8
 
-    experts, hidden, inner, top = 16, 512, 384, 4
+    # gpt-oss has 2880 columns: no multiple of 128
+    experts, hidden, inner, top = 16, 480 if kind == "fp4/32" else 512, 352 if kind == "fp4/32" else 384, 4
 
     def matrix(rows, columns):
+        if "/" in kind:
+            return made(kind, rows, columns)
         if kind == "int4":
             q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8, device="cuda")
             return pack4(q, rand(rows, columns // 128, dtype=torch.float16).abs() * columns**-0.5, None, None)

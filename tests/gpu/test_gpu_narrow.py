@@ -12,7 +12,9 @@ pytest.importorskip("triton")
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.forward import NormSpec
+from tokenmill.core.matrix import StoredMatrix
 from tokenmill.demo import demo_dir
+from tokenmill.kernels.grid import FP4
 from tokenmill.kernels.reference import ReferenceKernels
 
 REFERENCE = ReferenceKernels()
@@ -29,11 +31,38 @@ def relative(found, expected):
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
+NF4 = (
+    -1.0, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.09105004, 0.0,
+    0.0795803, 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1.0,
+)  # fmt: skip
+TABLES = {"fp4": FP4, "nf4": NF4}
+
+
+def coded(kind, rows, columns, bias=None):
+    """Every code in every place of a word, as a file would have it; fp4/32 with powers of two as scales."""
+    name, _, group = kind.partition("/")
+    shape = rows, columns // int(group)
+    picked = torch.randint(0, 16, (rows, columns), dtype=torch.uint8, device="cuda")
+    scales = (torch.rand(shape, device="cuda") + 0.5) * columns**-0.5
+    scales = scales.log2().round().exp2() if kind == "fp4/32" else scales
+    table, ones = torch.tensor(TABLES[name]), torch.ones(rows, device="cuda")
+    parts = ("codes", picked), ("table", table), ("scales", scales), ("factors", ones)
+
+    def dense():
+        return (table.cuda()[picked.int()].view(*shape, -1) * scales[..., None]).view(rows, columns)
+
+    return StoredMatrix("table", (rows, columns), parts, dense, bias)
+
+
 def matrix(kind, rows, columns, bias=False):
     from tokenmill.kernels.triton.quantised.narrow import pack4, pack8
 
     name, _, group = kind.partition("/")
     b = rand(rows) if bias else None
+    if name in TABLES:
+        from tokenmill.kernels.triton import TritonKernels
+
+        return TritonKernels().pack(coded(kind, rows, columns, b))
     if name == "fp8":
         data = rand(rows, columns, scale=columns**-0.5 * 64).to(FP8)
         if group == "blocks":
@@ -51,7 +80,7 @@ def matrix(kind, rows, columns, bias=False):
 
 
 KINDS = ["fp8", "fp8/blocks", "int8", "int8/32", "int8/128", "int4/32", "int4/64", "int4/128", "int4", "int4z/32",
-         "int4z/128"]  # fmt: skip
+         "int4z/128", "fp4/16", "fp4/32", "nf4/64", "nf4/128", "nf4/256"]  # fmt: skip
 ROUNDED = {"fp8": 0.045, "fp8/blocks": 0.045, "int8": 0.015}
 """How far rounding the activations may move a result."""
 
@@ -86,15 +115,38 @@ def test_narrow_linear(kind, rows):
     check(kind, rows, 512, 1536, "gated")
 
 
-@pytest.mark.parametrize("kind", ["fp8", "int8", "int4/128"])
-@pytest.mark.parametrize("rows", [1, 32, 130])
+@pytest.mark.parametrize("kind", ["fp8", "int8", "int4/128", "fp4/32", "nf4/64"])
+@pytest.mark.parametrize("rows", [1, 5, 33, 130])
 def test_odd_shapes(kind, rows):
     check(kind, rows, 1000, 640, "all")
     check(kind, rows, 272, 14336, "plain")
 
 
+@pytest.mark.parametrize("kind", ["int4/32", "int4z/64", "fp4/16", "fp4/32", "nf4/32"])
+@pytest.mark.parametrize("rows", [1, 5, 33, 100])
+def test_columns_that_fill_no_block(kind, rows):
+    check(kind, rows, 640, 2880, "all")
+    check(kind, rows, 72, 576, "plain")
+
+
+@pytest.mark.parametrize("kind", ["fp4/16", "fp4/32", "nf4/64"])
+def test_tables_keep_their_numbers(kind):
+    """One column after the other, through both kernels that find many codes at once."""
+    from tokenmill.kernels.triton import TritonKernels
+
+    kernels, m = TritonKernels(), coded(kind, 64, 256)
+    weight, dense = kernels.pack(m), m.dense()
+    assert weight.bits == 4 and weight.data.nbytes == 64 * 256 // 2
+    every = torch.eye(256, device="cuda", dtype=torch.bfloat16)
+    found = torch.cat([kernels.product(part, weight) for part in every.split(32)]).T  # few rows
+    assert relative(found, dense) < (2e-3 if kind == "fp4/32" else 6e-3)
+    found = torch.cat([kernels.product(row[None], weight) for row in every]).T
+    assert relative(found, dense) < (2e-3 if kind == "fp4/32" else 6e-3)
+    assert relative(kernels.product(every, weight).T, dense) < (2e-3 if kind == "fp4/32" else 6e-3)  # widened
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-@pytest.mark.parametrize("kind", ["fp8", "int8/32", "int4/64", "int4z/64"])
+@pytest.mark.parametrize("kind", ["fp8", "int8/32", "int4/64", "int4z/64", "fp4/32", "nf4/64"])
 @pytest.mark.parametrize("rows", [1, 5, 200])
 def test_other_types(dtype, kind, rows):
     from tokenmill.kernels.triton import TritonKernels
