@@ -101,6 +101,7 @@ CASES = {
     "8b-int4": Case(LLAMA, DENSE, {"quantization": "int4"}),
     "8b-int4-g128": Case(LLAMA, DENSE, {"quantization": "int4-g128"}),
     "8b-kv-int8": Case(LLAMA, DENSE, {"kv_cache_dtype": "int8"}),
+    "8b-kv-int4": Case(LLAMA, DENSE, {"kv_cache_dtype": "int4"}),
     "8b-deterministic": Case(LLAMA, DENSE, {"deterministic": True}),
     "8b-lora": Case(LLAMA, DENSE, {"enable_lora": True, "max_loras": 4}),
     "8b-plain": Case(LLAMA, DENSE, {"disable": "fusion,cascade,dependent-launch,many-rows"}),
@@ -114,6 +115,11 @@ CASES = {
     ),
     "30b-a3b-fp8": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "fp8"}),
     "30b-a3b-int4": Case(MOE, EXPERTS, {"max_model_len": 8192, "quantization": "int4-g128"}),
+    "20b-mxfp4": Case(
+        GEOMETRIES["gpt-oss-20b"] | {"quantization_config": {"quant_method": "mxfp4"}},
+        EXPERTS,
+        {"max_model_len": 8192},
+    ),
     "8b-draft": Case(LLAMA, LITTLE, draft=GEOMETRIES["llama-3.2-1b"]),
     "8b-medusa": Case(LLAMA, LITTLE, draft=MEDUSA),
     "8b-eagle3": Case(LLAMA, LITTLE, draft=EAGLE3),
@@ -133,7 +139,9 @@ CASES = {
 FORMATS: dict[str, dict[str, Any]] = {
     "bf16": {}, "fp8": {"quantization": "fp8"}, "int8": {"quantization": "int8"}, "int4": {"quantization": "int4"},
     "int4-g128": {"quantization": "int4-g128"}, "kv-fp8": {"kv_cache_dtype": "fp8"},
-    "kv-int8": {"kv_cache_dtype": "int8"}, "deterministic": {"deterministic": True},
+    "kv-int8": {"kv_cache_dtype": "int8"}, "kv-int4": {"kv_cache_dtype": "int4"},
+    "kv-int4-fp8k": {"kv_cache_dtype": "int4-fp8k"}, "kv-int8-g32": {"kv_cache_dtype": "int8", "kv_cache_group": 32},
+    "deterministic": {"deterministic": True},
 }  # fmt: skip
 """Of weights, or of keys and values."""
 ANY: dict[str, Requests] = {

@@ -93,7 +93,9 @@ def test_the_same_tokens_with_deterministic(name, eager, eagle):
     assert found == wanted
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 32}, {"kv_cache_dtype": "fp8"}])
+@pytest.mark.parametrize(
+    "options", [{}, {"max_num_batched_tokens": 32}, {"kv_cache_dtype": "fp8"}, {"kv_cache_dtype": "int4"}]
+)
 def test_a_model_that_drafts_for_itself_is_right(options, eagle):
     """bf16 sums in another order may flip a near tie, so not always."""
     plain = [SamplingParams(temperature=t, seed=7, max_tokens=64, ignore_eos=True) for t in (0.0, 0.8)] * 8

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from paged_batch import PagedBatch
 
-from tokenmill.core.forward import AttentionSpec, KVSpec, NormSpec, RopeSpec
+from tokenmill.core.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec
 from tokenmill.kernels.reference import ReferenceKernels
 
 REFERENCE = ReferenceKernels()
@@ -154,36 +154,62 @@ def test_attention(name, steady):
     assert not kernels.launch.scratch.counters(x.device).any()
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("name", ["llama", "wide window", "sinks everywhere", "softcap"])
-def test_eight_bit_pages(name, dtype):
-    options = dict(SPECS[name])
+NARROW = {
+    "int8": KVFormat("int8"), "fp8": KVFormat("float8_e4m3fn"), "int4": KVFormat("int4"),
+    "int4-fp8k": KVFormat("float8_e4m3fn", 0, "int4"), "int8 in groups": KVFormat("int8", 32),
+    "int4 in groups": KVFormat("int4", 16),
+}  # fmt: skip
+WIDTHS = {"heads of 96": {"heads": 8, "kv_heads": 1, "dim": 96}, "heads of 40": {"heads": 6, "kv_heads": 3, "dim": 40}}
+
+
+@pytest.mark.parametrize("form", NARROW)
+@pytest.mark.parametrize("name", ["llama", "wide window", "sinks everywhere", "softcap", "alibi", "chunks", *WIDTHS])
+def test_narrow_pages(name, form):
+    """Stored as the reference stores, but for what rounds apart; and read as the reference reads the same pages."""
+    options, stored = dict({**SPECS, **WIDTHS}[name]), NARROW[form]
     window, dim, heads = options.get("window", 0), options["dim"], options["heads"]
-    kv = KVSpec("window" if window else "full", options["kv_heads"], dim, dim, window)
+    if dim % max(1, stored.group):
+        pytest.skip("groups do not divide these heads")
+    kv = KVSpec("window" if window else "full", options["kv_heads"], dim, dim, abs(window))
     spec = AttentionSpec(
         0, 0, heads, kv, dim**-0.5, rope=rope(dim), window=window, softcap=options.get("softcap", 0.0),
         sinks=rand(heads) if options.get("sinks") else None,
+        alibi=rand(heads, dtype=torch.float32).abs() * 0.1 if options.get("alibi") else None,
     )  # fmt: skip
     kernels = triton_kernels()
-    ours, exact = (PagedBatch((kv,), k, dtype=dtype, blocks=200, device="cuda") for k in (kernels, REFERENCE))
+    ours, exact = (PagedBatch((kv,), k, stored=stored, blocks=200, device="cuda") for k in (kernels, REFERENCE))
     for grants in STEPS:
         x = rand(sum(n for _, n in grants), (heads + 2 * kv.heads) * dim)
         a, b = ours.step(grants), exact.step(grants)
-        q, expected_q = kernels.prepare_qkv(x, spec, a), REFERENCE.prepare_qkv(x, spec, b)
-        expected = REFERENCE.attention(expected_q, spec, b)
+        q = kernels.prepare_qkv(x, spec, a)
+        REFERENCE.prepare_qkv(x, spec, b)
+        expected = REFERENCE.attention(q, spec, a)
         assert relative(kernels.attention(q, spec, a), expected) < 1e-2
         if a.max_query == 1:
+            slots = a.groups[0].slots
+            for scales in (a.kv[0].key_scale, a.kv[0].value_scale):
+                scales[slots // 16, :, slots % 16] = float("nan")
             assert relative(kernels.attend(x, spec, a), expected) < 1e-2
-    same = ours.kv[0].key.float() == exact.kv[0].key.float()
-    assert same.float().mean() > 0.97  # rotations in bf16 and float32 may round apart
+    assert not kernels.launch.scratch.counters(x.device).any()
+    assert not any(count["fallbacks"] for count in kernels.counters().values())
+    for mine, other in ((ours.kv[0].key, exact.kv[0].key), (ours.kv[0].value, exact.kv[0].value)):
+        same = mine.view(torch.uint8) == other.view(torch.uint8)
+        assert same.float().mean() > 0.97  # rotations in bf16 and float32 may round apart
+    for mine, other in (
+        (ours.kv[0].key_scale, exact.kv[0].key_scale),
+        (ours.kv[0].value_scale, exact.kv[0].value_scale),
+    ):
+        assert torch.isclose(mine.float(), other.float(), rtol=0.02, atol=1e-6, equal_nan=True).all()
 
 
 @pytest.mark.parametrize("seqs", [5, 40, 130])
-def test_shared_prefix(seqs):
+@pytest.mark.parametrize("form", ["plain", "fp8", "int4", "int4-fp8k"])
+def test_shared_prefix(seqs, form):
     kv = KVSpec("full", 8, 128, 128)
     spec = AttentionSpec(0, 0, 32, kv, 128**-0.5, rope=rope(128))
     kernels = triton_kernels()
-    batch = PagedBatch((kv,), kernels, dtype=torch.bfloat16, blocks=64 + 20 * seqs, device="cuda")
+    blocks, stored = 64 + 20 * seqs, NARROW.get(form)
+    batch = PagedBatch((kv,), kernels, dtype=torch.bfloat16, blocks=blocks, device="cuda", stored=stored)
     names = [(str(i), 200 + i % 70) for i in range(seqs)]
     ctx = batch.step(names)
     kernels.prepare_qkv(rand(sum(n for _, n in names), 48 * 128), spec, ctx)

@@ -82,7 +82,7 @@ class Teacher:
         self.model = model
         self.taps = tap_layers(len(model.layers)) if taps else ()
         model.taps = tuple(dict.fromkeys(self.taps))
-        layout = make_layout(model.spec.kv_specs, 16, kv_format(config.cache, self.dtype, self.device))
+        layout = make_layout(model.spec.kv_specs, 16, kv_format(config.cache, self.dtype))
         held = -(-length // layout.block_size)
         blocks = [0] * len(layout.page_bytes)
         for spec in layout.groups:

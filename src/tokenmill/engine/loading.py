@@ -219,7 +219,7 @@ def load_runner(
     specs = model.spec.kv_specs + drafts.kv_specs
     said = msgspec.to_builtins(Said(specs, bool(model.spec.extras.get("stand_in")) and not drafts.kv_specs))
     every = [msgspec.convert(each, Said) for each in mesh.by_stage(said)]
-    pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype, device))
+    pages = lay_out_stage(every, mesh.place.stage, config.cache.block_size, kv_format(config.cache, dtype))
     layout = pages.cache
     wanted = min(config.model.max_model_len or model.spec.max_positions, model.spec.max_positions)
     step_tokens = _step_tokens(config, device, wanted)

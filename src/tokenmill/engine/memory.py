@@ -36,18 +36,13 @@ GRAPH_BYTES = 1 << 30
 """Left for recorded steps, which keep their temporary tensors, and for what libraries take on first use."""
 
 
-def kv_format(options: CacheOptions, dtype: torch.dtype, device: str = "cpu") -> KVFormat:
-    """How K/V are stored when the model computes in `dtype`; refused where a device's kernels do not read it."""
+def kv_format(options: CacheOptions, dtype: torch.dtype) -> KVFormat:
+    """How K/V are stored when the model computes in `dtype`."""
     named = {"auto": str(dtype).removeprefix("torch."), "fp8": "float8_e4m3fn", "int4-fp8k": "float8_e4m3fn"}
     values = "int4" if options.kv_cache_dtype == "int4-fp8k" else ""
     found = KVFormat(named.get(options.kv_cache_dtype, options.kv_cache_dtype), options.kv_cache_group, values)
     if options.kv_cache_group and (not found.scaled or options.kv_cache_group < 0):
         raise ParameterError("--kv-cache-group needs --kv-cache-dtype fp8, int8 or int4.", param="kv_cache_group")
-    if found.of_values.packed and device.startswith("cuda"):
-        raise ParameterError(
-            f"--kv-cache-dtype {options.kv_cache_dtype}: no GPU kernel reads K/V in 4 bits; use fp8 or int8.",
-            param="kv_cache_dtype",
-        )
     return found
 
 

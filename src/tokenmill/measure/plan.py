@@ -85,7 +85,7 @@ class Planner:
     @property
     def kv_format(self) -> KVFormat:
         """How keys and values are stored."""
-        return memory.kv_format(self.config.cache, loading.DTYPES[self.dtype], self.kind)
+        return memory.kv_format(self.config.cache, loading.DTYPES[self.dtype])
 
     @property
     def compute_type(self) -> str:

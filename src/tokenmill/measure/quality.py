@@ -104,7 +104,7 @@ def _windows(source: ModelSource, text: str) -> Tensor:
 def _read(source: ModelSource, windows: Tensor, device: str, cache: CacheOptions | None) -> _Read:
     config, kernels = source.config(), make_kernels(device)
     dtype = compute_dtype("auto", config, device, [])
-    stored = EXACT if cache is None else kv_format(cache, dtype, device)
+    stored = EXACT if cache is None else kv_format(cache, dtype)
     checkpoint = source.checkpoint("auto", seed=0, device=device)
     try:
         model = build_model(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVSpec, KVView, StateSpec, StepRows
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVFormat, KVSpec, KVView, StateSpec, StepRows
 from tokenmill.kvcache.states import StatePool
 
 NOWHERE = 1 << 24
@@ -29,7 +29,12 @@ class PagedBatch:
     def __init__(
         self, specs: tuple[KVSpec, ...], kernels: Kernels, *, dtype: torch.dtype = torch.float32, block_size: int = 16,
         blocks: int = 64, drop: bool = True, device: str = "cpu", states: tuple[StateSpec, ...] = (),
+        stored: KVFormat | None = None,
     ) -> None:  # fmt: skip
+        """stored: how pages hold numbers, where `dtype` does not say it."""
+        if stored is None and dtype.itemsize == 1:
+            stored = KVFormat(str(dtype).removeprefix("torch."))
+        self.stored = stored
         self.kernels, self.block_size, self.drop, self.device = kernels, block_size, drop, device
         self.groups = list(dict.fromkeys(specs))
         self.kv = [self._view(spec, blocks, dtype) for spec in specs]
@@ -41,22 +46,28 @@ class PagedBatch:
 
     def _view(self, spec: KVSpec, blocks: int, dtype: torch.dtype) -> KVView:
         heads = 1 if spec.kind == "latent" else spec.heads
-        if dtype.itemsize == 1:
-            return self._scaled(spec, blocks, dtype)
+        if self.stored is not None:
+            return self._scaled(spec, blocks, heads, self.stored)
         key = torch.full((blocks, heads, self.block_size, spec.key_dim), float("nan"), dtype=dtype, device=self.device)
         if spec.kind == "latent":
             return KVView(key, key[..., : spec.value_dim])
         value = torch.full((blocks, heads, self.block_size, spec.value_dim), float("nan"), dtype=dtype)
         return KVView(key, value.to(self.device))
 
-    def _scaled(self, spec: KVSpec, blocks: int, dtype: torch.dtype) -> KVView:
-        """8-bit pages with a scale per head and token; the poison lies in the scales."""
-        shape = (blocks, spec.heads, self.block_size)
-        key, value = (
-            torch.zeros(*shape, dim, dtype=dtype, device=self.device) for dim in (spec.key_dim, spec.value_dim)
-        )
-        scales = [torch.full((*shape, 1), float("nan"), dtype=torch.bfloat16, device=self.device) for _ in range(2)]
-        return KVView(key, value, *scales)
+    def _scaled(self, spec: KVSpec, blocks: int, heads: int, form: KVFormat) -> KVView:
+        """Narrow pages; the poison lies in the scales."""
+        key, key_scale = self._narrow((blocks, heads, self.block_size), spec.key_dim, form)
+        if spec.kind == "latent":
+            return KVView(key, key if form.packed else key[..., : spec.value_dim], key_scale, key_scale)
+        value, value_scale = self._narrow((blocks, heads, self.block_size), spec.value_dim, form.of_values)
+        return KVView(key, value, key_scale, value_scale)
+
+    def _narrow(self, shape: tuple[int, ...], dim: int, form: KVFormat) -> tuple[Tensor, Tensor]:
+        """Numbers and scales of heads of so many numbers."""
+        dtype = torch.uint8 if form.packed else getattr(torch, form.dtype)
+        numbers = torch.zeros(*shape, dim // 2 if form.packed else dim, dtype=dtype, device=self.device)
+        scales = torch.full((*shape, form.scales(dim)), float("nan"), dtype=torch.bfloat16, device=self.device)
+        return numbers, scales
 
     def step(self, grants: list[tuple[str, int]]) -> ForwardContext:
         """A context that gives each named sequence that many new tokens."""

@@ -69,6 +69,8 @@ LONG: list[tuple[str, dict[str, Any]]] = [
     ("self", {}),
     ("self", {"deterministic": True, "max_num_batched_tokens": 8}),
     ("self", {"kv_cache_dtype": "int8"}),
+    ("self", {"kv_cache_dtype": "int4"}),
+    ("self", {"kv_cache_dtype": "int8", "kv_cache_group": 4}),
     ("other", {"enforce_eager": True, "num_gpu_blocks_override": 12}),
     ("medusa", {}),
     ("eagle3", {}),

@@ -42,14 +42,19 @@ SPECS = {
 }
 
 
-ALL = tuple(itertools.product(SPECS, ["float32", "int8", "float8_e4m3fn"], [1, 40], [False, True], [False, True]))
+ALL = tuple(
+    itertools.product(SPECS, ["float32", "int8", "int4", "float8_e4m3fn"], [1, 40], [False, True], [False, True])
+)
 FEW = (
     ("full", "float32", 1, False, False),
     ("full", "float32", 40, False, False),
     ("full", "float32", 1, True, False),
     ("full", "int8", 1, False, False),
+    ("full", "int4", 1, False, False),
+    ("full", "int4", 40, False, False),
     ("window", "float32", 1, False, True),
     ("window", "float8_e4m3fn", 1, False, False),
+    ("window", "int4", 1, False, True),
     ("window", "float32", 1, True, True),
     ("latent", "float32", 1, False, False),
     ("latent", "float32", 9, True, False),
@@ -66,9 +71,9 @@ def test_nodes_see_what_they_descend_from(kind: str, dtype: str, chunk: int, ste
     torch.manual_seed(3)
     spec = attention_of(kv, **({} if kind == "latent" else {"sinks": torch.randn(4), "softcap": 9.0}))
     kernels = TritonKernels(steady=steady)
+    stored = None if dtype == "float32" else KVFormat(dtype)
     ours, theirs = (
-        PagedBatch((kv,), k, dtype=getattr(torch, dtype), block_size=4, blocks=80, drop=drop)
-        for k in (kernels, REFERENCE)
+        PagedBatch((kv,), k, stored=stored, block_size=4, blocks=80, drop=drop) for k in (kernels, REFERENCE)
     )
     before = torch.randn(84, width(kv))
     for batch, backend in ((ours, kernels), (theirs, REFERENCE)):
@@ -79,7 +84,7 @@ def test_nodes_see_what_they_descend_from(kind: str, dtype: str, chunk: int, ste
     mine, other = (as_trees(batch.step(grants), trees) for batch in (ours, theirs))
     assert (mine.groups[0].first is not None) == (kind == "window" and drop)
     found, expected = (k.attend(x, spec, ctx) for k, ctx in ((kernels, mine), (REFERENCE, other)))
-    most = {"float32": 1e-5, "int8": 0.002, "float8_e4m3fn": 0.12}[dtype]
+    most = {"float32": 1e-5, "int8": 0.002, "int4": 0.002, "float8_e4m3fn": 0.12}[dtype]
     assert (found - expected).norm() < most * expected.norm()
     assert not kernels.launch.scratch.counters(x.device).any() and kernels.waits == 0
     assert not any(count["fallbacks"] for count in kernels.counters().values())

@@ -32,8 +32,9 @@ from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.attention.decode import attend_one
 from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_latent, serves
-from tokenmill.kernels.triton.attention.prepare import can_prepare, norm_rows, prepare_qkv, whole_scales
+from tokenmill.kernels.triton.attention.prepare import can_prepare, norm_rows, prepare_qkv
 from tokenmill.kernels.triton.attention.stepping import Stepping, has_heads
+from tokenmill.kernels.triton.attention.stored import can_store
 from tokenmill.kernels.triton.common import act_parts
 from tokenmill.kernels.triton.experts.mixture import pack_mixture
 from tokenmill.kernels.triton.experts.route import route
@@ -507,7 +508,7 @@ class TritonKernels(ReferenceKernels):
         if spec.kv.kind == "latent" and serves(spec, ctx) and qkv.shape[0] > 0 and qkv.stride(1) == 1:
             self.count("prepare_qkv")
             return prepare_latent(qkv, spec, ctx, pdl=self.launch.pdl)
-        if spec.kv.kind == "latent" or qkv.shape[0] == 0 or not whole_scales(ctx.kv[spec.layer]):
+        if spec.kv.kind == "latent" or qkv.shape[0] == 0 or not can_store(ctx.kv[spec.layer]):
             self.count("prepare_qkv", fallback=True)
             return super().prepare_qkv(qkv, spec, ctx)
         if not can_prepare(spec):
@@ -518,7 +519,6 @@ class TritonKernels(ReferenceKernels):
     @else_reference
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
         """q [T, H, Dk] against the paged keys and values as stored -> [T, H * Dv]."""
-        grouped = not whole_scales(ctx.kv[spec.layer])
         if spec.kv.kind == "latent" and serves(spec, ctx) and q.shape[0] > 0:
             self.count("attention")
             out = torch.empty((q.shape[0], spec.heads * spec.kv.value_dim), dtype=q.dtype, device=q.device)
@@ -526,7 +526,8 @@ class TritonKernels(ReferenceKernels):
                 q.contiguous(), out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, whole=self.launch.steady
             )
             return out
-        if spec.kv.kind == "latent" or grouped or q.shape[0] == 0 or not has_heads(spec, q):
+        known = spec.kv.kind != "latent" and can_store(ctx.kv[spec.layer])
+        if not known or q.shape[0] == 0 or not has_heads(spec, q):
             self.count("attention", fallback=True)
             return super().attention(q, spec, ctx)
         self.count("attention")

@@ -28,7 +28,14 @@ from tokenmill.kernels.triton.attention.decode_records import (
     Strides,
     Turns,
 )
-from tokenmill.kernels.triton.attention.narrow_keys import fold_pairs, in_pairs, joined, kind_of, split_query
+from tokenmill.kernels.triton.attention.narrow_keys import (
+    fold_words,
+    in_words,
+    joined,
+    no_values,
+    scales_at,
+    split_query,
+)
 from tokenmill.kernels.triton.attention.paging import (
     FLOOR,
     bend,
@@ -37,27 +44,25 @@ from tokenmill.kernels.triton.attention.paging import (
     path_parts,
     product,
     reach,
-    rounded,
 )
 from tokenmill.kernels.triton.attention.partial import finish, join_all, join_shared, leave_part
-from tokenmill.kernels.triton.attention.prepare import rotated, scale_strides
+from tokenmill.kernels.triton.attention.prepare import rotated
+from tokenmill.kernels.triton.attention.stored import columns, kinds_of, put, scale_strides, scales_of
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
-from tokenmill.kernels.triton.quantised.narrow_words import bfloat_at
 
 
 @triton.jit
 def _load_tile(
     index, high, here, strides, table, first, entries, kv_len, path, query_position, window,
-    SHAPE: tl.constexpr, SEEN: tl.constexpr, SCALED: tl.constexpr,
+    SHAPE: tl.constexpr, SEEN: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
 ):  # fmt: skip
     """Keys [BD, BN] and values [BN, BV] of these indexes, their scales [BN], positions, and which are seen.
-    SCALED: pairs of numbers are loaded, half as many, twice as wide."""
+    Narrow ones are loaded as words: of several numbers, and that many fewer."""
     keys, values, key_scales, value_scales = here
-    PAIR: tl.constexpr = 2 if SCALED else 1
-    D: tl.constexpr = SHAPE.D // PAIR
-    DV: tl.constexpr = SHAPE.DV // PAIR
-    d = tl.arange(0, SHAPE.BD // PAIR)
-    v = tl.arange(0, SHAPE.BV // PAIR)
+    D: tl.constexpr = SHAPE.D // K_KIND.PER
+    DV: tl.constexpr = SHAPE.DV // V_KIND.PER
+    d = tl.arange(0, SHAPE.BD // K_KIND.PER)
+    v = tl.arange(0, SHAPE.BV // V_KIND.PER)
     block, offset, position, known = locate(
         index, table, first, entries, kv_len, path, SHAPE.SIZE, SEEN.FIRST, SEEN.TREE
     )
@@ -73,13 +78,13 @@ def _load_tile(
         values + block[:, None] * strides.value_block + offset[:, None] * strides.value_row + v[None, :],
         mask=seen[:, None] & (v < DV)[None, :], other=0.0,
     )  # fmt: skip
-    k_scale = 1.0
-    v_scale = 1.0
-    if SCALED:
-        spot = block * strides.scale_block + offset * strides.scale_row
-        k_scale = bfloat_at(key_scales, spot, seen)
-        v_scale = bfloat_at(value_scales, spot, seen)
-    return k, val, k_scale, v_scale, position, seen
+    k_scales = scales_at(
+        key_scales, block * strides.key_scale_block + offset * strides.key_scale_row, seen, K_KIND
+    )  # fmt: skip
+    v_scales = scales_at(
+        value_scales, block * strides.value_scale_block + offset * strides.value_scale_row, seen, V_KIND
+    )  # fmt: skip
+    return k, val, k_scales, v_scales, position, seen
 
 
 @triton.jit
@@ -120,73 +125,48 @@ def _extent(seq, split, end, kv_len, query_position, window, plan, SHAPE: tl.con
 
 @triton.jit
 def _new_heads(
-    source, kv_head, head, real, query_position, turns, eps, like,
-    SHAPE: tl.constexpr, NEW: tl.constexpr, KIND: tl.constexpr, STORED: tl.constexpr,
+    source, kv_head, head, real, query_position, turns, eps, like, here, strides, slot, stores,
+    SHAPE: tl.constexpr, NEW: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
 ):  # fmt: skip
-    """The product's heads at `source`: q [BH, BD], the newest key [1, BD] and value [1, BV] as they will be stored, and
-    their scales."""
+    """The product's heads at `source`: q [BH, BD], and the newest key [1, BD] and value [1, BV] as they will be read,
+    which this program stores, or another one."""
     D: tl.constexpr = SHAPE.D
     H: tl.constexpr = SHAPE.H
     DV: tl.constexpr = SHAPE.DV
     KV: tl.constexpr = SHAPE.H // SHAPE.GROUP
-    d = tl.arange(0, SHAPE.BD)
-    v = tl.arange(0, SHAPE.BV)
+    SIZE: tl.constexpr = SHAPE.SIZE
+    d = columns(SHAPE.BD, D, K_KIND.GROUPS)
+    v = columns(SHAPE.BV, DV, V_KIND.GROUPS)
     at_position = query_position.to(tl.int64)
     q = rotated(source + head[:, None] * D, turns.q_norm, turns.cos, turns.sin, at_position, real[:, None], d, eps.q,
                 D, NEW.Q_NORM, NEW.Q_OFFSET, NEW.ROPE, NEW.START, NEW.DIM, NEW.INTERLEAVED).to(like)  # fmt: skip
-    one = tl.arange(0, 1)[:, None]
-    key = rotated(source + (H + kv_head) * D + one, turns.k_norm, turns.cos, turns.sin, at_position, one == 0, d,
-                  eps.k, D, NEW.K_NORM, NEW.K_OFFSET, NEW.ROPE, NEW.START, NEW.DIM, NEW.INTERLEAVED)  # fmt: skip
-    value = tl.load(source + (H + KV) * D + kv_head * DV + one + v[None, :], mask=(v < DV)[None, :], other=0.0)
-    key_scale = 1.0
-    value_scale = 1.0
-    if KIND is not None:
-        key = tl.where((d < D)[None, :], key.to(like).to(tl.float32), 0.0)
-        key, a_scale = rounded(key, KIND)
-        value, b_scale = rounded(value.to(tl.float32), KIND)
-        key_scale = tl.sum(a_scale.to(tl.float32))
-        value_scale = tl.sum(b_scale.to(tl.float32))
-    else:
-        key = key.to(STORED)
-        value = value.to(STORED)
-    return q, key, value, key_scale, value_scale
-
-
-@triton.jit
-def _store_newest(key, value, key_scale, value_scale, slot, here, strides, SHAPE: tl.constexpr, KIND: tl.constexpr):
-    """The newest key and value go to their slot."""
+    one = tl.arange(0, 1)
+    key = rotated(source + (H + kv_head) * D + one[:, None], turns.k_norm, turns.cos, turns.sin, at_position,
+                  (one == 0)[:, None], d, eps.k, D, NEW.K_NORM, NEW.K_OFFSET, NEW.ROPE, NEW.START, NEW.DIM,
+                  NEW.INTERLEAVED)  # fmt: skip
+    value = tl.load(source + (H + KV) * D + kv_head * DV + one[:, None] + v[None, :], mask=(v < DV)[None, :], other=0.0)
     keys, values, key_scales, value_scales = here
-    D: tl.constexpr = SHAPE.D
-    DV: tl.constexpr = SHAPE.DV
-    SIZE: tl.constexpr = SHAPE.SIZE
-    d = tl.arange(0, SHAPE.BD)
-    v = tl.arange(0, SHAPE.BV)
-    one = tl.arange(0, 1)[:, None]
-    spot = keys + slot // SIZE * strides.key_block + slot % SIZE * strides.key_row
-    spot_v = values + slot // SIZE * strides.value_block + slot % SIZE * strides.value_row
-    if KIND is not None:
-        spot = spot.to(tl.pointer_type(KIND))
-        spot_v = spot_v.to(tl.pointer_type(KIND))
-    tl.store(spot + d[None, :] + one, key, mask=(d < D)[None, :])
-    tl.store(spot_v + v[None, :] + one, value, mask=(v < DV)[None, :])
-    if KIND is not None:
-        spot_s = slot // SIZE * strides.scale_block + slot % SIZE * strides.scale_row
-        tl.store(key_scales + spot_s, key_scale.to(key_scales.dtype.element_ty))
-        tl.store(value_scales + spot_s, value_scale.to(key_scales.dtype.element_ty))
+    block, row = slot // SIZE, slot % SIZE
+    stores = stores & (one == 0)
+    key = put(key.to(like).to(tl.float32), stores, keys + block * strides.key_block + row * strides.key_row + one,
+              key_scales + block * strides.key_scale_block + row * strides.key_scale_row + one,
+              K_KIND, 1, SHAPE.BD, D)  # fmt: skip
+    value = put(value.to(tl.float32), stores, values + block * strides.value_block + row * strides.value_row + one,
+                value_scales + block * strides.value_scale_block + row * strides.value_scale_row + one,
+                V_KIND, 1, SHAPE.BV, DV)  # fmt: skip
+    return q, key.to(like), value.to(like)
 
 
 @triton.jit
 def _fold(
-    acc, odd, top, total, q, pairs, k, val, k_scale, v_scale, position, seen, query_position, slope, scale, softcap,
-    SEEN: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr,
+    sums, top, total, q, asked, k, val, k_scales, v_scales, position, seen, query_position, slope, scale, softcap,
+    SEEN: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Take one tile of keys into the running result (of 8 bits: into that of even and odd columns); pairs: the query's
-    even and odd columns, and its largest magnitudes."""
-    if KIND is not None:
-        q_even, q_odd, most = pairs
-        acc, odd, top, total = fold_pairs(
-            acc, odd, top, total, q_even, q_odd, most, k, val, k_scale, v_scale, position, seen, query_position,
-            slope, scale, softcap, SEEN.SOFTCAP, SEEN.ALIBI, KIND, WIDE,
+    """Take one tile of keys into the running sums; asked: the query as narrow keys are unpacked."""
+    if K_KIND.PER > 1:
+        sums, top, total = fold_words(
+            sums, top, total, asked, k, val, k_scales, v_scales, position, seen, query_position,
+            slope, scale, softcap, SEEN.SOFTCAP, SEEN.ALIBI, K_KIND, V_KIND, WIDE,
         )  # fmt: skip
     else:
         scores = product(q, k, tl.zeros((q.shape[0], k.shape[1]), dtype=tl.float32), WIDE)
@@ -196,21 +176,21 @@ def _fold(
         shrink = tl.exp2(top - new_top)
         p = tl.exp2(scores - new_top[:, None])
         total = total * shrink + tl.sum(p, axis=1)
-        acc = product(p.to(q.dtype), val, acc * shrink[:, None], WIDE)
+        sums = (product(p.to(q.dtype), val, sums[0] * shrink[:, None], WIDE),)
         top = new_top
-    return acc, odd, top, total
+    return sums, top, total
 
 
 @triton.jit
-def _fold_newest(acc, top, total, q, key, value, key_scale, value_scale, slope, scale, softcap, SOFTCAP: tl.constexpr):
+def _fold_newest(acc, top, total, q, key, value, slope, scale, softcap, SOFTCAP: tl.constexpr):
     """Take the newest key into the result: it is at distance 0, and nothing hides it."""
-    newest = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1) * key_scale
+    newest = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1)
     newest = bend(newest, 0, 0, slope, scale, softcap, SOFTCAP, False)
     higher = tl.maximum(top, newest)
     weight = tl.exp2(newest - higher)
     total = total * tl.exp2(top - higher) + weight
     acc = acc * tl.exp2(top - higher)[:, None]
-    acc += (weight * value_scale).to(q.dtype).to(tl.float32)[:, None] * value.to(tl.float32)
+    acc += weight.to(q.dtype).to(tl.float32)[:, None] * value.to(tl.float32)
     return acc, higher, total
 
 
@@ -218,14 +198,12 @@ def _fold_newest(acc, top, total, q, key, value, key_scale, value_scale, slope, 
 def _decode_kernel(
     q_ptr, pages, plan, bends, turns, out_ptr, partial, q_stride, table_stride, places_stride, strides, scale, softcap,
     window, eps,
-    SHAPE: tl.constexpr, CUT: tl.constexpr, SEEN: tl.constexpr, NEW: tl.constexpr, KIND: tl.constexpr,
-    MIXED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    SHAPE: tl.constexpr, CUT: tl.constexpr, SEEN: tl.constexpr, NEW: tl.constexpr,
+    K_KIND: tl.constexpr, V_KIND: tl.constexpr, MIXED: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """NEW: q_ptr is the product, and the newest key is stored here; MIXED: some sequences have more new tokens."""
     begin(PDL)
     FRESH: tl.constexpr = NEW is not None
-    SCALED: tl.constexpr = KIND is not None
-    PAIR: tl.constexpr = 2 if SCALED else 1
     seq = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -255,22 +233,19 @@ def _decode_kernel(
         path = path_of(plan.roots, plan.places, seq, places_stride)
     keys = pages.key + kv_head.to(tl.int64) * strides.key_head
     values = pages.value + kv_head.to(tl.int64) * strides.value_head
-    key_scales = keys  # not read where there are none
-    value_scales = values
-    if SCALED:
-        key_scales = pages.key_scale + kv_head.to(tl.int64) * strides.scale_head
-        value_scales = pages.value_scale + kv_head.to(tl.int64) * strides.scale_head
+    key_scales = pages.key_scale + kv_head.to(tl.int64) * strides.key_scale_head
+    value_scales = pages.value_scale + kv_head.to(tl.int64) * strides.value_scale_head
     here = (keys, values, key_scales, value_scales)
     row = tl.arange(0, SHAPE.BH)
     real = row < SHAPE.GROUP
     head = kv_head * SHAPE.GROUP + row
     n = tl.arange(0, SHAPE.BN)
-    v = tl.arange(0, SHAPE.BV)
+    v = columns(SHAPE.BV, SHAPE.DV, V_KIND.GROUPS)
     if FRESH:
         # All keys in the cache are older than this step: load the first ones, bring the following near.
-        k, val, k_scale, v_scale, position, seen = _load_tile(
+        k, val, k_scales, v_scales, position, seen = _load_tile(
             low + n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
-            SHAPE, SEEN, SCALED,
+            SHAPE, SEEN, K_KIND, V_KIND,
         )  # fmt: skip
         slot = tl.load(plan.slot + seq)
     if PDL and CUT.BEFORE == 0:
@@ -284,44 +259,36 @@ def _decode_kernel(
             return  # the other kernel's
 
     BH: tl.constexpr = SHAPE.BH
-    BV: tl.constexpr = SHAPE.BV // PAIR
     slope = tl.zeros((BH,), dtype=tl.float32)
     if SEEN.ALIBI:
         slope = tl.load(bends.slope + head, mask=real, other=0.0).to(tl.float32)
-    acc = tl.zeros((BH, BV), dtype=tl.float32)
-    odd = tl.zeros((BH, BV), dtype=tl.float32)
+    sums = no_values(BH, SHAPE.BV, V_KIND)
     top = tl.full((BH,), FLOOR, dtype=tl.float32)
     total = tl.zeros((BH,), dtype=tl.float32)
     if FRESH:
-        q, new_key, new_value, new_key_scale, new_value_scale = _new_heads(
+        q, new_key, new_value = _new_heads(
             q_ptr + query * q_stride, kv_head, head, real, query_position, turns, eps, q_ptr.dtype.element_ty,
-            SHAPE, NEW, KIND, pages.key.dtype.element_ty,
+            here, strides, slot, split == active - 1, SHAPE, NEW, K_KIND, V_KIND,
         )  # fmt: skip
-        if split == active - 1:
-            _store_newest(new_key, new_value, new_key_scale, new_value_scale, slot, here, strides, SHAPE, KIND)
     else:
-        d = tl.arange(0, SHAPE.BD)
+        d = columns(SHAPE.BD, SHAPE.D, K_KIND.GROUPS)
         q = tl.load(q_ptr + query * q_stride + head[:, None] * SHAPE.D + d[None, :],
                     mask=real[:, None] & (d < SHAPE.D)[None, :], other=0.0)  # fmt: skip
-    pairs = (0, 0, 0)
-    if SCALED:
-        pairs = split_query(q, SHAPE.BH, SHAPE.BD)
+    asked = split_query(q, SHAPE.BH, SHAPE.BD, K_KIND)
     if FRESH:
-        acc, odd, top, total = _fold(acc, odd, top, total, q, pairs, k, val, k_scale, v_scale, position, seen,
-                                     query_position, slope, scale, softcap, SEEN, KIND, WIDE)  # fmt: skip
+        sums, top, total = _fold(sums, top, total, q, asked, k, val, k_scales, v_scales, position, seen,
+                                 query_position, slope, scale, softcap, SEEN, K_KIND, V_KIND, WIDE)  # fmt: skip
     for at in tl.range(low + FRESH * SHAPE.BN, high, SHAPE.BN, num_stages=CUT.STAGES):
-        k, val, k_scale, v_scale, position, seen = _load_tile(
+        k, val, k_scales, v_scales, position, seen = _load_tile(
             at + n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
-            SHAPE, SEEN, SCALED,
+            SHAPE, SEEN, K_KIND, V_KIND,
         )  # fmt: skip
-        acc, odd, top, total = _fold(acc, odd, top, total, q, pairs, k, val, k_scale, v_scale, position, seen,
-                                     query_position, slope, scale, softcap, SEEN, KIND, WIDE)  # fmt: skip
-    if SCALED:
-        acc = joined(acc, odd, SHAPE.BH, SHAPE.BV)
+        sums, top, total = _fold(sums, top, total, q, asked, k, val, k_scales, v_scales, position, seen,
+                                 query_position, slope, scale, softcap, SEEN, K_KIND, V_KIND, WIDE)  # fmt: skip
+    acc = joined(sums, SHAPE.BH, SHAPE.BV, V_KIND)
     if FRESH:
         if split == active - 1:
-            acc, top, total = _fold_newest(acc, top, total, q, new_key, new_value, new_key_scale, new_value_scale,
-                                           slope, scale, softcap, SEEN.SOFTCAP)  # fmt: skip
+            acc, top, total = _fold_newest(acc, top, total, q, new_key, new_value, slope, scale, softcap, SEEN.SOFTCAP)
 
     last = True
     if CUT.PARTS > 1:
@@ -361,9 +328,7 @@ def attend_one(
     parts = before + splits
     assert parts == 1 or room >= parts, "a prefix is shared only where its parts fit"
     assert seqs * heads <= scratch.num_counters
-    keys, values, least_width, kind = kv.key, kv.value, 16, kind_of(kv)
-    if kind is not None:
-        keys, values, least_width = in_pairs(keys), in_pairs(values), 32
+    kinds, keys, values = kinds_of(kv), in_words(kv.key), in_words(kv.value)
     line = 128 // keys.element_size()
     partial = scratch.partial(q.device)
     tops = partial[seqs * spec.heads * parts * spec.kv.value_dim :] if parts > 1 else partial
@@ -382,7 +347,7 @@ def attend_one(
         )  # fmt: skip
     _decode_kernel[(seqs, heads, splits)](
         q,
-        Pages(keys, values, kv.key_scale, kv.value_scale),
+        Pages(keys, values, *scales_of(kv)),
         Plan(
             plan.tables, plan.first, plan.entries, ctx.query_start, ctx.kv_len, shared, plan.slots if fresh else None,
             *path_parts(plan.paths)[:2],
@@ -399,12 +364,13 @@ def attend_one(
         Epsilons(0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps),
         SHAPE=Shape(
             spec.heads, group, width, value_width, ctx.block_size,
-            max(16, pow2(group)), block_n, max(least_width, pow2(width)), max(least_width, pow2(value_width)),
+            max(16, pow2(group)), block_n, max(16 * kinds["K_KIND"].PER, pow2(width)),
+            max(16 * kinds["V_KIND"].PER, pow2(value_width)),
         ),
         CUT=Cut(splits, before, parts, pow2(parts), least, stages, near, line, lines),
         SEEN=Seen(plan.first is not None, spec.window != 0, spec.softcap > 0, spec.sinks is not None,
                   spec.alibi is not None, plan.paths is not None),
-        NEW=new, KIND=kind, MIXED=mixed, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
+        NEW=new, **kinds, MIXED=mixed, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 

@@ -15,7 +15,7 @@ class Pages(NamedTuple):
 
 
 class Strides(NamedTuple):
-    """Of pages, in numbers as they are loaded: pairs where they are stored in 8 bits."""
+    """Of pages, in numbers as they are loaded: words of two or four where these are narrow."""
 
     key_block: Any
     key_head: Any
@@ -23,9 +23,12 @@ class Strides(NamedTuple):
     value_block: Any
     value_head: Any
     value_row: Any
-    scale_block: Any
-    scale_head: Any
-    scale_row: Any
+    key_scale_block: Any
+    key_scale_head: Any
+    key_scale_row: Any
+    value_scale_block: Any
+    value_scale_head: Any
+    value_scale_row: Any
 
 
 class Plan(NamedTuple):

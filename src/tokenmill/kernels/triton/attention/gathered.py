@@ -15,7 +15,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, product
-from tokenmill.kernels.triton.attention.prepare import scale_strides
+from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
 
 ALIGN = 16 if INTERPRETED else 128
@@ -41,45 +41,55 @@ def can_gather(q: Tensor, spec: AttentionSpec, plan: GroupPlan, longest: int) ->
     )
 
 
+@triton.jit
+def _numbers(spots, scales, d, known, KIND: tl.constexpr, D: tl.constexpr):
+    """Stored heads that begin at these spots [ALIGN, 1], as they lie or in float32."""
+    found = tl.load(spots + spot_in(d, KIND, D), mask=known, other=0.0)
+    if KIND.PER > 1:
+        found = widened(found, scales, d, known, tl.float32, KIND, D)
+        if KIND.WHOLE:
+            found *= tl.load(scales, mask=known, other=0.0).to(tl.float32)
+    return found
+
+
 @triton.jit(do_not_specialize=["S", "table_stride", "total"])
 def _gather_kernel(
     key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, key_out, value_out, table_ptr, at_ptr, len_ptr,
     S, table_stride, total, key_block, key_head, key_row, value_block, value_head, value_row,
-    scale_block, scale_head, scale_row,
-    D: tl.constexpr, SIZE: tl.constexpr, ALIGN: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
+    key_scale_block, key_scale_head, key_scale_row, value_scale_block, value_scale_head, value_scale_row,
+    D: tl.constexpr, SIZE: tl.constexpr, ALIGN: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
-    place = tl.program_id(0) * ALIGN
+    begin_at = tl.program_id(0) * ALIGN
     head = tl.program_id(1).to(tl.int64)
     wait(PDL)
-    if place >= tl.load(at_ptr + S):
+    if begin_at >= tl.load(at_ptr + S):
         return
     low = 0
     high = S
     while high - low > 1:
         middle = (low + high) // 2
-        if tl.load(at_ptr + middle) <= place:
+        if tl.load(at_ptr + middle) <= begin_at:
             low = middle
         else:
             high = middle
     seq = low
-    index = place - tl.load(at_ptr + seq) + tl.arange(0, ALIGN)
+    index = begin_at - tl.load(at_ptr + seq) + tl.arange(0, ALIGN)
     known = index < tl.load(len_ptr + seq)
     block = tl.load(table_ptr + seq.to(tl.int64) * table_stride + index // SIZE, mask=known, other=0).to(tl.int64)
     offset = index % SIZE
     d = tl.arange(0, D)[None, :]
-    row = head * total + place + tl.arange(0, ALIGN)
-    k = tl.load(key_ptr + head * key_head + (block * key_block + offset * key_row)[:, None] + d,
-                mask=known[:, None], other=0.0)  # fmt: skip
-    if SCALED:
-        spot = head * scale_head + block * scale_block + offset * scale_row
-        k = k.to(tl.float32) * tl.load(key_scale_ptr + spot, mask=known, other=0.0).to(tl.float32)[:, None]
-    tl.store(key_out + row[:, None] * D + d, k.to(key_out.dtype.element_ty))
-    val = tl.load(value_ptr + head * value_head + (block * value_block + offset * value_row)[:, None] + d,
-                  mask=known[:, None], other=0.0)  # fmt: skip
-    if SCALED:
-        val = val.to(tl.float32) * tl.load(value_scale_ptr + spot, mask=known, other=0.0).to(tl.float32)[:, None]
-    tl.store(value_out + row[:, None] * D + d, val.to(value_out.dtype.element_ty))
+    there = known[:, None]
+    row = (head * total + begin_at + tl.arange(0, ALIGN))[:, None] * D + d
+    spots = key_ptr + head * key_head + (block * key_block + offset * key_row)[:, None]
+    scales = key_scale_ptr + head * key_scale_head + (block * key_scale_block + offset * key_scale_row)[:, None]
+    k = _numbers(spots, scales, d, there, K_KIND, D)
+    tl.store(key_out + row, k.to(key_out.dtype.element_ty))
+    spots = value_ptr + head * value_head + (block * value_block + offset * value_row)[:, None]
+    scales = value_scale_ptr + head * value_scale_head + (block * value_scale_block + offset * value_scale_row)[:, None]
+    val = _numbers(spots, scales, d, there, V_KIND, D)
+    tl.store(value_out + row, val.to(value_out.dtype.element_ty))
 
 
 def places(ctx: ForwardContext) -> Tensor:
@@ -184,10 +194,10 @@ def gather(
     keys = torch.empty((heads, total, width), dtype=dtype, device=at.device)
     values = torch.empty_like(keys)
     _gather_kernel[(total // ALIGN, heads)](
-        kv.key, kv.value, kv.key_scale, kv.value_scale, keys, values, plan.tables, at, ctx.kv_len,
+        kv.key, kv.value, *scales_of(kv), keys, values, plan.tables, at, ctx.kv_len,
         plan.tables.shape[0], plan.tables.stride(0), total,
         *kv.key.stride()[:3], *kv.value.stride()[:3], *scale_strides(kv),
-        D=width, SIZE=ctx.block_size, ALIGN=ALIGN, SCALED=kv.key_scale is not None, PDL=pdl,
+        D=width, SIZE=ctx.block_size, ALIGN=ALIGN, **kinds_of(kv), PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return keys, values

@@ -94,21 +94,3 @@ def product(a, b, acc, WIDE: tl.constexpr):
     else:
         acc = tl.dot(a, b, acc)
     return acc
-
-
-@triton.jit
-def rounded(x, KIND: tl.constexpr):
-    """x [R, N] in float32 -> numbers [R, N] of the 8-bit type KIND and their scales [R] (see kernels/stored_kv.py)."""
-    LARGEST: tl.constexpr = 127.0 if tl.int8 == KIND else 448.0
-    wide = tl.max(tl.abs(x), axis=1) / LARGEST
-    # To bfloat16, ties to even, by hand: the interpreter would cut off.
-    bits = wide.to(tl.int32, bitcast=True)
-    wide = ((bits + 32767 + ((bits >> 16) & 1)) & -65536).to(tl.float32, bitcast=True)
-    wrong = tl.max((x != x).to(tl.int32), axis=1) > 0
-    scale = tl.where(wrong, float("nan"), wide).to(tl.bfloat16)
-    wide = wide[:, None]
-    y = tl.where(wide > 0.0, x / wide, 0.0)
-    y = tl.where(y == y, tl.minimum(tl.maximum(y, -LARGEST), LARGEST), 0.0)
-    if tl.int8 == KIND:
-        y = (y + 12582912.0) - 12582912.0  # to whole numbers, ties to even
-    return y.to(KIND), scale

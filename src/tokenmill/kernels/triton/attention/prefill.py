@@ -23,7 +23,7 @@ from tokenmill.kernels.triton.attention.paging import (
     product,
     reach,
 )
-from tokenmill.kernels.triton.attention.prepare import scale_strides
+from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
 from tokenmill.kernels.triton.common import INTERPRETED, asynchronous, begin, pow2, shared_memory, wait
 
 
@@ -31,17 +31,19 @@ from tokenmill.kernels.triton.common import INTERPRETED, asynchronous, begin, po
 def _visit(
     acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len, path,
     query_position, slope, real, d, v, n,
-    key_block, key_row, value_block, value_row, scale_block, scale_row, scale, softcap, window,
+    key_block, key_row, value_block, value_row,
+    key_scale_block, key_scale_row, value_scale_block, value_scale_row, scale, softcap, window,
     D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr, FIRST: tl.constexpr, WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, TREE: tl.constexpr, MASKED: tl.constexpr,
-    EVEN: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One tile of keys. MASKED: some may be out of some row's sight; else all rows see all of them."""
     index = at + n
+    d_place, v_place = spot_in(d, K_KIND, D), spot_in(v, V_KIND, DV)
     if MASKED:
         block, offset, position, known = locate(index, table, first, entries, kv_len, path, SIZE, FIRST, TREE)
         k = tl.load(
-            keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None],
+            keys + block[None, :] * key_block + offset[None, :] * key_row + d_place[:, None],
             mask=known[None, :] & (d < D)[:, None], other=0.0,
         )  # fmt: skip
     else:
@@ -51,15 +53,16 @@ def _visit(
             index += further(position, known, path)
         block = tl.load(table + index // SIZE).to(tl.int64)
         offset = index % SIZE
-        spots = keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None]
+        spots = keys + block[None, :] * key_block + offset[None, :] * key_row + d_place[:, None]
         if EVEN:
             k = tl.load(spots)
         else:
             k = tl.load(spots, mask=(d < D)[:, None], other=0.0)
-    scores = product(q, k.to(q.dtype), tl.zeros((q.shape[0], n.shape[0]), dtype=tl.float32), WIDE)
-    if SCALED:
-        factor = scale_block * block + scale_row * offset
-        scores = scores * tl.load(key_scales + factor, mask=known, other=0.0).to(tl.float32)[None, :]
+    factor = key_scales + key_scale_block * block + key_scale_row * offset
+    k = widened(k, factor[None, :], d[:, None], known[None, :], q.dtype, K_KIND, D)
+    scores = product(q, k, tl.zeros((q.shape[0], n.shape[0]), dtype=tl.float32), WIDE)
+    if K_KIND.PER > 1 and K_KIND.WHOLE:
+        scores = scores * tl.load(factor, mask=known, other=0.0).to(tl.float32)[None, :]
     scores = bend(scores, query_position[:, None], position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
     if MASKED:
         distance = query_position[:, None] - position[None, :]
@@ -71,16 +74,18 @@ def _visit(
     shrink = tl.exp2(top - new_top)
     p = tl.exp2(scores - new_top[:, None])
     total = total * shrink + tl.sum(p, axis=1)
-    if SCALED:
-        p = p * tl.load(value_scales + factor, mask=known, other=0.0).to(tl.float32)[None, :]
-    spots = values + block[:, None] * value_block + offset[:, None] * value_row + v[None, :]
+    factor = value_scales + value_scale_block * block + value_scale_row * offset
+    if V_KIND.PER > 1 and V_KIND.WHOLE:
+        p = p * tl.load(factor, mask=known, other=0.0).to(tl.float32)[None, :]
+    spots = values + block[:, None] * value_block + offset[:, None] * value_row + v_place[None, :]
     if MASKED:
         val = tl.load(spots, mask=known[:, None] & (v < DV)[None, :], other=0.0)
     elif EVEN:
         val = tl.load(spots)
     else:
         val = tl.load(spots, mask=(v < DV)[None, :], other=0.0)
-    acc = product(p.to(q.dtype), val.to(q.dtype), acc * shrink[:, None], WIDE)
+    val = widened(val, factor[:, None], v[None, :], known[:, None], q.dtype, V_KIND, DV)
+    acc = product(p.to(q.dtype), val, acc * shrink[:, None], WIDE)
     return acc, new_top, total
 
 
@@ -89,12 +94,13 @@ def _prefill_kernel(
     q_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, first_ptr, entries_ptr, start_ptr, len_ptr,
     root_ptr, place_ptr, sink_ptr, slope_ptr, out_ptr,
     S, table_stride, places_stride, key_block, key_head, key_row, value_block, value_head, value_row,
-    scale_block, scale_head, scale_row, scale, softcap, window,
+    key_scale_block, key_scale_head, key_scale_row, value_scale_block, value_scale_head, value_scale_row,
+    scale, softcap, window,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BQ: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     FIRST: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, SINKS: tl.constexpr, ALIBI: tl.constexpr,
-    TREE: tl.constexpr, MIXED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    TREE: tl.constexpr, MIXED: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr, WIDE: tl.constexpr,
+    STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     kv_head = tl.program_id(0)
@@ -158,11 +164,8 @@ def _prefill_kernel(
         plain = begin_at
     keys = key_ptr + kv_head.to(tl.int64) * key_head
     values = value_ptr + kv_head.to(tl.int64) * value_head
-    key_scales = key_scale_ptr
-    value_scales = value_scale_ptr
-    if SCALED:
-        key_scales += kv_head.to(tl.int64) * scale_head
-        value_scales += kv_head.to(tl.int64) * scale_head
+    key_scales = key_scale_ptr + kv_head.to(tl.int64) * key_scale_head
+    value_scales = value_scale_ptr + kv_head.to(tl.int64) * value_scale_head
     acc = tl.zeros((BQ * BG, BV), dtype=tl.float32)
     top = tl.full((BQ * BG,), FLOOR, dtype=tl.float32)
     total = tl.zeros((BQ * BG,), dtype=tl.float32)
@@ -171,16 +174,16 @@ def _prefill_kernel(
         for at in tl.range(0, plain, BN, num_stages=STAGES):
             acc, top, total = _visit(
                 acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len,
-                path, query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row, scale_block,
-                scale_row, scale, softcap, window,
-                D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, TREE, False, EVEN, SCALED, WIDE,
+                path, query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row,
+                key_scale_block, key_scale_row, value_scale_block, value_scale_row, scale, softcap, window,
+                D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, TREE, False, EVEN, K_KIND, V_KIND, WIDE,
             )  # fmt: skip
     for at in tl.range(plain, end, BN, num_stages=STAGES):
         acc, top, total = _visit(
             acc, top, total, q, at, keys, values, key_scales, value_scales, table, first, entries, kv_len,
-            path, query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row, scale_block,
-            scale_row, scale, softcap, window,
-            D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, TREE, True, EVEN, SCALED, WIDE,
+            path, query_position, slope, real, d, v, n, key_block, key_row, value_block, value_row,
+            key_scale_block, key_scale_row, value_scale_block, value_scale_row, scale, softcap, window,
+            D, DV, SIZE, FIRST, WINDOW, SOFTCAP, ALIBI, TREE, True, EVEN, K_KIND, V_KIND, WIDE,
         )  # fmt: skip
     if SINKS:
         sink = tl.load(sink_ptr + head, mask=real, other=FLOOR).to(tl.float32) * LOG2E
@@ -211,7 +214,7 @@ def attend_many(
     block_q = max(1, (rows if steady else max(16, min(rows, pow2(ctx.max_query) * packed))) // packed)
     tiles = q.shape[0] // block_q + seqs
     _prefill_kernel[(heads, tiles)](
-        q, kv.key, kv.value, kv.key_scale, kv.value_scale, plan.tables, plan.first, plan.entries,
+        q, kv.key, kv.value, *scales_of(kv), plan.tables, plan.first, plan.entries,
         ctx.query_start, ctx.kv_len, roots, places, spec.sinks, spec.alibi, out,
         seqs, plan.tables.stride(0), apart, *kv.key.stride()[:3], *kv.value.stride()[:3],
         *scale_strides(kv), spec.scale, spec.softcap, spec.window,
@@ -219,7 +222,7 @@ def attend_many(
         BQ=block_q, BG=packed, BN=block_n, BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
         FIRST=plan.first is not None, WINDOW=spec.window != 0, SOFTCAP=spec.softcap > 0,
         SINKS=spec.sinks is not None, ALIBI=spec.alibi is not None, TREE=roots is not None, MIXED=mixed,
-        SCALED=kv.key_scale is not None, WIDE=INTERPRETED or q.dtype == torch.float32,
+        **kinds_of(kv), WIDE=INTERPRETED or q.dtype == torch.float32,
         STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 

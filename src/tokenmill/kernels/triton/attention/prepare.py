@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, KVView, NormSpec
-from tokenmill.kernels.triton.attention.paging import rounded
+from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec
+from tokenmill.kernels.triton.attention.stored import columns, kinds_of, put, scale_strides, scales_of
 from tokenmill.kernels.triton.common import begin, pow2, wait
 
 
@@ -57,24 +57,25 @@ def rotated(
 def _prepare_kernel(
     qkv_ptr, q_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, slot_ptr, position_ptr,
     q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr,
-    qkv_stride, key_block, key_head, key_row, value_block, value_head, value_row, scale_block, scale_head, scale_row,
+    qkv_stride, key_block, key_head, key_row, value_block, value_head, value_row,
+    key_scale_block, key_scale_head, key_scale_row, value_scale_block, value_scale_head, value_scale_row,
     q_eps, k_eps,
     H: tl.constexpr, KV: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     HEADS: tl.constexpr, BLOCK: tl.constexpr, BLOCK_V: tl.constexpr,
     Q_NORM: tl.constexpr, K_NORM: tl.constexpr, Q_OFFSET: tl.constexpr, K_OFFSET: tl.constexpr,
-    ROPE: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr, SCALED: tl.constexpr,
-    PDL: tl.constexpr,
+    ROPE: tl.constexpr, START: tl.constexpr, DIM: tl.constexpr, INTERLEAVED: tl.constexpr,
+    K_KIND: tl.constexpr, V_KIND: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     Q_PARTS: tl.constexpr = (H + HEADS - 1) // HEADS
     K_PARTS: tl.constexpr = (KV + HEADS - 1) // HEADS
-    d = tl.arange(0, BLOCK)
     wait(PDL)
     position = tl.load(position_ptr + token)
     source = qkv_ptr + token * qkv_stride
     if part < Q_PARTS:
+        d = tl.arange(0, BLOCK)
         head = part * HEADS + tl.arange(0, HEADS)
         real = (head < H)[:, None]
         rows = source + head[:, None] * D
@@ -87,46 +88,26 @@ def _prepare_kernel(
         block = slot // SIZE
         offset = slot % SIZE
         if part < Q_PARTS + K_PARTS:
+            d = columns(BLOCK, D, K_KIND.GROUPS)
             head = (part - Q_PARTS) * HEADS + tl.arange(0, HEADS)
-            real = (head < KV)[:, None]
+            real = head < KV
             rows = source + H * D + head[:, None] * D
-            x = rotated(rows, k_norm_ptr, cos_ptr, sin_ptr, position, real, d, k_eps,
+            x = rotated(rows, k_norm_ptr, cos_ptr, sin_ptr, position, real[:, None], d, k_eps,
                          D, K_NORM, K_OFFSET, ROPE, START, DIM, INTERLEAVED)  # fmt: skip
-            place = key_ptr + block * key_block + head[:, None] * key_head + offset * key_row + d[None, :]
-            if SCALED:
-                x = tl.where(real & (d < D)[None, :], x.to(qkv_ptr.dtype.element_ty).to(tl.float32), 0.0)
-                numbers, scale = rounded(x, key_ptr.dtype.element_ty)
-                tl.store(place, numbers, mask=real & (d < D)[None, :])
-                spot = block * scale_block + head * scale_head + offset * scale_row
-                tl.store(key_scale_ptr + spot, scale, mask=head < KV)
-            else:
-                tl.store(place, x.to(key_ptr.dtype.element_ty), mask=real & (d < D)[None, :])
+            put(x.to(qkv_ptr.dtype.element_ty).to(tl.float32), real,
+                key_ptr + block * key_block + head * key_head + offset * key_row,
+                key_scale_ptr + block * key_scale_block + head * key_scale_head + offset * key_scale_row,
+                K_KIND, HEADS, BLOCK, D)  # fmt: skip
         else:
             v_head = (part - Q_PARTS - K_PARTS) * HEADS + tl.arange(0, HEADS)
-            v = tl.arange(0, BLOCK_V)
-            v_real = (v_head < KV)[:, None] & (v < DV)[None, :]
-            val = tl.load(source + (H + KV) * D + v_head[:, None] * DV + v[None, :], mask=v_real, other=0.0)
-            v_place = value_ptr + block * value_block + v_head[:, None] * value_head + offset * value_row + v[None, :]
-            if SCALED:
-                v_numbers, v_scale = rounded(val.to(tl.float32), value_ptr.dtype.element_ty)
-                tl.store(v_place, v_numbers, mask=v_real)
-                v_spot = block * scale_block + v_head * scale_head + offset * scale_row
-                tl.store(value_scale_ptr + v_spot, v_scale, mask=v_head < KV)
-            else:
-                tl.store(v_place, val.to(value_ptr.dtype.element_ty), mask=v_real)
-
-
-def scale_strides(kv: KVView) -> tuple[int, ...]:
-    """Blocks, heads and rows of the scales (keys' and values' lie alike); zeros where there are none."""
-    return (0, 0, 0) if kv.key_scale is None else kv.key_scale.stride()[:3]
-
-
-def whole_scales(kv: KVView) -> bool:
-    """Is there one scale per head and token (and an even number of all else, since pairs are read), or none at all?"""
-    if kv.key_scale is None or kv.value_scale is None:
-        return kv.key_scale is None
-    even = not (kv.key.shape[2] % 2 or kv.key.shape[3] % 2 or kv.value.shape[3] % 2)
-    return even and kv.key_scale.shape[3] == kv.value_scale.shape[3] == 1
+            v = columns(BLOCK_V, DV, V_KIND.GROUPS)
+            v_real = v_head < KV
+            val = tl.load(source + (H + KV) * D + v_head[:, None] * DV + v[None, :],
+                          mask=v_real[:, None] & (v < DV)[None, :], other=0.0)  # fmt: skip
+            put(val.to(tl.float32), v_real,
+                value_ptr + block * value_block + v_head * value_head + offset * value_row,
+                value_scale_ptr + block * value_scale_block + v_head * value_scale_head + offset * value_scale_row,
+                V_KIND, HEADS, BLOCK_V, DV)  # fmt: skip
 
 
 def can_prepare(spec: AttentionSpec) -> bool:
@@ -163,7 +144,7 @@ def prepare_qkv(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: b
     parts = triton.cdiv(spec.heads, together) + 2 * triton.cdiv(heads, together)
     q_norm, k_norm = spec.q_norm, spec.k_norm
     _prepare_kernel[(tokens, parts)](
-        qkv, q, kv.key, kv.value, kv.key_scale, kv.value_scale, ctx.groups[spec.group].slots, ctx.positions,
+        qkv, q, kv.key, kv.value, *scales_of(kv), ctx.groups[spec.group].slots, ctx.positions,
         None if q_norm is None else q_norm.weight, None if k_norm is None else k_norm.weight,
         None if rope is None else rope.cos, None if rope is None else rope.sin,
         qkv.stride(0), *kv.key.stride()[:3], *kv.value.stride()[:3], *scale_strides(kv),
@@ -173,7 +154,7 @@ def prepare_qkv(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl: b
         Q_NORM=q_norm is not None, K_NORM=k_norm is not None,
         Q_OFFSET=0.0 if q_norm is None else q_norm.offset, K_OFFSET=0.0 if k_norm is None else k_norm.offset,
         ROPE=rope is not None, START=0 if rope is None else rope.start, DIM=0 if rope is None else rope.dim,
-        INTERLEAVED=rope is not None and rope.interleaved, SCALED=kv.key_scale is not None,
+        INTERLEAVED=rope is not None and rope.interleaved, **kinds_of(kv),
         PDL=pdl, num_warps=2, launch_pdl=pdl,
     )  # fmt: skip
     return q

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.paging import FLOOR, bend, product
-from tokenmill.kernels.triton.attention.prepare import scale_strides
+from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait
 
 LEAST = 8
@@ -56,11 +56,12 @@ def common_entries(plan: GroupPlan, ctx: ForwardContext, *, pdl: bool) -> Tensor
 @triton.jit(do_not_specialize=["S"])
 def _shared_kernel(
     q_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, len_ptr, common_ptr, part_ptr, top_ptr,
-    S, key_block, key_head, key_row, value_block, value_head, value_row, scale_block, scale_head, scale_row,
+    S, key_block, key_head, key_row, value_block, value_head, value_row,
+    key_scale_block, key_scale_head, key_scale_row, value_scale_block, value_scale_head, value_scale_row,
     scale, softcap,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BS: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
-    BEFORE: tl.constexpr, PARTS: tl.constexpr, SOFTCAP: tl.constexpr, SCALED: tl.constexpr,
+    BEFORE: tl.constexpr, PARTS: tl.constexpr, SOFTCAP: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
     WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
@@ -89,32 +90,38 @@ def _shared_kernel(
     total = tl.zeros((BS * BG,), dtype=tl.float32)
     keys = key_ptr + kv_head.to(tl.int64) * key_head
     values = value_ptr + kv_head.to(tl.int64) * value_head
+    key_scales = key_scale_ptr + kv_head.to(tl.int64) * key_scale_head
+    value_scales = value_scale_ptr + kv_head.to(tl.int64) * value_scale_head
+    d_place, v_place = spot_in(d, K_KIND, D), spot_in(v, V_KIND, DV)
     for at in tl.range(low, high, BN, num_stages=STAGES):
         index = at + n
         known = index < high
         block = tl.load(table_ptr + index // SIZE, mask=known, other=0).to(tl.int64)
         offset = index % SIZE
         k = tl.load(
-            keys + block[None, :] * key_block + offset[None, :] * key_row + d[:, None],
+            keys + block[None, :] * key_block + offset[None, :] * key_row + d_place[:, None],
             mask=known[None, :] & (d < D)[:, None], other=0.0,
         )  # fmt: skip
-        scores = product(q, k.to(q.dtype), tl.zeros((BS * BG, BN), dtype=tl.float32), WIDE)
-        if SCALED:
-            spot = block * scale_block + kv_head * scale_head + offset * scale_row
-            scores = scores * tl.load(key_scale_ptr + spot, mask=known, other=0.0).to(tl.float32)[None, :]
+        spot = key_scales + block * key_scale_block + offset * key_scale_row
+        k = widened(k, spot[None, :], d[:, None], known[None, :], q.dtype, K_KIND, D)
+        scores = product(q, k, tl.zeros((BS * BG, BN), dtype=tl.float32), WIDE)
+        if K_KIND.PER > 1 and K_KIND.WHOLE:
+            scores = scores * tl.load(spot, mask=known, other=0.0).to(tl.float32)[None, :]
         scores = bend(scores, 0, index[None, :], top, scale, softcap, SOFTCAP, False)
         scores = tl.where(known[None, :], scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
         shrink = tl.exp2(top - new_top)
         p = tl.exp2(scores - new_top[:, None])
         total = total * shrink + tl.sum(p, axis=1)
-        if SCALED:
-            p = p * tl.load(value_scale_ptr + spot, mask=known, other=0.0).to(tl.float32)[None, :]
+        spot = value_scales + block * value_scale_block + offset * value_scale_row
+        if V_KIND.PER > 1 and V_KIND.WHOLE:
+            p = p * tl.load(spot, mask=known, other=0.0).to(tl.float32)[None, :]
         val = tl.load(
-            values + block[:, None] * value_block + offset[:, None] * value_row + v[None, :],
+            values + block[:, None] * value_block + offset[:, None] * value_row + v_place[None, :],
             mask=known[:, None] & (v < DV)[None, :], other=0.0,
         )  # fmt: skip
-        acc = product(p.to(q.dtype), val.to(q.dtype), acc * shrink[:, None], WIDE)
+        val = widened(val, spot[:, None], v[None, :], known[:, None], q.dtype, V_KIND, DV)
+        acc = product(p.to(q.dtype), val, acc * shrink[:, None], WIDE)
         top = new_top
     unit = seq * tl.num_programs(1) + kv_head
     place = (unit.to(tl.int64) * PARTS + split) * GROUP + in_group
@@ -143,13 +150,13 @@ def attend_shared(
     partial = scratch.partial(q.device)
     block_n, stages = shared_config(together * packed, spec, q.element_size())
     _shared_kernel[(triton.cdiv(seqs, together), heads, before)](
-        q, kv.key, kv.value, kv.key_scale, kv.value_scale, plan.tables, ctx.kv_len, common,
+        q, kv.key, kv.value, *scales_of(kv), plan.tables, ctx.kv_len, common,
         partial, partial[seqs * spec.heads * parts * spec.kv.value_dim :],
         seqs, *kv.key.stride()[:3], *kv.value.stride()[:3], *scale_strides(kv), spec.scale, spec.softcap,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BS=together, BG=packed, BN=block_n,
         BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
-        BEFORE=before, PARTS=parts, SOFTCAP=spec.softcap > 0, SCALED=kv.key_scale is not None,
+        BEFORE=before, PARTS=parts, SOFTCAP=spec.softcap > 0, **kinds_of(kv),
         WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl,
         num_warps=8, launch_pdl=pdl,
     )  # fmt: skip

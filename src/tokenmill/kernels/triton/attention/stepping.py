@@ -10,8 +10,9 @@ from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.decode import attend_one, decode_config, early_keys
 from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.attention.prefill import attend_many
-from tokenmill.kernels.triton.attention.prepare import can_prepare, whole_scales
+from tokenmill.kernels.triton.attention.prepare import can_prepare
 from tokenmill.kernels.triton.attention.shared import attend_shared, can_share, common_entries, shared_parts
+from tokenmill.kernels.triton.attention.stored import can_pair
 from tokenmill.kernels.triton.common import INTERPRETED
 from tokenmill.kernels.triton.launch import Launch
 
@@ -34,8 +35,8 @@ class Stepping:
     def attend(self, q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> None:
         """Contiguous q [T, H, Dk] against the pages -> out [T, H * Dv]."""
         seqs = ctx.kv_len.shape[0]
-        if self.launch.steady:
-            attend_many(q, out, spec, ctx, pdl=self.launch.pdl, steady=True)
+        if self.launch.steady or not can_pair(ctx.kv[spec.layer]):
+            attend_many(q, out, spec, ctx, pdl=self.launch.pdl, steady=self.launch.steady)
             return
         if ctx.max_query == 1:
             self._attend_one(q, out, spec, ctx)
@@ -62,7 +63,7 @@ class Stepping:
             return False
         if plan.paths is not None:  # nodes see new keys of other sequences
             return False
-        if not can_prepare(spec) or not whole_scales(kv):
+        if not can_prepare(spec) or not can_pair(kv):
             return False
         if not early_keys(ctx.kv_len.shape[0] * spec.kv.heads):
             return False
