@@ -13,6 +13,7 @@ from paged_batch import PagedBatch  # noqa: E402
 
 from tokenmill.core.forward import AttentionSpec, KVFormat, KVSpec, KVView, NormSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.attention import decode  # noqa: E402
 from tokenmill.kernels.triton.attention.narrow_keys import halves_of, in_words, quarters_of  # noqa: E402
 from tokenmill.kernels.triton.attention.stored import can_pair, can_store  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
@@ -119,6 +120,17 @@ def test_every_form(form):
     counted = compare(FORMS[form], rope=rope(32, 16), softcap=5.0)
     assert not any(count["fallbacks"] for count in counted.values())
     assert ("attend_qkv" in counted) == ("groups" not in form), "pages with more scales are read by another kernel"
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_pages_that_lie_far_apart(form, monkeypatch):
+    """Counted in 64 bits: here all that there are."""
+    pages = torch.empty((1 << 25, 1, 8, 64), dtype=torch.int16, device="meta")
+    assert decode._units(pages[:-1], pages[:100]) == (8, tl.int32)
+    assert decode._units(pages[:100], pages) == (8, tl.int64)
+    assert decode._units(pages[:100].view(100, 1, 128, 4), pages[:100]) == (4, tl.int32)
+    monkeypatch.setattr(decode, "MOST_UNITS", 0)
+    compare(FORMS[form], steps=STEPS[:3])
 
 
 CASES = {

@@ -9,6 +9,8 @@ left to `shared.py`: its parts come first, and splits begin behind it.
 
 from __future__ import annotations
 
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -50,34 +52,43 @@ from tokenmill.kernels.triton.attention.prepare import rotated
 from tokenmill.kernels.triton.attention.stored import columns, kinds_of, put, scale_strides, scales_of
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, wait
 
+UNIT = 8
+"""Words of narrow numbers that addresses step by, where strides allow it: the 16 bytes that are copied at a time."""
+MOST_UNITS = 1 << 31
+"""Units that are counted in 32 bits. (Addresses took a third of the instructions in numbers of 64 bits.)"""
+REGISTERS = 192
+"""Of a thread of one warp that reads narrow numbers: ten such programs run beside each other, and little is spilled."""
+
 
 @triton.jit
 def _load_tile(
-    index, high, here, strides, table, first, entries, kv_len, path, query_position, window,
+    at, n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
     SHAPE: tl.constexpr, SEEN: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
 ):  # fmt: skip
-    """Keys [BD, BN] and values [BN, BV] of these indexes, their scales [BN], positions, and which are seen.
+    """Keys [BD, BN] and values [BN, BV] of indexes at + n, their scales [BN], positions, and which are seen.
     Narrow ones are loaded as words: of several numbers, and that many fewer."""
     keys, values, key_scales, value_scales = here
     D: tl.constexpr = SHAPE.D // K_KIND.PER
     DV: tl.constexpr = SHAPE.DV // V_KIND.PER
     d = tl.arange(0, SHAPE.BD // K_KIND.PER)
     v = tl.arange(0, SHAPE.BV // V_KIND.PER)
+    # Plain keys are not bound by instructions, and registers for what stays the same would be missed.
+    ALIGNED: tl.constexpr = K_KIND.PER > 1 and SHAPE.BN % SHAPE.SIZE == 0
     block, offset, position, known = locate(
-        index, table, first, entries, kv_len, path, SHAPE.SIZE, SEEN.FIRST, SEEN.TREE
+        at, n, table, first, entries, kv_len, path, SHAPE.SIZE, SEEN.FIRST, SEEN.TREE, ALIGNED
     )
-    seen = known & (index < high)
+    seen = known & (at + n < high)
     if SEEN.WINDOW:
         seen = seen & (query_position - position < window)
-    k = tl.load(
-        keys + block[None, :] * strides.key_block + offset[None, :] * strides.key_row + d[:, None],
-        mask=seen[None, :] & (d < D)[:, None], other=0.0,
-    )  # fmt: skip
+    UNIT: tl.constexpr = SHAPE.UNIT
+    page = block.to(SHAPE.INDEX)  # a block's number fits
+    spot = page * strides.key_block + offset * strides.key_row
+    spot = (spot[None, :] + (d // UNIT)[:, None]).to(tl.int64) * UNIT + (d % UNIT)[:, None]
+    k = tl.load(keys + spot, mask=seen[None, :] & (d < D)[:, None], other=0.0)
     # Values of unseen keys are zeros, not leftovers: 0 * NaN would leak.
-    val = tl.load(
-        values + block[:, None] * strides.value_block + offset[:, None] * strides.value_row + v[None, :],
-        mask=seen[:, None] & (v < DV)[None, :], other=0.0,
-    )  # fmt: skip
+    spot = page * strides.value_block + offset * strides.value_row
+    spot = (spot[:, None] + (v // UNIT)[None, :]).to(tl.int64) * UNIT + (v % UNIT)[None, :]
+    val = tl.load(values + spot, mask=seen[:, None] & (v < DV)[None, :], other=0.0)
     k_scales = scales_at(
         key_scales, block * strides.key_scale_block + offset * strides.key_scale_row, seen, K_KIND
     )  # fmt: skip
@@ -98,9 +109,9 @@ def _bring_near(low, high, here, strides, table, first, entries, kv_len,
     for tile in tl.static_range(NEAR):
         early = low + (tile + SKIP) * SHAPE.BN + n
         early = tl.maximum(tl.minimum(early, high - 1), 0)
-        block, offset, _, _ = locate(early, table, first, entries, kv_len, (0, 0), SHAPE.SIZE, FIRST, False)
-        prefetch(keys + (block * strides.key_block + offset * strides.key_row)[:, None] + line)
-        prefetch(values + (block * strides.value_block + offset * strides.value_row)[:, None] + line)
+        block, offset, _, _ = locate(0, early, table, first, entries, kv_len, (0, 0), SHAPE.SIZE, FIRST, False, False)
+        prefetch(keys + ((block * strides.key_block + offset * strides.key_row) * SHAPE.UNIT)[:, None] + line)
+        prefetch(values + ((block * strides.value_block + offset * strides.value_row) * SHAPE.UNIT)[:, None] + line)
 
 
 @triton.jit
@@ -148,10 +159,12 @@ def _new_heads(
     keys, values, key_scales, value_scales = here
     block, row = slot // SIZE, slot % SIZE
     stores = stores & (one == 0)
-    key = put(key.to(like).to(tl.float32), stores, keys + block * strides.key_block + row * strides.key_row + one,
+    spot = (block * strides.key_block + row * strides.key_row) * SHAPE.UNIT
+    key = put(key.to(like).to(tl.float32), stores, keys + spot + one,
               key_scales + block * strides.key_scale_block + row * strides.key_scale_row + one,
               K_KIND, 1, SHAPE.BD, D)  # fmt: skip
-    value = put(value.to(tl.float32), stores, values + block * strides.value_block + row * strides.value_row + one,
+    spot = (block * strides.value_block + row * strides.value_row) * SHAPE.UNIT
+    value = put(value.to(tl.float32), stores, values + spot + one,
                 value_scales + block * strides.value_scale_block + row * strides.value_scale_row + one,
                 V_KIND, 1, SHAPE.BV, DV)  # fmt: skip
     return q, key.to(like), value.to(like)
@@ -231,8 +244,8 @@ def _decode_kernel(
     path = (0, 0)
     if SEEN.TREE:
         path = path_of(plan.roots, plan.places, seq, places_stride)
-    keys = pages.key + kv_head.to(tl.int64) * strides.key_head
-    values = pages.value + kv_head.to(tl.int64) * strides.value_head
+    keys = pages.key + kv_head.to(tl.int64) * strides.key_head * SHAPE.UNIT
+    values = pages.value + kv_head.to(tl.int64) * strides.value_head * SHAPE.UNIT
     key_scales = pages.key_scale + kv_head.to(tl.int64) * strides.key_scale_head
     value_scales = pages.value_scale + kv_head.to(tl.int64) * strides.value_scale_head
     here = (keys, values, key_scales, value_scales)
@@ -244,7 +257,7 @@ def _decode_kernel(
     if FRESH:
         # All keys in the cache are older than this step: load the first ones, bring the following near.
         k, val, k_scales, v_scales, position, seen = _load_tile(
-            low + n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
+            low, n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
             SHAPE, SEEN, K_KIND, V_KIND,
         )  # fmt: skip
         slot = tl.load(plan.slot + seq)
@@ -280,7 +293,7 @@ def _decode_kernel(
                                  query_position, slope, scale, softcap, SEEN, K_KIND, V_KIND, WIDE)  # fmt: skip
     for at in tl.range(low + FRESH * SHAPE.BN, high, SHAPE.BN, num_stages=CUT.STAGES):
         k, val, k_scales, v_scales, position, seen = _load_tile(
-            at + n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
+            at, n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
             SHAPE, SEEN, K_KIND, V_KIND,
         )  # fmt: skip
         sums, top, total = _fold(sums, top, total, q, asked, k, val, k_scales, v_scales, position, seen,
@@ -321,7 +334,7 @@ def attend_one(
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     group = spec.heads // heads
     longest = plan.tables.shape[1] * ctx.block_size
-    cut = config or decode_config(seqs * heads, longest, spec, mixed=mixed, eight=kv.key_scale is not None)
+    cut = config or decode_config(seqs * heads, longest, spec, mixed=mixed, narrow=kv.key_scale is not None)
     splits, block_n, warps, stages, near, least = cut
     room = scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
     splits = max(1, min(splits, room - before))
@@ -345,6 +358,8 @@ def attend_one(
             rope is not None, 0 if rope is None else rope.start, 0 if rope is None else rope.dim,
             rope is not None and rope.interleaved,
         )  # fmt: skip
+    narrow, strides = kinds["K_KIND"].PER > 1, (*keys.stride()[:3], *values.stride()[:3])
+    unit, index = _units(keys, values) if narrow else (1, tl.int64)
     _decode_kernel[(seqs, heads, splits)](
         q,
         Pages(keys, values, *scales_of(kv)),
@@ -359,20 +374,27 @@ def attend_one(
         ),
         out, Partial(partial, tops, scratch.counters(q.device)), q.stride(0), plan.tables.stride(0),
         path_parts(plan.paths)[2],
-        Strides(*keys.stride()[:3], *values.stride()[:3], *scale_strides(kv)),
+        Strides(*(stride // unit for stride in strides), *scale_strides(kv)),
         spec.scale, spec.softcap, spec.window,
         Epsilons(0.0 if q_norm is None else q_norm.eps, 0.0 if k_norm is None else k_norm.eps),
         SHAPE=Shape(
             spec.heads, group, width, value_width, ctx.block_size,
             max(16, pow2(group)), block_n, max(16 * kinds["K_KIND"].PER, pow2(width)),
-            max(16 * kinds["V_KIND"].PER, pow2(value_width)),
+            max(16 * kinds["V_KIND"].PER, pow2(value_width)), unit, index,
         ),
         CUT=Cut(splits, before, parts, pow2(parts), least, stages, near, line, lines),
         SEEN=Seen(plan.first is not None, spec.window != 0, spec.softcap > 0, spec.sinks is not None,
                   spec.alibi is not None, plan.paths is not None),
         NEW=new, **kinds, MIXED=mixed, WIDE=INTERPRETED or q.dtype == torch.float32, PDL=pdl,
-        num_warps=warps, launch_pdl=pdl,
+        num_warps=warps, launch_pdl=pdl, maxnreg=REGISTERS if narrow and warps == 1 else None,
     )  # fmt: skip
+
+
+def _units(keys: Tensor, values: Tensor) -> tuple[int, tl.dtype]:
+    """What addresses of these pages step by, and the type that counts it."""
+    unit = math.gcd(UNIT, *keys.stride()[:3], *values.stride()[:3])
+    last = max(pages.shape[0] * pages.stride(0) for pages in (keys, values)) // unit
+    return unit, tl.int32 if last < MOST_UNITS else tl.int64
 
 
 def early_keys(units: int) -> bool:
@@ -381,10 +403,10 @@ def early_keys(units: int) -> bool:
 
 
 def decode_config(
-    units: int, longest: int, spec: AttentionSpec, *, mixed: bool = False, eight: bool = False, beside: bool = False
+    units: int, longest: int, spec: AttentionSpec, *, mixed: bool = False, narrow: bool = False, beside: bool = False
 ) -> tuple[int, int, int, int, int, int]:
     """(most splits, BN, warps, stages, tiles to bring near, least tiles of a split) for `units` = sequences *
-    key/value heads: measured on an H200. eight: keys are stored in 8 bits; beside: a shared prefix is read elsewhere.
+    key/value heads: measured on an H200. narrow: keys are unpacked; beside: a shared prefix is read elsewhere.
 
     Powers of two keep the kernels few that must be compiled. Tables are looked up one pipeline stage before keys are
     loaded: five stages hold two tiles of keys."""
@@ -392,7 +414,7 @@ def decode_config(
     block_n = 64 if width <= 256 else 32
     if mixed:  # beside prefills it matters little: two kernels, which the engine compiles when it starts
         return (4 if units <= 512 else 1), block_n, 4, 3, 1, 1
-    if eight and units > 128:
+    if narrow and units > 128:
         # Unpacking is work: small tiles of few warps, of which many run at once.
         return (1, 32, 1, 5, 1, 1) if units >= 1024 else (1, block_n, 2 if units > 256 else 4, 5, 1, 1)
     if units >= 1024 and beside:  # what is left is short: many small programs at once

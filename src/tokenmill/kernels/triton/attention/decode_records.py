@@ -15,7 +15,7 @@ class Pages(NamedTuple):
 
 
 class Strides(NamedTuple):
-    """Of pages, in numbers as they are loaded: words of two or four where these are narrow."""
+    """Of pages, in units (see Shape); of scales, in numbers."""
 
     key_block: Any
     key_head: Any
@@ -78,7 +78,8 @@ class Partial(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """Query heads, those of one key/value head, widths, positions of a block; and the same as powers of two."""
+    """Query heads, those of one key/value head, widths, positions of a block; and the same as powers of two. UNIT: as
+    many numbers, or words of narrow ones, are a unit of pages; INDEX: the type that counts units."""
 
     H: int
     GROUP: int
@@ -89,6 +90,8 @@ class Shape(NamedTuple):
     BN: int
     BD: int
     BV: int
+    UNIT: int
+    INDEX: Any
 
 
 class Cut(NamedTuple):

@@ -122,20 +122,21 @@ def split_query(q, R: tl.constexpr, BD: tl.constexpr, KIND: tl.constexpr):
 
 @triton.jit
 def _scores(asked, words, scales, KIND: tl.constexpr, WIDE: tl.constexpr):
-    """A query's parts against words of keys [BD / PER, N] -> raw dots [R, N]."""
+    """A query's parts against words of keys [BD / PER, N] -> raw dots [R, N], and what rows are to be multiplied by."""
     zeros = tl.zeros((asked[0].shape[0], words.shape[1]), dtype=tl.float32)
     if KIND.PER == 2:
         even, odd = halves_of(words, KIND.TYPE, WIDE)
         found = product(asked[1], odd, product(asked[0], even, zeros, WIDE), WIDE)
-        found = found * scales[0][None, :] * asked[2][:, None]
+        found = found * scales[0][None, :]
+        most = asked[2]
     else:
         even, odd, upper_even, upper_odd = quarters_of(words, WIDE)
         lower = product(asked[1], odd, product(asked[0], even, zeros, WIDE), WIDE)
         upper = product(asked[3], upper_odd, product(asked[2], upper_even, zeros, WIDE), WIDE)
         found = lower * scales[0][None, :] + upper * scales[1][None, :]
         found += asked[5][:, None] * scales[2][None, :] + asked[6][:, None] * scales[3][None, :]
-        found = found * asked[4][:, None]
-    return found
+        most = asked[4]
+    return found, most
 
 
 @triton.jit
@@ -161,8 +162,10 @@ def fold_words(
     SOFTCAP: tl.constexpr, ALIBI: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """Take words of keys [BD / PER, N] and of values [N, BV / PER] into the running sums."""
-    scores = _scores(asked, k, k_scales, K_KIND, WIDE)
-    scores = bend(scores, query_position, position[None, :], slope, scale, softcap, SOFTCAP, ALIBI)
+    scores, most = _scores(asked, k, k_scales, K_KIND, WIDE)
+    scores = bend(
+        scores, query_position, position[None, :], slope, scale * most[:, None], softcap, SOFTCAP, ALIBI
+    )  # fmt: skip
     size = v_scales[0]
     if V_KIND.PER == 4:
         size = v_scales[0] + v_scales[1]

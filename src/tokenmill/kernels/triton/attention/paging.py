@@ -37,12 +37,18 @@ def path_of(roots, places, seq, stride):
 
 @triton.jit
 def locate(
-    index, table, first, entries, kv_len, path, SIZE: tl.constexpr, FIRST: tl.constexpr, TREE: tl.constexpr
+    at, n, table, first, entries, kv_len, path,
+    SIZE: tl.constexpr, FIRST: tl.constexpr, TREE: tl.constexpr, ALIGNED: tl.constexpr,
 ):  # fmt: skip
-    """Indexes [N] -> block [N] (int64), offset [N], position [N], and which of them exist. TREE: the sequence is a
-    node, which has a path."""
-    entry = index // SIZE
-    offset = index % SIZE
+    """Indexes at + n [N] -> block [N] (int64), offset [N], position [N], and which of them exist. TREE: the sequence is
+    a node, which has a path. ALIGNED: at is a multiple of SIZE, so that offsets stay the same from tile to tile."""
+    index = at + n
+    if ALIGNED:
+        entry = at // SIZE + n // SIZE
+        offset = n % SIZE
+    else:
+        entry = index // SIZE
+        offset = index % SIZE
     if FIRST:
         held = entry < entries
         start = tl.load(first + entry, mask=held, other=0)

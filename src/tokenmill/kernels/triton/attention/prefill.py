@@ -41,7 +41,7 @@ def _visit(
     index = at + n
     d_place, v_place = spot_in(d, K_KIND, D), spot_in(v, V_KIND, DV)
     if MASKED:
-        block, offset, position, known = locate(index, table, first, entries, kv_len, path, SIZE, FIRST, TREE)
+        block, offset, position, known = locate(at, n, table, first, entries, kv_len, path, SIZE, FIRST, TREE, False)
         k = tl.load(
             keys + block[None, :] * key_block + offset[None, :] * key_row + d_place[:, None],
             mask=known[None, :] & (d < D)[:, None], other=0.0,
