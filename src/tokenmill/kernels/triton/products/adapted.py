@@ -1,14 +1,18 @@
 """Adapters in steps of few tokens. Owns: going down and up within the launch of the product that they change.
 
-The launch has programs in front that go down: an item is one part of the sum for some of the step's adapters. The
-product's programs begin beside them, wait for their end once their own sums are made (those in front began before and
-wait for nobody), and carry their own columns up: each adapter is read once by all programs together, whichever rows
-have it. Rows without an adapter cost nothing but looking. Must not know: models, how adapters got into their slots.
+The launch has programs that go down: an item is one part of the sum for some of the step's adapters. The product's
+programs run beside them, wait for their end once their own sums are made, and carry their own columns up: each adapter
+is read once by all programs together, whichever rows have it. Those that go down wait for nobody and are the first
+ones, or take turns with the others where all are sure to run at once: else a multiprocessor that gets two of them has
+nothing to do afterwards. Rows without an adapter cost nothing but looking. Must not know: models, how adapters got into
+their slots.
 """
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
@@ -33,6 +37,8 @@ from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS, part_of,
 _CHUNK, BK_DOWN = 64, 128
 """Entries of a sum that one product on tensor cores takes: on the way up, and down."""
 _MOST_CUTS = 32
+_RESERVED = 1024
+"""Shared memory that the driver takes of each program."""
 
 
 # ---------------------------------------------------------------- which adapters a step has
@@ -58,6 +64,22 @@ def first_rows(slots, BM: tl.constexpr):
 def _at_place(values, firsts, order, place):
     """The value of the row that is the first one of the adapter at this place."""
     return tl.sum(tl.where((firsts > 0) & (order == place), values, 0), axis=0)
+
+
+@triton.jit
+def role(shrinkers, products, mixed):
+    """Does this program go down, and which one is it of those that do what it does? mixed: they take turns, so that
+    a multiprocessor which gets two programs gets one of each."""
+    program = tl.program_id(0)
+    pairs = tl.minimum(shrinkers, products)
+    paired = (mixed > 0) & (program < 2 * pairs)
+    late = (mixed > 0) & (program >= 2 * pairs)
+    first = program < shrinkers
+    shrinks = tl.where(paired, program % 2 == 0, tl.where(late, shrinkers > products, first))
+    index = tl.where(
+        paired, program // 2, tl.where(late, program - pairs, tl.where(first, program, program - shrinkers))
+    )
+    return shrinks, index
 
 
 # ---------------------------------------------------------------- down
@@ -160,53 +182,55 @@ def ask_for_up(up_ptr, slots, firsts, order, n, most_rank, columns, BM: tl.const
 def up_tile(
     up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, chunk, r0, BR: tl.constexpr, CHUNK: tl.constexpr
 ):
-    """Of the adapters that one chunk has, from entry r0 of their ranks on: columns n [BN, CHUNK], and whose they are
+    """Of the adapters that one chunk has, from entry r0 of their ranks on: columns n [CHUNK, BN], and whose they are
     [CHUNK]."""
     k = tl.arange(0, CHUNK)
-    place = chunk * (CHUNK // BR) + k // BR
-    here = (firsts > 0)[None, :] & (order[None, :] == place[:, None])
-    slot = tl.sum(tl.where(here, slots[None, :], 0), axis=1)
-    rank = tl.sum(tl.where(here, ranks[None, :], 0), axis=1)
+    both = tl.zeros((CHUNK,), dtype=tl.int32)  # slot and rank, found together
+    for i in tl.static_range(CHUNK // BR):
+        both = tl.where(k // BR == i, _at_place(slots | ranks << 16, firsts, order, chunk * (CHUNK // BR) + i), both)
+    slot = both & 0xFFFF
     lane = r0 + k % BR
-    w = tl.load(up_ptr + (slot.to(tl.int64) * most_rank + lane)[None, :] * columns + n[:, None],
-                mask=(lane < rank)[None, :] & ok[:, None], other=0.0)  # fmt: skip
+    w = tl.load(up_ptr + (slot.to(tl.int64) * most_rank + lane)[:, None] * columns + n[None, :],
+                mask=(lane < both >> 16)[:, None] & ok[None, :], other=0.0)  # fmt: skip
     return w, slot
 
 
 @triton.jit
 def _times_low(acc, w, slot, every, slots, WIDE: tl.constexpr):
-    """acc + w @ the rows' sums, each row with its own adapter's."""
-    low = tl.where((slot[:, None] == slots[None, :]) & (slot > 0)[:, None], every, 0.0)
+    """acc + the rows' sums, each row with its own adapter's, @ w."""
+    low = tl.where((slot[None, :] == slots[:, None]) & (slot > 0)[None, :], every, 0.0)
     if WIDE:
-        return tl.dot(w.to(tl.float32), low, acc, input_precision="ieee")
-    return tl.dot(w, low.to(w.dtype), acc)
+        return tl.dot(low, w.to(tl.float32), acc, input_precision="ieee")
+    return tl.dot(low.to(w.dtype), w, acc)
 
 
 @triton.jit
 def come_up(
     acc, first_w, first_slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns, chunk,
-    step, LANES: tl.constexpr, BM: tl.constexpr, BR: tl.constexpr, CHUNK: tl.constexpr, CUTS: tl.constexpr,
-    WIDE: tl.constexpr,
+    step, LANES: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, CHUNK: tl.constexpr,
+    CUTS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """acc [BN, BM] + up @ down @ x of each row's adapter, for columns n of one part; `chunk` and `step` share the
-    adapters out among programs that have the same columns. first_w: what up_tile gives for the first chunk."""
-    G: tl.constexpr = CHUNK // BR
+    adapters out among programs that have the same columns. first_w: what up_tile gives for the first chunk.
+
+    The rows are on the left here: with the columns there these would be asynchronous products, whose operands Triton
+    3.6 overwrites too early in two such loops of one program."""
     m = tl.arange(0, BM)
-    r = tl.arange(0, BR)
-    chunks = tl.cdiv(tl.sum(firsts, axis=0), G)
+    lane = tl.arange(0, CHUNK) % BR
+    chunks = tl.cdiv(tl.sum(firsts, axis=0), CHUNK // BR)
+    more = tl.zeros((BM, BN), dtype=tl.float32)
     for r0 in range(0, most_rank, BR):
-        own = tl.load(sums_ptr + (CUTS * BM + m[None, :]) * LANES + part * ranks[None, :] + r0 + r[:, None],
-                      mask=(r0 + r[:, None] < ranks[None, :]) & (slots > 0)[None, :], other=0.0,
-                      cache_modifier=".cg")  # fmt: skip
-        every = tl.reshape(tl.broadcast_to(own[None, :, :], (G, BR, BM)), (CHUNK, BM))
+        every = tl.load(sums_ptr + (CUTS * BM + m[:, None]) * LANES + part * ranks[:, None] + r0 + lane[None, :],
+                        mask=(r0 + lane[None, :] < ranks[:, None]) & (slots > 0)[:, None], other=0.0,
+                        cache_modifier=".cg")  # fmt: skip
         start = chunk
         if r0 == 0:
-            acc = _times_low(acc, first_w, first_slot, every, slots, WIDE)
+            more = _times_low(more, first_w, first_slot, every, slots, WIDE)
             start += step
         for at in tl.range(start, chunks, step, num_stages=3):
             w, slot = up_tile(up_ptr, slots, ranks, firsts, order, n, ok, most_rank, columns, at, r0, BR, CHUNK)
-            acc = _times_low(acc, w, slot, every, slots, WIDE)
-    return acc
+            more = _times_low(more, w, slot, every, slots, WIDE)
+    return acc + tl.trans(more)
 
 
 # ---------------------------------------------------------------- behind any product
@@ -227,13 +251,13 @@ def _adapted_kernel(
     slots = slots_of(rows_ptr, slots_ptr, M, BM)
     firsts = first_rows(slots, BM)
     order = tl.cumsum(firsts, 0) - 1
-    if tl.program_id(0) < shrinkers:
+    shrinks, tile = role(shrinkers, tl.num_programs(0) - shrinkers, 0)
+    if shrinks:
         wait(PDL)
         go_down(x_ptr, x_stride, down_ptr, sums_ptr, count_ptr, slots, firsts, order,
-                tl.program_id(0), shrinkers, K, LANES, BM, BK, BL, EACH, CUTS, WIDE)  # fmt: skip
+                tile, shrinkers, K, LANES, BM, BK, BL, EACH, CUTS, WIDE)  # fmt: skip
         return
     ranks = tl.load(ranks_ptr + slots)
-    tile = tl.program_id(0) - shrinkers
     part, start, end, tile = part_of(
         tile, columns, WIDTH, border1, border2, border3, tiles1, tiles2, tiles3, PARTS, GATED
     )
@@ -258,10 +282,10 @@ def _adapted_kernel(
         w_u, _ = up_tile(up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, most_rank, columns, 0, 0, BR, CHUNK)
     until_down(count_ptr, firsts, shrinkers, tl.num_programs(0) - shrinkers, CUTS)
     y = come_up(y, w, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, ok, part, most_rank, columns, 0, 1,
-                LANES, BM, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+                LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
     if GATED:
         other = come_up(other, w_u, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n + WIDTH, ok, PARTS - 1,
-                        most_rank, columns, 0, 1, LANES, BM, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+                        most_rank, columns, 0, 1, LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
         y = gated_act(y, other, ACT)
     else:
         y = plain_act(y, ACT)
@@ -316,12 +340,40 @@ def serves(site: AdapterSite, x: Tensor, scratch: Scratch) -> bool:
 
 
 def shrinkers_of(programs: int, beside: int) -> int:
-    """Programs in front of a product's own, of which so many fit on one multiprocessor: as many as leave those spread
-    evenly."""
+    """Programs that go down beside a product's own, of which so many fit on one multiprocessor: as many as leave those
+    spread evenly."""
     processors = 1 if INTERPRETED else multiprocessors()
     if programs <= processors and beside > 1:
         return processors
     return max(16, min(processors, (beside * processors - programs) // 16 * 16))
+
+
+_fitting: dict[Hashable, int] = {}
+"""How many programs of a compiled kernel fit on one multiprocessor."""
+
+
+def fitting(kernel: Hashable) -> int | None:
+    """That of a kernel; None: it was not launched yet."""
+    return _fitting.get(kernel)
+
+
+def note_fitting(kernel: Hashable, compiled: Any, warps: int) -> None:
+    """After its first launch. (The interpreter compiles nothing, and runs one program after the other.)"""
+    if compiled is None or not hasattr(compiled, "n_regs"):
+        return
+    have = torch.cuda.get_device_properties()
+    threads = 32 * warps
+    registers = -(-compiled.n_regs // 8) * 8 * threads
+    memory = compiled.metadata.shared + _RESERVED
+    _fitting[kernel] = min(
+        have.regs_per_multiprocessor // registers, have.shared_memory_per_multiprocessor // memory,
+        have.max_threads_per_multi_processor // threads,
+    )  # fmt: skip
+
+
+def may_mix(programs: int, beside: int | None) -> bool:
+    """May programs that wait for others come before them? Only where all are there at once."""
+    return beside is not None and programs <= beside * multiprocessors()
 
 
 def constants(site: AdapterSite, cuts: Cuts) -> dict[str, int | bool]:

@@ -7,6 +7,8 @@ Adapters of the rows go down and up within the same launch (adapted.py).
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 import triton
 import triton.language as tl
@@ -20,6 +22,7 @@ from tokenmill.kernels.triton.common import (
     act_parts,
     begin,
     gated_act,
+    multiprocessors,
     plain_act,
     pow2,
     prefetch,
@@ -32,7 +35,11 @@ from tokenmill.kernels.triton.products.adapted import (
     constants,
     cuts_of,
     first_rows,
+    fitting,
     go_down,
+    may_mix,
+    note_fitting,
+    role,
     shrinkers_of,
     slots_of,
     until_down,
@@ -40,15 +47,17 @@ from tokenmill.kernels.triton.products.adapted import (
 )
 from tokenmill.kernels.triton.products.adapters import borders_of
 
+Config = tuple[int, int, int, int, int, int]
+"""BN, BK, split, stages, warps, chunks to prefetch."""
 _ROOM = 220 << 10
 """Shared memory of a multiprocessor of a data centre GPU."""
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "mixed"])
 def _thin_kernel(
     x_ptr, w_ptr, bias_ptr, norm_ptr, residual_ptr, out_ptr, part_ptr, count_ptr,
     down_ptr, up_ptr, ranks_ptr, rows_ptr, slots_ptr, sums_ptr, downs_ptr,
-    M, N, x_stride, eps, most_rank, shrinkers, border1, border2, border3,
+    M, N, x_stride, eps, most_rank, shrinkers, mixed, border1, border2, border3,
     K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SPLIT: tl.constexpr, CHUNKS: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
     RESIDUAL: tl.constexpr, WIDE: tl.constexpr, PREFETCH: tl.constexpr, STAGES: tl.constexpr,
@@ -58,14 +67,15 @@ def _thin_kernel(
     begin(PDL)
     if ADAPT:
         tiles = tl.cdiv(N, BN)
-        tile = (tl.program_id(0) - shrinkers) % tiles
-        part = (tl.program_id(0) - shrinkers) // tiles
-        if tl.program_id(0) < shrinkers:
+        shrinks, program = role(shrinkers, tiles * SPLIT, mixed)
+        tile = program % tiles
+        part = program // tiles
+        if shrinks:
             slots = slots_of(rows_ptr, slots_ptr, M, BM)
             firsts = first_rows(slots, BM)
             wait(PDL)
             go_down(x_ptr, x_stride, down_ptr, sums_ptr, downs_ptr, slots, firsts, tl.cumsum(firsts, 0) - 1,
-                    tl.program_id(0), shrinkers, K, LANES, BM, DOWN, BL, EACH, CUTS, WIDE)  # fmt: skip
+                    program, shrinkers, K, LANES, BM, DOWN, BL, EACH, CUTS, WIDE)  # fmt: skip
             return
     else:
         tile = tl.program_id(0)
@@ -138,10 +148,10 @@ def _thin_kernel(
             at_part = (tile * BN >= border1).to(tl.int32) + (tile * BN >= border2).to(tl.int32)
             at_part += (tile * BN >= border3).to(tl.int32)
         acc = come_up(acc, w_up, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n, real_n, at_part, most_rank,
-                      columns, part, SPLIT, LANES, BM, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+                      columns, part, SPLIT, LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
         if GATED:
             acc_u = come_up(acc_u, u_up, slot, sums_ptr, up_ptr, slots, ranks, firsts, order, n + N, real_n, PARTS - 1,
-                            most_rank, columns, part, SPLIT, LANES, BM, BR, CHUNK, CUTS, WIDE)  # fmt: skip
+                            most_rank, columns, part, SPLIT, LANES, BM, BN, BR, CHUNK, CUTS, WIDE)  # fmt: skip
     last = True
     if SPLIT > 1:
         # Parts of one tile lie together: [tile, part, (gate, up, squares), BN, BM].
@@ -194,21 +204,37 @@ def can_adapt(site: AdapterSite, act: str | None, block: int) -> bool:
     return site.gains is None and (whole or gated)
 
 
+def with_room(config: Config, width: int, column: int, *, gated: bool) -> Config:
+    """A way that leaves room beside a product's programs for those that go down: smaller tiles, and one of them less
+    ahead where as many programs as there are multiprocessors then fit. column: bytes of one entry of all rows."""
+    block_n, block_k, split, stages, warps, prefetch = config
+    if block_k > 128:
+        block_k, stages, prefetch = 128, stages + 1, 2 * prefetch
+    if block_n > 64:
+        block_n, stages, warps = block_n // 2, stages + 1, max(4, warps // 2)
+    processors = 1 if INTERPRETED else multiprocessors()
+    programs = triton.cdiv(width, block_n) * split + processors
+    tile = block_k * (column + block_n * (4 if gated else 2))
+    if stages > 3 and _ROOM // (stages * tile) * processors < programs <= _ROOM // ((stages - 1) * tile) * processors:
+        stages -= 1
+    return block_n, block_k, split, stages, warps, prefetch
+
+
 def thin(
     x: Tensor, weight: Tensor, bias: Tensor | None, norm: NormSpec | None, act: str | None, residual: Tensor | None,
-    *, scratch: Scratch, pdl: bool, config: tuple[int, int, int, int, int, int], delta: Delta | None = None,
+    *, scratch: Scratch, pdl: bool, config: Config, delta: Delta | None = None,
 ) -> Tensor:  # fmt: skip
     """x [M <= 64, K], weight [N, K] -> residual + act(norm(x) @ weight.T + bias + what adapters add).
 
-    config (BN, BK, split, stages, warps, chunks to prefetch). delta: its rows' adapters, which read x; no norm then."""
+    delta: its rows' adapters, which read x; no norm then."""
     assert delta is None or norm is None
     rows, inner = x.shape
     kind, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     block_m = max(16, pow2(rows))
+    if delta is not None:
+        config = with_room(config, width, block_m * x.element_size(), gated=gated)
     block_n, block_k, split, stages, warps, prefetch = config
-    if delta is not None and block_k > 128:  # smaller tiles leave room for the programs in front
-        block_k, stages, prefetch = 128, stages + 1, 2 * prefetch
     chunks = triton.cdiv(triton.cdiv(inner, block_k), split)
     tiles = triton.cdiv(width, block_n)
     size = block_n * block_m * (2 if gated else 1) + block_m
@@ -217,9 +243,10 @@ def thin(
         split, chunks = 1, triton.cdiv(inner, block_k)
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     partial, counters = scratch.partial(x.device), scratch.counters(x.device)
-    tile = stages * block_k * (block_n * (2 if gated else 1) + block_m) * x.element_size()
-    adapters, sizes, how = _with_adapters(delta, rows, tiles * split, _ROOM // tile, scratch)
-    _thin_kernel[(tiles, split) if delta is None else (sizes[1] + tiles * split,)](
+    beside = _ROOM // (stages * block_k * (block_n * (2 if gated else 1) + block_m) * x.element_size())
+    kernel = (inner, act, block_m, block_n, block_k, split, stages, warps, x.dtype, bias is None, residual is None)
+    adapters, sizes, how = _with_adapters(delta, rows, tiles * split, kernel, beside, scratch)
+    compiled = _thin_kernel[(tiles, split) if delta is None else (sizes[1] + tiles * split,)](
         x, weight, bias, None if norm is None else norm.weight, residual, out, partial, counters, *adapters,
         rows, width, x.stride(0), 0.0 if norm is None else norm.eps, *sizes,
         K=inner, BM=block_m, BN=block_n, BK=block_k, SPLIT=split, CHUNKS=chunks,
@@ -228,21 +255,25 @@ def thin(
         WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=0 if INTERPRETED or not pdl else prefetch,
         STAGES=stages, **how, DOWN=BK_DOWN, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
+    if delta is not None and fitting((kernel, *how.values())) is None:
+        note_fitting((kernel, *how.values()), compiled, warps)
     return out
 
 
 def _with_adapters(
-    delta: Delta | None, rows: int, programs: int, beside: int, scratch: Scratch
+    delta: Delta | None, rows: int, programs: int, kernel: Hashable, beside: int, scratch: Scratch
 ) -> tuple[tuple[Tensor | None, ...], tuple[int, ...], dict[str, int | bool]]:
     """What the kernel is told of adapters: tensors, sizes and constants. The second half of the scratch memory is
-    theirs. beside: programs that fit on one multiprocessor."""
+    theirs. beside: programs that fit on one multiprocessor, as far as one can tell without a compiled kernel."""
     if delta is None:
         nothing = {"ADAPT": False, "PARTS": 1, "LANES": 16, "BL": 16, "BR": 16, "EACH": 64, "CUTS": 1, "CHUNK": 64}
-        return (None,) * 7, (0,) * 5, nothing
+        return (None,) * 7, (0,) * 6, nothing
     site, device = delta.site, delta.inputs.device
     assert site.up is not None
     sums = scratch.partial(device)[scratch.floats // 2 :]
     downs = scratch.counters(device)[scratch.num_counters // 2 :]
-    sizes = (site.up.shape[1], shrinkers_of(programs, max(1, beside)), *borders_of(site))
-    tensors = (site.down, site.up, site.ranks, delta.rows, delta.slots, sums, downs)
-    return tensors, sizes, {"ADAPT": True, **constants(site, cuts_of(site, rows))}
+    how = {"ADAPT": True, **constants(site, cuts_of(site, rows))}
+    known = fitting((kernel, *how.values()))
+    shrinkers = shrinkers_of(programs, max(1, beside if known is None else known))
+    sizes = (site.up.shape[1], shrinkers, int(may_mix(shrinkers + programs, known)), *borders_of(site))
+    return (site.down, site.up, site.ranks, delta.rows, delta.slots, sums, downs), sizes, how
