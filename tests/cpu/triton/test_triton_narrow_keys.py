@@ -133,6 +133,14 @@ def test_pages_that_lie_far_apart(form, monkeypatch):
     compare(FORMS[form], steps=STEPS[:3])
 
 
+def test_small_programs(monkeypatch):
+    """Which few sequences may be read by, too: many splits of few keys."""
+    monkeypatch.setattr(decode, "SMALL_FROM", 0)
+    spec = AttentionSpec(0, 0, 32, KVSpec("full", 8, 128, 128), 1.0)
+    assert decode.decode_config(128, 16000, spec, narrow=True)[:3] == (8, 32, 1)
+    compare(FORMS["int4"], steps=[[("a", 300), ("b", 60)], [("a", 1), ("b", 1)]])
+
+
 CASES = {
     "heads of 96": {"dim": 96, "rope": rope(48), "steps": STEPS[:3]},
     "heads of 128": {"dim": 128, "heads": 8, "kv_heads": 1, "steps": STEPS[:3]},

@@ -54,6 +54,9 @@ from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, p
 
 UNIT = 8
 """Words of narrow numbers that addresses step by, where strides allow it: the 16 bytes that are copied at a time."""
+SMALL_FROM = 128
+"""Sequences times heads beyond which narrow keys are read by small programs. (One warp takes half as many instructions
+for a key as four, but from 65 to 128 that has not been measured.)"""
 MOST_UNITS = 1 << 31
 """Units that are counted in 32 bits. (Addresses took a third of the instructions in numbers of 64 bits.)"""
 REGISTERS = 192
@@ -414,8 +417,10 @@ def decode_config(
     block_n = 64 if width <= 256 else 32
     if mixed:  # beside prefills it matters little: two kernels, which the engine compiles when it starts
         return (4 if units <= 512 else 1), block_n, 4, 3, 1, 1
-    if narrow and units > 128:
+    if narrow and units > SMALL_FROM:
         # Unpacking is work: small tiles of few warps, of which many run at once.
+        if units <= 128:
+            return min(16, 1 << (1320 // units).bit_length() - 1), 32, 1, 5, 1, 4
         return (1, 32, 1, 5, 1, 1) if units >= 1024 else (1, block_n, 2 if units > 256 else 4, 5, 1, 1)
     if units >= 1024 and beside:  # what is left is short: many small programs at once
         return 1, min(block_n, 32), 2, 3, 1, 1
