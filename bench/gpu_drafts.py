@@ -97,53 +97,61 @@ def open_llm(folder: pathlib.Path, options: dict[str, Any], speculative: dict[st
     )  # fmt: skip
 
 
-def close(llm: LLM) -> None:
-    """Give the memory back."""
-    llm.close()
-    del llm
+def give_back() -> None:
+    """The memory of an engine that nobody holds any longer."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
 
 
+def without_drafts(folder: pathlib.Path, more: dict[str, Any], options: argparse.Namespace) -> dict[int, float]:
+    """Tokens per second of each number of rows."""
+    with open_llm(folder, more, None) as llm:
+        return {n: measure(llm, n, options.tokens, options.prompt)["tokens_per_s"] for n in options.rows}
+
+
+def with_drafts(
+    folder: pathlib.Path, more: dict[str, Any], asked: dict[str, Any], options: argparse.Namespace
+) -> dict[int, dict[str, Any]]:
+    """The same, and what the control has settled on."""
+    found: dict[int, dict[str, Any]] = {}
+    with open_llm(folder, more, asked) as llm:
+        force(llm, options.p)
+        for n in options.rows:
+            made = measure(llm, n, options.tokens, options.prompt)
+            crowd = llm.engine.scheduler.ahead.control.crowds.get(n.bit_length())
+            found[n] = {
+                "drafts": made["tokens_per_s"],
+                "tokens_per_step": made["tokens_per_step_and_row"],
+                "depth": None if crowd is None else crowd.best,
+                "seconds": None if crowd is None else crowd.seconds,
+            }
+    return found
+
+
 def run(case: str, options: argparse.Namespace) -> dict[str, Any]:
     """One case: plain, then with drafts."""
     config, method, more = CASES[case]
-    rows = [int(n) for n in options.rows.split(",")]
     found: dict[str, Any] = {"case": case, "p": options.p, "most": options.most, "rows": {}}
     with tempfile.TemporaryDirectory() as name:
         folder, other = pathlib.Path(name) / "target", pathlib.Path(name) / "drafter"
         for where, what in ((folder, TARGET), (other, config)):
             where.mkdir()
             (where / "config.json").write_text(json.dumps(few_layers(what, options.layers)))
-        plain = open_llm(folder, more, None)
-        without = {n: measure(plain, n, options.tokens, options.prompt) for n in rows}
-        close(plain)
-        del plain
-        gc.collect()
-        drafting = open_llm(folder, more, {**method, "model": str(other), "num_speculative_tokens": options.most})
-        force(drafting, options.p)
-        for n in rows:
-            made = measure(drafting, n, options.tokens, options.prompt)
-            control = drafting.engine.scheduler.ahead.control
-            crowd = control.crowds.get(n.bit_length())
-            found["rows"][n] = {
-                "plain": without[n]["tokens_per_s"],
-                "drafts": made["tokens_per_s"],
-                "ratio": made["tokens_per_s"] / without[n]["tokens_per_s"],
-                "tokens_per_step": made["tokens_per_step_and_row"],
-                "depth": None if crowd is None else crowd.best,
-                "seconds": None if crowd is None else crowd.seconds,
-            }
+        plain = without_drafts(folder, more, options)
+        give_back()
+        asked = {**method, "model": str(other), "num_speculative_tokens": options.most}
+        for n, made in with_drafts(folder, more, asked, options).items():
+            found["rows"][n] = {"plain": plain[n], "ratio": made["drafts"] / plain[n], **made}
             print(case, n, json.dumps(found["rows"][n]), flush=True)
-        close(drafting)
+        give_back()
     return found
 
 
 def main() -> None:
     """Each case by itself: one that fails is told, and the others go on."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="1,8,256")
+    parser.add_argument("--rows", default="1,8,256", type=lambda said: [int(n) for n in said.split(",")])
     parser.add_argument("--p", type=float, default=0.7)
     parser.add_argument("--most", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=384)
