@@ -54,8 +54,6 @@ SERVED: dict[str, Requests] = {
 OPTIONS = {"max_model_len": 2048, "max_num_seqs": 128}
 INTERWOVEN = ("falcon", "gpt-neox", "pythia", "bloom", "persimmon")
 """Heads of q, k and v lie among each other there: no such file is in blocks."""
-LATENT = ("deepseek", "glm4_moe_lite", "minicpm3", "youtu")
-"""Latent vectors in 8 bits are read by plain torch (counted), and so are mixtures of Llama 4."""
 ROUNDS_OF_FAMILIES = len(DEVICES)
 
 
@@ -86,7 +84,7 @@ def cells(geometries: list[str], families: list[str]) -> Iterator[Cell]:
                 devices[(turn + i // len(weights)) % len(devices)],
             )
             woven = cell.weights == "fp8-blocks" and geometry.startswith(INTERWOVEN)
-            if not (woven or (cell.keys != "kv16" and geometry.startswith(LATENT))):
+            if not woven:
                 yield cell
 
 

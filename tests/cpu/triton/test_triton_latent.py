@@ -9,7 +9,7 @@ triton = pytest.importorskip("triton")
 
 from paged_batch import PagedBatch  # noqa: E402
 
-from tokenmill.core.forward import AttentionSpec, KVSpec, RopeSpec  # noqa: E402
+from tokenmill.core.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 
@@ -38,6 +38,32 @@ def test_like_the_reference(heads, latent, rotated, interleaved, split):
         assert torch.allclose(found, expected, atol=2e-5), (found - expected).abs().max()
     assert torch.allclose(ours.kv[0].key, theirs.kv[0].key, atol=1e-5, equal_nan=True)
     assert kernels.waits == 0 and not kernels.launch.scratch.counters(q.device).any()
+
+
+NARROW = {
+    "int8": KVFormat("int8"), "fp8": KVFormat("float8_e4m3fn"), "int4": KVFormat("int4"),
+    "int8 in groups": KVFormat("int8", 10), "int4 in groups": KVFormat("int4", 10),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", NARROW)
+@pytest.mark.parametrize("steady", [False, True])
+def test_narrow_vectors(form, steady):
+    """Groups may lie across the border of the rotated part."""
+    torch.manual_seed(0)
+    spec, kernels = latent_spec(4, 32, 8), TritonKernels(steady=steady)
+    ours, theirs = (PagedBatch((spec.kv,), k, stored=NARROW[form]) for k in (kernels, REFERENCE))
+    for grants in STEPS:
+        x = torch.randn(sum(n for _, n in grants), 5 * 40)
+        a, b = ours.step(grants), theirs.step(grants)
+        q, expected_q = kernels.prepare_qkv(x, spec, a), REFERENCE.prepare_qkv(x, spec, b)
+        assert torch.allclose(q, expected_q, atol=1e-5)
+        found, expected = kernels.attention(q, spec, a), REFERENCE.attention(expected_q, spec, b)
+        assert (found - expected).norm() < (0.12 if form == "fp8" else 1e-3) * expected.norm()
+    mine, other = ours.kv[0], theirs.kv[0]
+    assert torch.isclose(mine.key_scale.float(), other.key_scale.float(), rtol=0.01, equal_nan=True).all()
+    assert form == "fp8" or (mine.key != other.key).float().mean() < 0.001
+    assert not any(count["fallbacks"] for count in kernels.counters().values())
 
 
 def test_what_it_cannot_do_falls_back_and_says_so():

@@ -14,17 +14,44 @@ from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, further, path_of, path_parts, product
+from tokenmill.kernels.triton.attention.prepare import rotated
+from tokenmill.kernels.triton.attention.stored import (
+    can_store,
+    columns,
+    kinds_of,
+    put,
+    scale_strides,
+    scales_of,
+    spot_in,
+    widened,
+)
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait
 
 
 @triton.jit
 def _store_kernel(
-    qkv_ptr, q_ptr, key_ptr, slot_ptr, position_ptr, cos_ptr, sin_ptr, stride, key_block, key_row,
+    qkv_ptr, q_ptr, key_ptr, scale_ptr, slot_ptr, position_ptr, cos_ptr, sin_ptr,
+    stride, key_block, key_row, scale_block, scale_row,
     H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr, HEADS: tl.constexpr,
-    BL: tl.constexpr, BR: tl.constexpr, INTERLEAVED: tl.constexpr, PDL: tl.constexpr,
+    BL: tl.constexpr, BR: tl.constexpr, BLOCK: tl.constexpr, INTERLEAVED: tl.constexpr, KIND: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
+    if KIND.PER > 1:
+        if tl.program_id(1) == tl.num_programs(1) - 1:  # the key, whose rounding looks at all of it
+            one = tl.arange(0, 1)
+            d = columns(BLOCK, L + R, KIND.GROUPS)
+            wait(PDL)
+            rows = qkv_ptr + token * stride + H * (L + R) + one[:, None]
+            x = rotated(rows, cos_ptr, cos_ptr, sin_ptr, tl.load(position_ptr + token), (one == 0)[:, None], d, 0.0,
+                        L + R, False, 0.0, True, L, R, INTERLEAVED)  # fmt: skip
+            slot = tl.load(slot_ptr + token)
+            put(x.to(qkv_ptr.dtype.element_ty).to(tl.float32), one == 0,
+                key_ptr + slot // SIZE * key_block + slot % SIZE * key_row + one,
+                scale_ptr + slot // SIZE * scale_block + slot % SIZE * scale_row + one,
+                KIND, 1, BLOCK, L + R)  # fmt: skip
+            return
     # The key is one more head behind the queries.
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     low = tl.arange(0, BL)
@@ -50,19 +77,20 @@ def _store_kernel(
     query = (head < H)[:, None]
     tl.store(target + low[None, :], plain, mask=query & (low < L)[None, :])
     tl.store(target + L + r[None, :], x.to(q_ptr.dtype.element_ty), mask=query & (r < R)[None, :])
-    slot = tl.load(slot_ptr + token)
-    page = key_ptr + slot // SIZE * key_block + slot % SIZE * key_row + head[:, None] * 0
-    key = (head == H)[:, None]
-    tl.store(page + low[None, :], plain.to(key_ptr.dtype.element_ty), mask=key & (low < L)[None, :])
-    tl.store(page + L + r[None, :], x.to(key_ptr.dtype.element_ty), mask=key & (r < R)[None, :])
+    if KIND.PER == 1:
+        slot = tl.load(slot_ptr + token)
+        page = key_ptr + slot // SIZE * key_block + slot % SIZE * key_row + head[:, None] * 0
+        key = (head == H)[:, None]
+        tl.store(page + low[None, :], plain.to(key_ptr.dtype.element_ty), mask=key & (low < L)[None, :])
+        tl.store(page + L + r[None, :], x.to(key_ptr.dtype.element_ty), mask=key & (r < R)[None, :])
 
 
 def serves(spec: AttentionSpec, ctx: ForwardContext) -> bool:
-    """Plain latent attention: the rotated part comes last, tables are contiguous, numbers are stored as they are."""
+    """Plain latent attention: the rotated part comes last, tables are contiguous."""
     kv, rope, view = spec.kv, spec.rope, ctx.kv[spec.layer]
     rotated = rope is not None and rope.start == kv.value_dim and rope.dim == kv.key_dim - kv.value_dim
     bare = spec.q_norm is None and spec.k_norm is None and spec.sinks is None and spec.alibi is None
-    plain = getattr(view, "key_scale", None) is None and ctx.groups[spec.group].first is None
+    plain = can_store(view) and ctx.groups[spec.group].first is None
     return rotated and bare and plain and not spec.softcap and not spec.window and kv.value_dim <= 512
 
 
@@ -73,11 +101,12 @@ def prepare_latent(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl
     width, latent = spec.kv.key_dim, spec.kv.value_dim
     q = torch.empty((tokens, spec.heads, width), dtype=qkv.dtype, device=qkv.device)
     together = max(1, min(pow2(spec.heads), 4096 // pow2(latent)))
-    _store_kernel[(tokens, triton.cdiv(spec.heads + 1, together))](
-        qkv, q, kv.key, ctx.groups[spec.group].slots, ctx.positions, rope.cos, rope.sin,
-        qkv.stride(0), kv.key.stride(0), kv.key.stride(2),
+    kind, scales = kinds_of(kv)["K_KIND"], scale_strides(kv)
+    _store_kernel[(tokens, triton.cdiv(spec.heads + 1, together) + (kind.PER > 1))](
+        qkv, q, kv.key, scales_of(kv)[0], ctx.groups[spec.group].slots, ctx.positions, rope.cos, rope.sin,
+        qkv.stride(0), kv.key.stride(0), kv.key.stride(2), scales[0], scales[2],
         H=spec.heads, L=latent, R=width - latent, SIZE=ctx.block_size, HEADS=together,
-        BL=pow2(latent), BR=pow2(width - latent), INTERLEAVED=rope.interleaved, PDL=pdl,
+        BL=pow2(latent), BR=pow2(width - latent), BLOCK=pow2(width), INTERLEAVED=rope.interleaved, KIND=kind, PDL=pdl,
         num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return q
@@ -85,11 +114,13 @@ def prepare_latent(qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, pdl
 
 @triton.jit(do_not_specialize=["S", "table_stride", "places_stride"])
 def _latent_kernel(
-    q_ptr, key_ptr, table_ptr, start_ptr, len_ptr, root_ptr, place_ptr, out_ptr, part_ptr, top_ptr, count_ptr,
-    S, table_stride, places_stride, key_block, key_row, scale,
+    q_ptr, key_ptr, scale_ptr, table_ptr, start_ptr, len_ptr, root_ptr, place_ptr, out_ptr,
+    part_ptr, top_ptr, count_ptr,
+    S, table_stride, places_stride, key_block, key_row, scale_block, scale_row, scale,
     H: tl.constexpr, L: tl.constexpr, R: tl.constexpr, SIZE: tl.constexpr,
     BQ: tl.constexpr, BH: tl.constexpr, BN: tl.constexpr, BL: tl.constexpr, BR: tl.constexpr,
-    SPLITS: tl.constexpr, TREE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    SPLITS: tl.constexpr, TREE: tl.constexpr, KIND: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     head_tile = tl.program_id(0)
@@ -148,17 +179,27 @@ def _latent_kernel(
         block = tl.load(table + stored // SIZE, mask=known, other=0).to(tl.int64)
         place = key_ptr + block * key_block + (stored % SIZE) * key_row
         # Unseen vectors are zeros, not leftovers: 0 * NaN would leak.
-        k = tl.load(place[:, None] + low_d[None, :], mask=known[:, None] & (low_d < L)[None, :], other=0.0)
-        k_high = tl.load(place[:, None] + L + high_d[None, :], mask=known[:, None] & (high_d < R)[None, :], other=0.0)
-        scores = product(q, tl.trans(k.to(q.dtype)), tl.zeros((BQ * BH, BN), dtype=tl.float32), WIDE)
-        scores = product(q_high, tl.trans(k_high.to(q.dtype)), scores, WIDE) * (scale * LOG2E)
+        k = tl.load(place[:, None] + spot_in(low_d, KIND, D)[None, :],
+                    mask=known[:, None] & (low_d < L)[None, :], other=0.0)  # fmt: skip
+        k_high = tl.load(place[:, None] + spot_in(L + high_d, KIND, D)[None, :],
+                         mask=known[:, None] & (high_d < R)[None, :], other=0.0)  # fmt: skip
+        factor = scale_ptr + block * scale_block + (stored % SIZE) * scale_row
+        k = widened(k, factor[:, None], low_d[None, :], known[:, None], q.dtype, KIND, D)
+        k_high = widened(k_high, factor[:, None], (L + high_d)[None, :], known[:, None], q.dtype, KIND, D)
+        scores = product(q, tl.trans(k), tl.zeros((BQ * BH, BN), dtype=tl.float32), WIDE)
+        scores = product(q_high, tl.trans(k_high), scores, WIDE) * (scale * LOG2E)
+        if KIND.PER > 1 and KIND.WHOLE:
+            size = tl.load(factor, mask=known, other=0.0).to(tl.float32)
+            scores = scores * size[None, :]
         seen = known[None, :] & (index[None, :] <= query_position[:, None])
         scores = tl.where(seen, scores, float("-inf"))
         new_top = tl.maximum(top, tl.max(scores, axis=1))
         p = tl.exp2(scores - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(p, axis=1)
-        acc = product(p.to(q.dtype), k.to(q.dtype), acc * shrink[:, None], WIDE)
+        if KIND.PER > 1 and KIND.WHOLE:
+            p = p * size[None, :]
+        acc = product(p.to(q.dtype), k, acc * shrink[:, None], WIDE)
         top = new_top
     joins = True
     if SPLITS > 1:
@@ -210,8 +251,10 @@ def attend_latent(
     kv, plan, heads = ctx.kv[spec.layer], ctx.groups[spec.group], spec.heads
     seqs, latent = plan.tables.shape[0], spec.kv.value_dim
     longest = plan.tables.shape[1] * ctx.block_size
-    one = ctx.max_query == 1 and not whole
-    rows, block_n, splits, warps, stages = config or latent_config(seqs, longest, spec, q.element_size(), one=one)
+    one, kind, scales = ctx.max_query == 1 and not whole, kinds_of(kv)["K_KIND"], scale_strides(kv)
+    rows, block_n, splits, warps, stages = config or latent_config(
+        seqs, longest, spec, q.element_size(), one=one, whole=kind.WHOLE
+    )
     block_h = max(16, min(rows, pow2(heads))) if one else min(rows // 2, pow2(heads))
     block_q = 1 if one else max(2, 16 // block_h, rows // block_h)
     if not one:
@@ -224,27 +267,30 @@ def attend_latent(
     tops = partial[seqs * head_tiles * block_h * splits * latent :] if splits > 1 else partial
     roots, places, apart = path_parts(plan.paths)
     _latent_kernel[(head_tiles, tiles, splits)](
-        q, kv.key, plan.tables, ctx.query_start, ctx.kv_len, roots, places, out, partial, tops,
-        scratch.counters(q.device), seqs, plan.tables.stride(0), apart, kv.key.stride(0), kv.key.stride(2), spec.scale,
+        q, kv.key, scales_of(kv)[0], plan.tables, ctx.query_start, ctx.kv_len, roots, places, out, partial, tops,
+        scratch.counters(q.device), seqs, plan.tables.stride(0), apart,
+        kv.key.stride(0), kv.key.stride(2), scales[0], scales[2], spec.scale,
         H=heads, L=latent, R=spec.kv.key_dim - latent, SIZE=ctx.block_size,
         BQ=block_q, BH=block_h, BN=block_n, BL=max(16, pow2(latent)), BR=max(16, pow2(spec.kv.key_dim - latent)),
-        SPLITS=splits, TREE=roots is not None, WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages,
-        PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        SPLITS=splits, TREE=roots is not None, KIND=kind,
+        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
 
 
 def latent_config(
-    seqs: int, longest: int, spec: AttentionSpec, size: int, *, one: bool
+    seqs: int, longest: int, spec: AttentionSpec, size: int, *, one: bool, whole: bool = True
 ) -> tuple[int, int, int, int, int]:
-    """(rows, BN, splits, warps, stages); one: every sequence has one new token; size: bytes of a number of q.
+    """(rows, BN, splits, warps, stages); one: every sequence has one new token; size: bytes of a number of q; whole:
+    vectors are not scaled within a tile, which passes through shared memory in float32 else.
 
     As many rows share a tile of vectors as fit beside it."""
     if INTERPRETED:
         return 16, 16, 2, 4, 1
     width = pow2(spec.kv.value_dim) + pow2(spec.kv.key_dim - spec.kv.value_dim)
     room, block_n, rows = shared_memory(), 32, 64
-    while rows > 16 and size * (rows * (width + block_n) + block_n * width) > room:
-        rows //= 2
+    tile = size if whole else size + 4
+    while block_n > 16 and size * rows * (width + block_n) + tile * block_n * width > room:
+        rows, block_n = (rows // 2, block_n) if rows > 16 else (rows, 16)
     if one:
         rows = min(rows, max(16, pow2(spec.heads)))
     units = seqs * triton.cdiv(spec.heads, rows)
