@@ -19,7 +19,7 @@ from tokenmill.kernels.grid import FP4, whole_entries  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.quantised import codes  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_gemv import _spread, narrow_gemv  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv, spread_rows  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_round import widened  # noqa: E402
 
 NF4 = (
@@ -79,7 +79,7 @@ def test_one_row(kind, act, fused, inner):
     norm = NormSpec(torch.rand(inner) + 0.5, 1e-5, offset=0.25) if fused else None
     residual = torch.randn(1, 10) if fused else None
     found = narrow_gemv(x, weight, norm, act, residual, pdl=False, config=(4, 64 if fused else 16, 1, 0))
-    rounded, errors = met(_spread(x, weight.data.shape[1] // 2, 2, norm, pdl=False), 2, inner)
+    rounded, errors = met(spread_rows(x, weight.data.shape[1] // 2, 2, norm, pdl=False), 2, inner)
     assert ((rounded - (x if norm is None else REFERENCE.norm(x, norm))[0]).abs() <= errors * 1.001 + 1e-9).all()
     assert relative(found, exact(rounded[None], weight, None, act, residual)) < 1e-4
 

@@ -13,7 +13,7 @@ from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_gemv import KINDS as STORED  # noqa: E402
-from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRow, _spread, narrow_gemv  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_gemv import SpreadRow, narrow_gemv, spread_rows  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_linear import narrow_operation  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows, widened  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin  # noqa: E402
@@ -95,7 +95,7 @@ def test_one_row(kind, act, fused):
     found = narrow_gemv(x, weight, norm, act, residual, pdl=False, config=config)
     # How far rounding moves a result depends on how much its parts cancel: it is checked before they are added up.
     stored = STORED[weight.data.dtype]
-    words = _spread(x, weight.data.shape[1] * weight.data.element_size() // 4, stored, norm, pdl=False)
+    words = spread_rows(x, weight.data.shape[1] * weight.data.element_size() // 4, stored, norm, pdl=False)
     rounded, errors = met(words, stored, inner)
     assert ((rounded - (x if norm is None else REFERENCE.norm(x, norm))[0]).abs() <= errors * 1.001 + 1e-9).all()
     assert relative(found, exact(rounded[None], weight, None, act, residual)) < 1e-4

@@ -22,6 +22,7 @@ from tokenmill.kernels.triton.common import act_parts, copy_engine
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.experts.grouped import STEADY, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, can_stack, narrow_grouped
+from tokenmill.kernels.triton.experts.narrow_one import narrow_one, spread_one, takes_one
 from tokenmill.kernels.triton.experts.operands import Whose, finish_pairs, pair_lanes
 from tokenmill.kernels.triton.experts.route import SHARED_GATED, SHARED_PLAIN, pick, route
 from tokenmill.kernels.triton.experts.route_few import pick_few, splits
@@ -69,8 +70,8 @@ class StackedMixture:
         whose = self._adapted(ctx, self.mixture.route.top_k)
         fuses = self.launch.fuses and not self.launch.steady and whose is None
         one = fuses and self.all_here and x.shape[0] == 1
-        if one and isinstance(self.ups, Stack) and isinstance(self.downs, Stack):
-            return self._one(x, ctx, norm, residual, (self.ups, self.downs), ahead)
+        if one and self._takes_one():
+            return self._one(x, ctx, norm, residual, ahead)
         if fuses and 0 < x.shape[0] <= FEW_TOKENS and self.router is not None:
             ids, gates, h = self._pick(x, ctx, norm, self._stacked(self.ups) if self.all_here else None, keep=True)
         else:
@@ -118,27 +119,37 @@ class StackedMixture:
             shared=self.visits,
         )  # fmt: skip
 
+    def _takes_one(self) -> bool:
+        """Are there kernels for one token?"""
+        if isinstance(self.ups, NarrowStack) and isinstance(self.downs, NarrowStack):
+            return takes_one(self.ups, self.downs)
+        return isinstance(self.ups, Stack) and isinstance(self.downs, Stack)
+
     def _one(
-        self,
-        x: Tensor,
-        ctx: ForwardContext,
-        norm: NormSpec | None,
-        residual: Tensor | None,
-        weights: tuple[Stack, Stack],
-        ahead: Weight | None,
+        self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, residual: Tensor | None, ahead: Weight | None
     ) -> Tensor:
         """For one token."""
-        launch, m = self.launch, self.mixture
+        launch, act, ups, downs = self.launch, self.mixture.act, self.ups, self.downs
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
             x, norm = ctx.kernels.norm(x, norm), None
         residual = self._shared(x, ctx, norm, residual)
-        if self.router is None:
-            picked = self._route(x if norm is None else ctx.kernels.norm(x, norm), ctx)
-        else:
-            picked = self._pick(x, ctx, norm, _table(ahead), keep=False)[:2]
-        ups, downs = weights
-        up = one_up(x, ups.table, ups.bias, picked[0], norm, m.act, pdl=launch.pdl, near=downs.table)
+        if isinstance(ups, NarrowStack):
+            assert isinstance(downs, NarrowStack)
+            spread = spread_one(x, ups, norm, pdl=launch.pdl)  # before the choice, which the next launch waits for
+            picked = self._picked(x, ctx, norm, ahead)
+            return narrow_one(x, (ups, downs), picked, spread, act, residual, pdl=launch.pdl)
+        assert isinstance(downs, Stack)
+        picked = self._picked(x, ctx, norm, ahead)
+        up = one_up(x, ups.table, ups.bias, picked[0], norm, act, pdl=launch.pdl, near=downs.table)
         return one_down(up, downs.table, downs.bias, picked, residual, pdl=launch.pdl, early=True)
+
+    def _picked(
+        self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, ahead: Weight | None
+    ) -> tuple[Tensor, Tensor]:
+        """Ids and gates of norm(x)."""
+        if self.router is None:
+            return self._route(x if norm is None else ctx.kernels.norm(x, norm), ctx)
+        return self._pick(x, ctx, norm, _table(ahead), keep=False)[:2]
 
     @staticmethod
     def _stacked(weight: Stacked) -> Tensor:

@@ -58,10 +58,13 @@ def _largest(a, b, c, d):
 def _spread_kernel(
     x_ptr, norm_ptr, out_ptr, eps,
     K: tl.constexpr, WORDS: tl.constexpr, BJ: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr,
-    OFFSET: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    OFFSET: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Words' activations: [first half | second half | largest magnitude], WORDS of each."""
+    """Words' activations, row by row: [first half | second half | largest magnitude], WORDS of each. TOGETHER: so many
+    neighbours are rounded alike."""
     begin(PDL)
+    x_ptr += tl.program_id(1) * K
+    out_ptr += tl.program_id(1) * (3 * WORDS)
     j = tl.program_id(0) * BJ + tl.arange(0, BJ)
     EVEN: tl.constexpr = WORDS % BJ == 0 and K % 128 == 0
     real = j < WORDS
@@ -92,6 +95,9 @@ def _spread_kernel(
     most = _largest(x0, x1, x2, x3)
     if KIND == 2:
         most = tl.maximum(most, _largest(x4, x5, x6, x7))
+    if TOGETHER > 1:
+        most = tl.max(tl.reshape(most, (BJ // TOGETHER, TOGETHER)), axis=1)
+        most = tl.reshape(tl.broadcast_to(most[:, None], (BJ // TOGETHER, TOGETHER)), (BJ,))
     most = tl.maximum(most, 1e-30)
     if KIND == 0:
         part = 1.0 / most
@@ -130,7 +136,7 @@ def _emit(out_ptr, y, program, N, BN: tl.constexpr, KIND: tl.constexpr, WIDE: tl
 
 
 @triton.jit
-def _read(rows, start, j, WORDS: tl.constexpr, BJ: tl.constexpr):
+def read_words(rows, start, j, WORDS: tl.constexpr, BJ: tl.constexpr):
     """Words [BN or 1, BJ] from word `start` on."""
     if WORDS % BJ == 0:
         return tl.load(rows + start, eviction_policy="evict_first")
@@ -139,16 +145,18 @@ def _read(rows, start, j, WORDS: tl.constexpr, BJ: tl.constexpr):
 
 
 @triton.jit
-def _of_group(
-    rows, start, LAST: tl.constexpr, GROUP: tl.constexpr, SHIFT: tl.constexpr, UNIT: tl.constexpr, BJ: tl.constexpr
-):
-    """What is kept per group, [.., BJ / UNIT]: UNIT words lie in one group; SHIFT: columns into these words."""
+def of_group(
+    rows, start, LAST: tl.constexpr, GROUP: tl.constexpr, SHIFT: tl.constexpr, UNIT: tl.constexpr, BJ: tl.constexpr,
+    STEP: tl.constexpr = 1,
+):  # fmt: skip
+    """What is kept per group, [.., BJ / UNIT]: UNIT words lie in one group; SHIFT: columns into these words; STEP:
+    from one group of a row to the next."""
     unit = start // UNIT + tl.arange(0, BJ // UNIT)[None, :]
     if GROUP == 16:  # of 4 bits: half a plane
         column = unit // 2 * 128 + unit % 2 * 16 + SHIFT
     else:
         column = unit * (32 if UNIT == 8 else 128) + SHIFT
-    return tl.load(rows + tl.minimum(column, LAST) // GROUP)
+    return tl.load(rows + tl.minimum(column, LAST) // GROUP * STEP)
 
 
 @triton.jit
@@ -158,7 +166,7 @@ def _each_word(found, UNIT: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr):
 
 
 @triton.jit
-def _bytes_of(x, G: tl.constexpr, SUMS: tl.constexpr):
+def bytes_of_group(x, G: tl.constexpr, SUMS: tl.constexpr):
     """The bytes of x that belong to group G of SUMS in a word: all, every other, or every other of one half."""
     if SUMS == 1:
         kept = x
@@ -170,10 +178,10 @@ def _bytes_of(x, G: tl.constexpr, SUMS: tl.constexpr):
 
 
 @triton.jit
-def _nibbles(
+def nibbles(
     w, xa, xb, most, scale, rows, zero_rows, start, acc,
     LAST: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, BN: tl.constexpr,
-    BJ: tl.constexpr, WIDE: tl.constexpr,
+    BJ: tl.constexpr, WIDE: tl.constexpr, STEP: tl.constexpr = 1,
 ):  # fmt: skip
     """acc + the eight 4 bit numbers of each word times activations. xa has the columns of planes 0 and 2 (planes are 32
     columns; 0 in bytes 0 and 2), xb those of 1 and 3. Groups narrower than a word's planes are summed one by one."""
@@ -182,25 +190,32 @@ def _nibbles(
     none = tl.zeros((1, BJ), dtype=tl.int32)
     SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP if GROUP >= 32 else 4
     UNIT: tl.constexpr = 8 if GROUP == 16 else 16
+    # Sums begin at 1.5 * 2^23 as a float32 has it: what comes is the float32 of that plus the sum, exactly. Conversions
+    # would take longer than everything else.
+    part = tl.zeros((BN, BJ), dtype=tl.float32)
     for g in tl.static_range(SUMS):
-        a = _bytes_of(xa, g, SUMS)
-        b = _bytes_of(xb, g, SUMS)
-        if SUMS == 4 and g % 2 == 0:
-            b = none
-        if SUMS == 4 and g % 2 == 1:
-            a = none
-        dots = tl.zeros((BN, BJ), dtype=tl.int32)
+        a = bytes_of_group(xa, g, SUMS)
+        b = bytes_of_group(xb, g, SUMS)
+        dots = tl.full((BN, BJ), 0x4B400000, dtype=tl.int32)
         if TABLE == 0:
             offset = tl.full((BN, BJ), 8, dtype=tl.int32)
             if ZERO:
-                found = _of_group(zero_rows, start, LAST, GROUP, g * 128 // SUMS, UNIT, BJ)
+                found = of_group(zero_rows, start, LAST, GROUP, g * 128 // SUMS, UNIT, BJ, STEP)
                 offset += _each_word(found, UNIT, BN, BJ).to(tl.int32)
-            dots = -offset * dot4(a, ones, dot4(b, ones, none, WIDE), WIDE)
-        dots = dot4(low, a, dot4(high, b, dots, WIDE), WIDE)
+            sums = none
+            if SUMS < 4 or g % 2 == 0:
+                sums = dot4(a, ones, sums, WIDE)
+            if SUMS < 4 or g % 2 == 1:
+                sums = dot4(b, ones, sums, WIDE)
+            dots -= offset * sums
+        if SUMS < 4 or g % 2 == 0:  # one of four sums is of one plane, even or odd
+            dots = dot4(low, a, dots, WIDE)
+        if SUMS < 4 or g % 2 == 1:
+            dots = dot4(high, b, dots, WIDE)
         if SUMS > 1:
-            scale = _of_group(rows, start, LAST, GROUP, g * 128 // SUMS, UNIT, BJ)
-        acc += dots.to(tl.float32) * most * _each_word(scale, UNIT, BN, BJ).to(tl.float32)
-    return acc
+            scale = of_group(rows, start, LAST, GROUP, g * 128 // SUMS, UNIT, BJ, STEP)
+        part += (dots.to(tl.float32, bitcast=True) - 12582912.0) * _each_word(scale, UNIT, BN, BJ).to(tl.float32)
+    return acc + part * most
 
 
 @triton.jit
@@ -211,16 +226,16 @@ def _products(
 ):  # fmt: skip
     """acc + the numbers of each word times activations times what scales there are per group or block."""
     if KIND == 2:
-        acc = _nibbles(w, xa, xb, most, scale, rows, zero_rows, start, acc, LAST, GROUP, ZERO, TABLE, BN, BJ, WIDE)
+        acc = nibbles(w, xa, xb, most, scale, rows, zero_rows, start, acc, LAST, GROUP, ZERO, TABLE, BN, BJ, WIDE)
     else:
         if SPAN > 1:
-            most = most * _each_word(_of_group(rows, start, LAST, GROUP, 0, 8, BJ), 8, 1, BJ)
+            most = most * _each_word(of_group(rows, start, LAST, GROUP, 0, 8, BJ), 8, 1, BJ)
         if KIND == 0:
             acc = dot_float8(w, xa, xb, most, acc, WIDE)
         else:
             dots = dot4(w, xa, tl.zeros((1, BJ), dtype=tl.int32), WIDE).to(tl.float32) * most
             if GROUP > 0:
-                found = _of_group(rows, start, LAST, GROUP, 0, 8, BJ)
+                found = of_group(rows, start, LAST, GROUP, 0, 8, BJ)
                 dots = dots * _each_word(found, 8, BN, BJ).to(tl.float32)
             acc += dots
     return acc
@@ -243,9 +258,9 @@ def _gemv_kernel(
     words = w_ptr.to(tl.pointer_type(tl.int32))
     weights = words + safe[:, None].to(tl.int64) * WORDS + j
     partners = words + (safe + N)[:, None].to(tl.int64) * WORDS + j
-    w = _read(weights, 0, j, WORDS, BJ)
+    w = read_words(weights, 0, j, WORDS, BJ)
     if GATED:
-        u = _read(partners, 0, j, WORDS, BJ)
+        u = read_words(partners, 0, j, WORDS, BJ)
     if EARLY > 0:
         ahead = tl.minimum(BJ + tl.arange(0, EARLY) * 32, WORDS - 1)[None, :]
         prefetch(words + safe[:, None].to(tl.int64) * WORDS + ahead)
@@ -268,26 +283,26 @@ def _gemv_kernel(
     scale = 0.0
     scale_u = 0.0
     if AHEAD:
-        scale = _of_group(rows, 0, K - 1, GROUP, 0, 16, BJ)
+        scale = of_group(rows, 0, K - 1, GROUP, 0, 16, BJ)
         if GATED:
-            scale_u = _of_group(rows_u, 0, K - 1, GROUP, 0, 16, BJ)
+            scale_u = of_group(rows_u, 0, K - 1, GROUP, 0, 16, BJ)
     wait(PDL)
     acc = tl.zeros((BN, BJ), dtype=tl.float32)
     acc_u = tl.zeros((BN, BJ), dtype=tl.float32)
     for start in tl.static_range(0, WORDS, BJ):
         if start + BJ < WORDS:
-            w_next = _read(weights, start + BJ, j, WORDS, BJ)
+            w_next = read_words(weights, start + BJ, j, WORDS, BJ)
             if GATED:
-                u_next = _read(partners, start + BJ, j, WORDS, BJ)
+                u_next = read_words(partners, start + BJ, j, WORDS, BJ)
             if AHEAD:
-                scale_next = _of_group(rows, start + BJ, K - 1, GROUP, 0, 16, BJ)
+                scale_next = of_group(rows, start + BJ, K - 1, GROUP, 0, 16, BJ)
                 if GATED:
-                    scale_u_next = _of_group(rows_u, start + BJ, K - 1, GROUP, 0, 16, BJ)
-        xa = _read(x_ptr + j, start, j, WORDS, BJ)
+                    scale_u_next = of_group(rows_u, start + BJ, K - 1, GROUP, 0, 16, BJ)
+        xa = read_words(x_ptr + j, start, j, WORDS, BJ)
         xb = xa
         if KIND != 1:
-            xb = _read(x_ptr + WORDS + j, start, j, WORDS, BJ)
-        most = _read(x_ptr + 2 * WORDS + j, start, j, WORDS, BJ).to(tl.float32, bitcast=True)
+            xb = read_words(x_ptr + WORDS + j, start, j, WORDS, BJ)
+        most = read_words(x_ptr + 2 * WORDS + j, start, j, WORDS, BJ).to(tl.float32, bitcast=True)
         acc = _products(
             w, xa, xb, most, scale, rows, zeros, start, acc, KIND, K - 1, GROUP, SPAN, ZERO, TABLE, BN, BJ, WIDE
         )
@@ -362,7 +377,7 @@ def narrow_gemv(
     if isinstance(x, SpreadRow) and x.type_of_words == weight.data.dtype and norm is None:
         spread = x.words
     else:
-        spread = _spread(x, words, kind, norm, pdl=pdl)
+        spread = spread_rows(x, words, kind, norm, pdl=pdl)
     # A program's results are whole words of the next matrix, if that is of the same kind.
     emits = gated and kind < 2 and block_n % 4 == 0 and width % 4 == 0
     emitted = torch.empty(3 * width // 4, dtype=torch.int32, device=x.device) if emits else None
@@ -380,14 +395,18 @@ def narrow_gemv(
     return out if emitted is None else SpreadRow.of(out, emitted, weight.data.dtype)
 
 
-def _spread(x: Tensor, words: int, kind: int, norm: NormSpec | None, *, pdl: bool) -> Tensor:
-    """norm(x) as words of the weight meet it."""
-    out = torch.empty(3 * words, dtype=torch.int32, device=x.device)
+def spread_rows(
+    x: Tensor, words: int, kind: int, norm: NormSpec | None, *, pdl: bool, together: int = 1
+) -> Tensor:  # fmt: skip
+    """norm(x) of rows [M, K] as so many words of a weight of this kind meet them: [M, 3 * words]; together: so many
+    words have one step, that of the largest number."""
+    rows, inner = x.shape
+    out = torch.empty((rows, 3 * words), dtype=torch.int32, device=x.device)
     piece = pow2(words) if norm is not None else min(256, pow2(words))
-    _spread_kernel[(triton.cdiv(words, piece),)](
+    _spread_kernel[(triton.cdiv(words, piece), rows)](
         x, None if norm is None else norm.weight, out, 0.0 if norm is None else norm.eps,
-        K=x.shape[1], WORDS=words, BJ=piece, KIND=kind, NORM=norm is not None,
-        OFFSET=0.0 if norm is None else norm.offset,
+        K=inner, WORDS=words, BJ=piece, KIND=kind, NORM=norm is not None,
+        OFFSET=0.0 if norm is None else norm.offset, TOGETHER=together,
         WIDE=INTERPRETED, PDL=pdl, num_warps=max(1, min(16, piece // 64)), launch_pdl=pdl,
     )  # fmt: skip
     return out
