@@ -290,7 +290,7 @@ def _decode_kernel(
         d = columns(SHAPE.BD, SHAPE.D, K_KIND.GROUPS)
         q = tl.load(q_ptr + query * q_stride + head[:, None] * SHAPE.D + d[None, :],
                     mask=real[:, None] & (d < SHAPE.D)[None, :], other=0.0)  # fmt: skip
-    asked = split_query(q, SHAPE.BH, SHAPE.BD, K_KIND)
+    asked = split_query(q, SHAPE.BH, SHAPE.BD, K_KIND, WIDE)
     if FRESH:
         sums, top, total = _fold(sums, top, total, q, asked, k, val, k_scales, v_scales, position, seen,
                                  query_position, slope, scale, softcap, SEEN, K_KIND, V_KIND, WIDE)  # fmt: skip
