@@ -11,6 +11,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from bounds import Bounds  # noqa: E402
 from test_triton_narrow import REFERENCE, exact, met, relative  # noqa: E402
 
 from tokenmill.core.forward import NormSpec  # noqa: E402
@@ -97,6 +98,16 @@ def test_products(kind, rows, inner):
     expected = REFERENCE.product(x, m, m.bias) + residual
     assert relative(found, expected) < (0.02 if rows == 1 else 0.01)
     assert not any(counted["fallbacks"] for counted in kernels.counters().values())
+
+
+@pytest.mark.parametrize(("kind", "inner"), [("fp4/16", 144), ("fp4/32", 160), ("nf4/64", 320)])
+@pytest.mark.parametrize("rows", [1, 5, 70])
+def test_kernels_stay_within_their_tensors(kind, inner, rows):
+    m = stored(kind, 20, inner)
+    kernels, weight, x = TritonKernels(), packed(m), torch.randn(rows, inner)
+    with Bounds().watching() as bounds:
+        found = kernels.product(x, weight)
+    assert bounds.launches and relative(found, exact(x, weight, None, None, None)) < 0.02
 
 
 def test_tables_without_a_form():

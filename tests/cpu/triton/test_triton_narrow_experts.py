@@ -7,6 +7,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from bounds import Bounds  # noqa: E402
 from test_triton_codes import stored  # noqa: E402
 from test_triton_narrow import met  # noqa: E402
 
@@ -83,7 +84,7 @@ def test_a_whole_layer(kind, tokens):
         y = y if down_bias is None else y + down_bias
         expected.index_add_(0, token, gates[token, place, None] * y)
     rounded = tokens == 1 and kind.startswith(("int4", "fp4", "nf4"))  # as one row times such a matrix is
-    assert float((found - expected).norm() / expected.norm()) < (0.01 if rounded else 1e-5)
+    assert float((found - expected).norm() / expected.norm()) < (0.03 if rounded else 1e-5)
     assert kernels.waits == 0
 
 
@@ -98,7 +99,9 @@ def test_one_token_meets_what_was_rounded(kind, act, top):
     x, norm, residual = torch.randn(1, hidden), NormSpec(torch.rand(hidden) + 0.5, 1e-6), torch.randn(1, hidden)
     ids, gates = torch.randperm(5)[None, :top].int(), torch.rand(1, top)
     spread = spread_one(x, stacks[0], norm, pdl=False)
-    found = narrow_one(x, stacks, (ids, gates), spread, act, residual, pdl=False)
+    with Bounds().watching() as bounds:
+        found = narrow_one(x, stacks, (ids, gates), spread, act, residual, pdl=False)
+    assert bounds.launches == {"_up_kernel": 1, "_spread_kernel": 1, "_down_kernel": 1}
     expected, (h, _) = residual.clone(), met(spread[0], 2, hidden)
     for e, gate in zip(ids[0].tolist(), gates[0], strict=True):
         up, up_bias, down, down_bias = wide[e]
