@@ -33,8 +33,10 @@ DEFAULT = (
 OPTIONS = {
     "bf16": [], "fp8": ["--quantization", "fp8"], "int8": ["--quantization", "int8"],
     "int4": ["--quantization", "int4"], "int4-g128": ["--quantization", "int4-g128"],
-    "kv-fp8": ["--kv-cache-dtype", "fp8"],
+    "kv-fp8": ["--kv-cache-dtype", "fp8"], "mxfp4": [],
 }  # fmt: skip
+STORED = {"mxfp4": {"quantization_config": {"quant_method": "mxfp4"}}}
+"""What config.json says of weights that files hold so (gpt-oss's experts)."""
 BITS = {"fp8": 8, "int8": 8, "int4": 4.5, "int4-g128": 4.125}
 Workload = list[tuple[list[int], int]]
 
@@ -65,7 +67,7 @@ def workload(name: str, seed: int) -> Workload:
 def measure(source: pathlib.Path, case: str, workloads: list[str], seeds: int) -> dict[str, Any]:
     """One case of one tree: {workload: the best run}, start-up."""
     geometry, form = case.split(":")
-    config = GEOMETRIES[geometry]
+    config = GEOMETRIES[geometry] | STORED.get(form, {})
     with tempfile.TemporaryDirectory() as folder:
         at = pathlib.Path(folder)
         (at / "config.json").write_text(json.dumps(config))
