@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import inspect
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, option
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.written import read_count
 
 Verb = Callable[..., None]
 
@@ -165,7 +165,6 @@ def spelling(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-_COUNT = re.compile(r"([+-]?\d+)|(\d+(?:\.\d+)?)([kKmMgGtT])(i?)(B?)")
 CONFIG = flag(
     "config", Path, "YAML file with any of these options (flags win over it, and it over TOKENMILL_* variables)."
 )
@@ -211,15 +210,11 @@ def _shown(value: Any) -> str:
 
 
 def _read_count(flag: str, text: str) -> int:
-    """A whole number; 32k and 2M stand for such as vLLM reads them: k is 1,000 and K 1,024; of bytes, GB and GiB."""
-    found = _COUNT.fullmatch(str(text).strip())
-    if found is None:
+    """A whole number; 32k and 2GiB stand for such."""
+    count = read_count(str(text))
+    if count is None:
         raise typer.BadParameter(f"{flag} wants a whole number, not {text} (32k and 2GiB stand for such)")
-    whole, number, letter, binary, byte = found.groups()
-    if whole:
-        return int(whole)
-    base = 1024 if binary or (letter.isupper() and not byte) else 1000
-    return round(float(number) * base ** ("kmgt".index(letter.lower()) + 1))
+    return count
 
 
 def _read_json(flag: str, text: str) -> Any:

@@ -8,7 +8,6 @@ environment. Options are never patched: resolving makes new objects and keeps re
 from __future__ import annotations
 
 import difflib
-import json
 import math
 import os
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from typing import Any, get_type_hints
 from tokenmill.core.arguments import SERVER, options_alone
 from tokenmill.core.bounds import ALL, MOST, POSITIVE
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.written import read_written
 
 
 def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] = (), secret: bool = False) -> Any:
@@ -409,7 +409,7 @@ def _read_groups(
     for name, (group, _, kind) in known.items():
         text = environment.get(f"TOKENMILL_{name.upper()}")
         if text is not None:
-            chosen[group][name] = _parse(name, text, kind)
+            chosen[group][name] = _from_environment(name, text, kind)
     for given, value in flat.items():
         name = names.get(given, given)
         if name not in known:
@@ -428,20 +428,11 @@ def override(config: EngineConfig, group: str, **values: Any) -> EngineConfig:
     return replace(config, **{group: replace(getattr(config, group), **values)})
 
 
-def _parse(name: str, text: str, kind: Any) -> Any:
-    plain = [k for k in getattr(kind, "__args__", (kind,)) if k is not type(None)]
-    try:
-        if bool in plain:
-            return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
-        if int in plain:
-            return int(text)
-        if float in plain:
-            return float(text)
-        if str in plain:
-            return text
-        return json.loads(text)
-    except (KeyError, ValueError) as error:
-        raise ParameterError(f"TOKENMILL_{name.upper()}={text!r} cannot be read.", param=name) from error
+def _from_environment(name: str, text: str, kind: Any) -> Any:
+    found, wanted = read_written(text, kind)
+    if found is None:
+        raise ParameterError(f"TOKENMILL_{name.upper()} must be {wanted}, got {text!r}.", param=name)
+    return found
 
 
 def _check(name: str, value: Any, item: Field, kind: Any) -> None:

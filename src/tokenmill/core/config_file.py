@@ -7,6 +7,7 @@ from typing import Any
 
 from tokenmill.core.config import SERVER_GROUPS, all_options
 from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.written import read_count
 
 MAX_FILE_BYTES = 1 << 20
 
@@ -39,9 +40,22 @@ def read_config_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]
     for many in _LISTS:
         if isinstance(named.get(many), str):
             named[many] = [named[many]]
+    named = {name: _counted(name, value) for name, value in named.items()}
     ours = all_options(SERVER_GROUPS)
     mine = {name: value for name, value in named.items() if name in ours}
     return {name: value for name, value in named.items() if name not in ours}, mine
+
+
+def _counted(name: str, value: Any) -> Any:
+    """32k for an option that is a whole number stands for one, as it does on the command line."""
+    if not isinstance(value, str):
+        return value
+    for known, (_, item, kind) in {**all_options(), **all_options(SERVER_GROUPS)}.items():
+        kinds = getattr(kind, "__args__", (kind,))
+        if name in (known, *item.metadata["aliases"]) and int in kinds and str not in kinds:
+            count = read_count(value)
+            return value if count is None else count
+    return value
 
 
 def with_config_file(options: dict[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import msgspec
 
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.cores import usable_cores
 from tokenmill.device.gpu import Gpu, gpu_of
 from tokenmill.engine.ahead_notes import is_kept, keep, note_of
 from tokenmill.process.pipe import Pipe
@@ -189,7 +190,7 @@ def compile_ahead(config: EngineConfig, device: str) -> Compiling:
     """Start the process, if this load compiles kernels and there are cores for it: as soon as the device is known, and
     before it is used, as it may be a fork of this one."""
     wanted = config.tuning.compile_ahead and config.execute.kernels == "auto" and device.startswith("cuda")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     alone = config.parallel.ranks == 1 and config.engines == 1
     if not wanted or not alone or cores < LEAST_CORES or not _compiles():
         return Nothing()

@@ -16,6 +16,7 @@ from tokenmill.checkpoint.checked_tensors import CheckedCheckpoint
 from tokenmill.checkpoint.folder import read_generation_config
 from tokenmill.checkpoint.hub import Hub
 from tokenmill.core.config import EngineConfig, cache_dir
+from tokenmill.core.cores import usable_cores
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
@@ -158,17 +159,21 @@ def device_of(config: EngineConfig, rank: int = 0) -> str:
     return every[(base + first) % len(every)]
 
 
-def _take_place(config: EngineConfig, mesh: Mesh, ahead: Compiling | None) -> tuple[str, Compiling]:
+def _take_place(
+    config: EngineConfig, mesh: Mesh, ahead: Compiling | None, reasons: list[str]
+) -> tuple[str, Compiling]:
     """The device of this rank, which this thread uses from now on, and what compiles kernels for it (`ahead`, or what
     begins here, before the device is used). Engines and ranks on one CPU share its cores."""
     device = device_of(config, mesh.rank)
     compiling = ahead or compile_ahead(config, device)
     use(device)
-    shares = mesh.size * config.engines
+    shares, threads, cores = mesh.size * config.engines, config.execute.threads, usable_cores()
+    if threads and threads > cores:
+        reasons.append(f"{threads} threads for {cores} cores: they wait for each other, and steps take longer")
     if os.getpid() != IMPORTED_IN:
         torch.set_num_threads(1)
-    elif config.execute.threads or shares > 1:
-        torch.set_num_threads(max(1, (config.execute.threads or torch.get_num_threads()) // shares))
+    elif threads or shares > 1:
+        torch.set_num_threads(max(1, (threads or torch.get_num_threads()) // shares))
     return device, compiling
 
 
@@ -183,7 +188,7 @@ def load_runner(
     """Load the model, or a rank's share of it, and its cache onto the device; -> runner and Facts as plain data."""
     reasons: list[str] = []
     mesh = mesh or Mesh()
-    device, compiling = _take_place(config, mesh, ahead)
+    device, compiling = _take_place(config, mesh, ahead, reasons)
     source = source or find_model(config)
     raw = read_config(config, source)
     dtype = compute_dtype(config.model.dtype, raw, device, reasons)

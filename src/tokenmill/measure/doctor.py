@@ -17,6 +17,7 @@ from typing import Literal
 import torch
 
 from tokenmill import __version__
+from tokenmill.core.cores import usable_cores
 from tokenmill.core.errors import TokenmillError
 from tokenmill.core.request import SamplingParams
 from tokenmill.demo import demo_dir
@@ -74,7 +75,7 @@ def _machine(device: str) -> Iterator[Finding]:
         advice = f"`--device {kind}` computes there in plain torch; the CPU's own kernels may well be faster."
         yield Finding("another device", "note", f"{kind}: {describe(kind)}", advice)
     present, quota = os.cpu_count() or 1, cpu_quota(Path("/sys/fs/cgroup"))
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else present
+    usable = usable_cores()
     limit = f", limited to {quota:g} by the container" if quota is not None else ""
     if quota is not None and quota < usable:
         text = f"Start with --threads {max(1, int(quota))}: more threads than the limit wait for each other."

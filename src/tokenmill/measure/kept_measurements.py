@@ -14,6 +14,7 @@ from typing import Any
 
 import tokenmill
 from tokenmill.core.config import cache_dir
+from tokenmill.core.cores import usable_cores
 
 LASTS_S = 30 * 86400.0
 """Machines are given other neighbours, drivers and clocks: then it is measured again."""
@@ -22,7 +23,7 @@ LASTS_S = 30 * 86400.0
 def machine(title: str) -> str:
     """Which machine and device this is, as far as speed goes."""
     names: list[str] = []
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    cores = usable_cores()
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]

@@ -8,13 +8,13 @@ broken) `mask` works out by itself. Must not know: grammars, requests, steps.
 from __future__ import annotations
 
 import ctypes
-import os
 import threading
 from collections.abc import Sequence
 
 from llguidance import LLExecutor
 
 from tokenmill.core.constraint import Constraint
+from tokenmill.core.cores import usable_cores
 from tokenmill.structured.constraint import GrammarConstraint
 from tokenmill.structured.sheltered import Sheltered
 from tokenmill.structured.thinking import ThinkingBudget
@@ -55,12 +55,8 @@ class MaskPool:
     def _threads(self) -> LLExecutor:
         with self._starting:
             if self._executor is None:
-                self._executor = LLExecutor(min(MOST_THREADS, _cores()))
+                self._executor = LLExecutor(min(MOST_THREADS, usable_cores()))
             return self._executor
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _wants(grammar: GrammarConstraint) -> bool:

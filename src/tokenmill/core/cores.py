@@ -1,0 +1,10 @@
+"""Processors. Owns: how many this process may use."""
+
+from __future__ import annotations
+
+import os
+
+
+def usable_cores() -> int:
+    """Those that the system lets it run on; a container may grant less of their time."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,42 @@
+"""Values as people write them, in the environment, in files, as flags. Owns: what such a text stands for."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from typing import Any
+
+_COUNT = re.compile(r"([+-]?\d+)|(\d+(?:\.\d+)?)([kKmMgGtT])(i?)(B?)")
+_SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def read_count(text: str) -> int | None:
+    """4096, 32k, 2M, 4GiB, as vLLM reads them: k is 1,000 and K 1,024; of bytes, GB is decimal and GiB is not. None: no
+    number."""
+    found = _COUNT.fullmatch(text.strip())
+    if found is None:
+        return None
+    whole, number, letter, binary, byte = found.groups()
+    if whole:
+        return int(whole)
+    base = 1024 if binary or (letter.isupper() and not byte) else 1000
+    return round(float(number) * base ** ("kmgt".index(letter.lower()) + 1))
+
+
+def read_written(text: str, kind: Any) -> tuple[Any, str]:
+    """The value of an option of this type (None: it is none), and what the option wants, in words."""
+    plain = [k for k in getattr(kind, "__args__", (kind,)) if k is not type(None)]
+    if bool in plain:
+        return _SWITCHES.get(text.strip().lower()), "true or false"
+    if int in plain:
+        return read_count(text), "a whole number (32k and 2GiB stand for such)"
+    found: Any = None
+    with contextlib.suppress(ValueError):
+        if float in plain:
+            found = float(text)
+        elif str in plain:
+            found = text
+        else:
+            found = json.loads(text)
+    return found, "a number" if float in plain else "JSON"
