@@ -24,17 +24,20 @@ class Outcome:
     def take(self, plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[TokenDelta]:
         """Commit one plan's result; `seqs` stand behind its grants. -> what each sequence gained."""
         deltas: list[TokenDelta] = []
-        counts, samples, guesses = plan.counts, plan.samples, plan.guesses
+        counts, samples, guesses, nodes = plan.counts, plan.samples, plan.guesses, plan.nodes
+        windowed, all_tokens = self.tables.windowed, result.tokens
         special = bool(result.errors or result.prompt_logprobs or result.candidates or result.pooled)
         for i, seq in enumerate(seqs):
             seq.inflight -= 1
-            reach = counts[i] if i not in plan.nodes else counts[i] - plan.nodes[i] + guesses[i]
+            reach = counts[i]
+            if nodes and i in nodes:
+                reach += guesses[i] - nodes[i]
             seq.ahead -= reach
             if seq.status == FINISHED:
                 if seq.inflight == 0:
                     self.roster.release(seq)
                 continue
-            new = result.tokens[i]
+            new = all_tokens[i]
             if seq.told:
                 seq.drafts = result.drafts.get(i, [])
             seq.computed += reach
@@ -54,7 +57,7 @@ class Outcome:
                 if tried:
                     delta.drafted, delta.accepted = plan.tried(i), len(new) - 1
                 deltas.append(delta)
-            elif self.tables.windowed and seq.status == RUNNING:
+            elif windowed and seq.status == RUNNING:
                 self.tables.trim(seq)
             if seq.computed >= seq.save_at and seq.status == RUNNING:
                 self._confirm(seq)

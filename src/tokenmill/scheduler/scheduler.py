@@ -127,11 +127,13 @@ class Scheduler:
         rows, counts, samples, seqs = plan.rows, plan.counts, plan.samples, flight.seqs
         plan_id, most = plan.id, self.careful or self.limits.max_rows
         plain, left, depth = self.limits.max_guesses == 0, flight.left, plan.depth
+        chains = self.limits.chains
         share, sampling = -(-len(running) // max(1, self.limits.cohorts)), 0
         i = 0
         while i < len(running) and budget > 0 and len(seqs) < most:
             seq = running[i]
             i += 1
+            group = seq.group
             known = len(seq.tokens) + seq.pending
             position = seq.computed + seq.ahead
             if sampling >= share and known - position == 1:
@@ -140,12 +142,12 @@ class Scheduler:
                 position < seq.capacity
                 and position + 1 < seq.save_at
                 and known - position == 1
-                and known < seq.group.max_len
+                and known < group.max_len
                 and (plain or not (seq.behind or seq.in_step or (depth and left.made > 0 and seq.most_guesses)))
-                and seq.group.spawned
+                and group.spawned
                 and not (seq.fresh or seq.leaving or seq.needs_host or seq.appended)
-                and not seq.group.sampling.has_processors
-                and (not seq.inflight or self.limits.chains)
+                and not group.sampling.has_processors
+                and (chains or not seq.inflight)
             ):  # the common case, spelled out: one more token of a row that the devices know, in a block it has
                 if seq.constraint is not None:
                     plan.late.append(seq.row)
