@@ -54,9 +54,10 @@ from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, p
 
 UNIT = 8
 """Words of narrow numbers that addresses step by, where strides allow it: the 16 bytes that are copied at a time."""
-SMALL_FROM = 128
-"""Sequences times heads beyond which narrow keys are read by small programs. (One warp takes half as many instructions
-for a key as four, but from 65 to 128 that has not been measured.)"""
+SMALL_FROM = 16
+"""Sequences times heads beyond which narrow keys are read by small programs: one warp takes half as many instructions
+for a key as four."""
+_MOST_SPLITS = 32
 MOST_UNITS = 1 << 31
 """Units that are counted in 32 bits. (Addresses took a third of the instructions in numbers of 64 bits.)"""
 REGISTERS = 192
@@ -419,16 +420,17 @@ def decode_config(
         return (4 if units <= 512 else 1), block_n, 4, 3, 1, 1
     if narrow and units > SMALL_FROM:
         # Unpacking is work: small tiles of few warps, of which many run at once.
-        if units <= 128:
-            return min(16, 1 << (1320 // units).bit_length() - 1), 32, 1, 5, 1, 4
-        return (1, 32, 1, 5, 1, 1) if units >= 1024 else (1, block_n, 2 if units > 256 else 4, 5, 1, 1)
+        if units <= 512:
+            splits = min(_MOST_SPLITS, 1 << (1320 // units).bit_length() - 1)
+            return splits, 32, 1, 5, 1, 2 if units <= 64 else 4
+        return (1, 32, 1, 5, 1, 1) if units >= 1024 else (1, block_n, 2, 5, 1, 1)
     if units >= 1024 and beside:  # what is left is short: many small programs at once
         return 1, min(block_n, 32), 2, 3, 1, 1
     if units >= 1024:
         return 1, block_n, 2, 5, 1, 1
-    if 128 < units <= 256:
-        return 1, block_n, 8, 3, 2, 1
+    if 128 < units <= 256:  # only long sequences are split: one of 300 tokens takes no longer
+        return 4, block_n, 8, 3, 2, 8
     splits = 16 if units < 64 else 8
     while splits > 1 and (splits * units > (1056 if units < 256 else 528) or splits * block_n > 2 * longest):
         splits //= 2
-    return (splits, min(block_n, 32), 8, 3, 0, 1) if units <= 64 else (splits, block_n, 4, 3, 1, 1)
+    return (splits, min(block_n, 32), 8, 3, 0, 1) if units <= 16 else (splits, block_n, 4, 3, 1, 1)

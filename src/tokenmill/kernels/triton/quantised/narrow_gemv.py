@@ -190,13 +190,14 @@ def nibbles(
     none = tl.zeros((1, BJ), dtype=tl.int32)
     SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP if GROUP >= 32 else 4
     UNIT: tl.constexpr = 8 if GROUP == 16 else 16
-    # Sums begin at 1.5 * 2^23 as a float32 has it: what comes is the float32 of that plus the sum, exactly. Conversions
-    # would take longer than everything else.
+    # Where there are several sums of a word, they begin at 1.5 * 2^23 as a float32 has it: what comes is the float32 of
+    # that plus the sum, exactly. So many conversions would take longer than everything else; one is quicker.
+    MAGIC: tl.constexpr = SUMS > 1 or TABLE > 0
     part = tl.zeros((BN, BJ), dtype=tl.float32)
     for g in tl.static_range(SUMS):
         a = bytes_of_group(xa, g, SUMS)
         b = bytes_of_group(xb, g, SUMS)
-        dots = tl.full((BN, BJ), 0x4B400000, dtype=tl.int32)
+        dots = tl.full((BN, BJ), 0x4B400000 if MAGIC else 0, dtype=tl.int32)
         if TABLE == 0:
             offset = tl.full((BN, BJ), 8, dtype=tl.int32)
             if ZERO:
@@ -214,8 +215,14 @@ def nibbles(
             dots = dot4(high, b, dots, WIDE)
         if SUMS > 1:
             scale = of_group(rows, start, LAST, GROUP, g * 128 // SUMS, UNIT, BJ, STEP)
-        part += (dots.to(tl.float32, bitcast=True) - 12582912.0) * _each_word(scale, UNIT, BN, BJ).to(tl.float32)
-    return acc + part * most
+        scales = _each_word(scale, UNIT, BN, BJ).to(tl.float32)
+        if MAGIC:
+            part += (dots.to(tl.float32, bitcast=True) - 12582912.0) * scales
+        else:
+            acc += dots.to(tl.float32) * most * scales
+    if MAGIC:
+        acc += part * most
+    return acc
 
 
 @triton.jit
