@@ -401,9 +401,10 @@ def _units(keys: Tensor, values: Tensor) -> tuple[int, tl.dtype]:
     return unit, tl.int32 if last < MOST_UNITS else tl.int64
 
 
-def early_keys(units: int) -> bool:
-    """Does it pay to keep the first keys in registers before the new ones exist? (It halves how many programs fit.)"""
-    return units <= 64 or 128 < units <= 256
+def early_keys(units: int, *, narrow: bool) -> bool:
+    """Does it pay to keep the first keys in registers before the new ones exist? It halves how many programs fit, and
+    those of one warp, which unpack narrow keys, have no registers for it."""
+    return units <= SMALL_FROM or (not narrow and (units <= 64 or 128 < units <= 256))
 
 
 def decode_config(
@@ -433,4 +434,5 @@ def decode_config(
     splits = 16 if units < 64 else 8
     while splits > 1 and (splits * units > (1056 if units < 256 else 528) or splits * block_n > 2 * longest):
         splits //= 2
-    return (splits, min(block_n, 32), 8, 3, 0, 1) if units <= 16 else (splits, block_n, 4, 3, 1, 1)
+    many_warps = units <= (16 if width <= 256 else 64)  # wide heads fill the registers of fewer
+    return (splits, min(block_n, 32), 8, 3, 0, 1) if many_warps else (splits, block_n, 4, 3, 1, 1)

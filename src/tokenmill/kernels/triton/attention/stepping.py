@@ -65,7 +65,7 @@ class Stepping:
             return False
         if not can_prepare(spec) or not can_pair(kv):
             return False
-        if not early_keys(ctx.kv_len.shape[0] * spec.kv.heads):
+        if not early_keys(ctx.kv_len.shape[0] * spec.kv.heads, narrow=kv.key_scale is not None):
             return False
         return has_heads(spec, qkv) and not self._shares(plan, spec, ctx, qkv.element_size())
 
