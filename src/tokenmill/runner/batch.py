@@ -79,9 +79,8 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
     device, block = rows.device, pool.layout.block_size
     packed = send(torch.tensor([plan.rows, plan.counts], dtype=torch.int64), device)
     longest = max(plan.counts)
-    kinds = []
-    for group, blocks in enumerate(rows.blocks):
-        kinds.append((max(len(blocks[row]) for row in plan.rows), not rows.shifted[group].isdisjoint(plan.rows)))
+    widths = (max(len(blocks[row]) for row in plan.rows) for blocks in rows.blocks)
+    kinds = list(zip(widths, rows.moved(plan.rows), strict=True))
     adapted, left = rows.adapted(plan.rows), None
     if plan.guesses and pool.states is not None:
         left = send(torch.tensor(places_left(plan, pool.states.first), dtype=torch.int64), device)

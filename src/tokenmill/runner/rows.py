@@ -63,6 +63,10 @@ class Rows:
         self.blocks: list[list[list[int]]] = [[[] for _ in range(max_rows)] for _ in layout.groups]
         self.starts: list[list[list[int]]] = [[[] for _ in range(max_rows)] for _ in layout.groups]
         self.shifted: list[set[int]] = [set() for _ in layout.groups]
+        windows = [0 < group.window < max_len for group in layout.groups]
+        self.always_shifted = [moves and self.device.type != "cpu" for moves in windows]
+        """Steps whose tables are whole are computed as those whose tables are not: else the first sequence that leaves
+        its window would wait for kernels and recordings of its own."""
         self.pools: dict[int, str] = {}
         self.sums: dict[int, Tensor] = {}
         self.num_prompt = [0] * max_rows
@@ -101,6 +105,11 @@ class Rows:
     def contiguous(self, row_list: list[int]) -> bool:
         """Does entry j of all these rows' tables begin at j * block size?"""
         return all(shifted.isdisjoint(row_list) for shifted in self.shifted)
+
+    def moved(self, row_list: list[int]) -> tuple[bool, ...]:
+        """Of each group: does some entry j of these rows' tables not begin at j * block size, or may it be so?"""
+        pairs = zip(self.always_shifted, self.shifted, strict=True)
+        return tuple(always or not shifted.isdisjoint(row_list) for always, shifted in pairs)
 
     def adapted(self, row_list: list[int]) -> bool:
         """Has any of these rows an adapter?"""

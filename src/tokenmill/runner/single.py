@@ -66,11 +66,10 @@ class SingleTokens(Layout[Key]):
         """The rung, and how the tables are; a tape takes only steps whose tables are plain, and shares nothing."""
         if self.exact:
             return len(plan.rows), (), (), self.rows.adapted(plan.rows)
-        groups = range(len(self.rows.tables))
-        shifted = tuple(not self.rows.shifted[g].isdisjoint(plan.rows) for g in groups)
-        shared = tuple(share_prefix(self.rows, g, plan.rows) for g in groups)
+        shared = tuple(share_prefix(self.rows, g, plan.rows) for g in range(len(self.rows.tables)))
         rungs = self.shared_ladder if any(shared) else self.ladder
-        return rungs[bisect_left(rungs, len(plan.rows))], shifted, shared, self.rows.adapted(plan.rows)
+        rung = rungs[bisect_left(rungs, len(plan.rows))]
+        return rung, self.rows.moved(plan.rows), shared, self.rows.adapted(plan.rows)
 
     def fill(self, key: Key, plan: StepPlan | None) -> None:
         """The rows' numbers, the spare row's behind them."""
@@ -122,11 +121,12 @@ class SingleTokens(Layout[Key]):
     def ahead(self) -> Iterator[Key]:
         """Every rung, as long as steps are plain."""
         no, shares = (False,) * len(self.rows.tables), (True,) * len(self.rows.tables)
+        moved = self.rows.moved([])
         for rung in reversed(self.ladder):
             for adapted in self.kinds:
-                yield rung, no, no, adapted
+                yield rung, moved, no, adapted
                 if rung in self.shared_ladder:
-                    yield rung, no, shares, adapted
+                    yield rung, moved, shares, adapted
 
     def adapted(self, key: Key) -> bool:
         """Are there adapters in steps of this key?"""

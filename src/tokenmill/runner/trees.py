@@ -85,8 +85,8 @@ def make_tree_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) 
         max_query=max([1, *(n for i, n in enumerate(plan.counts) if i not in plan.nodes)]),
         kv=pool.views,
         groups=[
-            group_plan(rows, g, (row_ids, token_rows, stored), width, shifted=not moved.isdisjoint(plan.rows))
-            for g, (width, moved) in enumerate(zip(widths, rows.shifted, strict=True))
+            group_plan(rows, g, (row_ids, token_rows, stored), width, shifted=moved)
+            for g, (width, moved) in enumerate(zip(widths, rows.moved(plan.rows), strict=True))
         ],
         rows=StepRows(row_ids, token_rows, (), rows.adapters if rows.adapted(plan.rows) else None),
         block_size=pool.layout.block_size,
