@@ -1,9 +1,10 @@
 """Weights whose codes name an entry of a table: NF4, the 4 bit floats, and any other table of at most 256 numbers.
 
     weight[n, k] = table[codes[n, k]] * scale[n, k // group] * factor[n]
-Owns: the form as files have it, and what it settles into: a backend's own form of it (codes as they are; entries rounded
-to 8 bits, unless they are whole numbers times a constant, as those of 4 bit floats are); else int8 with the same scales;
-groups that no kernel knows (such that end within a row) are rounded anew in groups of 32. Must not know: files, layers.
+Owns: the form as files have it, and what it settles into: a backend's own form of it (codes as they are; entries
+rounded to 8 bits, unless they are whole numbers times a constant, as those of 4 bit floats are); else int8 with the
+same scales; groups that no kernel knows (such that end within a row) are rounded anew in groups of 32. Must not know:
+files, layers.
 """
 
 from __future__ import annotations
