@@ -8,6 +8,8 @@ Must not know: models, plans, layers.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import torch
 import triton
 import triton.language as tl
@@ -130,7 +132,8 @@ def pow2(n: int) -> int:
 
 
 class Scratch:
-    """Memory that kernels of one stream share: partial results, and counters that every kernel leaves at zero.
+    """Memory that kernels of one stream share: partial results, and counters that every kernel leaves at zero; also how
+    many programs of a kernel that was launched are there at once on a multiprocessor (`beside`).
 
     Taken whole before steps are recorded, because a recorded step keeps its addresses.
     """
@@ -138,6 +141,7 @@ class Scratch:
     def __init__(self, floats: int = 1 << 23, counters: int = 1 << 16) -> None:
         self.floats = floats
         self.num_counters = counters
+        self.beside: dict[Hashable, int] = {}
         self._partial: dict[torch.device, Tensor] = {}
         self._counters: dict[torch.device, Tensor] = {}
 

@@ -10,7 +10,6 @@ their slots.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -348,27 +347,15 @@ def shrinkers_of(programs: int, beside: int) -> int:
     return max(16, min(processors, (beside * processors - programs) // 16 * 16))
 
 
-_fitting: dict[Hashable, int] = {}
-"""How many programs of a compiled kernel fit on one multiprocessor."""
-
-
-def fitting(kernel: Hashable) -> int | None:
-    """That of a kernel; None: it was not launched yet."""
-    return _fitting.get(kernel)
-
-
-def note_fitting(kernel: Hashable, compiled: Any, warps: int) -> None:
-    """After its first launch. (The interpreter compiles nothing, and runs one program after the other.)"""
-    if compiled is None or not hasattr(compiled, "n_regs"):
-        return
+def count_beside(compiled: Any, warps: int) -> int:
+    """How many programs of a compiled kernel fit on one multiprocessor."""
     have = torch.cuda.get_device_properties()
     threads = 32 * warps
-    registers = -(-compiled.n_regs // 8) * 8 * threads
-    memory = compiled.metadata.shared + _RESERVED
-    _fitting[kernel] = min(
-        have.regs_per_multiprocessor // registers, have.shared_memory_per_multiprocessor // memory,
+    return int(min(
+        have.regs_per_multiprocessor // (-(-compiled.n_regs // 8) * 8 * threads),
+        have.shared_memory_per_multiprocessor // (compiled.metadata.shared + _RESERVED),
         have.max_threads_per_multi_processor // threads,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 def may_mix(programs: int, beside: int | None) -> bool:

@@ -33,12 +33,11 @@ from tokenmill.kernels.triton.products.adapted import (
     ask_for_up,
     come_up,
     constants,
+    count_beside,
     cuts_of,
     first_rows,
-    fitting,
     go_down,
     may_mix,
-    note_fitting,
     role,
     shrinkers_of,
     slots_of,
@@ -255,8 +254,9 @@ def thin(
         WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=0 if INTERPRETED or not pdl else prefetch,
         STAGES=stages, **how, DOWN=BK_DOWN, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
-    if delta is not None and fitting((kernel, *how.values())) is None:
-        note_fitting((kernel, *how.values()), compiled, warps)
+    if delta is not None and hasattr(compiled, "n_regs"):  # (the interpreter compiles nothing)
+        known = kernel, *how.values()
+        scratch.beside[known] = scratch.beside.get(known) or count_beside(compiled, warps)
     return out
 
 
@@ -273,7 +273,7 @@ def _with_adapters(
     sums = scratch.partial(device)[scratch.floats // 2 :]
     downs = scratch.counters(device)[scratch.num_counters // 2 :]
     how = {"ADAPT": True, **constants(site, cuts_of(site, rows))}
-    known = fitting((kernel, *how.values()))
+    known = scratch.beside.get((kernel, *how.values()))
     shrinkers = shrinkers_of(programs, max(1, beside if known is None else known))
     sizes = (site.up.shape[1], shrinkers, int(may_mix(shrinkers + programs, known)), *borders_of(site))
     return (site.down, site.up, site.ranks, delta.rows, delta.slots, sums, downs), sizes, how
