@@ -100,13 +100,17 @@ def peak_step_bytes(
     peak, most = 0, config.schedule.max_num_seqs
     # The most rows, ordinary prompts, the longest chunk, and short ones: they run, and compile, what a mixed step runs.
     cuts = [(rows, step_tokens) for rows in sorted({min(n, most) for n in (most, 64, 2)})]
-    every = [(*cut, False) for cut in cuts + [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]]
-    every += [(*cut, True) for cut in cuts[-1:] if config.adapters.enable_lora]
-    for rows, tokens, adapted in every:
+    short = [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]
+    every = [(*cut, False, False) for cut in cuts + short]
+    every += [(*cut, True, False) for cut in cuts[-1:] if config.adapters.enable_lora]
+    if any(0 < group.window < max_len for group in layout.groups):
+        every += [(*cut, False, True) for cut in short]
+    for rows, tokens, adapted, moved in every:
         plan, need, length = peak_plan(rows, tokens, max_len, layout)
         states = StatePool(model.spec.states, len(plan.rows), 0, device) if model.spec.states else None
         runner = Runner(model, kernels, KVPool(layout, need, device, states), len(plan.rows), length + 1)
         runner.rows.always_adapted |= adapted
+        runner.rows.pretends = moved
         results: list[StepResult] = []
         peak = max(peak, growth_bytes(device, partial(_note_result, runner, plan, results)))
         if results[0].failure is not None:

@@ -56,7 +56,7 @@ class TreeTokens(Layout[Key]):
         rows, rung = self.rows, self.rungs[bisect_left(self.rungs, plan.num_tokens)]
         one = len(plan.rows) == 1 and plan.num_tokens == rung
         one = one and all(len(blocks[plan.rows[0]]) >= SHARED_ENTRIES for blocks in rows.blocks)
-        return rung, rows.moved(plan.rows), one, rows.adapted(plan.rows)
+        return rung, rows.moved_or_may(plan.rows), one, rows.adapted(plan.rows)
 
     def fill(self, key: Key, plan: StepPlan | None) -> None:
         """Each token's row, its place behind what the row has computed, and how deep its tree may be; -1: it is of
@@ -104,7 +104,7 @@ class TreeTokens(Layout[Key]):
 
     def ahead(self) -> Iterator[Key]:
         """Every rung, as long as tables are plain."""
-        plain = self.rows.moved([])
+        plain = self.rows.may_shift
         for tokens in reversed(self.rungs):
             for adapted in self.kinds:
                 yield tokens, plain, False, adapted

@@ -64,9 +64,12 @@ class Rows:
         self.starts: list[list[list[int]]] = [[[] for _ in range(max_rows)] for _ in layout.groups]
         self.shifted: list[set[int]] = [set() for _ in layout.groups]
         windows = [0 < group.window < max_len for group in layout.groups]
-        self.always_shifted = [moves and self.device.type != "cpu" for moves in windows]
-        """Steps whose tables are whole are computed as those whose tables are not: else the first sequence that leaves
-        its window would wait for kernels and recordings of its own."""
+        self.may_shift = tuple(moves and self.device.type != "cpu" for moves in windows)
+        """Recorded steps whose tables are whole are computed as those whose tables are not: else the first sequence
+        that leaves its window would wait for recordings of its own. (Prompts are not: whole tables tell where windows
+        begin.)"""
+        self.pretends = False
+        """All tables that may be shifted are said to be: kernels of such steps are compiled before there are any."""
         self.pools: dict[int, str] = {}
         self.sums: dict[int, Tensor] = {}
         self.num_prompt = [0] * max_rows
@@ -107,9 +110,15 @@ class Rows:
         return all(shifted.isdisjoint(row_list) for shifted in self.shifted)
 
     def moved(self, row_list: list[int]) -> tuple[bool, ...]:
-        """Of each group: does some entry j of these rows' tables not begin at j * block size, or may it be so?"""
-        pairs = zip(self.always_shifted, self.shifted, strict=True)
-        return tuple(always or not shifted.isdisjoint(row_list) for always, shifted in pairs)
+        """Of each group: does some entry j of these rows' tables not begin at j * block size?"""
+        if self.pretends:
+            return self.may_shift
+        return tuple(not shifted.isdisjoint(row_list) for shifted in self.shifted)
+
+    def moved_or_may(self, row_list: list[int]) -> tuple[bool, ...]:
+        """The same for recorded steps."""
+        pairs = zip(self.may_shift, self.shifted, strict=True)
+        return tuple(may or not shifted.isdisjoint(row_list) for may, shifted in pairs)
 
     def adapted(self, row_list: list[int]) -> bool:
         """Has any of these rows an adapter?"""

@@ -69,7 +69,7 @@ class SingleTokens(Layout[Key]):
         shared = tuple(share_prefix(self.rows, g, plan.rows) for g in range(len(self.rows.tables)))
         rungs = self.shared_ladder if any(shared) else self.ladder
         rung = rungs[bisect_left(rungs, len(plan.rows))]
-        return rung, self.rows.moved(plan.rows), shared, self.rows.adapted(plan.rows)
+        return rung, self.rows.moved_or_may(plan.rows), shared, self.rows.adapted(plan.rows)
 
     def fill(self, key: Key, plan: StepPlan | None) -> None:
         """The rows' numbers, the spare row's behind them."""
@@ -121,7 +121,7 @@ class SingleTokens(Layout[Key]):
     def ahead(self) -> Iterator[Key]:
         """Every rung, as long as steps are plain."""
         no, shares = (False,) * len(self.rows.tables), (True,) * len(self.rows.tables)
-        moved = self.rows.moved([])
+        moved = self.rows.may_shift
         for rung in reversed(self.ladder):
             for adapted in self.kinds:
                 yield rung, moved, no, adapted
