@@ -20,8 +20,9 @@ from tokenmill.runner.peak import peak_plan
 from tokenmill.runner.runner import Runner
 
 CPU_CACHE_BYTES = 2 << 30
-SHORT_STEPS = (4, 8, 16, 32, 64, 256, 2400, 3000)
-"""Tokens of steps that run once while loading on a GPU: of two rows, half as many and one."""
+SHORT_STEPS = (4, 8, 16, 32, 64, 256, 2300, 2400, 2812, 3000, 3324, 3580)
+"""Tokens of steps that run once while loading on a GPU: of two rows, half as many and one. At 1151, 1407, 1663 or 1791
+tokens a product's tiles fill all multiprocessors, for hidden sizes from 2304 to 3840, and another kernel makes it."""
 STATES_SHARE = 0.5
 """Of the cache's memory that the states of rows may take: rows need pages, too."""
 SNAPSHOTS_SHARE = 0.1
@@ -104,7 +105,7 @@ def peak_step_bytes(
     every = [(*cut, False, False) for cut in cuts + short]
     every += [(*cut, True, False) for cut in cuts[-1:] if config.adapters.enable_lora]
     if any(0 < group.window < max_len for group in layout.groups):
-        every += [(*cut, False, True) for cut in short]
+        every += [(*cut, False, True) for cut in (*short, cuts[-1])]
     for rows, tokens, adapted, moved in every:
         plan, need, length = peak_plan(rows, tokens, max_len, layout)
         states = StatePool(model.spec.states, len(plan.rows), 0, device) if model.spec.states else None

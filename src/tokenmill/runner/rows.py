@@ -69,7 +69,7 @@ class Rows:
         that leaves its window would wait for recordings of its own. (Prompts are not: whole tables tell where windows
         begin.)"""
         self.pretends = False
-        """All tables that may be shifted are said to be: kernels of such steps are compiled before there are any."""
+        """All tables of windows are said to be shifted: kernels of such steps are compiled before there are any."""
         self.pools: dict[int, str] = {}
         self.sums: dict[int, Tensor] = {}
         self.num_prompt = [0] * max_rows
@@ -112,7 +112,7 @@ class Rows:
     def moved(self, row_list: list[int]) -> tuple[bool, ...]:
         """Of each group: does some entry j of these rows' tables not begin at j * block size?"""
         if self.pretends:
-            return self.may_shift
+            return tuple(group.window > 0 for group in self.layout.groups)
         return tuple(not shifted.isdisjoint(row_list) for shifted in self.shifted)
 
     def moved_or_may(self, row_list: list[int]) -> tuple[bool, ...]:
