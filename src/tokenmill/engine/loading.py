@@ -159,9 +159,7 @@ def device_of(config: EngineConfig, rank: int = 0) -> str:
     return every[(base + first) % len(every)]
 
 
-def _take_place(
-    config: EngineConfig, mesh: Mesh, ahead: Compiling | None, reasons: list[str]
-) -> tuple[str, Compiling]:
+def _take_place(config: EngineConfig, mesh: Mesh, ahead: Compiling | None, reasons: list[str]) -> tuple[str, Compiling]:
     """The device of this rank, which this thread uses from now on, and what compiles kernels for it (`ahead`, or what
     begins here, before the device is used). Engines and ranks on one CPU share its cores."""
     device = device_of(config, mesh.rank)
