@@ -40,22 +40,22 @@ def read_config_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]
     for many in _LISTS:
         if isinstance(named.get(many), str):
             named[many] = [named[many]]
-    named = {name: _counted(name, value) for name, value in named.items()}
+    counts = _counts()
+    for name, value in named.items():
+        if name in counts and isinstance(value, str):
+            count = read_count(value)
+            named[name] = value if count is None else count
     ours = all_options(SERVER_GROUPS)
     mine = {name: value for name, value in named.items() if name in ours}
     return {name: value for name, value in named.items() if name not in ours}, mine
 
 
-def _counted(name: str, value: Any) -> Any:
-    """32k for an option that is a whole number stands for one, as it does on the command line."""
-    if not isinstance(value, str):
-        return value
-    for known, (_, item, kind) in {**all_options(), **all_options(SERVER_GROUPS)}.items():
-        kinds = getattr(kind, "__args__", (kind,))
-        if name in (known, *item.metadata["aliases"]) and int in kinds and str not in kinds:
-            count = read_count(value)
-            return value if count is None else count
-    return value
+def _counts() -> set[str]:
+    """Names of options that are whole numbers: 32k stands for one, as it does on the command line."""
+    every = {**all_options(), **all_options(SERVER_GROUPS)}
+    kinds = {name: getattr(kind, "__args__", (kind,)) for name, (_, _, kind) in every.items()}
+    counts = [name for name, of in kinds.items() if int in of and str not in of]
+    return {spelling for name in counts for spelling in (name, *every[name][1].metadata["aliases"])}
 
 
 def with_config_file(options: dict[str, Any]) -> dict[str, Any]:

@@ -105,7 +105,7 @@ def peak_step_bytes(
     every = [(*cut, False, False) for cut in cuts + short]
     every += [(*cut, True, False) for cut in cuts[-1:] if config.adapters.enable_lora]
     if any(0 < group.window < max_len for group in layout.groups):
-        every += [(*cut, False, True) for cut in (*short, cuts[-1])]
+        every += [(*cut, False, True) for cut in (*short[:1], *short[-1:], cuts[-1])]
     for rows, tokens, adapted, moved in every:
         plan, need, length = peak_plan(rows, tokens, max_len, layout)
         states = StatePool(model.spec.states, len(plan.rows), 0, device) if model.spec.states else None

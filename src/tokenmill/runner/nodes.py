@@ -103,13 +103,13 @@ class TreeTokens(Layout[Key]):
         return Step(batch, made.hidden[:total])
 
     def ahead(self) -> Iterator[Key]:
-        """Every rung, as long as tables are plain."""
-        plain = self.rows.may_shift
+        """Every rung, as long as no table is shifted that is not read so anyway."""
+        moved = self.rows.may_shift
         for tokens in reversed(self.rungs):
             for adapted in self.kinds:
-                yield tokens, plain, False, adapted
+                yield tokens, moved, False, adapted
                 if tokens == self.alone:
-                    yield tokens, plain, True, adapted
+                    yield tokens, moved, True, adapted
 
     def follow(self, key: Key, made: Made) -> None:
         """What attends beside prompts, whose steps are not recorded: by how many nodes there are, other kernels."""

@@ -107,7 +107,7 @@ class Rows:
 
     def contiguous(self, row_list: list[int]) -> bool:
         """Does entry j of all these rows' tables begin at j * block size?"""
-        return all(shifted.isdisjoint(row_list) for shifted in self.shifted)
+        return not any(self.moved(row_list))
 
     def moved(self, row_list: list[int]) -> tuple[bool, ...]:
         """Of each group: does some entry j of these rows' tables not begin at j * block size?"""
@@ -116,9 +116,8 @@ class Rows:
         return tuple(not shifted.isdisjoint(row_list) for shifted in self.shifted)
 
     def moved_or_may(self, row_list: list[int]) -> tuple[bool, ...]:
-        """The same for recorded steps."""
-        pairs = zip(self.may_shift, self.shifted, strict=True)
-        return tuple(may or not shifted.isdisjoint(row_list) for may, shifted in pairs)
+        """As recorded steps read them: those that may be shifted some day count as shifted."""
+        return tuple(may or moved for may, moved in zip(self.may_shift, self.moved(row_list), strict=True))
 
     def adapted(self, row_list: list[int]) -> bool:
         """Has any of these rows an adapter?"""

@@ -404,7 +404,7 @@ def _units(keys: Tensor, values: Tensor) -> tuple[int, tl.dtype]:
 def early_keys(units: int, *, narrow: bool) -> bool:
     """Does it pay to keep the first keys in registers before the new ones exist? It halves how many programs fit, and
     those of one warp, which unpack narrow keys, have no registers for it."""
-    return units <= SMALL_FROM or (not narrow and (units <= 64 or 128 < units <= 256))
+    return units <= SMALL_FROM if narrow else units <= 64 or 128 < units <= 256
 
 
 def decode_config(

@@ -19,10 +19,6 @@ from torch import Tensor
 from tokenmill.kernels.triton.attention.paging import bend, product
 from tokenmill.kernels.triton.quantised.narrow_words import bfloat_at, float8_of, halves
 
-NEIGHBOURS = tl.constexpr(False)
-"""Are keys in float8 unpacked word by word, neighbours staying side by side? That takes an instruction less for four
-numbers, but relies on words that are packed together being neighbours of one key, which only the layout of operands of
-products makes true. Not measured yet; tests on a device say whether it is right."""
 LEAST_SCALE = tl.constexpr(8.7e-19)
 """What smaller scales of values count as: those of zeros, mostly."""
 
@@ -52,15 +48,6 @@ def halves_of(words, TYPE: tl.constexpr, WIDE: tl.constexpr):
             "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
         )  # fmt: skip
     return low, high
-
-
-@triton.jit
-def _word_by_word(words):
-    """int16 pairs of float8, the words of a key by twos -> those of the first words, and of the second, in float16."""
-    return tl.inline_asm_elementwise(
-        "{ .reg .b16 a, b; mov.b32 {a, b}, $2; cvt.rn.f16x2.e4m3x2 $0, a; cvt.rn.f16x2.e4m3x2 $1, b; }",
-        "=r,=r,r", [words], dtype=(tl.float16, tl.float16), is_pure=True, pack=2,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -121,12 +108,8 @@ def split_query(q, R: tl.constexpr, BD: tl.constexpr, KIND: tl.constexpr, WIDE: 
         part = 1.0 / tl.where(most > 0.0, most, 1.0)
         x = (wide * part[:, None]).to(tl.float16)
         if KIND.PER == 2:
-            if NEIGHBOURS and not WIDE and tl.float8e4nv == KIND.TYPE:
-                first, second = tl.split(tl.permute(tl.reshape(x, (R, BD // 4, 2, 2)), (0, 1, 3, 2)))
-                found = (tl.reshape(first, (R, BD // 2)), tl.reshape(second, (R, BD // 2)), most)
-            else:
-                even, odd = tl.split(tl.reshape(x, (R, BD // 2, 2)))
-                found = (even, odd, most)
+            even, odd = tl.split(tl.reshape(x, (R, BD // 2, 2)))
+            found = (even, odd, most)
         else:
             lower, upper = _halved(x, R, BD)
             even, odd = tl.split(tl.reshape(lower, (R, BD // 4, 2)))
@@ -142,10 +125,7 @@ def _scores(asked, words, scales, KIND: tl.constexpr, WIDE: tl.constexpr):
     """A query's parts against words of keys [BD / PER, N] -> raw dots [R, N], and what rows are to be multiplied by."""
     zeros = tl.zeros((asked[0].shape[0], words.shape[1]), dtype=tl.float32)
     if KIND.PER == 2:
-        if NEIGHBOURS and not WIDE and tl.float8e4nv == KIND.TYPE:
-            even, odd = _word_by_word(words)
-        else:
-            even, odd = halves_of(words, KIND.TYPE, WIDE)
+        even, odd = halves_of(words, KIND.TYPE, WIDE)
         found = product(asked[1], odd, product(asked[0], even, zeros, WIDE), WIDE)
         found = found * scales[0][None, :]
         most = asked[2]

@@ -243,7 +243,7 @@ def thin(
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     partial, counters = scratch.partial(x.device), scratch.counters(x.device)
     beside = _ROOM // (stages * block_k * (block_n * (2 if gated else 1) + block_m) * x.element_size())
-    kernel = (inner, act, block_m, block_n, block_k, split, stages, warps, x.dtype, bias is None, residual is None)
+    kernel = config, split, inner, act, block_m, x.dtype, bias is None, residual is None
     adapters, sizes, how = _with_adapters(delta, rows, tiles * split, kernel, beside, scratch)
     compiled = _thin_kernel[(tiles, split) if delta is None else (sizes[1] + tiles * split,)](
         x, weight, bias, None if norm is None else norm.weight, residual, out, partial, counters, *adapters,
@@ -254,9 +254,9 @@ def thin(
         WIDE=INTERPRETED or x.dtype == torch.float32, PREFETCH=0 if INTERPRETED or not pdl else prefetch,
         STAGES=stages, **how, DOWN=BK_DOWN, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
-    if delta is not None and hasattr(compiled, "n_regs"):  # (the interpreter compiles nothing)
-        known = kernel, *how.values()
-        scratch.beside[known] = scratch.beside.get(known) or count_beside(compiled, warps)
+    known = kernel, *how.values()
+    if delta is not None and known not in scratch.beside and hasattr(compiled, "n_regs"):  # not in the interpreter
+        scratch.beside[known] = count_beside(compiled, warps)
     return out
 
 

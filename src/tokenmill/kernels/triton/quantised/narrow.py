@@ -123,8 +123,7 @@ def pack8(data: Tensor, scales: Tensor, bias: Tensor | None, *, blocks: bool = F
 
 
 def pack4(q: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> NarrowMatrix:
-    """q [N, K] int8 (-8..7), scales and zeros [N, groups] (can_pack4).
-    Scales of bfloat16 stay so."""
+    """q [N, K] int8 (-8..7), scales and zeros [N, groups] (can_pack4). Scales of bfloat16 stay so."""
     rows, columns = q.shape
     group = columns // scales.shape[1]
     if scales.shape[1] == 1:
