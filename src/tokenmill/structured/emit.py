@@ -37,6 +37,7 @@ from tokenmill.structured.shapes import (
     matches,
     meet_numbers,
 )
+from tokenmill.structured.without import without
 
 LARGEST = 1 << 53
 MAX_LISTED = 1000
@@ -392,14 +393,15 @@ class Emitter:
                     # The engine lets a free name come twice, which would count twice.
                     self._refuse("minProperties can ask for one unlisted name at most")
                 absent = frozenset(props) - there
-                part = self._without(o, there, absent) if absent else Object((), o.patterns, o.extra, there)
+                part = self._unlisted(o, there, props) if absent else Object((), o.patterns, o.extra, there)
                 options.append(self._written(part, kept, o.lo if o.lo > len(there) else 0, o.hi))
 
-    def _without(self, o: Object, there: frozenset[str], absent: frozenset[str]) -> Object:
-        """Free names other than `absent`, as a pattern: counting needs that every listed name is required."""
+    def _unlisted(self, o: Object, there: frozenset[str], props: dict[str, Node]) -> Object:
+        """Free names as a pattern that no listed name fits: counting needs that every listed name is required, and a
+        pattern speaks of listed names as well."""
         if o.patterns:
             self._refuse("minProperties and maxProperties cannot be enforced together with patternProperties")
-        return Object((), ((self._other_than(absent), o.extra),), NEVER, there)
+        return Object((), ((self._other_than(frozenset(props)), o.extra),), NEVER, there)
 
     def _named(self, o: Object) -> Object | None:
         """propertyNames, turned into listed names or a pattern."""
@@ -435,8 +437,18 @@ class Emitter:
         if patterns and o.patterns:
             self._refuse("propertyNames cannot be enforced together with patternProperties")
         if patterns and o.extra != NEVER:
-            free = (("|".join(f"(?:{p})" for p in patterns), o.extra),)
+            free = self._free("|".join(f"(?:{p})" for p in patterns), o.extra, dict(props))
         return Object(tuple(props), free, NEVER, o.required, o.lo, o.hi)
+
+    def _free(self, pattern: str, extra: Node, props: dict[str, Node]) -> tuple[tuple[str, Node], ...]:
+        """Unlisted names of a pattern. A pattern speaks of listed names as well, so it leaves out those of which it
+        would ask more than they are held to."""
+        force = self.algebra.force
+        kept = [n for n, v in props.items() if v != NEVER and matches(pattern, n)]
+        held = frozenset(n for n in kept if extra != ANY and force(both(props[n], extra)) != force(props[n]))
+        self.algebra.budget.spend(len(pattern) * sum(map(len, held)))
+        found = without(pattern, held) if held else pattern
+        return () if found is None else ((found, extra),)
 
     def _name_pattern(self, s: String) -> str:
         size = f"{{{s.lo},{'' if s.hi is None else s.hi}}}"

@@ -99,23 +99,29 @@ def other_than(values: frozenset[str]) -> str:
 @lru_cache(maxsize=512)
 def width(portable: str) -> tuple[int, int | None]:
     """Fewest and most characters of the texts that a written expression matches (None: no end)."""
+    return width_of(read(portable))
+
+
+def read(portable: str) -> Alt:
+    """A written expression's parts; there are no anchors among them."""
     known = _BEYOND.sub(lambda found: f"\\u{{{found[1]}}}", portable.replace(ANY, "[^]"))
-    return _width(_Parser(known).parse())
+    return _Parser(known).parse()
 
 
-def _width(node: Item | Seq) -> tuple[int, int | None]:
+def width_of(node: Item | Seq) -> tuple[int, int | None]:
+    """The same of parts."""
     if isinstance(node, Chars):
         return 1, 1
     if isinstance(node, Rep):
-        low, high = _width(node.item)
+        low, high = width_of(node.item)
         endless = high is None or (node.high is None and high > 0)
         return low * node.low, None if endless or high is None else high * (node.high or 0)
     if isinstance(node, Alt):
-        found = [_width(o) for o in node.options]
+        found = [width_of(o) for o in node.options]
         highs = [h for _, h in found if h is not None]
         return min(low for low, _ in found), max(highs) if len(highs) == len(found) else None
     if isinstance(node, Seq):
-        found = [_width(i) for i in node.items]
+        found = [width_of(i) for i in node.items]
         highs = [h for _, h in found if h is not None]
         return sum(low for low, _ in found), sum(highs) if len(highs) == len(found) else None
     return 0, 0
@@ -381,6 +387,11 @@ def _has_edge(node: Item | Seq, start: bool | None = None) -> bool:
     if isinstance(node, Alt):
         return any(_has_edge(o, start) for o in node.options)
     return isinstance(node, Seq) and any(_has_edge(i, start) for i in node.items)
+
+
+def write(parts: Alt) -> str:
+    """Parts without anchors as a portable expression."""
+    return _write_alt(parts, False, False)
 
 
 def _write_alt(node: Alt, left: bool, right: bool) -> str:

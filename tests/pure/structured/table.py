@@ -226,6 +226,34 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"properties": {"a": {}}, "maxProperties": 1}, [{"a": 1}, {"b": 1}, {}], [{"a": 1, "b": 1}]),
         ({"propertyNames": {"maxLength": 3}}, [{"f": 1, "foo": 2}, {}, []], [{"foobar": 1}]),
         ({"propertyNames": {"pattern": "^a+$"}}, [{"a": 1, "aa": 2}], [{"aaA": 1}]),
+        (  # what unlisted names are held to is not asked of listed ones
+            {
+                "properties": {"ab": {"type": "string"}, "q1": {}},
+                "additionalProperties": {"type": "null"},
+                "propertyNames": {"pattern": "^(?:[a-z]{1,3}|q[0-9]*)$"},
+                "required": ["ab"],
+            },
+            [{"ab": "x"}, {"ab": "x", "q1": 1}, {"ab": "x", "q1": True, "abc": None, "q": None, "q12": None}],
+            [{"ab": None}, {"ab": "x", "abc": 1}, {"ab": "x", "abcd": None}, {"q": None}],
+        ),
+        (
+            {
+                "properties": {"é": {}, "a": {"type": "string"}},
+                "additionalProperties": {"type": "null"},
+                "propertyNames": {"maxLength": 2},
+            },
+            [{"é": 1}, {"é": 1, "a": "x", "éé": None, "b": None}],
+            [{"a": None}, {"éa": 1}, {"abc": None}],
+        ),
+        (
+            {
+                "properties": {"a": {"type": "object"}, "b": {}},
+                "additionalProperties": {"type": "null"},
+                "maxProperties": 2,
+            },
+            [{}, {"b": 1}, {"a": {}, "b": 1}, {"b": 1, "z": None}, {"y": None, "z": None}],
+            [{"a": None}, {"z": 1}, {"a": {}, "b": 1, "z": None}],
+        ),
         ({"propertyNames": False}, [{}], [{"a": 1}]),
         ({"propertyNames": {"enum": ["a", "b"]}}, [{"a": 1}, {"a": 1, "b": 2}], [{"c": 1}]),
         ({"propertyNames": {"const": "a"}, "required": ["a"]}, [{"a": 1}], [{}, {"b": 1}]),
