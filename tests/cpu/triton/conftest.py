@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
-import math
 import os
 import pathlib
 import sys
-import types
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.cpu.triton.quick_interpreter import quicken
 
 for folder in ("kernels", "sampling"):
     sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / folder))
@@ -61,38 +58,7 @@ def _round_as_gpus_do() -> None:
     interpreter._convert_float = convert
 
 
-def _quicken_interpreter() -> None:
-    """What the interpreter does again and again is done once; nothing else changes.
-
-    The language is patched once and stays so; Triton does it, by looking at every name, at each call of a helper.
-    Whether integers overflow is asked where accesses are watched (bounds.py): in all tests it doubles their time."""
-    interpreter = pytest.importorskip("triton.runtime.interpreter")
-    lang, patch = interpreter.tl, interpreter._patch_lang
-    kept = types.SimpleNamespace(restore=lambda: None)
-
-    @functools.cache
-    def patched_once() -> types.SimpleNamespace:
-        patch(types.SimpleNamespace(__globals__={"tl": lang, "core": lang.core}))
-        return kept
-
-    @functools.cache
-    def sizes(shape: tuple[int, ...]) -> tuple[object, object]:
-        return lang.constexpr(math.prod(shape)), lang.tuple([lang.constexpr(size) for size in shape])
-
-    def made(self: Any, handle: object, type: Any) -> None:
-        self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.numel, self.shape = sizes(tuple(type.shape) if type.is_block() else ())
-
-    lang.tensor.__init__ = made
-    interpreter._patch_lang = lambda fn: patched_once()
-    interpreter.interpreter_builder.options = dataclasses.replace(
-        interpreter.interpreter_builder.options, sanitize_overflow=False
-    )
-    numpy_type, address = functools.cache(interpreter._get_np_dtype), np.dtype(np.uint64)
-    interpreter._get_np_dtype = lambda of: address if of.scalar.is_ptr() else numpy_type(of.scalar)
-
-
 if not torch.cuda.is_available():
     _repair_interpreter()
     _round_as_gpus_do()
-    _quicken_interpreter()
+    quicken()

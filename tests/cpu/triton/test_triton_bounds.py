@@ -43,6 +43,34 @@ def test_what_lies_behind_a_tensor_is_seen() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+@triton.jit
+def _whole_kernel(x_ptr, out_ptr, other, OPERATION: tl.constexpr):
+    x = tl.load(x_ptr + tl.arange(0, 4))
+    found = x + other if OPERATION == "add" else x - other if OPERATION == "sub" else x * other
+    tl.store(out_ptr + tl.arange(0, 4), found)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "operation", "fits", "wraps"),
+    [
+        (torch.int32, "add", (2**31 - 1, 0), (2**31 - 1, 1)),
+        (torch.int32, "sub", (1 - 2**31, 1), (-(2**31), 1)),
+        (torch.int32, "mul", (2**15, 2**15), (2**16, 2**15)),
+        (torch.uint32, "sub", (5, 5), (5, 6)),
+        (torch.int64, "mul", (2**40, 2**20), None),
+    ],
+)
+def test_integers_that_wrap_are_seen(dtype, operation, fits, wraps) -> None:
+    """Only where accesses are watched: a wrapped index is an access at the wrong place."""
+    out = torch.empty(4, dtype=dtype)
+    with Bounds().watching():
+        _whole_kernel[(1,)](torch.full((4,), fits[0], dtype=dtype), out, fits[1], operation)
+        assert out[0] == {"add": fits[0] + fits[1], "sub": fits[0] - fits[1], "mul": fits[0] * fits[1]}[operation]
+        if wraps:
+            with pytest.raises(InterpreterError, match=f"overflow detected for operation {operation}"):
+                _whole_kernel[(1,)](torch.full((4,), wraps[0], dtype=dtype), out, wraps[1], operation)
+
+
 def watched(folder: pathlib.Path, model: pathlib.Path, method: str = "draft_model", **options: Any) -> dict[str, Any]:
     """What an engine says that is watched in a process of its own."""
     spoken = {"method": method, "model": str(model), "num_speculative_tokens": 3}
