@@ -14,6 +14,8 @@ from __future__ import annotations
 
 OWN_FAULT = "The request forbids every answer: "
 """How the text of a sequence's error begins that its own request brought about: a person can fix it."""
+TOO_FEW = "The request leaves fewer answers than it asks for: "
+"""The same where it leaves some."""
 OVER_LIMIT = "The request needs more than this engine grants: "
 """The same where a limit of this program was hit: a simpler request fits."""
 OUR_FAULT = "An internal failure: "

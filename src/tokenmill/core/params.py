@@ -101,7 +101,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
             temperature=self.temperature,
             length_penalty=self.length_penalty,
             include_stop_str_in_output=self.include_stop_str_in_output,
-            logprobs=None,
+            logprobs=2 * self.beam_width,
         )
 
 

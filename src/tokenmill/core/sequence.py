@@ -16,13 +16,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from tokenmill.core.step import RowSampling
+from tokenmill.core.step import RowLogprobs, RowSampling
 
 if TYPE_CHECKING:
     from tokenmill.core.constraint import Constraint
     from tokenmill.core.request import Request
 
 WAITING, RUNNING, FINISHED = 0, 1, 2
+Trail = tuple["Trail | None", RowLogprobs]
+"""Logprobs of positions, the newest first: beams that part share what lies behind them."""
 NEVER = 1 << 60
 """No position lies so far."""
 
@@ -44,7 +46,11 @@ class Table:
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """One request with its sequences (n samples or beams); the unit that ends exactly once."""
+    """One request with its sequences (n samples or beams); the unit that ends exactly once.
+
+    Of beams, by sequence: `candidates` of this step, `branches`: the logprobs of each of them. `dead_end`: why one of
+    them could not go on.
+    """
 
     request: Request
     search: Search
@@ -56,6 +62,8 @@ class SequenceGroup:
     reads_cache: bool = True
     sequences: list[Sequence] = field(default_factory=list)
     candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    branches: dict[int, list[RowLogprobs]] = field(default_factory=dict)
+    dead_end: str | None = None
     ended: set[int] = field(default_factory=set)
     spawned: bool = False
     scored: int = 0
@@ -67,7 +75,7 @@ class Sequence:
 
     `fresh`: the devices must be told everything (RowStart) with the next grant. `leaving`: to be preempted when
     its plans in flight are committed. `needs_host`: its next forward needs the last commit (host drafts, beams).
-    `mu`: mirostat's state behind `tokens`.
+    `mu`: mirostat's state behind `tokens`. `trail`: a beam's logprobs, the newest position first.
 
     Of a DeviceDrafter: `most_guesses`: so many of its drafts may be granted at once; `behind`: so many lie behind the
     row's last planned sample. `told`: its drafts come back to the host, as `drafts`. `followed`: positions that it has
@@ -112,6 +120,7 @@ class Sequence:
     appended: list[int] = field(default_factory=list)
     constraint: Constraint | None = None
     score: float = 0.0
+    trail: Trail | None = None
     preemptions: int = 0
     mu: float | None = None
     save_at: int = NEVER

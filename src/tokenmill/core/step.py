@@ -169,7 +169,8 @@ class RowLogprobs(msgspec.Struct, gc=False):
 class StepResult(msgspec.Struct, kw_only=True):
     """What a step produced, by index into the plan's grants.
 
-    `tokens[i]`: new tokens of grant i: [] if it did not sample, else 1 + accepted drafts of them.
+    `tokens[i]`: new tokens of grant i: [] if it did not sample, else 1 + accepted drafts of them. `branches[i]`: the
+    logprobs of each of its candidates, if it wants any.
     """
 
     plan_id: int
@@ -177,6 +178,7 @@ class StepResult(msgspec.Struct, kw_only=True):
     logprobs: dict[int, list[RowLogprobs]] = {}
     prompt_logprobs: dict[int, list[RowLogprobs]] = {}
     candidates: dict[int, list[tuple[int, float]]] = {}
+    branches: dict[int, list[RowLogprobs]] = {}
     pooled: dict[int, list[float]] = {}
     mus: dict[int, float] = {}
     drafts: dict[int, list[int]] = {}

@@ -172,7 +172,7 @@ class Admission:
             logit_bias=params.logit_bias or {},
             allowed_ids=params.allowed_token_ids,
             bad_words=self._bad_words(params),
-            num_logprobs=-1 if search.width else wanted,
+            num_logprobs=wanted,
             num_prompt_logprobs=self._likely(params.prompt_logprobs),
             num_candidates=search.width,
             has_processors=bool(params.logits_processors),

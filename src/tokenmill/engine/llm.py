@@ -404,6 +404,7 @@ class LLM:
             tokens=tokens,
             text=None if tokenizer is None else tokenizer.decode(tokens),
             cum_logprob=out.cumulative_logprob or 0.0,
+            logprobs=out.logprobs or [],
             finish_reason=out.finish_reason,
             stop_reason=out.stop_reason,
         )

@@ -222,11 +222,12 @@ class Accumulator:
             out.text += delta.text
         if delta.logprobs is not None:
             out.logprobs = (out.logprobs or []) + delta.logprobs
+        if delta.score is not None:
+            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + delta.score
+        elif delta.logprobs is not None:
             pairs = zip(delta.logprobs, delta.token_ids, strict=False)
             gained = sum(entry[token].logprob for entry, token in pairs)
             out.cumulative_logprob = (out.cumulative_logprob or 0.0) + gained
-        elif delta.score is not None:
-            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + delta.score
         if delta.prompt_logprobs is not None:
             self._unread.append(delta.prompt_logprobs)
         self.metrics.num_cached_tokens = max(self.metrics.num_cached_tokens, delta.num_cached_tokens)

@@ -441,6 +441,8 @@ class Runner:
             return
         if self.rows.sampling.params[row].num_candidates:
             result.candidates[i] = sampled.candidates[lines[0]]
+            if lines[0] in sampled.branches:
+                result.branches[i] = sampled.branches[lines[0]]
             return
         result.tokens[i] = ids
         if sampled.logprobs and lines[0] in sampled.logprobs:

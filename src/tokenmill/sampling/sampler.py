@@ -52,12 +52,15 @@ NONE_LEFT = (
 @dataclass(slots=True)
 class Pending:
     """What `collect` reads: largest logits before and after the edits [n]; measured lines with their line numbers.
-    mus: what lines of rows with mirostat leave [m], with their line numbers, for whoever moves the rows on."""
+    branches: of lines that have candidates and want logprobs: what was measured, the candidates, place by place, and
+    how many likely tokens each line wants. mus: what lines of rows with mirostat leave [m], with their line numbers,
+    for whoever moves the rows on."""
 
     before: Tensor
     after: Tensor
     logprobs: tuple[Measured, Chosen, dict[int, int]] | None = None
     candidates: tuple[Measured, dict[int, int]] | None = None
+    branches: tuple[Measured, list[Chosen], dict[int, int]] | None = None
     mus: tuple[Tensor, list[int]] | None = None
 
 
@@ -73,10 +76,11 @@ class Sampled:
     pending: Pending
     logprobs: dict[int, RowLogprobs] = field(default_factory=dict)
     candidates: dict[int, list[tuple[int, float]]] = field(default_factory=dict)
+    branches: dict[int, list[RowLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
 
     def collect(self) -> None:
-        """Wait for the device and fill logprobs, candidates and errors; a bad line has an error only."""
+        """Wait for the device and fill logprobs, candidates, branches and errors; a bad line has an error only."""
         pending = self.pending
         bad = {i for i, flag in enumerate(self.bad.tolist()) if flag}
         if bad:
@@ -91,6 +95,10 @@ class Sampled:
             best, wanted = pending.candidates
             lists = zip(wanted.items(), best.candidates(), strict=True)
             self.candidates = {i: tokens[:k] for (i, k), tokens in lists if i not in bad}
+        if pending.branches is not None:
+            measured, places, wanted = pending.branches
+            rows = [read(measured, chosen, list(wanted.values())) for chosen in places]
+            self.branches = {i: list(found) for i, *found in zip(wanted, *rows, strict=True) if i not in bad}
 
 
 def sample(
@@ -271,8 +279,16 @@ def _follow(changed: ChangedLines, users: list[int], scaled: Tensor, keys: Tenso
 
 
 def measure_logprobs(logits: Tensor, ids: Tensor, rows: list[int], table: SamplingTable, pending: Pending) -> None:
-    """Of the lines whose rows want it, from the logits as the model made them."""
+    """Of the lines whose rows want it, from the logits as the model made them: of the chosen tokens, or of each of a
+    beam's candidates."""
     wanted = {i: table.params[row].num_logprobs for i, row in enumerate(rows) if table.bits[row] & features.LOGPROBS}
+    if pending.candidates is not None and wanted:
+        best, lines = pending.candidates
+        beams = {i: wanted.pop(i) for i in lines if i in wanted}
+        if beams:
+            raw = take(logits, pick(list(beams), len(rows), logits.device)).float()
+            ids = best.ids[[n for n, i in enumerate(lines) if i in beams]]
+            pending.branches = measure(raw, max(beams.values())), [look_up(raw, each) for each in ids.unbind(1)], beams
     if wanted:
         picked = pick(list(wanted), len(rows), logits.device)
         raw = take(logits, picked).float()

@@ -6,11 +6,12 @@ Must not know: budgets, admission, devices. The scheduler calls `take` for each 
 from __future__ import annotations
 
 from tokenmill.core.constraint import Constraint
+from tokenmill.core.errors import OWN_FAULT, TOO_FEW
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, Sequence, SequenceGroup
 from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.scheduler.roster import Roster
-from tokenmill.scheduler.search import BeamSearch
+from tokenmill.scheduler.search import BeamSearch, trail_of
 
 
 class Outcome:
@@ -138,6 +139,10 @@ class Outcome:
         if error is not None:
             if seq.constraint is not None:
                 error = seq.constraint.failure() or error  # why its mask was empty
+            if group.search.width and error.startswith(OWN_FAULT):  # the other beams go on
+                group.dead_end = error
+                group.candidates[seq.id] = []
+                return True
             self.tables.forget(seq)
             deltas += self.roster.fail(seq, error)
             return True
@@ -155,6 +160,7 @@ class Outcome:
             return True
         if i in result.candidates:
             group.candidates[seq.id] = result.candidates[i]
+            group.branches[seq.id] = result.branches.get(i, [])
             return True
         return False
 
@@ -169,6 +175,7 @@ class Outcome:
             candidates, group.candidates = group.candidates, {}
             children = group.search.advance(group, candidates)
             self._branch(group, children)
+            group.branches.clear()
             if not any(kids for _, kids in children):
                 deltas += self._end_beams(group)
 
@@ -182,10 +189,11 @@ class Outcome:
                 if constraint is not None:
                     constraint.accept([token])
                 child = self.roster.new_sequence(group, [*seq.tokens, token], constraint)
-                child.score = score
+                child.score, child.trail = score, trail_of(seq, token)
                 self.roster.attach(seq, child, seq.computed)
             if kids:
                 token, seq.score = kids[0]
+                seq.trail = trail_of(seq, token)
                 if seq.constraint is not None:
                     seq.constraint.accept([token])
                 seq.tokens.append(token)
@@ -200,5 +208,16 @@ class Outcome:
         deltas = []
         for index, done in enumerate(search.done[: group.num_outputs]):
             self.counters.output_tokens += len(done.tokens)
-            deltas.append(TokenDelta(group.request.id, index, done.tokens, None, done.reason, score=done.total))
+            deltas.append(
+                TokenDelta(group.request.id, index, done.tokens, done.logprobs, done.reason, score=done.total)
+            )
+        if missing := group.num_outputs - len(deltas):
+            error = group.dead_end if not deltas and group.dead_end else _too_few(len(deltas), group.num_outputs)
+            first = len(deltas)
+            deltas += [TokenDelta(group.request.id, first + n, [], None, "error", None, error) for n in range(missing)]
         return deltas
+
+
+def _too_few(found: int, wanted: int) -> str:
+    least = f"ask for n = {found} at most" if found else "ask for something else"
+    return f"{TOO_FEW}{found} of {wanted} beams can be said; {least}."

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from tokenmill.core.sequence import Sequence, SequenceGroup
+from tokenmill.core.sequence import Sequence, SequenceGroup, Trail
+from tokenmill.core.step import RowLogprobs
 
 Children = list[tuple[int, float]]
 
@@ -30,12 +31,22 @@ class Sampling:
 
 @dataclass(slots=True)
 class Hypothesis:
-    """A finished beam: its output tokens, summed log-probability and length-normalised score."""
+    """A finished beam: its output tokens, summed log-probability and length-normalised score, what led to it."""
 
     tokens: list[int]
     total: float
     score: float
     reason: str
+    trail: Trail | None = None
+
+    @property
+    def logprobs(self) -> list[RowLogprobs] | None:
+        """One position after the other, if they were wanted."""
+        rows, at = [], self.trail
+        while at is not None:
+            at, row = at
+            rows.append(row)
+        return rows[::-1] or None
 
 
 @dataclass(slots=True)
@@ -73,7 +84,7 @@ class BeamSearch:
             ended = token in self.end_ids and length > self.min_new
             if ended or last:
                 if place < self.beams:
-                    self._finish(live[parent], [token], total, length, "stop" if ended else "length")
+                    self._finish(live[parent], token, total, length, "stop" if ended else "length")
             elif going < self.beams:
                 children[parent].append((token, total))
                 going += 1
@@ -84,9 +95,10 @@ class BeamSearch:
             return [(s, []) for s in live]
         return list(zip(live, children, strict=True))
 
-    def _finish(self, seq: Sequence, more: list[int], total: float, length: int, reason: str) -> None:
+    def _finish(self, seq: Sequence, token: int, total: float, length: int, reason: str) -> None:
         score = total / length**self.length_penalty
-        self.done.append(Hypothesis(seq.tokens[seq.num_prompt :] + more, total, score, reason))
+        tokens = [*seq.tokens[seq.num_prompt :], token]
+        self.done.append(Hypothesis(tokens, total, score, reason, trail_of(seq, token)))
         self.done.sort(key=lambda h: -h.score)
         del self.done[self.beams :]
 
@@ -100,3 +112,11 @@ class BeamSearch:
         else:
             reach = best_total / length**self.length_penalty
         return self.done[-1].score >= reach
+
+
+def trail_of(seq: Sequence, token: int) -> Trail | None:
+    """The logprobs of a beam that `token` prolongs."""
+    for row in seq.group.branches.get(seq.id, ()):
+        if row.ids[0] == token:
+            return seq.trail, row
+    return None

@@ -16,7 +16,15 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tokenmill.core.errors import OUR_FAULT, OVER_LIMIT, OWN_FAULT, ContextError, EngineDeadError, TooLargeError
+from tokenmill.core.errors import (
+    OUR_FAULT,
+    OVER_LIMIT,
+    OWN_FAULT,
+    TOO_FEW,
+    ContextError,
+    EngineDeadError,
+    TooLargeError,
+)
 from tokenmill.core.request import CompletionOutput, Request, SamplingParams, TextDelta
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import make_request
@@ -396,7 +404,7 @@ def _failure(error: str, request_id: str) -> Exception:
     """What the client is told: try again, that the request cannot be answered as it is, or that it has failed."""
     if error.startswith(UNAVAILABLE):
         return EngineDeadError(error)
-    if error.startswith((OWN_FAULT, OVER_LIMIT)):
+    if error.startswith((OWN_FAULT, TOO_FEW, OVER_LIMIT)):
         return HttpError(400, error)
     if error.startswith(OUR_FAULT):
         return HttpError(503, error, retry_after=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import msgspec
 import pytest
 import torch
 from engines import BACKENDS, check_nothing_left, open_llm, run
@@ -78,3 +79,52 @@ def test_beams_survive_preemption_chunks_and_company(tiny, ends):
         assert [(o.token_ids, o.cumulative_logprob) for o in a.outputs] == [
             (o.token_ids, o.cumulative_logprob) for o in b.outputs
         ]
+
+
+@pytest.mark.parametrize("edits", [{}, {"presence_penalty": 1.5}, {"allowed_token_ids": [7, 9, 40, 61]}], ids=str)
+def test_logprobs_of_beams_are_those_of_their_texts(tiny, edits):
+    """Told as the model made them, whatever edits ranked the beams."""
+    beam = SamplingParams(
+        use_beam_search=True, n=3, temperature=0.0, max_tokens=5, logprobs=2, ignore_eos=True, **edits
+    )
+    scored = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=2)
+    with open_llm(tiny, max_num_seqs=4) as llm:
+        prompt = list(PROMPTS[1])
+        (found,) = run(llm, [prompt], beam)
+        for out in found.outputs:
+            (whole,) = run(llm, [prompt + out.token_ids], scored)
+            rows = whole.prompt_logprobs[len(prompt) :]
+            assert [list(row) for row in out.logprobs] == [list(row) for row in rows]
+            for ours, theirs in zip(out.logprobs, rows, strict=True):
+                assert [(p.rank, pytest.approx(p.logprob, abs=1e-4)) for p in ours.values()] == [
+                    (p.rank, p.logprob) for p in theirs.values()
+                ]
+        (plain,) = run(llm, [prompt], msgspec.structs.replace(beam, logprobs=None))
+        assert [o.cumulative_logprob for o in plain.outputs] == [o.cumulative_logprob for o in found.outputs]
+
+
+def test_a_beam_that_cannot_go_on_leaves_the_others(tiny):
+    """Two tokens of which no pair may come twice: 7 7 9 7 has no next one, 7 9 9 7 has."""
+    params = SamplingParams(
+        use_beam_search=True, best_of=4, temperature=0.0, max_tokens=5, ignore_eos=True,
+        allowed_token_ids=[7, 9], no_repeat_ngram_size=2,
+    )  # fmt: skip
+    with open_llm(tiny, max_num_seqs=4) as llm:
+        (found,) = run(llm, [list(PROMPTS[0])], params)
+        check_nothing_left(llm.engine)
+    (out,) = found.outputs
+    assert out.finish_reason == "length"
+    assert len({*itertools.pairwise(out.token_ids)}) == 4
+
+
+def test_beams_that_nobody_can_say_end_with_a_reason(tiny):
+    ask = {"use_beam_search": True, "temperature": 0.0, "max_tokens": 3, "ignore_eos": True}
+    with open_llm(tiny, max_num_seqs=4) as llm:
+        (few,) = run(llm, [list(PROMPTS[0])], SamplingParams(n=3, allowed_token_ids=[7], **ask))
+        (none,) = run(
+            llm, [list(PROMPTS[0])], SamplingParams(n=2, allowed_token_ids=[7], no_repeat_ngram_size=1, **ask)
+        )
+        check_nothing_left(llm.engine)
+    assert [o.finish_reason for o in few.outputs] == ["length", "error", "error"]
+    assert "ask for n = 1 at most" in few.outputs[2].stop_reason
+    assert {o.finish_reason for o in none.outputs} == {"error"} and "no token is left" in none.outputs[0].stop_reason

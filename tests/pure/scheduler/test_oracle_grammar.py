@@ -237,7 +237,7 @@ def run_story(seed: int) -> Scheduler:
         group.constraint = None if rules is None else rules.fork()
         if beams:
             found = ideal_beams(model, prompt, BeamSearch(2, 1.0, False, frozenset({0}), most), rules)
-            group.num_outputs = len(found)
+            found += [[]] * (2 - len(found))  # a beam that nobody can say ends, too
             wanted |= {(name, k): tokens for k, tokens in enumerate(found)}
         else:
             for k in range(count):
