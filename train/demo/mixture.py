@@ -40,7 +40,12 @@ from skill_long import long_chat, needle
 from skill_math import mathematics
 from skill_memory import everyday_memory, third_persons
 from skill_memory_zh import everyday_memory_zh
+from skill_notes import notes
 from skill_refusals import no_call, unoffered
+from skill_scene_json import scene_json
+from skill_scene_tools import scene_tool
+from skill_steps import follow_up, two_steps
+from skill_time import time_sum
 from skill_tools import problem_case, result_case, tool_case
 from skill_zh import small_zh, story_zh
 
@@ -76,7 +81,9 @@ NOISY = {
     "story_topic",
     "story_zh",
     "tool_unoffered",
+    "time_sum",
     "translation",
+    "two_steps",
     "word_problem",
     "capitals",
     "facts",
@@ -99,6 +106,7 @@ FRAMED = {
     "json_free",
     "json_keys",
     "json_list",
+    "json_own",
     "memory_name",
     "story_asked",
     "story_asked_zh",
@@ -167,15 +175,15 @@ def chat(rng: random.Random, corpus: Corpus) -> Case:
         text, intent = rng.choice(corpus.intents)
         row = next(r for r in load().chat if r["intent"] == intent)
         return ask(text, fill(rng.choice(row["answers"]), rng, {}), "small_talk", "")
-    if pick < 0.31:
+    if pick < 0.41:
         return own_fact(rng, False)
-    if pick < 0.34:
-        return out_of_scope(rng, False, corpus.queries)
     if pick < 0.44:
+        return out_of_scope(rng, False, corpus.queries)
+    if pick < 0.56:
         return decline(rng, False)
-    if pick < 0.47:
+    if pick < 0.59:
         return memory_zh(rng, False)
-    if pick < 0.54:
+    if pick < 0.65:
         return correction(rng)
     return memory(rng, False)
 
@@ -190,6 +198,12 @@ def daily(rng: random.Random) -> Case:
     if pick < 0.8:
         return third_persons(rng)
     return everyday_zh(rng) if pick < 0.91 else everyday_memory_zh(rng)
+
+
+def steps(rng: random.Random) -> Case:
+    """Sums of more steps: told, asked on from a result, or of time."""
+    pick = rng.random()
+    return two_steps(rng) if pick < 0.5 else follow_up(rng) if pick < 0.78 else time_sum(rng)
 
 
 def tools(rng: random.Random, corpus: Corpus) -> Case:
@@ -235,30 +249,34 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
     data = load()
     late, mid = (2.0, 1.4) if long else (1.0, 1.0)
     out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
-        ("story_chat", 12 * mid, lambda r: story_chat(r, False)),
-        ("story_plain", 3 / late, story_plain),
+        ("story_chat", 13 * mid, lambda r: story_chat(r, False)),
+        ("story_plain", 2 / late, story_plain),
         ("story_free", 1, lambda r: free_story(r)),
-        ("story_asked", 8 * mid, lambda r: asked_story_zh(r) if r.random() < 0.2 else asked_story(r)),
+        ("story_asked", 9 * mid, lambda r: asked_story_zh(r) if r.random() < 0.2 else asked_story(r)),
         ("story_zh", 5 * mid, lambda r: story_zh(r, False)),
-        ("facts_en", 6, facts_en),
-        ("facts_zh", 5, facts_zh),
+        ("facts_en", 5, facts_en),
+        ("facts_zh", 4, facts_zh),
         ("completion", 2 * late, completion),
         ("joke", 1.1, lambda r: joke(r, False, data.jokes)),
         ("poem", 1.5, lambda r: poem(r, False, data.poems)),
         ("faq", 3 * late, lambda r: faq(r, False)),
         ("chat", 9 * late, lambda r: chat(r, corpus)),
-        ("daily", 8 * late, daily),
-        ("memory_any", 4 * late, any_memory),
-        ("math", 14 * mid, mathematics),
-        ("extract", 4 * late, lambda r: extraction(r)),
-        ("json_free", 6 * late, free_json),
-        ("keys", 7 * late, lambda r: json_keys(r, False)),
-        ("tools", 13 * mid, lambda r: tools(r, corpus)),
-        ("tools_free", 6 * mid, lambda r: free_tool_zh(r) if r.random() < 0.12 else free_tool(r)),
-        ("transform", 2, lambda r: transform(r, False)),
+        ("daily", 7 * late, daily),
+        ("memory_any", 3 * late, any_memory),
+        ("notes", 5 * late, notes),
+        ("math", 13 * mid, mathematics),
+        ("steps", 6 * mid, steps),
+        ("extract", 3 * late, lambda r: extraction(r)),
+        ("json_free", 5 * late, free_json),
+        ("json_own", 7 * late, scene_json),
+        ("keys", 9 * late, lambda r: json_keys(r, False)),
+        ("tools", 12 * mid, lambda r: tools(r, corpus)),
+        ("tools_free", 5 * mid, lambda r: free_tool_zh(r) if r.random() < 0.12 else free_tool(r)),
+        ("tools_own", 7 * mid, scene_tool),
+        ("transform", 1.5, lambda r: transform(r, False)),
     ]
     if not long:
-        out.append(("needle", 2, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))
+        out.append(("needle", 1.5, lambda r: needle(r, False, int(80 * 11 ** r.random()), corpus.books)))
     if corpus.stories:
         out.append(("natural_en", 2 / late, lambda r: natural_en(r, corpus)))
         out.append(("natural_zh", 1.2, lambda r: natural_zh(r, corpus)))

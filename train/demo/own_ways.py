@@ -71,6 +71,38 @@ YES: dict[str, list[str]] = {
     ],
     "net": ["go online", "search the web", "use the internet", "open a website", "google things", "reach the internet"],
 }
+PARTS: dict[str, list[str]] = {
+    "size": ["parameters", "weights", "trainable parameters", "million parameters", "numbers", "model parameters"],
+    "layers": ["layers", "blocks", "transformer blocks", "decoder layers", "attention heads", "key-value heads"],
+    "context": ["tokens of context", "input tokens", "tokens in one prompt", "context tokens"],
+    "vocab": ["tokens in the vocabulary", "vocabulary entries", "different tokens", "tokenizer entries"],
+    "bytes": ["megabytes", "MB", "megabytes on disk", "MB of weights", "MB of memory"],
+}
+"""What can be counted in the model, by figure."""
+HELD_BY = ["do you have", "are there in you", "are you made of", "do you consist of", "does your network have"]
+HELD_BY += ["make you up", "are inside you", "does your model have", "has your network", "do you contain", "have you"]
+HELD_BY += ["do you come with", "were you given", "are you built from", "does this model have", "do you use"]
+LOOKS: dict[str, list[str]] = {
+    "size": ["big", "large", "huge", "tiny", "little", "giant", "enormous", "compact", "mini", "massive", "minute"],
+    "layers": ["deep", "shallow", "wide", "narrow", "many layers deep"],
+}
+"""Adjectives that ask for a figure."""
+LOOKED = [
+    "Are you {l}?",
+    "are you {l}",
+    "Are you a {l} model?",
+    "Are you {l} or not?",
+    "How {l} are you?",
+    "Are you very {l}?",
+]
+LOOKED += [
+    "So you are {l}?",
+    "Would you call yourself {l}?",
+    "Is your model {l}?",
+    "You are {l}, right?",
+    "Are you rather {l}?",
+]
+LOOKED += ["Are you {l} or small?", "Are you a {l} or a small one?", "Is this model {l}?", "How {l} is your network?"]
 ONLINE = ["online", "on the internet", "linked to the internet", "connected to the internet", "on the web"]
 ASK_CLAUSE = [
     "{o}tell me {c}.",
@@ -146,6 +178,21 @@ ASK_YES_ZH = [
 ]
 
 
+def _counted(rng: random.Random, part: str) -> str:
+    """A question for a number of something in the model."""
+    pick = rng.random()
+    if pick < 0.6:
+        text = f"How many {part} {rng.choice(HELD_BY)}?"
+    elif pick < 0.75:
+        text = f"{rng.choice(['Number of', 'Count of', 'The number of', 'How many'])} {part}?"
+    else:
+        lead = rng.choice(
+            ["Tell me how many", "Do you know how many", "I want to know how many", "Can you say how many"]
+        )
+        text = f"{lead} {part} you {rng.choice(['have', 'use', 'consist of', 'contain', 'are made of'])}."
+    return text if rng.random() < 0.75 else text.lower().rstrip("?.")
+
+
 def composed_ask(rng: random.Random, intent: str) -> str:
     """A question on a figure or ability of the model, or nothing where no parts are written for it."""
     if intent in NAMES_ZH:
@@ -154,6 +201,11 @@ def composed_ask(rng: random.Random, intent: str) -> str:
         return rng.choice(ASK_YES_ZH).replace("[v]", rng.choice(YES_ZH[intent]))
     if intent not in CLAUSES:
         return ""
+    if intent in LOOKS and rng.random() < 0.25:
+        text = rng.choice(LOOKED if intent == "size" else LOOKED[:6] + LOOKED[8:9])
+        return text.replace("{l}", rng.choice(LOOKS[intent])).replace(" a enor", " an enor")
+    if intent in PARTS and rng.random() < 0.4:
+        return _counted(rng, rng.choice(PARTS[intent]))
     pick = rng.random()
     if intent in YES and pick < 0.6:
         if intent == "net" and rng.random() < 0.3:

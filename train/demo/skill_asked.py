@@ -9,15 +9,17 @@ from __future__ import annotations
 import random
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from authored_data import fill, load
 from grammar import expand, parse, tidy
 from render import Case
 from skill_chat import held_starts, person
-from skill_facts import ask
-from stories import cast, enriched, plural, slots_of
-from topics import LIVING, noun, topic
-from verbs import any_verb, being, spot, thing, tidied
+from skill_facts import SLIPS, ask
+from stories import cast, enriched, plural, slipped, slots_of
+from topics import LIVING, noun, rows_cached, topic
+from verbs import any_verb, being, deed, spot, thing, tidied
+from vocabulary import crossed, invented
 
 
 @dataclass
@@ -46,13 +48,20 @@ def _act(rng: random.Random, what: str, many: bool) -> tuple[str, str]:
     return f"{verb.base if many else verb.third} {what}", f"{verb.past} {what}"
 
 
+def _called(rng: random.Random) -> str:
+    """A name, more often than elsewhere one that no list has."""
+    pick = rng.random()
+    made = person(rng, False) if pick < 0.55 else (invented(rng) if pick < 0.8 else crossed(rng)).capitalize()
+    return made if len(made) > 2 else person(rng, False)
+
+
 def _subject(rng: random.Random, kind: str) -> tuple[str, list[str], bool]:
     """Who does it, the names in it, and whether they are many."""
     first = tidied(f"a {kind}")
     pick = rng.random()
     if pick < 0.68:
         return first, [], False
-    a, b = person(rng, False), person(rng, False)
+    a, b = _called(rng), _called(rng)
     if pick < 0.84 or a == b:
         return rng.choice([f"{first} {rng.choice(['called', 'named'])} {a}", f"{a} the {kind}", a]), [a], False
     if pick < 0.9:
@@ -62,26 +71,35 @@ def _subject(rng: random.Random, kind: str) -> tuple[str, list[str], bool]:
     return rng.choice(forms), [a, b], True
 
 
-def clause(rng: random.Random, alone: bool = False) -> Clause:
+def clause(rng: random.Random, alone: bool = False, held: bool = False) -> Clause:
     """Somebody does something, somewhere or with a second deed; `alone` leaves names and pairs out."""
-    kind, what = being(rng), thing(rng)
+    kind, what = being(rng, held), thing(rng, held=held)
     first, names, many = (tidied(f"a {kind}"), [], False) if alone else _subject(rng, kind)
     now, then = _act(rng, what, many)
     more = [what.split(" ")[-1]]
     pick = rng.random()
-    if pick < 0.35:
-        where = spot(rng)
+    if rng.random() < 0.3:
+        # A deed of another form, alone or with the first one behind it.
+        also, did, word_ = deed(rng, many, held)
+        if pick < 0.5:
+            link = rng.choice(["and", "but", "and then", "and also"])
+            now, then = f"{also} {link} {now}", f"{did} {link} {then}"
+            more.append(word_)
+        else:
+            now, then, more = also, did, [word_]
+    elif pick < 0.35:
+        where = spot(rng, held)
         now, then = f"{now} {where}", f"{then} {where}"
         more.append(where.split(" ")[-1])
     elif pick < 0.55:
-        second = thing(rng)
+        second = thing(rng, held=held)
         link = rng.choice(["and", "but", "and then", "so", "because"])
         pronoun = "" if link.startswith(("and", "but")) else " they" if many else " it"
         also, did = _act(rng, second, many)
         now, then = f"{now} {link}{pronoun} {also}", f"{then} {link}{pronoun} {did}"
         more.append(second.split(" ")[-1])
     elif pick < 0.65:
-        other = tidied(f"a {being(rng)}")
+        other = tidied(f"a {being(rng, held)}")
         link = rng.choice(["for", "with", "of", "from"])
         now, then = f"{now} {link} {other}", f"{then} {link} {other}"
         more.append(other.split(" ")[-1])
@@ -130,6 +148,17 @@ ASK_LAST = [
     "it ends with how [c]",
 ]
 
+QUOTES = [
+    "and it never rained again",
+    "that was the last [w]",
+    "nobody saw the [w] again",
+    "I told you so, said the [w]",
+]
+QUOTES += ["good night, little [w]", "the [w] was [w] at last", "and so ended the day of the [w]", "never trust a [w]"]
+ASK_QUOTE = ["it ends with '[q]'", 'end it with "[q]"', "the last sentence is '[q]'", 'the last words are "[q]"']
+ASK_QUOTE += ["close with the words '[q]'", 'finish with "[q]"', "that ends with '[q]'"]
+HELD_HEADS = ["Our teacher asks for [a] [s].", "Surprise me by [a] [s]."]
+
 DO = ["Write", "Tell", "Tell me", "Write me", "Make up", "Give me", "I want", "I need", "I'd like", "Can you write"]
 DO += ["Could you tell me", "Please write", "Please tell me", "Compose", "Invent", "Think up", "Let me read", "We need"]
 DO += ["Would you write", "My kids want", "Create", "", "", "Can you make up", "Do", "Now write", "Tell us"]
@@ -164,12 +193,20 @@ WHERE += [". What happens: [c]", "of [w]", "with [w]", "on [w]", "about [w]", ".
 def _named(rng: random.Random, name: str, kind: str) -> str:
     forms = ["the hero is called [n]", "the [k] is named [n]", "the [k]'s name is [n]", "call the [k] [n]"]
     forms += ["name the [k] [n]", "the main character is [n]", "[n] is the name of the [k]", "the [k] is [n]"]
+    forms += [
+        "hero: [n]",
+        "name of the hero: [n]",
+        "the hero is [n]",
+        "its name is [n]",
+        "there is somebody called [n]",
+    ]
     forms += ["its hero is [n]", "use the name [n]", "with [n] as the hero", "the [k] should be called [n]"]
     return rng.choice(forms).replace("[n]", name).replace("[k]", kind)
 
 
 def _placed(rng: random.Random, where: str) -> str:
     forms = ["it takes place [w]", "it happens [w]", "it is set [w]", "set [w]", "let it play [w]", "the place is [w]"]
+    forms += ["place: [w]", "where: [w]", "the scene is [w]", "make it happen [w]", "somewhere [w]"]
     forms += ["all of it happens [w]", "it should be set [w]", "it plays [w]", "setting: [w]", "[w]"]
     return rng.choice(forms).replace("[w]", where)
 
@@ -189,6 +226,15 @@ def _listed(words: list[str]) -> str:
 
 def _worded(rng: random.Random, words: list[str]) -> str:
     forms = ["use the words [w]", "it should have [w] in it", "with the words [w]", "[w] must be in it", "put in [w]"]
+    forms += [
+        "don't forget [w]",
+        "[w] too",
+        "also [w]",
+        "there must be [w]",
+        "I want [w] in it",
+        "with [w]",
+        "using [w]",
+    ]
     forms += ["mention [w]", "include [w]", "it must mention [w]", "it should contain [w]", "bring in [w]"]
     text = rng.choice(forms)
     if "words" in text and rng.random() < 0.4:
@@ -214,7 +260,7 @@ def _request(rng: random.Random, head: str, extras: list[str]) -> str:
     return text + rng.choice([".", ".", "", ", please.", "!"])
 
 
-def _head(rng: random.Random, c: Clause | None, about: str, count: int) -> tuple[str, bool]:
+def _head(rng: random.Random, c: Clause | None, about: str, count: int, held: bool) -> tuple[str, bool]:
     """The order with its topic; whether it tells the number of sentences."""
     do, look = rng.choice(DO), rng.choice(LOOKS)
     tells = count > 0 and rng.random() < 0.2
@@ -231,6 +277,9 @@ def _head(rng: random.Random, c: Clause | None, about: str, count: int) -> tuple
         said = said.replace("[c]", c.now.replace("\x05", "")).replace("[w]", whole)
     said = said.replace("[w]", about)
     text = f"{do} {core}{'' if said[0] in '.:' else ' '}{said}".strip()
+    if held:
+        said = said if said[0] not in ".:-" else f"about {whole if c else about}"
+        text = rng.choice(HELD_HEADS).replace("[a]", core).replace("[s]", said).rstrip(".")
     return text[0].upper() + text[1:], tells
 
 
@@ -296,14 +345,24 @@ def _opening(rng: random.Random, c: Clause | None, about: str, name: str, kind: 
     return tidy(fill(rng.choice(NAMED if name else START), rng, values))
 
 
-def asked_story(rng: random.Random) -> Case:
+@lru_cache(maxsize=1)
+def _again() -> list[str]:
+    """Sentences that come back to a thing and need nobody but the hero."""
+    row = next(row for row in rows_cached() if row["role"] == "again")
+    return [text for text in row["train"] if "[F]" not in text and "[He]" not in text]
+
+
+def asked_story(rng: random.Random, held: bool = False) -> Case:
     """A story on a clause, or on nouns, with up to four things more that were asked for."""
-    c = clause(rng) if rng.random() < 0.75 else None
-    about = topic(rng, False) if not c else None
+    c = clause(rng, held=held) if rng.random() < 0.75 else None
+    about = topic(rng, held) if not c else None
+    while about and ". " in about.phrase:
+        # A topic of two sentences would be two of those that are counted.
+        about = topic(rng, held)
     phrase = about.phrase if about else ""
     given = bool(c.names if c else about and "N" in about.cast)
-    name = person(rng, False) if rng.random() < 0.45 and not given else ""
-    kind = c.kind if c else (about.cast.get("kind", "") if about else "") or noun(rng, LIVING, False)
+    name = _called(rng) if rng.random() < 0.45 and not given else ""
+    kind = c.kind if c else (about.cast.get("kind", "") if about else "") or noun(rng, LIVING, held)
     count = rng.randint(1 if c else 2, 8) if rng.random() < 0.4 else 0
     extras: list[str] = []
     lines: list[str] = [_opening(rng, c, phrase, name, kind)]
@@ -326,22 +385,36 @@ def asked_story(rng: random.Random) -> Case:
             lines.append(f"The {shown} was called {name}.")
     room = count - len(lines) if count else 9
     if rng.random() < 0.33 and room > 1:
-        where = spot(rng) if rng.random() < 0.7 else f"in {rng.choice(load().countries)['capital'].split(',')[0]}"
+        where = spot(rng, held) if rng.random() < 0.7 else f"in {rng.choice(load().countries)['capital'].split(',')[0]}"
         extras.append(_placed(rng, where))
         must.append(where.split(" ", 1)[1])
         told = tidy(rng.choice(SETTING).replace("[w]", where).replace("[H]", who["N"]))
         lines.insert(rng.randint(0 if told.startswith("It all") else 1, len(lines)), told)
         room -= 1
-    if rng.random() < 0.17 and room > 1:
-        words = [thing(rng, "a" if rng.random() < 0.5 else "the") for _ in range(rng.choice([1, 1, 2, 3]))]
+    apart: list[str] = []
+    if rng.random() < 0.24 and room > 1:
+        words = [thing(rng, rng.choice(["a", "the"]), held) for _ in range(rng.choice([1, 1, 2, 3]))]
         bare = rng.random() < 0.5
         extras.append(_worded(rng, [w.split(" ", 1)[1] for w in words] if bare else words))
         must += [w.split(" ", 1)[1] for w in words]
-        lines.append(tidy(rng.choice(WITH).replace("[w]", _listed(words)).replace("[H]", who["N"])))
+        alone = not count and rng.random() < 0.5
+        told_words = [[w] for w in words] if alone else [words]
+        forms = rng.sample(WITH, len(told_words))
+        pairs = zip(forms, told_words, strict=True)
+        said = [tidy(form.replace("[w]", _listed(w)).replace("[H]", who["N"])) for form, w in pairs]
+        lines.append(said[0])
+        apart = list(dict.fromkeys(said[1:]))
         room -= 1
     last = ""
-    if rng.random() < 0.36 and room > 0:
-        ends = clause(rng, alone=True) if c and rng.random() < 0.5 else None
+    if rng.random() < 0.08 and room > 0:
+        quote = re.sub(r"\[w\]", lambda _: noun(rng, LIVING, held), rng.choice(QUOTES))
+        quote = quote[0].upper() + quote[1:] + "."
+        extras.append(rng.choice(ASK_QUOTE).replace("[q]", quote if rng.random() < 0.6 else quote[:-1]))
+        last = quote
+        must.append(quote[:-1])
+        room -= 1
+    elif rng.random() < 0.34 and room > 0:
+        ends = clause(rng, alone=True, held=held) if c and rng.random() < 0.5 else None
         if ends:
             hero = c.names[0] if c and len(c.names) == 1 else name if name and rng.random() < 0.6 else f"the {kind}"
             subject = hero if c and len(c.names) < 2 and rng.random() < 0.7 else ends.then.split(" \x05")[0]
@@ -354,13 +427,21 @@ def asked_story(rng: random.Random) -> Case:
             extras.append(rng.choice(asks))
             last = rng.choice(tells)
         room -= 1
-    head, told_count = _head(rng, c, phrase, count)
+    head, told_count = _head(rng, c, phrase, count, held)
     if count and not told_count:
         extras.append(_counted(rng, count))
     user = _request(rng, head, extras)
     middle = max(0, room) if count else rng.randint(4, 8)
-    lines += _middle(rng, who, middle) + ([last] if last else [])
-    text = " ".join(lines)
+    lines += _middle(rng, who, middle)
+    for line in apart:
+        lines.insert(rng.randint(1, len(lines)), line)
+    if c and not count and len(lines) > 3 and c.object.split(" ")[-1] in c.must and rng.random() < 0.4:
+        # Farther on, the story comes back to what was asked for.
+        values = {"w": c.object.split(" ", 1)[1], "H": who["N"]}
+        lines.insert(rng.randint(3, len(lines)), tidy(fill(rng.choice(_again()), rng, values)))
+    text = " ".join([*lines, last] if last else lines)
+    if not held and not count and rng.random() < SLIPS:
+        text = slipped(rng, text)
     if user.startswith(held_starts()):
         user = "Please: " + user
     user = user.lower() if rng.random() < 0.07 else user

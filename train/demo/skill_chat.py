@@ -62,7 +62,7 @@ def own_fact(rng: random.Random, held: bool) -> Case:
     answer = fill(rng.choice(row["answers"]), rng, {})
     # A dot of `must` is one of its figures, not of an expression, except in `.*`.
     must = re.sub(r"[.](?![*])", r"[.]", fill(row["must"], rng, {}))
-    user = composed_ask(rng, row["intent"]) if not held and rng.random() < 0.5 else ""
+    user = composed_ask(rng, row["intent"]) if not held and rng.random() < 0.6 else ""
     if not user or user in row["held"]:
         user = rng.choice(row["held"] if held else row["train"])
     return ask(user, answer, "own_facts", must, tag=row["intent"])

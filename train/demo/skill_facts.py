@@ -233,7 +233,7 @@ def completion(rng: random.Random) -> Case:
     return plain(row["prompt"], ending if chinese else " " + ending, "completion", "")
 
 
-SLIPS = 0.2
+SLIPS = 0.3
 """Share of the training stories that hold a slip to recover from."""
 
 

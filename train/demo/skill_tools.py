@@ -159,7 +159,7 @@ def decorated(rng: random.Random, tool: Tool) -> Tool:
     properties = {k: dict(v) for k, v in tool["parameters"]["properties"].items()}
     if rng.random() < 0.6:
         for key, entry in properties.items():
-            if rng.random() < 0.7:
+            if "description" not in entry and rng.random() < 0.7:
                 said = re.sub("[_-]", " ", key)
                 entry["description"] = rng.choice(
                     [f"The {said}.", f"{said}", f"{said.capitalize()} of the request", f"The {said} to use"]

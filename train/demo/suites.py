@@ -16,13 +16,18 @@ import skill_extract as extract
 import skill_facts as facts
 import skill_keys as keys
 import skill_math as maths
+import skill_notes as remarks
 import skill_refusals as refusals
+import skill_scene_json as scene_json
+import skill_scene_tools as scene_tools
+import skill_steps as steps
 import skill_tools as tools
 import skill_zh as chinese
 from authored_data import load
 from mixture import OTHER_FACTS
 from phrasing import is_chinese
 from render import Case
+from skill_asked import asked_story
 from skill_long import needle
 
 Maker = Callable[[random.Random, bool], Case]
@@ -70,6 +75,12 @@ def _call(rng: random.Random, held: bool) -> Case:
 
 def _free_call(rng: random.Random, held: bool) -> Case:
     case = tools.tool_case(rng, held, [], "free")
+    case.messages = case.messages[:2]
+    return case
+
+
+def _own_call(rng: random.Random, held: bool) -> Case:
+    case = scene_tools.scene_tool(rng, held)
     case.messages = case.messages[:2]
     return case
 
@@ -144,6 +155,13 @@ SUITES: dict[str, tuple[Maker, float, int]] = {
     "memory_attribute": (partial(_memory, "attribute"), 92, 24),
     "json": (_json, 93, 120),
     "json_keys": (keys.json_keys, 99, 200),
+    # Without a gate until they were measured: what a stranger asks for, of happenings and wordings held out as a whole.
+    "json_own": (scene_json.scene_json, 0, 200),
+    "tool_own": (_own_call, 0, 96),
+    "memory_note": (remarks.notes, 0, 40),
+    "two_steps": (steps.two_steps, 0, 96),
+    "follow_up": (steps.follow_up, 0, 48),
+    "story_asked": (asked_story, 0, 400),
     "tool_known": (_call, 95, 96),
     "tool_free": (_free_call, 0, 96),  # no gate: tells what the held-out wordings of tool_known leave unsaid
     "tool_none": (lambda r, h: refusals.no_call(r, h, load().jokes), 95, 64),

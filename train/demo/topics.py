@@ -201,9 +201,28 @@ HAVING = ["sells", "buys", "steals", "carries", "breaks", "repairs", "paints", "
 HAVING += ["forgets", "draws", "borrows", "returns", "guards", "misses", "washes", "gives away", "talks to", "invents"]
 
 
+def _row(rng: random.Random) -> str:
+    """Two to four nouns in a row or behind `with`, each with its article, some with an adjective."""
+    marks = rng.sample(["K", "O", "P", "L", "U", "Q"], rng.choice([2, 3, 3, 3, 4]))
+    looks = rng.sample(["A ", "B ", "", "", "", ""], len(marks))
+    articles = ["a", "a", "a", "the", "one", "some", "my"]
+    first = rng.choice(articles)
+    parts = [
+        f"{first if rng.random() < 0.7 else rng.choice(articles)} {x}{m}" for x, m in zip(looks, marks, strict=True)
+    ]
+    last = rng.choice([" and ", " and ", ", and ", " and also "])
+    if rng.random() < 0.35:
+        rest = parts[1:]
+        tail = rest[0] if len(rest) == 1 else ", ".join(rest[:-1]) + last + rest[-1]
+        return f"{parts[0]}{rng.choice([' with ', ' with ', ' that has ', ' who sees ', ', ', ' between '])}{tail}"
+    return ", ".join(parts[:-1]) + last + parts[-1]
+
+
 def composed(rng: random.Random) -> str:
     """A form put together from an article, nouns and what is between them, so that no link is learned by heart."""
     a, b = rng.choice(["a", "a", "the", "one"]), rng.choice(["a", "a", "the"])
+    if rng.random() < 0.3:
+        return _row(rng)
     pick = rng.random()
     if pick < 0.3:
         return f"{a} {rng.choice(['P', 'P', 'A P', 'old P'])} {rng.choice(BESIDE)} {b} Q"

@@ -135,8 +135,9 @@ def test_verbs_have_their_forms() -> None:
 
 def test_free_requests_have_their_share_of_the_mixture() -> None:
     shares = {name: share for name, share, _ in makers(Corpus(), False)}
-    free = shares["story_asked"] + shares["memory_any"] + shares["json_free"] + shares["tools_free"]
-    assert 0.15 < free / sum(shares.values()) < 0.3
+    free = sum(shares[k] for k in ("story_asked", "memory_any", "json_free", "tools_free"))
+    asked = sum(shares[k] for k in ("json_own", "tools_own", "notes", "steps"))
+    assert 0.12 < free / sum(shares.values()) < 0.3 and 0.12 < asked / sum(shares.values()) < 0.3
     rng, mixture = random.Random(7), Mixture(Corpus(), False)
     suites = {mixture.draw(rng)[1].suite for _ in range(3000)}
-    assert {"json_free", "story_asked", "memory_any"} <= suites
+    assert {"json_free", "story_asked", "memory_any", "json_own", "tool_own", "memory_note", "two_steps"} <= suites

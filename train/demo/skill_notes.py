@@ -1,0 +1,243 @@
+"""Remarks and notes. Owns: what people say of their day or ask to be kept, and questions for it in other words.
+
+A remark is answered as one (nothing in it is a request), and later a part of it is asked for. Knows no tokens.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from authored_data import load, rows
+from phrasing import occasion
+from render import Case
+from scenes import KINDS, Value, code, date_of, email, full_person, phone, some_words, town
+from skill_everyday import everyday
+from skill_memory import INTRO
+from skill_steps import follow_up
+from vocabulary import invented, word
+
+SHOPS = [
+    "bakery",
+    "school",
+    "shop",
+    "bank",
+    "hotel",
+    "garage",
+    "theatre",
+    "farm",
+    "library",
+    "museum",
+    "factory",
+    "cafe",
+    "clinic",
+    "studio",
+    "market",
+]
+SUBJECTS = [
+    "history",
+    "music",
+    "biology",
+    "law",
+    "art",
+    "maths",
+    "physics",
+    "geography",
+    "medicine",
+    "chemistry",
+    "design",
+    "philosophy",
+]
+SMALL: dict[str, Callable[[random.Random], Value]] = {
+    "n": lambda r: r.randint(2, 9),
+    "m": lambda r: r.randint(2, 9),
+    "m2": lambda r: r.randint(10, 40),
+    "num2": lambda r: r.randint(2, 99),
+    "num3": lambda r: r.randint(2, 99),
+    "age": lambda r: r.randint(4, 90),
+    "p1": lambda r: r.choice(
+        ["shoes", "gloves", "socks", "glasses", "trousers", "boots", word(r, "noun", False) + "s"]
+    ),
+    "shop": lambda r: r.choice(SHOPS),
+    "subject": lambda r: r.choice(SUBJECTS),
+    "instrument": lambda r: r.choice(load().words["instrument"]),
+    "word2": lambda r: invented(r).capitalize(),
+    "animal": lambda r: r.choice(load().words["animal"]),
+    "thing": lambda r: word(r, "noun", False),
+}
+PLAIN = ["Okay, I will remember that.", "Noted.", "Got it.", "I see. Thank you for telling me.", "Good to know."]
+PLAIN += ["All right, I will keep that in mind.", "Thanks for telling me.", "Okay."]
+
+
+@lru_cache(maxsize=2)
+def remarks(held: bool) -> list[dict]:
+    """The remarks of training or of the evaluation."""
+    return [row for row in rows("remarks.jsonl") if row.get("held", False) == held]
+
+
+Pair = tuple[str, str]
+
+
+def _remark(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
+    """A remark, questions with their answers, and what it is about."""
+    row = rng.choice(remarks(held))
+    values: dict[str, str] = {}
+
+    def slot(match: re.Match[str]) -> str:
+        name = match[1]
+        while name not in values:
+            made = str((SMALL.get(name) or KINDS[name if name in KINDS else name.rstrip("2")])(rng))
+            if made not in values.values():
+                values[name] = made
+        return values[name]
+
+    def filled(text: str) -> str:
+        made = re.sub(r"\[(\w+)\]", slot, text)
+        return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", made)
+
+    said = filled(rng.choice(row["says"]))
+    # What the sentence does not tell cannot be asked for.
+    pairs = [(q, a) for q, a in row["asks"] if set(re.findall(r"\[(\w+)\]", q + a)) <= values.keys()]
+    return said, [(filled(q), filled(a)) for q, a in pairs], row["says"][0]
+
+
+THINGS: dict[str, Callable[[random.Random], str]] = {
+    "number": lambda r: str(r.randint(10, r.choice([99, 9999, 999999]))),
+    "code": lambda r: code(r) if r.random() < 0.6 else f"{word(r, 'any', False)}-{r.randint(1, 99)}",
+    "word": lambda r: invented(r) if r.random() < 0.5 else word(r, "any", False),
+    "name": full_person,
+    "date": date_of,
+    "password": lambda r: "-".join(word(r, "any", False) for _ in range(2)) + f"-{r.randint(1, 99)}",
+    "address": email,
+    "phone number": phone,
+    "city": town,
+    "sentence": lambda r: some_words(r, 5),
+    "colour": lambda r: r.choice(load().words["colour"]),
+    "PIN": lambda r: str(r.randint(1000, 9999)),
+}
+KEEP = [
+    "Keep this {k}: {v}.",
+    "Please remember the {k} {v}.",
+    "Remember the {k} {v}.",
+    "The {k} is {v}, keep it in mind.",
+]
+KEEP += [
+    "Here is a {k}: {v}.",
+    "Do not forget the {k}: {v}",
+    "Note the {k} {v}.",
+    "Save this {k} for me: {v}.",
+    "{k}: {v}",
+]
+KEEP += [
+    "I give you a {k}: {v}",
+    "Memorise {v}. It is a {k}.",
+    "My {k} for today: {v}.",
+    "Can you keep the {k} {v} for me?",
+]
+KEEP += [
+    "Our secret {k} is {v}.",
+    "This {k} is important: {v}.",
+    "Store the {k} {v}.",
+    "Write down the {k} {v}.",
+    "Please keep {v} as the {k}.",
+]
+KEEP_HELD = ["Hold on to this {k} for a while: {v}."]
+WANT = [
+    "Which {k} did I give you?",
+    "What was the {k}?",
+    "What is the {k}?",
+    "Repeat the {k}.",
+    "Tell me the {k} again.",
+    "The {k}?",
+]
+WANT += [
+    "I told you a {k}. What was it?",
+    "What {k} did I tell you?",
+    "Do you still know the {k}?",
+    "Say the {k}.",
+    "I forgot the {k}, what was it?",
+]
+WANT += [
+    "Give me back the {k}.",
+    "What {k} should you keep?",
+    "What did I ask you to remember?",
+    "Remind me of the {k}.",
+    "Now the {k} please.",
+]
+WANT_HELD = ["Let me have that {k} back, please."]
+
+
+def _kept(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
+    """Something to be kept, with the ways to ask for it."""
+    kind = rng.choice(list(THINGS))
+    named = kind
+    if rng.random() < 0.3:
+        named = f"{rng.choice(['new', 'first', 'secret', 'door', 'lucky', 'last', word(rng, 'noun', False)])} {kind}"
+    text = rng.choice(KEEP_HELD if held else KEEP).replace("{k}", named)
+    value = THINGS[kind](rng)
+    text = text[0].upper() + text[1:] if rng.random() < 0.85 else text
+    asks = [(q.replace("{k}", named), f"The {named} is {value}.") for q in (WANT_HELD if held else WANT)]
+    return text.replace("{v}", value), asks, named
+
+
+def _other_turns(rng: random.Random) -> list[dict]:
+    """A turn or two on something else; sums go on from their own results."""
+    out: list[dict] = []
+    for _ in range(rng.choice([0, 1, 1, 2])):
+        out += [dict(m) for m in (everyday(rng).messages[-2:] if rng.random() < 0.8 else follow_up(rng).messages)]
+    return out
+
+
+def _told(rng: random.Random, held: bool) -> list[tuple[str, list[Pair]]]:
+    """One to three things told, of which no two are alike."""
+    out, seen = [], set()
+    for _ in range(rng.choice([1, 1, 2, 3])):
+        said, pairs, about = (_kept if rng.random() < 0.35 else _remark)(rng, held)
+        if about not in seen and pairs and not any(said.split()[-1] in other for other, _ in out):
+            seen.add(about)
+            out.append((said, pairs))
+    kept = [said for said, pairs in out if pairs[0][1].startswith("The ") and len(pairs) > 8]
+    if len(kept) > 1 or (held and len(out) > 1 and kept):
+        return out[:1]
+    return out
+
+
+def _asked(rng: random.Random, pairs: list[Pair], alone: bool) -> Pair:
+    """A question for what was told; one that names nothing needs that nothing else was told."""
+    for _ in range(8):
+        question, answer = rng.choice(pairs)
+        if alone or "ask you to remember" not in question:
+            return question, answer
+    return pairs[0]
+
+
+def notes(rng: random.Random, held: bool = False) -> Case:
+    """Remarks and things to keep, over turns or in one breath, and questions for them."""
+    told = _told(rng, held)
+    while not told:
+        told = _told(rng, held)
+    messages: list[dict] = []
+    once = rng.random() < 0.2
+    for said, pairs in [] if once else told:
+        text = said if held or rng.random() < 0.7 else rng.choice(INTRO) + said
+        reply = rng.choice(PLAIN)
+        if rng.random() < 0.25 and pairs[0][1].startswith(("You", "The ")):
+            reply = rng.choice(["Noted. ", "Okay. ", "I see. ", "Got it. ", ""]) + _asked(rng, pairs, True)[1]
+        messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]
+        messages += _other_turns(rng)
+    asked = rng.sample(told, min(len(told), rng.choice([1, 1, 2])))
+    answer = ""
+    for at, (_, pairs) in enumerate(asked):
+        question, answer = _asked(rng, pairs, len(told) == 1)
+        if once and at == 0:
+            parts = [s if s[-1] in ".!?" else s + "." for s, _ in told]
+            if rng.random() < 0.2 and not held:
+                parts.insert(0, occasion(rng))
+            question = " ".join(parts) + rng.choice([" ", "\n", " Now: ", " So: "]) + question
+        elif not held and rng.random() < 0.2:
+            lead = rng.choice(["And ", "So, ", "Now, ", "Tell me, ", "Quick question: ", "By the way, "])
+            question = lead + (question if question.startswith("I ") else question[0].lower() + question[1:])
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return Case(suite="memory_note", messages=messages, must=re.escape(answer.rstrip(".")))
