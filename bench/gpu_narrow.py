@@ -52,11 +52,10 @@ THIN = (  # BN, BK, split, stages, warps, prefetch
     (64, 256, 2, 6, 4, 2), (64, 256, 4, 4, 4, 4), (128, 256, 1, 3, 8, 2), (128, 256, 1, 3, 8, 4),
     (128, 128, 1, 5, 8, 8), (64, 256, 1, 4, 4, 2), (128, 128, 1, 5, 8, 2),
 )  # fmt: skip
-THIN4 = (
-    (64, 128, 1, 6, 4, 4), (64, 128, 2, 6, 4, 4), (64, 128, 4, 6, 4, 4), (64, 128, 8, 4, 4, 4), (64, 128, 7, 6, 4, 4),
-    (128, 128, 1, 5, 8, 4), (128, 128, 2, 6, 8, 4), (128, 128, 4, 5, 8, 4), (128, 128, 8, 4, 8, 4),
-    (128, 128, 1, 5, 4, 4), (128, 128, 2, 5, 4, 4), (128, 128, 4, 5, 4, 4), (128, 128, 8, 4, 4, 4),
-    (256, 128, 1, 4, 8, 4), (256, 128, 2, 4, 8, 4), (256, 128, 4, 4, 8, 4), (256, 128, 8, 4, 8, 4),
+STREAM = (  # BN (both halves of a gated weight), split, stages, warps, registers
+    (64, 1, 8, 4, 104), (64, 2, 6, 4, 104), (64, 2, 8, 4, 104), (64, 3, 4, 4, 80), (64, 4, 4, 4, 80),
+    (64, 4, 6, 4, 104), (64, 8, 3, 4, 64), (128, 1, 4, 4, 104), (128, 1, 6, 4, 128), (128, 2, 4, 4, 104),
+    (128, 4, 4, 4, 104), (128, 8, 4, 4, 104), (256, 1, 4, 8, 152), (256, 1, 3, 8, 168),
 )  # fmt: skip
 WIDE = ((128, 128, 128, 3, 8), (128, 128, 128, 4, 4), (64, 128, 128, 4, 4), (128, 256, 64, 4, 8))
 
@@ -68,15 +67,16 @@ def ways(kind: str, name: str, rows: int) -> Iterator[Way]:
     if rows == 1:
         yield from (("gemv", *cut) for cut in GEMV if not (gated and cut[0] == 16))
         return
-    if rows <= (128 if kind == "int4" else 64):
-        for cut in THIN4 if kind == "int4" else THIN:
-            fits = chunks % (cut[2] * (1 if kind == "int4" else cut[1] // 128)) == 0
-            if fits and not (cut[2] > 2 and (gated or name == "head")) and not (cut[0] == 128 and rows == 1):
-                yield "thin", *cut
     if kind == "int4":
+        yield from (("stream", *cut) for cut in STREAM if not (gated and cut[0] == 64))
         if rows >= 64:
             yield ("widen",)
         return
+    if rows <= 64:
+        for cut in THIN:
+            fits = chunks % (cut[2] * cut[1] // 128) == 0
+            if fits and not (cut[2] > 2 and (gated or name == "head")) and not (cut[0] == 128 and rows == 1):
+                yield "thin", *cut
     if rows >= 64:
         if kind == "fp8":
             yield ("library",)

@@ -191,7 +191,8 @@ def test_narrow_pages(name, form):
                 scales[slots // 16, :, slots % 16] = float("nan")
             assert relative(kernels.attend(x, spec, a), expected) < 1e-2
     assert not kernels.launch.scratch.counters(x.device).any()
-    assert not any(count["fallbacks"] for count in kernels.counters().values())
+    parts = dim // stored.group if stored.group else 1  # numbers of parts that are no power of two: plain torch, counted
+    assert any(count["fallbacks"] for count in kernels.counters().values()) == (parts & (parts - 1) != 0)
     for mine, other in ((ours.kv[0].key, exact.kv[0].key), (ours.kv[0].value, exact.kv[0].value)):
         same = mine.view(torch.uint8) == other.view(torch.uint8)
         assert same.float().mean() > 0.97  # rotations in bf16 and float32 may round apart

@@ -218,7 +218,7 @@ def test_instructions_that_move_bits_of_floats(half):
     for word in words():
         every = numbers_of(word, codes.FLOATS.value)
         for plane in range(4):
-            found = execute(codes._float_asm(4 * plane, half), {1: word})[0]
+            found = execute(codes.float_asm(4 * plane, half), {1: word})[0]
             pair = torch.tensor([found], dtype=torch.uint32).view(kind)
             assert pair.tolist() == [every[plane], every[4 + plane]]
 
@@ -227,6 +227,6 @@ def test_instructions_that_find_integers():
     for word in words():
         for plane in range(4):
             less = torch.full((2,), -139.0, dtype=torch.bfloat16).view(torch.uint32)  # a zero point of 3
-            found = execute(codes._integer_asm(4 * plane), {1: word, 2: int(less)})[0]
+            found = execute(codes.integer_asm(4 * plane), {1: word, 2: int(less)})[0]
             pair = torch.tensor([found], dtype=torch.uint32).view(torch.bfloat16)
             assert pair.tolist() == [(word >> 4 * place & 15) - 11 for place in (plane, 4 + plane)]

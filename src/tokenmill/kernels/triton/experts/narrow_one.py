@@ -17,17 +17,7 @@ from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack
 from tokenmill.kernels.triton.quantised.codes import bytes_of
 from tokenmill.kernels.triton.quantised.narrow import BLOCK
-from tokenmill.kernels.triton.quantised.narrow_gemv import KINDS, bytes_of_group, read_words, spread_rows
-from tokenmill.kernels.triton.quantised.narrow_words import dot4
-
-
-@triton.jit
-def _four(words, R: tl.constexpr, Q: tl.constexpr):
-    """[R, 4 Q] -> the first, second, third and fourth of every four, [R, Q] each."""
-    even, odd = tl.split(tl.reshape(words, (R, Q, 2, 2)))
-    first, third = tl.split(even)
-    second, fourth = tl.split(odd)
-    return first, second, third, fourth
+from tokenmill.kernels.triton.quantised.narrow_gemv import KINDS, dots_of_group, in_fours, read_words, spread_rows
 
 
 @triton.jit
@@ -47,44 +37,27 @@ def _multiplied(
     w_next = w
     if start + BJ < WORDS:
         w_next = read_words(weights, start + BJ, j, WORDS, BJ)
-    xa = _four(read_words(x + j, start, j, WORDS, BJ), X, Q)
-    xb = _four(read_words(x + WORDS + j, start, j, WORDS, BJ), X, Q)
+    xa = in_fours(read_words(x + j, start, j, WORDS, BJ), X, Q)
+    xb = in_fours(read_words(x + WORDS + j, start, j, WORDS, BJ), X, Q)
     most = tl.load(x + 2 * WORDS + start + q * 4, mask=start + q * 4 < WORDS, other=0).to(tl.float32, bitcast=True)
-    w0, w1, w2, w3 = _four(w, R, Q)
+    w0, w1, w2, w3 = in_fours(w, R, Q)
     e0, o0 = bytes_of(w0, TABLE, WIDE)
     e1, o1 = bytes_of(w1, TABLE, WIDE)
     e2, o2 = bytes_of(w2, TABLE, WIDE)
     e3, o3 = bytes_of(w3, TABLE, WIDE)
-    even = (e0, e1, e2, e3)
-    odd = (o0, o1, o2, o3)
-    ones = tl.full((X, Q), 0x01010101, dtype=tl.int32)
     # Scales are read turned: as they would be read otherwise, each of them is brought to where its words are.
     turned = tl.arange(0, Q)[:, None]
     column = (start // 16 + turned // 4) * 128
     if GROUP == 16:  # half a plane
         column += turned % 4 // 2 * 16
     part = tl.zeros((R, Q), dtype=tl.float32)
+    zero = 0
     for g in tl.static_range(SUMS):
         at = tl.minimum(column + g * 128 // SUMS, K - 1) // GROUP * ROWS
-        dots = tl.full((R, Q), 0x4B400000, dtype=tl.int32)  # 1.5 * 2^23 as a float: see `nibbles`
-        sums = tl.zeros((X, Q), dtype=tl.int32)
-        for i in tl.static_range(4):
-            if SUMS < 4 or g % 2 == 0:
-                a = bytes_of_group(xa[i], g, SUMS)
-                dots = dot4(even[i], a, dots, WIDE)
-                if TABLE == 0:
-                    sums = dot4(a, ones, sums, WIDE)
-            if SUMS < 4 or g % 2 == 1:
-                b = bytes_of_group(xb[i], g, SUMS)
-                dots = dot4(odd[i], b, dots, WIDE)
-                if TABLE == 0:
-                    sums = dot4(b, ones, sums, WIDE)
-        if TABLE == 0:
-            offset = tl.full((R, Q), 8, dtype=tl.int32)
-            if ZERO:
-                offset += tl.trans(tl.load(zeros + at)).to(tl.int32)
-            dots -= offset * sums
-        part += (dots.to(tl.float32, bitcast=True) - 12582912.0) * tl.trans(tl.load(scales + at)).to(tl.float32)
+        if ZERO:
+            zero = tl.trans(tl.load(zeros + at)).to(tl.int32)
+        dots = dots_of_group((e0, e1, e2, e3), (o0, o1, o2, o3), xa, xb, zero, g, SUMS, TABLE, R, X, Q, WIDE)
+        part += dots * tl.trans(tl.load(scales + at)).to(tl.float32)
     return acc + part * most, w_next
 
 
@@ -210,7 +183,7 @@ def narrow_one(
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     words = _words(downs)
-    between = spread_rows(up, words, KINDS[torch.int16], None, pdl=pdl, together=4)
+    between = spread_rows(up, words, KINDS[torch.int16], None, pdl=pdl)
     width, inner = downs.shape
     out = torch.empty((1, width), dtype=x.dtype, device=x.device)
     block_n, block_j, warps = _config(words, 2)
@@ -225,7 +198,7 @@ def narrow_one(
 
 def spread_one(x: Tensor, ups: NarrowStack, norm: NormSpec | None, *, pdl: bool) -> Tensor:
     """norm(x) of x [1, K] as words of the first product meet it."""
-    return spread_rows(x, _words(ups), KINDS[torch.int16], norm, pdl=pdl, together=4)
+    return spread_rows(x, _words(ups), KINDS[torch.int16], norm, pdl=pdl)
 
 
 def _words(stack: NarrowStack) -> int:

@@ -104,7 +104,7 @@ def _planes_asm(table, half):
 
 
 @triton.constexpr_function
-def _float_asm(shift, half):
+def float_asm(shift, half):
     """A word of 4 bit floats -> those at `shift` of either half of it, in steps of a half."""
     # Magnitudes move to the lowest bit of the exponent and beyond; what exponents are short of is multiplied.
     lowest, mask, power = (6, "0x01c001c0", "0x7f007f00") if half == "bf16" else (9, "0x0e000e00", "0x78007800")
@@ -117,7 +117,7 @@ def _float_asm(shift, half):
 
 
 @triton.constexpr_function
-def _integer_asm(shift):
+def integer_asm(shift):
     """A word -> its nibbles at `shift` as bfloat16, plus $2: 0x4300 | q is 128 + q, and $2 is -(136 + zero)."""
     return (
         f"{{ .reg .b32 t, one; mov.b32 one, 0x3f803f80; shr.u32 t, $1, {shift};"
@@ -164,12 +164,12 @@ def plane(w, zero, like: tl.constexpr, SHIFT: tl.constexpr, TABLE: tl.constexpr,
     if WIDE:
         q = entry((w >> SHIFT) & 15, TABLE).to(tl.float32) - zero[:, None]
     elif TABLE == FLOATS and like == tl.bfloat16:
-        q = tl.inline_asm_elementwise(_float_asm(SHIFT, "bf16"), "=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=2)
+        q = tl.inline_asm_elementwise(float_asm(SHIFT, "bf16"), "=r,r", [w], dtype=tl.bfloat16, is_pure=True, pack=2)
     elif TABLE == FLOATS and like == tl.float16:
-        q = tl.inline_asm_elementwise(_float_asm(SHIFT, "f16"), "=r,r", [w], dtype=tl.float16, is_pure=True, pack=2)
+        q = tl.inline_asm_elementwise(float_asm(SHIFT, "f16"), "=r,r", [w], dtype=tl.float16, is_pure=True, pack=2)
     elif TABLE == 0 and like == tl.bfloat16:
         _, less = tl.broadcast(w.to(tl.bfloat16, bitcast=True), (-136.0 - zero).to(tl.bfloat16)[:, None])
-        q = tl.inline_asm_elementwise(_integer_asm(SHIFT), "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2)
+        q = tl.inline_asm_elementwise(integer_asm(SHIFT), "=r,r,r", [w, less], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
         q = (entry((w >> SHIFT) & 15, TABLE).to(tl.float32) - zero[:, None]).to(like)
     return q

@@ -58,10 +58,10 @@ def _largest(a, b, c, d):
 def _spread_kernel(
     x_ptr, norm_ptr, out_ptr, eps,
     K: tl.constexpr, WORDS: tl.constexpr, BJ: tl.constexpr, KIND: tl.constexpr, NORM: tl.constexpr,
-    OFFSET: tl.constexpr, TOGETHER: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    OFFSET: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """Words' activations, row by row: [first half | second half | largest magnitude], WORDS of each. TOGETHER: so many
-    neighbours are rounded alike."""
+    """Words' activations, row by row: [first half | second half | largest magnitude], WORDS of each. Four neighbours
+    that meet 4 bit numbers are rounded alike."""
     begin(PDL)
     x_ptr += tl.program_id(1) * K
     out_ptr += tl.program_id(1) * (3 * WORDS)
@@ -95,9 +95,9 @@ def _spread_kernel(
     most = _largest(x0, x1, x2, x3)
     if KIND == 2:
         most = tl.maximum(most, _largest(x4, x5, x6, x7))
-    if TOGETHER > 1:
-        most = tl.max(tl.reshape(most, (BJ // TOGETHER, TOGETHER)), axis=1)
-        most = tl.reshape(tl.broadcast_to(most[:, None], (BJ // TOGETHER, TOGETHER)), (BJ,))
+    if KIND == 2:
+        most = tl.max(tl.reshape(most, (BJ // 4, 4)), axis=1)
+        most = tl.reshape(tl.broadcast_to(most[:, None], (BJ // 4, 4)), (BJ,))
     most = tl.maximum(most, 1e-30)
     if KIND == 0:
         part = 1.0 / most
@@ -145,28 +145,71 @@ def read_words(rows, start, j, WORDS: tl.constexpr, BJ: tl.constexpr):
 
 
 @triton.jit
-def of_group(
-    rows, start, LAST: tl.constexpr, GROUP: tl.constexpr, SHIFT: tl.constexpr, UNIT: tl.constexpr, BJ: tl.constexpr,
-    STEP: tl.constexpr = 1,
-):  # fmt: skip
-    """What is kept per group, [.., BJ / UNIT]: UNIT words lie in one group; SHIFT: columns into these words; STEP:
-    from one group of a row to the next."""
-    unit = start // UNIT + tl.arange(0, BJ // UNIT)[None, :]
-    if GROUP == 16:  # of 4 bits: half a plane
-        column = unit // 2 * 128 + unit % 2 * 16 + SHIFT
+def in_fours(words, R: tl.constexpr, Q: tl.constexpr):
+    """[R, 4 Q] -> the first, second, third and fourth of every four, [R, Q] each."""
+    even, odd = tl.split(tl.reshape(words, (R, Q, 2, 2)))
+    first, third = tl.split(even)
+    second, fourth = tl.split(odd)
+    return first, second, third, fourth
+
+
+@triton.jit
+def _of_group(rows, start, LAST: tl.constexpr, GROUP: tl.constexpr, BJ: tl.constexpr):
+    """The scales of groups or blocks of 8 bit numbers, [.., BJ / 8]: eight words lie in one group."""
+    unit = start // 8 + tl.arange(0, BJ // 8)[None, :]
+    return tl.load(rows + tl.minimum(unit * 32, LAST) // GROUP)
+
+
+@triton.jit
+def _each(found, BN: tl.constexpr, BJ: tl.constexpr):
+    """found [BN, BJ / 8] -> [BN, BJ]."""
+    return tl.reshape(tl.broadcast_to(found[:, :, None], (BN, BJ // 8, 8)), (BN, BJ))
+
+
+@triton.jit
+def _of_blocks(rows, start, LAST: tl.constexpr, GROUP: tl.constexpr, BJ: tl.constexpr):
+    """What the groups of a block of 128 columns of 4 bit numbers have, for every four words of it [BN, BJ / 4]: in one
+    number where there are up to four groups; of groups of 16 that is nothing yet. rows: pointers [1, BN].
+
+    Read again for each four words, which lie in one thread's registers, and turned: as it would be read otherwise, each
+    would be brought to where its words are."""
+    block = (start + tl.arange(0, BJ // 4)[:, None] * 4) // 16
+    if GROUP >= 128:
+        return tl.trans(tl.load(rows + tl.minimum(block * 128, LAST) // GROUP))
+    elif GROUP > 16:
+        BITS: tl.constexpr = rows.dtype.element_ty.primitive_bitwidth * (128 // GROUP)
+        if BITS == 64:
+            joined = rows.to(tl.pointer_type(tl.int64))
+        elif BITS == 32:
+            joined = rows.to(tl.pointer_type(tl.int32))
+        else:
+            joined = rows.to(tl.pointer_type(tl.int16))
+        return tl.trans(tl.load(joined + tl.minimum(block, LAST // 128)))
     else:
-        column = unit * (32 if UNIT == 8 else 128) + SHIFT
-    return tl.load(rows + tl.minimum(column, LAST) // GROUP * STEP)
+        return tl.trans(block)
 
 
 @triton.jit
-def _each_word(found, UNIT: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr):
-    """found [BN, BJ / UNIT] -> [BN, BJ]."""
-    return tl.reshape(tl.broadcast_to(found[:, :, None], (BN, BJ // UNIT, UNIT)), (BN, BJ))
+def _of_one(joined, rows, start, G: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, BJ: tl.constexpr):
+    """What group G of a block has, for every four words [BN, BJ / 4]; joined: of `_of_blocks`."""
+    KIND: tl.constexpr = rows.dtype.element_ty
+    BITS: tl.constexpr = KIND.primitive_bitwidth
+    if GROUP >= 128:
+        return joined
+    elif GROUP > 16:
+        if BITS == 16:
+            one = (joined >> (G * BITS)).to(tl.int16)
+        else:
+            one = (joined >> (G * BITS)).to(tl.int8)
+        return one.to(KIND, bitcast=True)
+    else:  # half a plane
+        half = (start + tl.arange(0, BJ // 4)[:, None] * 4) // 8
+        column = half // 2 * 128 + G * 32 + half % 2 * 16
+        return tl.trans(tl.load(rows + tl.minimum(column, LAST) // GROUP))
 
 
 @triton.jit
-def bytes_of_group(x, G: tl.constexpr, SUMS: tl.constexpr):
+def _bytes_of_group(x, G: tl.constexpr, SUMS: tl.constexpr):
     """The bytes of x that belong to group G of SUMS in a word: all, every other, or every other of one half."""
     if SUMS == 1:
         kept = x
@@ -178,72 +221,81 @@ def bytes_of_group(x, G: tl.constexpr, SUMS: tl.constexpr):
 
 
 @triton.jit
-def nibbles(
-    w, xa, xb, most, scale, rows, zero_rows, start, acc,
-    LAST: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, BN: tl.constexpr,
-    BJ: tl.constexpr, WIDE: tl.constexpr, STEP: tl.constexpr = 1,
+def dots_of_group(
+    even, odd, xa, xb, zero, G: tl.constexpr, SUMS: tl.constexpr, TABLE: tl.constexpr,
+    R: tl.constexpr, X: tl.constexpr, Q: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """acc + the eight 4 bit numbers of each word times activations. xa has the columns of planes 0 and 2 (planes are 32
-    columns; 0 in bytes 0 and 2), xb those of 1 and 3. Groups narrower than a word's planes are summed one by one."""
-    low, high = bytes_of(w, TABLE, WIDE)
-    ones = tl.full((1, BJ), 0x01010101, dtype=tl.int32)
-    none = tl.zeros((1, BJ), dtype=tl.int32)
-    SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP if GROUP >= 32 else 4
-    UNIT: tl.constexpr = 8 if GROUP == 16 else 16
-    # Where there are several sums of a word, they begin at 1.5 * 2^23 as a float32 has it: what comes is the float32 of
-    # that plus the sum, exactly. So many conversions would take longer than everything else; one is quicker.
-    MAGIC: tl.constexpr = SUMS > 1 or TABLE > 0
-    part = tl.zeros((BN, BJ), dtype=tl.float32)
-    for g in tl.static_range(SUMS):
-        a = bytes_of_group(xa, g, SUMS)
-        b = bytes_of_group(xb, g, SUMS)
-        dots = tl.full((BN, BJ), 0x4B400000 if MAGIC else 0, dtype=tl.int32)
-        if TABLE == 0:
-            offset = tl.full((BN, BJ), 8, dtype=tl.int32)
-            if ZERO:
-                found = of_group(zero_rows, start, LAST, GROUP, g * 128 // SUMS, UNIT, BJ, STEP)
-                offset += _each_word(found, UNIT, BN, BJ).to(tl.int32)
-            sums = none
-            if SUMS < 4 or g % 2 == 0:
+    """Of four words' codes, as bytes, those of group G of SUMS times activations, added up: float32 [R, Q].
+
+    xa has the columns of planes 0 and 2 (planes are 32 columns; 0 in bytes 0 and 2), xb those of 1 and 3; zero: zero
+    points of INTEGERS. Sums begin at 1.5 * 2^23 as a float32 has it: what comes is the float32 of that plus the sum,
+    exactly, and no conversion."""
+    ones = tl.full((X, Q), 0x01010101, dtype=tl.int32)
+    dots = tl.full((R, Q), 0x4B400000, dtype=tl.int32)
+    sums = tl.zeros((X, Q), dtype=tl.int32)
+    for i in tl.static_range(4):
+        if SUMS < 4 or G % 2 == 0:  # one of four sums is of one plane, even or odd
+            a = _bytes_of_group(xa[i], G, SUMS)
+            dots = dot4(even[i], a, dots, WIDE)
+            if TABLE == 0:
                 sums = dot4(a, ones, sums, WIDE)
-            if SUMS < 4 or g % 2 == 1:
+        if SUMS < 4 or G % 2 == 1:
+            b = _bytes_of_group(xb[i], G, SUMS)
+            dots = dot4(odd[i], b, dots, WIDE)
+            if TABLE == 0:
                 sums = dot4(b, ones, sums, WIDE)
-            dots -= offset * sums
-        if SUMS < 4 or g % 2 == 0:  # one of four sums is of one plane, even or odd
-            dots = dot4(low, a, dots, WIDE)
-        if SUMS < 4 or g % 2 == 1:
-            dots = dot4(high, b, dots, WIDE)
-        if SUMS > 1:
-            scale = of_group(rows, start, LAST, GROUP, g * 128 // SUMS, UNIT, BJ, STEP)
-        scales = _each_word(scale, UNIT, BN, BJ).to(tl.float32)
-        if MAGIC:
-            part += (dots.to(tl.float32, bitcast=True) - 12582912.0) * scales
-        else:
-            acc += dots.to(tl.float32) * most * scales
-    if MAGIC:
-        acc += part * most
-    return acc
+    if TABLE == 0:
+        dots -= (8 + zero) * sums
+    return dots.to(tl.float32, bitcast=True) - 12582912.0
+
+
+@triton.jit
+def _nibbles(
+    w, xa, xb, most, scales, zeros, rows, zero_rows, start, acc,
+    LAST: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, BN: tl.constexpr,
+    BJ: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """acc [BN, BJ / 4] + the 4 bit numbers of words [BN, BJ] times activations, four words at a time, which lie in one
+    block of columns. Groups narrower than a word's planes are summed one by one."""
+    Q: tl.constexpr = BJ // 4
+    SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP if GROUP >= 32 else 4
+    w0, w1, w2, w3 = in_fours(w, BN, Q)
+    e0, o0 = bytes_of(w0, TABLE, WIDE)
+    e1, o1 = bytes_of(w1, TABLE, WIDE)
+    e2, o2 = bytes_of(w2, TABLE, WIDE)
+    e3, o3 = bytes_of(w3, TABLE, WIDE)
+    a = in_fours(xa, 1, Q)
+    b = in_fours(xb, 1, Q)
+    part = tl.zeros((BN, Q), dtype=tl.float32)
+    zero = 0
+    for g in tl.static_range(SUMS):
+        if ZERO:
+            zero = _of_one(zeros, zero_rows, start, g, LAST, GROUP, BJ).to(tl.int32)
+        dots = dots_of_group((e0, e1, e2, e3), (o0, o1, o2, o3), a, b, zero, g, SUMS, TABLE, BN, 1, Q, WIDE)
+        part += dots * _of_one(scales, rows, start, g, LAST, GROUP, BJ).to(tl.float32)
+    return acc + part * most
 
 
 @triton.jit
 def _products(
-    w, xa, xb, most, scale, rows, zero_rows, start, acc,
+    w, xa, xb, most, scales, zeros, rows, zero_rows, start, acc,
     KIND: tl.constexpr, LAST: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr,
     TABLE: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """acc + the numbers of each word times activations times what scales there are per group or block."""
     if KIND == 2:
-        acc = nibbles(w, xa, xb, most, scale, rows, zero_rows, start, acc, LAST, GROUP, ZERO, TABLE, BN, BJ, WIDE)
+        acc = _nibbles(
+            w, xa, xb, most, scales, zeros, rows, zero_rows, start, acc, LAST, GROUP, ZERO, TABLE, BN, BJ, WIDE
+        )
     else:
         if SPAN > 1:
-            most = most * _each_word(of_group(rows, start, LAST, GROUP, 0, 8, BJ), 8, 1, BJ)
+            most = most * _each(_of_group(rows, start, LAST, GROUP, BJ), 1, BJ)
         if KIND == 0:
             acc = dot_float8(w, xa, xb, most, acc, WIDE)
         else:
             dots = dot4(w, xa, tl.zeros((1, BJ), dtype=tl.int32), WIDE).to(tl.float32) * most
             if GROUP > 0:
-                found = of_group(rows, start, LAST, GROUP, 0, 8, BJ)
-                dots = dots * _each_word(found, 8, BN, BJ).to(tl.float32)
+                dots = dots * _each(_of_group(rows, start, LAST, GROUP, BJ), BN, BJ).to(tl.float32)
             acc += dots
     return acc
 
@@ -280,52 +332,73 @@ def _gemv_kernel(
         one = tl.zeros((1, 1), dtype=tl.int32)
         rows = scale_ptr + one + tl.program_id(0) * BN // SPAN * COUNT
         rows_u = scale_ptr + one + (N + tl.program_id(0) * BN) // SPAN * COUNT
+    elif KIND == 2:
+        rows = scale_ptr + safe[None, :] * COUNT
+        rows_u = scale_ptr + (safe + N)[None, :] * COUNT
     else:
         rows = scale_ptr + safe[:, None] * COUNT
         rows_u = scale_ptr + (safe + N)[:, None] * COUNT
-    zeros = zero_ptr + safe[:, None] * COUNT
-    zeros_u = zero_ptr + (safe + N)[:, None] * COUNT
-    # One scale for all of a word is read ahead as the word is.
-    AHEAD: tl.constexpr = KIND == 2 and GROUP >= 128
-    scale = 0.0
-    scale_u = 0.0
-    if AHEAD:
-        scale = of_group(rows, 0, K - 1, GROUP, 0, 16, BJ)
+    zero_rows = zero_ptr + safe[None, :] * COUNT
+    zero_rows_u = zero_ptr + (safe + N)[None, :] * COUNT
+    # Scales and zeros of 4 bit numbers are read ahead as the words are.
+    s = 0
+    s_u = 0
+    z = 0
+    z_u = 0
+    if KIND == 2:
+        s = _of_blocks(rows, 0, K - 1, GROUP, BJ)
+        if ZERO:
+            z = _of_blocks(zero_rows, 0, K - 1, GROUP, BJ)
         if GATED:
-            scale_u = of_group(rows_u, 0, K - 1, GROUP, 0, 16, BJ)
+            s_u = _of_blocks(rows_u, 0, K - 1, GROUP, BJ)
+            if ZERO:
+                z_u = _of_blocks(zero_rows_u, 0, K - 1, GROUP, BJ)
     wait(PDL)
-    acc = tl.zeros((BN, BJ), dtype=tl.float32)
-    acc_u = tl.zeros((BN, BJ), dtype=tl.float32)
+    WIDTH: tl.constexpr = BJ // 4 if KIND == 2 else BJ
+    acc = tl.zeros((BN, WIDTH), dtype=tl.float32)
+    acc_u = tl.zeros((BN, WIDTH), dtype=tl.float32)
     for start in tl.static_range(0, WORDS, BJ):
         if start + BJ < WORDS:
             w_next = read_words(weights, start + BJ, j, WORDS, BJ)
             if GATED:
                 u_next = read_words(partners, start + BJ, j, WORDS, BJ)
-            if AHEAD:
-                scale_next = of_group(rows, start + BJ, K - 1, GROUP, 0, 16, BJ)
-                if GATED:
-                    scale_u_next = of_group(rows_u, start + BJ, K - 1, GROUP, 0, 16, BJ)
+        if start + BJ < WORDS and KIND == 2:
+            s_next = _of_blocks(rows, start + BJ, K - 1, GROUP, BJ)
+            if ZERO:
+                z_next = _of_blocks(zero_rows, start + BJ, K - 1, GROUP, BJ)
+            if GATED:
+                s_u_next = _of_blocks(rows_u, start + BJ, K - 1, GROUP, BJ)
+                if ZERO:
+                    z_u_next = _of_blocks(zero_rows_u, start + BJ, K - 1, GROUP, BJ)
         xa = read_words(x_ptr + j, start, j, WORDS, BJ)
         xb = xa
         if KIND != 1:
             xb = read_words(x_ptr + WORDS + j, start, j, WORDS, BJ)
-        most = read_words(x_ptr + 2 * WORDS + j, start, j, WORDS, BJ).to(tl.float32, bitcast=True)
+        if KIND == 2:  # four words share a step
+            q = start + tl.arange(0, WIDTH)[:, None] * 4
+            most = tl.trans(tl.load(x_ptr + 2 * WORDS + q, mask=q < WORDS, other=0)).to(tl.float32, bitcast=True)
+        else:
+            most = read_words(x_ptr + 2 * WORDS + j, start, j, WORDS, BJ).to(tl.float32, bitcast=True)
         acc = _products(
-            w, xa, xb, most, scale, rows, zeros, start, acc, KIND, K - 1, GROUP, SPAN, ZERO, TABLE, BN, BJ, WIDE
+            w, xa, xb, most, s, z, rows, zero_rows, start, acc, KIND, K - 1, GROUP, SPAN, ZERO, TABLE, BN, BJ, WIDE
         )
         if GATED:
             acc_u = _products(
-                u, xa, xb, most, scale_u, rows_u, zeros_u, start, acc_u,
+                u, xa, xb, most, s_u, z_u, rows_u, zero_rows_u, start, acc_u,
                 KIND, K - 1, GROUP, SPAN, ZERO, TABLE, BN, BJ, WIDE,
             )  # fmt: skip
         if start + BJ < WORDS:
             w = w_next
             if GATED:
                 u = u_next
-            if AHEAD:
-                scale = scale_next
-                if GATED:
-                    scale_u = scale_u_next
+        if start + BJ < WORDS and KIND == 2:
+            s = s_next
+            if ZERO:
+                z = z_next
+            if GATED:
+                s_u = s_u_next
+                if ZERO:
+                    z_u = z_u_next
     y = tl.sum(acc, axis=1)
     if GATED:
         y_u = tl.sum(acc_u, axis=1)
@@ -402,18 +475,15 @@ def narrow_gemv(
     return out if emitted is None else SpreadRow.of(out, emitted, weight.data.dtype)
 
 
-def spread_rows(
-    x: Tensor, words: int, kind: int, norm: NormSpec | None, *, pdl: bool, together: int = 1
-) -> Tensor:  # fmt: skip
-    """norm(x) of rows [M, K] as so many words of a weight of this kind meet them: [M, 3 * words]; together: so many
-    words have one step, that of the largest number."""
+def spread_rows(x: Tensor, words: int, kind: int, norm: NormSpec | None, *, pdl: bool) -> Tensor:
+    """norm(x) of rows [M, K] as so many words of a weight of this kind meet them: [M, 3 * words]."""
     rows, inner = x.shape
     out = torch.empty((rows, 3 * words), dtype=torch.int32, device=x.device)
     piece = pow2(words) if norm is not None else min(256, pow2(words))
     _spread_kernel[(triton.cdiv(words, piece), rows)](
         x, None if norm is None else norm.weight, out, 0.0 if norm is None else norm.eps,
         K=inner, WORDS=words, BJ=piece, KIND=kind, NORM=norm is not None,
-        OFFSET=0.0 if norm is None else norm.offset, TOGETHER=together,
-        WIDE=INTERPRETED, PDL=pdl, num_warps=max(1, min(16, piece // 64)), launch_pdl=pdl,
+        OFFSET=0.0 if norm is None else norm.offset, WIDE=INTERPRETED, PDL=pdl,
+        num_warps=max(1, min(16, piece // 64)), launch_pdl=pdl,
     )  # fmt: skip
     return out

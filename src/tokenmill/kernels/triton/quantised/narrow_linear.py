@@ -5,6 +5,7 @@ row, where the weight has a scale per row or per block: tensor cores then take b
 per group of columns are widened on their way, or beforehand where there are many rows. Ways, as in ways.py:
     ["gemv", BN, words, warps, early lines]              one row
     ["thin", BN, BK, split, stages, warps, prefetch]     few rows
+    ["stream", BN, split, stages, warps, registers]      some rows, 4 bits, on Hopper
     ["wide", BM, BN, BK, stages, warps]                  many rows, rounded
     ["library"]                                          many rows, rounded, through cuBLAS
     ["widen"]                                            the weight is widened, then cuBLAS
@@ -26,6 +27,7 @@ from tokenmill.kernels.triton.products.ways import Way
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows
+from tokenmill.kernels.triton.quantised.narrow_stream import can_stream, narrow_stream
 from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin
 from tokenmill.kernels.triton.quantised.narrow_wide import narrow_wide
 
@@ -34,6 +36,10 @@ RUNGS = (1, 8, 16, 32, 64, 128, 256, 512)
 _FEW = 64
 _WIDE: Way = ("wide", 128, 128, 128, 3, 8)
 _WIDEST = 1 << 15
+_SOME = 512
+"""Rows up to which words are unpacked once for every 128 rows; beyond, the whole weight is, beforehand."""
+_RESIDENT = 264
+"""Programs on a Hopper's multiprocessors, two on each."""
 
 
 def narrow_operation(rung: int, weight: NarrowMatrix, act: str | None) -> str:
@@ -69,8 +75,11 @@ def measured_narrow(device: str) -> dict[str, Way]:
     return {name: tuple(way) for name, way in json.loads(path.read_text()).get(device, {}).items()}
 
 
-def default_narrow(rows: int, weight: NarrowMatrix, *, gated: bool, library: bool, small: bool) -> Way:
-    """A way for a shape that was not measured; library: cuBLAS takes this type; small: little shared memory."""
+def default_narrow(
+    rows: int, weight: NarrowMatrix, *, gated: bool, library: bool, small: bool, streams: bool = False
+) -> Way:
+    """A way for a shape that was not measured; library: cuBLAS takes this type; small: little shared memory; streams:
+    the copy engine takes it."""
     inner = weight.shape[1]
     width = weight.shape[0] // 2 if gated else weight.shape[0]
     grouped = weight.group > 0 and not weight.blocks
@@ -79,7 +88,9 @@ def default_narrow(rows: int, weight: NarrowMatrix, *, gated: bool, library: boo
             return "gemv", 2, 64, 1, 0
         return ("thin", 32, 64, 2, 1, 4, 0) if rows <= _FEW else ("widen",) if grouped else ("wide", 32, 32, 64, 1, 4)
     if rows == 1:
-        return "gemv", 4 if gated else 8, 256, 2, 0
+        return default_gemv(weight, gated=gated)
+    if streams and rows <= _SOME:
+        return default_stream(rows, width, inner, gated=gated)
     if rows > (2 * _FEW if grouped else _FEW):
         if grouped:
             return ("widen",)
@@ -92,6 +103,26 @@ def default_narrow(rows: int, weight: NarrowMatrix, *, gated: bool, library: boo
     return ("thin", 64, BLOCK, 1, 2, 4, 2) if small else ("thin", 64, block_k, split, 4, 4, 2)
 
 
+def default_gemv(weight: NarrowMatrix, *, gated: bool) -> Way:
+    """Four bits: two rows a program of what is gated or long, else four; pieces as long as a row allows."""
+    if weight.bits == 8:
+        return "gemv", 4 if gated else 8, 256, 2, 0
+    return ("gemv", 2, 512, 2, 0) if gated or weight.shape[1] >= 8192 else ("gemv", 4, 256, 2, 0)
+
+
+def default_stream(rows: int, width: int, inner: int, *, gated: bool) -> Way:
+    """Tiles of 128 rows of the weight where these fill the device, else of 64; parts of K until two programs are on
+    each multiprocessor, or one where there are so many rows that one fills it."""
+    if rows > _FEW:
+        return "stream", 256, 1, 3, 8, 168
+    high = gated or width >= 128 * _RESIDENT
+    tiles, blocks = -(-width // (64 if gated or not high else 128)), -(-inner // BLOCK)
+    programs = _RESIDENT if rows <= 32 else _RESIDENT // 2
+    split = max(1, min(8, blocks // 4, round(programs / tiles)))
+    stages = 4 if high else 6 if rows <= 32 else 8
+    return "stream", 128 if high else 64, split, min(stages, -(-blocks // split)), 4, 104
+
+
 def narrow_linear(
     launch: Launch,
     x: Tensor,
@@ -101,11 +132,13 @@ def narrow_linear(
     residual: Tensor | None,
     way: Way,
 ) -> Tensor:
-    """x [T, K] -> residual + act(norm(x) @ weight.T + bias) [T, N], by a kernel of ours: the ways "gemv", "thin" and
-    "wide". The result for one row may be a SpreadRow."""
+    """x [T, K] -> residual + act(norm(x) @ weight.T + bias) [T, N], by a kernel of ours: the ways "gemv", "thin",
+    "stream" and "wide". The result for one row may be a SpreadRow."""
     pdl, scratch = launch.pdl, launch.scratch
     if way[0] == "gemv":
         return narrow_gemv(x, weight, norm, act, residual, pdl=pdl, config=way[1:])
+    if way[0] == "stream":
+        return narrow_stream(x, weight, act, residual, scratch=scratch, pdl=pdl, config=way[1:])
     if way[0] == "thin" and weight.group > 0 and not weight.blocks:
         return narrow_thin(x, weight, act, residual, x.dtype, scratch=scratch, pdl=pdl, config=way[1:])
     rounded = round_rows(x, weight.data.dtype, norm, pdl=pdl)
@@ -145,5 +178,9 @@ def narrow_way(launch: Launch, x: Tensor, weight: NarrowMatrix, act: Act | None)
     if x.shape[1] > _WIDEST or (weight.blocks and gated and width % BLOCK):
         return ("widen",)  # a row that is not rounded in one pass; halves that share blocks of scales
     found = _measured(launch.narrow_ways, x.shape[0], weight, act)
-    way = found or default_narrow(x.shape[0], weight, gated=gated, library=library, small=launch.small)
-    return way if way[0] != "library" or library else _WIDE
+    streams = launch.hopper and can_stream(x, weight)
+    if found is None or (found[0] == "stream" and not streams) or (found[0] == "library" and not library):
+        return default_narrow(
+            x.shape[0], weight, gated=gated, library=library, small=launch.small, streams=streams
+        )  # fmt: skip
+    return found
