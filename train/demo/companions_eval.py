@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 import vision
+import vision_scenes as pictures
 from evaluate import WRONG, Answerer, run_exact, run_suite
 from lora import MARKS, pirate_case, sql_case
 from peft import PeftModel
@@ -127,18 +128,20 @@ def seeing(folder: Path, count: int) -> dict:
     answerer = Answerer(folder, model=model)
     out: dict = {}
     wrong: dict[str, list] = {}
-    for kind in ("colour", "shape", "count", "where", "yesno", "describe"):
+    for kind in ("colour", "shape", "count", "where", "where_held", "yesno", "describe"):
+        # Asked in wordings that training never has, and in the usual ones.
+        held, kind_asked = kind.endswith("_held"), kind.removesuffix("_held")
         rng = random.Random(f"see/{kind}")
         right = total = 0
         groups: dict[int, list] = {}
         while total < count:
-            objects = vision.scene(rng)
-            got, q, a, must = vision.question(rng, objects, kind)
-            if got != kind:
+            objects = pictures.scene(rng)
+            got, q, a, must = pictures.question(rng, objects, kind_asked, held=held)
+            if got != kind_asked:
                 continue
             total += 1
-            prompt = answerer.encode(chat_prompt(vision.messages_of(q, a)[:1], None))
-            groups.setdefault(len(prompt), []).append((prompt, vision.draw(objects, rng), a, must, q, objects))
+            prompt = answerer.encode(chat_prompt(pictures.messages_of(q, a)[:1], None))
+            groups.setdefault(len(prompt), []).append((prompt, pictures.draw(objects, rng), a, must, q, objects))
         for rows in groups.values():
             made = answerer.model.generate(
                 input_ids=torch.tensor([r[0] for r in rows], device=answerer.device),

@@ -15,7 +15,7 @@ from functools import lru_cache
 from authored_data import load, rows
 from skill_chat import person
 from verbs import thing
-from vocabulary import LETTERS, invented, is_held, word
+from vocabulary import LETTERS, any_sign, invented, is_held, word
 
 Value = str | int | float | bool | list[str]
 
@@ -275,6 +275,14 @@ def sentence(rng: random.Random) -> str:
     return re.sub(r"\[[wv]\]", lambda m: word(rng, "noun" if m[0] == "[w]" else "any", False), rng.choice(forms))
 
 
+ZH_DAYS = "星期一 星期二 星期三 星期四 星期五 星期六 星期天 明天 后天 今天 下周一 周末"
+
+
+def signs(rng: random.Random, count: int) -> str:
+    """Chinese signs in no order, as a name or a title."""
+    return "".join(any_sign(rng) for _ in range(count))
+
+
 def bare_thing(rng: random.Random) -> str:
     """A thing without its article."""
     return thing(rng, "the").split(" ", 1)[1]
@@ -329,6 +337,17 @@ KINDS: dict[str, Callable[[random.Random], Value]] = {
     "fname": lambda r: (
         f"{word(r, 'any', False)}{r.choice(['', '_v2', '2', '-new'])}.{r.choice(['pdf', 'txt', 'png', 'csv'])}"
     ),
+    "zh_name": lambda r: r.choice(load().words["zhname"]) if r.random() < 0.5 else signs(r, r.choice([2, 3, 3])),
+    "zh_title": lambda r: signs(r, r.randint(2, 5)),
+    "zh_city": lambda r: r.choice(load().countries)["capital_zh"] if r.random() < 0.6 else signs(r, 2),
+    "zh_thing": lambda r: r.choice(load().words["zhthing"]) if r.random() < 0.6 else signs(r, 2),
+    "zh_beast": lambda r: r.choice(load().words["zhbeast"]),
+    "zh_day": lambda r: (
+        r.choice(ZH_DAYS.split(" ")) if r.random() < 0.6 else f"{r.randint(1, 12)}月{r.randint(1, 28)}日"
+    ),
+    "zh_time": lambda r: r.choice(["上午", "下午", "晚上", ""]) + f"{r.randint(1, 12)}点{r.choice(['', '半', ''])}",
+    "zh_shop": lambda r: r.choice(["超市", "书店", "市场", "网上", "商场", "药店", "花店", signs(r, 2) + "店"]),
+    "zh_room": lambda r: r.choice(["客厅", "卧室", "厨房", "书房", "阳台", "浴室", "办公室", "车库"]),
     "ingredient": listed("ingredient"),
     "plant": listed("tree"),
     "animal": listed("animal"),
@@ -406,6 +425,8 @@ def tell(rng: random.Random, scene: Scene, template: str, coded: bool = False) -
 def spelled(rng: random.Random, name: str, plain: bool = False) -> str:
     """A name as a key in one of the usual spellings; `plain` gives those that tools use."""
     words = name.split(" ")
+    if not name.isascii():
+        return name
     pick = rng.random()
     if len(words) == 1 and not plain and rng.random() < 0.1:
         words.append(rng.choice(["1", "2", "name", "value", "text", "field", "info", "no", "id", "key"]))

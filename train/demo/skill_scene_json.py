@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import random
 import re
+from functools import lru_cache
 
-from phrasing import any_words, occasion
+from phrasing import any_words, is_chinese, occasion
 from render import Case
-from scenes import Told, Value, keyed, said_of, scenes, spelled, tell
+from scenes import Scene, Told, Value, keyed, said_of, scenes, spelled, tell
 from skill_facts import ask
 from vocabulary import word
 
@@ -107,6 +108,30 @@ FILL += ["Complete [t] for this text: [s]", "Output must look like [t]\n[s]", "J
 HELD_FILL = ["Replace the blanks of [t] by what you read here: [s]"]
 
 
+ZH_FORMS = [
+    "给我一个JSON，包含[k]：[s]",
+    "用JSON写出[k]：[s]",
+    "[s]请用JSON表示[k]。",
+    "用键[k]生成JSON：[s]",
+    "提取[k]，输出JSON：[s]",
+]
+ZH_FORMS += [
+    "[s]转成JSON，键为[k]",
+    "请把下面的话变成JSON，字段是[k]。[s]",
+    "JSON字段：[k]。内容：[s]",
+    "[s]我要JSON，键名[k]。",
+    "键：[k]。[s]写成JSON。",
+]
+ZH_FORMS += [
+    "请输出JSON（[k]）：[s]",
+    "从“[s]”里取[k]，做成JSON",
+    "根据这句话写JSON，键是[k]：[s]",
+    "[k]，用JSON回答：[s]",
+    "只要JSON，键为[k]：[s]",
+]
+ZH_HELD = ["麻烦整理成JSON对象，其中的键依次叫[k]：[s]"]
+
+
 def _shown(rng: random.Random, keys: list[str]) -> str:
     """The keys in a row, as people write one."""
     pick = rng.random()
@@ -149,6 +174,10 @@ def _order(rng: random.Random, shown: str) -> str:
 
 def _request(rng: random.Random, text: str, fields: dict[str, Value], held: bool) -> str:
     """The keys and the text in one request."""
+    if is_chinese(text):
+        form = rng.choice(ZH_HELD if held else ZH_FORMS)
+        row = rng.choice(["、", "、", "，", ", ", "和"]).join(fields)
+        return form.replace("[k]", row).replace("[s]", text)
     if rng.random() < 0.22:
         form = rng.choice(HELD_FILL if held else FILL)
         return form.replace("[t]", _template(rng, fields)).replace("[s]", text)
@@ -158,6 +187,12 @@ def _request(rng: random.Random, text: str, fields: dict[str, Value], held: bool
     if rng.random() < 0.25:
         parts["o"] = order
     return re.sub(r"\[([solk])\]", lambda m: parts[m[1]], rng.choice(HELD_FORMS if held else FORMS))
+
+
+@lru_cache(maxsize=2)
+def plain_scenes(held: bool) -> list[Scene]:
+    """The scenes that are told in English or another language with its letters."""
+    return [scene for scene in scenes(held, False) if not scene.name.startswith("zh_")]
 
 
 def _wanted(rng: random.Random, told: Told) -> list[str]:
@@ -177,14 +212,14 @@ def _told(rng: random.Random, held: bool) -> tuple[str, dict[str, Value]]:
     keys = keyed(rng, told, _wanted(rng, told))
     fields: dict[str, Value] = {key: told.values[field] for field, key in keys.items()}
     text = told.text
-    if rng.random() < 0.15 and not held:
+    if rng.random() < 0.15 and not held and not is_chinese(text):
         text = f"{occasion(rng)} {text}" if rng.random() < 0.5 else f"{text} {occasion(rng)}"
     return text, fields
 
 
 def _flat(rng: random.Random, held: bool) -> tuple[str, object]:
     text, fields = _told(rng, held)
-    if rng.random() < 0.04 and not held:
+    if rng.random() < 0.04 and not held and not is_chinese(text):
         # A key that the text says nothing of is null.
         fields = {**fields, spelled(rng, word(rng, "noun", False)): "none"}
         user = _request(rng, text, fields, held)
@@ -194,7 +229,7 @@ def _flat(rng: random.Random, held: bool) -> tuple[str, object]:
 
 def _several(rng: random.Random, held: bool) -> tuple[str, object]:
     """Some sentences of one kind, one object for each."""
-    scene = rng.choice(scenes(held, False))
+    scene = rng.choice(plain_scenes(held))
     form = rng.choice(scene.says)
     told = [tell(rng, scene, form) for _ in range(rng.choice([2, 2, 3]))]
     keys = keyed(rng, told[0], _wanted(rng, told[0]))
@@ -209,6 +244,8 @@ def _several(rng: random.Random, held: bool) -> tuple[str, object]:
 def _nested(rng: random.Random, held: bool) -> tuple[str, object]:
     """Some of the fields stand in an object of their own."""
     text, fields = _told(rng, held)
+    while is_chinese(text):
+        text, fields = _told(rng, held)
     outer = spelled(rng, word(rng, "noun", held))
     if outer in fields:
         return _request(rng, text, fields, held), fields
@@ -238,7 +275,7 @@ def _emptied(value: object) -> object:
 
 def _in_brackets(rng: random.Random, held: bool) -> tuple[str, object]:
     """The values are told under other names than the keys, which follow in the same order."""
-    scene = rng.choice(scenes(held, False))
+    scene = rng.choice(plain_scenes(held))
     told = tell(rng, scene, rng.choice(scene.says))
     fields = list(told.values)
     names = [rng.choice(scene.fields[f].names) for f in fields]

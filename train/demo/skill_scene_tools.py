@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 import re
 
-from phrasing import framed, occasion
+from phrasing import framed, is_chinese, occasion
 from render import Case, call_text
 from scenes import Field, Scene, Told, Value, keyed, scenes, tell
 from skill_refusals import NO_TOOL
@@ -83,6 +83,9 @@ def _decoys(rng: random.Random, scene: Scene, held: bool) -> list[Tool]:
 
 def _text(rng: random.Random, template: str, text: str) -> str:
     """The order as somebody says it."""
+    if is_chinese(template):
+        text += "？" if template.endswith(("吗", "呢")) else rng.choice(["。", "。", "", "！", "，谢谢。"])
+        return framed(rng, text, ending=False) if rng.random() < 0.15 else text
     text = text[0].upper() + text[1:] if template[0] not in "[<" and rng.random() < 0.85 else text
     closed = FREE_TEXT.search(template)
     asking = re.match("(?i)(is|are|what|how|who|where|which|can|do|has|will|am|should)\\b", text)
