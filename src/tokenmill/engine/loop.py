@@ -73,7 +73,7 @@ class EngineLoop:
         self.receive = receive
         self.send = send
         self.queued: set[str] = set()
-        self.begun: list[SequenceGroup] = []
+        self.begun: list[tuple[SequenceGroup, float]] = []
         self.engine.scheduler.roster.on_begin = self._begin
         self.prefilling: dict[str, tuple[Sequence, int]] = {}
         self.compiling: list[tuple[Add, list[Pending]]] = []
@@ -248,11 +248,12 @@ class EngineLoop:
         """Its first sequence has a row; the order is the scheduler's, not that of arrival."""
         if group.request.id in self.queued:
             self.queued.remove(group.request.id)
-            self.begun.append(group)
+            self.begun.append((group, time.monotonic()))
 
     def _finish(self, report: Report) -> None:
-        for group in self.begun:
-            report.started.append(group.request.id)
+        now = time.monotonic()
+        for group, began in self.begun:
+            report.started[group.request.id] = now - began
             self.prefilling[group.request.id] = (group.sequences[0], 0)
         self.begun.clear()
         self.built.adapters.let_go()
@@ -266,7 +267,6 @@ class EngineLoop:
             groups = self.engine.scheduler.roster.groups
             counted = {i: sum(seq.preemptions for seq in group.sequences) for i, group in groups.items()}
             report.preempted = {i: count for i, count in counted.items() if count}
-        now = time.monotonic()
         if now - self.stats_at > BEAT_S or not self.engine.has_work:
             self.stats_at = now
             report.stats = self._stats()

@@ -141,13 +141,14 @@ class Refused(msgspec.Struct):
 
 
 class Report(msgspec.Struct, tag="report", omit_defaults=True):
-    """What one step brought. `failed` are requests that our own mistakes ended, with what to say; `prefilled` says how
-    many prompt tokens of a request are computed or were cached, when a step has brought more; `preempted` counts by
-    request id, when new preemptions have happened; `adapted`: adapters that are there, or why not, by number; `slept`:
-    what came of Sleep or Wake."""
+    """What one step brought. `started`: how many seconds before this report a request's first step was planned (it is
+    over by now, and may have taken long); `failed` are requests that our own mistakes ended, with what to say;
+    `prefilled` says how many prompt tokens of a request are computed or were cached, when a step has brought more;
+    `preempted` counts by request id, when new preemptions have happened; `adapted`: adapters that are there, or why
+    not, by number; `slept`: what came of Sleep or Wake."""
 
     deltas: list[TokenDelta] = []
-    started: list[str] = []
+    started: dict[str, float] = {}
     accepted: list[str] = []
     refused: list[Refused] = []
     failed: dict[str, str] = {}
@@ -220,9 +221,8 @@ def _split(parts: dict[str, Any], take: Callable[[Any, Any], Any], why: str) -> 
 
     made.deltas = keep(parts.get("deltas", ()), TokenDelta, _request_of)
     made.refused = keep(parts.get("refused", ()), Refused, _request_of)
-    made.started = keep(parts.get("started", ()), str, str)
     made.accepted = keep(parts.get("accepted", ()), str, str)
-    for field, kind in (("preempted", int), ("prefilled", int), ("failed", str)):
+    for field, kind in (("started", float), ("preempted", int), ("prefilled", int), ("failed", str)):
         pairs = keep(parts.get(field, {}).items(), tuple[str, kind], lambda pair: pair[0])  # type: ignore[valid-type]
         getattr(made, field).update(pairs)
     made.adapted = dict(parts.get("adapted", {}))

@@ -156,7 +156,7 @@ class FakeLink:
         for work in running:
             if not work.started:
                 work.started = True
-                report.started.append(work.request.id)
+                report.started[work.request.id] = 0.0
                 report.prefilled[work.request.id] = len(work.request.prompt_ids)
             self._advance(work, report)
         self.steps += bool(running)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tokenmill.core.config import make_config
-from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.request import Request, SamplingParams, TokenDelta
+from tokenmill.engine import loop
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.loop import EngineLoop
-from tokenmill.engine.wire import Add, Command, News, Report
+from tokenmill.engine.wire import Add, Command, News, Report, encode_news, read_news
 
 
 def test_every_step_of_a_prompt_is_reported_once(tiny: Path) -> None:
@@ -27,11 +30,42 @@ def test_every_step_of_a_prompt_is_reported_once(tiny: Path) -> None:
         assert isinstance(news, Report)
         reports.append(news)
 
-    loop = EngineLoop(made, receive, send)
-    loop.run_loop()
+    around = EngineLoop(made, receive, send)
+    around.run_loop()
     made.engine.close()
     seen = {i: [r.prefilled[i] for r in reports if i in r.prefilled] for i in prompts}
     assert seen["long"] == [16, 32, 48, 50]
     assert seen["again"] == [50]  # most of it was cached: one step
     assert seen["short"] == [3]
-    assert not loop.prefilling
+    assert not around.prefilling
+
+
+def test_a_request_starts_when_its_first_step_is_planned_not_when_that_is_over(
+    tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a prompt's time would be told as time in the queue."""
+    made = build_engine(make_config({}, model=str(tiny), kv_cache_memory_bytes=8 << 20))
+    reports: list[Report] = []
+    clock = [100.0]
+    execute = made.engine.step
+
+    def step() -> list[TokenDelta]:
+        found = execute()
+        clock[0] += 2.0
+        return found
+
+    monkeypatch.setattr(made.engine, "step", step)
+    monkeypatch.setattr(loop.time, "monotonic", lambda: clock[0])
+    add = Add(Request(id="a", prompt_ids=[7, 8, 9], params=SamplingParams(max_tokens=1)))
+
+    def receive(seconds: float) -> list[Command] | None:
+        return [add] if not reports else None if any(r.deltas for r in reports) else []
+
+    def send(news: News) -> None:
+        assert isinstance(news, Report)
+        reports.append(news)
+
+    EngineLoop(made, receive, send).run_loop()
+    made.engine.close()
+    assert [r.started for r in reports if r.started] == [{"a": 2.0}]
+    assert read_news(encode_news(reports[0])) == reports[0]

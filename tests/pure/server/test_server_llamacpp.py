@@ -54,6 +54,25 @@ async def test_streamed_pieces_make_the_whole(start: Starter) -> None:
     assert "[DONE]" not in answer.text
 
 
+async def test_tokens_without_text_are_streamed_as_well(start: Starter) -> None:
+    """A character's first bytes are tokens, too: streams of every API that tells tokens tell all of them."""
+    served = await start(FakeOptions(script="é水"))
+    ids = served.context.backend.info.tokenizer.encode("é水", add_special_tokens=False)
+    ask = {"prompt": "Hi", "n_predict": 5}
+    whole = (await served.post("/completion", {**ask, "return_tokens": True})).json()
+    pieces = events((await served.post("/completion", {**ask, "return_tokens": True, "stream": True})).text)
+    assert whole["tokens"] == [token for each in pieces for token in each["tokens"]] == ids
+    assert not any(each["tokens"] for each in events((await served.post("/completion", {**ask, "stream": True})).text))
+    body = {"max_tokens": 5, "stream": True, "return_token_ids": True}
+    for path, said in (
+        ("/v1/completions", {"prompt": "Hi"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
+    ):
+        lines = (await served.post(path, {**body, **said})).text.split("\n\n")
+        chunks = [json.loads(line.removeprefix("data: ")) for line in lines if line and "[DONE]" not in line]
+        assert [t for each in chunks for c in each["choices"] for t in c.get("token_ids") or []] == ids
+
+
 async def test_probabilities_and_biases(start: Starter) -> None:
     served = await start(FakeOptions(script="ab"))
     for stream in (False, True):

@@ -289,8 +289,8 @@ class Fleet:
             safely(refused.request_id, self._refused, refused)
         for request_id, message in report.failed.items():
             safely(request_id, self._failed, request_id, message)
-        for request_id in report.started:
-            safely(request_id, self._started, request_id, engine.heard)
+        for request_id, ago in report.started.items():
+            safely(request_id, self._started, request_id, engine.heard - ago)
         for request_id, count in report.preempted.items():
             if request_id in self.open_requests:
                 self.open_requests[request_id].timeline.preemptions = count
@@ -315,7 +315,7 @@ class Fleet:
     def _started(self, request_id: str, now: float) -> None:
         entry = self.open_requests.get(request_id)
         if entry is not None and entry.timeline.started is None:
-            entry.timeline.started = now
+            entry.timeline.started = max(now, entry.timeline.arrival)
 
     def _prefilled(self, request_id: str, now: float, tokens: int) -> None:
         entry = self.open_requests.get(request_id)

@@ -50,7 +50,7 @@ class Answers:
                 for task, delta in batch:
                     so_far = texts.setdefault(task.index, CompletionOutput(index=0, text="", token_ids=[]))
                     so_far.text += delta.text
-                    if delta.text or delta.logprobs:
+                    if delta.text or delta.logprobs or (delta.token_ids and self.opened.body.return_token_ids):
                         yield event(self._piece(task, delta.text, delta.token_ids, delta.logprobs))
                     if delta.finish_reason is not None:
                         so_far.finish_reason, so_far.stop_reason = delta.finish_reason, delta.stop_reason
