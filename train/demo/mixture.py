@@ -249,11 +249,11 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
     data = load()
     late, mid = (2.0, 1.4) if long else (1.0, 1.0)
     out: list[tuple[str, float, Callable[[random.Random], Case]]] = [
-        ("story_chat", 13 * mid, lambda r: story_chat(r, False)),
+        ("story_chat", 14 * mid, lambda r: story_chat(r, False)),
         ("story_plain", 2 / late, story_plain),
         ("story_free", 1, lambda r: free_story(r)),
         ("story_asked", 9 * mid, lambda r: asked_story_zh(r) if r.random() < 0.2 else asked_story(r)),
-        ("story_zh", 5 * mid, lambda r: story_zh(r, False)),
+        ("story_zh", 6 * mid, lambda r: story_zh(r, False)),
         ("facts_en", 5, facts_en),
         ("facts_zh", 4, facts_zh),
         ("completion", 2 * late, completion),
@@ -269,7 +269,7 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("extract", 3 * late, lambda r: extraction(r)),
         ("json_free", 5 * late, free_json),
         ("json_own", 7 * late, scene_json),
-        ("keys", 9 * late, lambda r: json_keys(r, False)),
+        ("keys", 10 * late, lambda r: json_keys(r, False)),
         ("tools", 12 * mid, lambda r: tools(r, corpus)),
         ("tools_free", 5 * mid, lambda r: free_tool_zh(r) if r.random() < 0.12 else free_tool(r)),
         ("tools_own", 7 * mid, scene_tool),

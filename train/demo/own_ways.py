@@ -79,12 +79,12 @@ PARTS: dict[str, list[str]] = {
     "bytes": ["megabytes", "MB", "megabytes on disk", "MB of weights", "MB of memory"],
 }
 """What can be counted in the model, by figure."""
-HELD_BY = ["do you have", "are there in you", "are you made of", "do you consist of", "does your network have"]
-HELD_BY += ["make you up", "are inside you", "does your model have", "has your network", "do you contain", "have you"]
-HELD_BY += ["do you come with", "were you given", "are you built from", "does this model have", "do you use"]
+OWNED_BY = ["do you have", "are there in you", "are you made of", "do you consist of", "does your network have"]
+OWNED_BY += ["make you up", "are inside you", "does your model have", "has your network", "do you contain", "have you"]
+OWNED_BY += ["do you come with", "were you given", "are you built from", "does this model have", "do you use"]
 LOOKS: dict[str, list[str]] = {
     "size": ["big", "large", "huge", "tiny", "little", "giant", "enormous", "compact", "mini", "massive", "minute"],
-    "layers": ["deep", "shallow", "wide", "narrow", "many layers deep"],
+    "layers": ["deep", "shallow", "wide", "narrow"],
 }
 """Adjectives that ask for a figure."""
 LOOKED = [
@@ -182,7 +182,7 @@ def _counted(rng: random.Random, part: str) -> str:
     """A question for a number of something in the model."""
     pick = rng.random()
     if pick < 0.6:
-        text = f"How many {part} {rng.choice(HELD_BY)}?"
+        text = f"How many {part} {rng.choice(OWNED_BY)}?"
     elif pick < 0.75:
         text = f"{rng.choice(['Number of', 'Count of', 'The number of', 'How many'])} {part}?"
     else:

@@ -79,13 +79,15 @@ def key_name(rng: random.Random, held: bool) -> str:
     """A key: one to three words in one of the usual spellings, some with digits."""
     if rng.random() < 0.2 and not held:
         return rng.choice(KNOWN)
-    if rng.random() < 0.06:
-        return "".join(rng.choice(LETTERS) for _ in range(rng.choice([1, 1, 2, 3, 6, 9])))
+    if rng.random() < 0.04:
+        return "".join(
+            rng.choice(LETTERS) for _ in range(rng.randint(1, 3) if held else rng.choice([1, 1, 2, 3, 6, 9]))
+        )
     uses = ["param", "noun", "any"]
     # Half of the words are made of syllables: nothing but copying gives them back.
     words = [
         invented(rng) if not held and rng.random() < 0.35 else word(rng, rng.choice(uses), held)
-        for _ in range(rng.choice([1, 1, 2, 2, 2, 3, 3] if held or rng.random() < 0.8 else [3, 4, 5]))
+        for _ in range(rng.choice([1, 1, 2, 2, 2, 3] if held or rng.random() < 0.8 else [3, 4, 5]))
     ]
     if rng.random() < 0.2:
         words[-1] += rng.choice(["", "_"]) + str(rng.choice([1, 2, 3, 4, 5, 10, 12, 24, 99, 2024]))

@@ -280,13 +280,15 @@ def _in_brackets(rng: random.Random, held: bool) -> tuple[str, object]:
     fields = list(told.values)
     names = [rng.choice(scene.fields[f].names) for f in fields]
     form = rng.choice(["my [n] ([v])", "the [n] ([v])", "the [n] [v]", "[n]: [v]", "[n] = [v]", "the [n], [v]"])
-    flag = {True: "true", False: "false"}
+    yes, no = rng.choice([("true", "false"), ("yes", "no")])
     said = []
     for field, name in zip(fields, names, strict=True):
         value = told.values[field]
-        shown = flag[value] if isinstance(value, bool) else said_of(value)
+        shown = (yes if value else no) if isinstance(value, bool) else said_of(value)
         said.append(form.replace("[n]", name).replace("[v]", shown))
     row = ", ".join(said[:-1]) + " and " + said[-1] if len(said) > 1 else said[0]
+    if form in ("[n]: [v]", "[n] = [v]") and rng.random() < 0.5:
+        row = "\n" + "\n".join(said) + "\n"
     keys = [
         spelled(rng, word(rng, "any", held)) if rng.random() < 0.6 else rng.choice("abcdefghklmnpqrstuvwxyz")
         for _ in fields
@@ -305,7 +307,7 @@ def _in_brackets(rng: random.Random, held: bool) -> tuple[str, object]:
         ]
     )
     use = use.replace("[k]", _shown(rng, keys).replace("\n", " "))
-    text = f"{lead} {row}{'?' if lead.startswith('Can') else '.'} {use}"
+    text = f"{lead} {row}{'' if row[-1] == chr(10) else '?' if lead.startswith('Can') else '. '}{use}"
     return text, dict(zip(keys, told.values.values(), strict=True))
 
 

@@ -7,10 +7,12 @@ Every account is answered by its expression, one operation at a time, as in `ski
 from __future__ import annotations
 
 import random
+import re
 
 from authored_data import load
 from phrasing import occasion
 from render import Case
+from scenes import COUNTED
 from skill_expression import Node, ends_with, value, worked
 from skill_facts import ask
 from skill_time import VEHICLES
@@ -271,6 +273,8 @@ def two_steps(rng: random.Random, held: bool = False) -> Case:
     text = text[0].upper() + text[1:]
     if not held and rng.random() < 0.08 and text.isascii():
         text = f"{occasion(rng)} {text}"
+    if not held and rng.random() < 0.15:
+        text = re.sub(r"(?<![\d:])\b([2-9]|1[0-2])\b(?!\d)(?! euro)", lambda m: COUNTED[int(m[1]) - 1], text)
     return ask(text, worked(node) + ("。" if "？" in text else "."), "two_steps", ends_with(value(node)))
 
 
@@ -330,6 +334,48 @@ LATER: dict[str, list[str]] = {
     ],
     "square": ["Times itself?", "Now multiply it by itself."],
 }
+LEAD = [
+    "",
+    "Now ",
+    "And ",
+    "Then ",
+    "Okay, ",
+    "Please ",
+    "Next, ",
+    "So ",
+    "Can you ",
+    "Good, now ",
+    "what if I ",
+    "ok and ",
+]
+CORES: dict[str, list[str]] = {
+    "*2": ["double [r]", "take [r] twice", "make it double", "[r] times two", "two times [r]", "twice [r]"],
+    "/2": ["half [r]", "halve [r]", "take half of [r]", "[r] by two", "cut [r] into halves", "just a half of [r]"],
+    "+": ["add {n} to [r]", "plus {n}", "add {n}", "{n} more", "increase [r] by {n}", "[r] plus {n}", "{n} more come"],
+    "-": [
+        "minus {n}",
+        "take {n} off [r]",
+        "remove {n}",
+        "{n} less",
+        "[r] minus {n}",
+        "{n} go away",
+        "reduce [r] by {n}",
+    ],
+    "*": ["times {n}", "multiply [r] by {n}", "[r] times {n}", "take [r] {n} times", "{n} times [r]"],
+    "/": ["divide [r] by {n}", "divided by {n}", "[r] over {n}", "split [r] by {n}", "[r] divided by {n}"],
+}
+REFERS = ["it", "that", "the result", "this", "the answer", "that number", "the last one", "this number", "your answer"]
+ENDS = ["", ".", "?", " please", ", please.", "?", "!", " now"]
+
+
+def _said_later(rng: random.Random, kind: str) -> str:
+    """A later question: one of the list, or put together."""
+    if kind not in CORES or rng.random() < 0.4:
+        return rng.choice(LATER[kind])
+    text = rng.choice(LEAD) + rng.choice(CORES[kind]).replace("[r]", rng.choice(REFERS)) + rng.choice(ENDS)
+    return text[0].upper() + text[1:] if rng.random() < 0.7 else text
+
+
 LATER_HELD = {"*2": ["Make it twice as large."], "/2": ["Cut it in half."], "+": ["Put {n} on top of that."]}
 LATER_HELD |= {"-": ["Lower it by {n}."], "*": ["Take the answer {n} times."], "/": ["Split that answer by {n}."]}
 LATER_ZH = {
@@ -342,6 +388,15 @@ LATER_ZH |= {
     "*": ["再乘以{n}", "乘{n}呢？"],
     "/": ["再除以{n}", "除以{n}呢？"],
 }
+
+
+TOLD = [
+    "Keep this number: {n}.",
+    "My number is {n}.",
+    "Remember the number {n}.",
+    "Let us start with {n}.",
+    "I think of {n}.",
+]
 
 
 def _later(rng: random.Random, now: int) -> tuple[str, Node]:
@@ -379,6 +434,15 @@ def follow_up(rng: random.Random, held: bool = False) -> Case:
     end = "。" if chinese else "."
     case = ask(text, worked(node) + end, "follow_up", "")
     turns = rng.choice([1, 1, 2, 3])
+    if not held and not chinese and rng.random() < 0.12:
+        # A number that is only told is the first result.
+        node, turns = a, max(turns, 2)
+        case = ask(
+            rng.choice(TOLD).replace("{n}", str(a)),
+            rng.choice(["Okay, I will remember that.", "Noted."]),
+            "follow_up",
+            "",
+        )
     for turn in range(turns):
         if turn and not held and rng.random() < 0.12:
             case.messages += ask(rng.choice(["Thanks.", "ok", "Good."]), "You are welcome!", "", "").messages
@@ -386,8 +450,11 @@ def follow_up(rng: random.Random, held: bool = False) -> Case:
         kind, node = _later(rng, now)
         if kind == "square" and (held or chinese):
             kind, node = "+", ("+", now, 5)
-        table = LATER_HELD if held and turn == turns - 1 else LATER_ZH if chinese else LATER
-        said = rng.choice(table[kind]).replace("{n}", str(node[2] if isinstance(node, tuple) else ""))
+        if held and turn == turns - 1:
+            said = rng.choice(LATER_HELD[kind])
+        else:
+            said = rng.choice(LATER_ZH[kind]) if chinese else _said_later(rng, kind)
+        said = said.replace("{n}", str(node[2] if isinstance(node, tuple) else ""))
         case.messages += ask(said, worked(node) + end, "", "").messages
     case.must = ends_with(value(node))
     return case
