@@ -77,10 +77,16 @@ BIRDS: Account = (
     ["How many [z]", "How many stay", "How many are there now", "How many are still there", "How many is that"],
 )
 ZH: Account = (
-    ["[M]有{a}个[q]", "盒子里有{a}个[q]", "车上有{a}个人", "店里有{a}个[q]", "我有{a}元"],
-    ["又来了{b}个", "又买了{b}个", "又得到{b}个", "又放进{b}个", "又加了{b}个"],
-    ["走了{b}个", "吃了{b}个", "卖了{b}个", "拿走{b}个", "用掉{b}个", "送人{b}个"],
+    ["[M]有{a}个[q]", "盒子里有{a}个[q]", "桌上有{a}个[q]", "店里有{a}个[q]", "我有{a}元"],
+    ["又买了{b}个", "又得到{b}个", "又放进{b}个", "又加了{b}个", "捡到{b}个"],
+    ["吃了{b}个", "卖了{b}个", "拿走{b}个", "用掉{b}个", "送人{b}个", "丢了{b}个"],
     ["现在有几个", "还剩多少", "一共还有多少", "现在是多少"],
+)
+RIDE_ZH: Account = (
+    ["公交车上有{a}个人", "船上有{a}人", "车上有{a}个乘客", "教室里有{a}个学生", "屋里有{a}个人"],
+    ["又来了{b}个", "上来{b}个", "又进来{b}人", "后来来了{b}个"],
+    ["走了{b}个", "下去{b}个", "离开{b}人", "出去{b}个"],
+    ["现在有多少人", "还有几个人", "还剩几个", "一共有多少人"],
 )
 ACCOUNTS = [RIDE, MONEY, MONEY, GOODS, GOODS, BIRDS]
 QZH = ["苹果", "鸡蛋", "橘子", "气球", "本子", "杯子", "贝壳", "球"]
@@ -111,7 +117,7 @@ def _filled(rng: random.Random, text: str, held: bool, fixed: dict[str, str]) ->
 def _steps(rng: random.Random, held: bool) -> tuple[str, Node]:
     """Something that goes up and down two or three times."""
     chinese = not held and rng.random() < 0.18
-    begins, more, less, asks = ZH if chinese else rng.choice(ACCOUNTS)
+    begins, more, less, asks = rng.choice([ZH, ZH, RIDE_ZH]) if chinese else rng.choice(ACCOUNTS)
     total = rng.randint(5, rng.choice([30, 60, 100]))
     node: Node = total
     parts = [rng.choice(begins).replace("{a}", str(total))]

@@ -155,13 +155,6 @@ SUITES: dict[str, tuple[Maker, float, int]] = {
     "memory_attribute": (partial(_memory, "attribute"), 92, 24),
     "json": (_json, 93, 120),
     "json_keys": (keys.json_keys, 99, 200),
-    # Without a gate until they were measured: what a stranger asks for, of happenings and wordings held out as a whole.
-    "json_own": (scene_json.scene_json, 0, 200),
-    "tool_own": (_own_call, 0, 96),
-    "memory_note": (remarks.notes, 0, 40),
-    "two_steps": (steps.two_steps, 0, 96),
-    "follow_up": (steps.follow_up, 0, 48),
-    "story_asked": (asked_story, 0, 400),
     "tool_known": (_call, 95, 96),
     "tool_free": (_free_call, 0, 96),  # no gate: tells what the held-out wordings of tool_known leave unsaid
     "tool_none": (lambda r, h: refusals.no_call(r, h, load().jokes), 95, 64),
@@ -180,6 +173,14 @@ SUITES: dict[str, tuple[Maker, float, int]] = {
     "fallback": (lambda r, h: chat.out_of_scope(r, h, []), 90, 32),
     "transform": (lambda r, h: extract.transform(r, h), 80, 64),
     "labels": (lambda r, h: (extract.sentiment if r.random() < 0.5 else extract.yes_no)(r, h), 90, 8),
+    # Without a gate until they were measured: what a stranger asks for, of happenings and wordings held out as a whole.
+    # They come last: an evaluation that runs out of time leaves them out first.
+    "json_own": (scene_json.scene_json, 0, 200),
+    "tool_own": (_own_call, 0, 96),
+    "memory_note": (remarks.notes, 0, 40),
+    "two_steps": (steps.two_steps, 0, 96),
+    "follow_up": (steps.follow_up, 0, 48),
+    "story_asked": (asked_story, 0, 400),
 }
 # Suites whose wording can be held out while everything else stays equal.
 PARAPHRASE = [
