@@ -23,7 +23,7 @@ FORMS: dict[str, dict[str, str]] = {
 }
 
 
-LONG = ("story", "story_topic", "story_zh", "language")
+LONG = ("story", "story_topic", "story_zh", "language", "story_asked")
 """Suites of long answers, left out."""
 
 
