@@ -191,7 +191,8 @@ def test_narrow_pages(name, form):
                 scales[slots // 16, :, slots % 16] = float("nan")
             assert relative(kernels.attend(x, spec, a), expected) < 1e-2
     assert not kernels.launch.scratch.counters(x.device).any()
-    parts = dim // stored.group if stored.group else 1  # numbers of parts that are no power of two: plain torch, counted
+    # Parts of a head whose number is no power of two have no kernel: plain torch computes them, counted.
+    parts = dim // stored.group if stored.group else 1
     assert any(count["fallbacks"] for count in kernels.counters().values()) == (parts & (parts - 1) != 0)
     for mine, other in ((ours.kv[0].key, exact.kv[0].key), (ours.kv[0].value, exact.kv[0].value)):
         same = mine.view(torch.uint8) == other.view(torch.uint8)

@@ -259,6 +259,9 @@ def _decode_kernel(
     n = tl.arange(0, SHAPE.BN)
     v = columns(SHAPE.BV, SHAPE.DV, V_KIND.GROUPS)
     if FRESH:
+        if split >= active:  # before anything is loaded: such programs stand in others' way
+            wait(PDL)
+            return
         # All keys in the cache are older than this step: load the first ones, bring the following near.
         k, val, k_scales, v_scales, position, seen = _load_tile(
             low, n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
@@ -429,8 +432,8 @@ def decode_config(
         return 1, min(block_n, 32), 2, 3, 1, 1
     if units >= 1024:
         return 1, block_n, 2, 5, 1, 1
-    if 128 < units <= 256:  # only long sequences are split: one of 300 tokens takes no longer
-        return 4, block_n, 8, 3, 2, 8
+    if 128 < units <= 256:  # only long sequences are split; programs without a part cost a step of short ones 2 us
+        return 2, block_n, 8, 3, 2, 8
     splits = 16 if units < 64 else 8
     while splits > 1 and (splits * units > (1056 if units < 256 else 528) or splits * block_n > 2 * longest):
         splits //= 2

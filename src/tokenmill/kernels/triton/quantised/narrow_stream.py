@@ -253,6 +253,11 @@ def can_stream(x: Tensor, weight: NarrowMatrix) -> bool:
     return wide and x.dtype == torch.bfloat16 and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0
 
 
+def _by_groups(of_groups: Tensor, height: int, layout: gl.NVMMASharedLayout) -> TensorDescriptor:
+    """What each group of each row has [groups, rows], by lines (torch gives a single line any stride)."""
+    return TensorDescriptor(of_groups, list(of_groups.shape), [of_groups.shape[1], 1], [1, height], layout)
+
+
 def narrow_stream(
     x: Tensor, weight: NarrowMatrix, act: str | None, residual: Tensor | None, *, scratch: Scratch, pdl: bool,
     config: Config,
@@ -271,8 +276,8 @@ def narrow_stream(
     out = torch.empty((rows, width), dtype=x.dtype, device=x.device)
     # What rows of the weight have each lies in lines of its own, so that any group can be copied by itself.
     line = gl.NVMMASharedLayout(swizzle_byte_width=0, element_bitwidth=16, rank=2)
-    scales = TensorDescriptor.from_tensor(weight.scales, [1, height], line)
-    zeros = scales if weight.zeros is None else TensorDescriptor.from_tensor(weight.zeros, [1, height], line)
+    scales = _by_groups(weight.scales, height, line)
+    zeros = scales if weight.zeros is None else _by_groups(weight.zeros, height, line)
     planes_of_x = gl.NVMMASharedLayout.get_default_for([block_m, 32], gl.bfloat16)
     words = gl.NVMMASharedLayout.get_default_for([height, 32], gl.int16)
     _stream_kernel[(tiles, split, high)](
