@@ -1,7 +1,8 @@
 """Triton's interpreter, quicker. Owns: doing once what it does again and again for each operation of each program.
 
-What a kernel computes, and what is refused, stays as it is: types and shapes are described once, checks of integers
-that may overflow are one numpy operation in place of thirty of the language, and operands that fit are not fitted.
+What a kernel computes, and what is refused, stays as it is: types and shapes are described once, operands are not
+copied to the size of their result, and whether integers overflow is one question of numpy in place of thirty of the
+language.
 Must not know: kernels, engines.
 """
 
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import types
 from typing import Any
 
@@ -28,7 +28,8 @@ def quicken() -> None:
     )
     _patch_language_once(interpreter)
     _describe_types_once(interpreter)
-    _describe_tensors_once(interpreter)
+    _pass_tensors_on(interpreter)
+    _leave_fitting_to_numpy(interpreter)
     _check_at_once(interpreter)
 
 
@@ -43,12 +44,11 @@ def _patch_language_once(interpreter: Any) -> None:
         return kept
 
     def patch_builtin(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-        semantic = interpreter.TritonSemantic(builder)
+        semantic, plain = interpreter.TritonSemantic(builder), getattr(member, "__wrapped__", member)
 
-        @functools.wraps(member)
         def called(*args: Any, **named: Any) -> Any:
             named["_semantic"] = semantic
-            return member(*args, **named)
+            return plain(*args, **named)
 
         scope.set_attr(obj, name, called)
 
@@ -57,7 +57,7 @@ def _patch_language_once(interpreter: Any) -> None:
 
 
 def _describe_types_once(interpreter: Any) -> None:
-    """What follows from a name or a shape alone."""
+    """What follows from a name or a shape alone. `sizes` of a block is what its tensors tell of it."""
     lang = interpreter.tl
     dtype, block = lang.dtype, lang.block_type
     describe, equal = block.__init__, dtype.__eq__
@@ -68,9 +68,10 @@ def _describe_types_once(interpreter: Any) -> None:
         try:
             known = described[key]
         except (KeyError, TypeError):
-            describe(self, element_ty, shape)
+            describe(self, element_ty, list(key[1]))
+            self.sizes = lang.constexpr(self.numel), lang.tuple([lang.constexpr(size) for size in self.shape])
             if all(type(size) is int for size in key[1]):
-                described[key] = {"shape": self.shape, "numel": self.numel, "name": self.name}
+                described[key] = {part: getattr(self, part) for part in ("shape", "numel", "name", "sizes")}
         else:
             self.element_ty = element_ty
             self.__dict__.update(known)
@@ -95,27 +96,80 @@ def _by_name(question: Any) -> Any:
     return asked
 
 
-def _describe_tensors_once(interpreter: Any) -> None:
-    """Sizes of a tensor of the language, and operands whose shapes are the same already."""
-    lang, semantic = interpreter.tl, interpreter.TritonSemantic
-    fit = semantic.broadcast_impl_value
-
-    @functools.cache
-    def sizes(shape: tuple[int, ...]) -> tuple[object, object]:
-        return lang.constexpr(math.prod(shape)), lang.tuple([lang.constexpr(size) for size in shape])
+def _pass_tensors_on(interpreter: Any) -> None:
+    """Tensors, of which most things are made, do not go through what other things need."""
+    lang, handle = interpreter.tl, interpreter.TensorHandle
+    none = lang.constexpr(1), lang.tuple([])
+    unwrap, to_tensor, check = (
+        lang.core._unwrap_if_constexpr,
+        interpreter.TritonSemantic.to_tensor,
+        handle.__post_init__,
+    )
+    plain = {lang.tensor, int, float, bool}
 
     def made(self: Any, handle: object, type: Any) -> None:
         self.handle, self.type, self.dtype = handle, type, type.scalar
-        self.numel, self.shape = sizes(tuple(type.shape.values) if type.is_block() else ())
+        self.numel, self.shape = type.sizes if type.is_block() else none
+
+    def unwrapped(given: Any) -> Any:
+        return given if type(given) in plain else unwrap(given)
+
+    def as_tensor(self: Any, x: Any, check_type: bool = True) -> Any:
+        return x if type(x) is lang.tensor else to_tensor(self, x, check_type)
+
+    def checked(self: Any) -> None:
+        if isinstance(self.dtype, lang.pointer_type) or self.data.itemsize * 8 > self.dtype.primitive_bitwidth:
+            check(self)
+
+    lang.tensor.__init__ = made
+    lang.core._unwrap_if_constexpr = unwrapped
+    interpreter.TritonSemantic.to_tensor = as_tensor
+    handle.__post_init__ = checked
+
+
+def _leave_fitting_to_numpy(interpreter: Any) -> None:
+    """Operands of an operation on pairs get the type of what comes out; numpy repeats their numbers by itself."""
+    lang, semantic = interpreter.tl, interpreter.TritonSemantic
+    fit, operands = semantic.broadcast_impl_value, semantic.binary_op_type_checking_impl
+
+    @functools.cache
+    def common(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...] | None:
+        """None: they do not fit, or Triton adds axes."""
+        pairs = list(zip(one, other, strict=False))
+        if len(one) != len(other) or any(a != b and 1 not in (a, b) for a, b in pairs):
+            return None
+        return tuple(b if a == 1 else a for a, b in pairs)
+
+    def typed(given: Any, shape: tuple[int, ...]) -> Any:
+        return lang.tensor(given.handle, lang.block_type(given.type.scalar, shape))
+
+    class Operands(semantic):
+        def broadcast_impl_value(self, lhs: Any, rhs: Any) -> tuple[Any, Any]:
+            one, other = lhs.type, rhs.type
+            if not one.is_block():
+                return (typed(lhs, other.shape), rhs) if other.is_block() else (lhs, rhs)
+            if not other.is_block():
+                return lhs, typed(rhs, one.shape)
+            one, other = tuple(one.shape.values), tuple(other.shape.values)
+            if one == other:
+                return lhs, rhs
+            shape = common(one, other)
+            if shape is None:
+                return fit(self, lhs, rhs)
+            return lhs if shape == one else typed(lhs, shape), rhs if shape == other else typed(rhs, shape)
 
     def fitted(self: Any, lhs: Any, rhs: Any) -> tuple[Any, Any]:
         one, other = lhs.type, rhs.type
-        if one.is_block() and other.is_block() and one.shape.values == other.shape.values:
-            return lhs, rhs
-        return fit(self, lhs, rhs)
+        alike = one.is_block() and other.is_block() and one.shape.values == other.shape.values
+        return (lhs, rhs) if alike else fit(self, lhs, rhs)
 
-    lang.tensor.__init__ = made
+    def checked(self: Any, *args: Any, **named: Any) -> Any:
+        if "operands" not in self.__dict__:
+            self.operands = Operands(self.builder)
+        return operands(self.operands, *args, **named)
+
     semantic.broadcast_impl_value = fitted
+    semantic.binary_op_type_checking_impl = checked
 
 
 def _check_at_once(interpreter: Any) -> None:
