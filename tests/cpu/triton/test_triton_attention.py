@@ -10,6 +10,7 @@ import torch
 triton = pytest.importorskip("triton")
 
 from paged_batch import PagedBatch  # noqa: E402
+from tests.thinned import covering  # noqa: E402
 
 from tokenmill.core.forward import AttentionSpec, KVSpec, NormSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
@@ -188,8 +189,10 @@ def test_nan_stays_at_home():
     assert torch.isnan(y[0]).all() and torch.isfinite(y[1]).all()
 
 
-@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
-@pytest.mark.parametrize("name", ["norms", "odd sizes", "window"])
+EIGHT_BITS = [torch.int8, torch.float8_e4m3fn]
+
+
+@pytest.mark.parametrize(("name", "dtype"), covering(["norms", "odd sizes", "window"], EIGHT_BITS))
 def test_eight_bit_pages(dtype, name):
     """Numbers and scales like the reference's; attention reads what was stored."""
     torch.manual_seed(0)

@@ -21,6 +21,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 from paged_batch import PagedBatch  # noqa: E402
 from parity import load, make  # noqa: E402
 from test_triton_models import CASES  # noqa: E402
+from tests.thinned import covering  # noqa: E402
 
 from tokenmill.core.errors import ModelError  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
@@ -63,8 +64,7 @@ def logits_of(model: Any, kernels: Any, slots: list[int]) -> Tensor:
     return model.logits(model.forward(tokens, context), context).float()
 
 
-@pytest.mark.parametrize("steady", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(("name", "steady"), covering(CASES, [False, True]))
 def test_like_the_reference(name: str, steady: bool, tmp_path: Path) -> None:
     _, config, tensors = make(CASES[name](), tmp_path)
     kernels = TritonKernels(steady=steady)

@@ -8,6 +8,7 @@ import torch
 triton = pytest.importorskip("triton")
 
 from paged_batch import PagedBatch  # noqa: E402
+from tests.thinned import covering  # noqa: E402
 
 from tokenmill.core.forward import AttentionSpec, KVFormat, KVSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
@@ -46,8 +47,7 @@ NARROW = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", NARROW)
-@pytest.mark.parametrize("steady", [False, True])
+@pytest.mark.parametrize(("form", "steady"), covering(NARROW, [False, True]))
 def test_narrow_vectors(form, steady):
     """Groups may lie across the border of the rotated part."""
     torch.manual_seed(0)

@@ -92,9 +92,8 @@ def test_a_whole_layer(kind, tokens):
 ROUNDED = ["int4/32", "int4z/64", "int4/128", "fp4/16", "nf4/64", "fp4/32"]
 
 
-@pytest.mark.parametrize(("kind", "how"), covering(ROUNDED, [("silu_mul", 3), ("oai_swiglu", 4)]))
-def test_one_token_meets_what_was_rounded(kind, how):
-    act, top = how
+@pytest.mark.parametrize(("kind", "act", "top"), covering(ROUNDED, ["silu_mul", "oai_swiglu"], [3, 4]))
+def test_one_token_meets_what_was_rounded(kind, act, top):
     hidden, inner = 160 if kind.endswith(("/16", "/32")) else 128, 288 if kind.endswith(("/16", "/32")) else 256
     ups = [Packed(packed(kind, 2 * inner, hidden, bias=True)) for _ in range(5)]
     downs = [Packed(packed(kind, hidden, inner, bias=True)) for _ in range(5)]

@@ -10,6 +10,7 @@ triton = pytest.importorskip("triton")
 
 import triton.language as tl  # noqa: E402
 from paged_batch import PagedBatch  # noqa: E402
+from tests.thinned import covering  # noqa: E402
 
 from tokenmill.core.forward import AttentionSpec, KVFormat, KVSpec, KVView, NormSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
@@ -153,15 +154,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("form", ["int4", "int4-fp8k"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "form"), covering(CASES, ["int4", "int4-fp8k"]))
 def test_four_bits(case, form):
     counted = compare(FORMS[form], **CASES[case])
     assert not any(count["fallbacks"] for count in counted.values())
 
 
-@pytest.mark.parametrize("form", ["int8", "int4", "int4-fp8k"])
-@pytest.mark.parametrize("dim", [64, 24])
+@pytest.mark.parametrize(("form", "dim"), covering(["int8", "int4", "int4-fp8k"], [64, 24]))
 def test_a_shared_prefix_is_read_once(form, dim):
     kv, kernels = KVSpec("full", 2, dim, dim), TritonKernels()
     spec = AttentionSpec(0, 0, 4, kv, dim**-0.5, softcap=8.0, sinks=torch.randn(4))
