@@ -31,9 +31,14 @@ def texts(running: Running, bodies: list[dict[str, Any]]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def calm(launch: Launch) -> list[str]:
+def undisturbed(launch: Launch) -> Running:
+    return launch("--max-num-seqs", "64")
+
+
+@pytest.fixture(scope="module")
+def calm(undisturbed: Running) -> list[str]:
     """What an undisturbed server says."""
-    return texts(launch(), BODIES)
+    return texts(undisturbed, BODIES)
 
 
 def bad_request(running: Running, body: dict[str, Any]) -> str:
@@ -86,10 +91,9 @@ def test_a_broken_device_ends_its_engine_at_once(launch: Launch, calm: list[str]
 
 
 @pytest.fixture(scope="module")
-def unsaid(launch: Launch) -> int:
+def unsaid(undisturbed: Running) -> int:
     """A token that none of the requests says or holds."""
-    running = launch()
-    answers = [running.post("/v1/completions", {**body, "return_token_ids": True}).json() for body in BODIES]
+    answers = [undisturbed.post("/v1/completions", {**body, "return_token_ids": True}).json() for body in BODIES]
     said = {token for answer in answers for token in answer["choices"][0]["token_ids"]}
     return next(token for token in range(319, 100, -1) if token not in said)
 
@@ -125,9 +129,9 @@ def test_row_12_a_corrupt_weight_spoils_only_those_who_use_it(
     assert texts(running, BODIES) == calm  # and nothing of it is left in the cache
 
 
-def test_row_5_a_quarter_of_the_memory_is_enough(launch: Launch, calm: list[str]) -> None:
+def test_row_5_a_quarter_of_the_memory_is_enough(launch: Launch, undisturbed: Running) -> None:
     bodies = [{**BODIES[i % 31], "prompt": [20 + i, 40, 60 + i] * 20, "max_tokens": 60} for i in range(64)]
-    wanted = texts(launch("--max-num-seqs", "64"), bodies)
+    wanted = texts(undisturbed, bodies)
     demand = 64 * (-(-(60 + 60) // 16))
     tight = launch("--max-num-seqs", "64", "--num-gpu-blocks-override", str(demand // 4), "--max-model-len", "256")
     assert texts(tight, bodies) == wanted
