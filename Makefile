@@ -12,6 +12,8 @@ NEON_RUN ?= qemu-aarch64
 
 .DEFAULT_GOAL := help
 .PHONY: help run test test-nightly test-neon test-web test-clients test-reliability check fmt bench sanitize setup setup-tests clean
+# Tests start hundreds of Pythons: the first one compiles what all import, whatever the shell says of it.
+export PYTHONDONTWRITEBYTECODE :=
 LINTED := src tests tools bench examples train
 
 help:
@@ -46,11 +48,15 @@ SUITE = $(BIN)/pytest --hypothesis-profile settled -o cache_dir=out/suite tests
 AGAIN = { echo "== NOTE: these failed beside others and are asked once more, alone"; \
 	$(SUITE) -n 0 --last-failed --last-failed-no-failures none --maxfail 3 -v; }
 
+# Three on two cores, for a third of the time tests wait. Each begins with a third of the files, so that what the tests
+# of a file share is made once; who has ended takes from the others.
+SPREAD = -n 3 --dist worksteal
+
 test: setup-tests
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || [ ! -d tests/web ] || \
 		echo "== NOTE: no chromium here, so the web tests are skipped (apt-get install chromium)"
 	@echo "== tests"
-	$(SUITE) -n 3 --cache-clear || $(AGAIN)  # three on two cores: a third of the time tests wait
+	$(SUITE) $(SPREAD) --cache-clear || $(AGAIN)
 	@$(MAKE) --no-print-directory check
 
 # What `make test` thins out: every family in every mode, every shape in every field, twice the examples of the document.
