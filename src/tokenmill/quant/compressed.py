@@ -171,7 +171,7 @@ def _zeros(ckpt: Checkpoint, name: str, bits: int, rows: int, repeat: tuple[int,
         if tuple(found.shape) != (-(-rows * bits // 32), groups):
             raise ModelError(f"'{full}' has shape {list(found.shape)}, which does not fit.")
         found = unpack(found.T, bits, rows).T
-    elif found.numel() not in (rows * groups, 1) or found.is_floating_point():
+    elif found.is_floating_point() or (found.numel() != 1 and (found.numel(), found.shape[0]) != (rows * groups, rows)):
         raise ModelError(f"'{full}' has shape {list(found.shape)} of {found.dtype}, which does not fit.")
     found = found.to(torch.int16).reshape(-1, groups if found.numel() > 1 else 1).expand(rows, groups)
     return found.repeat_interleave(times, 1).contiguous() if not known(found) or bool(found.any()) else None
@@ -183,7 +183,7 @@ def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor
     stored = ckpt.tensor(f"{name}.weight_scale")
     if stored.numel() == 1:
         stored = stored.reshape(1, 1).expand(rows, 1)
-    if stored.numel() % rows or not stored.numel() or not stored.is_floating_point():
+    if stored.numel() % rows or not stored.numel() or not stored.is_floating_point() or stored.shape[0] != rows:
         raise ModelError(f"'{name}.weight_scale' has shape {list(stored.shape)}, which does not fit {list(shape)}.")
     scales = stored.reshape(rows, -1).half()
     if known(scales) and not bool(torch.isfinite(scales).all()):

@@ -17,7 +17,7 @@ from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import Weight
 from tokenmill.core.model import Checkpoint
-from tokenmill.quant import bnb, compressed, fp8, mx, shifted, sparse, squeezed, ternary, torchao, words
+from tokenmill.quant import bnb, compressed, fp8, mx, promised, shifted, sparse, squeezed, ternary, torchao, words
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import Unrounded
@@ -102,6 +102,7 @@ def load_weight(
     how: what `check_config` gave, for what the tensors do not say."""
     share = request.share
     if share is not None and share[2] > 1 and _plainly(ckpt, request):
+        _check_plain(ckpt, request.name, how)
         return from_dense(*_dense_part(ckpt, request, share, dtype, device), quantization)
     if share is not None and share[2] > 1 and (part := _stored_part(ckpt, request, share)) is not None:
         bias = request.bias and (share[0] == 0 or share[1] == 0)
@@ -180,8 +181,16 @@ def _load_whole(
     if blocks is not None and not request.transposed:
         quantised = BlockWeight([replace(blocks, raw=blocks.raw.to(device))], dtype, bias)
         return quantised if quantization is None else from_dense(quantised.dense(), bias, quantization)
+    _check_plain(ckpt, request.name, how)
     weight = ckpt.tensor(f"{request.name}.weight", stored, dtype)
     return from_dense((weight.t() if request.transposed else weight).to(device), bias, quantization)
+
+
+def _check_plain(ckpt: Checkpoint, name: str, how: Mapping[str, object]) -> None:
+    """A matrix of a quantised checkpoint that is to be read as it is must hold the numbers themselves."""
+    full = f"{name}.weight"
+    if how and ckpt.has(full) and ckpt.shape(full) is not None:
+        promised.check_plain(ckpt.tensor(full), full)
 
 
 def load_stacked(
@@ -210,12 +219,16 @@ def _stored(
     """The weight, if it lies there in few bits; kind: the compute dtype and the bias."""
     for reader in _READERS:
         if reader.stored(ckpt, name):
+            promised.check(ckpt, name, how)
             return reader.load(ckpt, name, shape, *kind)
     if words.stored(ckpt, name):
-        return words.load(ckpt, name, shape, *kind, second=words.second_version(how))
+        promised.check(ckpt, name, how)
+        return words.load(ckpt, name, shape, *kind, how=how)
     if ternary.stored(ckpt, name):
+        promised.check(ckpt, name, how)
         return ternary.load(ckpt, name, shape, *kind, divide=ternary.divides(how))
     if compressed.stored_bits(ckpt, name, shape[1]) is not None:
+        promised.check(ckpt, name, how)
         return compressed.load_grid(ckpt, name, shape, *kind)
     return None
 

@@ -125,6 +125,8 @@ def _affine(
     if zero.numel() != groups or codes.numel() != rows * columns or not groups or rows * columns % groups:
         raise ModelError(f"'{what}' and its scales do not fit {list(shape)}.")
     group = rows * columns // groups
+    if codes.ndim != 2 or codes.shape[1] != group:
+        raise ModelError(f"'{what}' does not lie in rows of {group} codes, as many as share a scale.")
     if columns % group or group % _GROUP:
         raise ModelError(f"'{what}' has groups of {group} in rows of {columns}: whole ones of 32 n can be read.")
     bits = max(bits, 2)

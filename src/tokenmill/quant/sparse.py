@@ -48,7 +48,10 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Tensor:
     """The matrix [out, in] under `name`, with its zeros, in the type of its numbers."""
     rows, columns = shape
     packed = ckpt.tensor(f"{name}.bitmask", (rows, -(-columns // 8)))
-    values = ckpt.tensor(f"{name}.compressed").flatten()
+    values = ckpt.tensor(f"{name}.compressed")
+    if values.ndim > 1 and values.shape[0] != rows:
+        raise ModelError(f"'{name}.compressed' has shape {list(values.shape)}, which does not fit {list(shape)}.")
+    values = values.flatten()
     if packed.dtype != torch.uint8:
         raise ModelError(f"'{name}.bitmask' must be uint8, not {packed.dtype}.")
     if ckpt.has(f"{name}.shape") and ckpt.tensor(f"{name}.shape", (2,)).tolist() != [rows, columns]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -89,9 +90,9 @@ def load(
     dtype: torch.dtype,
     bias: Tensor | None,
     *,
-    second: bool = False,
+    how: Mapping[str, Any] = MappingProxyType({}),
 ) -> GridWeight | OrderedWeight:
-    """The weight [out, in] under `name`, with its zero points; second: GPTQ's second file version."""
+    """The weight [out, in] under `name`, with its zero points; how: what config.json says."""
     rows, columns = shape
     words = _words(ckpt, f"{name}.qweight")
     scales = ckpt.tensor(f"{name}.scales")
@@ -101,7 +102,9 @@ def load(
     if scales.ndim != 2 or scales.shape[1] != rows or not groups or columns % groups or (columns // groups) % 32:
         raise ModelError(f"'{name}.scales' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
     group, order = columns // groups, None
-    awq = tuple(words.shape) == (columns, rows // 8)
+    awq, said = tuple(words.shape) == (columns, rows // 8), _kind(how)
+    if said and awq is not (said == "awq"):
+        raise ModelError(f"'{name}.qweight' has shape {list(words.shape)}, which does not fit {list(shape)} by {said}.")
     bits = 4 if awq else 32 * words.shape[0] // columns if words.ndim == 2 else 0
     if not awq and (bits not in (2, 3, 4, 8) or tuple(words.shape) != (columns * bits // 32, rows)):
         raise ModelError(f"'{name}.qweight' has shape {list(words.shape)}, which does not fit {list(shape)}.")
@@ -110,7 +113,7 @@ def load(
         q, zeros = _interleaved(words).T, _interleaved(zero_words).T
     else:
         q = packed.unpack(words.T, bits, columns)
-        zeros = packed.unpack(zero_words, bits, rows).T.to(torch.int16) + (0 if second else 1)
+        zeros = packed.unpack(zero_words, bits, rows).T.to(torch.int16) + (0 if second_version(how) else 1)
         if ckpt.has(f"{name}.g_idx"):
             index = ckpt.tensor(f"{name}.g_idx", (columns,))
             if index.dtype not in (torch.int32, torch.int64):

@@ -5,6 +5,7 @@ Then what becomes of every form: settled, joined, taken apart, split over ranks;
 
 from __future__ import annotations
 
+import copy
 import json
 import sys
 from collections.abc import Callable
@@ -409,7 +410,7 @@ def changed(make: Callable[[], Made], name: str, value: Any) -> tuple[dict[str, 
     tensors, _, config = make()
     tensors = dict(tensors)
     tensors[name] = value(tensors[name]) if callable(value) else value
-    return tensors, config
+    return {n: tensor for n, tensor in tensors.items() if tensor is not None}, config
 
 
 LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
@@ -445,7 +446,7 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
     "torchao codes": (lambda: torchao(4), "_weight_qdata", lambda t: t[:, :-1], "does not fit"),
     "torchao code type": (lambda: torchao(4), "_weight_qdata", lambda t: t.float(), "does not fit"),
     "torchao scales": (lambda: torchao(4), "_weight_scale", lambda t: t[:, :3], "does not fit|groups of 32"),
-    "torchao scale type": (lambda: torchao(4), "_weight_scale", lambda t: t.int(), "not supported"),
+    "torchao scale type": (lambda: torchao(4), "_weight_scale", lambda t: t.int(), "must hold floats"),
     "torchao rows": (torchao_float8, "_weight_scale", lambda t: t[:-1], "does not fit"),
     "torchao infinite": (lambda: torchao(4), "_weight_scale", lambda t: t * 1e9, "beyond float16"),
     "torchao zeros": (lambda: torchao(4), "_weight_zero_point", lambda t: t[:-1], "does not fit"),
@@ -471,6 +472,18 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
                   lambda t: torch.full(t.shape, 127, dtype=torch.uint8).view(t.dtype), "no numbers"),
     "mask": (lambda: two_of_four(torch.float32), "bitmask", lambda t: t | 255, "places for"),
     "mask type": (lambda: two_of_four(torch.float32), "bitmask", lambda t: t.float(), "must be uint8"),
+    "turned numbers": (lambda: two_of_four(torch.float32), "compressed", lambda t: t.view(-1, 8).T, "does not fit"),
+    "turned scales": (lambda: packed_integers(4), "weight_scale", lambda t: t.T.contiguous(), "does not fit"),
+    "turned words": (awq_gemm, "qweight", lambda t: t.view(OUT // 2, -1), "does not fit"),
+    "turned hqq": (lambda: hqq(4), "W_q", lambda t: t.T.contiguous(), "does not lie in rows"),
+    "turned quanto": (quanto, "weight._data._data", lambda t: t.T.contiguous(), "does not lie in rows"),
+    "packed scale type": (lambda: packed_integers(4), "weight_scale", lambda t: t.int(), "must hold floats"),
+    "hqq scale type": (lambda: hqq(4), "scale", lambda t: t.int(), "must hold floats"),
+    "nf4 scale type": (lambda: bitsandbytes(nested=False), "weight.absmax", lambda t: t.int(), "must hold floats"),
+    "fp8 scale type": (lambda: two_of_four(torch.float8_e4m3fn), "weight_scale", lambda t: t.int(), "must hold floats"),
+    "fp8 without scales": (lambda: two_of_four(torch.float8_e4m3fn), "weight_scale", None, "no scales beside it"),
+    "mxfp8 without scales": (lambda: four_bit_floats("MXFP8A16"), "weight_scale", None, "no scales beside it"),
+    "packed without zeros": (lambda: packed_integers(4, zero=True), "weight_zero_point", None, "point' is missing"),
 }  # fmt: skip
 
 
@@ -480,6 +493,24 @@ def test_files_that_lie(name: str) -> None:
     tensors, config = changed(make, tensor, value)
     with pytest.raises(ModelError, match=told):
         read(tensors, config)
+
+
+ORDERED = {
+    "gptq": (lambda: gptq(4, ordered=True), "g_idx", {"desc_act": True}),
+    "packed": (lambda: packed_integers(4, ordered=True), "weight_g_idx", {"actorder": "group"}),
+}
+
+
+@pytest.mark.parametrize("name", ORDERED)
+def test_an_order_that_the_config_promises(name: str) -> None:
+    make, part, says = ORDERED[name]
+    tensors, _, config = make()
+    config = copy.deepcopy(config)
+    weights = config["config_groups"]["group_0"]["weights"] if "config_groups" in config else config
+    weights |= says
+    read(tensors, config)
+    with pytest.raises(ModelError, match=f"{part}' is missing"):
+        read({n: tensor for n, tensor in tensors.items() if n != part}, config)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {

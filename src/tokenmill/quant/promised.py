@@ -1,0 +1,69 @@
+"""What a quantised checkpoint must hold before its numbers mean anything. Owns: refusing a weight without the scales,
+zero points or order that config.json promises, and scales that are whole numbers: all of them would be read, and say
+something else. Must not know: how a form's codes become numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.core.model import Checkpoint
+
+_FACTORS = (
+    *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "_weight_scale", "scales", "SCB"),
+    *("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", "weight._scale"),
+    *("weight._shift", "scale", "zero", "vals"),
+)
+_EXPONENTS = ("weight_scale", "weight_scale_inv")
+"""May be powers of two, a byte each."""
+_BY_GROUP = ("group", "dynamic")
+"""compressed-tensors' words for columns whose groups are listed one by one."""
+
+
+def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any]) -> None:
+    """Refuse what lies under `name` in few bits if something of it is missing or of the wrong type; how: what
+    config.json says."""
+    for part in _FACTORS:
+        if ckpt.has(f"{name}.{part}") and ckpt.shape(f"{name}.{part}") is not None:
+            _check_factor(ckpt, name, part)
+    for part, why in _promised(ckpt, name, how):
+        if not ckpt.has(f"{name}.{part}"):
+            raise ModelError(f"'{name}.{part}' is missing: {why}.")
+
+
+def check_plain(stored: Tensor, name: str) -> None:
+    """Refuse codes that would be taken for the numbers themselves."""
+    if stored.is_floating_point() and stored.element_size() > 1:
+        return
+    what = str(stored.dtype).removeprefix("torch.")
+    raise ModelError(f"'{name}' holds {what}, and there are no scales beside it: the checkpoint is not whole.")
+
+
+def _check_factor(ckpt: Checkpoint, name: str, part: str) -> None:
+    dtype = ckpt.tensor(f"{name}.{part}").dtype
+    exponents = part in _EXPONENTS or (part == "weight.absmax" and ckpt.has(f"{name}.weight.nested_absmax"))
+    if not dtype.is_floating_point and not (exponents and dtype == torch.uint8):
+        raise ModelError(f"'{name}.{part}' must hold floats, not {str(dtype).removeprefix('torch.')}.")
+
+
+def _promised(ckpt: Checkpoint, name: str, how: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Tensors that config.json says are there, and how it says so."""
+    if how.get("desc_act") is True and ckpt.has(f"{name}.qweight"):
+        scales = ckpt.shape(f"{name}.scales")
+        if scales is not None and len(scales) == 2 and scales[0] > 1:
+            return [("g_idx", "config.json says that columns are in an order of their own (desc_act)")]
+    groups = how.get("config_groups")
+    schemes = [scheme.get("weights") for scheme in groups.values()] if isinstance(groups, Mapping) else []
+    if not schemes or any(not isinstance(each, Mapping) or each.get("type", "int") != "int" for each in schemes):
+        return []
+    found = []
+    if all(each.get("symmetric") is False for each in schemes):
+        found.append(("weight_zero_point", "config.json says that weights are not symmetric"))
+    if all(each.get("actorder") in _BY_GROUP for each in schemes) and ckpt.has(f"{name}.weight_packed"):
+        found.append(("weight_g_idx", "config.json says that columns are in an order of their own (actorder)"))
+    return found
