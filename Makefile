@@ -59,7 +59,7 @@ test: setup-tests
 	$(SUITE) $(SPREAD) --cache-clear || $(AGAIN)
 	@$(MAKE) --no-print-directory check
 
-# What `make test` thins out: every family in every mode, every shape in every field, twice the examples of the document.
+# What `make test` thins out: every family in every mode, every shape in every field, three times the examples of the document.
 test-nightly: setup-tests
 	TOKENMILL_FAMILIES=1 TOKENMILL_FUZZ_EXAMPLES=25 $(BIN)/pytest -n 2 --timeout 3600 tests/cpu tests/pure
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import typer
+from tests.thinned import covering
 from typer.testing import CliRunner
 
 from tokenmill.cli.command import Verb
@@ -53,8 +54,10 @@ def printed(words: str, flag: str, columns: int) -> str:
     return result.output
 
 
-@pytest.mark.parametrize("columns", [30, 80, 200])
-@pytest.mark.parametrize("words", VERBS)
+WIDTHS = [30, 80, 200]
+
+
+@pytest.mark.parametrize(("words", "columns"), [*covering(VERBS, WIDTHS), *(("serve", width) for width in WIDTHS[1:])])
 def test_every_flag_is_written_out(words: str, columns: int) -> None:
     everything, usual = printed(words, "--help-all", columns), printed(words, "--help", columns)
     shown = [param for param in verb_of(words).params if param.param_type_name == "option" and not param.hidden]

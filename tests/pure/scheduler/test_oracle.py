@@ -15,7 +15,7 @@ from tokenmill.kvcache.snapshots import Kept
 from tokenmill.scheduler.scheduler import Flight, Scheduler
 from tokenmill.testing.hash_executor import HashExecutor, Tree
 
-PARTS = 12 if os.environ.get("TOKENMILL_FAMILIES") else 5
+PARTS = 12 if os.environ.get("TOKENMILL_FAMILIES") else 4
 STORIES = 200 * PARTS  # bench/oracle.py runs tens of thousands
 
 
