@@ -1,8 +1,8 @@
 """What all Triton kernels share. Owns: dependent launches, activations in registers, block sizes, scratch memory.
 
 Dependent launch: a kernel may start while the one before it ends. So each program first issues what does not depend
-on that one (weights), then waits, and only then touches activations. Every program of every kernel here waits before
-it ends, so that "my predecessor is complete" always means "everything before it is, too".
+on that one (weights), then waits, and only then touches activations. Some program of every kernel here waits before it
+ends, so that "my predecessor is complete" always means "everything before it is, too".
 Must not know: models, plans, layers.
 """
 

@@ -223,7 +223,8 @@ def _decode_kernel(
     FRESH: tl.constexpr = NEW is not None
     seq = tl.program_id(0)
     kv_head = tl.program_id(1)
-    split = tl.program_id(2)
+    # Short sequences leave the last parts empty: their programs come first and go, while the kernel before ends.
+    split = CUT.SPLITS - 1 - tl.program_id(2)
     # Lengths and tables are older than the embedding, an ordinary launch: they need no waiting for.
     query = seq.to(tl.int64)
     if MIXED:
@@ -259,9 +260,8 @@ def _decode_kernel(
     n = tl.arange(0, SHAPE.BN)
     v = columns(SHAPE.BV, SHAPE.DV, V_KIND.GROUPS)
     if FRESH:
-        if split >= active:  # before anything is loaded: such programs stand in others' way
-            wait(PDL)
-            return
+        if split >= active:
+            return  # without waiting: the first part of each sequence waits
         # All keys in the cache are older than this step: load the first ones, bring the following near.
         k, val, k_scales, v_scales, position, seen = _load_tile(
             low, n, high, here, strides, table, first, entries, kv_len, path, query_position, window,
@@ -432,8 +432,8 @@ def decode_config(
         return 1, min(block_n, 32), 2, 3, 1, 1
     if units >= 1024:
         return 1, block_n, 2, 5, 1, 1
-    if 128 < units <= 256:  # only long sequences are split; programs without a part cost a step of short ones 2 us
-        return 2, block_n, 8, 3, 2, 8
+    if 128 < units <= 256:  # only long sequences are split
+        return 4, block_n, 8, 3, 2, 8
     splits = 16 if units < 64 else 8
     while splits > 1 and (splits * units > (1056 if units < 256 else 528) or splits * block_n > 2 * longest):
         splits //= 2

@@ -111,14 +111,16 @@ def default_gemv(weight: NarrowMatrix, *, gated: bool) -> Way:
 
 
 def default_stream(rows: int, width: int, inner: int, *, gated: bool) -> Way:
-    """Tiles of 128 rows of the weight where these fill the device, else of 64; parts of K until two programs are on
-    each multiprocessor, or one where there are so many rows that one fills it."""
+    """Tiles of 128 rows of the weight where these fill the device, or where many rows share them, else of 64; more
+    parts of K as long as the device has room for their programs."""
+    blocks = -(-inner // BLOCK)
     if rows > _FEW:
-        return "stream", 256, 1, 3, 8, 168
+        each, height, beside = (128, 128, _RESIDENT // 2) if gated else (128, 64, _RESIDENT)
+        split = max(1, min(2, blocks // 4, beside // (-(-width // each) * -(-rows // height))))
+        return "stream", 256 if gated else 128, split, 4, 8 if gated else 4, 168 if gated else 104
     high = gated or width >= 128 * _RESIDENT
-    tiles, blocks = -(-width // (64 if gated or not high else 128)), -(-inner // BLOCK)
-    programs = _RESIDENT if rows <= 32 else _RESIDENT // 2
-    split = max(1, min(8, blocks // 4, round(programs / tiles)))
+    tiles = -(-width // (64 if gated or not high else 128))
+    split = max(1, min(8, blocks // 4, round((_RESIDENT if rows <= 32 else _RESIDENT // 2) / tiles)))
     stages = 4 if high else 6 if rows <= 32 else 8
     return "stream", 128 if high else 64, split, min(stages, -(-blocks // split)), 4, 104
 
@@ -178,7 +180,7 @@ def narrow_way(launch: Launch, x: Tensor, weight: NarrowMatrix, act: Act | None)
     if x.shape[1] > _WIDEST or (weight.blocks and gated and width % BLOCK):
         return ("widen",)  # a row that is not rounded in one pass; halves that share blocks of scales
     found = _measured(launch.narrow_ways, x.shape[0], weight, act)
-    streams = launch.hopper and can_stream(x, weight)
+    streams = launch.hopper and can_stream(x, weight, gated=gated)
     if found is None or (found[0] == "stream" and not streams) or (found[0] == "library" and not library):
         return default_narrow(
             x.shape[0], weight, gated=gated, library=library, small=launch.small, streams=streams

@@ -247,10 +247,12 @@ def _stream_kernel(
         gl.store(out_ptr + place, y.to(out_ptr.dtype.element_ty), mask=keep)
 
 
-def can_stream(x: Tensor, weight: NarrowMatrix) -> bool:
-    """Does the copy engine take these (rows of a multiple of 16 bytes), and are groups as wide as planes?"""
+def can_stream(x: Tensor, weight: NarrowMatrix, *, gated: bool) -> bool:
+    """Does the copy engine take these, and are groups as wide as planes? Lines, and what is copied of them (a gated
+    weight's second half, too), begin at multiples of 16 bytes."""
     wide = weight.bits == 4 and (weight.group in (32, 64) or weight.group % BLOCK == 0) and weight.group > 0
-    return wide and x.dtype == torch.bfloat16 and weight.shape[0] % 8 == 0 and weight.shape[1] % 8 == 0
+    width = weight.shape[0] // 2 if gated else weight.shape[0]
+    return wide and x.dtype == torch.bfloat16 and width % 8 == 0 and weight.shape[1] % 8 == 0
 
 
 def _by_groups(of_groups: Tensor, height: int, layout: gl.NVMMASharedLayout) -> TensorDescriptor:
