@@ -125,7 +125,7 @@ class UnroundedFp8(DenseWeight):
 def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of this method that cannot be read here."""
     block = config.get("weight_block_size")
-    if block is not None and list(block) != [BLOCK, BLOCK]:
+    if block is not None and block != [BLOCK, BLOCK]:
         raise ModelError(f"This checkpoint has fp8 weights in blocks of {block}; only [128, 128] is supported.")
     if config.get("fmt", "e4m3") != "e4m3":
         raise ModelError(f"This checkpoint has fp8 weights of type {config['fmt']!r}; only e4m3 is supported.")

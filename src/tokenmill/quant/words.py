@@ -51,8 +51,10 @@ def check(config: Mapping[str, Any]) -> None:
     form = str(config.get("checkpoint_format", "gptq")).lower()
     if method == "gptq" and form not in ("gptq", "gptq_v2"):
         raise ModelError(f"This checkpoint is quantised with 'gptq' in the form {form!r}, which is not supported.")
-    if config.get("dynamic"):
-        odd = [rule for rule in config["dynamic"].values() if isinstance(rule, Mapping) and rule.get("bits", 4) == 1]
+    if dynamic := config.get("dynamic"):
+        if not isinstance(dynamic, Mapping):
+            raise ModelError(f"This checkpoint is quantised with '{method}' and has a dynamic that is no object.")
+        odd = [rule for rule in dynamic.values() if isinstance(rule, Mapping) and rule.get("bits", 4) == 1]
         if odd:
             raise ModelError("This checkpoint is quantised with 'gptq' in 1 bit here and there: not supported.")
 

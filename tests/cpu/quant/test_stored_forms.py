@@ -5,10 +5,11 @@ Then what becomes of every form: settled, joined, taken apart, split over ranks;
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -493,6 +494,49 @@ def test_files_that_lie(name: str) -> None:
     tensors, config = changed(make, tensor, value)
     with pytest.raises(ModelError, match=told):
         read(tensors, config)
+
+
+def values_of(config: Any) -> Iterator[tuple[Any, Any]]:
+    """Every container in it, with a key."""
+    for key, value in config.items() if isinstance(config, dict) else enumerate(config):
+        yield config, key
+        if isinstance(value, dict | list):
+            yield from values_of(value)
+
+
+ODD = (
+    None,
+    0,
+    -1,
+    2**40,
+    1.5,
+    float("inf"),
+    True,
+    "",
+    "x",
+    [],
+    ["x"],
+    [[1]],
+    {},
+    {"a": 5},
+    {"group_0": {"weights": 5}},
+)
+
+
+@pytest.mark.parametrize(
+    "more", [{"dynamic": {"a": {"bits": 4}}, "desc_act": False}, {"fmt": "e4m3"}, {"quant_config": {"a": {"axis": 1}}}],
+    ids=["words", "floats", "hqq"],
+)  # fmt: skip
+def test_configs_of_any_type_are_read_or_refused(more: dict[str, Any]) -> None:
+    for make, *_ in FORMS.values():
+        config = {**make()[2], **more}
+        for count, _ in enumerate(list(values_of(config))):
+            for value in ODD:
+                changed = copy.deepcopy(config)
+                place, key = list(values_of(changed))[count]
+                place[key] = value
+                with contextlib.suppress(ModelError):
+                    check_config({"quantization_config": changed})
 
 
 ORDERED = {
