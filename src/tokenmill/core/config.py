@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 from tokenmill.core.arguments import SERVER, options_alone
 from tokenmill.core.bounds import ALL, MOST, POSITIVE
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, shown
 from tokenmill.core.written import read_written
 
 
@@ -415,7 +415,7 @@ def _read_groups(
         if name not in known:
             close = difflib.get_close_matches(given, [*known, *names], n=1)
             hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ParameterError(f"Unknown option {given!r}.{hint}", param=given)
+            raise ParameterError(f"Unknown option {shown(given)}.{hint}", param=given)
         chosen[known[name][0]][name] = value
     for values in chosen.values():
         for name, value in values.items():
@@ -438,30 +438,30 @@ def _from_environment(name: str, text: str, kind: Any) -> Any:
 def _check(name: str, value: Any, item: Field, kind: Any) -> None:
     choices = item.metadata["choices"]
     if choices and value is not None and value not in choices:
-        raise ParameterError(f"{name} must be one of {', '.join(choices)}, got {value!r}.", param=name)
+        raise ParameterError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}.", param=name)
     allowed = getattr(kind, "__args__", (kind,))
     numeric = [k for k in allowed if k in (int, float)]
     if value is None and name.endswith("_parallel_size"):
         raise ParameterError(f"{name} must be a number, got None.", param=name)
     if numeric and bool not in allowed and value is not None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ParameterError(f"{name} must be a number, got {value!r}.", param=name)
+            raise ParameterError(f"{name} must be a number, got {shown(value)}.", param=name)
         if int in numeric and float not in numeric and not isinstance(value, int):
-            raise ParameterError(f"{name} must be an integer, got {value!r}.", param=name)
+            raise ParameterError(f"{name} must be an integer, got {shown(value)}.", param=name)
         positive, most = name in POSITIVE, MOST.get(name)
         if not (value > 0 if positive else value >= 0) and value != ALL.get(name):
             wanted = "be positive" if positive else "not be negative"
-            raise ParameterError(f"{name} must {wanted}, got {value}.", param=name)
+            raise ParameterError(f"{name} must {wanted}, got {shown(value)}.", param=name)
         if value == math.inf or (most is not None and value > most):
             wanted = "finite" if most is None else f"at most {most}"
-            raise ParameterError(f"{name} must be {wanted}, got {value}.", param=name)
+            raise ParameterError(f"{name} must be {wanted}, got {shown(value)}.", param=name)
     if allowed == (bool,) and not isinstance(value, bool):
-        raise ParameterError(f"{name} must be true or false, got {value!r}.", param=name)
+        raise ParameterError(f"{name} must be true or false, got {shown(value)}.", param=name)
     if str in allowed and not isinstance(value, (str, os.PathLike)) and (value is not None or len(allowed) == 1):
-        raise ParameterError(f"{name} must be text, got {value!r}.", param=name)
+        raise ParameterError(f"{name} must be text, got {shown(value)}.", param=name)
     if list[str] in allowed and value is not None:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise ParameterError(f"{name} must be text or a list of texts, got {value!r}.", param=name)
+            raise ParameterError(f"{name} must be text or a list of texts, got {shown(value)}.", param=name)
 
 
 def wanted_faults() -> str:

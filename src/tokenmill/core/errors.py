@@ -22,6 +22,10 @@ OUR_FAULT = "An internal failure: "
 """How the text of a sequence's error begins that is nobody's fault but this program's: a new try may succeed."""
 
 
+MOST_TOLD = 4000
+"""Characters of a sentence for people, whatever was quoted in it."""
+
+
 class TokenmillError(Exception):
     """Base of every error this package raises on purpose."""
 
@@ -30,7 +34,7 @@ class UserError(TokenmillError, ValueError):
     """Something the person can fix; the message says what is wrong and what to do."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
-        super().__init__(message)
+        super().__init__(message if len(message) <= MOST_TOLD else f"{message[:MOST_TOLD]} ...")
         self.param = param
 
 

@@ -24,7 +24,7 @@ from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import build_replicas
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.outputs import Accumulator
-from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
+from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
 from tokenmill.engine.routing import Asked, Router
 from tokenmill.engine.service import Service
 from tokenmill.engine.weights import Weights, WeightUpdates
@@ -64,6 +64,7 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """The output so far, after every step that added to it (or what `output_kind` asks for); leaving the loop
         aborts the request."""
+        check_priority(priority, self.service.built.config.schedule.scheduling_policy)
         adapter = await self._adapter(lora_request)
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt, sampling_params)
         request = self._request(text, ids, sampling_params, request_id, priority=priority, salt=salt, adapter=adapter)

@@ -43,7 +43,7 @@ from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.pooling import Pooler
 from tokenmill.engine.profiling import Profiler
 from tokenmill.engine.progress import progress_of
-from tokenmill.engine.prompts import Prompt, PromptReader, check_salt, default_params, make_request
+from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
 from tokenmill.engine.sleeping import fall_asleep, wake
 from tokenmill.engine.weights import Weights, WeightUpdates, runner_of
 
@@ -111,7 +111,7 @@ class LLM:
         requests = []
         for i, prompt in enumerate(many):
             text, ids, salt = self.reader.read(prompt, params[i])
-            rank = priority[i] if priority else 0
+            rank = check_priority(priority[i], self.built.config.schedule.scheduling_policy) if priority else 0
             requests.append(self._request(text, ids, params[i], priority=rank, salt=salt, adapter=adapters[i]))
         return self._run_requests(requests, use_tqdm)
 

@@ -16,7 +16,7 @@ from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver
 from tokenmill.engine.outputs import Accumulator
-from tokenmill.engine.prompts import Prompt, PromptReader, default_params, make_request
+from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, default_params, make_request
 
 
 class LLMEngine:
@@ -53,7 +53,7 @@ class LLMEngine:
             params or default_params(self.built.generation),
             context=self.built.context,
             arrival=time.perf_counter(),
-            priority=priority,
+            priority=check_priority(priority, self.built.config.schedule.scheduling_policy),
             salt=salt,
             adapter=self._adapter(lora_request),
         )

@@ -13,13 +13,14 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import ContextError, ParameterError, UserError
+from tokenmill.core.errors import ContextError, ParameterError, UserError, shown
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.generation import default_params as default_params
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
 from tokenmill.text.guard import ControlGuard, render_and_encode
 from tokenmill.text.messages.span import span_after
 from tokenmill.text.template_process import template_pool
+from tokenmill.text.template_worker import TEXT_PARTS
 from tokenmill.text.tokenizer import Tokenizer
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -220,6 +221,13 @@ def _check_names(options: Mapping[str, Any]) -> None:
         raise ParameterError("chat_template must be the template's text.", param="chat_template")
 
 
+def check_priority(priority: int, policy: str) -> int:
+    """Refuse a priority that nobody would look at."""
+    if priority and policy != "priority":
+        raise ParameterError("priority needs scheduling_policy='priority'.", param="priority")
+    return priority
+
+
 def _check_parts(messages: Any) -> None:
     """Refuse what only looks like text to a template: it would drop a picture without a word."""
     for message in messages if isinstance(messages, (list, tuple)) else ():
@@ -237,8 +245,15 @@ def _check_parts(messages: Any) -> None:
             if isinstance(part, str):
                 continue
             names = [str(part.get("type", "text")), *(str(key) for key in part if part[key] is not None)]
-            if kind := next((name for name in names if any(word in name for word in _MEDIA)), None):
-                raise ParameterError(f"This engine reads text, not a content part of type {kind!r}.", param="messages")
+            kind = next((name for name in names if any(word in name for word in _MEDIA)), names[0])
+            if kind not in TEXT_PARTS:
+                raise ParameterError(
+                    f"This engine reads text, not a content part of type {shown(kind)}.", param="messages"
+                )
+            if not isinstance(part.get(TEXT_PARTS[kind]), str):
+                raise ParameterError(
+                    f"A content part of type {kind!r} needs {TEXT_PARTS[kind]!r}, a text.", param="messages"
+                )
 
 
 def _chars(messages: Any) -> int:

@@ -55,8 +55,8 @@ def give_text(admission: Admission, tokenizer: Tokenizer, check: float) -> None:
 def eos_ids_of(raw: dict[str, Any], generation: dict[str, Any], tokenizer: Tokenizer | None) -> frozenset[int]:
     """End tokens: generation_config.json's, config.json's and the tokenizer's."""
     ids: set[int] = set(tokenizer.eos_ids) if tokenizer is not None else set()
-    for source in (raw, raw.get("text_config") or {}, generation):
-        value = source.get("eos_token_id")
+    for source in (raw, raw.get("text_config"), generation):
+        value = source.get("eos_token_id") if isinstance(source, dict) else None
         found = value if isinstance(value, list) else [value]
         ids.update(i for i in found if isinstance(i, int) and not isinstance(i, bool) and i >= 0)
     return frozenset(ids)

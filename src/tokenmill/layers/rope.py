@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.core.forward import RopeSpec
 from tokenmill.layers.build import Build
 
@@ -100,13 +100,13 @@ def _check_names(kind: str, values: Mapping[str, Any], also: tuple[str, ...]) ->
 def _object(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     found = config.get(name) or {}
     if not isinstance(found, dict):
-        raise ModelError(f"config.json: '{name}' must be an object, not {found!r}.")
+        raise ModelError(f"config.json: '{name}' must be an object, not {shown(found)}.")
     return found
 
 
 def _number(name: str, value: Any, *, low: float = 0.0, high: float = 1e12) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise ModelError(f"config.json: '{name}' must be a number from {low:g} to {high:g}, not {value!r}.")
+        raise ModelError(f"config.json: '{name}' must be a number from {low:g} to {high:g}, not {shown(value)}.")
     return float(value)
 
 

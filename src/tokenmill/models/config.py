@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 
 T = TypeVar("T", int, float, str, bool, list, dict)
 
@@ -97,7 +97,7 @@ class ModelConfig:
         elif kind is float and number:
             value = float(max(min(value, _HUGE), -_HUGE))
         elif kind in (int, float) or not isinstance(value, kind):
-            raise ModelError(f"config.json: '{self._full(name)}' must be {_WORDS[kind]}, not {value!r}.")
+            raise ModelError(f"config.json: '{self._full(name)}' must be {_WORDS[kind]}, not {shown(value)}.")
         if kind in (int, float):
             low = (1 if kind is int else float("-inf")) if low is None else low
             high = (_ceiling(name) if kind is int else 1e18) if high is None else high

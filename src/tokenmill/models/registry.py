@@ -120,7 +120,8 @@ def _positions(c: ModelConfig, wanted: int | None) -> int:
 
 def is_elsewhere(config: dict[str, Any], impl: str) -> bool:
     """Is this model to be computed by Transformers? impl: auto, tokenmill (or vllm, which means ours), transformers."""
-    names = [name for name in config.get("architectures") or () if isinstance(name, str)]
+    listed = config.get("architectures")
+    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
     if outer_of(config) is not None and impl == "auto":
         return False
     if impl in ("tokenmill", "vllm") or (impl == "auto" and any(name in _FAMILIES for name in names)):

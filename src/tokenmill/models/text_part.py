@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.models.fields import FIELDS
 from tokenmill.models.multimodal import OUTERS, TEXTS, Outer, Text
 
@@ -29,7 +29,11 @@ _PARTS = ("mrope_section", "mrope_interleaved")
 def outer_of(config: Mapping[str, Any]) -> str | None:
     """The architecture around a text part that this config names, if it does."""
     names = config.get("architectures")
-    return next((name for name in names if name in OUTERS), None) if isinstance(names, list) else None
+    return (
+        next((name for name in names if isinstance(name, str) and name in OUTERS), None)
+        if isinstance(names, list)
+        else None
+    )
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -41,12 +45,12 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     if inner is None and outer.flat:
         inner = {key: value for key, value in config.items() if key not in _OUTER}
     if not isinstance(inner, Mapping):
-        raise ModelError(f"config.json: {name} needs an object 'text_config', not {inner!r}.")
+        raise ModelError(f"config.json: {name} needs an object 'text_config', not {shown(inner)}.")
     kind = inner.get("model_type") or outer.text
     text = TEXTS.get(kind) if isinstance(kind, str) else None
     if text is None:
         raise ModelError(
-            f"config.json: the text part of this {name} is of the kind {kind!r}, which is not supported here. "
+            f"config.json: the text part of this {name} is of the kind {shown(kind)}, which is not supported here. "
             f"Known: {', '.join(sorted(TEXTS))}."
         )
     _check_type(config, name, outer)
@@ -89,7 +93,7 @@ def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
 def _check_type(config: Mapping[str, Any], name: str, outer: Outer) -> None:
     kind = config.get("model_type")
     if kind is not None and kind != outer.model_type:
-        raise ModelError(f"config.json: architecture '{name}' and model_type {kind!r} contradict each other.")
+        raise ModelError(f"config.json: architecture '{name}' and model_type {shown(kind)} contradict each other.")
 
 
 def _check_fixed(inner: Mapping[str, Any], kind: str, text: Text) -> None:

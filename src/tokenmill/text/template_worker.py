@@ -12,13 +12,14 @@ from tokenmill.process.worker import Answer, Task, Unusable, serve
 
 Message = dict[str, Any]
 _END = "\ufdd1"  # a code point that is never text: marks where an unfinished last message stops
-_TEXT_PARTS = {
+TEXT_PARTS = {
     "text": "text",
     "input_text": "text",
     "output_text": "text",
     "refusal": "refusal",
     "thinking": "thinking",
 }
+"""Parts of a message's content that are text, and where each has it."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
@@ -108,14 +109,14 @@ def shaped(message: Message, shape: ContentShape) -> Message:
 
 def _is_text(part: object) -> bool:
     kind = part.get("type", "text") if isinstance(part, dict) else None
-    return isinstance(part, str) or (isinstance(kind, str) and isinstance(part, dict) and kind in _TEXT_PARTS)
+    return isinstance(part, str) or (isinstance(kind, str) and isinstance(part, dict) and kind in TEXT_PARTS)
 
 
 def _part_text(part: object) -> str:
     if isinstance(part, str):
         return part
     kind = str(part.get("type", "text")) if isinstance(part, dict) else type(part).__name__
-    text = part.get(_TEXT_PARTS.get(kind, "")) if isinstance(part, dict) else None
+    text = part.get(TEXT_PARTS.get(kind, "")) if isinstance(part, dict) else None
     if not isinstance(text, str):
         raise Refused(f"this model's chat template takes text only, not a content part of type {kind!r}")
     return text

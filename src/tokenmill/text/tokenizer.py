@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import tokenizers
 from tokenizers import AddedToken, normalizers
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import MOST_SHOWN, ModelError
 from tokenmill.core.files import open_regular, present, read_object, read_regular
 from tokenmill.text import build
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
@@ -199,4 +199,6 @@ def _guarded(path: Path, parse: Callable[[bytes], T], most: int = MAX_VOCABULARY
         raise
     except BaseException as error:
         # The native library reports some broken files by a panic, which is not an Exception.
-        raise ModelError(f"{path}: not a usable tokenizer file ({error}); download it again") from error
+        raise ModelError(
+            f"{path}: not a usable tokenizer file ({str(error)[:MOST_SHOWN]}); download it again"
+        ) from error

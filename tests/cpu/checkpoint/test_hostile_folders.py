@@ -197,6 +197,26 @@ def test_json_of_any_shape_is_refused_or_read(what, folder):
         (folder / name).unlink() if before is None else (folder / name).write_bytes(before)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"text_config": 1.5},
+        {"architectures": [["x"]]},
+        {"architectures": 1e9, "model_type": -1},
+        {"max_position_embeddings": [0] * 10_000},
+        {"hidden_act": "a" * 10_000},
+    ],
+    ids=lambda change: "-".join(change),
+)
+def test_values_of_any_type_are_refused_in_a_short_sentence(change, folder):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    try:
+        LLM(str(folder), kv_cache_memory_bytes=1 << 20).close()
+    except UserError as error:
+        assert len(str(error)) < 4100
+
+
 def test_a_file_that_grows_behind_its_size_is_cut(tmp_path):
     with pytest.raises(ModelError, match="limit"):
         read_object("/proc/kallsyms", 1000)
