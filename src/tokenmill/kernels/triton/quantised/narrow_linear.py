@@ -104,10 +104,11 @@ def default_narrow(
 
 
 def default_gemv(weight: NarrowMatrix, *, gated: bool) -> Way:
-    """Four bits: two rows a program of what is gated or long, else four; pieces as long as a row allows."""
+    """Four bits: two rows a program of what is gated, or long with few scales; else four."""
     if weight.bits == 8:
         return "gemv", 4 if gated else 8, 256, 2, 0
-    return ("gemv", 2, 512, 2, 0) if gated or weight.shape[1] >= 8192 else ("gemv", 4, 256, 2, 0)
+    long = weight.shape[1] >= 8192 and weight.group >= BLOCK
+    return ("gemv", 2, 512, 2, 0) if gated or long else ("gemv", 4, 256, 2, 0)
 
 
 def default_stream(rows: int, width: int, inner: int, *, gated: bool) -> Way:

@@ -250,9 +250,11 @@ def _stream_kernel(
 def can_stream(x: Tensor, weight: NarrowMatrix, *, gated: bool) -> bool:
     """Does the copy engine take these, and are groups as wide as planes? Lines, and what is copied of them (a gated
     weight's second half, too), begin at multiples of 16 bytes."""
-    wide = weight.bits == 4 and (weight.group in (32, 64) or weight.group % BLOCK == 0) and weight.group > 0
+    groups = weight.bits == 4 and (weight.group in (32, 64) or (weight.group > 0 and weight.group % BLOCK == 0))
     width = weight.shape[0] // 2 if gated else weight.shape[0]
-    return wide and x.dtype == torch.bfloat16 and width % 8 == 0 and weight.shape[1] % 8 == 0
+    lines = width % 8 == 0 and weight.shape[1] % 8 == 0 and x.stride(0) % 8 == 0
+    read = (x, weight.data, weight.scales, weight.zeros)
+    return groups and x.dtype == torch.bfloat16 and lines and all(t is None or t.data_ptr() % 16 == 0 for t in read)
 
 
 def _by_groups(of_groups: Tensor, height: int, layout: gl.NVMMASharedLayout) -> TensorDescriptor:
