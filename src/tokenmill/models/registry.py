@@ -118,10 +118,15 @@ def _positions(c: ModelConfig, wanted: int | None) -> int:
     return min(wanted or trained, _MAX_POSITIONS)
 
 
+def _names(config: dict[str, Any]) -> list[str]:
+    """The architectures that a config names."""
+    listed = config.get("architectures")
+    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+
+
 def is_elsewhere(config: dict[str, Any], impl: str) -> bool:
     """Is this model to be computed by Transformers? impl: auto, tokenmill (or vllm, which means ours), transformers."""
-    listed = config.get("architectures")
-    names = [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+    names = _names(config)
     if outer_of(config) is not None and impl == "auto":
         return False
     if impl in ("tokenmill", "vllm") or (impl == "auto" and any(name in _FAMILIES for name in names)):
@@ -168,7 +173,7 @@ def check_length(config: dict[str, Any], wanted: int | None) -> None:
 def _longest(config: dict[str, Any], name: str) -> int:
     """The positions that a config states, or that its rope scaling stretches them to."""
     stated = ModelConfig(config).need(name, int, low=1)
-    known = [one for one in config.get("architectures") or () if isinstance(one, str) and one in _FAMILIES]
+    known = [one for one in _names(config) if one in _FAMILIES]
     whole = complete(config, known[0] if known else "")
     rope = rope_settings(whole, head_dim=2, layer_type="full_attention", also=OWN_NAMES)
     if rope.kind not in _STRETCHED:

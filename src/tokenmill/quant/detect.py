@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.core.forward import Weight
 from tokenmill.core.model import Checkpoint
 from tokenmill.quant import bnb, compressed, fp8, mx, promised, shifted, sparse, squeezed, ternary, torchao, words
@@ -72,8 +72,8 @@ def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
         return quantization
     method = quantization.get("quant_method", "?") if isinstance(quantization, Mapping) else quantization
     raise ModelError(
-        f"This checkpoint is quantised with '{method}', which is not supported. Use an unquantised checkpoint, or one "
-        f"by {', '.join(_METHODS)}."
+        f"This checkpoint is quantised with {shown(method)}, which is not supported. Use an unquantised checkpoint, or "
+        f"one by {', '.join(_METHODS)}."
     )
 
 

@@ -203,6 +203,8 @@ def test_json_of_any_shape_is_refused_or_read(what, folder):
         {"text_config": 1.5},
         {"architectures": [["x"]]},
         {"architectures": 1e9, "model_type": -1},
+        {"architectures": 2**31},
+        {"quantization_config": "a" * 10_000},
         {"max_position_embeddings": [0] * 10_000},
         {"hidden_act": "a" * 10_000},
     ],
