@@ -287,8 +287,8 @@ def measure_logprobs(logits: Tensor, ids: Tensor, rows: list[int], table: Sampli
         beams = {i: wanted.pop(i) for i in lines if i in wanted}
         if beams:
             raw = take(logits, pick(list(beams), len(rows), logits.device)).float()
-            ids = best.ids[[n for n, i in enumerate(lines) if i in beams]]
-            pending.branches = measure(raw, max(beams.values())), [look_up(raw, each) for each in ids.unbind(1)], beams
+            tried = best.ids[[n for n, i in enumerate(lines) if i in beams]].unbind(1)
+            pending.branches = measure(raw, max(beams.values())), [look_up(raw, each) for each in tried], beams
     if wanted:
         picked = pick(list(wanted), len(rows), logits.device)
         raw = take(logits, picked).float()

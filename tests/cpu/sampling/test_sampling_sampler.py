@@ -117,15 +117,18 @@ def test_everything_against_the_oracle(cases: list[Case], rng: random.Random) ->
 
 
 def check_reports(sampled: Sampled, i: int, params: RowSampling, logits: list[float], x: list[float]) -> None:
-    token = int(sampled.ids[i])
-    assert (i in sampled.logprobs) == (params.num_logprobs >= 0)
-    if params.num_logprobs >= 0:
-        found, exact = sampled.logprobs[i], logprobs(logits)
-        order = sorted(range(SIZE), key=lambda t: (-logits[t], t))
+    beams = params.num_candidates > 0
+    assert (i in sampled.logprobs) == (params.num_logprobs >= 0 and not beams)
+    assert (i in sampled.branches) == (params.num_logprobs >= 0 and beams)
+    said = [(int(sampled.ids[i]), sampled.logprobs[i])] if i in sampled.logprobs else []
+    if i in sampled.branches:
+        said = [(token, row) for (token, _), row in zip(sampled.candidates[i], sampled.branches[i], strict=False)]
+    exact, order = logprobs(logits), sorted(range(SIZE), key=lambda t: (-logits[t], t))
+    for token, found in said:
         assert found.ids == [token, *order[: params.num_logprobs]]
         assert found.rank == order.index(token) + 1
         assert found.logprobs == pytest.approx([exact[t] for t in found.ids], rel=1e-6, abs=1e-5)
-    assert (i in sampled.candidates) == (params.num_candidates > 0)
+    assert (i in sampled.candidates) == beams
     if params.num_candidates > 0:
         exact = logprobs(x)
         best = sorted((v for v in exact if v > -math.inf), reverse=True)[: params.num_candidates]
@@ -166,6 +169,8 @@ def test_company_and_place_change_no_bit(size: int) -> None:
             assert int(together.ids[line]) == int(alone[i].ids[0])
             assert together.logprobs.get(line) == alone[i].logprobs.get(0)
             assert together.candidates.get(line) == alone[i].candidates.get(0)
+            tried = slice(len(together.candidates.get(line, ())))  # behind them lie what others in company want
+            assert together.branches.get(line, [])[tried] == alone[i].branches.get(0, [])[tried]
             assert not together.errors and not alone[i].errors
 
 
@@ -214,7 +219,7 @@ def test_bad_lines_leave_the_others_alone() -> None:
     assert found.bad.tolist() == [True] * 6 + [False] * 2
     assert set(found.errors) == set(range(6)) and all("NaN" in e for e in found.errors.values())
     assert found.ids[6:].tolist() == wanted.ids[6:].tolist()
-    assert found.logprobs == {7: wanted.logprobs[7]} and found.candidates == {7: wanted.candidates[7]}
+    assert found.branches == {7: wanted.branches[7]} and found.candidates == {7: wanted.candidates[7]}
     assert ((found.ids >= 0) & (found.ids < size)).all()
 
 
