@@ -1,5 +1,6 @@
 """An adapter merged into its base. Owns: W + scale * up @ down (DoRA: its rows scaled), matrix by matrix, and that
-no half-written folder is ever left behind. Must not know: command lines, engines.
+no half-written folder is ever left behind. A head that was the embeddings' matrix gets one of its own where the two are
+no longer the same. Must not know: command lines, engines.
 """
 
 from __future__ import annotations
@@ -7,7 +8,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -20,10 +23,13 @@ from tokenmill.core.model import Checkpoint
 from tokenmill.lora.names import Names
 from tokenmill.lora.peft import WIDE, Adapter, LowRank
 from tokenmill.lora.store import read_adapter
-from tokenmill.quant.convert import copy_rest
+from tokenmill.quant.convert import copy_rest, write_json
 
 SHARD_BYTES = 2 << 30
 _TRANSPOSED = ("GPT2LMHeadModel",)
+_EMBEDDINGS = frozenset({"embed_tokens", "embeddings", "embed_in", "word_embeddings", "wte"})
+_HEADS = {"GPTNeoXForCausalLM": "embed_out", "BioGptForCausalLM": "output_projection"}
+"""What heads are called that are not called lm_head."""
 Tell = Callable[[str, int, int], None]
 """(weight name, how many are done, how many there are)."""
 
@@ -40,11 +46,16 @@ def merge(base: Path, adapter: Path, target: Path, tell: Tell = lambda name, don
     checkpoint = open_checkpoint(base)
     transposed = any(name in _TRANSPOSED for name in config.get("architectures") or [])
     try:
-        changes = _changes(found, checkpoint, transposed=transposed)
+        ends = _ends(config, checkpoint)
+        changes = _changes(found, _Base(checkpoint, ends), transposed=transposed)
+        apart = any(name in changes for name in (ends.embedding, ends.head))
         with new_folder(target) as partial:
-            _write(checkpoint, partial, changes, tell)
+            _write(checkpoint, partial, changes, ends if apart and ends.tied else None, tell)
             copy_rest(base, partial)
-            shutil.copyfile(base / "config.json", partial / "config.json")
+            if apart:
+                write_json(partial / "config.json", _untied(config))
+            else:
+                shutil.copyfile(base / "config.json", partial / "config.json")
     finally:
         checkpoint.close()
     return len(changes)
@@ -53,20 +64,66 @@ def merge(base: Path, adapter: Path, target: Path, tell: Tell = lambda name, don
 Change = Callable[[Tensor], Tensor]
 
 
-def _changes(adapter: Adapter, checkpoint: Checkpoint, *, transposed: bool) -> dict[str, Change]:
+@dataclass(frozen=True)
+class _Ends:
+    """The tensors of embeddings and head; tied: the head is not stored, and the embeddings are its matrix."""
+
+    embedding: str
+    head: str
+    tied: bool
+
+
+def _ends(config: dict[str, Any], checkpoint: Checkpoint) -> _Ends:
+    stored = list(checkpoint.names())
+    names = config.get("architectures") or [""]
+    called = _HEADS.get(str(names[0]), "lm_head")
+    head = next((name for name in stored if name.endswith(f"{called}.weight")), None)
+    tables = (name for name in stored if name.removesuffix(".weight").rpartition(".")[2] in _EMBEDDINGS)
+    embedding = next((name for name in tables if name.endswith(".weight")), "")
+    tied = head is None and config.get("tie_word_embeddings") is not False
+    return _Ends(embedding, head or f"{called}.weight", tied and bool(embedding))
+
+
+def _untied(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of a model whose head has a matrix of its own."""
+    inner = config.get("text_config")
+    text = {"text_config": {**inner, "tie_word_embeddings": False}} if isinstance(inner, dict) else {}
+    return {**config, **text, "tie_word_embeddings": False}
+
+
+class _Base:
+    """The base's tensors by the adapter's names."""
+
+    def __init__(self, checkpoint: Checkpoint, ends: _Ends) -> None:
+        self.checkpoint, self.ends = checkpoint, ends
+        stored = {*checkpoint.names(), *((ends.head,) if ends.tied else ())}
+        self.names = Names(name.removesuffix(".weight") for name in stored if name.endswith(".weight"))
+
+    def find(self, adapter: Adapter, module: str, end: str) -> tuple[str, tuple[int, ...]]:
+        """A tensor's name and shape; refused where there is none."""
+        path, ends = self.names.find(module), self.ends
+        name = f"{path}.{end}"
+        stored = ends.embedding if ends.tied and name == ends.head else name
+        shape = self.checkpoint.shape(stored) if path is not None and self.checkpoint.has(stored) else None
+        if shape is None:
+            raise ModelError(
+                f"{adapter.where}: the base has no {end} of {module[:160]}: is it another model's adapter?"
+            )
+        return name, tuple(shape)
+
+
+def _changes(adapter: Adapter, base: _Base, *, transposed: bool) -> dict[str, Change]:
     """Tensor name -> what becomes of it; refused where the base has no such tensor, or another shape."""
-    stored = set(checkpoint.names())
-    names = Names(name.removesuffix(".weight") for name in stored if name.endswith(".weight"))
     changes: dict[str, Change] = {}
     for module, low in {**adapter.linear, **adapter.tables}.items():
         table = module in adapter.tables
-        name, shape = _name(adapter, names, checkpoint, module, "weight")
+        name, shape = base.find(adapter, module, "weight")
         wanted = (low.down.shape[1], low.up.shape[0]) if table or transposed else (low.up.shape[0], low.down.shape[1])
         if shape != wanted:
             raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, and the adapter wants {wanted}.")
         changes[name] = _adding(low, flipped=table or transposed)
         if low.bias is not None:
-            bias, _ = _name(adapter, names, checkpoint, module, "bias")
+            bias, _ = base.find(adapter, module, "bias")
             changes[bias] = _summing(low.bias.float() * low.scale)
     if adapter.stacked:
         raise ModelError(f"{adapter.where}: stacked experts (target_parameters) cannot be merged here: PEFT can.")
@@ -74,20 +131,11 @@ def _changes(adapter: Adapter, checkpoint: Checkpoint, *, transposed: bool) -> d
         for end, tensor in tensors.items():
             if end == "weight" and (module in adapter.linear or module in adapter.tables):
                 continue  # saved beside its adapter, as it was
-            name, shape = _name(adapter, names, checkpoint, module, end)
+            name, shape = base.find(adapter, module, end)
             if shape != tuple(tensor.shape):
                 raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, not {list(tensor.shape)}.")
             changes[name] = _replacing(tensor)
     return changes
-
-
-def _name(adapter: Adapter, names: Names, checkpoint: Checkpoint, module: str, end: str) -> tuple[str, tuple[int, ...]]:
-    path = names.find(module)
-    name = f"{path}.{end}"
-    shape = checkpoint.shape(name) if path is not None and checkpoint.has(name) else None
-    if shape is None:
-        raise ModelError(f"{adapter.where}: the base has no {end} of {module[:160]}: is it another model's adapter?")
-    return name, tuple(shape)
 
 
 def _adding(low: LowRank, *, flipped: bool) -> Change:
@@ -109,11 +157,14 @@ def _replacing(tensor: Tensor) -> Change:
     return lambda old: tensor.to(old.dtype)
 
 
-def _write(checkpoint: Checkpoint, folder: Path, changes: dict[str, Change], tell: Tell) -> None:
-    """All tensors, in files of a bounded size, with an index if there are several."""
+def _write(checkpoint: Checkpoint, folder: Path, changes: dict[str, Change], parting: _Ends | None, tell: Tell) -> None:
+    """All tensors, in files of a bounded size, with an index if there are several; parting: the head begins as what the
+    embeddings were."""
     files: list[list[str]] = []
     total = done = 0
     for waiting in _shards(checkpoint):
+        if parting is not None and parting.embedding in waiting:
+            waiting[parting.head] = waiting[parting.embedding]
         for name, change in changes.items():
             if name in waiting:
                 if waiting[name].dtype not in WIDE:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from tokenmill import LLM, AsyncLLM, LoRARequest
 from tokenmill.core.errors import UserError
+from tokenmill.testing.tiny import make_tiny
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
 
@@ -238,6 +239,36 @@ def test_merged_weights_say_the_same(base: Path, tmp_path: Path, dora: bool) -> 
         assert abs((first.cumulative_logprob or 0.0) - (second.cumulative_logprob or 0.0)) < 1e-3
     with pytest.raises(UserError, match="exists already"):
         merge(base, folder, tmp_path / "merged")
+
+
+@pytest.mark.parametrize("changed", ["embeddings", "saved embeddings", "head", "both"])
+def test_a_head_that_was_the_embeddings_is_merged_alone(changed: str, tmp_path: Path) -> None:
+    """A tied head has no adapter of the embeddings', nor they one of the head's: merged, each has its own matrix."""
+    from tokenmill.lora.merge import merge
+
+    base = make_tiny(tmp_path / "tied")
+    folder = write_adapter(tmp_path / "one", base, modules=("q_proj",))
+    words, width, made = 320, 64, torch.Generator().manual_seed(1)
+    table, saved = "base_model.model.model.embed_tokens", changed == "saved embeddings"
+    tensors = {
+        f"{table}.lora_embedding_A": torch.randn(4, words, generator=made) * 0.2,
+        f"{table}.lora_embedding_B": torch.randn(width, 4, generator=made) * 0.2,
+        "base_model.model.lm_head.lora_A.weight": torch.randn(4, width, generator=made) * 0.1,
+        "base_model.model.lm_head.lora_B.weight": torch.randn(words, 4, generator=made) * 0.1,
+    }
+    wanted = {"embeddings": ("embed",), "head": ("lm_head",), "both": ("embed", "lm_head"), "saved embeddings": ()}
+    chosen = {name: t for name, t in tensors.items() if any(word in name for word in wanted[changed])}
+    if saved:
+        chosen = {f"{table}.weight": torch.randn(words, width, generator=made) * 0.2}
+        say(modules_to_save=["embed_tokens"])(folder)
+    hold(**chosen)(folder)
+    merge(base, folder, tmp_path / "merged")
+    with open_llm(base, enable_lora=True) as llm, open_llm(tmp_path / "merged") as merged:
+        request = LoRARequest("one", 1, str(folder))
+        first = llm.generate("some words", greedy(6, logprobs=1), False, lora_request=request)[0].outputs[0]
+        second = merged.generate("some words", greedy(6, logprobs=1), False)[0].outputs[0]
+        assert first.token_ids == second.token_ids
+        assert abs((first.cumulative_logprob or 0.0) - (second.cumulative_logprob or 0.0)) < 1e-3
 
 
 def test_new_weights_of_the_base(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
