@@ -12,6 +12,9 @@ from typing import Annotated
 
 from annotated_types import GroupedMetadata, MaxLen, MinLen
 from pydantic import FailFast, Field
+from pydantic_core import PydanticCustomError
+
+from tokenmill.text.template_worker import TEXT_PARTS
 
 MOST_MESSAGES = 8192
 MOST_PARTS = 8192
@@ -40,6 +43,13 @@ class few(GroupedMetadata):
         if self.least:
             yield MinLen(self.least)
         yield MaxLen(self.most)
+
+
+def check_text(kind: str, part: object) -> None:
+    """Within a schema: refuse a part of this type without its text, which would be read as nothing."""
+    name = TEXT_PARTS.get(kind)
+    if name is not None and getattr(part, name) is None:
+        raise PydanticCustomError("missing", "A part of type {kind} needs {name}", {"kind": kind, "name": name})
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,12 @@ def first_finding(error: ValidationError) -> tuple[str, str]:
     paths = [_path(each["loc"]) for each in found]
     start = paths[0]
     same = [n for n, path in enumerate(paths) if path[: len(start)] == start]
-    best = max(same, key=lambda n: (len(paths[n]), _places(paths[n]), not _of_kind(found[n]["type"]), -n))
+
+    def rank(n: int) -> tuple[bool, int, list[int], bool, int]:
+        kind = found[n]["type"]
+        return kind == "too_long", len(paths[n]), _places(paths[n]), not _of_kind(kind), -n
+
+    best = max(same, key=rank)
     rest = len({path[: len(start)] for path in paths}) - 1
     more = f" (and {rest} more)" if rest > 0 else ""
     message = found[best]["msg"]

@@ -18,6 +18,7 @@ UNSAID: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
 """Characters that JSON strings hold only as hexadecimal escapes, which are never said."""
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 MAX_SIZE = 200_000
+_POSIX = re.compile(r"\[:\^?[a-z]+:\]")
 _BEYOND = re.compile(r"\\U([0-9a-f]{8})")
 
 
@@ -291,6 +292,8 @@ class _Parser:
         begun = self.at
         found: list[tuple[int, int]] = []
         while self._peek() != "]":
+            if _POSIX.match(self.text, self.at):
+                raise RegexError("[:alpha:] and its like mean different things to different readers: spell them out")
             low = self._class_atom(negative)
             if self._peek() == "-" and self._peek(2) not in ("-]", "-"):
                 self.at += 1

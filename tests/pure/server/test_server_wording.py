@@ -34,6 +34,14 @@ SAID = [
     (TEXT, {"prompt": ["a", ""]}, "prompt.1: String should have at least 1 character."),
     (TEXT, {"prompt": 5}, "prompt: Input should be a valid string, or a valid list."),
     ("/v1/embeddings", {"input": ["a", 5]}, "input.1: "),
+    ("/v1/embeddings", {"input": ["a"] * 3000}, "input: List should have at most 2048 items"),
+    # A part without its text would be read as nothing.
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "txt": "a"}]}]}, "type text needs text"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "refusal", "text": "a"}]}]}, "needs refusal"),
+    (MESSAGES, {**ANTHROPIC, "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "type text needs text"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "needs a text"),
+    (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": {}}]}]}, "needs a text"),
+    (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "a"}]}, "input.0.output is missing"),
     (RESPONSES, {"input": "a", "conversation": {}}, "conversation.id: Field required."),
     (CHAT, {"n": 0}, " (and 1 more)."),
     # Fields have their own API's names.

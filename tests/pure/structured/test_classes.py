@@ -145,6 +145,7 @@ def test_opposites_hold_for_every_reader(given):
     [
         *(("(?=a)", "look-around"), ("(?<!a)b", "look-around"), ("(?i)a", "inline flags"), ("(?-i:a)", "inline flags")),
         *(("(?P=x)", "back-references"), ("(a)\\1", "back-references"), ("(?>a)", "atomic"), ("a++", "possessive")),
+        *(("[[:alpha:]]+", "different readers"), ("[^a[:^digit:]]", "different readers")),
         *(("\\p{L}", "Unicode properties"), ("\\P{L}", "Unicode properties"), ("(?#a)", "comments")),
     ],
 )

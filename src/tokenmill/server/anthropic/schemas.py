@@ -8,11 +8,11 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.errors import quoted
-from tokenmill.server.fields import MOST_MESSAGES, MOST_METADATA, MOST_PARTS, MOST_TOOLS, Inside, Label, few
+from tokenmill.server.fields import MOST_MESSAGES, MOST_METADATA, MOST_PARTS, MOST_TOOLS, Inside, Label, check_text, few
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -31,6 +31,12 @@ class Block(BaseModel):
     tool_use_id: Label | None = None
     content: str | Annotated[list[dict[str, Any]], few(MOST_PARTS), Inside("anthropic.ResultPart")] | None = None
     is_error: bool | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> Block:
+        if self.type in ("text", "thinking"):
+            check_text(self.type, self)
+        return self
 
 
 class Turn(BaseModel):
@@ -188,7 +194,9 @@ def _result(content: str | list[dict[str, Any]], where: str) -> str:
         return content
     if any(part.get("type") != "text" for part in content):
         raise ParameterError("Results of tools can only be text in this version.", param=where)
-    return "".join(str(part.get("text", "")) for part in content)
+    if any(not isinstance(part.get("text"), str) for part in content):
+        raise ParameterError(f"{where}: a part of type text needs text.", param=where)
+    return "".join(part["text"] for part in content)
 
 
 def _text(content: str | list[Block], where: str) -> str:

@@ -8,11 +8,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 from tokenmill.core.request import MAX_LOGPROBS, MAX_N, MAX_STOP, MAX_STOP_CHARS
 from tokenmill.core.samplers import MOST_BREAKER_CHARS, MOST_BREAKERS, MOST_SAMPLERS
-from tokenmill.server.fields import MOST_IDS, MOST_MESSAGES, MOST_PARTS, MOST_TEXTS, MOST_TOOLS, Label, Metadata, few
+from tokenmill.server.fields import (
+    MOST_IDS,
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_TEXTS,
+    MOST_TOOLS,
+    Label,
+    Metadata,
+    check_text,
+    few,
+)
 from tokenmill.structured.limits import MAX_ENUM
 
 STRICT = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
@@ -144,6 +154,11 @@ class TextPart(BaseModel):
     text: str | None = None
     thinking: str | None = None
     refusal: str | None = None
+
+    @model_validator(mode="after")
+    def _whole(self) -> TextPart:
+        check_text(self.type, self)
+        return self
 
 
 class FunctionCall(BaseModel):

@@ -46,7 +46,9 @@ def messages_of(items: list[Item], place: str = "input") -> Messages:
                 call = {"id": _string(item, "call_id", where), "type": "function", "function": function}
                 _join(found, {"role": "assistant", "content": "", "tool_calls": [call]})
             case "function_call_output":
-                said = _content(item.get("output"), where)
+                if item.get("output") is None:
+                    raise ParameterError(f"{where}.output is missing.", param=f"{where}.output")
+                said = _content(item["output"], where)
                 found.append({"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": said})
             case "reasoning":
                 _join(found, {"role": "assistant", "content": "", "reasoning": _thought(item, where)})
@@ -131,11 +133,16 @@ def _content(content: Any, where: str) -> str:
             raise ParameterError(
                 f"Content of type {quoted(part.get('type'))} is not supported in this version.", param=where
             )
+        if not isinstance(part.get("refusal") if part.get("text") is None else part["text"], str):
+            raise ParameterError(f"{where}: a part of type {part['type']} needs a text.", param=where)
     return "".join(str(part.get("text") or part.get("refusal") or "") for part in content)
 
 
 def _thought(item: Item, where: str) -> str:
-    return "".join(str(part.get("text", "")) for part in objects(item, "content", where))
+    found = [part.get("text") or "" for part in objects(item, "content", where)]
+    if not all(isinstance(text, str) for text in found):
+        raise ParameterError(f"{where}: a part of content needs a text.", param=where)
+    return "".join(found)
 
 
 def objects(item: Item, name: str, where: str) -> list[dict[str, Any]]:
