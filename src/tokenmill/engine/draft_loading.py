@@ -33,6 +33,7 @@ from tokenmill.speculate.medusa import MedusaHeads
 from tokenmill.speculate.medusa_files import build_heads
 from tokenmill.speculate.mtp import LaterNet
 from tokenmill.speculate.passes import Model
+from tokenmill.speculate.windows import LookaheadWindows
 
 STATES_SHARE = 0.5
 """Of the cache's memory that the states of a draft model may take."""
@@ -74,14 +75,14 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
             "stages would have to go back to earlier states"
         )
     if found.tree is not None:
-        check_trees(config, target)
+        check_trees(config, found, target)
     if not target.model.spec.ends[1]:  # the last stage's ranks have it
         on_device = found.method not in OF_HOST
         return LoadedDrafter(NoDeviceDrafter(found.most) if on_device else None, most=found.most)
     if found.method == "mtp":
         loaded = _later(config, found, target.source, target)
     elif found.method == "lookahead":
-        loaded = LoadedDrafter(Lookahead(found.most))
+        loaded = LoadedDrafter(Lookahead(found.most) if found.windows is None else LookaheadWindows(found.windows))
     elif found.method in LOADERS:
         source = find_source(found.model or "", found.revision, Hub(config.files.download_dir, config.files.hf_token))
         loaded = LOADERS[found.method](config, found, source, target)
@@ -93,7 +94,7 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
     return loaded
 
 
-def check_trees(config: EngineConfig, target: Target) -> None:
+def check_trees(config: EngineConfig, found: Speculation, target: Target) -> None:
     """Refuse trees where drafts can only be chains."""
     why = ""
     if target.model.spec.states:
@@ -103,7 +104,8 @@ def check_trees(config: EngineConfig, target: Target) -> None:
     elif not target.kernels.trees:
         why = f"on {target.device}"
     if why:
-        raise _refuse(f"speculative_token_tree: trees are not built {why}; without it drafts are chains")
+        asked = "speculative_token_tree" if found.windows is None else "lookahead_window"
+        raise _refuse(f"{asked}: trees are not built {why}; without it drafts are chains")
 
 
 def states_of_drafter(loaded: LoadedDrafter, rows: int, budget: int, device: str, make: Make) -> StatePool | None:

@@ -18,6 +18,7 @@ from tokenmill.speculate.none import NoDrafter
 from tokenmill.speculate.patience import Careful, HostControl
 from tokenmill.speculate.suffix import SuffixDrafter
 from tokenmill.speculate.tree import MOST_NODES, Shape, read_shape
+from tokenmill.speculate.windows import Windows
 
 MAX_DRAFTS = 16
 COMMON = ("method", "num_speculative_tokens", "disable_by_batch_size")
@@ -29,7 +30,7 @@ METHODS: dict[str, tuple[str, ...]] = {
     "eagle": ("model", "quantization", "revision", "speculative_token_tree"),
     "eagle3": ("model", "quantization", "revision", "speculative_token_tree"),
     "mtp": ("speculative_token_tree",),
-    "lookahead": (),
+    "lookahead": ("lookahead_window", "lookahead_ngram", "lookahead_candidates"),
 }
 """Methods and their settings, beside the common ones."""
 SAME_AS = dict.fromkeys(("deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "glm4_moe_mtp"), "mtp")
@@ -53,6 +54,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     revision: str | None = None
     tree: Shape | None = None
     """Drafts are trees."""
+    windows: Windows | None = None
+    """The tree is that of Jacobi windows."""
 
 
 def read_speculation(options: SpeculateOptions) -> Speculation | None:
@@ -79,6 +82,8 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
     if "model" in METHODS[method] and (not isinstance(model, str) or not model):
         raise _refuse(f'{method!r} needs "model", a folder, a file or a name as --model has it')
     tree = _tree(spec, method) if spec.get("speculative_token_tree") is not None else None
+    windows = _windows(spec)
+    tree = tree if windows is None else Shape(windows.nodes)
     return Speculation(
         method=method,
         most=_count(spec, "num_speculative_tokens", 4, 1, MAX_DRAFTS) if tree is None else tree.nodes,
@@ -91,6 +96,7 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
         quantization=_word(spec, "quantization"),
         revision=_word(spec, "revision"),
         tree=tree,
+        windows=windows,
     )
 
 
@@ -149,6 +155,31 @@ def _tree(spec: dict[str, Any], method: str) -> Shape:
         return read_shape(spec["speculative_token_tree"], nodes)
     except ValueError as error:
         raise _refuse(f"speculative_token_tree: {error}") from None
+
+
+def _windows(spec: dict[str, Any]) -> Windows | None:
+    """None: Lookahead without windows, or another method."""
+    if "lookahead_window" not in spec:
+        if alone := [name for name in METHODS["lookahead"] if name in spec]:
+            raise _refuse(
+                f'{", ".join(alone)} without "lookahead_window" has no meaning: without windows drafts are chains'
+            )
+        return None
+    found = Windows(
+        _count(spec, "lookahead_window", 8, 1, MOST_NODES),
+        _count(spec, "lookahead_ngram", 6, 2, MAX_DRAFTS),
+        _count(spec, "lookahead_candidates", 4, 1, MOST_NODES),
+    )
+    if found.nodes > MOST_NODES:
+        raise _refuse(
+            f"windows of {found.window} and {found.candidates} candidates of {found.length - 1} tokens each are "
+            f"{found.nodes} nodes, more than {MOST_NODES}"
+        )
+    if found.levels > MAX_DRAFTS:
+        raise _refuse(f"lookahead_window + lookahead_ngram may be {MAX_DRAFTS + 2} at most: a tree is so deep")
+    if spec.get("num_speculative_tokens") not in (None, found.nodes):
+        raise _refuse(f"num_speculative_tokens is {spec['num_speculative_tokens']}, and there are {found.nodes} nodes")
+    return found
 
 
 def _word(spec: dict[str, Any], name: str) -> str | None:

@@ -2,8 +2,8 @@
 
 Every step verifies a chain of guesses, and says a token behind each of them, behind wrong ones, too: a Jacobi iteration
 of the text to come. What was said behind which two tokens is kept in a pool of each row, and is what is guessed where
-the text comes to such tokens; where the pool knows nothing, the iteration itself goes on. (Windows beside the chain
-would need a mask that attention here lacks.) Must not know: plans, verification.
+the text comes to such tokens; where the pool knows nothing, the iteration itself goes on. Where trees can be verified,
+windows.py goes further. Must not know: plans, verification.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "eagle3": {"num_blocks": 24, "block_size": 8, "pipeline_depth": 3},
     "suffix": {"max_loras": 1},
     "lookahead": {"kv_cache_dtype": "int8"},
+    "windows": {"depth": 2, "num_blocks": 24, "block_size": 8},
 }
 
 
@@ -83,6 +84,8 @@ def test_the_same_bytes(
     method = {} if name in ("itself", "other") else {"method": name}
     model = {"model": str(drafters[name])} if name in drafters else {}
     config = {**method, **model, "num_speculative_tokens": MOST}
+    if name == "windows":
+        config = {"method": "lookahead", "lookahead_window": 4, "lookahead_ngram": 3}
     with open_llm(base, enable_lora=True, max_model_len=64, speculative_config=config, **options) as llm:
         all_of_them(llm)
         for _ in range(2):  # the second time prefixes are cached

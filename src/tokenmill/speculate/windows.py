@@ -1,0 +1,171 @@
+"""Lookahead with windows: guesses from Jacobi iterations that run beside the text. No other model, no training.
+
+A row's drafts are one tree. Its window holds, for each of the next `window` places, a line of guesses: the first ones
+form a chain behind the newest token, and from each of these its own line goes on. Every step the model says a token
+behind the end of each line: with it the line is a run of `length` tokens that the model means, which goes into the
+row's pool, and the lines move on by a place. Candidates stand beside the window: runs of the pool, and of the text
+itself, that begin with the newest token. Must not know: plans, verification.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.drafting import Drafting
+from tokenmill.runner.drafts import Forgetful
+
+PLACES = 1 << 10
+"""Of a row's pool: first tokens of runs fall into them by a hash."""
+READ = 32
+"""Runs of the known text that are taken in each step: a prompt is read over several."""
+BEHIND = 1 << 10
+"""Tokens of a prompt, its last ones, that are read at all."""
+MIX = 40503
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """window: lines that go on beside the text; length: tokens of a run, its first one included; candidates: runs of
+    the pool that are tried at a time."""
+
+    window: int
+    length: int
+    candidates: int
+
+    @property
+    def nodes(self) -> int:
+        return (self.window + self.candidates) * (self.length - 1)
+
+    @property
+    def levels(self) -> int:
+        """How deep the tree is."""
+        return self.window + self.length - 2
+
+    def parents(self) -> list[int]:
+        """1 + the number of what each node goes on from; 0: the newest token. Candidates come one after the other, then
+        the first guesses of all lines, the second ones, ..."""
+        deep = self.length - 1
+        first = self.candidates * deep
+        runs = [at if at % deep else 0 for at in range(first)]
+        chain = [first + line if line else 0 for line in range(self.window)]
+        return runs + chain + [first + 1 + n for n in range((deep - 1) * self.window)]
+
+
+class RunPool:
+    """Runs [rows, PLACES + 1, candidates, length] by row and first token, the latest ones; -1: none. The last place
+    is nobody's: what is not kept is written there."""
+
+    def __init__(self, rows: int, shape: Windows, device: torch.device) -> None:
+        self.most = shape.candidates
+        self.runs = torch.full((rows, PLACES + 1, self.most, shape.length), -1, dtype=torch.int32, device=device)
+        self.turn = torch.zeros((rows, PLACES + 1), dtype=torch.int64, device=device)
+
+    def forget(self, row_ids: Tensor, gone: Tensor) -> None:
+        """Empty the rows that are `gone` [S]."""
+        self.runs[row_ids] = torch.where(gone[:, None, None, None], -1, self.runs[row_ids])
+
+    def take(self, row_ids: Tensor, runs: Tensor, real: Tensor) -> None:
+        """Keep runs [S, M, length], those that are real [S, M] and not there yet."""
+        place, row = _place(runs[..., 0]), row_ids[:, None]
+        there = (self.runs[row, place] == runs[:, :, None]).all(-1).any(-1)
+        earlier = torch.ones(runs.shape[1], runs.shape[1], dtype=torch.bool, device=runs.device).tril(-1)
+        twice = ((runs[:, :, None] == runs[:, None]).all(-1) & real[:, None] & earlier).any(-1)
+        fresh = real & ~there & ~twice
+        before = ((place[:, :, None] == place[:, None]) & fresh[:, None] & earlier).sum(-1)
+        kept = fresh & (before < self.most)
+        target = torch.where(kept, place, PLACES)
+        self.runs[row, target, (self.turn[row, target] + before) % self.most] = runs.to(torch.int32)
+        self.turn.index_put_((row.expand_as(target), target), kept.long(), accumulate=True)
+
+    def behind(self, row_ids: Tensor, last: Tensor) -> Tensor:
+        """[S, candidates, length - 1]: what came behind the tokens `last` [S], the latest first; where that is
+        unknown, `last` again."""
+        place = _place(last)
+        latest = (self.turn[row_ids, place][:, None] - 1 - torch.arange(self.most, device=last.device)) % self.most
+        found = self.runs[row_ids[:, None], place[:, None], latest].long()
+        known = found[..., :1] == last[:, None, None]
+        return torch.where(known, found[..., 1:], last[:, None, None])
+
+
+class LookaheadWindows(Forgetful):
+    """A DeviceDrafter of such trees."""
+
+    def __init__(self, shape: Windows) -> None:
+        self.shape = shape
+        self.most = shape.nodes
+        self.levels = shape.levels
+        self.pool: RunPool
+        self.parents: Tensor
+        self.lines: Tensor
+        self.grown: Tensor
+        self.read: Tensor
+        self.tail: Tensor
+        self.tried: Tensor
+
+    def bind(self, rows: Any, pool: Any) -> None:
+        """Of each row: its pool, its window [length - 1, window], how long it was when it was last seen, how much of
+        it has been read, its last token then, and how many nodes were left behind it."""
+        count, device = rows.tokens.shape[0], rows.device
+        self.pool = RunPool(count, self.shape, device)
+        self.parents = torch.tensor(self.shape.parents(), device=device)
+        self.lines = torch.zeros((count, self.shape.length - 1, self.shape.window), dtype=torch.int64, device=device)
+        self.grown, self.read, self.tried = torch.zeros((3, count), dtype=torch.int64, device=device)
+        self.tail = torch.full((count,), -1, dtype=torch.int32, device=device)
+
+    def propose(self, step: Drafting) -> None:
+        """Take in what was said, move the window on, and leave candidates and window behind the text."""
+        rows, row_ids = step.rows, step.row_ids
+        known = rows.length[row_ids]
+        said, count, kept = step.samples()
+        earlier = known - kept
+        same = (self.grown[row_ids] == earlier) & (self.tail[row_ids] == rows.tokens[row_ids, earlier - 1])
+        self.pool.forget(row_ids, ~same)
+        whole = same & (count == 1 + self.most) & (self.tried[row_ids] == self.most)
+        self._read(rows.tokens, row_ids, known, same)
+        ends = self._ends(said)
+        lines = self.lines[row_ids]
+        self.pool.take(row_ids, torch.cat((lines, ends[:, None]), 1).transpose(1, 2), whole[:, None].expand_as(ends))
+        lines = self._moved(rows.tokens, row_ids, known, torch.cat((lines[:, 1:], ends[:, None]), 1), kept, whole)
+        last = rows.tokens[row_ids, known - 1]
+        drafts = torch.cat((self.pool.behind(row_ids, last.long()).flatten(1), lines.flatten(1)), 1)[:, : step.count]
+        ahead = torch.arange(step.count, device=known.device)
+        rows.tokens[row_ids[:, None], known[:, None] + ahead] = drafts.to(torch.int32)
+        rows.parents[row_ids, : step.count] = self.parents[: step.count]
+        self.lines[row_ids], self.grown[row_ids], self.tail[row_ids] = lines, known, last
+        self.tried[row_ids] = step.count
+
+    def _ends(self, said: Tensor) -> Tensor:
+        """[S, window]: what was said behind the end of each line, if the whole tree was tried."""
+        at = torch.arange(1 + self.most - self.shape.window, 1 + self.most, device=said.device)
+        return said[:, at.clamp(max=said.shape[1] - 1)].long()
+
+    def _read(self, tokens: Tensor, row_ids: Tensor, known: Tensor, same: Tensor) -> None:
+        """Runs of the text itself: the next ones that have not been read."""
+        length = self.shape.length
+        begun = torch.where(same, self.read[row_ids], (known - BEHIND).clamp(min=0))
+        first = begun[:, None] + torch.arange(READ, device=known.device)
+        at = first[..., None] + torch.arange(length, device=known.device)
+        runs = tokens[row_ids[:, None, None], at.clamp(max=tokens.shape[1] - 1)].long()
+        self.pool.take(row_ids, runs, first + length <= known[:, None])
+        self.read[row_ids] = (begun + READ).minimum((known - length + 1).clamp(min=0)).maximum(begun)
+
+    def _moved(
+        self, tokens: Tensor, row_ids: Tensor, known: Tensor, lines: Tensor, kept: Tensor, whole: Tensor
+    ) -> Tensor:
+        """lines [S, length - 1, window], one place on already, moved on by the other tokens that became known; what is
+        missing is taken from somewhere in the text."""
+        levels, window = lines.shape[1:]
+        at = torch.arange(window, device=known.device) + kept[:, None] - 1
+        there = whole[:, None] & (at < window)
+        moved = lines.gather(2, at.clamp(0, window - 1)[:, None].expand(-1, levels, -1))
+        anywhere = torch.arange(levels * window, device=known.device) * 7919 + known[:, None] * MIX
+        other = tokens[row_ids[:, None], anywhere % known[:, None]].long().view_as(moved)
+        return torch.where(there[:, None], moved, other)
+
+
+def _place(first: Tensor) -> Tensor:
+    return first.clamp(min=0) * MIX % PLACES
