@@ -84,7 +84,8 @@ def quantize(
     if chosen and format is not None and format not in FORMS:
         raise ParameterError(f"{spelling(next(iter(chosen)))} goes with --format {', '.join(FORMS)}, not {format}.")
     if chosen or format in FORMS:
-        _by_method(source, target, {"form": format or "", "group": group or 128, **chosen}, pattern)
+        groups = {} if group is None else {"group": group}
+        _by_method(source, target, {"form": format or "", **groups, **chosen}, pattern)
         if text is not None:
             _compare(source, str(target), text)
         return
@@ -128,8 +129,11 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     from tokenmill.quantize import recipes, text
     from tokenmill.quantize.make import Job, make
 
+    given = dict(chosen)
     calibration, device = chosen.pop("calibration", None), chosen.pop("device", "cpu")
     recipe = recipes.settle(recipes.Recipe(**{"method": FORMS.get(chosen["form"], "rtn"), **chosen}))
+    if (name := recipes.without_effect(recipe, given)) is not None:
+        raise ParameterError(f"{spelling(name)} has no effect with --method {recipe.method}: leave it out.")
     found = find_source(source)
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")

@@ -7,6 +7,7 @@ same command goes on behind the last one, another one begins anew.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -62,12 +63,14 @@ class Job:
 
 @dataclass(slots=True)
 class Made:
-    """What became of the weights: errors relative to their size, those that calibration never reached, scales moved."""
+    """What became of the weights: errors relative to their size, those that calibration never reached, scales moved;
+    files: where they lie meanwhile."""
 
     errors: list[LayerError] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
     moved: int = 0
     bits: dict[str, int] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
 
 
 def make(job: Job, tell: Tell = lambda name, done, total: None) -> Made:
@@ -123,19 +126,28 @@ def _chosen(ckpt: Checkpoint, job: Job) -> set[str]:
 
 
 def _fingerprint(job: Job, chosen: set[str]) -> dict[str, Any]:
-    tokens = None if job.tokens is None else [list(job.tokens.shape), int(job.tokens.long().sum())]
-    return {"source": str(job.source.resolve()), "recipe": asdict(job.recipe), "tokens": tokens, "names": len(chosen)}
+    """Of the same work on the same model: another --skip, text or checkpoint under the same name is another job."""
+    tokens = "" if job.tokens is None else f"{list(job.tokens.shape)}{job.tokens.flatten().tolist()}"
+    files = sorted(p for p in job.source.iterdir() if p.suffix in (".safetensors", ".bin") or p.name == "config.json")
+    seen = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
+    digest = hashlib.sha256("\n".join([tokens, *sorted(chosen), "", *seen]).encode()).hexdigest()
+    return {"source": str(job.source.resolve()), "recipe": asdict(job.recipe), "digest": digest}
 
 
 def _resume(partial: Path, job: Job, chosen: set[str]) -> Made:
-    """What an earlier run of the same job has done; the folder is ready then."""
+    """What an earlier run of the same job has done; the folder is ready then. A file that the state does not know was
+    written right before the stop: its weights are made again."""
     state = partial / _STATE
     if state.exists():
         try:
             found = json.loads(state.read_text(encoding="utf-8"))
             if found["job"] == _fingerprint(job, chosen):
                 errors = [LayerError(**entry) for entry in found["errors"]]
-                return Made(errors, found["unreached"], found["moved"], found["bits"])
+                made = Made(errors, found["unreached"], found["moved"], found["bits"], found["files"])
+                for path in partial.glob("*.safetensors"):
+                    if path.name not in made.files:
+                        path.unlink()
+                return made
         except (ValueError, KeyError, TypeError):
             pass
     shutil.rmtree(partial, ignore_errors=True)
@@ -167,7 +179,9 @@ class _Run:
         if self.job.recipe.method in recipes.CALIBRATED:
             self.made.unreached += [name for name in rest if name not in self.made.unreached]
         for start in range(0, len(rest), 32):
-            self._hold("rest" + str(start), {name: self._read(name) for name in rest[start : start + 32]}, {}, {})
+            self._hold(
+                f"rest{len(done) + start:06}", {name: self._read(name) for name in rest[start : start + 32]}, {}, {}
+            )
 
     def _stream(self) -> Stream:
         assert self.job.tokens is not None
@@ -243,6 +257,7 @@ class _Run:
         written = self.partial / f"{file}.writing"
         save_file(tensors, written)
         written.rename(self.partial / f"{file}.safetensors")
+        self.made.files.append(f"{file}.safetensors")
         state = {**asdict(self.made), "job": _fingerprint(self.job, self.chosen)}
         half = self.partial / f"{_STATE}.writing"
         half.write_text(json.dumps(state), encoding="utf-8")

@@ -72,8 +72,9 @@ def sparsegpt(weight: Tensor, sparsity: Sparsity, inputs: Inputs | None, damping
     _, upper = factor(inputs.hessian.clone(), damping, torch.arange(weight.shape[1], device=weight.device))
     w = weight.clone()
     gone = torch.zeros_like(w, dtype=torch.bool)
-    for start in range(0, w.shape[1], _BLOCK):
-        stop = min(start + _BLOCK, w.shape[1])
+    block = _BLOCK - _BLOCK % max(sparsity.of, 1)
+    for start in range(0, w.shape[1], block):
+        stop = min(start + block, w.shape[1])
         errors = torch.zeros(w.shape[0], stop - start, device=w.device)
         cost = upper.diagonal()[start:stop].square()
         if not sparsity.of:

@@ -5,6 +5,7 @@ Must not know: layers, where tensors come from.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -77,6 +78,9 @@ METHODS = (*INTEGERS, *WHOLE, *TABLES, *prune.METHODS)
 _WRITERS = {"compressed-tensors": stored_forms.compressed, "gptq": stored_forms.gptq, "awq": stored_forms.awq}
 _BITS = {"compressed-tensors": range(2, 9), "gptq": (2, 3, 4, 8), "awq": (4,)}
 _COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64, "fp4": 64, "squeezellm": 32}
+_OWN_BITS = {**dict.fromkeys(("mxfp4", "nvfp4", "nf4", "fp4"), 4),
+             **dict.fromkeys(("smoothquant", "int8", "fp8", "fp8-block", "llm.int8"), 8)}  # fmt: skip
+"""Bits that a method has, whatever is asked for."""
 
 
 def settle(recipe: Recipe) -> Recipe:
@@ -95,6 +99,8 @@ def settle(recipe: Recipe) -> Recipe:
     if form not in forms:
         raise UserError(f"--method {recipe.method} makes files of the form {', '.join(forms)}, not {form}.")
     if recipe.method in INTEGERS:
+        if not math.isfinite(recipe.bits):
+            raise UserError(f"--bits {recipe.bits:g}: use a number from 2 to 8.")
         whole = recipe.bits == int(recipe.bits)
         if whole and int(recipe.bits) not in _BITS[form]:
             raise UserError(f"--bits {recipe.bits:g}: files of the form {form} hold {_words(_BITS[form])} bits.")
@@ -106,6 +112,21 @@ def settle(recipe: Recipe) -> Recipe:
     if not (0 < recipe.samples <= 1 << 16 and 8 <= recipe.length <= 1 << 16):
         raise UserError("--samples takes 1 to 65536 sequences, --length 8 to 65536 tokens.")
     return Recipe(**{**_fields(recipe), "form": form})
+
+
+def without_effect(recipe: Recipe, given: Mapping[str, Any]) -> str | None:
+    """The first of the given settings, by their names on the command line, that this recipe does not look at."""
+    method, sees = recipe.method, {"method", "form", "device"}
+    if method in INTEGERS:
+        sees |= {"bits", "group", "symmetric"}
+    elif method in TABLES:
+        sees |= {"bits"}
+    elif method in prune.METHODS:
+        sees |= {"sparsity"}
+    if calibrates(recipe):
+        sees |= {"calibration", "samples", "length"}
+    own = {"bits": _OWN_BITS.get(method), "group": _COLUMNS.get(method)}
+    return next((name for name, value in given.items() if name not in sees and own.get(name) != value), None)
 
 
 def _fields(recipe: Recipe) -> dict[str, Any]:
@@ -138,7 +159,7 @@ def calibrates(recipe: Recipe) -> bool:
 def columns(recipe: Recipe) -> int:
     """What must divide a weight's columns."""
     if recipe.method in prune.METHODS:
-        return max(prune.parse(recipe.sparsity).of, 8)
+        return math.lcm(prune.parse(recipe.sparsity).of or 1, 8)
     return recipe.group if recipe.method in INTEGERS else _COLUMNS.get(recipe.method, 1)
 
 

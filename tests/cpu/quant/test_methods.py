@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from typer.testing import CliRunner
 
@@ -280,6 +282,39 @@ def test_a_stop_goes_on_where_it_was(tiny: Path, tokens: Tensor, tmp_path: Path,
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
+def test_a_stop_among_many_weights_loses_none_and_another_job_begins_anew(tmp_path: Path) -> None:
+    """More weights than a file of them holds; a stop right behind a file; then another choice of as many weights."""
+    folder = make_tiny(tmp_path / "model", hidden=32, layers=8)
+    job = Job(folder, tmp_path / "out", settle(Recipe(method="rtn", group=32)), re.compile("q_proj"))
+
+    def stops(name: str, done: int, total: int) -> None:
+        if done == 40:
+            raise KeyboardInterrupt
+
+    for skip in (job.skip, re.compile("o_proj")):
+        with pytest.raises(KeyboardInterrupt):
+            make(job, stops)
+        unknown = tmp_path / ".out.partial" / "rest999999.safetensors"  # written, and then came the stop
+        save_file({"model.norm.weight": torch.zeros(3)}, unknown)
+        again, whole = (replace(job, skip=skip, target=tmp_path / name) for name in ("out", "whole"))
+        make(again)
+        make(whole)
+        one, other = (load_file(each.target / "model.safetensors") for each in (again, whole))
+        assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+        for each in (again, whole):
+            shutil.rmtree(each.target)
+
+
+@pytest.mark.parametrize("method", list(prune.METHODS))
+@pytest.mark.parametrize("sparsity", ["1:3", "5:24", "2:4"])
+def test_neighbours_that_fill_no_block(method: str, sparsity: str) -> None:
+    """3 and 24 do not divide the columns that are gone through at a time: every group has its zeros all the same."""
+    random, inputs, asked = torch.Generator().manual_seed(3), Inputs(240, CPU), prune.parse(sparsity)
+    inputs.add(torch.randn(300, 240, generator=random))
+    found = prune.METHODS[method](torch.randn(8, 240, generator=random), asked, inputs)
+    assert ((found.unflatten(1, (-1, asked.of)) == 0).sum(-1) == asked.zeros).all()
+
+
 def test_experts_that_calibration_never_reaches(tmp_path: Path, tokens: Tensor) -> None:
     """They are counted and rounded to the nearest."""
     folder = demo_dir("moe")
@@ -300,6 +335,12 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "text": (["--method", "gptq", "--calibration", "/nowhere/x"], "cannot be read"),
     "gguf": (["--method", "gptq", "--format", "gguf-q4_k"], "goes with --format"),
     "sparsity": (["--method", "wanda", "--sparsity", "4:2"], "use n:m like 2:4"),
+    "neighbours": (["--method", "magnitude", "--sparsity", "1:3"], "whole groups of 24 columns"),
+    "no number": (["--method", "rtn", "--bits", "nan"], "use a number from 2 to 8"),
+    "bits without effect": (["--method", "fp8", "--bits", "3"], "--bits has no effect with --method fp8"),
+    "group without effect": (["--method", "wanda", "--group-size", "32"], "--group has no effect"),
+    "sparsity without effect": (["--method", "gptq", "--sparsity", "2:4"], "--sparsity has no effect"),
+    "text without effect": (["--method", "rtn", "--calibration", "/nowhere/x"], "--calibration has no effect"),
 }
 
 
