@@ -352,6 +352,25 @@ def _again() -> list[str]:
     return [text for text in row["train"] if "[F]" not in text and "[He]" not in text]
 
 
+def _ended(rng: random.Random, c: Clause | None, name: str, kind: str, held: bool) -> tuple[str, str, str]:
+    """How a story is to end, if that is asked for: the wish, the last sentence, and what must stand in it."""
+    if rng.random() < 0.08:
+        quote = re.sub(r"\[w\]", lambda _: noun(rng, LIVING, held), rng.choice(QUOTES))
+        quote = quote[0].upper() + quote[1:] + "."
+        return rng.choice(ASK_QUOTE).replace("[q]", quote if rng.random() < 0.6 else quote[:-1]), quote, quote[:-1]
+    if rng.random() >= 0.34:
+        return "", "", ""
+    ends = clause(rng, alone=True, held=held) if c and rng.random() < 0.5 else None
+    if not ends:
+        asks, tells = rng.choice(ENDINGS)
+        return rng.choice(asks), rng.choice(tells), ""
+    hero = c.names[0] if c and len(c.names) == 1 else name if name and rng.random() < 0.6 else f"the {kind}"
+    subject = hero if c and len(c.names) < 2 and rng.random() < 0.7 else ends.then.split(" \x05")[0]
+    now = ends.now.split("\x05")[1]
+    wish = rng.choice(ASK_LAST).replace("[c]", f"{subject} {now}")
+    return wish, rng.choice(LAST).replace("[c]", f"{subject} {ends.rest()}"), ends.must[0]
+
+
 def asked_story(rng: random.Random, held: bool = False) -> Case:
     """A story on a clause, or on nouns, with up to four things more that were asked for."""
     c = clause(rng, held=held) if rng.random() < 0.75 else None
@@ -405,27 +424,10 @@ def asked_story(rng: random.Random, held: bool = False) -> Case:
         lines.append(said[0])
         apart = list(dict.fromkeys(said[1:]))
         room -= 1
-    last = ""
-    if rng.random() < 0.08 and room > 0:
-        quote = re.sub(r"\[w\]", lambda _: noun(rng, LIVING, held), rng.choice(QUOTES))
-        quote = quote[0].upper() + quote[1:] + "."
-        extras.append(rng.choice(ASK_QUOTE).replace("[q]", quote if rng.random() < 0.6 else quote[:-1]))
-        last = quote
-        must.append(quote[:-1])
-        room -= 1
-    elif rng.random() < 0.34 and room > 0:
-        ends = clause(rng, alone=True, held=held) if c and rng.random() < 0.5 else None
-        if ends:
-            hero = c.names[0] if c and len(c.names) == 1 else name if name and rng.random() < 0.6 else f"the {kind}"
-            subject = hero if c and len(c.names) < 2 and rng.random() < 0.7 else ends.then.split(" \x05")[0]
-            deed = ends.now.split("\x05")[1]
-            extras.append(rng.choice(ASK_LAST).replace("[c]", f"{subject} {deed}"))
-            last = rng.choice(LAST).replace("[c]", f"{subject} {ends.rest()}")
-            must.append(ends.must[0])
-        else:
-            asks, tells = rng.choice(ENDINGS)
-            extras.append(rng.choice(asks))
-            last = rng.choice(tells)
+    asks, last, said_last = _ended(rng, c, name, kind, held) if room > 0 else ("", "", "")
+    if last:
+        extras.append(asks)
+        must += [said_last] if said_last else []
         room -= 1
     head, told_count = _head(rng, c, phrase, count, held)
     if count and not told_count:
