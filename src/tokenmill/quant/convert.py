@@ -28,9 +28,10 @@ SHARD_BYTES = 2 << 30
 MAX_COPIED_BYTES = 64 << 20
 REPORT = "quantization_report.json"
 KEPT = re.compile(
-    r"(embed|wte|wpe|word_embeddings|norm|\bln_|lm_head|embed_out|router|(^|\.)gate\.weight$|shared_expert_gate|rotary)"
+    r"(embed|wte|wpe|word_embeddings|norm[^.]*\.weight$|\bln_|lm_head|embed_out|router|(^|\.)gate(\.wg)?\.weight$|"
+    r"shared_expert_gate|rotary|_coefs\.weight$)"
 )
-"""Never rounded: embeddings, heads, norms and routers are small, or lose too much."""
+"""Never rounded: embeddings, heads, norms, routers and Gemma 3n's mixing factors are small, or lose too much."""
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json", ".onnx", ".h5", ".msgpack")
 _TRANSPOSED = ("GPT2LMHeadModel",)
 
@@ -90,12 +91,17 @@ def _check(source: Path, target: Path, recipe: Recipe) -> dict[str, Any]:
         method = config["quantization_config"]
         method = method.get("quant_method", "?") if isinstance(method, dict) else method
         raise ModelError(f"{source} is already quantised ({method}); start from the unquantised model.")
-    if any(name in _TRANSPOSED for name in config.get("architectures") or []):
-        raise ModelError(f"{source}: this architecture stores its matrices transposed, which the format cannot say.")
+    check_upright(config, source)
     if recipe.group < 32 or recipe.group % 32 or recipe.group > 256 or 256 % recipe.group:
         raise UserError(f"--group {recipe.group}: use 32, 64, 128 or 256.")
     check_free(target)
     return config
+
+
+def check_upright(config: dict[str, Any], source: Path) -> None:
+    """Refuse matrices [in, out]: no form of files can say that they are, and methods would take rows for columns."""
+    if any(name in _TRANSPOSED for name in config.get("architectures") or []):
+        raise ModelError(f"{source}: this architecture stores its matrices transposed, which the format cannot say.")
 
 
 def roundable(ckpt: Checkpoint, skip: re.Pattern[str] | None) -> set[str]:

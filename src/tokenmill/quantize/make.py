@@ -31,6 +31,7 @@ from tokenmill.quant.convert import (
     LayerError,
     Shards,
     Tell,
+    check_upright,
     copy_rest,
     linear_names,
     roundable,
@@ -105,6 +106,7 @@ def _check(job: Job) -> dict[str, Any]:
             f"{job.source} also sees or hears: its text part cannot be calibrated here yet. Rounding to the nearest "
             "value can do it, and so can --quantization at the load."
         )
+    check_upright(config, job.source)
     check_free(job.target)
     assert job.tokens is not None or not recipes.calibrates(job.recipe), "this method calibrates"
     return config

@@ -23,6 +23,9 @@ from tokenmill.core.errors import ModelError, UserError
 from tokenmill.quant import compressed, convert
 from tokenmill.quant.convert import Recipe
 from tokenmill.quant.rounding import round_best
+from tokenmill.quantize.make import Job, make
+from tokenmill.quantize.recipes import Recipe as ByMethod
+from tokenmill.quantize.recipes import settle
 from tokenmill.testing.tiny import make_tiny
 
 SMALL = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4}
@@ -226,3 +229,23 @@ def test_torch_files_and_shared_tensors(tiny: Path, tmp_path: Path) -> None:
     convert.convert(tiny, tmp_path / "b", Recipe(8))
     ours, other = (load_file(tmp_path / name / "model.safetensors") for name in "ab")
     assert ours.keys() == other.keys() and all(torch.equal(ours[name], other[name]) for name in ours)
+
+
+KEPT_NAMES = ("model.layers.0.mlp.gate.weight", "model.layers.0.mlp.gate.wg.weight", "model.layers.0.mlp.router.weight",
+              "model.layers.0.self_attn.q_norm.weight", "transformer.blocks.0.norm_attn_norm.norm_1.weight",
+              "transformer.blocks.0.ffn.router.layer.weight", "model.layers.0.altup.correction_coefs.weight",
+              "model.layers.0.altup.modality_router.weight", "lm_head.weight")  # fmt: skip
+ROUNDED_NAMES = ("model.layers.0.mlp.gate_proj.weight", "transformer.blocks.0.norm_attn_norm.attn.Wqkv.weight",
+                 "model.layers.0.per_layer_input_gate.weight", "model.layers.0.mlp.experts.3.w1.weight")  # fmt: skip
+
+
+def test_routers_and_factors_of_every_family_are_kept_and_what_lies_below_a_norm_is_not():
+    assert [name for name in KEPT_NAMES if not convert.KEPT.search(name)] == []
+    assert [name for name in ROUNDED_NAMES if convert.KEPT.search(name)] == []
+
+
+def test_matrices_that_lie_the_other_way_round_are_refused_by_methods_too(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}')
+    job = Job(tmp_path, tmp_path / "out", settle(ByMethod(method="int8")))
+    with pytest.raises(ModelError, match="stores its matrices transposed"):
+        make(job)
