@@ -13,6 +13,12 @@ CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v
 EMPTY_TOOL = {"type": "function", "name": "f", "parameters": {"type": "object"}}
 ANTHROPIC = {"messages": HELLO, "max_tokens": 4, "model": "fake"}
 INFER = "/v2/models/fake/infer"
+FORM = {"type": "json_object"}
+SCHEMA = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
+CALLS = {"messages": HELLO, "tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "required"}
+NAMED = {"type": "function", "function": {"name": "f"}}
+ALLOWED = {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [NAMED]}}
+CLAUDE = {"tools": [{"name": "f", "input_schema": {"type": "object"}}], "tool_choice": {"type": "any"}}
 
 
 def tensor(**more: Any) -> dict[str, Any]:
@@ -56,6 +62,21 @@ SAID = [
     (RESPONSES, {"input": "a", "tool_choice": {"type": "function", "name": "f"}}, "tool_choice needs tools"),
     (MESSAGES, {**ANTHROPIC, "tool_choice": {"type": "any"}}, "tool_choice needs tools"),
     (MESSAGES, {**ANTHROPIC, "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice needs tools"),
+    # A call that is asked for leaves no place for another structure.
+    (CHAT, {**CALLS, "response_format": FORM}, "response_format has no effect here: tool_choice asks for a call"),
+    (CHAT, {**CALLS, "tool_choice": NAMED, "guided_regex": "a"}, "guided_regex has no effect here"),
+    (CHAT, {**CALLS, "tool_choice": ALLOWED, "structured_outputs": {"choice": ["a"]}}, "structured_outputs has no"),
+    (
+        RESPONSES,
+        {"input": "a", "tools": [EMPTY_TOOL], "tool_choice": "required", "text": {"format": SCHEMA}},
+        "text.format has no effect here",
+    ),
+    (
+        MESSAGES,
+        {**ANTHROPIC, **CLAUDE, "output_config": {"format": {"type": "json_schema", "schema": {}}}},
+        "output_config.format has no effect here",
+    ),
+    (TEXT, {"prompt": "a", "guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern has no effect without"),
     # A tensor holds what it says.
     (INFER, {"inputs": [tensor(shape=[2])]}, "shape"),
     (INFER, {"inputs": [tensor(shape=[10**12])]}, "shape"),
@@ -115,3 +136,11 @@ async def test_a_byte_order_mark_is_no_part_of_a_body(start: Starter) -> None:
     body = b"\xef\xbb\xbf" + b'{"prompt": "a", "max_tokens": 2}'
     answer = await served.client.post(TEXT, content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 200
+
+
+async def test_a_structure_goes_with_tools_where_it_has_an_effect(start: Starter) -> None:
+    served = await start(tool_call_parser="hermes")
+    assert (await served.post(CHAT, {**CALLS, "tool_choice": "none", "guided_choice": ["ab"]})).status_code == 200
+    for more in ({"guided_choice": ["ab"], "tool_choice": "auto"}, {"response_format": {"type": "text"}}, {}):
+        answer = await served.post(CHAT, {**CALLS, **more})
+        assert "this engine enforces choice only" in answer.text  # it went on to the engine, which is none

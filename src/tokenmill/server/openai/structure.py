@@ -30,16 +30,12 @@ _DIRECT = {
 
 def structure(body: SamplingFields) -> dict[str, Any] | None:
     """structured_outputs of a request, or None."""
-    given = {k: v for k, v in (body.structured_outputs or {}).items() if v not in (None, False)}
-    found = [("structured_outputs", given)] if given else []
-    for name, kind in _DIRECT.items():
-        value = getattr(body, name, None)
-        if value is not None:
-            found.append((name, {kind: _plain_json(name, value) if kind == "json" else value}))
-    form = _response_format(body.response_format)
-    if form is not None:
-        found.append(("response_format", form))
+    found = _asked(body)
     if not found:
+        if body.guided_whitespace_pattern is not None:
+            raise ParameterError(
+                "guided_whitespace_pattern has no effect without a schema beside it.", param="guided_whitespace_pattern"
+            )
         return None
     for _, one in found:
         _check_size(one)
@@ -50,6 +46,25 @@ def structure(body: SamplingFields) -> dict[str, Any] | None:
     if body.guided_whitespace_pattern is not None:
         first = {**first, "whitespace_pattern": body.guided_whitespace_pattern}
     return first
+
+
+def structured_by(body: SamplingFields) -> str | None:
+    """The first field that asks for a structure."""
+    return next((name for name, _ in _asked(body)), None)
+
+
+def _asked(body: SamplingFields) -> list[tuple[str, dict[str, Any]]]:
+    """Every field that asks for a structure, with what it asks for."""
+    given = {k: v for k, v in (body.structured_outputs or {}).items() if v not in (None, False)}
+    found = [("structured_outputs", given)] if given else []
+    for name, kind in _DIRECT.items():
+        value = getattr(body, name, None)
+        if value is not None:
+            found.append((name, {kind: _plain_json(name, value) if kind == "json" else value}))
+    form = _response_format(body.response_format)
+    if form is not None:
+        found.append(("response_format", form))
+    return found
 
 
 def _check_size(given: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.assistant_turn import ToolWish, Turn
 from tokenmill.server.errors import quoted
 from tokenmill.server.openai.schemas import ChatRequest
+from tokenmill.server.openai.structure import structured_by
 from tokenmill.text.messages.message import Message
 
 
@@ -37,7 +38,14 @@ def tool_wish(body: ChatRequest) -> ToolWish:
             )
         tools = {name: tools[name] for name in tools if name in allowed}
     parallel = body.parallel_tool_calls is not False
-    return ToolWish(tools, frozenset(strict & set(tools)), choice, named, parallel)
+    wish = ToolWish(tools, frozenset(strict & set(tools)), choice, named, parallel)
+    if wish.forced and (name := structured_by(body)) is not None:
+        raise ParameterError(
+            f"{name} has no effect here: tool_choice asks for a call, whose arguments follow the tool's schema. Leave "
+            "one of them out.",
+            param=name,
+        )
+    return wish
 
 
 def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
