@@ -72,6 +72,13 @@ def resolve_model(name: str, revision: str | None = None, hub: Hub | None = None
     return download_model(without_hub(name), revision, hub)
 
 
+def check_place(name: str) -> None:
+    """Refuse a path that is not there, which no hub has either."""
+    away = not Path(name).expanduser().exists()
+    if away and (name.startswith((".", "~", "/")) or name.endswith(".gguf") or name.count("/") > 1):
+        resolve_model(name)  # says what is wrong with it, if something is
+
+
 def download_model(name: str, revision: str | None = None, hub: Hub | None = None) -> Path:
     """The same for a hub name alone."""
     repo, colon, tag = name.partition(":")

@@ -141,6 +141,8 @@ def settle(model: str | None, options: Mapping[str, Any]) -> tuple[EngineConfig,
 
 def settle_stored(model: str | None, options: Mapping[str, Any]) -> Settled:
     """The same for verbs that heed a stored model's system message and template as well."""
+    from tokenmill.engine.checks import check_options
+
     given = {name: value for name, value in options.items() if name != "config"}
     filed, _ = read_config_file(options.get("config"))
     if model is not None or "model" in given:
@@ -156,6 +158,7 @@ def settle_stored(model: str | None, options: Mapping[str, Any]) -> Settled:
     if stored is not None:
         given = under(stored, given)
         config = make_config(**given)
+    check_options(config)
     look_for(config.model.model)
     return Settled(config, {**given, "model": config.model.model}, stored)
 

@@ -24,7 +24,7 @@ from tokenmill.cli.flags import (
     with_flags,
 )
 from tokenmill.cli.loading import say, size, waiting_told
-from tokenmill.cli.unloaded_model import lacks_template, look_for, plain_name
+from tokenmill.cli.unloaded_model import lacks_template, look_for, look_for_one_of_several, plain_name
 from tokenmill.core.config import (
     GROUPS,
     SERVER_GROUPS,
@@ -164,6 +164,7 @@ def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) 
         models = [plain_name(name) for name in models]
         for name in models:
             look_for(name)
+            look_for_one_of_several(name)
         specs = name_models(models, base, server)
     set_up_logs(server.serve)
 

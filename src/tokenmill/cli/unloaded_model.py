@@ -11,8 +11,9 @@ import re
 from pathlib import Path
 
 from tokenmill.checkpoint.gguf_file import open_gguf
-from tokenmill.checkpoint.hub import resolve_model
+from tokenmill.checkpoint.hub import check_place
 from tokenmill.checkpoint.names import without_hub
+from tokenmill.checkpoint.stored import find_stored
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import read_object
@@ -35,13 +36,23 @@ def look_for(name: str) -> None:
     if not path.exists():
         if name.isdigit():
             raise UserError(f"{name} is no model's name; --port {name} would be a port.")
-        if name.startswith((".", "~", "/")) or name.endswith(".gguf") or name.count("/") > 1:
-            resolve_model(name)  # says what is wrong with it, if something is
+        check_place(name)
     elif path.is_dir():
         if any(path.glob("*.safetensors")) or not any(path.glob("*.gguf")):
             read_object(path / "config.json", MOST_CONFIG_BYTES)
     elif path.suffix == ".gguf":
         open_gguf(path)
+
+
+def look_for_one_of_several(name: str) -> None:
+    """Refuse a bare word that names nothing here: it is more likely a slip than one of the hub's few models without an
+    owner, and it would be told when somebody asks for it."""
+    if name == "demo" or "/" in name or _place(name).exists() or find_stored(name) is not None:
+        return
+    raise UserError(
+        f"{name} is no folder, file or stored model here, and a model of the hub is OWNER/MODEL. `serve` takes models, "
+        "one or several, and flags."
+    )
 
 
 def lacks_template(config: EngineConfig) -> bool:

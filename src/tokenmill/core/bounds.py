@@ -1,4 +1,7 @@
-"""What numbers options may have. Owns: which must be positive, and ceilings. Must not know: what options do."""
+"""What values options may have. Owns: which numbers must be positive, ceilings, and what may be left out.
+
+Must not know: what options do.
+"""
 
 from __future__ import annotations
 
@@ -55,3 +58,6 @@ MOST: dict[str, int] = {
     "data_parallel_size": 1024,
 }
 """Ceilings of what would otherwise fill the memory or the process table before it fails."""
+
+LEFT_OUT = ("fusion", "cascade", "dependent-launch", "many-rows", "all-reduce")
+"""What kernels of a GPU can do without, to measure its worth: `--disable` names some of them."""

@@ -48,11 +48,7 @@ class AdapterDesk:
         """Without a name, and still used by open requests."""
         self.failed: dict[int, str] = {}
         """Why adapters could not be read."""
-        if options.lora_modules and not self.enabled:
-            raise ParameterError("lora_modules needs enable_lora (--enable-lora).", param="lora_modules")
         for name, path in read_modules(options.lora_modules or []):
-            if name in self.names:
-                raise ParameterError(f"lora_modules names {name!r} twice.", param="lora_modules")
             self.register(name, path)
 
     # ------------------------------------------------------------ names

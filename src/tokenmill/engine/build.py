@@ -17,6 +17,7 @@ from tokenmill.core.request import Request
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.balance import Balance, read_balance
+from tokenmill.engine.checks import check_options
 from tokenmill.engine.drafting import control_of, host_drafter, read_speculation, with_care
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
@@ -83,6 +84,7 @@ def build_engine(config: EngineConfig) -> Built:
             "data_parallel_size > 1 needs `serve`, LLM or AsyncLLM: this way in steps one engine.",
             param="data_parallel_size",
         )
+    check_options(config)
     source = find_model(config)
     read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
     speculation = read_speculation(config.speculate)

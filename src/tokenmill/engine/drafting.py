@@ -16,9 +16,8 @@ from tokenmill.speculate.control import Control, TreeControl
 from tokenmill.speculate.ngram import NgramDrafter
 from tokenmill.speculate.none import NoDrafter
 from tokenmill.speculate.patience import Careful, HostControl
+from tokenmill.speculate.shapes import MOST_NODES, Shape, Windows, read_shape
 from tokenmill.speculate.suffix import SuffixDrafter
-from tokenmill.speculate.tree import MOST_NODES, Shape, read_shape
-from tokenmill.speculate.windows import Windows
 
 MAX_DRAFTS = 16
 COMMON = ("method", "num_speculative_tokens", "disable_by_batch_size")

@@ -22,7 +22,7 @@ from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.ahead import Compiling, compile_ahead
-from tokenmill.engine.balance import check_balance
+from tokenmill.engine.checks import left_out
 from tokenmill.engine.draft_loading import Target, load_drafter, states_of_drafter
 from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.inplace import LayerMaker
@@ -38,7 +38,7 @@ from tokenmill.engine.memory import (
 from tokenmill.engine.placing import movers_of
 from tokenmill.engine.sleeping import make_bed, sleeper_of
 from tokenmill.engine.source import GgufSource, ModelSource, find_source
-from tokenmill.kernels import OPTIONAL, ReferenceKernels, has_kernels, make_kernels
+from tokenmill.kernels import ReferenceKernels, has_kernels, make_kernels
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.kvcache.stages import Said, lay_out_stage
 from tokenmill.kvcache.states import StatePool
@@ -314,8 +314,8 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
 
 
 def check_ranks(config: EngineConfig, raw: dict[str, Any]) -> None:
-    """Refuse what does not go with several ranks, or needs them, before a process is started; what else cannot be
-    shared out among them is found when they load it."""
+    """Refuse more ranks than there are parts, before a process is started; what else cannot be shared out among them is
+    found when they load it."""
     text = raw.get("text_config")
     asked = (
         ("tensor_parallel_size", "num_attention_heads", config.parallel.tensor_parallel_size, "attention heads"),
@@ -326,12 +326,6 @@ def check_ranks(config: EngineConfig, raw: dict[str, Any]) -> None:
         if isinstance(count, int) and 0 < count < ranks:
             said = f"--{name.replace('_', '-')} {ranks}: this model has only {count} {what} to share out."
             raise ParameterError(said, param=name)
-    if config.parallel.enable_expert_parallel and config.parallel.tensor_parallel_size == 1:
-        raise ParameterError(
-            "--enable-expert-parallel shares experts out over the ranks of --tensor-parallel-size, which is 1.",
-            param="enable_expert_parallel",
-        )
-    check_balance(config)
 
 
 def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:
@@ -366,20 +360,11 @@ def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> C
     return lambda *given, group, place, adapters, **more: build_elsewhere(*given, **more)
 
 
-def left_out(config: EngineConfig) -> list[str]:
-    """What `--disable` names."""
-    return [part.strip() for part in (config.execute.disable or "").split(",") if part.strip()]
-
-
 def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:
     execute = config.execute
     if not has_kernels(device):
         reasons.append(f"plain torch computes on {device}: there are no kernels of our own for it, and it is slower")
     without = left_out(config)
-    if unknown := set(without) - set(OPTIONAL):
-        raise ParameterError(
-            f"--disable {', '.join(sorted(unknown))}: what can be left out is {', '.join(OPTIONAL)}.", param="disable"
-        )
     if execute.kernels == "reference":
         if execute.deterministic and device != "cpu":
             raise ParameterError(

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 
 from tokenmill.core.config import CacheOptions, EngineConfig
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import UserError
 from tokenmill.core.forward import Kernels, KVFormat, StateSpec
 from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan, StepResult
@@ -41,10 +41,7 @@ def kv_format(options: CacheOptions, dtype: torch.dtype) -> KVFormat:
     """How K/V are stored when the model computes in `dtype`."""
     named = {"auto": str(dtype).removeprefix("torch."), "fp8": "float8_e4m3fn", "int4-fp8k": "float8_e4m3fn"}
     values = "int4" if options.kv_cache_dtype == "int4-fp8k" else ""
-    found = KVFormat(named.get(options.kv_cache_dtype, options.kv_cache_dtype), options.kv_cache_group, values)
-    if options.kv_cache_group and (not found.scaled or options.kv_cache_group < 0):
-        raise ParameterError("--kv-cache-group needs --kv-cache-dtype fp8, int8 or int4.", param="kv_cache_group")
-    return found
+    return KVFormat(named.get(options.kv_cache_dtype, options.kv_cache_dtype), options.kv_cache_group, values)
 
 
 def count_states(

@@ -27,9 +27,10 @@ from tokenmill.core.model import Group
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.memory import pick_device, records, use
 from tokenmill.engine.balance import read_balance
+from tokenmill.engine.checks import left_out
 from tokenmill.engine.drafting import read_speculation, reads_words
 from tokenmill.engine.executor import InProcessExecutor, InProcessTicket, answer, only_asks, operations
-from tokenmill.engine.loading import device_of, left_out, load_runner
+from tokenmill.engine.loading import device_of, load_runner
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.link import SocketLink
 from tokenmill.parallel.stages import Mesh, Place

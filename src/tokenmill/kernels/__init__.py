@@ -15,10 +15,6 @@ from tokenmill.kernels.reference import ReferenceKernels
 __all__ = ["ReferenceKernels", "has_kernels", "make_kernels"]
 
 
-OPTIONAL = ("fusion", "cascade", "dependent-launch", "many-rows", "all-reduce")
-"""What kernels of a GPU can do without, to measure its worth."""
-
-
 def has_kernels(device: str) -> bool:
     """Are there kernels of our own for it, beyond plain torch? AMD's GPUs are named cuda, too."""
     return device.startswith("cpu") or (device.startswith("cuda") and torch.version.hip is None)
@@ -29,7 +25,7 @@ def make_kernels(
 ) -> Kernels:
     """A new set of kernels for a device: native ones on CPUs, Triton on NVIDIA's GPUs, plain torch on any other.
 
-    steady: rows do not depend on their company (on a CPU they never do). without: some of OPTIONAL, GPU only.
+    steady: rows do not depend on their company (on a CPU they never do). without: some of bounds.LEFT_OUT, GPU only.
     cache: the folder that keeps what was found to be fastest, GPU only.
     """
     if not has_kernels(device):

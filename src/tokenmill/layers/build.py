@@ -20,7 +20,8 @@ from tokenmill.core.forward import Kernels, KVSpec, NormSpec, RopeSpec, StateSpe
 from tokenmill.core.model import Checkpoint, Group
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.stages import Place, weigh
-from tokenmill.quant.detect import Share, WeightRequest, from_dense, head_scheme, load_stacked, load_weight
+from tokenmill.quant.detect import Share, WeightRequest, from_dense, load_stacked, load_weight
+from tokenmill.quant.schemes import head_scheme
 
 _IGNORABLE = re.compile(
     r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias|\.[kvq]_scale"

@@ -21,11 +21,9 @@ from tokenmill.quant import bnb, compressed, fp8, mx, promised, shifted, sparse,
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import Unrounded
+from tokenmill.quant.schemes import AT_LOAD, FP8, check_scheme
 from tokenmill.quant.share import BlockPart, Part, part_of
 
-AT_LOAD = {"int8": (8, 0), "int4": (4, 0), "int4-g32": (4, 32), "int4-g64": (4, 64), "int4-g128": (4, 128)}
-"""Schemes of --quantization besides fp8: bits of a weight, and columns per float16 scale (0: the backend chooses)."""
-_HEAD = ",head="
 _METHODS = {
     compressed.METHOD: compressed.check,
     fp8.METHOD: fp8.check,
@@ -85,7 +83,7 @@ def check_stored(config: Mapping[str, object], wanted: str, where: str, *, gguf:
     meant = {"modelopt_fp4": "modelopt", "gpt_oss_mxfp4": "mxfp4"}.get(wanted, wanted.removesuffix("_marlin"))
     if found != meant:
         told = f"its weights are stored as {found}" if found else "its weights are not quantised"
-        schemes = ", ".join(["fp8", *AT_LOAD])
+        schemes = ", ".join([FP8, *AT_LOAD])
         raise ModelError(f"{where}: {told}, not as {wanted}. To quantise them while loading: --quantization {schemes}.")
 
 
@@ -240,22 +238,9 @@ def _blocks(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Blocks | Non
 
 def from_dense(weight: Tensor, bias: Tensor | None, quantization: str | None) -> Weight:
     """A matrix [out, in] as it is, or quantised to what `--quantization` asks for."""
-    scheme = None if quantization is None else quantization.partition(_HEAD)[0]
+    scheme = None if quantization is None else check_scheme(quantization)[0]
     if scheme is None or scheme == "none":
         return DenseWeight(weight, bias)
-    if scheme == fp8.METHOD:
+    if scheme == FP8:
         return fp8.UnroundedFp8(weight, bias)
-    if scheme not in AT_LOAD:
-        raise ModelError(
-            f"Quantising at load to {scheme!r} is not supported; use {', '.join(AT_LOAD)} or fp8 (and, for another "
-            f"output head, `fp8{_HEAD}none` or the like)."
-        )
     return Unrounded(weight, bias, *AT_LOAD[scheme])
-
-
-def head_scheme(quantization: str | None) -> str | None:
-    """What the output head is quantised to: what follows `,head=`, else 8 bits at least: its outliers matter."""
-    if quantization is None:
-        return None
-    scheme, _, head = quantization.partition(_HEAD)
-    return head or ("int8" if scheme.startswith("int4") else scheme)

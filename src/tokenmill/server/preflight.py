@@ -25,6 +25,9 @@ def check_before_loading(server: ServerConfig) -> None:
     _check_tls(server.listen)
     check_entry(server)
     _check_record(server.serve)
+    for flag, folder in (("--lora-folder", server.limits.lora_folder), ("--model-folder", server.store.model_folder)):
+        if folder is not None and not Path(folder).is_dir():
+            raise ParameterError(f"{flag} {folder}: there is no such folder.", param=flag[2:].replace("-", "_"))
     read_prices(server.limits.prices)
     if server.serve.otlp_traces_endpoint:
         check_endpoint(server.serve.otlp_traces_endpoint)

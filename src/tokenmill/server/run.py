@@ -65,6 +65,8 @@ def serve_models(
     import uvloop
 
     check_before_loading(server)
+    for spec in specs:
+        count_engines(spec.engine, spec.server)
     with contextlib.closing(_bind(server)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(specs, server, hooks or Hooks(), (build, dict(rights or {})), sock))
 

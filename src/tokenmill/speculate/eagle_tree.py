@@ -16,7 +16,8 @@ from torch import Tensor
 from tokenmill.core.forward import ForwardContext, Kernels, Paths, StepRows
 from tokenmill.runner.batch import group_plan
 from tokenmill.runner.side import Side
-from tokenmill.speculate.tree import MOST_CHILDREN, likeliest, likeliest_words
+from tokenmill.speculate.shapes import MOST_CHILDREN
+from tokenmill.speculate.tree import likeliest, likeliest_words
 
 
 @dataclass(frozen=True, slots=True)

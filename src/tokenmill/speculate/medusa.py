@@ -21,7 +21,8 @@ from tokenmill.runner.drafts import Forgetful
 from tokenmill.runner.replays import Replays
 from tokenmill.runner.rows import Rows
 from tokenmill.speculate.choice import MOST_ROWS, Choosing
-from tokenmill.speculate.tree import Picking, Shape
+from tokenmill.speculate.shapes import Shape
+from tokenmill.speculate.tree import Picking
 
 
 @dataclass(frozen=True, slots=True)

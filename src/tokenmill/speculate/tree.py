@@ -1,66 +1,15 @@
-"""Shapes of draft trees. Owns: what a path is, shapes that are written down, and which nodes are the likeliest.
+"""Draft trees of a shape. Owns: which nodes are the likeliest, and the drafts that stand at them.
 
-A path names, level by level, which of the likeliest guesses is taken: (0,) is the first level's best one, (1, 0) the
-best one behind the first level's second best. Nodes are in an order in which parents come before children. Must not
-know: who guesses, plans.
+Must not know: who guesses, plans.
 """
 
 from __future__ import annotations
-
-import ast
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-MOST_NODES, MOST_LEVELS, MOST_CHILDREN = 64, 16, 16
-LONGEST = 4096
-"""Characters of a shape that is written down."""
-Path = tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """paths: of a tree that is always the same; None: the `nodes` likeliest ones, found anew each time."""
-
-    nodes: int
-    paths: tuple[Path, ...] | None = None
-
-
-def read_shape(said: Any, nodes: int | None) -> Shape:
-    """A list of paths, also as vLLM's text "[(0,), (0, 0), (1,)]", or "best"; nodes: how many there are to be. A
-    ValueError says what is wrong."""
-    if said == "best":
-        return Shape(nodes or 16)
-    if isinstance(said, str):
-        try:
-            said = ast.literal_eval(said) if len(said) <= LONGEST else None
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            said = None
-    if not isinstance(said, (list, tuple)) or not said or not all(_is_path(path) for path in said):
-        raise ValueError(
-            f'it must be "best" or a list of paths like [[0], [1], [0, 0]], of up to {MOST_LEVELS} numbers from 0 to '
-            f"{MOST_CHILDREN - 1} each"
-        )
-    paths = sorted({tuple(path) for path in said}, key=lambda path: (len(path), path))
-    if len(paths) != len(said):
-        raise ValueError("a path comes twice")
-    if len(paths) > MOST_NODES:
-        raise ValueError(f"{len(paths)} paths are more than {MOST_NODES}")
-    for path in paths:
-        if len(path) > 1 and path[:-1] not in paths:
-            raise ValueError(f"{list(path)} goes on from {list(path[:-1])}, which is not there")
-    if nodes not in (None, len(paths)):
-        raise ValueError(f"num_speculative_tokens is {nodes}, and there are {len(paths)} paths")
-    return Shape(len(paths), tuple(paths))
-
-
-def parents_of(paths: tuple[Path, ...]) -> list[int]:
-    """1 + the number of what each path goes on from; 0: the newest known token."""
-    places = {path: n + 1 for n, path in enumerate(paths)}
-    return [places[path[:-1]] if len(path) > 1 else 0 for path in paths]
+from tokenmill.speculate.shapes import MOST_CHILDREN, Path, Shape, parents_of
 
 
 def candidates(nodes: int, levels: int, children: int) -> tuple[Path, ...]:
@@ -144,11 +93,3 @@ class Picking:
         likely = torch.stack([likely for _, likely in top], 1)
         level, rank, parents = self.best.choose(likely, count)
         return ids[torch.arange(ids.shape[0], device=ids.device)[:, None], level, rank], parents
-
-
-def _is_path(path: Any) -> bool:
-    return (
-        isinstance(path, (list, tuple))
-        and 0 < len(path) <= MOST_LEVELS
-        and all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n < MOST_CHILDREN for n in path)
-    )

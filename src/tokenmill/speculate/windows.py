@@ -9,7 +9,6 @@ itself, that begin with the newest token. Must not know: plans, verification.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.drafting import Drafting
 from tokenmill.runner.drafts import Forgetful
+from tokenmill.speculate.shapes import Windows
 
 PLACES = 1 << 10
 """Of a row's pool: first tokens of runs fall into them by a hash."""
@@ -25,34 +25,6 @@ READ = 32
 BEHIND = 1 << 10
 """Tokens of a prompt, its last ones, that are read at all."""
 MIX = 40503
-
-
-@dataclass(frozen=True, slots=True)
-class Windows:
-    """window: lines that go on beside the text; length: tokens of a run, its first one included; candidates: runs of
-    the pool that are tried at a time."""
-
-    window: int
-    length: int
-    candidates: int
-
-    @property
-    def nodes(self) -> int:
-        return (self.window + self.candidates) * (self.length - 1)
-
-    @property
-    def levels(self) -> int:
-        """How deep the tree is."""
-        return self.window + self.length - 2
-
-    def parents(self) -> list[int]:
-        """1 + the number of what each node goes on from; 0: the newest token. Candidates come one after the other, then
-        the first guesses of all lines, the second ones, ..."""
-        deep = self.length - 1
-        first = self.candidates * deep
-        runs = [at if at % deep else 0 for at in range(first)]
-        chain = [first + line if line else 0 for line in range(self.window)]
-        return runs + chain + [first + 1 + n for n in range((deep - 1) * self.window)]
 
 
 class RunPool:

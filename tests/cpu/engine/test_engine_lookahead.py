@@ -10,7 +10,8 @@ from tokenmill import SamplingParams
 from tokenmill.core.drafting import Drafting
 from tokenmill.core.errors import UserError
 from tokenmill.speculate.lookahead import Lookahead
-from tokenmill.speculate.windows import LookaheadWindows, Windows
+from tokenmill.speculate.shapes import Windows
+from tokenmill.speculate.windows import LookaheadWindows
 from tokenmill.testing.tiny import make_tiny
 
 MOST = 4

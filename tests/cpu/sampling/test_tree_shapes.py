@@ -10,7 +10,8 @@ import torch
 
 from tokenmill.speculate.control import TreeControl
 from tokenmill.speculate.eagle_tree import Growth
-from tokenmill.speculate.tree import Best, Picking, Shape, candidates, likeliest, parents_of, read_shape
+from tokenmill.speculate.shapes import Shape, parents_of, read_shape
+from tokenmill.speculate.tree import Best, Picking, candidates, likeliest
 
 
 def test_shapes_are_put_in_order() -> None:

@@ -63,7 +63,7 @@ def test_each_option_has_a_flag_that_reaches_the_configuration() -> None:
         code, seen, output = run(*typed)
         assert code == 0, output
         assert seen == [(None, False, {name: value})]
-        assert getattr(getattr(settle(None, seen[0][2])[0], group), name) == value
+        assert getattr(getattr(config.make_config(**seen[0][2]), group), name) == value
 
 
 def test_booleans_can_be_switched_off() -> None:

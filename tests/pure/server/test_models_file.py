@@ -25,7 +25,7 @@ models:
     memory: 4000000000
     kv_cache_dtype: int8
     tool_call_parser: none
-    lora_modules: [sql=/m/sql]
+    lora_modules: ["sql=demo:sql"]
     enable_lora: true
   other: /m/other
   /m/plain:

@@ -32,13 +32,40 @@ REFUSED = {
     "an empty key": (["--api-key", ""], "--api-key is empty"),
     "a blank key beside a good one": (["--api-key", "k", "--api-key", " "], "--api-key is empty"),
     "a key that no header carries": (["--api-key", "k "], "no client could"),
+    "adapters of clients": (["--lora-folder", "/nowhere"], "--lora-folder /nowhere: there is no such folder"),
+    "models of clients": (["--model-folder", "/nowhere"], "--model-folder /nowhere: there is no such folder"),
+    "two counts of engines": (["--engines", "2", "--dp", "3"], "say different things"),
+    "no name": (["--served-model-name", ""], "a name is empty"),
+    "a name of nothing": (["--served-model-name", "a,,b"], "a name is empty"),
+    "a scheme": (["--quantization", "nope"], "quantization 'nope': weights are quantised at load to fp8, int8,"),
+    "a scheme of the head": (["--quantization", "fp8,head=nope"], "quantised at load to fp8, int8,"),
+    "a method of drafts": (["--speculative-config", '{"method": "nope"}'], "method 'nope' is not available"),
+    "a key of drafts": (["--speculative-config", '{"method": "ngram", "lenght": 4}'], "unknown entries (lenght)"),
+    "a drafter": (["--speculative-config", '{"model": "/nowhere"}'], "'/nowhere' is neither an existing folder"),
+    "a drafter's scheme": (
+        ["--speculative-config", '{"model": "a/b", "quantization": "nope"}'],
+        "quantised at load to fp8, int8,",
+    ),
+    "a tokenizer": (["--tokenizer", "./nowhere"], "'./nowhere' is neither an existing folder"),
+    "defaults of requests": (["--generation-config", "/nowhere"], "no generation_config.json in it"),
+    "a default": (["--override-generation-config", '{"top_p": "x"}'], "--override-generation-config: 'top_p' = 'x'"),
+    "adapters of nobody": (["--lora-modules", "a=b"], "lora_modules needs enable_lora (--enable-lora)"),
+    "an adapter without a path": (["--enable-lora", "--lora-modules", "a"], "lora_modules wants NAME=PATH"),
+    "an adapter that is not there": (["--enable-lora", "--lora-modules", "a=/nowhere"], "there is no such adapter"),
+    "an adapter twice": (["demo", "--enable-lora", "--lora-modules", "a=/", "a=/"], "names 'a' twice"),
+    "an adapter's name": (["--enable-lora", "--lora-modules", "..=/"], "an adapter's name is"),
+    "groups of whole numbers": (["--kv-cache-group", "32"], "--kv-cache-group needs --kv-cache-dtype"),
+    "experts of one rank": (["--enable-expert-parallel"], "which is 1"),
+    "experts that stay": (["--eplb-config", '{"window_size": 5}'], "no effect without --enable-eplb"),
+    "nothing to leave out": (["--disable", "heat"], "what can be left out is fusion,"),
+    "a text": (["demo", "extra", "words"], "extra is no folder, file or stored model here"),
 }
 
 
 @pytest.mark.parametrize("title", REFUSED)
 def test_it_is_one_sentence_before_loading(title: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def bind(server: object) -> None:
-        raise AssertionError("the server went on")
+        raise AssertionError("the server went on")  # torch is imported behind this
 
     monkeypatch.setattr(tokenmill.server.run, "_bind", bind)
     monkeypatch.setattr("tokenmill.server.logs.set_up_logs", lambda options: None)

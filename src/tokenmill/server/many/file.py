@@ -23,6 +23,7 @@ from tokenmill.core.config import (
     make_config,
 )
 from tokenmill.core.errors import ParameterError, UserError, why
+from tokenmill.engine.checks import check_options
 from tokenmill.server.access import digest, shown
 from tokenmill.server.many.entry import Spec
 from tokenmill.server.preflight import check_entry
@@ -103,6 +104,7 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
             asked, mine = under(stored, asked), {**stored.server, **mine}
         config = make_config(**{"served_model_name": name, **asked})
         spec = Spec(config, _server_of(server, mine), **_own(where, own))
+        check_options(spec.engine)
         check_entry(spec.server)
     except UserError as error:
         said = str(error)

@@ -1,0 +1,96 @@
+"""What can be told of an engine's options alone. Owns: refusing values that need neither the model nor a device to be
+seen as wrong: a load may take minutes, and so may a download.
+
+Command lines ask before anything heavy is imported, engines before they look for the model. Must not know: torch,
+models' files.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tokenmill.checkpoint.hub import check_place
+from tokenmill.core.bounds import LEFT_OUT
+from tokenmill.core.config import AdapterOptions, CacheOptions, EngineConfig, FileOptions, ParallelOptions
+from tokenmill.core.errors import ParameterError, shown
+from tokenmill.engine.adapter_names import check_name, located, read_modules
+from tokenmill.engine.balance import check_balance
+from tokenmill.engine.drafting import read_speculation
+from tokenmill.engine.generation import check_generation
+from tokenmill.quant.schemes import check_scheme
+
+_SCALED = ("fp8", "int8", "int4", "int4-fp8k")
+
+
+def check_options(config: EngineConfig) -> None:
+    """Refuse what no model and no device could make right."""
+    if config.model.served_model_name is not None:
+        _check_names(config.model.served_model_name)
+    if config.model.quantization is not None:
+        check_scheme(config.model.quantization)
+    if config.model.tokenizer is not None:
+        check_place(config.model.tokenizer)
+    _check_files(config.files)
+    _check_cache(config.cache)
+    _check_adapters(config.adapters)
+    _check_parallel(config.parallel)
+    check_balance(config)
+    if unknown := set(left_out(config)) - set(LEFT_OUT):
+        raise ParameterError(
+            f"--disable {', '.join(sorted(unknown))}: what can be left out is {', '.join(LEFT_OUT)}.", param="disable"
+        )
+    drafts = read_speculation(config.speculate)
+    if drafts is not None and drafts.model is not None:
+        check_place(drafts.model)
+    if drafts is not None and drafts.quantization is not None:
+        check_scheme(drafts.quantization)
+
+
+def left_out(config: EngineConfig) -> list[str]:
+    """What `--disable` names."""
+    return [part.strip() for part in (config.execute.disable or "").split(",") if part.strip()]
+
+
+def _check_names(given: str) -> None:
+    if not all(name.strip() for name in given.split(",")):
+        raise ParameterError(
+            f"--served-model-name {shown(given)}: a name is empty; leave the flag out for the model's own name.",
+            param="served_model_name",
+        )
+
+
+def _check_files(files: FileOptions) -> None:
+    where = files.generation_config
+    if where not in ("auto", "vllm") and not (Path(where) / "generation_config.json").is_file():
+        raise ParameterError(
+            f"--generation-config {where}: there is no generation_config.json in it; `auto` takes the model's, `vllm` "
+            "none.",
+            param="generation_config",
+        )
+    check_generation(files.override_generation_config or {}, "--override-generation-config")
+
+
+def _check_cache(cache: CacheOptions) -> None:
+    if cache.kv_cache_group and cache.kv_cache_dtype not in _SCALED:
+        raise ParameterError("--kv-cache-group needs --kv-cache-dtype fp8, int8 or int4.", param="kv_cache_group")
+
+
+def _check_adapters(adapters: AdapterOptions) -> None:
+    modules = read_modules(adapters.lora_modules or [])
+    if modules and not adapters.enable_lora:
+        raise ParameterError("lora_modules needs enable_lora (--enable-lora).", param="lora_modules")
+    names = [name for name, _ in modules]
+    for name, path in modules:
+        check_name(name)
+        if names.count(name) > 1:
+            raise ParameterError(f"lora_modules names {name!r} twice.", param="lora_modules")
+        if not Path(located(path)).exists():
+            raise ParameterError(f"lora_modules: {path}: there is no such adapter.", param="lora_modules")
+
+
+def _check_parallel(parallel: ParallelOptions) -> None:
+    if parallel.enable_expert_parallel and parallel.tensor_parallel_size == 1:
+        raise ParameterError(
+            "--enable-expert-parallel shares experts out over the ranks of --tensor-parallel-size, which is 1.",
+            param="enable_expert_parallel",
+        )

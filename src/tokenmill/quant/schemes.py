@@ -1,0 +1,34 @@
+"""What --quantization may say. Owns: the names of schemes, and how one for the output head stands behind another.
+
+Must not know: torch (options are read before it is imported), weights.
+"""
+
+from __future__ import annotations
+
+from tokenmill.core.errors import ParameterError, shown
+
+FP8 = "fp8"
+AT_LOAD = {"int8": (8, 0), "int4": (4, 0), "int4-g32": (4, 32), "int4-g64": (4, 64), "int4-g128": (4, 128)}
+"""Schemes besides fp8: bits of a weight, and columns per float16 scale (0: the backend chooses)."""
+_HEAD = ",head="
+
+
+def check_scheme(quantization: str) -> tuple[str, str]:
+    """-> what matrices are quantised to, and the output head ("": by itself); refuses what is neither."""
+    scheme, behind, head = quantization.partition(_HEAD)
+    known = (FP8, *AT_LOAD, "none")
+    if scheme not in known or (behind and head not in known):
+        raise ParameterError(
+            f"quantization {shown(quantization)}: weights are quantised at load to {', '.join(known[:-1])} (and, for "
+            f"another output head, `fp8{_HEAD}none` or the like).",
+            param="quantization",
+        )
+    return scheme, head
+
+
+def head_scheme(quantization: str | None) -> str | None:
+    """What the output head is quantised to: what follows `,head=`, else 8 bits at least: its outliers matter."""
+    if quantization is None:
+        return None
+    scheme, _, head = quantization.partition(_HEAD)
+    return head or ("int8" if scheme.startswith("int4") else scheme)
