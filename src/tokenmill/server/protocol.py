@@ -19,6 +19,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from tokenmill.server.access import OPEN_PATHS
 from tokenmill.server.deadlines import Deadlines
 from tokenmill.server.errors import HttpError, Pairs, error_bytes
+from tokenmill.server.half_closed import HalfClosed
 from tokenmill.server.tls import Door, Handshakes
 from tokenmill.server.transport import CountedTransport, Flow, LateEvent
 
@@ -132,6 +133,7 @@ class BoundedProtocol(HttpToolsProtocol):
         "declined",
         "due",
         "early",
+        "ended",
         "head",
         "most",
         "on_gone",
@@ -170,8 +172,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.running: Any = None
         self.due: int | None = None
         self.on_gone: set[Callable[[], None]] = set()
-        self.upgrading = False
-        self.declined = False
+        self.upgrading = self.declined = self.ended = False
         self.early = bytearray()
         self.taker: Taker | None = None
         self.out = CountedTransport(transport, self._close_gently)
@@ -184,10 +185,29 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._set_timer(seconds)
 
-    def eof_received(self) -> None:
-        """The connection closes; engines need not wait until handlers have been cancelled."""
+    def eof_received(self) -> bool:
+        """The client sends no more. With a whole request open it may wait for the answer: the connection stays (True).
+        Else it closes; engines need not wait until handlers have been cancelled."""
+        if self._owes() and self.part is Part.NOTHING and not self.refused and self.transport.can_write_eof():
+            self.ended = True
+            HalfClosed(self.out, self._asking, hears=self.running.scope["http_version"] == "1.1").watch(
+                self.loop.call_later
+            )
+            return True
         self._tell_gone()
-        super().eof_received()
+        return False
+
+    def _owes(self) -> bool:
+        """Is a request open?"""
+        return self.taker is None and self.running is not None and not self.running.response_complete
+
+    def _asking(self) -> bool:
+        return self._owes() and not self.running.response_started
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.ended and not self._owes():  # nor does another one wait, which would be running now
+            self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._tell_gone()
