@@ -185,7 +185,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._set_timer(seconds)
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn never keeps one
         """The client sends no more. With a whole request open it may wait for the answer: the connection stays (True).
         Else it closes; engines need not wait until handlers have been cancelled."""
         if self._owes() and self.part is Part.NOTHING and not self.refused and self.transport.can_write_eof():
