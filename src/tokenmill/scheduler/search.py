@@ -1,7 +1,8 @@
 """How the sequences of one request branch. Owns: sampling (n, best_of) and beam search over candidates.
 
 Must not know: rows, blocks, plans. `advance` turns candidates into children per sequence; the scheduler forks, drops
-and appends accordingly. Beam search follows Transformers' definition, so that its outputs can be compared.
+and appends accordingly. Beam search follows Transformers' definition, so that its outputs can be compared, but for
+models with several end tokens: there it may give one text several times.
 """
 
 from __future__ import annotations
@@ -98,6 +99,8 @@ class BeamSearch:
     def _finish(self, seq: Sequence, token: int, total: float, length: int, reason: str) -> None:
         score = total / length**self.length_penalty
         tokens = [*seq.tokens[seq.num_prompt :], token]
+        if reason == "stop" and any(h.reason == "stop" and h.tokens[:-1] == tokens[:-1] for h in self.done):
+            return  # another end token behind the same text, which is told once: likelier ones come first
         self.done.append(Hypothesis(tokens, total, score, reason, trail_of(seq, token)))
         self.done.sort(key=lambda h: -h.score)
         del self.done[self.beams :]

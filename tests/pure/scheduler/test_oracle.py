@@ -8,11 +8,12 @@ import os
 import pytest
 
 from tests.pure.scheduler.oracle import run_story
-from tokenmill.core.request import TokenDelta
-from tokenmill.core.sequence import Sequence
-from tokenmill.core.step import StepPlan, StepResult
+from tokenmill.core.request import Request, SamplingParams, TokenDelta
+from tokenmill.core.sequence import Sequence, SequenceGroup
+from tokenmill.core.step import RowSampling, StepPlan, StepResult
 from tokenmill.kvcache.snapshots import Kept
 from tokenmill.scheduler.scheduler import Flight, Scheduler
+from tokenmill.scheduler.search import BeamSearch
 from tokenmill.testing.hash_executor import HashExecutor, Tree
 
 PARTS = 12 if os.environ.get("TOKENMILL_FAMILIES") else 4
@@ -313,3 +314,16 @@ def test_states_restored_after_their_slots_were_written_again_are_caught() -> No
             snapshots.save = early  # type: ignore[method-assign]
 
     assert caught(sabotage, enough=1)
+
+
+def test_beams_say_a_text_once() -> None:
+    """Two end tokens behind the same tokens are one answer: the likelier one; others take the place."""
+    search = BeamSearch(beams=2, end_ids=frozenset({1, 2}), max_new=8)
+    request = Request(id="x", prompt_ids=[9], params=SamplingParams(), seed=0)
+    group = SequenceGroup(request, search, RowSampling(), 10**6)
+    group.sequences = [Sequence(0, 0, group, [9], 1)]
+    (_, children), *_ = search.advance(group, {0: [(1, -0.1), (2, -0.2), (5, -3.0), (6, -4.0)]})
+    assert [h.tokens for h in search.done] == [[1]] and [token for token, _ in children] == [5, 6]
+    group.sequences = [Sequence(1, 0, group, [9, 5], 1, score=-3.0), Sequence(2, 0, group, [9, 6], 1, score=-4.0)]
+    search.advance(group, {1: [(2, -0.1), (1, -0.2)], 2: [(1, -0.1), (2, -0.3)]})
+    assert [h.tokens for h in search.done] == [[1], [5, 2]]
