@@ -162,9 +162,8 @@ def _gemma(config: Mapping[str, Any], arch: str, path: str) -> dict[str, Any]:
         return {}
     found: dict[str, Any] = {"attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5}
     if arch == "gemma2":
-        found["attn_logit_softcapping"] = float(config["attn_logit_softcapping"])
-        found["final_logit_softcapping"] = float(config["final_logit_softcapping"])
-        return found
+        caps = ("attn_logit_softcapping", "final_logit_softcapping")
+        return {**found, **{name: float(config[name]) for name in caps if config.get(name)}}
     if config.get("attn_logit_softcapping") or config.get("final_logit_softcapping"):
         raise ModelError(f"{path}: a Gemma 3 with capped logits cannot be written as GGUF.")
     parameters = config.get("rope_parameters") or {}

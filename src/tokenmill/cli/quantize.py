@@ -109,7 +109,7 @@ def _write_gguf(
     source: Path, target: Path, kind: str, skip: re.Pattern[str] | None, imatrix: Path | None = None
 ) -> None:
     from tokenmill.quant import importance
-    from tokenmill.quant.gguf_export import export
+    from tokenmill.quantize.gguf_export import export
 
     if target.suffix != ".gguf":
         raise ParameterError(f"{target} must end in .gguf: it is one file.")

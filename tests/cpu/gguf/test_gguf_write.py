@@ -23,8 +23,8 @@ from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
 from tokenmill.engine.source import find_source
 from tokenmill.quant import importance
-from tokenmill.quant.gguf_export import export
 from tokenmill.quant.gguf_rounding import ENCODERS
+from tokenmill.quantize.gguf_export import export
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.tokenizer import load_tokenizer
 
@@ -90,8 +90,11 @@ FAMILIES = {
         "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64}},
     "mixtral": {"num_key_value_heads": 2, "num_local_experts": 4, "num_experts_per_tok": 2},
+    "mistral": {"num_key_value_heads": 2, "sliding_window": None},
     "qwen2": {"num_key_value_heads": 2},
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
+    "qwen3_moe": {"num_key_value_heads": 2, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
+                  "moe_intermediate_size": 32, "norm_topk_prob": True},
     "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16},
     "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16},
 }  # fmt: skip
@@ -114,7 +117,28 @@ def test_families_come_back_the_same(family: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(found[0][1], found[1][1], atol=2e-4)
 
 
-def _family(family: str, tmp_path: Path) -> Path:
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 1e4}
+UNSAID = {
+    "another activation": ("llama", {"hidden_act": "gelu"}, "'hidden_act' = 'gelu'"),
+    "windows in other layers": ("gemma2", {"layer_types": ["full_attention"] * 2}, "'layer_types'"),
+    "gates that do not add up to one": ("qwen3_moe", {"norm_topk_prob": False}, "'norm_topk_prob' = False"),
+    "a factor of stretched attention": ("qwen3", {"rope_parameters": {**YARN, "attention_factor": 1.5}}, ""),
+    "borders that are not rounded": ("mistral", {"rope_parameters": {**YARN, "truncate": False}}, ""),
+    "no caps": ("gemma2", {"attn_logit_softcapping": None}, "'attn_logit_softcapping' = None"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAID)
+def test_what_a_file_cannot_say_is_refused(name: str, tmp_path: Path) -> None:
+    """It was left out, and the copy was another model."""
+    family, more, told = UNSAID[name]
+    folder = _family(family, tmp_path, **more)
+    with pytest.raises(ModelError, match="GGUF files of the family") as error:
+        export(folder, tmp_path / "model.gguf", "f16")
+    assert told in str(error.value) and not (tmp_path / "model.gguf").exists()
+
+
+def _family(family: str, tmp_path: Path, **more: object) -> Path:
     folder = tmp_path / family
     make_tiny(folder)
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
@@ -124,7 +148,7 @@ def _family(family: str, tmp_path: Path) -> Path:
 
     config: PretrainedConfig = AutoConfig.for_model(
         family, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=size,
-        max_position_embeddings=512, tie_word_embeddings=family.startswith("gemma"), **FAMILIES[family],
+        max_position_embeddings=512, tie_word_embeddings=family.startswith("gemma"), **{**FAMILIES[family], **more},
     )  # fmt: skip
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)

@@ -23,8 +23,10 @@ from tokenmill.checkpoint.gguf_model import unweave
 from tokenmill.checkpoint.gguf_write import IDS, Entry, write_gguf
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.model import Checkpoint
+from tokenmill.models.fields import complete
 from tokenmill.quant.convert import LayerError, Tell
 from tokenmill.quant.gguf_rounding import ENCODERS
+from tokenmill.quantize.gguf_proof import prove
 from tokenmill.text.gguf_write import tokenizer_metadata
 
 FILE_TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k": 12, "q4_k": 15,
@@ -42,6 +44,8 @@ _SENSITIVE = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down|ffn_down_exps)\.weight")
 _HEADS = ("token_embd.weight", "output.weight")
 _PIECE = 1 << 22
 """Numbers that are rounded at a time."""
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps",
+          "max_position_embeddings")  # fmt: skip
 _SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 
 
@@ -72,9 +76,11 @@ def export(
     if target.exists():
         raise UserError(f"{target} exists already; name a file that does not.")
     arch = architecture(config, str(source))
+    config = _whole(config, source)
     ckpt = open_checkpoint(source)
     try:
         stored = _plan(ckpt, config, arch, kind, skip, str(source))
+        prove(config, arch, [item.name for item in stored], str(source))
         metadata, note = _metadata(source, config, arch, kind)
         errors: list[LayerError] = []
         entries = []
@@ -89,6 +95,15 @@ def export(
     finally:
         ckpt.close()
     return errors, note
+
+
+def _whole(config: Mapping[str, Any], source: Path) -> dict[str, Any]:
+    """The config with its family's defaults; refused where a size is missing."""
+    found = complete(config, str(config["architectures"][0]))
+    for key in _SIZES:
+        if found.get(key) is None:
+            raise ModelError(f"{source}: config.json has no {key!r}.")
+    return found
 
 
 def _metadata(source: Path, config: Mapping[str, Any], arch: str, kind: str) -> tuple[dict[str, Any], str | None]:

@@ -1,0 +1,102 @@
+"""What GGUF metadata cannot say is refused. Owns: the proof that a config read back from it computes the same.
+
+A small model of the config, and one of what the file would say of it, get the same random tensors: their logits must be
+equal. So whatever changes an answer is found out, also what nobody thought of when the metadata were written. Must not
+know: files, blocks, tokenizers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.checkpoint.dummy import DummyCheckpoint
+from tokenmill.checkpoint.gguf_config import read_config
+from tokenmill.checkpoint.gguf_metadata import metadata_of, rope_divisors
+from tokenmill.core.errors import ModelError, shown
+from tokenmill.kernels import make_kernels
+from tokenmill.models.registry import build_model
+from tokenmill.quantize.forward import forward_in_parts, logits
+
+_TOKENS = 192
+_WINDOW = 24
+_VOCAB = 64
+_SAME = 1e-2
+_LOUD = 10.0
+"""Dummy weights times this: activations leave the range in which one looks like another."""
+CPU = torch.device("cpu")
+
+
+class _Loud(DummyCheckpoint):
+    """Random numbers for every tensor, those of norms around one."""
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The invented tensor."""
+        random = super().tensor(f"{name}.loud", shape, dtype) * _LOUD
+        return random + 1.0 if "norm" in name else random
+
+
+def prove(config: Mapping[str, Any], arch: str, names: Iterable[str], path: str) -> None:
+    """Refuse a config of which a file with these tensors says something else; named is what it cannot say, if one key
+    alone makes the difference."""
+    stored, small = set(names), _small(config)
+    reach = max(int(small["max_position_embeddings"]), 16)
+    wanted, back = _logits(small, reach), _back(small, arch, stored, path)
+    found = _logits(back, reach)
+    if _same(wanted, found):
+        return
+    for key, value in config.items():
+        one = {name: each for name, each in small.items() if name != key}
+        for variant in (one, {**one, key: back[key]}) if key in back else (one,):
+            try:
+                guilty = _same(_logits(variant, reach), found)
+            except ModelError:
+                continue
+            if guilty:
+                raise ModelError(
+                    f"{path}: '{key}' = {shown(value)} cannot be said in GGUF files of the family '{arch}'."
+                )
+    raise ModelError(
+        f"{path}: config.json says more than GGUF files of the family '{arch}' can: it would be another model."
+    )
+
+
+def _small(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same layers, of few and narrow numbers; windows are left within a few tokens."""
+    heads = int(config["num_attention_heads"])
+    keys = int(config.get("num_key_value_heads") or heads)
+    head = int(config.get("head_dim") or config["hidden_size"] // heads)
+    few = {"vocab_size": _VOCAB, "hidden_size": 2 * head, "intermediate_size": 64, "num_attention_heads": 2,
+           "num_key_value_heads": 2 if keys == heads else 1, "moe_intermediate_size": 32, "num_experts": 4,
+           "num_local_experts": 4, "num_experts_per_tok": 2}  # fmt: skip
+    made = {**config, **{name: value for name, value in few.items() if config.get(name)}}
+    if config.get("sliding_window"):
+        made["sliding_window"] = min(int(config["sliding_window"]), _WINDOW)
+    return made
+
+
+def _back(small: dict[str, Any], arch: str, stored: set[str], path: str) -> dict[str, Any]:
+    """What is read from the metadata of the small model."""
+    shape = (_VOCAB, small["hidden_size"])
+    info: Any = SimpleNamespace(shape=shape, type=SimpleNamespace(name="F16"), start=0, stop=2)
+    divisors = rope_divisors(small)
+    return read_config(
+        metadata_of(small, arch, path), dict.fromkeys(stored, info),
+        lambda name: divisors if name == "rope_freqs.weight" else None, path,
+    )  # fmt: skip
+
+
+def _logits(config: dict[str, Any], reach: int) -> Tensor:
+    """[tokens, vocabulary] of the model of this config."""
+    kernels = make_kernels("cpu")
+    model = build_model(config, _Loud(), dtype=torch.float32, device=CPU, kernels=kernels, max_positions=reach)
+    tokens = torch.randint(0, _VOCAB, (1, min(_TOKENS, reach)), generator=torch.Generator().manual_seed(0))
+    return logits(model, forward_in_parts(model, tokens, kernels, CPU)[0], kernels, CPU)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and bool((one - other).norm() <= _SAME * one.norm())
