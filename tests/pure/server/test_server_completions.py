@@ -9,6 +9,9 @@ import pytest
 
 from tests.pure.server.conftest import Starter
 from tests.pure.server.test_server_chat import client, events
+from tokenmill.core.request import TokenLogprob
+from tokenmill.server.openai.logprobs import CompletionColumns, TokenNames
+from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
 
 PATH = "/v1/completions"
 
@@ -48,6 +51,30 @@ async def test_echo_with_logprobs_scores_the_prompt(start: Starter) -> None:
     only = (await served.post(PATH, {**body, "max_tokens": 0})).json()
     assert only["choices"][0]["text"] == "abc" and only["usage"]["completion_tokens"] == 0
     assert len(only["choices"][0]["logprobs"]["tokens"]) == 3
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_parts_of_characters_have_names_and_places_of_their_own(start: Starter, stream: bool) -> None:
+    served = await start(FakeOptions(script="é水a"))
+    ids = served.context.backend.info.tokenizer.encode("é水", add_special_tokens=False)
+    assert len(ids) == 5
+    for echo in (False, True):
+        body = {"prompt": "é", "max_tokens": 6, "logprobs": 2, "echo": echo, "stream": stream}
+        answer = await served.post(PATH, body)
+        told = events(answer.text) if stream else [answer.json()]
+        columns = [each["choices"][0]["logprobs"] for each in told if each["choices"][0]["logprobs"]]
+        names = [name for each in columns for name in each["tokens"]]
+        assert names[-6:] == ["bytes:\\xc3", "bytes:\\xa9", "bytes:\\xe6", "bytes:\\xb0", "bytes:\\xb4", "a"]
+        assert [n for each in columns for n in each["text_offset"]] == [0] * 2 * echo + [
+            echo + n for n in (0, 0, 1, 1, 1, 2)
+        ]
+        assert all(len(likely) >= 2 for each in columns for likely in each["top_logprobs"][2 * echo :])
+
+
+def test_a_name_that_two_tokens_share_is_the_chosen_one() -> None:
+    row = {7: TokenLogprob(-3.0, 3, "x"), 5: TokenLogprob(-1.0, 1, "x"), 6: TokenLogprob(-2.0, 2, "y")}
+    columns = CompletionColumns(TokenNames(byte_tokenizer(()), False), 2, None).take([row], [7])
+    assert columns["top_logprobs"] == [{"x": -3.0, "y": -2.0}]
 
 
 async def test_completion_logprobs_with_the_client(start: Starter) -> None:

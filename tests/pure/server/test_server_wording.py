@@ -77,6 +77,11 @@ SAID = [
         "output_config.format has no effect here",
     ),
     (TEXT, {"prompt": "a", "guided_whitespace_pattern": " ?"}, "guided_whitespace_pattern has no effect without"),
+    (
+        TEXT,
+        {"prompt": "a", "stream": True, "stream_options": {"include_usage": False, "continuous_usage_stats": True}},
+        "continuous_usage_stats needs include_usage",
+    ),
     # A tensor holds what it says.
     (INFER, {"inputs": [tensor(shape=[2])]}, "shape"),
     (INFER, {"inputs": [tensor(shape=[10**12])]}, "shape"),

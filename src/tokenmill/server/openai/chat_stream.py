@@ -26,8 +26,8 @@ class ChatStream:
         self.chat = chat
         body = chat.body
         options = body.stream_options
-        self.usage_at_end = chat.context.options.enable_force_include_usage or bool(options and options.include_usage)
-        self.usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
+        self.usage_at_end = chat.context.options.enable_force_include_usage or bool(options and options.usage_at_end)
+        self.usage_always = bool(options and options.continuous_usage_stats)
         self.plain: dict[int, PlainChunks] = {}
         self.started: set[int] = set()
         self.held: dict[int, list[TextDelta]] = {}

@@ -20,6 +20,7 @@ from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames,
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.sse import DONE, PlainChunks, event
+from tokenmill.text.stream_decoder import StreamDecoder
 
 _SLOT = "\u0000"
 
@@ -35,10 +36,14 @@ class Completion:
     model: str
     created: int = field(default_factory=lambda: int(time.time()))
 
-    def columns(self) -> CompletionColumns:
+    def columns(self, task: Task) -> CompletionColumns:
         """Fresh logprob columns for one choice."""
-        names = TokenNames(self.context.backend.info.tokenizer, bool(self.body.return_tokens_as_token_ids))
-        return CompletionColumns(names, self.body.logprobs or 0)
+        tokenizer, body = self.context.backend.info.tokenizer, self.body
+        before = [] if body.echo else task.request.prompt_ids
+        decoder = None if tokenizer is None else StreamDecoder(tokenizer, before, body.skip_special_tokens)
+        return CompletionColumns(
+            TokenNames(tokenizer, bool(body.return_tokens_as_token_ids)), body.logprobs or 0, decoder
+        )
 
     def echo_text(self, task: Task) -> str:
         """The prompt as text."""
@@ -166,9 +171,9 @@ def _choice(completion: Completion, task: Task, result: RequestOutput, out: Comp
     columns = None
     if body.logprobs is not None:
         if body.echo and result.prompt_logprobs is not None:
-            columns = completion.columns().take([*result.prompt_logprobs, *rows], [*result.prompt_token_ids, *ids])
+            columns = completion.columns(task).take([*result.prompt_logprobs, *rows], [*result.prompt_token_ids, *ids])
         else:
-            columns = completion.columns().take(rows, ids)
+            columns = completion.columns(task).take(rows, ids)
     choice: dict[str, Any] = {
         "index": completion.place(task, out.index),
         "text": (completion.echo_text(task) if body.echo else "") + text,
@@ -194,8 +199,8 @@ class CompletionStream:
         body = completion.body
         options = body.stream_options
         forced = completion.context.options.enable_force_include_usage
-        self.usage_at_end = forced or bool(options and options.include_usage)
-        self.usage_always = bool(options and options.include_usage and options.continuous_usage_stats)
+        self.usage_at_end = forced or bool(options and options.usage_at_end)
+        self.usage_always = bool(options and options.continuous_usage_stats)
         self.plain: dict[int, PlainChunks] = {}
         self.started: set[int] = set()
         self.columns: dict[int, CompletionColumns] = {}
@@ -250,7 +255,7 @@ class CompletionStream:
             if plain is None:
                 plain = self.plain[index] = PlainChunks(self._chunk(index, _SLOT))
             return head + plain.chunk(delta.text)
-        return head + self._full(index, delta)
+        return head + self._full(task, index, delta)
 
     def _first(self, task: Task, index: int) -> bytes:
         self.started.add(index)
@@ -263,16 +268,18 @@ class CompletionStream:
             chunk["choices"][0]["prompt_token_ids"] = task.request.prompt_ids
         if body.echo and body.logprobs is not None:
             ids = task.request.prompt_ids
-            chunk["choices"][0]["logprobs"] = self._columns(index).take(self.prompt_rows.get(task.index, [None]), ids)
+            chunk["choices"][0]["logprobs"] = self._columns(task, index).take(
+                self.prompt_rows.get(task.index, [None]), ids
+            )
         return event(self._with_usage(chunk))
 
-    def _columns(self, index: int) -> CompletionColumns:
+    def _columns(self, task: Task, index: int) -> CompletionColumns:
         columns = self.columns.get(index)
         if columns is None:
-            columns = self.columns[index] = self.completion.columns()
+            columns = self.columns[index] = self.completion.columns(task)
         return columns
 
-    def _full(self, index: int, delta: TextDelta) -> bytes:
+    def _full(self, task: Task, index: int, delta: TextDelta) -> bytes:
         body = self.completion.body
         held = self.held.setdefault(index, [])
         held.append(delta)
@@ -291,7 +298,7 @@ class CompletionStream:
         choice = chunk["choices"][0]
         if body.logprobs is not None:
             rows = [] if empty else [row for d in held for row in d.logprobs or ()]
-            choice["logprobs"] = self._columns(index).take(rows, ids)
+            choice["logprobs"] = self._columns(task, index).take(rows, ids)
         if body.return_token_ids:
             choice["token_ids"] = ids
         if delta.finish_reason is not None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from tokenmill.core.request import TokenLogprob
 from tokenmill.text.codec import Tokenizer
+from tokenmill.text.stream_decoder import StreamDecoder
 
 Row = dict[int, TokenLogprob]
 FLOOR = -9999.0
@@ -52,11 +53,15 @@ def _entry(token: int, entry: TokenLogprob, names: TokenNames) -> dict[str, Any]
 
 
 class CompletionColumns:
-    """The `logprobs` object of a completion, growing; `offset` is where the next token's text begins."""
+    """The `logprobs` object of a completion, growing; `offset`: characters of the text that tokens have made so far.
 
-    def __init__(self, names: TokenNames, top: int) -> None:
+    Tokens are keys here, so each needs a name of its own: parts of a character are written as OpenAI writes them."""
+
+    def __init__(self, names: TokenNames, top: int, decoder: StreamDecoder | None) -> None:
+        """decoder: of the text that the tokens become, from the first of them on; None: they become none."""
         self.names = names
         self.top = top
+        self.decoder = decoder
         self.offset = 0
 
     def take(self, rows: Sequence[Row | None], token_ids: Sequence[int]) -> dict[str, Any]:
@@ -66,25 +71,44 @@ class CompletionColumns:
             if row is None:
                 tokenizer = self.names.tokenizer
                 text = tokenizer.decode([token], skip_special_tokens=False) if tokenizer is not None else ""
-                name = f"token_id:{token}" if self.names.as_ids else text
                 out["token_logprobs"].append(None)
                 out["top_logprobs"].append(None)
             else:
-                entry = row[token]
-                text = entry.decoded_token or ""
-                name = self.names.name(token, entry)
-                out["token_logprobs"].append(max(entry.logprob, FLOOR))
-                out["top_logprobs"].append(
-                    {
-                        self.names.name(t, e): max(e.logprob, FLOOR)
-                        for t, e in row.items()
-                        if e.rank <= self.top or t == token
-                    }
-                )
-            out["tokens"].append(name)
-            out["text_offset"].append(self.offset)
-            self.offset += len(text)
+                text = row[token].decoded_token or ""
+                out["token_logprobs"].append(max(row[token].logprob, FLOOR))
+                out["top_logprobs"].append(self._likely(row, token))
+            out["tokens"].append(self._name(token, text))
+            out["text_offset"].append(self._place(token, text))
         return out
+
+    def _likely(self, row: Row, token: int) -> dict[str, float]:
+        """Of names that two tokens share, the chosen one's, else the likelier one's stays."""
+        found: dict[str, float] = {}
+        for each, entry in sorted(row.items(), key=lambda item: (item[0] != token, item[1].rank)):
+            if entry.rank <= self.top or each == token:
+                found.setdefault(self._name(each, entry.decoded_token or ""), max(entry.logprob, FLOOR))
+        return found
+
+    def _name(self, token: int, text: str) -> str:
+        if self.names.as_ids:
+            return f"token_id:{token}"
+        raw = self.names.raw(token) if "\ufffd" in text else None
+        return text if raw is None or is_text(raw) else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+    def _place(self, token: int, text: str) -> int:
+        """Where the token's text begins: what completes a character makes more of it than is its own."""
+        before = self.offset
+        self.offset += len(self.decoder.push([token])) if self.decoder is not None else 0
+        return max(before, self.offset - len(text))
+
+
+def is_text(raw: list[int]) -> bool:
+    """Are these bytes whole characters?"""
+    try:
+        bytes(raw).decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def prompt_rows(rows: Sequence[Row | None] | None) -> list[dict[str, Any] | None] | None:

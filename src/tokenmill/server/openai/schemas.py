@@ -40,8 +40,13 @@ class StreamOptions(BaseModel):
     """What a stream carries besides deltas."""
 
     model_config = STRICT
-    include_usage: bool = False
+    include_usage: bool | None = None
     continuous_usage_stats: bool = False
+
+    @property
+    def usage_at_end(self) -> bool:
+        """Who wants it all the time wants it at the end, too."""
+        return self.continuous_usage_stats if self.include_usage is None else self.include_usage
 
 
 class JsonSchemaFormat(BaseModel):
