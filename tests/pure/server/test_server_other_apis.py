@@ -70,6 +70,20 @@ async def test_tgi_streams_tokens_and_tells_why_it_ended(start):
     assert (await served.client.get("/info")).json()["max_total_tokens"] == 4096
 
 
+@pytest.mark.parametrize("most", range(1, 8))
+async def test_tgis_tokens_together_are_the_text(start, most):
+    """Clients put streams together from their tokens' texts; a character may be several tokens, or be cut off."""
+    served = await start(FakeOptions(script="é水a"))
+    body = {"inputs": "x", "parameters": {"max_new_tokens": most, "details": True}}
+    whole = (await served.post("/generate", body)).json()
+    lines = (await served.post("/generate_stream", body)).text.splitlines()
+    tokens = [json.loads(line.removeprefix("data:"))["token"] for line in lines if line]
+    said = whole["generated_text"]
+    for each in (whole["details"]["tokens"], tokens):
+        assert "".join(token["text"] for token in each if not token["special"]) == said
+    assert said == "é水a".encode()[:most].decode(errors="replace")
+
+
 async def test_tgi_best_of_shows_every_candidate(start):
     served = await start()
     body = {"inputs": "x", "parameters": {"best_of": 3, "max_new_tokens": 4, "details": True, "seed": 5}}

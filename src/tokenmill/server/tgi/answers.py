@@ -15,6 +15,7 @@ from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.job import Gathered, Task
 from tokenmill.server.openai.completions import Completion
 from tokenmill.text.codec import Tokenizer
+from tokenmill.text.stream_decoder import StreamDecoder
 
 encode = msgspec.json.Encoder().encode
 KINDS = {400: "validation", 422: "validation", 429: "overloaded", 503: "overloaded"}
@@ -48,15 +49,18 @@ async def events(completion: Completion, parameters: Any, prompt: str) -> AsyncI
     """One event per token; the last one has the whole text and the figures."""
     tokens = Tokens(completion, parameters.top_n_tokens or 0)
     text, count = prompt if parameters.return_full_text else "", 0
+    texts: Texts | None = None
     try:
         async for batch in completion.job.batches():
             for task, delta in batch:
                 text += delta.text
                 rows = delta.logprobs or []
+                texts = texts or tokens.texts(task)
                 last = len(rows) - 1
                 for place, (row, token) in enumerate(zip(rows, delta.token_ids, strict=True)):
                     count += 1
-                    event = {"index": count, **tokens.one(row, token), "generated_text": None, "details": None}
+                    said = texts.next(token, ends=delta.finish_reason is not None and place == last)
+                    event = {"index": count, **tokens.one(row, token, said), "generated_text": None, "details": None}
                     if delta.finish_reason is not None and place == last:
                         event |= _ending(text, delta, task, count)
                     yield b"data:" + encode(event) + b"\n\n"
@@ -68,6 +72,19 @@ async def events(completion: Completion, parameters: Any, prompt: str) -> AsyncI
         yield b"data:" + error_body(describe_error(error)) + b"\n\n"
 
 
+class Texts:
+    """What tokens say one after the other. Clients put the texts together: a character comes with its last part."""
+
+    def __init__(self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int]) -> None:
+        self.decoder = None if tokenizer is None else StreamDecoder(tokenizer, prompt_ids, skip_special_tokens=False)
+
+    def next(self, token: int, *, ends: bool) -> str:
+        """The text that is certain with this token; `ends`: no other one follows."""
+        if self.decoder is None:
+            return ""
+        return self.decoder.push([token]) + (self.decoder.flush() if ends else "")
+
+
 class Tokens:
     """Tokens as TGI writes them."""
 
@@ -75,14 +92,23 @@ class Tokens:
         self.tokenizer: Tokenizer | None = completion.context.backend.info.tokenizer
         self.top = top
 
-    def one(self, row: dict[int, TokenLogprob], token: int) -> dict[str, Any]:
-        """A token, and the likeliest in its place."""
-        likely = sorted((entry.rank, other) for other, entry in row.items() if entry.rank <= self.top)
-        return {"token": self._named(token, row[token]), "top_tokens": [self._named(t, row[t]) for _, t in likely]}
+    def texts(self, task: Task) -> Texts:
+        """What the tokens of one output say, from its first one on."""
+        return Texts(self.tokenizer, task.request.prompt_ids)
 
-    def all(self, rows: Sequence[dict[int, TokenLogprob]], ids: Sequence[int]) -> dict[str, Any]:
+    def one(self, row: dict[int, TokenLogprob], token: int, said: str) -> dict[str, Any]:
+        """A token with what it says, and the likeliest in its place."""
+        likely = sorted((entry.rank, other) for other, entry in row.items() if entry.rank <= self.top)
+        return {
+            "token": {**self._named(token, row[token]), "text": said},
+            "top_tokens": [self._named(t, row[t]) for _, t in likely],
+        }
+
+    def all(self, task: Task, rows: Sequence[dict[int, TokenLogprob]], ids: Sequence[int]) -> dict[str, Any]:
         """The tokens of one output."""
-        found = [self.one(row, token) for row, token in zip(rows, ids, strict=False)]
+        texts, last = self.texts(task), len(ids) - 1
+        said = [texts.next(token, ends=place == last) for place, token in enumerate(ids)]
+        found = [self.one(*each) for each in zip(rows, ids, said, strict=False)]
         tokens: dict[str, Any] = {"tokens": [each["token"] for each in found]}
         return tokens | ({"top_tokens": [each["top_tokens"] for each in found]} if self.top else {})
 
@@ -111,7 +137,7 @@ def _details(tokens: Tokens, task: Task, out: CompletionOutput) -> dict[str, Any
         "finish_reason": reason(out.finish_reason, out.stop_reason),
         "generated_tokens": len(out.token_ids),
         "seed": task.request.params.seed,
-        **tokens.all(out.logprobs or [], out.token_ids),
+        **tokens.all(task, out.logprobs or [], out.token_ids),
     }
 
 
