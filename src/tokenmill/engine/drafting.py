@@ -11,7 +11,7 @@ import msgspec
 
 from tokenmill.core.config import EngineConfig, SpeculateOptions
 from tokenmill.core.drafting import DraftControl, HostDrafter
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, shown
 from tokenmill.speculate.control import Control, TreeControl
 from tokenmill.speculate.ngram import NgramDrafter
 from tokenmill.speculate.none import NoDrafter
@@ -70,8 +70,8 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
     every = {*COMMON, *(name for names in METHODS.values() for name in names)}
     if unknown := sorted(set(spec) - every):
         raise _refuse(f"unknown entries ({', '.join(unknown)}); known are {', '.join(sorted(every))}")
-    if method not in METHODS:
-        raise _refuse(f"method {method!r} is not available; use one of {', '.join(map(repr, METHODS))}")
+    if not isinstance(method, str) or method not in METHODS:
+        raise _refuse(f"method {shown(method)} is not available; use one of {', '.join(map(repr, METHODS))}")
     known = {*COMMON, *METHODS[method]}
     if extra := sorted(set(spec) - known):
         raise _refuse(

@@ -29,6 +29,8 @@ from tokenmill.server.text import TextWorkers
 from tokenmill.server.traces import Traces
 from tokenmill.text.messages.describe import MessageFormat
 
+LATEST = ":latest"
+"""Ollama's tag, which may follow any name."""
 MOST_NAMED = 8
 """Models that a refusal names."""
 
@@ -145,14 +147,14 @@ class Context:
         adapters = self.backend.info.adapters
         if not adapters or not isinstance(name, str):
             return 0
-        return adapters.get(name) or adapters.get(name.removesuffix(":latest"), 0)
+        return adapters.get(name) or adapters.get(name.removesuffix(LATEST), 0)
 
     def check_model(self, name: str | None) -> str:
         """The name that the answer carries; 404 for one that is not served."""
         names = self.backend.info.names
         if name is None or name == "":
             return names[0]
-        if name not in names:
+        if name not in names and (name := name.removesuffix(LATEST)) not in names:
             raise no_such_model(name, names)
         return name
 

@@ -17,7 +17,7 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from tokenmill.server.context import Context, House, Model, no_such_model
+from tokenmill.server.context import LATEST, Context, House, Model, no_such_model
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.many.entry import Entry, GoneError, State, UnreadyError
 from tokenmill.server.sse import HEADERS
@@ -27,7 +27,6 @@ FIRST_COMMENT_S = 1.0
 """Until then a stream's answer has not begun, so that a refusal still has a status of its own."""
 COMMENT_S = 5.0
 COMMENT = b": loading\n\n"
-LATEST = ":latest"
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ REFUSED = {
     "a scheme": (["--quantization", "nope"], "quantization 'nope': weights are quantised at load to fp8, int8,"),
     "a scheme of the head": (["--quantization", "fp8,head=nope"], "quantised at load to fp8, int8,"),
     "a method of drafts": (["--speculative-config", '{"method": "nope"}'], "method 'nope' is not available"),
+    "a list for a method of drafts": (["--speculative-config", '{"method": ["ngram"]}'], "is not available"),
     "a key of drafts": (["--speculative-config", '{"method": "ngram", "lenght": 4}'], "unknown entries (lenght)"),
     "a drafter": (["--speculative-config", '{"model": "/nowhere"}'], "'/nowhere' is neither an existing folder"),
     "a drafter's scheme": (

@@ -437,3 +437,19 @@ async def test_models_come_and_go(build: Any) -> None:
     models.add(Spec(make_config({}, model="blue"), city.house.config))
     answer = await city.post("/v1/completions", {"model": "blue", "prompt": "x"})
     assert answer.json()["choices"][0]["text"] == SAYS["blue"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [("/v1/completions", {"prompt": "x", "max_tokens": 2}), ("/v1/chat/completions", {"messages": TALK}),
+     ("/v1/messages", {"messages": TALK, "max_tokens": 4}), ("/v1/responses", {"input": "x"}),
+     ("/tokenize", {"prompt": "x"}), ("/v1/embeddings", {"input": "x"})],
+)  # fmt: skip
+async def test_the_tag_latest_may_follow_a_name_in_every_api(path: str, body: dict[str, Any], build: Any) -> None:
+    """The model was loaded, and then told not to exist."""
+    city = build()
+    answer = await city.post(path, {"model": "green:latest", **body})
+    assert answer.status_code == 200, answer.text
+    assert answer.json().get("model", "green") == "green" and city.loaded() == ["green"]
+    unknown = await city.post(path, {"model": "green:8b", **body})
+    assert unknown.status_code == 404 and "green:8b" in unknown.text
