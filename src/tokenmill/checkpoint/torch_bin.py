@@ -39,6 +39,9 @@ def _load(path: Path) -> dict[str, Tensor]:
         dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized
         if not isinstance(name, str) or not dense:
             raise ModelError(f"{path}: entry {str(name)[:80]!r} is not a named dense tensor")
+        if value.numel() * value.element_size() > value.untyped_storage().nbytes():
+            # A number may stand for any number of them: a few bytes would fill the memory.
+            raise ModelError(f"{path}: entry {name[:80]!r} has {value.numel()} numbers, and the file holds fewer")
     return {name: value.detach() for name, value in table.items()}
 
 

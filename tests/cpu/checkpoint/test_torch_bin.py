@@ -70,6 +70,18 @@ def test_only_named_dense_tensors(value: object, tmp_path: Path) -> None:
         open_checkpoint(tmp_path)
 
 
+@pytest.mark.parametrize("zipped", [True, False])
+def test_few_bytes_are_not_many_numbers(zipped: bool, tmp_path: Path) -> None:
+    path, small = tmp_path / "pytorch_model.bin", torch.arange(6.0)
+    whole = {"rows": small.view(2, 3).T, "part": small[4:], "lone": small[:1].expand(1, 1)}
+    torch.save(whole, path, _use_new_zipfile_serialization=zipped)
+    assert all(torch.equal(open_checkpoint(tmp_path).tensor(name), value) for name, value in whole.items())
+    torch.save({"bomb": small[:1].expand(1 << 20, 1 << 20)}, path, _use_new_zipfile_serialization=zipped)
+    assert path.stat().st_size < 5000
+    with pytest.raises(ModelError, match="'bomb' has 1099511627776 numbers, and the file holds fewer"):
+        open_checkpoint(tmp_path)
+
+
 def test_damaged_files_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "pytorch_model.bin"
     torch.save({"a": torch.randn(50)}, path)
