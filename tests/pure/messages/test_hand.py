@@ -6,12 +6,12 @@ import json
 
 import pytest
 
-from tests.pure.messages.writing import TOOLS
+from tests.pure.messages.writing import TOOLS, write
 from tokenmill.core.errors import ParameterError
 from tokenmill.text.messages.describe import MessageFormat
 from tokenmill.text.messages.detect import find_format, opens_thinking, thinks_by_itself
 from tokenmill.text.messages.families import CALL_FORMATS, THINKING
-from tokenmill.text.messages.message import Message
+from tokenmill.text.messages.message import Call, Message
 from tokenmill.text.messages.parser import MessageParser, parse_message
 
 PARIS = ("get_weather", {"city": "Paris", "days": 2})
@@ -187,6 +187,18 @@ def test_reasoning():
     assert parse_message(form, "The <think> tag").content == "The <think> tag"
     assert parse_message(form, "  no thought\n").content == "  no thought\n"
     assert parse_message(form, "cut", thinking=True) == Message("", "cut")
+
+
+@pytest.mark.parametrize("name", ["pythonic", "gemma", "qwen3_coder", "glm45", "gemma4"])
+def test_brackets_in_texts_nest_nothing(name):
+    """Code is an argument, too, and part of it may open more than it closes."""
+    said = {"query": "{[(" * 200, "filters": {"a": ["{" * 200, '"[' * 200]}}
+    meant = Message(
+        calls=[Call(name="now" if name in ("pythonic", "gemma") else "search.web-2", arguments=json.dumps(said))]
+    )
+    form = MessageFormat(None, CALL_FORMATS[name])
+    (call,) = parse_message(form, write(form, meant), tools=TOOLS).calls
+    assert json.loads(call.arguments) == said
 
 
 def test_calls_are_read_only_where_tools_are_given():

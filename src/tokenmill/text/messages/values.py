@@ -15,6 +15,8 @@ _TOKEN = re.compile(
     r"""(\s+)|[rbuRBU]{0,2}('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")|([A-Za-z_]\w*)|([^\s'"A-Za-z_(){}\[\],:]+)|(.)""",
     re.DOTALL,
 )
+_NESTING = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|[\[{\]}]', re.DOTALL)
+"""Strings, in which brackets are text, and brackets. The end of all ends a string: each place is looked at once."""
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(\n)|(.))", re.DOTALL)
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
@@ -35,8 +37,8 @@ def escaped(piece: str) -> str:
 def is_json(given: str) -> bool:
     """Is it one JSON value (strictly), not nested beyond reason?"""
     depth = most = 0
-    for mark in re.findall(r"[\[{\]}]", given):
-        depth += 1 if mark in "[{" else -1
+    for mark in _NESTING.findall(given):
+        depth += (mark in ("[", "{")) - (mark in ("]", "}"))
         most = max(most, depth)
     if most > MAX_DEPTH:
         return False
