@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill.core.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import UserError
+from tokenmill.core.garbage import no_collection
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.engines.child import Build, build_default
@@ -73,8 +74,9 @@ def serve_models(
 
 def import_http() -> None:
     """What answers requests: a second of imports."""
-    import tokenmill.server.app
-    import tokenmill.server.listener  # noqa: F401
+    with no_collection():
+        import tokenmill.server.app
+        import tokenmill.server.listener  # noqa: F401
 
 
 def make_fleet(spec: Spec, book: AdapterBook, build: Build) -> Fleet:
