@@ -17,6 +17,7 @@
 
 #include "coding.h"
 #include "group.h"
+#include "machine.h"
 #include "numbers.h"
 #include "ops.h"
 #include "pack.h"
@@ -718,9 +719,9 @@ void register_group(nb::module_& m) {
 }  // namespace
 
 NB_MODULE(_native, m) {
+  if (isas().empty()) throw std::runtime_error("the kernels were compiled for another processor: make setup does it anew");
   m.doc() = "tokenmill's CPU kernels. Addresses are integers; nothing here keeps a tensor alive.";
   m.attr("MOST_TAPS") = kMostTaps;
-  m.attr("MOST_SCANNED") = kMostScanned;
   m.attr("MOST_KEYS") = kMostKeys;
   m.attr("MOST_SCANNED") = kMostScanned;
   m.attr("TILE_COLUMNS") = kTileColumns;
@@ -729,14 +730,14 @@ NB_MODULE(_native, m) {
   m.def("isa", [] { return std::string(isa_name(current_isa())); });
   m.def("isas", [] {
     std::vector<std::string> names;
-    for (int i = 0; i <= static_cast<int>(best_isa()); ++i) names.emplace_back(isa_name(static_cast<Isa>(i)));
+    for (const Isa isa : isas()) names.emplace_back(isa_name(isa));
     return names;
   });
   m.def("set_isa", [](const std::string& name) {
-    for (int i = 0; i <= static_cast<int>(best_isa()); ++i) {
-      if (name == isa_name(static_cast<Isa>(i))) return (void)set_isa(static_cast<Isa>(i));
+    for (const Isa isa : isas()) {
+      if (name == isa_name(isa)) return (void)set_isa(isa);
     }
-    throw std::invalid_argument("this machine has no instruction set " + name);
+    throw std::invalid_argument("here is no instruction set " + name);
   });
   m.def("threads", &threads);
   m.def("thread_limit", &thread_limit);

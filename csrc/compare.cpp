@@ -9,6 +9,7 @@
 
 #include "coding.h"
 #include "compare.h"
+#include "machine.h"
 #include "ops.h"
 #include "pack.h"
 #include "threads.h"

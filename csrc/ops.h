@@ -6,6 +6,7 @@
 // outputs, never over a sum. (Attention over long contexts is cut at fixed absolute positions.)
 #pragma once
 #include <cstdint>
+#include <vector>
 
 namespace tokenmill {
 
@@ -404,10 +405,10 @@ struct Table {
 extern const Table table_scalar, table_avx2, table_avx512, table_avx512_vnni, table_avx512_bf16, table_neon,
     table_neon_dot, table_neon_bf16;
 
-const char* isa_name(Isa isa);
+std::vector<Isa> isas();  // that were compiled and that this machine has, from the least to the best; none: no kernel runs
 Isa best_isa();
 Isa current_isa();
-bool set_isa(Isa isa);  // false when the machine lacks it
+bool set_isa(Isa isa);  // false when it is none of these
 const Table& table();
 
 }  // namespace tokenmill

@@ -1,7 +1,7 @@
 """docs/hardware.md: what runs on which processors. Owns: its words; `--write` writes it, else it is compared.
 
 GPUs are told from bench/matrix.json, which `python bench/gpu_matrix.py --results FILE --summary bench/matrix.json`
-writes, and from the sources' own names of kernels; CPUs from csrc/dispatch.cpp. Run as `python tools/hardware.py`; the
+writes, and from the sources' own names of kernels; CPUs from csrc/machine.h. Run as `python tools/hardware.py`; the
 tests compare, too.
 """
 
@@ -61,7 +61,7 @@ CPUS = """
 ## CPUs
 
 The native kernels are compiled once for each of these instruction sets; the best one that the processor has is chosen
-when tokenmill starts. Results of two sets differ in rounding.
+when tokenmill starts. `make run` compiles that one alone. Results of two sets differ in rounding.
 
 | set | processors | measured |
 |---|---|---|
@@ -86,8 +86,8 @@ def kernels() -> dict[str, str]:
 
 
 def instruction_sets() -> list[str]:
-    """As the dispatcher names them."""
-    text = (ROOT / "csrc" / "dispatch.cpp").read_text()
+    """As the native module names them."""
+    text = (ROOT / "csrc" / "machine.h").read_text()
     lists = re.findall(r"kNames\[\] = \{([^}]*)\}", text)
     return list(dict.fromkeys(name.strip(' "') for part in reversed(lists) for name in part.split(",")))
 

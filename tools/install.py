@@ -11,6 +11,7 @@ import argparse
 import hashlib
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -61,17 +62,17 @@ class Failure(Exception):
 def set_up(constraints: Path, tests: bool) -> None:
     record = read_record()
     wanted = digest(project_text(), constraints.read_text(), str(ROOT))
-    sources = (path.read_text(encoding="utf-8") for path in sorted((ROOT / "csrc").iterdir()))
-    native = digest(*sources, project_text(), str(ROOT), str(compiler()))
     tests = tests or bool(record.get("tests"))
+    sources = (path.read_text(encoding="utf-8") for path in sorted((ROOT / "csrc").iterdir()))
+    native = digest(*sources, project_text(), str(ROOT), str(compiler()), "all" if tests else processor())
     missing = record.get("packages") != wanted or tests != bool(record.get("tests"))
     built = record.get("native") == native and not map_is_stale()
     if not missing and built:
         return
     began = time.monotonic()
     make_venv()
-    say(f"== setting up .venv ({constraints.name}); the first time takes a minute or two")
-    compiling = None if built else Job("native", "install", "--no-deps", "-e", str(ROOT))
+    say(f"== setting up .venv ({constraints.name}); the first time takes about a minute")
+    compiling = None if built else Job("native", "install", "--no-deps", *kernels(tests), "-e", str(ROOT))
     if missing:
         fetch(constraints, tests, compiling, began)
         write_record(packages=wanted, tests=tests)
@@ -96,6 +97,16 @@ def fetch(constraints: Path, tests: bool, compiling: Job | None, began: float) -
         job.demand("the packages that tests need")
         say("   byte code of all of it")
         compile_all()
+    else:
+        say("   byte code of what a server imports")
+        import_once()
+
+
+def import_once() -> None:
+    """So that the first start writes none; the compiler has the other core. What fails here is told at that start."""
+    modules = "import tokenmill.cli.main, tokenmill.server.app, tokenmill.server.listener, tokenmill.engine.loop"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    subprocess.call([python(), "-c", modules], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
 def compile_all() -> None:
@@ -125,6 +136,22 @@ def choose_constraints() -> Path:
     if name is not None:
         say(f"== {name} found: packages for CUDA (make run CONSTRAINTS=constraints/cpu.txt takes the CPU's)")
     return ROOT / "constraints" / ("cuda.txt" if name is not None else "cpu.txt")
+
+
+def kernels(tests: bool) -> list[str]:
+    """What pip is told of the native module: tests compare all instruction sets, running needs this machine's alone."""
+    return [] if tests else ["--config-settings=cmake.define.TOKENMILL_THIS_MACHINE=ON"]
+
+
+def processor() -> str:
+    """What decides which instruction set that is: .venv may come to another machine."""
+    try:
+        with Path("/proc/cpuinfo").open() as lines:
+            told = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    except OSError:
+        told = ""
+    known = ("avx", "fma", "f16c", "asimd", "bf16")
+    return " ".join([platform.machine(), *(word for word in told.split() if word.startswith(known))])
 
 
 def project() -> dict[str, Any]:

@@ -20,4 +20,7 @@ def test_a_machine_with_a_compiler_has_the_native_module():
         if shutil.which("c++") is None:
             pytest.skip("no C++ compiler here: kernels run on torch, the native tests are left out")
         pytest.fail("csrc did not compile, or was not rebuilt: pip install -v -e . shows why")
+    from tokenmill import _native
+
+    assert _native.isas()[0] == "scalar", "only this machine's kernels are compiled: make setup-tests"
     assert type(make_kernels("cpu")) is not ReferenceKernels

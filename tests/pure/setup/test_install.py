@@ -123,7 +123,8 @@ def test_the_constraints_agree_with_what_the_project_asks_for() -> None:
 
 
 def test_what_is_done_is_not_done_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A second call runs nothing; another constraint, tests or a change of csrc each do what they need."""
+    """A second call runs nothing; another constraint, tests, a change of csrc or another processor each do what they
+    need. Kernels for running are those of this machine alone."""
     install = load()
     monkeypatch.setattr(install, "VENV", tmp_path)
     monkeypatch.setattr(install, "WORK", tmp_path / "setup")
@@ -134,7 +135,8 @@ def test_what_is_done_is_not_done_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     class Job:
         def __init__(self, name: str, *arguments: str) -> None:
-            done.append(name)
+            every = name == "native" and not any("THIS_MACHINE=ON" in argument for argument in arguments)
+            done.append("native, all" if every else name)
 
         def demand(self, what: str) -> None:
             assert what
@@ -142,6 +144,7 @@ def test_what_is_done_is_not_done_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(install, "Job", Job)
     monkeypatch.setattr(install, "follow", lambda *args: None)
     monkeypatch.setattr(install, "compile_all", lambda: done.append("compiled"))
+    monkeypatch.setattr(install, "import_once", lambda: done.append("imported"))
     monkeypatch.setattr(install, "tell_native", lambda: None)
     cpu, cuda = ROOT / "constraints" / "cpu.txt", ROOT / "constraints" / "cuda.txt"
 
@@ -150,19 +153,22 @@ def test_what_is_done_is_not_done_again(monkeypatch: pytest.MonkeyPatch, tmp_pat
         install.set_up(constraints, tests)
         return list(done)
 
-    assert did(cpu, False) == ["native", "packages"]
+    assert did(cpu, False) == ["native", "packages", "imported"]
     assert did(cpu, False) == []
-    assert did(cpu, True) == ["packages", "tests", "compiled"]
+    monkeypatch.setattr(install, "processor", lambda: "another")
+    assert did(cpu, False) == ["native"]
+    assert did(cpu, True) == ["native, all", "packages", "tests", "compiled"]
+    monkeypatch.setattr(install, "processor", lambda: "a third")
     assert did(cpu, True) == did(cpu, False) == []
     assert did(cuda, False) == ["packages", "tests", "compiled"]  # tests that were there stay usable
     monkeypatch.setattr(install, "compiler", lambda: "/another/c++")
-    assert did(cuda, False) == ["native"]
+    assert did(cuda, False) == ["native, all"]
     module, here = tmp_path / "module.py", install.site_packages() / "_editable_skbc_tokenmill.py"
     module.touch()
     here.write_text(f"install({{'tokenmill.module': {str(module)!r}}}, {{}})")
     assert did(cuda, False) == []
     module.unlink()  # or it has become a folder
-    assert did(cuda, False) == ["native"]
+    assert did(cuda, False) == ["native, all"]
 
 
 def test_a_failure_says_what_and_shows_the_last_lines(tmp_path: Path) -> None:

@@ -1,0 +1,59 @@
+// What this machine can do. A header, because the build asks it, too: see TOKENMILL_THIS_MACHINE in CMakeLists.txt.
+#pragma once
+
+#include "ops.h"
+
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
+#endif
+
+namespace tokenmill {
+
+#if defined(__aarch64__)
+#if defined(__APPLE__)
+inline bool says(const char* name) {
+  int value = 0;
+  size_t size = sizeof(value);
+  return sysctlbyname(name, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+inline bool has_dot() { return says("hw.optional.arm.FEAT_DotProd"); }
+inline bool has_bf16() { return says("hw.optional.arm.FEAT_BF16"); }
+#elif defined(__linux__)
+inline bool has_dot() { return getauxval(AT_HWCAP) >> 20 & 1; }    // HWCAP_ASIMDDP
+inline bool has_bf16() { return getauxval(AT_HWCAP2) >> 14 & 1; }  // HWCAP2_BF16
+#else
+inline bool has_dot() { return false; }
+inline bool has_bf16() { return false; }
+#endif
+#endif
+
+inline Isa machine_isa() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !__builtin_cpu_supports("f16c")) {
+    return Isa::scalar;
+  }
+  const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (!avx512) return Isa::avx2;
+  if (!__builtin_cpu_supports("avx512vnni")) return Isa::avx512;
+  return __builtin_cpu_supports("avx512bf16") ? Isa::avx512_bf16 : Isa::avx512_vnni;
+#elif defined(__aarch64__)
+  return !has_dot() ? Isa::neon : has_bf16() ? Isa::neon_bf16 : Isa::neon_dot;
+#else
+  return Isa::scalar;
+#endif
+}
+
+inline const char* isa_name(Isa isa) {
+#if defined(__aarch64__)
+  constexpr const char* kNames[] = {"scalar", "neon", "neon_dot", "neon_bf16"};
+#else
+  constexpr const char* kNames[] = {"scalar", "avx2", "avx512", "avx512_vnni", "avx512_bf16"};
+#endif
+  return kNames[static_cast<int>(isa)];
+}
+
+}  // namespace tokenmill
