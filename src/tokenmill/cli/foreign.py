@@ -190,7 +190,8 @@ VERBS: Mapping[str, str] = {
     "convert": "`tokenmill quantize SRC DST` writes a smaller model.",
     "server": "`tokenmill serve MODEL` serves a model.",
     "start": "`tokenmill serve MODEL` serves a model.",
-    "run-batch": "A server reads OpenAI's batches at /v1/batches; `tokenmill serve MODEL` starts one.",
+    "run-batch": "No jobs are kept for later: `LLM.generate` and `LLM.chat` take a list of prompts, and a server "
+    "(`tokenmill serve MODEL`) batches whatever is asked at once.",
     "collect-env": "`tokenmill doctor` looks at this machine.",
     "help": "`tokenmill --help` lists the verbs, `tokenmill VERB --help` the flags of one.",
     "version": "`tokenmill --version` prints it.",

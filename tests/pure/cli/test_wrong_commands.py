@@ -8,7 +8,10 @@ import shlex
 import pytest
 from typer.testing import CliRunner
 
+from tokenmill.cli import foreign
+from tokenmill.cli.foreign import VERBS
 from tokenmill.cli.main import app
+from tokenmill.server.absent import why_absent
 
 WRONG = [
     # verbs of others, and slips
@@ -24,7 +27,7 @@ WRONG = [
     ("ps --url http://127.0.0.1:9", "`tokenmill serve MODEL` starts one"),
     ("create mine -f /no/such/Modelfile", "cannot be read: No such file"),
     ("create mine -q q4_K_M", "`tokenmill quantize SRC DST`"),
-    ("run-batch -i in.jsonl -o out.jsonl", "/v1/batches"),
+    ("run-batch -i in.jsonl -o out.jsonl", "`LLM.chat` take a list of prompts"),
     ("collect-env", "`tokenmill doctor`"),
     ("serv demo", "Did you mean serve?"),
     ("genarate", "Did you mean generate?"),
@@ -123,3 +126,10 @@ def test_wrong_commands_are_told_the_way(line: str, hint: str) -> None:
 
 def test_there_are_enough_of_them() -> None:
     assert len({line for line, _ in WRONG}) == len(WRONG) >= 40
+
+
+def test_paths_that_are_pointed_at_are_there() -> None:
+    advice = " ".join([*VERBS.values(), *(str(other) for other in vars(foreign).values())])
+    named = set(re.findall(r"(?<![\w.])/(?:v1|api|v2)/[a-z_/]+", advice))
+    assert "/v1/embeddings" in named
+    assert not {path for path in named if why_absent("POST", path)}
