@@ -22,8 +22,8 @@ from tokenmill.quant.schemes import check_scheme
 _SCALED = ("fp8", "int8", "int4", "int4-fp8k")
 
 
-def check_options(config: EngineConfig) -> None:
-    """Refuse what no model and no device could make right."""
+def check_options(config: EngineConfig, *, later: bool = False) -> None:
+    """Refuse what no model and no device could make right; later: adapters may still come to where they are to lie."""
     if config.model.served_model_name is not None:
         _check_names(config.model.served_model_name)
     if config.model.quantization is not None:
@@ -32,7 +32,7 @@ def check_options(config: EngineConfig) -> None:
         check_place(config.model.tokenizer)
     _check_files(config.files)
     _check_cache(config.cache)
-    _check_adapters(config.adapters)
+    _check_adapters(config.adapters, later=later)
     _check_parallel(config.parallel)
     check_balance(config)
     if unknown := set(left_out(config)) - set(LEFT_OUT):
@@ -75,7 +75,7 @@ def _check_cache(cache: CacheOptions) -> None:
         raise ParameterError("--kv-cache-group needs --kv-cache-dtype fp8, int8 or int4.", param="kv_cache_group")
 
 
-def _check_adapters(adapters: AdapterOptions) -> None:
+def _check_adapters(adapters: AdapterOptions, *, later: bool) -> None:
     modules = read_modules(adapters.lora_modules or [])
     if modules and not adapters.enable_lora:
         raise ParameterError("lora_modules needs enable_lora (--enable-lora).", param="lora_modules")
@@ -84,7 +84,7 @@ def _check_adapters(adapters: AdapterOptions) -> None:
         check_name(name)
         if names.count(name) > 1:
             raise ParameterError(f"lora_modules names {name!r} twice.", param="lora_modules")
-        if not Path(located(path)).exists():
+        if not Path(located(path)).exists() and not later:
             raise ParameterError(f"lora_modules: {path}: there is no such adapter.", param="lora_modules")
 
 

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, UserError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.kernels.grid import quantise, widen
 from tokenmill.quant.grid import GridWeight, Unrounded
@@ -109,5 +109,5 @@ def test_unknown_scheme(tmp_path: Path) -> None:
 
     make_tiny(tmp_path)
     for name in ("awq", "awq_marlin", "gguf", "compressed-tensors", "none-such"):
-        with pytest.raises(ModelError, match="int8, int4"):
+        with pytest.raises(UserError, match="int8, int4"):
             LLM(model=str(tmp_path), quantization=name)

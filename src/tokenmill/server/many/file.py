@@ -104,7 +104,7 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
             asked, mine = under(stored, asked), {**stored.server, **mine}
         config = make_config(**{"served_model_name": name, **asked})
         spec = Spec(config, _server_of(server, mine), **_own(where, own))
-        check_options(spec.engine)
+        check_options(spec.engine, later=True)
         check_entry(spec.server)
     except UserError as error:
         said = str(error)
