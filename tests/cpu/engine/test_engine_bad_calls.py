@@ -73,6 +73,22 @@ def test_a_model_is_named_by_text(tiny):
         open_llm(tiny, quantization=8)
 
 
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ({"quantization": "nope"}, "quantised at load to fp8, int8"),
+        ({"speculative_config": {"method": "nope"}}, "method 'nope' is not available"),
+        ({"lora_modules": ["a=/b"]}, "needs enable_lora"),
+        ({"served_model_name": ""}, "a name is empty"),
+        ({"generation_config": "/nowhere"}, "no generation_config.json"),
+    ],
+    ids=str,
+)
+def test_options_are_looked_at_before_the_model(option, words):
+    with pytest.raises(ParameterError, match=words):
+        LLM("/nowhere/at/all", **option)
+
+
 def test_threads_take_turns(tiny):
     prompts = [[5, 6, 7, i] for i in range(6)]
     found: dict[int, object] = {}
