@@ -11,8 +11,8 @@ from typing import Any
 from fastapi import Request
 
 from tokenmill.server.backend import ModelInfo
-from tokenmill.server.context import Context, House, Model, no_such_model
-from tokenmill.server.door import LATEST, rights
+from tokenmill.server.context import LATEST, Context, House, Model, no_such_model
+from tokenmill.server.door import rights
 from tokenmill.server.many.entry import Entry, State
 
 VALUES = {
