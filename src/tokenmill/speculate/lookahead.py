@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tokenmill.core.drafting import Drafting
 from tokenmill.runner.drafts import Forgetful
+from tokenmill.speculate.same_text import SameText
 
 POOL = 1 << 12
 """Places of a row's pool: pairs of tokens fall into them by a hash, and the latest of each place stays."""
@@ -27,15 +28,13 @@ class Lookahead(Forgetful):
     def __init__(self, most: int) -> None:
         self.most = most
         self.pool: Tensor
-        self.grown: Tensor
-        self.tail: Tensor
+        self.text: SameText
 
     def bind(self, rows: Any, pool: Any) -> None:
-        """A pool for each row; how long the row was when it was last seen, and its last token then."""
+        """A pool for each row, and which text it is of."""
         count, device = rows.tokens.shape[0], rows.device
         self.pool = torch.full((count, POOL), -1, dtype=torch.int32, device=device)
-        self.grown = torch.zeros(count, dtype=torch.int64, device=device)
-        self.tail = torch.full((count,), -1, dtype=torch.int32, device=device)
+        self.text = SameText(count, device)
 
     def propose(self, step: Drafting) -> None:
         """Take in what was said, then go on from pair to pair."""
@@ -43,9 +42,8 @@ class Lookahead(Forgetful):
         known = rows.length[row_ids]
         said, count, kept = step.samples()
         earlier = known - kept
-        begun = (self.grown[row_ids] == earlier) & (self.tail[row_ids] == rows.tokens[row_ids, earlier - 1])
-        self.pool[row_ids] = torch.where(begun[:, None], self.pool[row_ids], -1)  # else the row is somebody else's
-        self.grown[row_ids], self.tail[row_ids] = known, rows.tokens[row_ids, known - 1]
+        begun = self.text.goes_on(rows, row_ids, kept)
+        self.pool[row_ids] = torch.where(begun[:, None], self.pool[row_ids], -1)
         self._learn(rows.tokens, row_ids, earlier, said, count, kept)
         ahead = self._iterated(said, count, kept, step.count)
         before, last = (rows.tokens[row_ids, (known - n).clamp(min=0)].long() for n in (2, 1))

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.drafting import Drafting
 from tokenmill.runner.drafts import Forgetful
+from tokenmill.speculate.same_text import SameText
 from tokenmill.speculate.shapes import Windows
 
 PLACES = 1 << 10
@@ -73,28 +74,26 @@ class LookaheadWindows(Forgetful):
         self.pool: RunPool
         self.parents: Tensor
         self.lines: Tensor
-        self.grown: Tensor
+        self.text: SameText
         self.read: Tensor
-        self.tail: Tensor
         self.tried: Tensor
 
     def bind(self, rows: Any, pool: Any) -> None:
-        """Of each row: its pool, its window [length - 1, window], how long it was when it was last seen, how much of
-        it has been read, its last token then, and how many nodes were left behind it."""
+        """Of each row: its pool, its window [length - 1, window], which text they are of, how much of it has been read,
+        and how many nodes were left behind it."""
         count, device = rows.tokens.shape[0], rows.device
         self.pool = RunPool(count, self.shape, device)
         self.parents = torch.tensor(self.shape.parents(), device=device)
         self.lines = torch.zeros((count, self.shape.length - 1, self.shape.window), dtype=torch.int64, device=device)
-        self.grown, self.read, self.tried = torch.zeros((3, count), dtype=torch.int64, device=device)
-        self.tail = torch.full((count,), -1, dtype=torch.int32, device=device)
+        self.read, self.tried = torch.zeros((2, count), dtype=torch.int64, device=device)
+        self.text = SameText(count, device)
 
     def propose(self, step: Drafting) -> None:
         """Take in what was said, move the window on, and leave candidates and window behind the text."""
         rows, row_ids = step.rows, step.row_ids
         known = rows.length[row_ids]
         said, count, kept = step.samples()
-        earlier = known - kept
-        same = (self.grown[row_ids] == earlier) & (self.tail[row_ids] == rows.tokens[row_ids, earlier - 1])
+        same = self.text.goes_on(rows, row_ids, kept)
         self.pool.forget(row_ids, ~same)
         whole = same & (count == 1 + self.most) & (self.tried[row_ids] == self.most)
         self._read(rows.tokens, row_ids, known, same)
@@ -107,8 +106,7 @@ class LookaheadWindows(Forgetful):
         ahead = torch.arange(step.count, device=known.device)
         rows.tokens[row_ids[:, None], known[:, None] + ahead] = drafts.to(torch.int32)
         rows.parents[row_ids, : step.count] = self.parents[: step.count]
-        self.lines[row_ids], self.grown[row_ids], self.tail[row_ids] = lines, known, last
-        self.tried[row_ids] = step.count
+        self.lines[row_ids], self.tried[row_ids] = lines, step.count
 
     def _ends(self, said: Tensor) -> Tensor:
         """[S, window]: what was said behind the end of each line, if the whole tree was tried."""
