@@ -30,28 +30,33 @@ MIX = 40503
 
 class RunPool:
     """Runs [rows, PLACES + 1, candidates, length] by row and first token, the latest ones; -1: none. The last place
-    is nobody's: what is not kept is written there."""
+    is nobody's: what is not kept is written there. `era`: which text of a row they are of; others do not count."""
 
     def __init__(self, rows: int, shape: Windows, device: torch.device) -> None:
         self.most = shape.candidates
         self.runs = torch.full((rows, PLACES + 1, self.most, shape.length), -1, dtype=torch.int32, device=device)
         self.turn = torch.zeros((rows, PLACES + 1), dtype=torch.int64, device=device)
+        self.era = torch.zeros(self.runs.shape[:3], dtype=torch.int32, device=device)
+        self.now = torch.zeros(rows, dtype=torch.int32, device=device)
 
     def forget(self, row_ids: Tensor, gone: Tensor) -> None:
         """Empty the rows that are `gone` [S]."""
-        self.runs[row_ids] = torch.where(gone[:, None, None, None], -1, self.runs[row_ids])
+        self.now[row_ids] += gone
 
     def take(self, row_ids: Tensor, runs: Tensor, real: Tensor) -> None:
         """Keep runs [S, M, length], those that are real [S, M] and not there yet."""
         place, row = _place(runs[..., 0]), row_ids[:, None]
-        there = (self.runs[row, place] == runs[:, :, None]).all(-1).any(-1)
+        now = self.now[row]
+        there = ((self.runs[row, place] == runs[:, :, None]).all(-1) & (self.era[row, place] == now[..., None])).any(-1)
         earlier = torch.ones(runs.shape[1], runs.shape[1], dtype=torch.bool, device=runs.device).tril(-1)
         twice = ((runs[:, :, None] == runs[:, None]).all(-1) & real[:, None] & earlier).any(-1)
         fresh = real & ~there & ~twice
         before = ((place[:, :, None] == place[:, None]) & fresh[:, None] & earlier).sum(-1)
         kept = fresh & (before < self.most)
         target = torch.where(kept, place, PLACES)
-        self.runs[row, target, (self.turn[row, target] + before) % self.most] = runs.to(torch.int32)
+        turn = (self.turn[row, target] + before) % self.most
+        self.runs[row, target, turn] = runs.to(torch.int32)
+        self.era[row, target, turn] = now.expand_as(turn)
         self.turn.index_put_((row.expand_as(target), target), kept.long(), accumulate=True)
 
     def behind(self, row_ids: Tensor, last: Tensor) -> Tensor:
@@ -59,8 +64,9 @@ class RunPool:
         unknown, `last` again."""
         place = _place(last)
         latest = (self.turn[row_ids, place][:, None] - 1 - torch.arange(self.most, device=last.device)) % self.most
-        found = self.runs[row_ids[:, None], place[:, None], latest].long()
-        known = found[..., :1] == last[:, None, None]
+        at = row_ids[:, None], place[:, None], latest
+        found = self.runs[at].long()
+        known = (found[..., :1] == last[:, None, None]) & (self.era[at] == self.now[row_ids][:, None])[..., None]
         return torch.where(known, found[..., 1:], last[:, None, None])
 
 
