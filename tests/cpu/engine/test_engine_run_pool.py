@@ -1,4 +1,4 @@
-"""Pools of runs that Lookahead keeps by row: what is taken is found, and a row that has another text forgets its own."""
+"""Pools of runs that Lookahead keeps by row: what is taken is found, and rows with another text forget their own."""
 
 from __future__ import annotations
 
