@@ -1,0 +1,289 @@
+"""Products of the Triton backend. Owns: which kernel multiplies which weight, and what is joined with the product.
+
+Must not know: models, plans, attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.core.errors import UserError
+from tokenmill.core.forward import Act, NormSpec, StoredMatrix
+from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.common import act_parts
+from tokenmill.kernels.triton.launch import launch_here
+from tokenmill.kernels.triton.products import adapted, adapters
+from tokenmill.kernels.triton.products.chosen import FLOATS, Ways
+from tokenmill.kernels.triton.products.gemv import gemv
+from tokenmill.kernels.triton.products.search import Report
+from tokenmill.kernels.triton.products.steady import steady
+from tokenmill.kernels.triton.products.thin import can_adapt, thin
+from tokenmill.kernels.triton.products.ways import Way
+from tokenmill.kernels.triton.quantised.narrow import PACKERS, NarrowMatrix
+from tokenmill.kernels.triton.quantised.narrow_linear import (
+    measured_narrow,
+    narrow_linear,
+    narrow_way,
+    norms_inside,
+    scaled_product,
+)
+from tokenmill.kernels.triton.quantised.narrow_round import widened
+from tokenmill.kernels.triton.unfit import UNFIT, Kind, is_unfit, kind_of, note_unfit
+
+
+class ProductKernels(ReferenceKernels):
+    """Products of dense and packed weights, with their adapters. The options are those of TritonKernels."""
+
+    def __init__(self, *, steady: bool, without: Collection[str], cache: Path | None) -> None:
+        super().__init__()
+        self.launch = launch_here(self.count, without, steady=steady, narrow_ways=measured_narrow)
+        self.unfit: set[Kind] = set()
+        self.ways = Ways(self.launch, None if steady else cache, many_rows="many-rows" not in without)
+
+    def product(
+        self,
+        x: Tensor,
+        weight: Any,
+        bias: Tensor | None = None,
+        *,
+        norm: NormSpec | None = None,
+        act: Act | None = None,
+        residual: Tensor | None = None,
+        delta: Delta | None = None,
+    ) -> Tensor:
+        """residual + act(norm(x) @ weight.T + bias)."""
+        narrow = type(weight) is NarrowMatrix
+        if not narrow and (not isinstance(weight, Tensor) or weight.ndim == 3):
+            if isinstance(weight, StoredMatrix):  # no form for this kind here: its numbers are made at every call
+                self.count("unpacked_product", fallback=True)
+            return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
+        if delta is not None:
+            found = self._within(delta, weight, bias, norm, act, residual)
+            if found is None:  # what adapters read is normed already
+                y = self.product(x if norm is None else delta.inputs, weight, bias)
+                found = self._adapted(y, delta, act, residual)
+            return found
+        if not self.launch.fuses and (norm or act or residual is not None):
+            return self._around(self.product(x if norm is None else self.norm(x, norm), weight, bias), act, residual)
+        asked = (x, narrow, *weight.shape, act, norm is not None)
+        found = self._if_it_fits("linear", asked, lambda: self._product(x, weight, bias, norm, act, residual))
+        if found is not None:
+            return found
+        self.count("linear", fallback=True)
+        x = x if norm is None else self.norm(x, norm)
+        if narrow:
+            every = torch.arange(weight.shape[0], device=x.device)
+            weight, bias = weight.rows(every, x.dtype), weight.bias
+        return self._library(x, weight, bias, act, residual)
+
+    def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor | None:
+        """down @ x of each token's adapter, in parts of the sum: [parts, T, lanes]; None for few tokens."""
+        if not adapters.can_adapt(site, x):
+            self.count("adapt", fallback=True)
+            return super().adapt(x, site, rows, slots)
+        self.count("adapt")
+        if not self.launch.steady and adapted.serves(site, x, self.launch.scratch):
+            return None
+        return self._low(x, site, rows, slots)
+
+    def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
+        """y [T, N] with what the adapters add."""
+        return self._adapted(y, delta, None, None)
+
+    def _adapted(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None) -> Tensor:
+        """residual + act(y with what the adapters add)."""
+        residual = None if residual is None else residual.contiguous()
+        if delta.low is None:
+            found = self._behind(y.contiguous(), delta, act, residual)
+            if found is not None:
+                return found
+            delta = replace(delta, low=self._low(delta.inputs, delta.site, delta.rows, delta.slots))
+        assert delta.low is not None
+        if delta.low.ndim == 2:  # plain torch has made it
+            self.count("add_delta", fallback=True)
+            y = super().add_delta(y, delta)
+            y = y if act is None else self.activate(y, act)
+            return y if residual is None else self.add(residual, y)
+        self.count("add_delta")
+        return adapters.finish(y.contiguous(), delta, act, residual, steady=self.launch.steady, pdl=self.launch.pdl)
+
+    def _low(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor:
+        """down @ x of each token's adapter, in a launch of its own."""
+        x = x if x.stride(1) == 1 else x.contiguous()
+        return adapters.adapt(x, site, rows, slots, steady=self.launch.steady, pdl=self.launch.pdl)
+
+    def _behind(self, y: Tensor, delta: Delta, act: Act | None, residual: Tensor | None) -> Tensor | None:
+        """What few tokens' adapters do to a product, in one launch; None: the device cannot hold it."""
+        asked, scratch, pdl = (y, delta.inputs, act), self.launch.scratch, self.launch.pdl
+        found = self._if_it_fits("add_delta", asked, lambda: adapted.adapted(y, delta, act, residual, scratch, pdl=pdl))
+        if found is not None:
+            self.count("add_delta")
+        return found
+
+    def _within(self, delta: Delta, weight: Any, bias: Tensor | None, norm: NormSpec | None, act: Act | None,
+                residual: Tensor | None) -> Tensor | None:  # fmt: skip
+        """A product with its adapters in one launch; None: it is not made so."""
+        x, site = delta.inputs, delta.site
+        if delta.low is not None or not isinstance(weight, Tensor) or not self.launch.fuses:
+            return None
+        way = self.ways.of(x, weight, bias, norm, act, fused=True, least=2)
+        if way[0] != "thin" or not can_adapt(site, act, int(way[1])):
+            return None
+        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+        how = {"scratch": self.launch.scratch, "pdl": self.launch.pdl, "config": way[1:7], "delta": delta}
+        asked = (x, *weight.shape, act)
+        found = self._if_it_fits("adapted", asked, lambda: thin(x, weight, bias, None, act, residual, **how))  # type: ignore[arg-type]
+        if found is not None:
+            self.count("linear")
+        return found
+
+    def _if_it_fits(self, op: str, asked: tuple[Any, ...], make: Callable[[], Tensor]) -> Tensor | None:
+        """What is made; None: the device cannot hold the kernel, which is said once and not tried again for calls of
+        this kind."""
+        if self.unfit and kind_of(op, asked) in self.unfit:
+            return None
+        try:
+            return make()
+        except UNFIT as error:
+            if not is_unfit(error):
+                raise
+            note_unfit(self, op, kind_of(op, asked), error)
+            return None
+
+    def _product(
+        self,
+        x: Tensor,
+        weight: Any,
+        bias: Tensor | None,
+        norm: NormSpec | None,
+        act: Act | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        """The same by the kernel that serves this shape best."""
+        if self.launch.steady:
+            return self._steady(x, weight, bias, norm, act, residual)
+        if isinstance(weight, NarrowMatrix):
+            return self._packed(x, weight, norm, act, residual)
+        way = self.ways.of(x, weight, bias, norm, act, fused=act is not None or residual is not None)
+        if way[0] in ("blas", "wide"):
+            return self._wide_linear(x, weight, bias, norm, act, residual, way)
+        self.count("linear")
+        inside = way[0] == "gemv" or (way[0] == "thin" and way[-1])
+        if norm is not None and not (inside and norm.kind == "rms" and norm.bias is None):
+            x, norm = self.norm(x, norm), None
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        if residual is not None and not residual.is_contiguous():
+            residual = residual.contiguous()
+        if way[0] == "gemv":
+            return gemv(x, weight, bias, norm, act, residual, pdl=self.launch.pdl, config=way[1:])
+        return thin(
+            x, weight, bias, norm, act, residual, scratch=self.launch.scratch, pdl=self.launch.pdl, config=way[1:7]
+        )
+
+    def _packed(
+        self, x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, act: Act | None, residual: Tensor | None
+    ) -> Tensor:
+        """The same with a packed weight."""
+        self.count("narrow_linear")
+        if x.shape[0] == 0:
+            return x.new_empty((0, weight.shape[0] // (2 if act_parts(act)[1] else 1)))
+        pdl, way = self.launch.pdl, narrow_way(self.launch, x, weight, act)
+        if residual is not None and not residual.is_contiguous():
+            residual = residual.contiguous()
+        if norm is not None and not norms_inside(way, weight, norm):
+            x, norm = self.norm(x, norm), None
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        if way[0] == "widen":
+            wide = widened(weight, x.dtype, pdl=pdl)
+            return self.product(x, wide, weight.bias, act=act, residual=residual)
+        if way[0] == "library":
+            return self._finished(scaled_product(x, weight, norm, pdl=pdl), act, residual)
+        return narrow_linear(self.launch, x, weight, norm, act, residual, way)
+
+    def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
+        """As specified; unasked, 8 bits have one scale a row, which is what tensor cores multiply."""
+        return super().quantise(weight, bits, group or (weight.shape[1] if bits == 8 else 0))
+
+    def pack(self, matrix: StoredMatrix) -> NarrowMatrix | None:
+        """The kinds of 8 and 4 bits that have a layout (narrow.py); None: this one has not."""
+        make = PACKERS.get(matrix.kind)
+        return None if make is None else make(matrix)
+
+    def _steady(
+        self,
+        x: Tensor,
+        weight: Any,
+        bias: Tensor | None,
+        norm: NormSpec | None,
+        act: Act | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        if isinstance(weight, NarrowMatrix) or x.dtype != weight.dtype or x.dtype not in FLOATS:
+            raise UserError("--deterministic on a GPU serves models in 16 or 32 bits: leave --quantization out.")
+        self.count("linear")
+        x = x if norm is None else self.norm(x, norm)
+        residual = None if residual is None else residual.contiguous()
+        return steady(x.contiguous(), weight.contiguous(), bias, act, residual, pdl=self.launch.pdl)
+
+    def search(self, seconds: float) -> Report:
+        """Look for faster ways of the products that were made so far; they are taken from now on, and kept. What was
+        recorded before goes on as it is. Not beside other work."""
+        return self.ways.search(self._forced, seconds)
+
+    def _forced(
+        self,
+        name: str,
+        way: Way,
+        x: Tensor,
+        weight: Tensor,
+        norm: NormSpec | None,
+        act: Act | None,
+        residual: Tensor | None,
+    ) -> Tensor:
+        """A product in this way, whatever is otherwise best; raises where the device cannot hold it."""
+        with self.ways.only(name, way):
+            return self._product(x, weight, None, norm, act, residual)
+
+    def _wide_linear(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        norm: NormSpec | None,
+        act: Act | None,
+        residual: Tensor | None,
+        way: Way,
+    ) -> Tensor:
+        """The same through cuBLAS, or through wide.py."""
+        self.count("linear")
+        if norm is not None:
+            x = self.norm(x, norm)
+        if way[0] != "blas":
+            from tokenmill.kernels.triton.products.wide import wide  # the interpreter cannot load it
+
+            residual = None if residual is None else residual.contiguous()
+            return wide(x.contiguous(), weight, residual, gated=act is not None)
+        return self._library(x, weight, bias, act, residual)
+
+    def _library(
+        self, x: Tensor, weight: Tensor, bias: Tensor | None, act: Act | None, residual: Tensor | None
+    ) -> Tensor:
+        """residual + act(x @ weight.T + bias), the product by torch."""
+        if act is None and bias is None and residual is not None:
+            return torch.addmm(residual, x, weight.t())
+        return self._finished(torch.nn.functional.linear(x, weight, bias), act, residual)
+
+    def _finished(self, y: Tensor, act: Act | None, residual: Tensor | None) -> Tensor:
+        """residual + act(y), in place of y where there is no activation."""
+        if act is not None:
+            y = self.activate(y, act)
+        return y if residual is None else y.add_(residual)
