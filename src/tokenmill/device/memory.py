@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import pathlib
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -47,6 +49,16 @@ def use(device: str) -> None:
     module = _module(device)
     if ":" in device and hasattr(module, "set_device"):
         module.set_device(int(device.partition(":")[2]))
+
+
+def place(device: str) -> Callable[[], AbstractContextManager[Any]]:
+    """What makes a context in which a thread's work goes to that device; behind it the thread has the one it had.
+    Without a number: the device that this thread has now. A thread begins with the first one, whoever made it."""
+    module = _module(device)
+    if module is None or module.device_count() < 2 or not hasattr(module, "device"):
+        return contextlib.nullcontext
+    number = device.partition(":")[2]
+    return functools.partial(module.device, int(number) if number else module.current_device())
 
 
 def records(device: str) -> bool:

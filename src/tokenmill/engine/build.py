@@ -14,6 +14,7 @@ from tokenmill.core.config import EngineConfig, ScheduleOptions
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.execution import Executor
 from tokenmill.core.request import Request
+from tokenmill.device.memory import place
 from tokenmill.engine.adapters import AdapterDesk
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.balance import Balance, read_balance
@@ -22,7 +23,15 @@ from tokenmill.engine.drafting import control_of, host_drafter, read_speculation
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.generation import banned, check_generation
-from tokenmill.engine.loading import Facts, check_ranks, find_model, load_runner, read_config, read_generation
+from tokenmill.engine.loading import (
+    Facts,
+    check_ranks,
+    device_of,
+    find_model,
+    load_runner,
+    read_config,
+    read_generation,
+)
 from tokenmill.engine.memory import STEP_GUESSES
 from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.sleeping import SleepDesk
@@ -195,10 +204,12 @@ def _executor(config: EngineConfig, source: ModelSource) -> tuple[Executor, Fact
         facts = msgspec.convert(plain, Facts)
         executor.depth = plans_in_flight(config, facts.device)
         return executor, facts
-    runner, plain = load_runner(config, source)
+    here = place(device_of(config))
+    with here():
+        runner, plain = load_runner(config, source)
     facts = msgspec.convert(plain, Facts)
     depth = plans_in_flight(config, facts.device)
-    return InProcessExecutor(runner, facts.num_blocks, depth, lazy=facts.device == "cpu"), facts
+    return InProcessExecutor(runner, facts.num_blocks, depth, lazy=facts.device == "cpu", here=here), facts
 
 
 def runs_here(config: EngineConfig) -> bool:

@@ -1,5 +1,7 @@
 """Executors in this process. Owns: running plans through a Runner now, behind the Executor seam.
 
+A runner's device is the current one of whichever thread calls here, for as long as it computes: an application's own
+thread, or the engine's, and other engines of this process may have others.
 On a CPU a plan runs when it is waited for (a second one in flight would only delay tokens); on a GPU `submit`
 enqueues it and `wait` reads its results, so that the host plans while the device computes.
 """
@@ -7,6 +9,8 @@ enqueues it and `wait` reads its results, so that the host plans while the devic
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +33,10 @@ class InProcessTicket:
         return self.running is None or self.executor.runner.ready(self.running)
 
     def wait(self) -> StepResult:
+        with self.executor.here():
+            return self._result()
+
+    def _result(self) -> StepResult:
         executor, runner = self.executor, self.executor.runner
         if executor.interruption is not None:
             error, executor.interruption = executor.interruption, None
@@ -55,6 +63,8 @@ class InProcessExecutor:
     tickets: dict[int, InProcessTicket] = field(default_factory=dict)
     held: deque[InProcessTicket] = field(default_factory=deque)
     interruption: BaseException | None = None
+    here: Callable[[], AbstractContextManager[Any]] = nullcontext
+    """A context in which the runner's device is the current one."""
 
     def submit(self, plan: StepPlan) -> InProcessTicket:
         ticket = InProcessTicket(self, plan)
@@ -62,14 +72,16 @@ class InProcessExecutor:
         if not self.lazy:
             self.held.append(ticket)
             try:
-                self._enqueue()
+                with self.here():
+                    self._enqueue()
             except BaseException as error:
                 self.interruption = error  # for the next wait: a plan that nobody holds would never be committed
         return ticket
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:
         self.tickets[plan_id].late = inputs
-        self._enqueue()
+        with self.here():
+            self._enqueue()
 
     def _enqueue(self) -> None:
         """Give the device all that it can do: forward passes in order, each one's sampling before the next."""
@@ -89,11 +101,12 @@ class InProcessExecutor:
             self.held.popleft()
 
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
-        return answer(self.runner, message)
+        with self.here():
+            return answer(self.runner, message)
 
     def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
         """There is one runner."""
-        return [answer(self.runner, message)]
+        return [self.control(message)]
 
     def progress(self) -> int:
         """Operations so far; they grow within a step, too."""
