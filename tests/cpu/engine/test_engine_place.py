@@ -1,4 +1,4 @@
-"""Engines on several devices of one process: each computes on its own in every thread, and leaves the thread its own."""
+"""Engines on several devices of one process: each computes on its own in every thread, which keeps the one it had."""
 
 from __future__ import annotations
 
