@@ -36,8 +36,8 @@ _MIXES = {"q2_k": ("Q2_K", "Q4_K", "Q3_K"), "q3_k": ("Q3_K", "Q5_K", "Q4_K"), "q
           "q5_k": ("Q5_K", "Q6_K", "Q5_K"), "iq4_nl": ("IQ4_NL", "Q5_K", "IQ4_NL"),
           "iq4_xs": ("IQ4_XS", "Q5_K", "IQ4_XS")}  # fmt: skip
 """What most matrices get, and of those that lose most one half and the other."""
-_NARROW = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "IQ4_NL": "IQ4_NL"}
-"""In place of types that need rows of 256: of 32."""
+_NARROW = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+"""In place of types that need rows of 256: the next larger one that needs 32, as in llama.cpp."""
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp\.weight")
 _SENSITIVE = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down|ffn_down_exps)\.weight")
@@ -82,6 +82,7 @@ def export(
         stored = _plan(ckpt, config, arch, kind, skip, str(source))
         prove(config, arch, [item.name for item in stored], str(source))
         metadata, note = _metadata(source, config, arch, kind)
+        note = " ".join(filter(None, (note, _narrowed(stored, kind)))) or None
         errors: list[LayerError] = []
         entries = []
         for item in stored:
@@ -158,7 +159,7 @@ def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped:
     if kind == "q8_0":
         return "Q8_0"
     if name in _HEADS or kind == "q6_k":
-        return "Q6_K" if wide else "Q8_0"
+        return "Q6_K" if wide else _NARROW["Q6_K"]
     if kind not in _MIXES:
         return kind.upper()
     usual, more, less = _MIXES[kind]
@@ -166,7 +167,18 @@ def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped:
     if sensitive is not None:
         layer, eighth = int(sensitive[1]), layers // 8
         usual = more if layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2 else less
-    return usual if wide or usual == "IQ4_NL" else _NARROW.get(usual, "Q8_0")
+    return usual if wide else _NARROW.get(usual, usual)
+
+
+def _narrowed(stored: list[Stored], kind: str) -> str | None:
+    """A sentence on matrices that had to take another type, if there are such."""
+    if kind not in _MIXES and kind != "q6_k":
+        return None
+    found = [item.type for item in stored if item.shape[-1] % 256 and item.type in {*_NARROW.values()} - {kind.upper()}]
+    if not found:
+        return None
+    types = ", ".join(sorted(set(found)))
+    return f"{len(found)} of {len(stored)} tensors have rows that are not whole blocks of 256: they are {types}."
 
 
 def _told(tell: Tell, name: str, total: int, done: int) -> None:

@@ -246,3 +246,14 @@ def test_importance_files(tmp_path: Path) -> None:
             export(tiny, tmp_path / "out.gguf", "q4_0", importance=importance.read(lying))
     refused = CliRunner().invoke(app, ["quantize", str(tiny), str(tmp_path / "x"), "--imatrix", str(file)])
     assert refused.exit_code == 2 and "--imatrix goes with" in " ".join(refused.output.split())
+
+
+@pytest.mark.parametrize("kind", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"])
+def test_rows_that_are_no_whole_blocks_take_the_next_type_and_it_is_said(kind: str, tmp_path: Path) -> None:
+    folder, target = _family("llama", tmp_path), tmp_path / "model.gguf"
+    _, note = export(folder, target, kind)
+    types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(target).tensors}
+    inner = [types[name] for name in types if name.endswith(("attn_q.weight", "ffn_up.weight"))]
+    assert set(inner) == {{"q4_k": "Q5_0", "q5_k": "Q5_1", "q6_k": "Q8_0"}.get(kind, "IQ4_NL")}
+    assert note is not None and "blocks of 256" in note
+    assert (inner[0] in note) == (kind != "iq4_nl"), "what was asked for is no surprise"
