@@ -116,9 +116,8 @@ def tell(told: Told) -> None:
     """A line at each checkpoint, and now and then between."""
     if told.right is None and told.step % 20:
         return
-    left = told.seconds / max(1, told.step) * (told.steps - told.step)
     right = "" if told.right is None else f"  right {percent(told.right)}"
-    typer.echo(f"step {told.step}/{told.steps}  loss {told.loss:.3f}{right}  {left / 60:.1f} min left", err=True)
+    typer.echo(f"step {told.step}/{told.steps}  loss {told.loss:.3f}{right}  {told.left / 60:.1f} min left", err=True)
 
 
 def percent(shares: list[float]) -> str:

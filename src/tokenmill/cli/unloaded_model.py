@@ -17,7 +17,7 @@ from tokenmill.checkpoint.stored import find_stored
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import read_object
-from tokenmill.demo import demo_dir
+from tokenmill.demo import demo_model
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 _KEY = "tokenizer.chat_template"
@@ -47,7 +47,7 @@ def look_for(name: str) -> None:
 def look_for_one_of_several(name: str) -> None:
     """Refuse a bare word that names nothing here: it is more likely a slip than one of the hub's few models without an
     owner, and it would be told when somebody asks for it."""
-    if name == "demo" or "/" in name or _place(name).exists() or find_stored(name) is not None:
+    if demo_model(name) is not None or "/" in name or _place(name).exists() or find_stored(name) is not None:
         return
     raise UserError(
         f"{name} is no folder, file or stored model here, and a model of the hub is OWNER/MODEL. `serve` takes models, "
@@ -67,7 +67,7 @@ def lacks_template(config: EngineConfig) -> bool:
 
 
 def _place(name: str) -> Path:
-    return demo_dir("main") if name == "demo" else Path(name).expanduser()
+    return demo_model(name) or Path(name).expanduser()
 
 
 def _has_template(path: Path) -> bool:

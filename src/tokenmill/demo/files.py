@@ -1,10 +1,26 @@
-"""Where the demo model's files are."""
+"""Where the demo model's files are, and how its parts are named."""
 
 from __future__ import annotations
 
 import pathlib
 
+from tokenmill.core.errors import UserError
+
+PARTS = ("draft", "medusa", "moe")
+"""Models that come with the demo: the small one and the heads that guess for it, and one with experts."""
+
 
 def demo_dir(part: str = "main") -> pathlib.Path:
     """The folder of one part of the demo family: main, draft, ..."""
     return pathlib.Path(__file__).parent / part
+
+
+def demo_model(name: str) -> pathlib.Path | None:
+    """The folder that `demo`, `demo:draft`, ... name; None: this is no such name."""
+    root, colon, part = name.partition(":")
+    if root != "demo" or (colon and pathlib.Path(name).exists()):
+        return None
+    if colon and part not in PARTS:
+        parts = ", ".join(f"demo:{one}" for one in PARTS)
+        raise UserError(f"The demo has no part {name!r}: there are {parts}, and adapters demo:pirate and demo:sql.")
+    return demo_dir(part or "main")

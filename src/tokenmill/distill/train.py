@@ -41,13 +41,14 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Where the learning stands: step, loss, and on held-out lines the share of right guesses by place (if judged)."""
+    """Where the learning stands: step, loss, on held-out lines the share of right guesses by place (if judged), and the
+    seconds that are left."""
 
     step: int
     steps: int
     loss: float
     right: list[float] | None
-    seconds: float
+    left: float
 
 
 def train(
@@ -77,7 +78,10 @@ def train(
             torch.save(
                 {"net": student.net.state_dict(), "optimiser": optimiser.state_dict(), "step": step}, folder / STATE
             )
-        tell(Told(step, course.steps, loss, right if due else None, seconds))
+        left = seconds / (step - start) * (course.steps - step)
+        if course.seconds:
+            left = max(0.0, min(left, course.seconds - seconds))
+        tell(Told(step, course.steps, loss, right if due else None, left))
         if out_of_time:
             break
     return right

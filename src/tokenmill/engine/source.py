@@ -16,7 +16,7 @@ from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.checkpoint.hub import Hub, resolve_model
 from tokenmill.core.errors import UserError
 from tokenmill.core.model import Checkpoint
-from tokenmill.demo import demo_dir
+from tokenmill.demo import demo_model
 from tokenmill.text.gguf import tokenizer_from_gguf
 from tokenmill.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -106,8 +106,9 @@ class GgufSource:
 
 
 def find_source(name: str, revision: str | None = None, hub: Hub | None = None) -> ModelSource:
-    """The model of this name: a folder, a .gguf file (or a folder that holds one model in such), a hub name, `demo`."""
-    path = demo_dir("main") if name == "demo" else resolve_model(name, revision, hub)
+    """The model of this name: a folder, a .gguf file (or a folder that holds one model in such), a hub name, `demo`, or
+    a part of it."""
+    path = demo_model(name) or resolve_model(name, revision, hub)
     if path.is_file():
         if path.suffix != ".gguf":
             raise UserError(f"{path}: a model is a folder or a .gguf file; this is neither.")

@@ -59,6 +59,12 @@ def test_what_is_made_loads_and_guesses(kind, teacher):
     assert losses[-1] < losses[0]
 
 
+def test_no_more_time_is_left_than_was_given(teacher):
+    said = distill(teacher, "timed", "draft", "--steps", "1000000", "--minutes", "0.02")
+    left = [float(line.split("  ")[-1].split()[0]) for line in said.splitlines() if "min left" in line]
+    assert left and max(left) <= 0.1
+
+
 def test_learning_that_was_stopped_goes_on_as_if_it_had_not_been(teacher):
     distill(teacher, "whole", "medusa", "--steps", "40")
     distill(teacher, "parts", "medusa", "--steps", "40", "--minutes", "0.000001")

@@ -24,7 +24,7 @@ OF_VLLM = {
 """Names that vLLM has, too, in its package or where it documents them."""
 
 
-OF_DEMO = ("multi_lora",)
+OF_DEMO = ("draft_model", "multi_lora")
 """Those that show what the demo model's files can do."""
 
 
@@ -94,6 +94,7 @@ CHECKS = {
     "metrics": check_metrics,
     "llm_engine": lambda found: sorted(len(o.outputs) for o in found) == [1, 1, 2],
     "async_llm": lambda found: len(found) == 2 and all(found),
+    "draft_model": lambda found: len(found) == 3 and found[0] == found[1] == found[2],
     "multi_lora": lambda found: found[1].outputs[0].text.startswith("Arr!") and check_finished(found, 6),
     "rollouts": lambda found: len(found) == 3 and len(set(found)) > 1,
 }

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.config import EngineConfig
+from tokenmill.demo.files import demo_model
 from tokenmill.measure.memory_need import Need
 from tokenmill.server.engines.links import without_main
 from tokenmill.server.many.entry import Entry, Spec
@@ -91,4 +92,4 @@ class Survey:
 
 def _is_here(spec: Spec) -> bool:
     name = spec.engine.model.model
-    return name == "demo" or Path(name).expanduser().exists()
+    return demo_model(name) is not None or Path(name).expanduser().exists()
