@@ -34,6 +34,10 @@ value. **Tested**: a tiny random model gives the logits of Transformers in float
 company, and its greedy tokens through the whole engine (prefix hits, preemption). Every key of every config is deleted
 and changed in tests: the model is then equal to Transformers' or refused.
 
+Where `architectures` is missing or misspelt, `model_type` says the family; where Transformers computes a type with a
+class of another one and writes that class's name (InternLM 3 says `LlamaForCausalLM`), the type counts, too. A folder of
+layers without a head (`LlamaModel`, `Qwen3Model`: many embedding models) gives vectors, and refuses to write text.
+
 On a CPU all of them decode from recordings (`tests/cpu/models/test_recorded.py`), but for mixtures whose experts are
 not a multiple of 64 wide: torch computes these, call by call.
 
@@ -71,6 +75,7 @@ OWN_FILES = {
     "Qwen3_5MoeForCausalLM": "the same with experts",
     "DeepseekV2ForCausalLM": "latent attention, shared and routed experts",
     "DeepseekV3ForCausalLM": "latent attention, shared and routed experts; also Kimi K2; without layers for drafts",
+    "SarvamMLAForCausalLM": "latent attention, shared and routed experts; Sarvam 105B",
     "MiniCPM3ForCausalLM": "latent attention, factors on embeddings, blocks and logits",
     "YoutuForCausalLM": "latent attention",
     "Glm4MoeLiteForCausalLM": "latent attention, shared and routed experts; GLM-4.7-Flash",

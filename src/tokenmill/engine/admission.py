@@ -48,8 +48,9 @@ class Admission:
     """All ways in which a text may lie in tokens: DRY asks for those that end a repetition."""
     banned: list[list[int]] = field(default_factory=list)
     """Token sequences that no answer of this model may hold."""
-    check_engine: Callable[[Request], None] = lambda request: None
-    """Refuses what the engine cannot take now: an adapter that nobody knows, anything while it sleeps."""
+    check_engine: Callable[[Request, bool], None] = lambda request, text: None
+    """Refuses what the engine cannot take now: an adapter that nobody knows, anything while it sleeps, text (not
+    vectors) from a model without a head."""
 
     def prepare(self, params: SamplingParams) -> Future[None] | None:
         """Start compiling what these parameters ask for, so that `check` need not; None: nothing to compile."""
@@ -59,6 +60,9 @@ class Admission:
 
     def check(self, request: Request, num_open: int) -> SequenceGroup:
         """The group to schedule, or a UserError that says what to change. Compiles a grammar that is not prepared."""
+        return self._group(request, num_open, text=True)
+
+    def _group(self, request: Request, num_open: int, *, text: bool) -> SequenceGroup:
         params, ids = request.params, request.prompt_ids
         if num_open >= self.max_waiting:
             raise BusyError(f"{num_open} requests are open already; try again later.")
@@ -74,7 +78,7 @@ class Admission:
         if params.min_tokens > new:
             raise ParameterError(f"min_tokens ({params.min_tokens}) is more than fits ({new}).", param="min_tokens")
         self._check_lists(params)
-        self.check_engine(request)
+        self.check_engine(request, text)
         search = self._search(params, new)
         if search.width and params.structured_outputs is not None and not self._end_ids(params):
             raise ParameterError("beam search in a structure needs an end token.", param="use_beam_search")
@@ -92,7 +96,7 @@ class Admission:
         """A group that ends with a pooled hidden state instead of tokens."""
         if pooling not in ("last", "mean"):
             raise ParameterError(f"pooling must be 'last' or 'mean', got {pooling!r}.", param="pooling")
-        group = self.check(request, 0)
+        group = self._group(request, 0, text=False)
         group.max_len = len(request.prompt_ids) + 1
         group.embed = pooling
         group.reads_cache = pooling == "last"

@@ -145,14 +145,20 @@ def build_engine(config: EngineConfig) -> Built:
     if balance is not None:
         engine.balance = Balance(executor, balance, config.parallel.tensor_parallel_size)
     sleep = SleepDesk(engine)
-    admission.check_engine = checks_of(adapters, sleep)
+    admission.check_engine = checks_of(adapters, sleep, headless=facts.headless)
     return Built(engine, facts, config, tokenizer, generation, source, adapters, sleep)
 
 
-def checks_of(adapters: AdapterDesk, sleep: SleepDesk) -> Callable[[Request], None]:
+def checks_of(adapters: AdapterDesk, sleep: SleepDesk, *, headless: bool) -> Callable[[Request, bool], None]:
     """What an engine cannot take now."""
 
-    def check(request: Request) -> None:
+    def check(request: Request, text: bool) -> None:
+        if headless and text:
+            raise ParameterError(
+                "This model has no head for tokens (its folder holds the layers alone): it gives vectors "
+                "(/v1/embeddings, `LLM.embed`), and no text.",
+                param="model",
+            )
         sleep.check()
         adapters.check(request.adapter)
 
@@ -170,7 +176,7 @@ def build_llm(config: EngineConfig) -> Built:
     engine = Replicas([one.engine for one in built])
     sleep = SleepDesk(engine)
     for part in built:
-        part.engine.admission.check_engine = checks_of(part.adapters, sleep)
+        part.engine.admission.check_engine = checks_of(part.adapters, sleep, headless=part.facts.headless)
     return replace(built[0], engine=engine, config=config, sleep=sleep)  # type: ignore[arg-type]
 
 

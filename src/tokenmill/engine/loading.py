@@ -45,8 +45,9 @@ from tokenmill.kvcache.states import StatePool
 from tokenmill.layers.build import check_leftovers
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import Store
-from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere
-from tokenmill.models.text_part import overridden, text_part
+from tokenmill.models.family_of import NOTE
+from tokenmill.models.registry import build_elsewhere, build_model, check_keys, check_length, is_elsewhere, read
+from tokenmill.models.text_part import overridden
 from tokenmill.parallel.stages import Mesh
 from tokenmill.quant.detect import check_stored
 from tokenmill.runner.runner import Runner
@@ -95,6 +96,8 @@ class Facts(msgspec.Struct):
     """How deep they lie, if they are trees."""
     follows: bool = False
     """It keeps something for every position."""
+    headless: bool = False
+    """It gives vectors, and no text."""
     catches_up: str = "on"
     """It can take in later what it has missed."""
     snapshots: int | None = None
@@ -128,7 +131,7 @@ def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
     if is_elsewhere(raw, config.files.model_impl):
         check_length(raw, config.model.max_model_len)
         return raw
-    raw = text_part(raw)
+    raw = read(raw)
     check_length(raw, config.model.max_model_len)
     check_keys(raw)
     return raw
@@ -306,6 +309,7 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
         levels=runner.drafter.levels,
         follows=runner.drafter.follows,
         catches_up=runner.drafter.catches_up,
+        headless=bool(spec.extras.get("headless")),
         reasons=reasons,
         device_name=describe(device) if ranks == 1 else f"{ranks} x {describe(device)}",
         device_uuid=uuid_of(device),
@@ -353,6 +357,8 @@ def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:
 def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:
     """What makes the model: code of our own, or Transformers', which is said."""
     if not is_elsewhere(raw, config.files.model_impl):
+        if NOTE in raw:
+            reasons.append(str(raw[NOTE]))
         return build_model
     if config.parallel.ranks > 1 or config.adapters.enable_lora:
         raise ModelError("A model that Transformers computes takes neither adapters nor several devices.")

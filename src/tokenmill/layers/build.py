@@ -59,6 +59,8 @@ class Book:
     """Those whose experts may move between ranks (layers/experts.py: Chosen)."""
     waits: Following | None = None
     """Learns which matrix is multiplied next."""
+    headless: bool = False
+    """The checkpoint has no head: the embedding's matrix stands in its place, and nobody asks for logits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -79,7 +79,7 @@ def rope_settings(
     name = "original_max_position_embeddings"
     partial = values.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
     return RopeSettings(
-        kind={"su": "longrope"}.get(kind, kind),
+        kind={"su": "longrope", "deepseek_yarn": "yarn"}.get(kind, kind),
         theta=_number("rope_theta", values.get("rope_theta") or config.get("rope_theta") or theta, low=1.0),
         dim=head_dim if kind == "proportional" else int(head_dim * _number("partial_rotary_factor", partial, high=1.0)),
         max_positions=int(longest),

@@ -6,7 +6,7 @@ A family describes its ends in a Skeleton and hands over a constructor for one l
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -56,6 +56,8 @@ class Decoder:
     """A causal language model: one pipeline stage of it, or all."""
 
     def __init__(self, b: Build, body: Build, sizes: Sizes, ends: Ends, layer: Callable[[Build, int], Layer]) -> None:
+        if b.book.headless:
+            sizes, ends = replace(sizes, tied=True), replace(ends, head_bias=False)
         width = ends.width or sizes.hidden
         first, last = b.layers(sizes.layers, sizes.hidden, sizes.vocab * width)
         self.first = first

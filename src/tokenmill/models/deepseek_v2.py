@@ -1,6 +1,5 @@
-"""DeepSeek V2 and V3, Kimi K2 and GLM-4.7-Flash: latent attention (one small vector per token is cached), shared and
-routed experts.
-
+"""DeepSeek V2 and V3, Kimi K2, Sarvam 105B, GLM-4.7-Flash: latent attention (one small vector per token is cached),
+shared and routed experts.
 The up-projections of keys and values are absorbed: queries are carried into the latent space, and attention's result
 is carried out of it, so that the cache is read as stored.
 """
@@ -23,7 +22,7 @@ from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.later import DEEPSEEK, Later, make_later
 from tokenmill.models.parts import make_mixture, not_computed
 from tokenmill.models.row import Drafts, Feed
-from tokenmill.models.rules import first_dense, glm_dense
+from tokenmill.models.rules import first_dense, glm_dense, sarvam
 from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 
 _EPS = 1e-6
@@ -86,6 +85,8 @@ def _interleaved(c: ModelConfig) -> bool:
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """One of these families from its config."""
+    if c.architecture == "SarvamMLAForCausalLM":
+        c = ModelConfig({**c.data, **sarvam(c)}, architecture=c.architecture)
     sizes = read_sizes(c)
 
     def layer(body: Build, index: int) -> PreNorm:

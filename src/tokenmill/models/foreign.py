@@ -9,9 +9,11 @@ bytes may depend on the rows beside it. Code that comes with a model is never ru
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -173,14 +175,19 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
     said = AutoConfig.for_model(config["model_type"], **_numbers(values))
     said.use_cache = False
     tensors = {name: b.checkpoint.tensor(name, None, None) for name in b.checkpoint.names()}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _silent():
         kind: Any = AutoModelForCausalLM._model_mapping[type(said)]
         model, report = kind.from_pretrained(
             None, config=said, state_dict=tensors, dtype=b.dtype, attn_implementation="eager",
             output_loading_info=True,
         )  # fmt: skip
+    body = _is_body(config)
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
-        if found := sorted(str(key) for key in report[what]):
+        found = sorted(str(key) for key in report[what])
+        if body and what == "missing_keys":
+            headless = bool(found)
+            found = [key for key in found if key.startswith(f"{model.base_model_prefix}.")]
+        if found:
             raise ModelError(f"{what.replace('_', ' ')} in the checkpoint: {', '.join(found[:4])}")
     model = model.to(b.device).eval().requires_grad_(False)
     if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
@@ -200,8 +207,30 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
     _check_windows(said.get_text_config(), host)
     made = Foreign(model, host, b, vocab)
     _prove(made, b, ids, expected)
+    made.spec.extras["headless"] = body and headless
     b.book.used.update(b.checkpoint.names())
     return made
+
+
+def _is_body(config: dict[str, Any]) -> bool:
+    """Does the file name the type's layers without a head?"""
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    named = config.get("architectures")
+    return isinstance(named, list) and MODEL_MAPPING_NAMES.get(config.get("model_type", "")) in named
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Without Transformers' own report of a load: what is wrong with one is told in a sentence."""
+    from transformers.utils import logging
+
+    said = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(said)
 
 
 def _numbers(said: Any) -> Any:

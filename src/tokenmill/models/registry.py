@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import logging
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from tokenmill.core.model import CausalLM, Checkpoint, Group
 from tokenmill.layers.build import Build, check_leftovers
 from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
+from tokenmill.models.family_of import BODY, architecture_of, can_elsewhere, has_other_task, is_ours, names_of, settled
 from tokenmill.models.fields import check_fields, complete
 from tokenmill.models.later import Later
 from tokenmill.models.positions import OWN_NAMES
@@ -35,6 +36,7 @@ _FAMILIES = {
     "FalconForCausalLM": "falcon",
     "FalconH1ForCausalLM": "falcon_h1",
     "Glm4MoeLiteForCausalLM": "deepseek_v2",
+    "SarvamMLAForCausalLM": "deepseek_v2",
     **dict.fromkeys(("MiniCPM3ForCausalLM", "YoutuForCausalLM"), "latent_dense"),
     "GPT2LMHeadModel": "gpt2",
     "Gemma3nForCausalLM": "gemma3n",
@@ -51,6 +53,8 @@ _MAX_POSITIONS = 1 << 22
 _POSITION_NAMES = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 _STRETCHED = ("linear", "dynamic", "yarn")
 """Rope scalings whose factor may reach beyond the positions that a config states; others state what they reach."""
+
+_HEADS = re.compile(r"(lm_head|embed_out|output_projection)\.")
 
 
 def architectures() -> list[str]:
@@ -78,7 +82,7 @@ def build_model(
 
     max_positions: the longest sequence of this run (default: what the config trained for); more: other fields of Build.
     """
-    config = text_part(config)
+    config = read(config)
     if unknown := check_keys(config):
         shown = ", ".join(repr(name) for name in unknown[:12]) + (" ..." if len(unknown) > 12 else "")
         log.warning("config.json: %s: not known here, and ignored; if one changes the model, answers suffer.", shown)
@@ -86,7 +90,7 @@ def build_model(
         checkpoint=ckpt,
         dtype=dtype,
         device=torch.device(device),
-        max_positions=_positions(_read(config), max_positions),
+        max_positions=_positions(_view(config), max_positions),
         group=group or SoloGroup(),
         kernels=kernels,
         **more,
@@ -118,39 +122,38 @@ def _positions(c: ModelConfig, wanted: int | None) -> int:
     return min(wanted or trained, _MAX_POSITIONS)
 
 
-def _names(config: dict[str, Any]) -> list[str]:
-    """The architectures that a config names."""
-    listed = config.get("architectures")
-    return [name for name in listed if isinstance(name, str)] if isinstance(listed, list) else []
+def read(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of the language model, with the family that it is of as its one architecture; may be read again."""
+    return settled(text_part(config))
 
 
-def is_elsewhere(config: dict[str, Any], impl: str) -> bool:
+def is_elsewhere(config: Mapping[str, Any], impl: str) -> bool:
     """Is this model to be computed by Transformers? impl: auto, tokenmill (or vllm, which means ours), transformers."""
-    names = _names(config)
-    if outer_of(config) is not None and impl == "auto":
+    found = settled(config)
+    if impl == "auto" and (outer_of(found) is not None or is_ours(found)):
         return False
-    if impl in ("tokenmill", "vllm") or (impl == "auto" and any(name in _FAMILIES for name in names)):
+    if impl in ("tokenmill", "vllm") or has_other_task(found):
         return False
-    can = importlib.import_module("tokenmill.models.foreign").can_build(config)
+    can = can_elsewhere(found)
     if impl == "transformers" and not can:
         raise ModelError(
             f"--model-impl transformers: Transformers is not installed, or has no causal model of type "
-            f"{config.get('model_type')!r}."
+            f"{found.get('model_type')!r}."
         )
-    return bool(can)
+    return can
 
 
 def check_keys(config: dict[str, Any]) -> list[str]:
     """Refuse a config.json that asks for what is not built; -> keys that are not known."""
-    config = text_part(config)
-    return check_fields(config, _architecture(config))
+    config = read(config)
+    return check_fields(config, architecture_of(config))
 
 
 def check_length(config: dict[str, Any], wanted: int | None) -> None:
     """Refuse a --max-model-len that this config.json does not reach: beyond it, answers are noise."""
     if wanted is None:
         return
-    config = text_part(config)
+    config = read(config)
     name = next((name for name in _POSITION_NAMES if config.get(name) is not None), None)
     longest = _MAX_POSITIONS if name is None else min(_longest(config, name), _MAX_POSITIONS)
     if wanted <= longest:
@@ -173,7 +176,7 @@ def check_length(config: dict[str, Any], wanted: int | None) -> None:
 def _longest(config: dict[str, Any], name: str) -> int:
     """The positions that a config states, or that its rope scaling stretches them to."""
     stated = ModelConfig(config).need(name, int, low=1)
-    known = [one for one in _names(config) if one in _FAMILIES]
+    known = [one for one in names_of(config) if one in _FAMILIES]
     whole = complete(config, known[0] if known else "")
     rope = rope_settings(whole, head_dim=2, layer_type="full_attention", also=OWN_NAMES)
     if rope.kind not in _STRETCHED:
@@ -184,13 +187,15 @@ def _longest(config: dict[str, Any], name: str) -> int:
 
 def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     """The layers of `b.place`; the whole model must use every tensor of the checkpoint."""
-    config = text_part(config)
+    config = read(config)
     check_keys(config)
     config, b = _text_alone(config, b)
-    c = _read(config)
+    c = _view(config)
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
     b = replace(b, how=check_config(config))
+    b.book.headless = lacks_head(config, b.checkpoint)
     model: CausalLM = family.build(c, b)
+    model.spec.extras["headless"] = b.book.headless
     if b.place.only is None:
         left = b.leftovers()
         if b.place.stages == 1:
@@ -199,10 +204,15 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     return model
 
 
+def lacks_head(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
+    """Is this a body without a head, as its name and its tensors say?"""
+    return BODY in config and not any(_HEADS.match(name) for name in checkpoint.names())
+
+
 def build_later(config: dict[str, Any], b: Build) -> Later:
     """The layer inside a model's checkpoint that guesses later tokens."""
-    config, b = _text_alone(text_part(config), b)
-    c = _read(config)
+    config, b = _text_alone(read(config), b)
+    c = _view(config)
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
     if not hasattr(family, "build_later"):
         raise ModelError(f"{c.architecture}: layers that guess later tokens are not built for this family.")
@@ -225,32 +235,7 @@ def text_alone(config: dict[str, Any], checkpoint: Checkpoint, *, tell: bool = F
     return RenamedCheckpoint(checkpoint, table)
 
 
-def _read(config: dict[str, Any]) -> ModelConfig:
+def _view(config: dict[str, Any]) -> ModelConfig:
     """A view of the config with the family's defaults."""
-    architecture = _architecture(config)
+    architecture = architecture_of(config)
     return ModelConfig(complete(config, architecture), architecture=architecture)
-
-
-def _architecture(config: dict[str, Any]) -> str:
-    c = ModelConfig(config)
-    names = [name for name in c.get("architectures", list, []) if isinstance(name, str)]
-    for name in names:
-        if name in _FAMILIES:
-            return name
-    shown = ", ".join(names) or c.get("model_type", str, "none given")
-    if c.has("auto_map"):
-        raise ModelError(
-            f"Architecture '{shown}' comes with its own Python code (auto_map in config.json), and remote code is "
-            f"never run. Known architectures: {', '.join(architectures())}."
-        )
-    close = [near for name in names or [shown] if (near := nearest(name))]
-    hint = f" The nearest known one is {close[0]}." if close else ""
-    raise ModelError(f"Architecture '{shown}' is not supported.{hint} Known: {', '.join(architectures())}.")
-
-
-def nearest(name: str) -> str | None:
-    """The known architecture whose name is most like this one's, if any is."""
-    short = {known.removesuffix("ForCausalLM").lower(): known for known in _FAMILIES}
-    wanted = re.sub(r"(For\w+|LMHeadModel|Model)$", "", name).lower()
-    found = difflib.get_close_matches(wanted, short, n=1, cutoff=0.5)
-    return short[found[0]] if found else None

@@ -422,3 +422,20 @@ cohere2_dense = listed(lambda c: c.get("first_k_dense_replace", int, 0, low=0))
 def key_or_intermediate(name: str) -> Callable[[ModelConfig], int]:
     """The value of one key, or `intermediate_size`."""
     return lambda c: c.get(name, int, c.need("intermediate_size", int))
+
+
+def exaone(c: ModelConfig) -> dict[str, Any]:
+    """Two keys that have an older name each."""
+    return {
+        "rms_norm_eps": c.first(("layer_norm_epsilon", "rms_norm_eps"), float, 1e-5),
+        "hidden_act": c.first(("activation_function", "hidden_act"), str, "silu"),
+    }
+
+
+def sarvam(c: ModelConfig) -> dict[str, Any]:
+    """Keys that its first files name in another way."""
+    return {
+        "n_routed_experts": c.first(("n_routed_experts", "num_experts", "num_local_experts"), int, 128),
+        "n_shared_experts": c.first(("n_shared_experts", "num_shared_experts"), int, 1),
+        "attention_bias": c.first(("attention_bias", "use_qkv_bias"), bool, False),
+    }

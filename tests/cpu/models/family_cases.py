@@ -280,6 +280,18 @@ def families() -> dict[str, list[Case]]:
                        {"sliding_window": 9, **TIED, "rope_parameters": YARN}),
         "iquestcoder": several(hf.IQuestCoderConfig, small, BIASED, {"mlp_bias": True, **WIDE, **TIED},
                                {"rope_parameters": YARN}, architecture="IQuestCoderForCausalLM"),
+        "exaone": several(hf.ExaoneConfig, BASE, {}, {**BIASED, "mlp_bias": True, "rope_parameters": LLAMA3},
+                          {**TIED, "rope_parameters": DYNAMIC}, longest=128, architecture="ExaoneForCausalLM"),
+        "sarvam_moe": several(hf.SarvamMoEConfig, {**BASE, **GROUPED, "head_dim": 8}, {"use_qk_norm": False, **BIASED},
+                              {"n_group": 1, "topk_group": 1, "n_shared_experts": 2, "rope_parameters": part(0.5)},
+                              {"norm_topk_prob": False, "first_k_dense_replace": 0, **WIDE, **TIED},
+                              architecture="SarvamMoEForCausalLM"),
+        "sarvam_mla": several(
+            hf.SarvamMLAConfig, {**BASE, **LATENT, **GROUPED},
+            {"rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 0.9}, "n_shared_experts": 2},
+            {"q_lora_rank": 20, "rope_interleave": False, **BIASED},
+            {"norm_topk_prob": False, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 0, **TIED},
+            architecture="SarvamMLAForCausalLM"),
         "hyperclovax": several(hf.HyperCLOVAXConfig, BASE, GRANITE, {"use_post_norm": False, **BIASED},
                                {"mlp_bias": True, "logits_scaling": 0.5, **WIDE, **TIED}),
         "granite_swa": several(
@@ -361,7 +373,7 @@ FAMILIES = families()
 ALL = {f"{name}-{i}": case for name, cases in FAMILIES.items() for i, case in enumerate(cases)}
 
 
-FILES = {"youtu": "YoutuForCausalLM", "minicpm3": "MiniCPM3ForCausalLM",
+FILES = {"sarvam_mla": "SarvamMLAForCausalLM", "youtu": "YoutuForCausalLM", "minicpm3": "MiniCPM3ForCausalLM",
          "deepseek_v3": "DeepseekV3ForCausalLM", "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
          "gemma3n": "Gemma3nForCausalLM", "gemma4": "Gemma4ForCausalLM",
          "falcon_h1": "FalconH1ForCausalLM"}  # fmt: skip
