@@ -226,7 +226,7 @@ def _utilise(result: dict[str, Any], device: Any) -> list[str]:
     """Fill in mbu and mfu; -> what is to be said about them. This machine's own CPU is measured now, after the run."""
     from tokenmill.measure import served
     from tokenmill.measure.ceilings import measure_device
-    from tokenmill.measure.devices import products_in, recognise
+    from tokenmill.measure.devices import ABOVE, products_in, recognise
 
     if result["flops"] is None:
         return [served.UNTOLD]
@@ -239,11 +239,12 @@ def _utilise(result: dict[str, Any], device: Any) -> list[str]:
         return ["mbu and mfu are null: what the server's device can do is not known here; name it with --device"]
     wanted = products_in("cpu" if device.kind == "cpu" else "gpu", dtype, told.get("quantization"))
     wanted = wanted if wanted in device.flops else dtype
-    served.fill_shares(result, device, wanted)
+    honest = served.fill_shares(result, device, wanted)
     rate = device.flops_in(wanted)
     shown = "" if rate is None else f", {rate / 1e12:.3g} TFLOP/s in {wanted}"
     limits = f"ceilings of {device.title}: {device.bytes_per_s / 1e9:.1f} GB/s{shown} ({device.source})"
-    return [limits, "mbu and mfu: by the server's own estimate of what its steps moved and computed"]
+    basis = "mbu and mfu: by the server's own estimate of what its steps moved and computed"
+    return [limits, basis] if honest else [limits, basis, ABOVE]
 
 
 def _show(result: dict[str, Any], percentiles: list[str]) -> None:

@@ -1,6 +1,6 @@
 """What this engine's kernels reached on a device, as curves. Owns: a calibration's shape, reading between points.
 
-`calibrate.py` measures it, `usual.py` makes times of it. Must not know: models, devices, how anything was measured.
+`calibrate.py` measures it, `step_time.py` makes times of it. Must not know: models, devices, how anything was measured.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from tokenmill.core.errors import ParameterError
 
 _SWING = 2.5
 """What a machine's memory can be expected to change by."""
+_MEMORY_BYTES = float(256 << 20)
+"""A set of this size is read from memory as a whole."""
 Points = tuple[tuple[float, float], ...]
 """(where, how much), ascending."""
 
@@ -30,6 +32,11 @@ def between(points: Points, at: float) -> float:
             return math.exp(math.log(before[1]) + share * math.log(after[1] / before[1]))
         before = after
     return before[1]
+
+
+def reading_of(sets: Points, memory: float, set_bytes: float) -> float:
+    """Bytes per second of sets of this size: those that fit into caches may be read faster than memory is."""
+    return max(memory, between((*sets, (_MEMORY_BYTES, memory)), set_bytes)) if sets else memory
 
 
 def _near(square: float) -> float:
@@ -260,7 +267,7 @@ def _launched(found: Mapping[str, float] | None) -> Launched | None:
 class Speeds:
     """What a device reaches: bytes and operations per second, bytes per second between ranks; seconds around a step.
 
-    A calibration replaces all of these but the link's (usual.py).
+    A calibration replaces all of these but the link's (step_time.py). sets: as Device has them.
     """
 
     bytes_per_s: float
@@ -269,3 +276,8 @@ class Speeds:
     link_s: float = 0.0
     step_s: float = 0.0
     calibration: Calibration | None = None
+    sets: Points = ()
+
+    def reading(self, set_bytes: float) -> float:
+        """Bytes per second while a step goes through so many bytes."""
+        return reading_of(self.sets, self.bytes_per_s, set_bytes)

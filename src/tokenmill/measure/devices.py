@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.measure.calibration import Calibration, Speeds
+from tokenmill.measure.calibration import Calibration, Points, Speeds, reading_of
 
 TABLE = Path(__file__).parent / "data" / "devices.json"
 CONTEXT_BYTES = {"gpu": 600 << 20, "cpu": 400 << 20}
@@ -23,8 +23,19 @@ CONTEXT_BYTES = {"gpu": 600 << 20, "cpu": 400 << 20}
 
 
 @dataclass(frozen=True, slots=True)
+class Price:
+    """What an hour of a device usually costs, and when it did."""
+
+    usd_per_hour: float
+    date: str
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
-    """One device: memory, ceilings per second, price; `source` says where the numbers come from."""
+    """One device: memory, ceilings per second, price; `source` says where the numbers come from.
+
+    sets: (bytes, bytes per second) of weights that are read over and over and stay in caches, where that was measured.
+    """
 
     name: str
     title: str
@@ -34,14 +45,49 @@ class Device:
     flops: Mapping[str, float]
     link_bytes_per_s: float
     source: str
-    usd_per_hour: float | None = None
-    price_date: str = ""
+    price: Price | None = None
     note: str = ""
     calibration: Calibration | None = None
+    sets: Points = ()
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Dollars per hour; None: not known."""
+        return self.price.usd_per_hour if self.price else None
+
+    @property
+    def price_date(self) -> str:
+        """When that was the price."""
+        return self.price.date if self.price else ""
 
     def flops_in(self, dtype: str) -> float | None:
         """Operations per second in this type; None: not known."""
         return self.flops.get(dtype)
+
+    def reading(self, set_bytes: float) -> float:
+        """Bytes per second while a step goes through so many bytes."""
+        return reading_of(self.sets, self.bytes_per_s, set_bytes)
+
+
+ABOVE = "a share that is null was above 1: no honest ceiling is known for it here"
+NOISE = 1.05
+"""A share of a ceiling that is higher says that the ceiling is none."""
+
+
+def share(part: float) -> float | None:
+    """A share of a ceiling, rounded; None: it is more than all, so that no honest ceiling is known."""
+    return round(part, 6) if part <= NOISE else None
+
+
+def highest(one: Device, other: Device) -> Device:
+    """Of two measurements of a device, what it reached in either."""
+    sets = zip(one.sets, other.sets, strict=False)
+    return replace(
+        one,
+        bytes_per_s=max(one.bytes_per_s, other.bytes_per_s),
+        flops={dtype: max(rate, other.flops.get(dtype, 0.0)) for dtype, rate in one.flops.items()},
+        sets=tuple((size, max(rate, again)) for (size, rate), (_, again) in sets),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +191,7 @@ def speeds(device: Device, dtype: str, efficiency: Efficiency = PERFECT) -> Spee
         link_bytes_per_s=device.link_bytes_per_s * efficiency.link,
         link_s=(device.calibration.link_s if device.calibration else 0.0) or efficiency.link_s,
         step_s=efficiency.step_s,
+        sets=tuple((size, rate * efficiency.memory) for size, rate in device.sets),
         calibration=device.calibration if efficiency.calibrated else None,
     )
 
@@ -159,7 +206,6 @@ def _device(entry: Mapping[str, Any]) -> Device:
         flops={dtype: value * 1e12 for dtype, value in entry["tflops"].items()},
         link_bytes_per_s=entry["link_gb_per_s"] * 1e9,
         source=entry["source"],
-        usd_per_hour=entry["usd_per_hour"],
-        price_date=entry.get("price_date", ""),
+        price=Price(entry["usd_per_hour"], entry["price_date"]) if entry["usd_per_hour"] is not None else None,
         note=entry.get("note", ""),
     )

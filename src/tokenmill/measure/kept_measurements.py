@@ -9,13 +9,17 @@ import hashlib
 import json
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import tokenmill
 from tokenmill.core.config import cache_dir
 from tokenmill.core.cores import usable_cores
+from tokenmill.measure.calibration import Points
 
+FORM = 2
+"""Of what is measured, and how; others are not read: they may mean something else."""
 LASTS_S = 30 * 86400.0
 """Machines are given other neighbours, drivers and clocks: then it is measured again."""
 
@@ -27,7 +31,7 @@ def machine(title: str) -> str:
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
         names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "CPU part"))]
-    return "; ".join([title, f"{cores} cores", *sorted(set(names)), f"tokenmill {tokenmill.__version__}"])
+    return "; ".join([title, f"{cores} cores", *sorted(set(names)), f"tokenmill {tokenmill.__version__}, {FORM}"])
 
 
 def _stem(device: str, title: str) -> str:
@@ -62,10 +66,23 @@ def keep(found: dict[str, Any], device: str, title: str, types: tuple[str, ...])
     return place
 
 
-def kept_ceilings(device: str, title: str) -> tuple[float, dict[str, float]] | None:
-    """Bytes per second, and operations per second by type, that this machine reached; None: it was never measured."""
+@dataclass(frozen=True, slots=True)
+class KeptCeilings:
+    """What a machine reached: bytes per second from memory, and of sets by their size; operations by type."""
+
+    bytes_per_s: float
+    sets: Points
+    flops: dict[str, float]
+
+
+def kept_ceilings(device: str, title: str) -> KeptCeilings | None:
+    """What this machine reached; None: it was never measured."""
     found = read_kept(device, title, ()) or {}
     try:
-        return 1e9 * float(found["read_gb_per_s"]), {t: 1e12 * float(rate) for t, rate in found["tflops"].items()}
+        return KeptCeilings(
+            1e9 * float(found["read_gb_per_s"]),
+            tuple((float(size), 1e9 * float(rate)) for size, rate in found.get("set_gb_per_s", ())),
+            {dtype: 1e12 * float(rate) for dtype, rate in found["tflops"].items()},
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return None

@@ -3,8 +3,8 @@
 A step does one thing after the other: matrices, experts, attention, head, sums over ranks. Each of them takes at
 least its operations over the device's operations per second, and at least its bytes over the bytes per second; the
 larger of the two is its time. Activations are counted and left out of the time: they can stay in caches.
-Must not know: models, engines. Counts come from `counting.py`, ceilings from `devices.py`; `usual.py` has the time that
-a step usually takes.
+Must not know: models, engines. Counts come from `counting.py`, ceilings from `devices.py`; `step_time.py` has the
+time that a step usually takes.
 """
 
 from __future__ import annotations
@@ -209,9 +209,10 @@ def attention_work(window: int, grants: Iterable[Grant]) -> tuple[float, float]:
 def floor(cost: Cost, speeds: Speeds) -> Floor:
     """The least time of this one step at these speeds, and what takes most of it."""
     spent = {"memory bandwidth (weights)": 0.0, "memory bandwidth (K/V)": 0.0, "compute": 0.0}
+    rate = speeds.reading(cost.total_bytes)
     for part in PARTS:
         moved = cost.kv_bytes if part == "attention" else cost.weight_bytes[part]
-        memory, compute = moved / speeds.bytes_per_s, cost.flops[part] / speeds.flops_per_s
+        memory, compute = moved / rate, cost.flops[part] / speeds.flops_per_s
         if compute >= memory:
             spent["compute"] += compute
         else:

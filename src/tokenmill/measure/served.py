@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 
 from tokenmill.measure.client import Target
-from tokenmill.measure.devices import Device
+from tokenmill.measure.devices import Device, share
 
 SETTLE_S = 3.0
 """Engines report a few times a second; so long it may take until a run's last step is counted."""
@@ -27,6 +27,7 @@ _SERIES = {
     "vllm:estimated_write_bytes_per_gpu_total": "written",
     "vllm:generation_tokens_total": "tokens",
 }
+_STEPS = "tokenmill:steps_total"
 _LINE = re.compile(r"^([\w:]+)(?:\{.*\})? (\S+)(?: \d+)?$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 UNTOLD = "mbu and mfu are null: the server's /metrics does not tell what its steps computed and moved"
@@ -43,22 +44,25 @@ class Totals:
     engines: int
     device: Mapping[str, str] = field(default_factory=dict)
     """What they run on (device, device_name, dtype, quantization), where the server says so."""
+    steps: float = 0.0
+    """0: it does not say how many."""
 
 
 def read_totals(text: str) -> Totals | None:
     """What /metrics holds, or None where a series is missing."""
     found: dict[str, list[float]] = {}
     device: dict[str, str] = {}
+    names = {**_SERIES, _STEPS: "steps"}
     for line in text.splitlines():
         if line.startswith("tokenmill:device_info{"):
             device = dict(_LABEL.findall(line))
         match = _LINE.match(line)
-        if match is not None and match[1] in _SERIES:
+        if match is not None and match[1] in names:
             try:
-                found.setdefault(_SERIES[match[1]], []).append(float(match[2]))
+                found.setdefault(names[match[1]], []).append(float(match[2]))
             except ValueError:
                 return None
-    if found.keys() != set(_SERIES.values()):
+    if found.keys() - {"steps"} != set(_SERIES.values()):
         return None
     return Totals(**{name: sum(values) for name, values in found.items()}, engines=len(found["flops"]), device=device)
 
@@ -88,15 +92,25 @@ async def spent_since(
     if now is None or now.flops <= before.flops:  # nothing was counted, or the server began anew
         return None
     moved = {"read": now.read - before.read, "written": now.written - before.written}
-    spent = {"flops": now.flops - before.flops, "bytes": moved}
+    spent = {"flops": now.flops - before.flops, "bytes": moved, "steps": int(now.steps - before.steps) or None}
     return {**spent, "engines": now.engines, "server_device": dict(now.device)}
 
 
-def fill_shares(result: dict[str, Any], device: Device, dtype: str) -> None:
-    """mbu and mfu of a result and its runs, from what the server spent and what its device could do."""
+def fill_shares(result: dict[str, Any], device: Device, dtype: str) -> bool:
+    """mbu and mfu of a result and its runs, from what the server spent and what its device could do; -> none of them
+    was above its ceiling, which is null."""
+    honest = True
     for run in (result, *result.get("runs", ())):
         if run.get("flops") is None or not run["seconds"]:
             continue
         spent, limit = run["seconds"] * run["engines"], device.flops_in(dtype)
-        run["mbu"] = round((run["bytes"]["read"] + run["bytes"]["written"]) / spent / device.bytes_per_s, 6)
-        run["mfu"] = None if limit is None else round(run["flops"] / spent / limit, 6)
+        moved = run["bytes"]["read"] + run["bytes"]["written"]
+        rate = device.reading(moved / run["steps"]) if run.get("steps") else max([device.bytes_per_s, *_rates(device)])
+        run["mbu"] = share(moved / spent / rate)
+        run["mfu"] = None if limit is None else share(run["flops"] / spent / limit)
+        honest = honest and run["mbu"] is not None and (limit is None or run["mfu"] is not None)
+    return honest
+
+
+def _rates(device: Device) -> list[float]:
+    return [rate for _, rate in device.sets]

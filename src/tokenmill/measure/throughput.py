@@ -24,7 +24,7 @@ from tokenmill.engine.build import runs_here
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.ceilings import ceilings
-from tokenmill.measure.devices import speeds
+from tokenmill.measure.devices import ABOVE, Device, share, speeds
 from tokenmill.measure.plan import Planner, read_model, speed_type
 from tokenmill.measure.replay import PlanRecorder, SharedPrefixes, grants_of
 from tokenmill.measure.roofline import Cost, floor, step_cost
@@ -35,6 +35,8 @@ WARM_TOKENS = 4
 TIMELINE_POINTS = 2000
 Steps = list[tuple[float, StepPlan]]
 """When each plan of a run was submitted, and the plan."""
+SHARES = ("mbu", "mfu", "roofline")
+"""What of a run's figures is a share of what the device could do."""
 _COUNTED = ("steps", "prompt_tokens", "cached_tokens", "preemptions", "drafted", "accepted")
 
 
@@ -282,20 +284,29 @@ def _compare(runs: list[dict[str, Any]], steps: list[Steps], llm: LLM, notes: li
     except TokenmillError as error:
         notes.append(f"mbu and mfu are null: {error}")
         return
-    device = ceilings(facts.device, tuple(dict.fromkeys((planner.dtype, planner.compute_type))))
+    if not all(steps):
+        notes.append("mbu and mfu are null: the steps of a run were not seen")
+        return
+    compared: list[dict[str, Any]] = []
+
+    def passed(device: Device) -> bool:
+        if speed_type(planner, device) not in device.flops:
+            return False
+        limits = speeds(device, speed_type(planner, device))
+        compared[:] = [compare_run(planner, limits, s, r["seconds"]) for r, s in zip(runs, steps, strict=True)]
+        return any(found[name] > 1 for found in compared for name in SHARES)
+
+    device = ceilings(facts.device, tuple(dict.fromkeys((planner.dtype, planner.compute_type))), passed)
     kind = speed_type(planner, device)
     if kind not in device.flops:
         notes.append(f"mbu and mfu are null: no ceiling is known for {kind} on {device.title}")
         return
-    notes.append(
-        f"ceilings of {device.title}: {device.bytes_per_s / 1e9:.1f} GB/s, "
-        f"{device.flops[kind] / 1e12:.3g} TFLOP/s in {kind} ({device.source})"
-    )
-    if not all(steps):
-        notes.append("mbu and mfu are null: the steps of a run were not seen")
-        return
-    for run, plans in zip(runs, steps, strict=True):
-        run.update(compare_run(planner, speeds(device, kind), plans, run["seconds"]))
+    passed(device)
+    notes.append(_told(device, kind, compared))
+    for run, found in zip(runs, compared, strict=True):
+        run.update(found | {name: share(found[name]) for name in SHARES})
+    if any(run[name] is None for run in runs for name in SHARES):
+        notes.append(ABOVE)
     notes.append(
         "mbu: weights (of experts, as many as the step's tokens are expected to choose) and K/V that each step had to "
         "move; mfu: its products and attention; roofline: the least time of all steps over the time of the run"
@@ -304,24 +315,37 @@ def _compare(runs: list[dict[str, Any]], steps: list[Steps], llm: LLM, notes: li
         notes.append("with drafts, mbu and mfu count rows as long as if all drafts had been accepted")
 
 
+def _told(device: Device, kind: str, compared: Sequence[Mapping[str, Any]]) -> str:
+    """The ceilings of a device, with the reads that these runs were compared with."""
+    rates = sorted(1e-9 * found["read_bytes_per_s"] for found in compared)
+    reads = f"{rates[0]:.1f}" if f"{rates[0]:.1f}" == f"{rates[-1]:.1f}" else f"{rates[0]:.1f} to {rates[-1]:.1f}"
+    cached = f" for what a step reads ({1e-9 * device.bytes_per_s:.1f} from memory)" if device.sets else ""
+    return (
+        f"ceilings of {device.title}: {reads} GB/s{cached}, {device.flops[kind] / 1e12:.3g} TFLOP/s in {kind} "
+        f"({device.source})"
+    )
+
+
 def compare_run(planner: Planner, limits: Speeds, steps: Steps, seconds: float) -> dict[str, Any]:
     """mbu, mfu and roofline of one run, and what its steps were made of over time."""
-    total, least = Cost(), 0.0
+    total, least, moving = Cost(), 0.0, 0.0
     lengths: dict[int, int] = {}
     timeline, prefixes = [], SharedPrefixes()
     for (when, plan), grants in zip(steps, grants_of([plan for _, plan in steps], lengths), strict=True):
         shared = prefixes.positions(plan, planner.config.cache.block_size) if planner.kind == "gpu" else 0
         cost = step_cost(planner.sheet, grants, planner.kv_format, shared)
         least += floor(cost, limits).seconds
+        moving += cost.total_bytes / limits.reading(cost.total_bytes)
         total.add(cost)
         ones = sum(grant.count == 1 for grant in grants)
         timeline.append([round(when, 5), ones, sum(grant.count for grant in grants) - ones])
     return {
-        "mbu": round(total.total_bytes / seconds / limits.bytes_per_s, 6),
+        "mbu": round(moving / seconds, 6),
         "mfu": round(total.total_flops / seconds / limits.flops_per_s, 6),
         "roofline": round(least / seconds, 6),
         "bytes": {"weights": sum(total.weight_bytes.values()), "kv": total.kv_bytes},
         "flops": total.total_flops,
+        "read_bytes_per_s": round(total.total_bytes / moving, 1) if moving else limits.bytes_per_s,
         "timeline": thinned(timeline),
     }
 

@@ -11,7 +11,7 @@ import pytest
 
 from tokenmill.measure import kept_measurements
 
-FOUND: dict[str, Any] = {"read_gb_per_s": 20.0, "tflops": {"bfloat16": 0.5}}
+FOUND: dict[str, Any] = {"read_gb_per_s": 20.0, "set_gb_per_s": [[1e6, 50.0]], "tflops": {"bfloat16": 0.5}}
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,14 @@ def test_what_was_measured_is_found_again() -> None:
     assert kept_measurements.read_kept("cpu", "CPU, 2 threads", ("bfloat16",)) == FOUND
     assert kept_measurements.read_kept("cpu", "CPU, 2 threads", ("bfloat16", "int8")) is None
     assert kept_measurements.read_kept("cpu", "CPU, 4 threads", ()) is None
-    assert kept_measurements.kept_ceilings("cpu", "CPU, 2 threads") == (20e9, {"bfloat16": 0.5e12})
+    found = kept_measurements.kept_ceilings("cpu", "CPU, 2 threads")
+    assert found == kept_measurements.KeptCeilings(20e9, ((1e6, 50e9),), {"bfloat16": 0.5e12})
+
+
+def test_what_was_measured_in_another_way_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept_measurements.keep(FOUND, "cpu", "x", ("bfloat16",))
+    monkeypatch.setattr(kept_measurements, "FORM", kept_measurements.FORM + 1)
+    assert kept_measurements.kept_ceilings("cpu", "x") is None
 
 
 def test_old_and_damaged_ones_are_not() -> None:

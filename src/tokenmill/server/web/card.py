@@ -5,12 +5,14 @@ Owns: GET /v1/card. Must not know: how the page looks, how tokens are made.
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import Any
 
 import tokenmill
 from tokenmill.engine.generation import DEFAULTS, default_params
-from tokenmill.measure.devices import recognise
+from tokenmill.measure.calibration import reading_of
+from tokenmill.measure.devices import products_in, recognise
 from tokenmill.measure.kept_measurements import kept_ceilings
 from tokenmill.server.context import Context
 from tokenmill.server.many.entry import Entry
@@ -43,7 +45,7 @@ def card(context: Context) -> dict[str, Any]:
         "load_s": round(float(known.get("load_s", 0.0)), 3),
         "can": _can(context),
         "defaults": _defaults(context),
-        "ceilings": _ceilings(str(known.get("device", "")), str(known.get("device_name", "")), str(known.get("dtype"))),
+        "ceilings": _ceilings(known),
     }
 
 
@@ -81,8 +83,12 @@ def _defaults(context: Context) -> dict[str, Any]:
     return {**found, "frequency_penalty": 0.0, "presence_penalty": 0.0, "max_tokens": generation.get("max_new_tokens")}
 
 
-def _ceilings(device: str, title: str, dtype: str) -> dict[str, Any] | None:
-    """What the device could read and compute per second, where a data sheet or a measurement says so."""
+def _ceilings(details: dict[str, Any]) -> dict[str, Any] | None:
+    """What the device could read and compute per second, where a data sheet or a measurement says so.
+
+    On a measured CPU what the weights are read with: small models stay in its caches.
+    """
+    device, title = str(details.get("device", "")), str(details.get("device_name", ""))
     known = recognise(title)
     if known is not None:
         rate, flops, source = known.bytes_per_s, known.flops, known.source
@@ -90,8 +96,11 @@ def _ceilings(device: str, title: str, dtype: str) -> dict[str, Any] | None:
         measured = kept_ceilings(device, title)
         if measured is None:
             return None
-        (rate, flops), source = measured, "measured on this machine"
-    return {"bytes_per_s": rate, "flops": flops.get(dtype) or flops.get("bfloat16") or 0.0, "source": source}
+        rate = reading_of(measured.sets, measured.bytes_per_s, float(details.get("weight_bytes", 0)) or math.inf)
+        flops, source = measured.flops, "measured on this machine"
+    dtype = str(details.get("dtype"))
+    kind = products_in("cpu" if device == "cpu" else "gpu", dtype, str(details.get("quantization") or ""))
+    return {"bytes_per_s": rate, "flops": flops.get(kind) or flops.get(dtype) or 0.0, "source": source}
 
 
 @lru_cache(maxsize=8)
