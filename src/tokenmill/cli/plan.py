@@ -79,6 +79,8 @@ def plan(
     if ("slo" in load) != ("users" in load):
         raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
     objective = read_slo(load["slo"]) if "slo" in load else None  # a slip is told before this machine is measured
+    with waiting_told(f"Reading {config.model.model}"):
+        planning.check_counted(config)  # before this machine is measured, which takes a minute
     spread = {name: value for name, value in {**options, **load}.items() if name in SPREAD}
     device = _device(on, planning.speed_types(config), again=load.get("again", False))
     setup = planning.Setup(

@@ -31,6 +31,7 @@ from tokenmill.measure.spread import (
     state_bytes,
 )
 from tokenmill.measure.step_time import step_time
+from tokenmill.models.registry import is_elsewhere
 
 DEFAULT_CONTEXTS = (1024, 8192, 32768, 131072)
 DEFAULT_OUTPUT = 256
@@ -105,11 +106,22 @@ def speed_types(config: EngineConfig) -> tuple[str, ...]:
     return (*floats, *integers)
 
 
+def check_counted(config: EngineConfig, source: ModelSource | None = None) -> dict[str, Any]:
+    """config.json of a model whose steps can be counted; others are refused."""
+    raw = loading.read_config(config, source or loading.find_model(config))
+    if is_elsewhere(raw, config.files.model_impl):
+        raise UserError(
+            f"Nothing is predicted for models that run through Transformers, as this one does (model_type "
+            f"{raw.get('model_type')!r}): `tokenmill serve` runs it, `tokenmill bench` measures it."
+        )
+    return raw
+
+
 def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSource | None = None) -> Planner:
     """Count the model that the options name; weight files are looked at only for their shapes."""
     notes: list[str] = []
     source = source or loading.find_model(config)
-    raw = loading.read_config(config, source)
+    raw = check_counted(config, source)
     dtype = loading.compute_dtype(config.model.dtype, raw, "cpu" if kind == "cpu" else "cuda", notes)
     step_tokens = config.schedule.max_num_batched_tokens or _STEP_TOKENS[kind]
     checkpoint = None

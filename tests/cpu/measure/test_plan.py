@@ -50,7 +50,7 @@ def write(folder, config):
     folder.mkdir(parents=True, exist_ok=True)
     if row := fields.FIELDS.get(config.get("architectures", [""])[0]):
         strange = {key for key in SMALL if not row.knows(key)} - {"torch_dtype"}
-        latent = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu")
+        latent = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "sarvam_mla")
         strange |= {"num_key_value_heads"} if row.model_type in latent else set()
         if row.model_type in latent[1:]:
             config = {**config, "num_key_value_heads": 4}
@@ -193,6 +193,17 @@ def test_bad_input_is_told(tmp_path):
     for arguments in (["--device", "h20"], ["--device", str(bad)], ["--users", "3"], ["--device", "t4"]):
         done = CliRunner().invoke(app, ["plan", folder, *arguments])
         assert done.exit_code not in (0, None) and "Traceback" not in done.output, arguments
+
+
+def test_models_through_transformers_are_told_in_one_sentence(tmp_path):
+    """Before anything is measured, and not as a list of what is built."""
+    folder = write(tmp_path, {"architectures": ["LagunaForCausalLM"], "model_type": "laguna", "hidden_size": 64})
+    for device in ("cpu", "h200"):
+        done = CliRunner().invoke(app, ["plan", folder, "--device", device])
+        assert done.exit_code and "Nothing is predicted for models that run through Transformers" in done.output
+        assert "LlamaForCausalLM" not in done.output and len(done.output) < 400
+    with pytest.raises(UserError, match="'laguna'"):
+        planning.check_counted(make_config({}, model=folder))
 
 
 def test_short_contexts_leave_room_for_answers(tmp_path):
