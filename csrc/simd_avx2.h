@@ -204,12 +204,34 @@ TM_INLINE void store_line(void* p, const Line& x) {
 }
 TM_INLINE Line as_line(F x) { return {_mm256_castps_si256(x.a), _mm256_castps_si256(x.b)}; }
 TM_INLINE F as_f(Line x) { return {_mm256_castsi256_ps(x.a), _mm256_castsi256_ps(x.b)}; }
+TM_INLINE __m256i halves(__m256i x, __m256i y, int from) {  // the low, or high, half of each 128-bit lane of both
+  return from ? _mm256_unpackhi_epi64(x, y) : _mm256_unpacklo_epi64(x, y);
+}
+TM_INLINE void transpose8(const __m256i* rows, __m256i* columns) {
+  __m256i t[8], u[8];
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_epi32(rows[i], rows[i + 1]);
+    t[i + 1] = _mm256_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int g = 0; g < 8; g += 4) {
+    for (int i = 0; i < 4; ++i) u[g + i] = halves(t[g + i / 2], t[g + i / 2 + 2], i % 2);
+  }
+  for (int i = 0; i < 4; ++i) {  // u[4g + i]: 128-bit lane l holds column 4l + i of rows 4g..4g+3
+    columns[i] = _mm256_permute2x128_si256(u[i], u[4 + i], 0x20);
+    columns[4 + i] = _mm256_permute2x128_si256(u[i], u[4 + i], 0x31);
+  }
+}
 TM_INLINE void transpose(const Line* rows, Line* out) {
-  alignas(32) int32_t block[16][16];
-  for (int r = 0; r < 16; ++r) store_line(block[r], rows[r]);
-  const __m256i step = _mm256_setr_epi32(0, 16, 32, 48, 64, 80, 96, 112);
-  for (int c = 0; c < 16; ++c) {
-    out[c] = {_mm256_i32gather_epi32(&block[0][c], step, 4), _mm256_i32gather_epi32(&block[8][c], step, 4)};
+  for (int half = 0; half < 2; ++half) {
+    __m256i from[8], left[8], right[8];
+    for (int r = 0; r < 8; ++r) from[r] = rows[8 * half + r].a;
+    transpose8(from, left);
+    for (int r = 0; r < 8; ++r) from[r] = rows[8 * half + r].b;
+    transpose8(from, right);
+    for (int c = 0; c < 8; ++c) {
+      (half ? out[c].b : out[c].a) = left[c];
+      (half ? out[8 + c].b : out[8 + c].a) = right[c];
+    }
   }
 }
 
