@@ -57,20 +57,21 @@ def _measure(device: str, as_json: bool) -> None:
     with waiting_told("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.calibrate import measure_calibrated
-        from tokenmill.measure.kept_measurements import keep
+        from tokenmill.measure.kept_measurements import EXPERTS, keep
 
     picked, found = pick_device(device), dict[str, Any]()
     types = TYPES["cpu" if picked == "cpu" else "gpu"]
     start, stopped = time.perf_counter(), False
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # a time limit is told like Ctrl-C
     try:
-        measure_calibrated(picked, types, told=_told, found=found)
+        with waiting_told("Measuring") as now:
+            measure_calibrated(picked, types, told=_told, now=now, found=found)
     except KeyboardInterrupt:
         stopped = True
     unfinished = ", ".join(found.get("calibration", {"unfinished": ["everything"]})["unfinished"])
     _told(f"{'stopped' if stopped else 'done'} after {time.perf_counter() - start:.1f} s")
     if not unfinished:
-        keep(found, picked, found["title"], types)
+        keep(found, picked, found["title"], (*types, EXPERTS))
     else:
         _told(f"not measured: {unfinished}")
     if as_json:

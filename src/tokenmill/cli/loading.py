@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tokenmill.engine.async_llm import AsyncLLM
     from tokenmill.engine.build import Built
 
-FIRST_S, OFTEN_S, MOST_S = 1.5, 10.0, 30.0
-"""Long work is told on what is no terminal: how often at first, until when, and how rarely at last."""
+OFTEN_S = 1.5
+"""Long work is told so often on what is no terminal."""
 
 
 def load(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
@@ -47,13 +47,13 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
 
 
 class Heartbeat:
-    """Lines where standard error is no terminal, so that nobody takes long work for a hang: often at first, then
-    ever more rarely. `more` is what the next one says besides."""
+    """Lines where standard error is no terminal, so that nobody takes long work for a hang. `more` is what the next one
+    says besides."""
 
-    def __init__(self, doing: str, first: float = FIRST_S) -> None:
+    def __init__(self, doing: str, often: float = OFTEN_S) -> None:
         self.doing = doing
         self.more = ""
-        self._pause = first
+        self._pause = often
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tell, daemon=True)
@@ -71,17 +71,15 @@ class Heartbeat:
             more = f"; {self.more}" if self.more else ""
             spent = time.monotonic() - self._began
             say(f"tokenmill: still {self.doing} ({spent:.0f} s){more}")
-            if spent > OFTEN_S:
-                self._pause = min(MOST_S, 2 * self._pause)
 
 
 @contextlib.contextmanager
-def waiting_told(doing: str, first: float = FIRST_S) -> Iterator[Callable[[str], None]]:
+def waiting_told(doing: str, often: float = OFTEN_S) -> Iterator[Callable[[str], None]]:
     """A moving line on a terminal, a line now and then elsewhere; what is yielded says how far it is."""
-    with spinner(f"{doing} ...") as moving, Heartbeat(f"{doing[:1].lower()}{doing[1:]}", first) as beat:
+    with spinner(f"{doing} ...") as moving, Heartbeat(f"{doing[:1].lower()}{doing[1:]}", often) as beat:
 
         def heard(new: str) -> None:
-            beat.more = f"last: {new}"
+            beat.more = new
             moving(f"{doing} ... {new}")
 
         yield heard

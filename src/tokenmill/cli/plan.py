@@ -23,7 +23,12 @@ LOAD = {
     "contexts": flag("context", list[int], "Prompt tokens per request (may be repeated)."),
     "output": flag("output_len", int, "Output tokens per request.", min=1),
     "slo": flag("slo", str, "Find the cheapest set-up that meets this, like ttft=500ms,tpot=50ms."),
-    "again": flag("measure_again", bool, "Measure this machine again, although it was within the last 30 days."),
+    "again": flag(
+        "measure_again",
+        bool,
+        "Measure this machine at length, although it was measured within the last 30 days.",
+        spelled="--measure --measure-again",
+    ),
     "users": flag("users", int, "Users at a time, for --slo.", min=1),
 }
 SPREAD: dict[str, tuple[str, type, str]] = {
@@ -79,13 +84,20 @@ def plan(
     if ("slo" in load) != ("users" in load):
         raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
     objective = read_slo(load["slo"]) if "slo" in load else None  # a slip is told before this machine is measured
-    with waiting_told(f"Reading {config.model.model}"):
-        planning.check_counted(config)  # before this machine is measured, which takes a minute
     spread = {name: value for name, value in {**options, **load}.items() if name in SPREAD}
-    device = _device(on, planning.speed_types(config), again=load.get("again", False))
+    ranks = spread.get("tensor_parallel_size", 1)
+    planner = None
+    with waiting_told(f"Reading {config.model.model}"):
+        planning.check_counted(config)  # before this machine is measured
+        if _is_here(on):
+            from tokenmill.device.memory import pick_device
+
+            planner = planning.read_model(config, "cpu" if pick_device(on) == "cpu" else "gpu", ranks)
+    types = planning.speed_types(config) if planner is None else planning.types_of(planner)
+    device = _device(on, types, again=load.get("again", False))
     setup = planning.Setup(
         device=device,
-        ranks=spread.get("tensor_parallel_size", 1),
+        ranks=ranks,
         efficiency=efficiency_of(device, load.get("efficiency")),
         contexts=tuple(load.get("contexts", ())),
         output=load.get("output", planning.DEFAULT_OUTPUT),
@@ -94,7 +106,7 @@ def plan(
         whole_experts=spread.get("enable_expert_parallel", False),
     )
     with waiting_told(f"Reading {config.model.model}"):
-        planner = planning.read_model(config, device.kind, setup.ranks)
+        planner = planner or planning.read_model(config, device.kind, ranks)
         found = planning.plan(planner, setup)
         if not found["fits"]:
             found["instead"] = planning.rescued(planner, setup)
@@ -117,10 +129,16 @@ def plan(
         raise typer.Exit(FAILED)
 
 
+def _is_here(name: str) -> bool:
+    """Whether this is a device of this machine, not one of the table or of a file."""
+    return name in ("auto", "cpu") or name.startswith("cuda")
+
+
 def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
+    """The device of this name; this machine is measured, shortly unless `again`, or as it was measured before."""
     from tokenmill.measure.devices import find_device
 
-    if name not in ("auto", "cpu") and not name.startswith("cuda"):
+    if not _is_here(name):
         if name.endswith(".json"):
             from tokenmill.measure.ceilings import load_measured, now_here
 
@@ -129,7 +147,7 @@ def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
     with waiting_told("Getting ready"):
         from tokenmill.device.memory import describe, pick_device
         from tokenmill.measure.ceilings import now_here, read_measured
-        from tokenmill.measure.kept_measurements import keep, read_kept
+        from tokenmill.measure.kept_measurements import EXPERTS, keep, read_kept
 
         device = pick_device(name)
         title = describe(device)
@@ -137,10 +155,12 @@ def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
         if kept is not None:
             with contextlib.suppress(ParameterError):  # damaged: it is measured again
                 return now_here(read_measured(kept, f"measured on {device}"))
-    with waiting_told("Measuring this machine, about a minute; it is kept for the next time") as told:
+    short = device == "cpu" and not again
+    how = "shortly" if short else "at length, for a minute or more"
+    with waiting_told(f"Measuring this machine {how}; it is kept for the next time") as now:
         from tokenmill.measure.calibrate import measure_calibrated
 
-        found = measure_calibrated(device, types, told=told)
+        found = measure_calibrated(device, types, mixture=EXPERTS in types, short=short, now=now)
     if not found["calibration"]["unfinished"]:
         keep(found, device, title, types)
     return read_measured(found, f"measured on {device}")
@@ -218,6 +238,8 @@ def _closing(found: dict[str, Any]) -> list[str]:
     if found["flags"]:
         lines.append(f"Flags: {' '.join(found['flags'])}")
     lines.append(f"[dim]{_basis(found['efficiency'], found['ceilings']['source'])}[/]")
+    if found["efficiency"]["short"]:
+        lines.append("[dim]That was a short measurement; `--measure`, or `doctor --measure`, takes a long one.[/]")
     lines += [f"[dim]note: {note}[/]" for note in found["notes"]]
     return lines
 

@@ -65,7 +65,11 @@ def tune(
     with BenchProgress() as progress:
         progress.start("measuring this machine", 1)
         types = dict.fromkeys((*speed_types(config), *(("int8", "int4") if lossy else ())))
-        device = calibrated(pick_device(config.execute.device), tuple(types))
+        device = calibrated(
+            pick_device(config.execute.device),
+            tuple(types),
+            lambda what: progress.start(f"measuring this machine: {what}", 1),
+        )
         setup = Setup(device=device, ranks=1, efficiency=efficiency_of(device))
         result = tuning.tune(keywords, plans[0], goal, setup, progress)
     save(result, json_path, None)

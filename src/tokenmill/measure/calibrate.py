@@ -40,6 +40,7 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts
 from tokenmill.measure.calibrate_compile import Compiling
 from tokenmill.measure.calibrate_host import host, process_bytes, rehearse
+from tokenmill.measure.calibrate_sizes import SIZES, Sizes, Timing
 from tokenmill.measure.ceilings import measure, read_measured, reading
 from tokenmill.measure.devices import Device
 from tokenmill.measure.shapes import ShapeCheckpoint
@@ -54,74 +55,6 @@ Told = Callable[[str], None]
 """Is told in a line what has been done."""
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """How long something is timed. rounds 0: everything once, nothing is timed.
-
-    round_s: work is repeated until a round takes this long. warm_s, lasting_s: it goes on for so long before it is
-    timed; the latter for what a model does for seconds on end, single rows and full steps. passes: products are gone
-    through so often; a later time counts where it is much shorter: neighbours on a shared host slow single points down
-    to half.
-    """
-
-    rounds: int = 5
-    round_s: float = 0.0
-    warm_s: float = 0.0
-    lasting_s: float = 0.0
-    passes: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Sizes:
-    """What is measured on one kind of device.
-
-    `layers`: (hidden, inner, bytes cycled through); small models have small layers, and stay in caches. `mixture`:
-    experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`: (sequences, new tokens). `behind`: with
-    as many tokens before them. `heads`: of queries, of keys, and their size. `nothing`: hidden and inner size of a
-    layer whose arithmetic costs next to nothing. `stored`: the type of K/V in 8 bits. `kv_cycled`: as many bytes of K/V
-    are read in turn, because few would stay in a cache; 0: as many as they are, and predictions ask how many.
-    """
-
-    layers: tuple[tuple[int, int, int], ...]
-    rows: tuple[int, ...]
-    mixture: tuple[int, int, int, int]
-    mixture_rows: tuple[int, ...]
-    contexts: tuple[tuple[int, int], ...]
-    prompts: tuple[tuple[int, int], ...]
-    heads: tuple[int, int, int]
-    behind: tuple[tuple[int, int, int], ...] = ()
-    nothing: tuple[int, int] = (64, 64)
-    stored: str = "int8"
-    kv_cycled: int = 0
-    timing: Timing = Timing()
-
-
-SIZES = {
-    "cpu": Sizes(
-        layers=((256, 512, 3 << 19), (256, 1024, 12 << 20), (512, 2048, 40 << 20), (2048, 6144, 192 << 20)),
-        rows=(1, 2, 4, 8, 16, 32, 64, 256, 1024),
-        mixture=(16, 4, 1024, 1024),
-        mixture_rows=(1, 8, 64, 512),
-        contexts=((4, 256), (8, 1024), (4, 8192)),
-        prompts=((8, 64), (1, 256), (1, 2048)),
-        heads=(32, 8, 64),
-        timing=Timing(passes=2),
-    ),
-    "gpu": Sizes(
-        layers=((4096, 14336, 1 << 29),),
-        rows=(1, 8, 32, 64, 128, 256, 1024, 8192),
-        mixture=(64, 8, 2048, 1024),
-        mixture_rows=(1, 4, 32, 256, 1024, 8192),
-        contexts=((1, 256), (1, 4096), (32, 256), (256, 800), (16, 16384)),
-        prompts=((64, 128), (16, 512), (1, 8192)),
-        heads=(32, 8, 128),
-        behind=((60, 128, 2048), (1, 8192, 8192)),
-        nothing=(128, 128),
-        stored="float8_e4m3fn",
-        kv_cycled=1 << 28,
-        timing=Timing(round_s=5e-3, warm_s=0.05, lasting_s=0.3),
-    ),
-}
 _SCHEMES = {"gpu": {"int4": "int4-g128"}, "cpu": {}}
 _LASTING_ROWS = 1024
 _LAUNCHES, _FEW = 8, 32
@@ -133,26 +66,33 @@ def measure_calibrated(
     dtypes: tuple[str, ...],
     *,
     mixture: bool = True,
+    short: bool = False,
     told: Told | None = None,
+    now: Told | None = None,
     found: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything that `doctor --measure --json` prints; `found` is filled as it is measured, for those who stop it."""
-    found, told = {} if found is None else found, told or _silent
+    """Everything that `doctor --measure --json` prints; `found` is filled as it is measured, for those who stop it.
+
+    short: on a CPU in seconds, with fewer sizes and rounds. now: is told what is being measured.
+    """
+    found, told, now = {} if found is None else found, told or _silent, now or _silent
+    kind = "gpu" if device != "cpu" else ("short" if short else "cpu")
     parts = parts_of(dtypes, mixture=mixture)
-    known: dict[str, Any] = {"linear": [], "experts": [], "unfinished": list(parts)}
+    known: dict[str, Any] = {"linear": [], "experts": [], "unfinished": list(parts), "short": kind == "short"}
     with Compiling(device, parts if device != "cpu" else []) as compiling:
         compiling.wait(told)  # to the end: another process on the device would slow what is timed
         start = time.perf_counter()
+        now("reads and products")
         found |= measure(device, tuple(t for t in dtypes if t != "fp8"))
         found["calibration"] = known | {"link_us": (found["link"] or {"us": 0.0})["us"]}
         told(f"ceilings: {time.perf_counter() - start:.1f} s")
-        _calibrate(device, parts, found["calibration"], told)
+        _calibrate(device, SIZES[kind], parts, found["calibration"], (told, now))
     return found
 
 
-def calibrated(device: str, dtypes: tuple[str, ...], told: Told | None = None) -> Device:
+def calibrated(device: str, dtypes: tuple[str, ...], now: Told | None = None) -> Device:
     """This machine's device: its ceilings, and what this engine's kernels reach on it."""
-    return read_measured(measure_calibrated(device, dtypes, told=told), f"measured on {device}")
+    return read_measured(measure_calibrated(device, dtypes, now=now), f"measured on {device}")
 
 
 def parts_of(dtypes: tuple[str, ...], *, mixture: bool = True) -> list[str]:
@@ -164,14 +104,19 @@ def _silent(line: str) -> None:
     """Nobody is told."""
 
 
-def _calibrate(device: str, parts: list[str], known: dict[str, Any], told: Told) -> None:
+def _calibrate(device: str, sizes: Sizes, parts: list[str], known: dict[str, Any], tell: tuple[Told, Told]) -> None:
     """Measure one part after the other, as calibration.py reads it; types that cannot be multiplied are left out."""
-    sizes = SIZES["cpu" if device == "cpu" else "gpu"]
-    known["process_bytes"] = process_bytes() if device == "cpu" else 0
-    for part in parts:
+    told, now = tell
+    known["process_bytes"] = process_bytes() if device == "cpu" and not known["short"] else 0
+    for number, part in enumerate(parts, 1):
         start = time.perf_counter()
+
+        def doing(what: str, place: str = f"{part}, part {number} of {len(parts)}") -> None:
+            now(f"{place}{what and ': '}{what}")
+
+        doing("")
         try:
-            made = measure_part(device, sizes, part, mixture="experts" in parts)
+            made = measure_part(device, sizes, part, mixture="experts" in parts, now=doing)
         except (RuntimeError, TokenmillError) as error:  # out of memory, say; the other parts are worth having
             told(f"{part}: not measured ({str(error).strip()[:200] or type(error).__name__})")
             continue
@@ -185,11 +130,12 @@ def _calibrate(device: str, parts: list[str], known: dict[str, Any], told: Told)
         told(f"{part}: {time.perf_counter() - start:.1f} s")
 
 
-def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True) -> Any:
+def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True, now: Told = _silent) -> Any:
     """One part of the calibration: a format's products, experts, attention, or the host."""
     if part == "host":
-        return host(device, mixture=mixture) if sizes.timing.rounds else rehearse(device)
-    bench = Bench(device, "cpu" if device == "cpu" else "gpu", sizes, make_kernels(device))
+        short = device == "cpu" and sizes is SIZES.get("short")
+        return host(device, mixture=mixture, short=short, now=now) if sizes.timing.rounds else rehearse(device)
+    bench = Bench(device, "cpu" if device == "cpu" else "gpu", sizes, make_kernels(device), now)
     with torch.inference_mode():
         if part == "experts":
             return [bench.experts(_COMPUTE)]
@@ -213,11 +159,12 @@ class Bench:
     kind: str
     sizes: Sizes
     kernels: Kernels
+    now: Told = _silent
     calls: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def products(self, dtype: str) -> Iterator[dict[str, Any]]:
         """Picoseconds per weight of feed-forward layers (norm, activation, residual), by rows, one curve per set."""
-        for hidden, inner, cycled in self.sizes.layers:
+        for number, (hidden, inner, cycled) in enumerate(self.sizes.layers, 1):
             first = self._layer(dtype, hidden, inner)
             if first is None:
                 return
@@ -229,6 +176,7 @@ class Bench:
             best: dict[int, float] = {}
             calls: dict[int, float] = {}
             for rows in self.sizes.rows * self.sizes.timing.passes:
+                self.now(f"size {number} of {len(self.sizes.layers)}, {rows} rows")
                 some = layers if rows <= 64 else layers[:2]
                 like = self._like(rows)
                 if nothing is not None and (like not in calls or self.kind == "cpu"):

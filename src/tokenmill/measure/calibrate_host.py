@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,11 @@ class Sizes:
     records: bool = False
 
 
-SIZES = {"cpu": Sizes(2, 10, (1, 8, 9, 32)), "gpu": Sizes(4, 16, (1, 32, 128), 32, 3, words=False, records=True)}
+SIZES = {
+    "cpu": Sizes(2, 10, (1, 8, 9, 32)),
+    "short": Sizes(2, 10, (1, 8, 32), 16, 3, words=False),
+    "gpu": Sizes(4, 16, (1, 32, 128), 32, 3, words=False, records=True),
+}
 _REPLAYS = 30
 Found = dict[int, tuple[float, float]]
 """Seconds between two tokens, and to the first one, by rows; 0: to the first one of a step that is launched."""
@@ -79,10 +84,16 @@ class Steps:
     device: Found
 
 
-def host(device: str, *, mixture: bool = True) -> dict[str, Any]:
-    """Plain JSON: milliseconds around a step and per layer, for steps of single tokens and steps with prompts."""
-    sizes = SIZES["cpu" if device == "cpu" else "gpu"]
-    few, many = (_steps(device, sizes, _TINY, depth) for depth in (sizes.few, sizes.many))
+def host(device: str, *, mixture: bool = True, short: bool = False, now: Callable[[str], None]) -> dict[str, Any]:
+    """Plain JSON: milliseconds around a step and per layer, for steps of single tokens and steps with prompts.
+
+    short: with fewer rows and rounds. now: is told what is being run.
+    """
+    sizes = SIZES["gpu" if device != "cpu" else ("short" if short else "cpu")]
+    now("a tiny model")
+    few = _steps(device, sizes, _TINY, sizes.few)
+    now("a deeper one")
+    many = _steps(device, sizes, _TINY, sizes.many)
     found: dict[str, Any] = {
         name: [_point(sizes, rows, i, few, many) for rows in sizes.rows]
         for i, name in enumerate(("decoding", "prompting"))
@@ -91,11 +102,13 @@ def host(device: str, *, mixture: bool = True) -> dict[str, Any]:
         launched = _apart(sizes, few.whole[0][1], many.whole[0][1])
         found["launching"] = {"tokens": TOKENS[-1], **launched}
     elif mixture:
+        now("one with experts")
         deep = _steps(device, sizes, _TINY | _MIXTURE, sizes.many).whole
         more = {rows: (deep[rows][0] - many.whole[rows][0]) / sizes.many for rows in sizes.rows}
         found["mixture_ms"] = [(rows, _ms(max(1e-9, more[rows]))) for rows in sizes.rows]
     found["logit_ns"] = 0.0
     if sizes.words:  # on a GPU this is little beside a step
+        now("one with a large vocabulary")
         most = sizes.rows[-1]
         taken = _steps(device, sizes, _TINY, sizes.few, _MANY_WORDS).whole[most][0] - few.whole[most][0]
         found["logit_ns"] = round(max(0.0, 1e9 * taken / most / (_MANY_WORDS - _WORDS)), 6)

@@ -132,7 +132,8 @@ class Calibration:
     """Curves of one device.
 
     `decoding`, `prompting`: steps of single tokens, and steps with prompts, by rows. `mixture_s`: per layer of experts
-    more than per other layer, by rows. `logit_s`: to choose from, per logit. `launched`: on a GPU.
+    more than per other layer, by rows. `logit_s`: to choose from, per logit. `launched`: on a GPU. `short`:
+    measured in seconds, in few sizes.
     """
 
     linear: tuple[Curve, ...]
@@ -145,6 +146,7 @@ class Calibration:
     process_bytes: int = 0
     link_s: float = 0.0
     launched: Launched | None = None
+    short: bool = False
 
     @property
     def reads(self) -> list[float]:
@@ -212,6 +214,7 @@ def read_calibration(found: Any) -> Calibration | None:
             process_bytes=int(found.get("process_bytes", 0)),
             link_s=1e-6 * float(found.get("link_us", 0.0)),
             launched=_launched(host.get("launching")),
+            short=bool(found.get("short")),
         )
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise ParameterError(

@@ -20,6 +20,9 @@ from tokenmill.measure.calibration import Points
 
 FORM = 2
 """Of what is measured, and how; others are not read: they may mean something else."""
+EXPERTS = "experts"
+"""Is named beside the types where mixtures of experts were measured, too."""
+_SHORT = ".short.json"
 LASTS_S = 30 * 86400.0
 """Machines are given other neighbours, drivers and clocks: then it is measured again."""
 
@@ -39,13 +42,14 @@ def _stem(device: str, title: str) -> str:
 
 
 def read_kept(device: str, title: str, types: tuple[str, ...]) -> dict[str, Any] | None:
-    """What was measured here last for these types at least; None: nothing, or it is too old or damaged."""
-    found: list[tuple[float, Path]] = []
+    """What was measured here last for these types at least, at length before shortly; None: nothing, or it is too old
+    or damaged."""
+    found: list[tuple[bool, float, Path]] = []
     with contextlib.suppress(OSError):
         for place in (cache_dir() / "measured").glob(f"{_stem(device, title)}.*.json"):
             if set(types) <= set(place.name.split(".")[1].split("+")):
-                found.append((place.stat().st_mtime, place))
-    for at, place in sorted(found, reverse=True):
+                found.append((not place.name.endswith(_SHORT), place.stat().st_mtime, place))
+    for _, at, place in sorted(found, reverse=True):
         with contextlib.suppress(OSError, ValueError):
             kept = json.loads(place.read_text(encoding="utf-8"))
             if 0 <= time.time() - at < LASTS_S and isinstance(kept, dict):
@@ -55,7 +59,8 @@ def read_kept(device: str, title: str, types: tuple[str, ...]) -> dict[str, Any]
 
 def keep(found: dict[str, Any], device: str, title: str, types: tuple[str, ...]) -> Path | None:
     """Remember a measurement that is whole; None: nothing can be written there."""
-    place = cache_dir() / "measured" / f"{_stem(device, title)}.{'+'.join(sorted(types))}.json"
+    kind = _SHORT if (found.get("calibration") or {}).get("short") else ".json"
+    place = cache_dir() / "measured" / f"{_stem(device, title)}.{'+'.join(sorted(types))}{kind}"
     fresh = place.with_suffix(f".{os.getpid()}")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -20,6 +20,7 @@ from tokenmill.kvcache.pool import CacheLayout, buy_blocks, make_layout
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.counting import Sheet, count_model
 from tokenmill.measure.devices import CONTEXT_BYTES, Device, Efficiency, products_in, speeds
+from tokenmill.measure.kept_measurements import EXPERTS
 from tokenmill.measure.roofline import Floor, Grant, step_cost
 from tokenmill.measure.spread import (
     Spread,
@@ -104,6 +105,14 @@ def speed_types(config: EngineConfig) -> tuple[str, ...]:
     wanted = config.model.dtype
     floats = ("float32", "bfloat16") if wanted == "auto" else (str(loading.DTYPES[wanted]).removeprefix("torch."),)
     return (*floats, *integers)
+
+
+def types_of(planner: Planner) -> tuple[str, ...]:
+    """The same for a model that was read: the floats it computes in alone, and experts if it has some."""
+    integers = [dtype for dtype in speed_types(planner.config) if dtype in ("int8", "int4")]
+    experts = [EXPERTS] if planner.sheet.body.mixtures else []
+    stored = [kind for kind in (planner.compute_type,) if kind == "int8"]
+    return tuple(dict.fromkeys((planner.dtype, *stored, *integers, *experts)))
 
 
 def check_counted(config: EngineConfig, source: ModelSource | None = None) -> dict[str, Any]:
@@ -211,6 +220,7 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
             "compute": setup.efficiency.compute,
             "step_ms": round(1e3 * setup.efficiency.step_s, 4),
             "calibrated": setup.efficiency.calibrated,
+            "short": setup.efficiency.calibrated and device.calibration is not None and device.calibration.short,
             "source": setup.efficiency.source,
         },
         "load": {"output_tokens": setup.output, "step_tokens": planner.step_tokens},

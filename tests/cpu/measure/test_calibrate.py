@@ -138,8 +138,9 @@ def test_this_machine_is_measured_and_predicted_from(monkeypatch, tmp_path):
         behind=((2, 16, 32),),
         timing=calibrate.Timing(rounds=2, round_s=1e-4, warm_s=1e-4, lasting_s=1e-4, passes=2),
     )
-    monkeypatch.setattr(calibrate, "SIZES", {"cpu": small})
-    monkeypatch.setattr(calibrate_host, "SIZES", {"cpu": calibrate_host.Sizes(1, 2, (1, 2), 6, 1)})
+    monkeypatch.setattr(calibrate, "SIZES", {"cpu": small, "short": replace(small, rows=(1,))})
+    host = calibrate_host.Sizes(1, 2, (1, 2), 6, 1)
+    monkeypatch.setattr(calibrate_host, "SIZES", {"cpu": host, "short": replace(host, rows=(1,), words=False)})
     found = calibrate.measure_calibrated("cpu", ("float32", "int8"))
     known = found["calibration"]
     assert {curve["format"] for curve in known["linear"]} <= {"float32", "int8"}
@@ -156,6 +157,13 @@ def test_this_machine_is_measured_and_predicted_from(monkeypatch, tmp_path):
     planner = read_model(make_config({}, model=str(make_tiny(tmp_path / "m")), device="cpu"), "cpu")
     told = simulate(planner, Setup(device, 1, share), Uniform(3, 20, 5))
     assert told["output_tokens"] == 15 and told["seconds"] > 0
+    doing: list[str] = []
+    known = calibrate.measure_calibrated("cpu", ("float32",), mixture=False, short=True, now=doing.append)[
+        "calibration"
+    ]
+    assert known["short"] and read_calibration(known).short and not known["unfinished"]
+    assert [rows for rows, _ in known["linear"][0]["ps_per_weight"]] == [1] and known["host"]["logit_ns"] == 0.0
+    assert "float32, part 1 of 3: size 1 of 2, 1 rows" in doing and doing[-1] == "host, part 3 of 3: a deeper one"
 
 
 def test_broken_calibrations_are_named():
@@ -166,7 +174,8 @@ def test_broken_calibrations_are_named():
 
 
 def test_what_was_measured_until_the_end_of_patience_is_kept(monkeypatch):
-    def part(device, sizes, name, *, mixture):
+    def part(device, sizes, name, *, mixture, now):
+        now("at work")
         if name == "attention":
             raise KeyboardInterrupt
         if name == "int8":
@@ -176,9 +185,10 @@ def test_what_was_measured_until_the_end_of_patience_is_kept(monkeypatch):
     monkeypatch.setattr(calibrate, "measure_part", part)
     monkeypatch.setattr(calibrate, "process_bytes", lambda: 1)
     monkeypatch.setattr(calibrate, "measure", lambda device, dtypes: {"title": "here", "link": None})
-    found, lines = {}, []
+    found, lines, doing = {}, [], []
     with pytest.raises(KeyboardInterrupt):
-        calibrate.measure_calibrated("cpu", ("float32", "int8"), told=lines.append, found=found)
+        calibrate.measure_calibrated("cpu", ("float32", "int8"), told=lines.append, now=doing.append, found=found)
+    assert doing[:3] == ["reads and products", "float32, part 1 of 5", "float32, part 1 of 5: at work"]
     known = found["calibration"]
     assert found["title"] == "here" and known["linear"] == [{"format": "float32"}]
     assert known["unfinished"] == ["int8", "attention", "experts", "host"]

@@ -15,10 +15,12 @@ from tokenmill.measure import calibrate, ceilings
 def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
     runs: list[tuple[str, ...]] = []
+    lengths: list[bool] = []
     unfinished: list[str] = []
 
-    def measured(device: str, types: tuple[str, ...], told: Any = None) -> dict[str, Any]:
+    def measured(device: str, types: tuple[str, ...], **how: Any) -> dict[str, Any]:
         runs.append(types)
+        lengths.append(how["short"])
         return {"number": len(runs), "calibration": {"unfinished": list(unfinished)}}
 
     def read(found: dict[str, Any], source: str) -> Any:
@@ -32,6 +34,7 @@ def test_a_machine_is_measured_once(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     types = ("float32", "bfloat16")
     assert [_device("cpu", types), _device("cpu", types), _device("cpu", ("float32",))] == [1, 1, 1]
     assert _device("cpu", types, again=True) == 2 and _device("cpu", types) == 2
+    assert lengths == [True, False]
     assert _device("cpu", (*types, "int8")) == 3  # types that were not measured
     (place,) = (tmp_path / "tokenmill" / "measured").glob("*int8*.json")
     for file in place.parent.iterdir():

@@ -36,6 +36,15 @@ def test_what_was_measured_in_another_way_is_not_believed(monkeypatch: pytest.Mo
     assert kept_measurements.kept_ceilings("cpu", "x") is None
 
 
+def test_a_long_measurement_counts_before_a_short_one() -> None:
+    short = {**FOUND, "calibration": {"short": True}}
+    kept_measurements.keep(FOUND, "cpu", "x", ("bfloat16", "int8"))
+    kept_measurements.keep(short, "cpu", "x", ("bfloat16",))
+    assert kept_measurements.read_kept("cpu", "x", ("bfloat16",)) == FOUND
+    kept_measurements.keep(short, "cpu", "x", ("bfloat16", kept_measurements.EXPERTS))
+    assert kept_measurements.read_kept("cpu", "x", ("bfloat16", kept_measurements.EXPERTS)) == short
+
+
 def test_old_and_damaged_ones_are_not() -> None:
     place = kept_measurements.keep(FOUND, "cuda:0", "a GPU", ("bfloat16",))
     assert place is not None
