@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from tokenmill.engine.async_llm import AsyncLLM
     from tokenmill.engine.build import Built
 
-OFTEN_S = 1.5
-"""Long work is told so often on what is no terminal."""
+FIRST_S, OFTEN_S = 0.8, 1.5
+"""Long work is told on what is no terminal: when first, since a command takes a second to begin, and how often."""
 
 
 def load(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
@@ -50,10 +50,10 @@ class Heartbeat:
     """Lines where standard error is no terminal, so that nobody takes long work for a hang. `more` is what the next one
     says besides."""
 
-    def __init__(self, doing: str, often: float = OFTEN_S) -> None:
+    def __init__(self, doing: str, first: float = FIRST_S) -> None:
         self.doing = doing
         self.more = ""
-        self._pause = often
+        self._first = first
         self._began = time.monotonic()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tell, daemon=True)
@@ -67,16 +67,18 @@ class Heartbeat:
         self._ended.set()
 
     def _tell(self) -> None:
-        while not self._ended.wait(self._pause):
+        pause = self._first
+        while not self._ended.wait(pause):
             more = f"; {self.more}" if self.more else ""
             spent = time.monotonic() - self._began
             say(f"tokenmill: still {self.doing} ({spent:.0f} s){more}")
+            pause = OFTEN_S
 
 
 @contextlib.contextmanager
-def waiting_told(doing: str, often: float = OFTEN_S) -> Iterator[Callable[[str], None]]:
+def waiting_told(doing: str, first: float = FIRST_S) -> Iterator[Callable[[str], None]]:
     """A moving line on a terminal, a line now and then elsewhere; what is yielded says how far it is."""
-    with spinner(f"{doing} ...") as moving, Heartbeat(f"{doing[:1].lower()}{doing[1:]}", often) as beat:
+    with spinner(f"{doing} ...") as moving, Heartbeat(f"{doing[:1].lower()}{doing[1:]}", first) as beat:
 
         def heard(new: str) -> None:
             beat.more = new

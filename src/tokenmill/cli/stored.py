@@ -14,12 +14,12 @@ import typer
 from tokenmill.checkpoint.names import short_name
 from tokenmill.checkpoint.pull import drop_files, shown
 from tokenmill.checkpoint.stored import open_store
-from tokenmill.cli.flags import stored_names
+from tokenmill.cli.flags import model_names, stored_names
 from tokenmill.cli.loading import say, size
 from tokenmill.core.errors import ParameterError
 
 NAME = typer.Argument(
-    ..., metavar="NAME", help="A stored model; `tokenmill list` shows them.", autocompletion=stored_names
+    ..., metavar="NAME", help="A stored model (`tokenmill list`), or `demo`.", autocompletion=model_names
 )
 
 
@@ -42,8 +42,10 @@ def show(
     part: Part = typer.Option(None, "--only", metavar="PART", help="modelfile, parameters, template, system, license."),
 ) -> None:
     """Show what a stored model is made of, as a Modelfile or in part."""
-    entry = open_store().get(name)
     from tokenmill.checkpoint.parameters import written
+    from tokenmill.server.ollama.create import known_entry
+
+    entry = known_entry(open_store(), name)
 
     words = entry.words
     if part in (None, "modelfile"):
@@ -67,8 +69,12 @@ def rm(
     names: list[str] = typer.Argument(..., metavar="NAME...", help="Stored models.", autocompletion=stored_names),
 ) -> None:
     """Forget stored models. Files that came with `pull` go with the last model that needs them; others stay."""
+    from tokenmill.server.ollama.create import is_demo
+
     store = open_store()
     for name in names:
+        if is_demo(name):
+            raise ParameterError("`demo` is part of this program and not stored: it cannot be removed.")
         entry = store.remove(name)
         freed = drop_files(store, entry) if entry is not None else 0
         more = f", {size(freed)} of downloads with it" if freed else ""
@@ -76,14 +82,16 @@ def rm(
 
 
 def cp(
-    source: str = typer.Argument(..., metavar="SOURCE", help="A stored model.", autocompletion=stored_names),
+    source: str = typer.Argument(..., metavar="SOURCE", help="A stored model, or `demo`.", autocompletion=model_names),
     target: str = typer.Argument(..., metavar="TARGET", help="Its other name."),
 ) -> None:
     """Store a model under another name as well."""
+    from tokenmill.server.ollama.create import copy_model
+
     store = open_store()
     if store.find(target) is not None:
         raise ParameterError(f"{target!r} is stored already: remove it first, or choose another name.")
-    typer.echo(f"{short_name(store.copy(source, target).name)}: the same as {short_name(source)}")
+    typer.echo(f"{short_name(copy_model(store, source, target).name)}: the same as {short_name(source)}")
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:

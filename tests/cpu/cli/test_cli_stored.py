@@ -15,6 +15,7 @@ from tokenmill.checkpoint.stored import open_store
 from tokenmill.cli.flags import settle_stored, stored_names
 from tokenmill.cli.main import app
 from tokenmill.core.config import make_server_config
+from tokenmill.demo import demo_dir
 from tokenmill.server.many.file import name_models
 from tokenmill.testing.tiny import make_tiny
 
@@ -73,6 +74,18 @@ def test_a_model_is_made_told_of_and_removed(place: Path) -> None:
     assert "stored already" in run("cp", "mill", "again", code=2).stderr
     assert run("rm", "mill", "again", "team/mill:v1").stdout == "removed mill\nremoved again\nremoved team/mill:v1\n"
     assert "not found" in run("rm", "mill", code=2).stderr and (place / "tiny" / "config.json").exists()
+
+
+def test_the_demo_is_known_to_all_of_these_verbs() -> None:
+    shown = run("show", "demo").stdout
+    assert shown.startswith("# demo:latest, safetensors, ") and shown.endswith("FROM demo\n")
+    for part in ("modelfile", "parameters", "template", "system", "license"):
+        run("show", "demo", "--only", part)
+    assert run("cp", "demo", "mine").stdout == "mine: the same as demo\n"
+    assert settle_stored("mine", {}).config.model.model == str(demo_dir("main").absolute())
+    assert "choose another name" in run("cp", "mine", "demo", code=2).stderr
+    assert "cannot be removed" in run("rm", "demo", code=2).stderr
+    assert "model 'nothing' not found" in run("show", "nothing", code=2).stderr
 
 
 def test_one_is_made_from_another(place: Path) -> None:

@@ -78,6 +78,7 @@ def test_heavy_imports_are_told() -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Heartbeat.__init__, "__defaults__", (0.001,))
+    monkeypatch.setattr(loading, "OFTEN_S", 0.001)
 
 
 def heard(capsys: pytest.CaptureFixture[str], text: str) -> None:
@@ -104,12 +105,12 @@ def test_stages_and_how_far_they_are(capsys: pytest.CaptureFixture[str]) -> None
 def test_lines_end_with_the_work_and_never_come_more_rarely(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert loading.OFTEN_S < 2
+    assert 1 + loading.FIRST_S < 2 and loading.OFTEN_S < 2
+    monkeypatch.setattr(loading, "OFTEN_S", 0.001)
     with Heartbeat("working", 0.001) as beat:
         for _ in range(20):
             heard(capsys, "still working")
-        assert beat._pause == 0.001
     monkeypatch.setattr(loading, "say", lambda text: pytest.fail(text))
     beat._thread.join()
-    with waiting_told("Quick", often=3600):
+    with waiting_told("Quick", first=3600):
         pass

@@ -106,7 +106,7 @@ def test_the_environment_mirrors_every_flag() -> None:
 
 def test_a_long_load_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     heard = ""
-    with waiting_told("Loading", often=0.001):
+    with waiting_told("Loading", first=0.001):
         while "still loading (0 s)" not in heard:
             heard += capsys.readouterr().err
 

@@ -80,8 +80,7 @@ def from_modelfile(name: str, said: Modelfile) -> Recipe:
 def create(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
     """Store the model; UserError says what cannot be used."""
     full = full_name(recipe.name)
-    if full.lower() == f"{DEMO}:{LATEST}":
-        raise ParameterError("`demo` is the model that comes with this program: choose another name.", param="model")
+    _check_free(full, "model")
     for what, texts in (("system", [recipe.system]), ("template", [recipe.template]), ("license", recipe.license)):
         if any(text is not None and len(text) > MOST_WORDS for text in texts):
             raise ParameterError(f"{what} has more than {MOST_WORDS} characters.", param=what)
@@ -117,6 +116,34 @@ def create(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
     return store.put(made)
 
 
+def known_entry(store: Store, name: str) -> Entry:
+    """The stored model of this name, or the one that comes with this program; NoSuchModelError where neither is."""
+    if not is_demo(name):
+        return store.get(name)
+    path = demo_dir("main")
+    form, size = measured(path)
+    return Entry(f"{DEMO}:{LATEST}", Source("path", path=str(path.absolute())), size=size, format=form)
+
+
+def copy_model(store: Store, source: str, target: str) -> Entry:
+    """The same model under another name, which the demo's may not be."""
+    full = full_name(target, "destination")
+    _check_free(full, "destination")
+    if not is_demo(source):
+        return store.copy(source, full)
+    return store.put(msgspec.structs.replace(known_entry(store, source), name=full))
+
+
+def is_demo(name: str) -> bool:
+    """Whether this is the name of the model that comes with this program."""
+    return full_name(name).lower() == f"{DEMO}:{LATEST}"
+
+
+def _check_free(full: str, param: str) -> None:
+    if is_demo(full):
+        raise ParameterError("`demo` is the model that comes with this program: choose another name.", param=param)
+
+
 def to_jinja_or_own(template: str) -> str:
     """A Go template in Jinja; one that is Jinja already stays."""
     return template if "{%" in template else to_jinja(template)
@@ -126,7 +153,7 @@ def modelfile_of(entry: Entry) -> str:
     """The Modelfile that would make it again."""
     words = entry.words
     said = Modelfile(
-        base=shown(entry),
+        base=DEMO if is_demo(entry.name) else shown(entry),
         parameters=written(entry.parameters),
         system=words.system or None,
         template=words.written or None,

@@ -30,7 +30,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.ollama.answers import moment
 from tokenmill.server.ollama.changes import Changes, Work, in_thread
-from tokenmill.server.ollama.create import Reach, Recipe, create, from_modelfile, modelfile_of
+from tokenmill.server.ollama.create import Reach, Recipe, copy_model, create, from_modelfile, modelfile_of
 from tokenmill.server.ollama.schemas import CopyRequest, CreateRequest, DeleteRequest, PullRequest, Streaming
 from tokenmill.server.ollama.stored_files import Stored, stored
 from tokenmill.server.routing import json_answer, post, read_body
@@ -65,7 +65,7 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
         store = changes.check(request)
         body = await read_body(context, request, CopyRequest)
         changes.check_free(body.destination)
-        await in_thread(lambda: store.copy(body.source, body.destination))
+        await in_thread(lambda: copy_model(store, body.source, body.destination))
         await changes.sync()
         return Response(b"", 200)
 
