@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES
+from tokenmill.models.family_of import SAME
 from tokenmill.models.fields import FIELDS
 from tokenmill.models.multimodal import OUTERS, TEXTS
 from tokenmill.models.registry import file_of
@@ -35,8 +36,8 @@ company, and its greedy tokens through the whole engine (prefix hits, preemption
 and changed in tests: the model is then equal to Transformers' or refused.
 
 Where `architectures` is missing or misspelt, `model_type` says the family; where Transformers computes a type with a
-class of another one and writes that class's name (InternLM 3 says `LlamaForCausalLM`), the type counts, too. A folder of
-layers without a head (`LlamaModel`, `Qwen3Model`: many embedding models) gives vectors, and refuses to write text.
+class of another one and writes that class's name (InternLM 3 says `LlamaForCausalLM`), the type counts, too. A folder
+of layers without a head (`LlamaModel`, `Qwen3Model`: many embedding models) gives vectors, and refuses to write text.
 
 On a CPU all of them decode from recordings (`tests/cpu/models/test_recorded.py`), but for mixtures whose experts are
 not a multiple of 64 wide: torch computes these, call by call.
@@ -103,8 +104,8 @@ Every load is proven: a prompt of {pieces} tokens, computed in three pieces and 
 what Transformers says alone. What has states, masks or caches of its own is refused with the reason.
 
 Tiny random models of every causal type of Transformers {version}, {date}: {own} are built here, {equal} are equal
-through Transformers (logits within 1e-4, in chunks and in company), {refused} are refused, {untried} have no tiny
-config that the sweep can make; none is wrong. ("Equal" is also said of types that are built here.)
+through Transformers (logits within 1e-4, in chunks and in company), {refused} are refused{untried}; none is wrong.
+("Equal" is also said of types that are built here.)
 
 | model type | built here | through Transformers |
 |---|---|---|
@@ -113,7 +114,7 @@ config that the sweep can make; none is wrong. ("Equal" is also said of types th
 
 def elsewhere(said: str, version: str, date: str) -> str:
     """The page from a sweep's lines, `type: verdict` each."""
-    own = {row.model_type for row in FIELDS.values()}
+    own = {row.model_type for row in FIELDS.values()} | SAME.keys()
     rows, counts = [], {"equal": 0, "refused": 0, "no": 0}
     for line in said.splitlines():
         kind, verdict = line.split(": ", 1)
@@ -124,7 +125,8 @@ def elsewhere(said: str, version: str, date: str) -> str:
         rows.append(f"| `{kind}` | {here} | {verdict.replace('|', '/')} |\n")
     head = ELSEWHERE_HEAD.format(
         pieces=24, version=version, date=date, own=sum("| yes |" in row for row in rows), equal=counts["equal"],
-        refused=counts["refused"], untried=counts["no"],
+        refused=counts["refused"],
+        untried=f", {counts['no']} have no tiny config that the sweep can make" if counts["no"] else "",
     )  # fmt: skip
     return head + "".join(rows)
 

@@ -110,6 +110,11 @@ class Stub(torch.nn.Module):
         super().__init__()
         self.hidden: Tensor | None = None
 
+    @property
+    def decoder(self) -> Stub:
+        """Some heads call a part of the body."""
+        return self
+
     def forward(self, *given: Any, **named: Any) -> Any:
         return Given((self.hidden,))
 
@@ -151,13 +156,10 @@ def build_foreign(config: dict[str, Any], b: Build) -> Foreign:
     """The model, proven against itself."""
     kind = config.get("model_type")
     try:
-        with torch.no_grad():
+        with torch.no_grad(), _or("its layers cannot be called one piece after the other"):
             return _build(config, b)
     except ModelError as error:
-        raise ModelError(f"Model type '{kind}' cannot be run through Transformers here: {error}.") from None
-    except Exception as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise ModelError(f"Model type '{kind}' cannot be run through Transformers here: {said}") from error
+        raise ModelError(f"Model type '{kind}' cannot be run through Transformers here: {error}.") from error.__cause__
 
 
 def _build(config: dict[str, Any], b: Build) -> Foreign:
@@ -172,10 +174,13 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
     ALL_ATTENTION_FUNCTIONS.register(NAME, _attention)
     disable_progress_bar()
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
-    said = AutoConfig.for_model(config["model_type"], **_numbers(values))
+    with _or("Transformers does not take its config.json"):
+        said = AutoConfig.for_model(config["model_type"], **_numbers(values))
+    if type(said) not in AutoModelForCausalLM._model_mapping:
+        raise ModelError("Transformers has no causal model of this type by itself")
     said.use_cache = False
     tensors = {name: b.checkpoint.tensor(name, None, None) for name in b.checkpoint.names()}
-    with torch.random.fork_rng(devices=[]), _silent():
+    with torch.random.fork_rng(devices=[]), _silent(), _or("Transformers cannot load it"):
         kind: Any = AutoModelForCausalLM._model_mapping[type(said)]
         model, report = kind.from_pretrained(
             None, config=said, state_dict=tensors, dtype=b.dtype, attn_implementation="eager",
@@ -194,13 +199,19 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
         raise ModelError("it takes no positions")
     vocab = int(said.get_text_config().vocab_size)
     ids = torch.randint(0, vocab, (sum(PIECES),), generator=torch.Generator().manual_seed(0)).to(b.device)
-    expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
+    with _or("Transformers itself does not compute a plain prompt with it"):
+        expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
     host = Host()
     for module in model.modules():
         module.tokenmill_host = host
     model.set_attn_implementation(NAME)
     host.looking = True
-    model.base_model(input_ids=ids[None], position_ids=torch.arange(len(ids), device=b.device)[None], use_cache=False)
+    indexed = getattr(said.get_text_config(), "index_topk", None)
+    with _or(
+        "its attention chooses keys by an index of its own" if indexed else "it works on masks by itself", not indexed
+    ):
+        at = torch.arange(len(ids), device=b.device)
+        model.base_model(input_ids=ids[None], position_ids=at[None], use_cache=False)
     host.looking = False
     if not host.kv:
         raise ModelError("it does not ask Transformers' attention interface")
@@ -210,6 +221,18 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
     made.spec.extras["headless"] = body and headless
     b.book.used.update(b.checkpoint.names())
     return made
+
+
+@contextlib.contextmanager
+def _or(what: str, whole: bool = True) -> Iterator[None]:
+    """Whatever goes wrong within is this; whole: with Transformers' own words behind it."""
+    try:
+        yield
+    except ModelError:
+        raise
+    except Exception as error:
+        said = f"{type(error).__name__}: {error}".splitlines()[0][:160].rstrip(".: ")
+        raise ModelError(f"{what} ({said})" if whole else what) from error
 
 
 def _is_body(config: dict[str, Any]) -> bool:
