@@ -195,6 +195,8 @@ _FILES: dict[str, Fields] = {
 """Families with a file of their own."""
 
 FIELDS: dict[str, Fields] = {**_FILES, **{name: family.fields for name, family in TABLE.items()}}
+_READ = frozenset(name for row in FIELDS.values() for name in (*row.needed, *row.defaults, *row.only))
+"""What changes a model in one family or another."""
 
 _ONLY: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),
@@ -222,8 +224,26 @@ _CHANGES = re.compile(
     r"q[kv]{1,2}_?(layer)?_?norm|(layer|pre|post|sandwich|embed\w*)_?norm$|residual|(^|_)bias(es)?$|parallel_attn|"
     r"cross_attention|mamba|ssm|linear_attn|attention_chunk|bidirectional|prefix_lm|logit_"
 )
-"""Names that other model families give to what changes every answer; not refused where they are switched off. (Experts
-are told by tensors that are left over.)"""
+"""Names that other model families give to what changes every answer; not refused where they are switched off."""
+
+_LEFTOVERS = (
+    "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rms_norm_eps", "mixer_rms_eps", "max_seq_len",
+    "n_positions", "seq_length", "position_embedding_type", "num_nextn_predict_layers", "num_mtp_layers",
+    "router_jitter_noise", "validate_runner_input", "time_step_min", "time_step_rank", "block_use_swiglu",
+    "tie_embedding", "layer_types",
+)  # fmt: skip
+"""Keys that one family or another reads and that lie in files of others without meaning anything there."""
+_GROUPS = (
+    ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "num_key_value_heads", "num_kv_heads",
+     "n_head_kv"),
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+    ("hidden_size", "n_embd", "n_embed", "d_model", "word_embed_proj_dim"),
+    ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    ("hidden_act", "hidden_activation", "activation_function", "activation", "mlp_hidden_act"),
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
+    ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
+)  # fmt: skip
+"""Names of one thing: under another name the same value says nothing new."""
 
 
 def complete(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
@@ -244,7 +264,8 @@ def check_fields(config: Mapping[str, Any], architecture: str) -> list[str]:
         elif name == "layer_types" and row.layers is not None:
             _check_layers(value, row.layers, config)
         elif value is not None and not row.knows(name) and not _HARMLESS.fullmatch(name):
-            if _CHANGES.search(name) and not _off(name, value, config):
+            read = name in _READ and name not in _LEFTOVERS and not _again(name, value, complete(config, architecture))
+            if (read or _CHANGES.search(name)) and not _off(name, value, config):
                 raise ModelError(
                     f"config.json: '{name}' = {_short(value)} changes what a model computes, and {architecture} is not "
                     f"built with it here. If it is a leftover, load with --hf-overrides '{{\"{name}\": null}}'."
@@ -275,6 +296,16 @@ def _off(name: str, value: Any, config: Mapping[str, Any]) -> bool:
     if name == "sliding_window" and isinstance(value, int) and isinstance(longest, int):
         return value >= longest or not value
     return value is False or value in ("", [], {}) or (not isinstance(value, bool) and value in (0, 1))
+
+
+def _again(name: str, value: Any, whole: Mapping[str, Any]) -> bool:
+    """Is this what another key of the same meaning says already?"""
+    hidden, heads = whole.get("hidden_size"), whole.get("num_attention_heads")
+    if name == "head_dim":
+        return isinstance(value, int) and isinstance(heads, int) and value * heads == hidden
+    if name in _GROUPS[3] and isinstance(hidden, int) and value == 4 * hidden:
+        return True
+    return any(name in group and any(whole.get(one) == value for one in group if one != name) for group in _GROUPS)
 
 
 def _short(value: Any) -> str:

@@ -49,7 +49,7 @@ def write(folder, config):
     """A config without the sizes in SMALL that its architecture does not know."""
     folder.mkdir(parents=True, exist_ok=True)
     if row := fields.FIELDS.get(config.get("architectures", [""])[0]):
-        strange = {key for key in SMALL if not row.knows(key)} - {"torch_dtype"}
+        strange = {key for key in (*SMALL, "activation_function") if not row.knows(key)} - {"torch_dtype"}
         latent = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "sarvam_mla")
         strange |= {"num_key_value_heads"} if row.model_type in latent else set()
         if row.model_type in latent[1:]:

@@ -247,6 +247,26 @@ CHANGES = {
 }  # fmt: skip
 
 
+OTHERS = {
+    "query_pre_attn_scalar": 256, "hidden_activation": "gelu", "num_experts": 8, "num_experts_per_tok": 2,
+    "n_routed_experts": 8, "kv_lora_rank": 512, "hidden_size_per_layer_input": 8, "scoring_func": "sigmoid",
+    "moe_intermediate_size": 64, "first_k_dense_replace": 3, "num_kv_shared_layers": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel"])
+def test_what_another_family_reads_is_refused_unless_it_says_nothing_new(architecture):
+    config = {"architectures": [architecture], "max_position_embeddings": 64, "num_attention_heads": 4,
+              "hidden_size": 32, "hidden_act": "gelu_new"}  # fmt: skip
+    same = {"hidden_activation": "gelu_new", "num_heads": 4, "num_experts": 1, "n_inner": 128, "n_group": 1,
+            "query_pre_attn_scalar": None, "layer_norm_epsilon": 1e-3, "max_seq_len": 99}  # fmt: skip
+    for name, value in same.items():
+        check_fields({**config, name: value}, architecture)
+    for name, value in OTHERS.items():
+        with pytest.raises(ModelError, match=f"'{name}'.*--hf-overrides"):
+            check_fields({**config, name: value}, architecture)
+
+
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "GPT2LMHeadModel"])
 def test_names_that_change_other_families_are_refused_unless_they_are_off(architecture):
     config = {"architectures": [architecture], "max_position_embeddings": 64}
