@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from exact import exact_prompts
 from render import case_prompt, chat_prompt
-from suites import NEEDLE_GATES, PARAPHRASE, SUITES, exact_verdict, items, judge, needle_items
+from suites import HAPPENINGS, NEEDLE_GATES, PARAPHRASE, SUITES, exact_verdict, items, judge, needle_items
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 STOPS = [0, 2]
@@ -202,7 +202,7 @@ def full(folder: Path, count: int, needles: int, held_texts: list[str], seconds:
         held = run_suite(answerer, suite, True, count)
         report["suites"][suite] = held | {"gate": gate}
         line = f"{suite:18} gate {gate} " + " ".join(f"{k} {v}" for k, v in held.items() if k != "wrong")
-        if suite in PARAPHRASE:
+        if suite in PARAPHRASE or suite in HAPPENINGS:
             seen = run_suite(answerer, suite, False, count // 2)["ok"]
             report["paraphrase"][suite] = {"seen": seen, "held": held["ok"], "gap": round(seen - held["ok"], 1)}
             line += f" seen {seen}"
@@ -212,7 +212,7 @@ def full(folder: Path, count: int, needles: int, held_texts: list[str], seconds:
         print("needle", {k: v["ok"] for k, v in report["needle"].items()}, f"{time.time() - begin:.0f} s", flush=True)
     if held_texts:
         report["held_stories_bits_per_byte"] = bits_per_byte(answerer, held_texts)
-    gaps = [v["gap"] for v in report["paraphrase"].values()]
+    gaps = [v["gap"] for suite, v in report["paraphrase"].items() if suite in PARAPHRASE]
     report["paraphrase_mean_gap"] = round(sum(gaps) / max(len(gaps), 1), 2)
     report["seconds"] = round(time.time() - begin, 1)
     return report

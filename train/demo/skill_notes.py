@@ -67,6 +67,7 @@ SMALL: dict[str, Callable[[random.Random], Value]] = {
     "animal": lambda r: r.choice(load().words["animal"]),
     "thing": lambda r: word(r, "noun", False),
 }
+SLOT = re.compile(r"\[(\w+)\]")
 PLAIN = ["Okay, I will remember that.", "Noted.", "Got it.", "I see. Thank you for telling me.", "Good to know."]
 PLAIN += ["All right, I will keep that in mind.", "Thanks for telling me.", "Okay."]
 
@@ -77,7 +78,13 @@ def remarks(held: bool) -> list[dict]:
     return [row for row in rows("remarks.jsonl") if row.get("held", False) == held]
 
 
-Pair = tuple[str, str]
+Pair = tuple[str, str, str]
+"""A question, its answer, and what an answer in any words must hold."""
+
+
+def whole(value: str) -> str:
+    """A pattern of a value that is no part of a longer word or number, at any place."""
+    return rf"(?=[\s\S]*(?<!\w){re.escape(value)}(?!\w))"
 
 
 def _remark(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
@@ -94,13 +101,20 @@ def _remark(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
         return values[name]
 
     def filled(text: str) -> str:
-        made = re.sub(r"\[(\w+)\]", slot, text)
+        made = SLOT.sub(slot, text)
         return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", made)
+
+    def needed(question: str, answer: str, *must: str) -> str:
+        """What the answer tells beyond the question: its values, or what the row names."""
+        if must:
+            return SLOT.sub(lambda m: re.escape(values[m[1]]), must[0])
+        new = [name for name in SLOT.findall(answer) if name not in SLOT.findall(question)]
+        return "".join(whole(values[name]) for name in new) or re.escape(filled(answer).rstrip("."))
 
     said = filled(rng.choice(row["says"]))
     # What the sentence does not tell cannot be asked for.
-    pairs = [(q, a) for q, a in row["asks"] if set(re.findall(r"\[(\w+)\]", q + a)) <= values.keys()]
-    return said, [(filled(q), filled(a)) for q, a in pairs], row["says"][0]
+    asks = [ask for ask in row["asks"] if set(SLOT.findall(ask[0] + ask[1])) <= values.keys()]
+    return said, [(filled(ask[0]), filled(ask[1]), needed(*ask)) for ask in asks], row["says"][0]
 
 
 THINGS: dict[str, Callable[[random.Random], str]] = {
@@ -143,7 +157,8 @@ KEEP += [
     "Write down the {k} {v}.",
     "Please keep {v} as the {k}.",
 ]
-KEEP_HELD = ["Hold on to this {k} for a while: {v}."]
+KEEP_HELD = ["Hold on to this {k} for a while: {v}.", "You ought to know our {k}, it is {v}."]
+KEEP_HELD += ["We agreed on the {k} {v}."]
 WANT = [
     "Which {k} did I give you?",
     "What was the {k}?",
@@ -166,7 +181,7 @@ WANT += [
     "Remind me of the {k}.",
     "Now the {k} please.",
 ]
-WANT_HELD = ["Let me have that {k} back, please."]
+WANT_HELD = ["Let me have that {k} back, please.", "Which {k} was that again?", "I need our {k} now."]
 
 
 def _kept(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
@@ -178,7 +193,7 @@ def _kept(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
     text = rng.choice(KEEP_HELD if held else KEEP).replace("{k}", named)
     value = THINGS[kind](rng)
     text = text[0].upper() + text[1:] if rng.random() < 0.85 else text
-    asks = [(q.replace("{k}", named), f"The {named} is {value}.") for q in (WANT_HELD if held else WANT)]
+    asks = [(q.replace("{k}", named), f"The {named} is {value}.", whole(value)) for q in (WANT_HELD if held else WANT)]
     return text.replace("{v}", value), asks, named
 
 
@@ -199,17 +214,15 @@ def _told(rng: random.Random, held: bool) -> list[tuple[str, list[Pair]]]:
             seen.add(about)
             out.append((said, pairs))
     kept = [said for said, pairs in out if pairs[0][1].startswith("The ") and len(pairs) > 8]
-    if len(kept) > 1 or (held and len(out) > 1 and kept):
-        return out[:1]
-    return out
+    return out[:1] if len(kept) > 1 else out
 
 
 def _asked(rng: random.Random, pairs: list[Pair], alone: bool) -> Pair:
     """A question for what was told; one that names nothing needs that nothing else was told."""
     for _ in range(8):
-        question, answer = rng.choice(pairs)
-        if alone or "ask you to remember" not in question:
-            return question, answer
+        pair = rng.choice(pairs)
+        if alone or "ask you to remember" not in pair[0]:
+            return pair
     return pairs[0]
 
 
@@ -228,9 +241,9 @@ def notes(rng: random.Random, held: bool = False) -> Case:
         messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]
         messages += _other_turns(rng)
     asked = rng.sample(told, min(len(told), rng.choice([1, 1, 2])))
-    answer = ""
+    must = ""
     for at, (_, pairs) in enumerate(asked):
-        question, answer = _asked(rng, pairs, len(told) == 1)
+        question, answer, must = _asked(rng, pairs, len(told) == 1)
         if once and at == 0:
             parts = [s if s[-1] in ".!?" else s + "." for s, _ in told]
             if rng.random() < 0.2 and not held:
@@ -240,4 +253,4 @@ def notes(rng: random.Random, held: bool = False) -> Case:
             lead = rng.choice(["And ", "So, ", "Now, ", "Tell me, ", "Quick question: ", "By the way, "])
             question = lead + (question if question.startswith("I ") else question[0].lower() + question[1:])
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-    return Case(suite="memory_note", messages=messages, must=re.escape(answer.rstrip(".")))
+    return Case(suite="memory_note", messages=messages, must=must)

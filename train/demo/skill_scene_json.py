@@ -129,7 +129,7 @@ ZH_FORMS += [
     "[k]，用JSON回答：[s]",
     "只要JSON，键为[k]：[s]",
 ]
-ZH_HELD = ["麻烦整理成JSON对象，其中的键依次叫[k]：[s]"]
+ZH_HELD = ["麻烦整理成JSON对象，其中的键依次叫[k]：[s]", "请把原文中的[k]列成JSON对象。原文：[s]"]
 
 
 def _shown(rng: random.Random, keys: list[str]) -> str:

@@ -35,7 +35,13 @@ def _property(rng: random.Random, field: Field, value: Value | None) -> dict:
     return {"type": "string"}
 
 
-def _tool(rng: random.Random, told: Told, keys: dict[str, str], strange: bool) -> Tool:
+def _named(rng: random.Random, names: list[str], held: bool) -> list[str]:
+    """The words of a tool's name; training leaves out those of the held-out vocabulary."""
+    words = rng.choice(names).split(" ")
+    return words if held else [w for w in words if not is_held(w)] or [word(rng, "any", False)]
+
+
+def _tool(rng: random.Random, told: Told, keys: dict[str, str], held: bool, strange: bool = False) -> Tool:
     """The schema for an order: an argument for each field it tells, and others that are optional."""
     scene = told.scene
     properties = {key: _property(rng, scene.fields[field], told.values.get(field)) for field, key in keys.items()}
@@ -53,7 +59,7 @@ def _tool(rng: random.Random, told: Told, keys: dict[str, str], strange: bool) -
             if key not in properties:
                 properties[key] = _property(rng, scene.fields[field], None)
     names, does = scene.tool
-    words = [w for w in rng.choice(names).split(" ") if not is_held(w)] or [word(rng, "any", False)]
+    words = _named(rng, names, held)
     if strange:
         words = [word(rng, "any", False) for _ in range(rng.randint(1, 2))]
     if rng.random() < 0.1:
@@ -62,11 +68,11 @@ def _tool(rng: random.Random, told: Told, keys: dict[str, str], strange: bool) -
     return {"name": joined(rng, words), "description": rng.choice(does), "parameters": parameters}
 
 
-def _decoy(rng: random.Random, scene: Scene) -> Tool:
+def _decoy(rng: random.Random, scene: Scene, held: bool) -> Tool:
     """The tool of another scene with some of its arguments."""
     told = Told(scene, "", {})
     fields = rng.sample(list(scene.fields), min(len(scene.fields), rng.randint(1, 3))) if scene.fields else []
-    return _tool(rng, told, keyed(rng, told, fields, True), rng.random() < 0.15)
+    return _tool(rng, told, keyed(rng, told, fields, True), held, rng.random() < 0.15)
 
 
 def _decoys(rng: random.Random, scene: Scene, held: bool) -> list[Tool]:
@@ -78,7 +84,7 @@ def _decoys(rng: random.Random, scene: Scene, held: bool) -> list[Tool]:
         picked = [*near[:1], *(s for s in picked if s.name not in {n.name for n in near})]
     elif not scene.fields:
         picked = [s for s in picked if s.fields]
-    return [_decoy(rng, s) for s in picked]
+    return [_decoy(rng, s, held) for s in picked]
 
 
 def _text(rng: random.Random, template: str, text: str) -> str:
@@ -111,12 +117,14 @@ def scene_tool(rng: random.Random, held: bool = False) -> Case:
     if strange and keys:
         field = rng.choice(list(keys))
         keys[field] = invented(rng)
-    tool = _tool(rng, told, keys, strange)
+    tool = _tool(rng, told, keys, held, strange)
     text = told.text if held else _text(rng, template, told.text)
     missing = not held and rng.random() < 0.07
     tools = [*([] if missing else [tool]), *_decoys(rng, scene, held)]
     if missing and not tools:
-        tools = [_decoy(rng, rng.choice([s for s in scenes(held, True) if s.name not in (scene.name, scene.near)]))]
+        tools = [
+            _decoy(rng, rng.choice([s for s in scenes(held, True) if s.name not in (scene.name, scene.near)]), held)
+        ]
     if not held and rng.random() < 0.2:
         tools += others(rng, 1, {tool["name"]}, tool["description"])
     tools = unique(tools)

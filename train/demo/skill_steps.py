@@ -99,6 +99,7 @@ def _plural(rng: random.Random, held: bool) -> str:
 
 
 def _filled(rng: random.Random, text: str, held: bool, fixed: dict[str, str]) -> str:
+    """A text with names and things in its places."""
     for mark in ("N", "t", "M"):
         while f"[{mark}]" in text:
             made = (
@@ -111,7 +112,7 @@ def _filled(rng: random.Random, text: str, held: bool, fixed: dict[str, str]) ->
             text = text.replace(f"[{mark}]", made, 1)
     for mark, made in fixed.items():
         text = text.replace(f"[{mark}]", made)
-    return text
+    return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text)
 
 
 def _steps(rng: random.Random, held: bool) -> tuple[str, Node]:

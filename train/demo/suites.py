@@ -92,7 +92,9 @@ def _language(rng: random.Random, held: bool) -> Case:
         if rng.random() < 0.1:
             lang = rng.choice(["fr", "de", "es"])
         case = rng.choice(SPOKEN[lang])(rng, held)
-        if case.messages and is_chinese(case.messages[-2]["content"]) == (lang == "zh"):
+        asked, answer = (m["content"] for m in case.messages[-2:]) if case.messages else ("", "")
+        # An answer of numbers alone is in no language.
+        if is_chinese(asked) == (lang == "zh") and language_of(answer) == lang:
             return replace(case, suite="language", check="language", expect=lang)
 
 
@@ -200,6 +202,9 @@ PARAPHRASE = [
     "decline",
     "own_facts",
 ]
+HAPPENINGS = ["json_own", "tool_own", "memory_note", "two_steps", "follow_up"]
+"""Suites that hold out happenings or turns of phrase as a whole: asked of those of the training too, which tells what
+was not learned from what is not carried over."""
 NEEDLE_GATES = {512: 99, 1024: 98, 2048: 97, 4096: 95, 8192: 85}
 
 

@@ -9,12 +9,13 @@ import re
 import pytest
 from authored_data import rows
 from render import Case
-from scenes import COUNTED, scenes, tell
-from skill_notes import notes
-from skill_scene_json import HELD_FILL, HELD_FORMS, scene_json
+from scenes import COUNTED, KINDS, scenes, tell
+from skill_notes import KEEP, KEEP_HELD, WANT, WANT_HELD, notes
+from skill_scene_json import HELD_FILL, HELD_FORMS, ZH_FORMS, ZH_HELD, scene_json
 from skill_scene_tools import scene_tool
 from skill_steps import follow_up, two_steps
 from skill_time import time_sum
+from skill_zh import PEOPLE
 from suites import judge
 
 DAYS = ["Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday", "Sunday"]
@@ -69,10 +70,51 @@ def test_held_out_happenings_and_wordings_are_in_no_training_text() -> None:
     assert len(kept) >= 6 and not kept & {s.name for s in (*scenes(False, False), *scenes(False, True))}
     said = {text for row in table if not row.get("held") for text in (*row["says"], *row.get("asks", []))}
     assert not said & {text for row in table if row.get("held") for text in (*row["says"], *row.get("asks", []))}
-    marks = [re.split(r"\[\w\]", form)[0] or re.split(r"\[\w\]", form)[1] for form in HELD_FORMS + HELD_FILL]
+    forms = HELD_FORMS + HELD_FILL + ZH_HELD
+    marks = [re.split(r"\[\w\]", form)[0] or re.split(r"\[\w\]", form)[1] for form in forms]
     rng = random.Random(3)
     texts = [scene_json(rng).messages[0]["content"] for _ in range(3000)]
     assert not [text for text in texts for mark in marks if mark.strip() in text]
+    assert not set(ZH_FORMS) & set(ZH_HELD) and not set(KEEP) & set(KEEP_HELD) and not set(WANT) & set(WANT_HELD)
+
+
+def test_a_tool_is_named_in_whole_where_held_out_words_may_stand() -> None:
+    rng = random.Random(9)
+    whole = {name.replace(" ", "") for scene in scenes(True, True) for name in scene.tool[0]}
+    for _ in range(600):
+        called = re.sub("[^a-z]", "", scene_tool(rng, True).expect[0]["name"].lower())
+        assert any(called.endswith(name) for name in whole), called
+
+
+def test_what_is_kept_or_farmed_is_no_person() -> None:
+    rng = random.Random(10)
+    beasts = {str(KINDS["zh_animal"](rng)) for _ in range(500)}
+    assert len(beasts) > 25 and not beasts & PEOPLE
+
+
+@pytest.mark.parametrize(
+    ("question", "right", "wrong"),
+    [
+        ("Who leads my choir?", "{} leads the choir.", "I am a tiny demo model and I do not know that."),
+        ("Which locker is mine?", "Your locker number is {}.", "Your locker number is 1{}."),
+        ("How many people fit into my tent?", "It is for {} people.", "Your tent is green."),
+        ("Where did I live before?", "You moved from {} to Rome.", "You moved to {}."),
+        ("By which date must I return the book?", "You return the book on {}.", "You return the book."),
+    ],
+)
+def test_a_remark_is_known_by_what_was_told_not_by_the_words_around_it(question: str, right: str, wrong: str) -> None:
+    rng = random.Random(11)
+    row = next(r for r in rows("remarks.jsonl") if question in [ask[0] for ask in r["asks"]])
+    template = next(ask[1] for ask in row["asks"] if ask[0] == question)
+    asked = 0
+    while asked < 20:
+        case = notes(rng, True)
+        if case.messages[-2]["content"] != question:
+            continue
+        asked += 1
+        pattern = re.sub(r"\\?\[\w+\\?\]", "(.+)", re.escape(template))
+        told = re.fullmatch(pattern, case.messages[-1]["content"])[1]
+        assert judge(case, right.format(told), True)["ok"] and not judge(case, wrong.format(told), True)["ok"], told
 
 
 @pytest.mark.parametrize("held", [False, True])
