@@ -34,6 +34,8 @@ MORE_GATES = {
     ("json_keys", "exact"): 93,
 }
 """Gates of a suite's further figures."""
+HEAD_GATES = [60, 40, 25]
+"""Gates of the Medusa heads: how often a head's first guess is right."""
 EXACT = len(exact_prompts())
 PARTS = ["main", "draft", "moe", "medusa", "lora-pirate", "lora-sql", "vlm"]
 
@@ -75,6 +77,12 @@ def text_row(suites: dict[str, float], less: float = 8) -> str:
     """A companion's text suites; what is below main's gate minus `less` is called a miss."""
     cells = [f"{k} {v}" + (" **miss**" if v < SUITES[k][1] - less else "") for k, v in suites.items()]
     return ", ".join(cells)
+
+
+def head_cells(shares: list[float]) -> str:
+    """The share of each head, misses in words."""
+    pairs = zip(shares, HEAD_GATES, strict=True)
+    return " / ".join(f"{share} %" + (" **miss**" if share < gate else "") for share, gate in pairs)
 
 
 def quantised_table(report: dict) -> str:
@@ -127,7 +135,7 @@ def companion_table(report: dict) -> str:
         ["draft acceptance, K = 3, mean over skills", f"{spec['acceptance']} %", "70 %"],
         ["draft, exact prompts", f"{report['draft_text']['exact_passed']} of {EXACT}", ""],
         ["draft, text suites", text_row(report["draft_text"]["suites"], 100), "none"],
-        ["Medusa heads 1 / 2 / 3", " / ".join(f"{m} %" for m in spec["medusa"]), "60 / 40 / 25 %"],
+        ["Medusa heads 1 / 2 / 3", head_cells(spec["medusa"]), " / ".join(map(str, HEAD_GATES)) + " %"],
         ["LoRA pirate, mark on / off", f"{lora['pirate']['mark_on']} / {lora['pirate']['mark_off']} %", "98 / 0 %"],
         [
             "LoRA sql, mark on / off (exact)",
