@@ -9,7 +9,17 @@ from typing import Any
 import typer
 
 from tokenmill.cli import bench_serve
-from tokenmill.cli.bench_common import JSON, PLOT, BenchProgress, check_outputs, save
+from tokenmill.cli.bench_common import (
+    JSON,
+    MOST_LEN,
+    MOST_REQUESTS,
+    MOST_ROWS,
+    MOST_RUNS,
+    PLOT,
+    BenchProgress,
+    check_outputs,
+    save,
+)
 from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import told
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
@@ -27,9 +37,9 @@ def group() -> None:
 
 
 MADE = {
-    "inputs": flag("input_len", int, "Prompt tokens of a made-up workload (default: 512).", min=1),
-    "outputs": flag("output_len", int, "Output tokens of a made-up workload (default: 128).", min=1),
-    "requests": flag("num_prompts", int, "Requests of a made-up workload (default: 32).", min=1),
+    "inputs": flag("input_len", int, "Prompt tokens of a made-up workload (default: 512).", min=1, max=MOST_LEN),
+    "outputs": flag("output_len", int, "Output tokens of a made-up workload (default: 128).", min=1, max=MOST_LEN),
+    "requests": flag("num_prompts", int, "Requests of a made-up workload (default: 32).", min=1, max=MOST_REQUESTS),
 }
 USUAL = {"inputs": 512, "outputs": 128, "requests": 32}
 WORKLOAD = typer.Option(
@@ -44,7 +54,9 @@ WORKLOAD = typer.Option(
 def throughput(
     model: str = MODEL,
     workload: list[Path] = WORKLOAD,
-    repeat: int = typer.Option(1, "--repeat", min=1, help="Run each workload this often; the best run counts."),
+    repeat: int = typer.Option(
+        1, "--repeat", min=1, max=MOST_RUNS, help="Run each workload this often; the best run counts."
+    ),
     json_path: Path = JSON,
     plot: Path = PLOT,
     detokenize: bool = typer.Option(True, "--detokenize/--no-detokenize", help="Make text, if there is a tokenizer."),
@@ -68,10 +80,10 @@ def throughput(
 @engine_flags
 def latency(
     model: str = MODEL,
-    batch: int = typer.Option(1, "--batch", min=1, help="Requests at once."),
-    input_len: int = typer.Option(128, "--input-len", min=1, help="Prompt tokens of each."),
-    output_len: int = typer.Option(128, "--output-len", min=1, help="Output tokens of each."),
-    repeat: int = typer.Option(5, "--repeat", min=1, help="How often; the median run counts."),
+    batch: int = typer.Option(1, "--batch", "--batch-size", min=1, max=MOST_ROWS, help="Requests at once."),
+    input_len: int = typer.Option(128, "--input-len", min=1, max=MOST_LEN, help="Prompt tokens of each."),
+    output_len: int = typer.Option(128, "--output-len", min=1, max=MOST_LEN, help="Output tokens of each."),
+    repeat: int = typer.Option(5, "--repeat", min=1, max=MOST_RUNS, help="How often; the median run counts."),
     json_path: Path = JSON,
     plot: Path = PLOT,
     *,
@@ -96,7 +108,9 @@ def latency(
 @engine_flags
 def startup(
     model: str = MODEL,
-    repeat: int = typer.Option(3, "--repeat", min=1, help="Fresh processes, one after the other; the median counts."),
+    repeat: int = typer.Option(
+        3, "--repeat", min=1, max=MOST_RUNS, help="Fresh processes, one after the other; the median counts."
+    ),
     json_path: Path = JSON,
     *,
     options: dict[str, Any],
@@ -120,7 +134,7 @@ def ablate(
     model: str = MODEL,
     workload: list[Path] = WORKLOAD,
     only: list[str] = typer.Option(None, "--only", help="Switch off only this (may be repeated)."),
-    repeat: int = typer.Option(1, "--repeat", min=1, help="Runs of each; the best one counts."),
+    repeat: int = typer.Option(1, "--repeat", min=1, max=MOST_RUNS, help="Runs of each; the best one counts."),
     json_path: Path = JSON,
     plot: Path = PLOT,
     *,

@@ -13,6 +13,8 @@ import typer
 from tokenmill.cli.loading import Heartbeat
 from tokenmill.core.errors import ParameterError, why
 
+MOST_ROWS, MOST_REQUESTS, MOST_RUNS, MOST_LEN = 65_536, 1_000_000, 1_000, 1 << 24
+"""Of a benchmark: at once, in all, again, and tokens of one request."""
 JSON = typer.Option(None, "--json", metavar="OUT", help="Write the results here.")
 PLOT = typer.Option(None, "--plot", metavar="OUT.png", help="Draw the results here (needs matplotlib).")
 

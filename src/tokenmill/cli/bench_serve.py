@@ -12,7 +12,17 @@ from urllib.parse import urlsplit
 
 import typer
 
-from tokenmill.cli.bench_common import JSON, PLOT, BenchProgress, check_outputs, save
+from tokenmill.cli.bench_common import (
+    JSON,
+    MOST_LEN,
+    MOST_REQUESTS,
+    MOST_ROWS,
+    MOST_RUNS,
+    PLOT,
+    BenchProgress,
+    check_outputs,
+    save,
+)
 from tokenmill.cli.flags import flag, with_flags
 from tokenmill.cli.loading import waiting_told
 from tokenmill.core.errors import ParameterError
@@ -40,16 +50,24 @@ TARGET = {
         spelled="--percentiles --metric-percentiles",
     ),
     "device": flag("device", str, "What the server runs on, for mbu and mfu: a device as `plan` takes it."),
-    "warmup": flag("warmup", int, "Requests before the run, one after the other (default: 1).", min=0),
+    "warmup": flag(
+        "warmup", int, "Requests before the run, one after the other (default: 1).", min=0, max=MOST_REQUESTS
+    ),
     "temperature": flag("temperature", float, "Sampling temperature (default: 0).", min=0.0),
 }
 ASKED = {
     "inputs": flag("input_len", str, "Prompt tokens: 512, 128:1024, normal:512:100 lognormal:512:0.8 (default: 128)."),
     "outputs": flag("output_len", str, "Output tokens, spelled alike (default: 128)."),
-    "count": flag("num_prompts", int, "Conversations of a made-up load (default: 64) or of a trace (all).", min=1),
-    "turns": flag("turns", int, "Questions per conversation, each with all before it.", min=1),
-    "prefix": flag("prefix_len", int, "Tokens of a system prompt that users share.", min=0),
-    "prefixes": flag("num_prefixes", int, "How many different system prompts there are.", min=1),
+    "count": flag(
+        "num_prompts",
+        int,
+        "Conversations of a made-up load (default: 64) or of a trace (all).",
+        min=1,
+        max=MOST_REQUESTS,
+    ),
+    "turns": flag("turns", int, "Questions per conversation, each with all before it.", min=1, max=MOST_RUNS),
+    "prefix": flag("prefix_len", int, "Tokens of a system prompt that users share.", min=0, max=MOST_LEN),
+    "prefixes": flag("num_prefixes", int, "How many different system prompts there are.", min=1, max=MOST_REQUESTS),
     "vocab": flag("vocab_size", int, "Made-up token ids stay below this (default: 1000).", min=16),
     "text": flag("text", bool, "Make up text instead of token ids."),
     "seed": flag("seed", int, "Seed of made-up prompts and arrivals.", min=0),
@@ -58,7 +76,9 @@ COMING = {
     "arrivals": flag("arrivals", Arrivals, "How requests come (default: closed with --users, poisson with --rate)."),
     "sweep": flag("sweep", bool, "Raise --rate until the server falls behind."),
     "duration": flag("duration", float, "Seconds of each rate of a --sweep (default: 10).", min=0.1),
-    "users": flag("users", int, "Closed loop: this many users, each asking when its last answer has ended.", min=1),
+    "users": flag(
+        "users", int, "Closed loop: this many users, each asking when its last answer has ended.", min=1, max=MOST_ROWS
+    ),
     "rate": flag(
         "rate",
         float,
@@ -67,7 +87,9 @@ COMING = {
     ),
     "shape": flag("burstiness", float, "Bursty arrivals; smaller is burstier, 1 is poisson (default: 0.25)."),
     "think": flag("think_time", float, "Seconds between an answer and the next question of its user.", min=0.0),
-    "max_open": flag("max_concurrency", int, "No more requests than this at once; alone, like --users.", min=1),
+    "max_open": flag(
+        "max_concurrency", int, "No more requests than this at once; alone, like --users.", min=1, max=MOST_ROWS
+    ),
 }
 
 

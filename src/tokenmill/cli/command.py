@@ -6,17 +6,21 @@ A flag that a verb lacks is looked up among other programs' (foreign.py) before 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from tokenmill.cli.errors import USER
+from tokenmill.cli.errors import USER, exit_code, fail
 from tokenmill.cli.foreign import VERBS, Refused, as_ours
 from tokenmill.cli.help import ALL, page, verbs_page
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
+from tokenmill.core.errors import ParameterError
 
+TYPED = "tokenmill.typed"
+"""Where a context keeps the flags of its line, as they were typed."""
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """What typer raises for every wrong line, whichever library it reads lines with."""
 
@@ -41,14 +45,36 @@ class Verb(TyperCommand):
         if ALL in args:
             typer.echo(self._page(ctx, everything=True), color=ctx.color)
             raise typer.Exit
+        typed: dict[str, str] = {}
         try:
-            return super().parse_args(ctx, as_ours(args, self._flags(), str(self.name)))
+            return super().parse_args(ctx, as_ours(args, self._flags(), str(self.name), typed))
         except Told:
             raise
         except Refused as error:
             raise Told(f"{error}{self._hint(ctx, error.flag)}") from None
         except USAGE_ERROR as error:
-            _tell(ctx, error)
+            _tell(ctx, error, self._named(typed))
+        finally:
+            ctx.meta[TYPED] = typed
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run it; a wrong value is told by the name that was typed for it."""
+        try:
+            return super().invoke(ctx)
+        except ParameterError as error:
+            named = self._named(ctx.meta.get(TYPED, {}))
+            fail(as_typed(str(error), named, error.param), exit_code(error))
+
+    def _named(self, typed: Mapping[str, str]) -> dict[str, str]:
+        """The names that a message may have for a flag that was typed -> how it was typed."""
+        found: dict[str, str] = {}
+        for param in self.params:
+            names = [*param.opts, *param.secondary_opts]
+            said = next((typed[name] for name in names if name in typed), None)
+            if said is not None and param.param_type_name == "option":
+                field = param.opts[0].removeprefix("--").replace("-", "_")
+                found |= dict.fromkeys((param.opts[0], field, str(param.name)), said)
+        return found
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """What few people need is left out."""
@@ -155,14 +181,25 @@ def _example(ctx: Any) -> str:
     return "chat" if "chat" in names else str(names[0])
 
 
-def _tell(ctx: Any, error: Any) -> NoReturn:
+def as_typed(text: str, named: Mapping[str, str], param: str | None = None) -> str:
+    """A message with the names of flags as they were typed; an option's own name only where it is what is wrong."""
+    for name, said in named.items():
+        if name.startswith("--"):
+            text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", said.replace("\\", ""), text)
+        elif name == param:
+            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?= must | wants | is )", said, text, count=1)
+    return text
+
+
+def _tell(ctx: Any, error: Any, named: Mapping[str, str] | None = None) -> NoReturn:
     """The library's complaint in our form."""
     text = " ".join(str(error.format_message()).split()).rstrip(".").replace("Value error, ", "")
     said, between, choices = text.partition(" is not one of ")
     text = f"{said}{between}{choices.replace(chr(39), '')}"  # many are read more easily without quotes
+    text = re.sub(r"'(--?[\w-]+)'(?: / '--?[\w-]+')+", r"'\1'", text)  # one of a flag's names is enough
     if "unexpected extra argument" in text:
         text += _too_many(ctx, text.rpartition("(")[2].rstrip(")").split())
-    raise Told(f"{text}. `{ctx.command_path} --help` explains it.") from None
+    raise Told(f"{as_typed(text, named or {})}. `{ctx.command_path} --help` explains it.") from None
 
 
 def _too_many(ctx: Any, words: list[str]) -> str:

@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import typer
 
-from tokenmill.core.errors import EngineDeadError, TokenmillError, UserError, why
+from tokenmill.core.errors import EngineDeadError, ParameterError, TokenmillError, UserError, why
 
 USER, DEAD, FAILED, INTERRUPTED = 2, 3, 1, 130
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -40,16 +40,19 @@ def told(verb: Callable[..., None]) -> Callable[..., None]:
         except OSError as error:
             if error.filename is None and error.errno not in FULL:
                 raise
-            _fail(f"{error.filename}: {why(error)}" if error.filename else why(error), USER)
+            fail(f"{error.filename}: {why(error)}" if error.filename else why(error), USER)
         except MemoryError:
-            _fail("There is not enough memory for this; ask for less of it.", USER)
+            fail("There is not enough memory for this; ask for less of it.", USER)
+        except ParameterError:
+            raise  # a verb says it by the name that was typed (command.py)
         except TokenmillError as error:
-            _fail(str(error), exit_code(error))
+            fail(str(error), exit_code(error))
 
     return run_verb
 
 
-def _fail(text: str, code: int) -> NoReturn:
+def fail(text: str, code: int) -> NoReturn:
+    """One red sentence, and the end."""
     typer.secho(f"tokenmill: {text}", fg="red", err=True)
     raise typer.Exit(code) from None
 

@@ -201,14 +201,16 @@ VERBS: Mapping[str, str] = {
 """Verbs of ollama, vllm and llama.cpp -> the way to the same end."""
 
 
-def as_ours(args: list[str], known: Mapping[str, bool], verb: str) -> list[str]:
+def as_ours(args: list[str], known: Mapping[str, bool], verb: str, typed: dict[str, str] | None = None) -> list[str]:
     """The words with other programs' flags replaced or left out; known: the verb's flags, and whether a value follows.
-    Raises Refused for what cannot be used."""
+    typed is filled with every flag found, and how it was typed. Raises Refused for what cannot be used."""
+    typed = {} if typed is None else typed
     found: list[str] = []
     at = 0
     while at < len(args):
         word, rest = args[at], args[at + 1 :]
         name, equals, value = word.partition("=")
+        said = name
         name = _dashed(name, known, verb)
         at += 1
         if word == "--":
@@ -217,11 +219,14 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str) -> list[str]:
             found.append(word)
         elif name in known:
             taken = int(known[name] and not equals)
+            typed[name] = said
             found += [f"{name}{equals}{value}", *rest[:taken]]
             at += taken
         elif (other := _lookup(name, verb)) is not None:
             given = [value] if equals else rest[: _taken(other, rest)]
-            found += _ours(name, other, given, known)
+            words = _ours(name, other, given, known)
+            typed |= dict.fromkeys(words[:1], said)
+            found += words
             at += 0 if equals else len(given)
         elif word[:2] in known and not word.startswith("--"):
             found.append(word)  # -pTEXT

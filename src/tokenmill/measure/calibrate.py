@@ -91,8 +91,8 @@ def measure_calibrated(
 
 
 def calibrated(device: str, dtypes: tuple[str, ...], now: Told | None = None) -> Device:
-    """This machine's device: its ceilings, and what this engine's kernels reach on it."""
-    return read_measured(measure_calibrated(device, dtypes, now=now), f"measured on {device}")
+    """This machine's device: its ceilings, and what this engine's kernels reach on it, shortly measured."""
+    return read_measured(measure_calibrated(device, dtypes, short=True, now=now), f"measured on {device}")
 
 
 def parts_of(dtypes: tuple[str, ...], *, mixture: bool = True) -> list[str]:

@@ -58,11 +58,17 @@ class Uniform:
 
     def jobs(self, encode: Encode | None, vocab_size: int) -> list[Job]:
         """The same seed gives the same prompts."""
+        if self.requests * (self.inputs + self.outputs) > MOST_TOKENS:
+            raise ParameterError(
+                f"{self.name} are more than {MOST_TOKENS:,} tokens: ask for fewer requests, or for shorter ones."
+            )
         source = random.Random(self.seed)
         ids = [[source.randrange(vocab_size) for _ in range(self.inputs)] for _ in range(self.requests)]
         return [(prompt, self.outputs) for prompt in ids]
 
 
+MOST_TOKENS = 1 << 26
+"""Of a made-up workload, which is made before it runs."""
 Workload = FileWorkload | Uniform
 
 
