@@ -84,7 +84,8 @@ class Sequence:
 
     Of a model whose rows have states (kvcache/snapshots.py): `save_at`: the next position whose state is kept, in
     `save_slot` if it is an answer's; `restore`: the slot that devices shall restore; `diverges`: where others with
-    this beginning went another way; `rolled`: the node with the answer's last kept state.
+    this beginning went another way, and `parting`: the node there, if others may wait until its state is kept;
+    `rolled`: the node with the answer's last kept state.
     """
 
     id: int
@@ -128,6 +129,7 @@ class Sequence:
     restore: int = -1
     diverges: int = 0
     rolled: object = None
+    parting: object = None
 
     @property
     def keys(self) -> list[int]:

@@ -14,6 +14,7 @@ from tokenmill.core.sequence import WAITING
 from tokenmill.device.energy import energy_reader
 from tokenmill.engine.build import Built
 from tokenmill.engine.wire import EngineStats
+from tokenmill.kvcache.snapshots import Snapshots
 
 SLOW_S = 2.0
 """What takes a look elsewhere (the process, the kernels' counters) is looked at this often."""
@@ -57,6 +58,7 @@ class Gauges:
             kv_blocks=sum(pool.num_blocks for pool in scheduler.tables.pools),
             kv_shared=sum(pool.shared for pool in scheduler.tables.pools),
             kv_idle=sum(len(pool.idle) for pool in scheduler.tables.pools),
+            **_states(scheduler.tables.snapshots),
             prompt_tokens=c.prompt_tokens,
             cached_tokens=c.cached_tokens,
             output_tokens=c.output_tokens,
@@ -113,3 +115,16 @@ class Gauges:
         joules = self.energy()
         self.watts = (joules - self.joules) / (now - self.measured_at)
         self.measured_at, self.joules = now, joules
+
+
+def _states(snapshots: Snapshots | None) -> dict[str, int]:
+    """What the prefix cache keeps of recurrent layers, by names of EngineStats."""
+    if snapshots is None:
+        return {}
+    return {
+        "states_kept": len(snapshots.fresh) + len(snapshots.proven),
+        "state_slots": snapshots.num_slots,
+        "states_saved": snapshots.saved,
+        "states_used": snapshots.hits,
+        "states_evicted": snapshots.evicted,
+    }

@@ -13,6 +13,8 @@ GAUGES = {
     "vllm:num_requests_waiting": ("waiting", "Requests that wait for the batch."),
     "vllm:kv_cache_usage_perc": ("kv_usage", "Share of K/V blocks in use."),
     "tokenmill:kv_blocks": ("kv_blocks", "K/V blocks."),
+    "tokenmill:kept_states": ("states_kept", "States of recurrent layers that the prefix cache keeps."),
+    "tokenmill:kept_state_slots": ("state_slots", "Slots for such states."),
     "tokenmill:expert_balancedness": (
         "balancedness",
         "Mean over maximum of the ranks' tokens for experts (0: unknown).",
@@ -42,6 +44,9 @@ COUNTERS = {
     "tokenmill:steps": ("steps", "Steps."),
     "tokenmill:logits_processor_tokens": ("processed", "Tokens that waited for a logits processor in Python: slow."),
     "tokenmill:failed_steps": ("failures", "Steps that failed as a whole."),
+    "tokenmill:states_saved": ("states_saved", "States of recurrent layers that the prefix cache took in."),
+    "tokenmill:states_used": ("states_used", "Times that a sequence went on from a kept state."),
+    "tokenmill:states_evicted": ("states_evicted", "Kept states that gave way to others."),
     "tokenmill:expert_moves": ("expert_moves", "Experts that came to a rank or a slot of it."),
     "tokenmill:kernel_calls": ("kernel_calls", "Operations run."),
     "tokenmill:kernel_fallbacks": ("fallback_calls", "Operations that the backend left to plain torch."),

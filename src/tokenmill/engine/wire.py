@@ -94,6 +94,12 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Blocks that several sequences read."""
     kv_idle: int = 0
     """Blocks that only the prefix cache keeps."""
+    states_kept: int = 0
+    """Slots of the prefix cache that hold states of recurrent layers, of `state_slots`."""
+    state_slots: int = 0
+    states_saved: int = 0
+    states_used: int = 0
+    states_evicted: int = 0
     prompt_tokens: int = 0
     cached_tokens: int = 0
     output_tokens: int = 0

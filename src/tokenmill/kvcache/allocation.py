@@ -101,9 +101,9 @@ class BlockTables:
         before = _ancestors(start)
         count = cache.usable(before, path)
         if self.snapshots is not None and count:
-            seq.diverges = position + count * self.block_size
+            seq.diverges, parting = position + count * self.block_size, path[count - 1]
             count = cache.usable(before, path, states=True)
-            self.snapshots.matched(seq, position + count * self.block_size)
+            self.snapshots.matched(seq, position + count * self.block_size, parting)
         if not count:
             return 0
         nodes = before + path[:count]
@@ -120,6 +120,15 @@ class BlockTables:
                 break
             seq.followed += self.block_size
         return count * self.block_size
+
+    def comes(self, seq: Sequence) -> bool:
+        """Does a running row soon keep a state that spares this waiting sequence tokens which others compute?"""
+        snapshots = self.snapshots
+        if snapshots is None or not snapshots.coming or not seq.group.reads_cache:
+            return False
+        path = self.cache.walk(self.cache.root(self._salt(seq)), seq.keys, 0, len(seq.tokens) - 1)
+        found = self.cache.usable([], path, states=True)
+        return any(snapshots.comes(node, seq) for node in path[found : self.cache.usable([], path)])
 
     def _adopt(self, seq: Sequence, group: int, window: int, nodes: list[Node], end: int, position: int) -> None:
         table, pool, size = seq.tables[group], self.by_group[group], self.block_size

@@ -7,6 +7,8 @@ prefix can be taken up again only where the state was kept. Devices keep and res
                             at the last block border of what is known when a row starts (a prompt, a turn)
                             every `every` tokens of a long prompt, and every `turn` tokens of an answer
 
+Of prompts with the same beginning that arrive together, the first one that parts from another keeps the state there;
+those behind it wait for that instead of computing the beginning, too.
 A restore comes before its plan's forward and a save after it, and devices run in order: so a slot may be given away
 while plans that read it are in flight, and what a plan saves can be found from the next plan on.
 """
@@ -46,6 +48,8 @@ class Snapshots:
         self.fresh: dict[int, Node] = {}
         self.proven: dict[int, Node] = {}
         self.readers: dict[int, int] = {}
+        self.coming: dict[Node, Sequence] = {}
+        """Nodes where others parted, and the rows that are on their way to keep the states there."""
         self.saved = self.hits = self.evicted = 0
 
     # ------------------------------------------------------------ slots
@@ -99,12 +103,27 @@ class Snapshots:
 
     # ------------------------------------------------------------ reading
 
-    def matched(self, seq: Sequence, position: int) -> None:
-        """The prefix cache takes `seq` to `position`; what was to be kept on the way is not passed any more."""
+    def matched(self, seq: Sequence, position: int, parting: Node) -> None:
+        """The prefix cache takes `seq` to `position`; what was to be kept on the way is not passed any more. parting:
+        the last node that it shares with others, at `seq.diverges`."""
         if seq.save_slot >= 0:
             self.free.append(seq.save_slot)
             seq.save_slot = -1
         self.look_ahead(seq, position)
+        self._give_up(seq)
+        if position < seq.diverges and parting.snapshot < 0 and parting not in self.coming:
+            self.coming[parting], seq.parting = seq, parting
+
+    def comes(self, node: Node, seq: Sequence) -> bool:
+        """Will a row that is no less urgent than `seq` soon have kept the state behind `node`?"""
+        keeper = self.coming.get(node)
+        return keeper is not None and keeper is not seq and keeper.rank <= seq.rank
+
+    def _give_up(self, seq: Sequence) -> None:
+        """Nobody need wait for what this row keeps any longer."""
+        parting, seq.parting = seq.parting, None
+        if isinstance(parting, Node) and self.coming.get(parting) is seq:
+            del self.coming[parting]
 
     def restore(self, seq: Sequence, node: Node) -> None:
         """`seq` goes on behind `node`; its state stays where it is until the devices have been told."""
@@ -128,6 +147,7 @@ class Snapshots:
             self.free.append(seq.save_slot)
         seq.restore = seq.save_slot = -1
         seq.save_at = NEVER
+        self._give_up(seq)
 
     # ------------------------------------------------------------ keeping
 
@@ -155,6 +175,7 @@ class Snapshots:
             self.look_ahead(seq, end)
             slot = -1 if not isinstance(node, Node) or node.snapshot >= 0 else self.take()
             if slot < 0:
+                self._give_up(seq)
                 return None
             plan.saves.append(StateSave(seq.row, slot, at))
             assert isinstance(node, Node)
@@ -173,6 +194,8 @@ class Snapshots:
         """The plan is complete: from the next one on its states can be found."""
         for one in kept:
             self._keep(one.seq, one.node, one.slot, one.position)
+            if one.node is one.seq.parting:
+                self._give_up(one.seq)
 
     def confirm(self, seq: Sequence) -> None:
         """A commit took `seq` to `save_at` or beyond, and its tokens there are published."""

@@ -345,6 +345,9 @@ class Scheduler:
             if adapter and not self.roster.adapters.has_room(adapter, begun=_begun(seq.group)):
                 aside.append(seq)  # those behind it may need no slot, or another one
                 continue
+            if self.tables.comes(seq):
+                aside.append(seq)  # what it would compute itself can be taken from the next plans
+                continue
             if not self._room_for(seq, flight):
                 aside.append(seq)
                 break

@@ -64,8 +64,42 @@ def test_a_shared_beginning_is_computed_twice_and_then_found(hybrid: tuple[Path,
         for i, one in enumerate(prompts):
             assert ids(run(llm, [one], greedy(8))) == expected[i : i + 1]
         computed, cached = counted(llm)
-        assert llm.engine.scheduler.tables.snapshots.hits == 6
+        told = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+        assert told["tokenmill:states_used"] == 6 and told["tokenmill:states_evicted"] == 0
+        assert 0 < told["tokenmill:states_saved"] == told["tokenmill:kept_states"] < told["tokenmill:kept_state_slots"]
     assert cached == 6 * 80 and computed == 8 * 86 - cached
+
+
+@pytest.mark.parametrize("budget", [2048, 100, 33], ids=["one step holds all", "one prompt fits", "prompts are cut"])
+def test_prompts_that_arrive_together_compute_their_beginning_twice(hybrid: tuple[Path, Any], budget: int) -> None:
+    """The second one shows where they part; those behind it wait for the state that it keeps there."""
+    folder, _ = hybrid
+    stem = prompt(80, 3)
+    prompts = [stem + prompt(6, 10 + i) for i in range(12)]
+    with open_hybrid(folder, enable_prefix_caching=False) as plain:
+        expected = ids(run(plain, prompts, greedy(8)))
+    with open_hybrid(folder, max_num_batched_tokens=budget, max_num_seqs=16) as llm:
+        assert ids(run(llm, prompts, greedy(8))) == expected
+        computed, cached = counted(llm)
+        assert not llm.engine.scheduler.tables.snapshots.coming
+    assert cached == 10 * 80 and computed == 12 * 86 - cached
+
+
+def test_nobody_waits_for_a_row_that_has_left_or_may_come_later(hybrid: tuple[Path, Any]) -> None:
+    folder, _ = hybrid
+    stem = prompt(80, 3)
+    with open_hybrid(folder, max_num_batched_tokens=40, max_num_seqs=16, scheduling_policy="priority") as llm:
+        engine = llm.engine
+        for i in range(6):  # the first one is behind all others, which must not wait for it
+            engine.add(make_request(f"r{i}", None, stem + prompt(6, 10 + i), greedy(4), priority=9 if i == 0 else 1))
+        ended, steps = set(), 0
+        while engine.has_work:
+            steps += 1
+            if steps == 4:
+                engine.abort("r1")
+            ended |= {delta.request_id for delta in engine.step() if delta.finish}
+        assert ended >= {"r0", "r2", "r3", "r4", "r5"} and steps < 100
+        assert not engine.scheduler.tables.snapshots.coming
 
 
 def test_a_chat_computes_what_is_new(hybrid: tuple[Path, Any]) -> None:
