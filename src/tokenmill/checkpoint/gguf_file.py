@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.files import open_regular
+from tokenmill.core.files import LOOK, open_regular, told_by
 
 MAX_ENTRIES = 1 << 16
 MAX_ARRAY = 1 << 24
@@ -155,6 +155,8 @@ def parse_gguf(data: bytes | mmap.mmap, path: str) -> tuple[dict[str, Any], dict
     """Metadata and tensor table of a whole file's bytes."""
     cursor = Cursor(data, path)
     if bytes(data[:4]) != b"GGUF":
+        if other := told_by(bytes(data[:LOOK])):
+            raise ModelError(f"{path}: is {other}")
         raise cursor.fail("it does not begin with GGUF")
     cursor.at = 4
     version = cursor.number("<I")

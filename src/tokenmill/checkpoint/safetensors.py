@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, read_index
 from tokenmill.core.errors import ModelError
-from tokenmill.core.files import open_regular, present
+from tokenmill.core.files import LOOK, open_regular, present, told_by
 
 MAX_HEADER_BYTES = 16 << 20
 MAX_RANK = 16
@@ -119,6 +119,9 @@ class SafetensorsFile:
             with open_regular(path) as file:
                 size = file.seek(0, 2)
                 if size < 10:
+                    file.seek(0)
+                    if other := told_by(file.read()):
+                        raise ModelError(f"is {other}")
                     raise ModelError("it is too short to be a safetensors file")
                 # A private map is writable without changing the file, so torch accepts it without a warning.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
@@ -144,6 +147,8 @@ class SafetensorsFile:
 
 def _layout(data: mmap.mmap, size: int) -> tuple[int, dict[str, Entry]]:
     """(offset of the data, entries) of a whole file."""
+    if data[8:9] != b"{" and (other := told_by(data[:LOOK])):
+        raise ModelError(f"is {other}")
     length = int.from_bytes(data[:8], "little")
     if length > MAX_HEADER_BYTES:
         raise ModelError(f"its header claims {length} bytes; the limit is {MAX_HEADER_BYTES}")

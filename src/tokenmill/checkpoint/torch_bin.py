@@ -12,13 +12,16 @@ from torch import Tensor
 
 from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, read_index
 from tokenmill.core.errors import ModelError
-from tokenmill.core.files import open_regular, present
+from tokenmill.core.files import LOOK, open_regular, present, told_by
 
 
 def _load(path: Path) -> dict[str, Tensor]:
     try:
         with open_regular(path) as file:
-            zipped = file.read(2) == b"PK"
+            first = file.read(LOOK)
+        zipped = first[:2] == b"PK"
+        if not zipped and first[:1] != b"\x80" and (other := told_by(first)):
+            raise ModelError(f"{path}: is {other}")
         # Files from before torch 1.6 are no zip archives and cannot be mapped.
         table = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except ModelError:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,6 +23,40 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 def present(path: Path) -> bool:
     """Is there anything of this name? A link that leads nowhere counts: it is damage, not absence."""
     return os.path.lexists(path)
+
+
+_FIRST: tuple[tuple[bytes, str], ...] = (
+    (
+        b"version https://git-lfs",
+        "a Git LFS pointer, not the file itself: run `git lfs pull` there, or download it again",
+    ),
+    (b"GGUF", "a GGUF file: its name must end in .gguf"),
+    (b"PK\x03\x04", "a zip archive, as torch.save writes them (pytorch_model.bin)"),
+    (b"\x1f\x8b", "compressed (gzip): unpack it"),
+    (b"\x28\xb5\x2f\xfd", "compressed (zstd): unpack it"),
+    (b"BZh", "compressed (bzip2): unpack it"),
+    (b"\xfd7zXZ", "compressed (xz): unpack it"),
+    (b"\x89HDF", "an HDF5 file, as Keras writes them"),
+)
+_PAGE = re.compile(rb"\s*(<!--|<!doctype html|<html|<head|<\?xml)", re.IGNORECASE)
+LOOK = 64
+"""Bytes of a file's beginning that tell what it is."""
+
+
+def told_by(first: bytes) -> str | None:
+    """What a file is by its first bytes, where that is another thing than its name says; None: not known."""
+    for magic, what in _FIRST:
+        if first.startswith(magic):
+            return what
+    if _PAGE.match(first):
+        return "a web page, not a model's file: the download was answered by an error or a login page"
+    if first[:1] == b"\x80" and first[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
+        return "a pickle, as older versions of torch.save write them (pytorch_model.bin)"
+    if len(first) > 9 and first[8:9] == b"{" and int.from_bytes(first[:8], "little") < 1 << 30:
+        return "a safetensors file: its name must end in .safetensors"
+    if first and not first.strip(b"\0"):
+        return "nothing but zeros: download it again"
+    return None
 
 
 def open_regular(path: Path | str, most: int | None = None) -> BinaryIO:
@@ -60,6 +95,8 @@ def read_object(path: Path | str, most: int) -> dict[str, Any]:
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as error:
+        if other := told_by(data[:LOOK]):
+            raise ModelError(f"{path}: is {other}") from error
         said = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
         raise ModelError(f"{path}: not valid JSON ({said}); download the file again") from error
     if not isinstance(value, dict):

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import ModelError
-from tokenmill.core.files import read_object
+from tokenmill.core.files import present, read_object
 
 FILE = "adapter_config.json"
 MOST_RANK = 512
@@ -83,6 +83,10 @@ class AdapterConfig:
 def read_adapter_config(folder: Path) -> AdapterConfig:
     """A folder's adapter_config.json; raises ModelError that names the file and the key."""
     file = folder / FILE
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: is no folder; an adapter is PEFT's folder (with {FILE}), or a GGUF file (.gguf)")
+    if not present(file):
+        raise ModelError(f"{folder}: has no {FILE}; an adapter is PEFT's folder with it, or a GGUF file (.gguf)")
     data = read_object(file, _MAX_BYTES)
     for name, neutral in _NEUTRAL.items():
         value = data.get(name, neutral[0])

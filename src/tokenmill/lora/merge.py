@@ -23,6 +23,7 @@ from tokenmill.core.model import Checkpoint
 from tokenmill.lora.names import Names
 from tokenmill.lora.peft import WIDE, Adapter, LowRank
 from tokenmill.lora.store import read_adapter
+from tokenmill.models.family_of import names_of, settled
 from tokenmill.quant.convert import copy_rest, write_json
 
 SHARD_BYTES = 2 << 30
@@ -40,13 +41,14 @@ def merge(base: Path, adapter: Path, target: Path, tell: Tell = lambda name, don
     if config.get("quantization_config"):
         raise ModelError(f"{base} is quantised: merge into the unquantised model, then quantise the result.")
     check_free(target)
+    architecture = next(iter(names_of(settled(config))), "")
     heads = config.get("num_attention_heads") or 0, config.get("num_key_value_heads") or 0
     found = read_adapter(adapter, (heads[0], heads[1] or heads[0]))
     found.check_numbers()
     checkpoint = open_checkpoint(base)
-    transposed = any(name in _TRANSPOSED for name in config.get("architectures") or [])
+    transposed = architecture in _TRANSPOSED
     try:
-        ends = _ends(config, checkpoint)
+        ends = _ends(config, architecture, checkpoint)
         changes = _changes(found, _Base(checkpoint, ends), transposed=transposed)
         apart = any(name in changes for name in (ends.embedding, ends.head))
         with new_folder(target) as partial:
@@ -73,10 +75,9 @@ class _Ends:
     tied: bool
 
 
-def _ends(config: dict[str, Any], checkpoint: Checkpoint) -> _Ends:
+def _ends(config: dict[str, Any], architecture: str, checkpoint: Checkpoint) -> _Ends:
     stored = list(checkpoint.names())
-    names = config.get("architectures") or [""]
-    called = _HEADS.get(str(names[0]), "lm_head")
+    called = _HEADS.get(architecture, "lm_head")
     head = next((name for name in stored if name.endswith(f"{called}.weight")), None)
     tables = (name for name in stored if name.removesuffix(".weight").rpartition(".")[2] in _EMBEDDINGS)
     embedding = next((name for name in tables if name.endswith(".weight")), "")

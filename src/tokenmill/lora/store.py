@@ -19,6 +19,7 @@ import torch
 
 from tokenmill.core.adapters import AdapterSite
 from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.files import present
 from tokenmill.core.forward import Kernels
 from tokenmill.lora.fit import Fill, Fitter
 from tokenmill.lora.gguf import read_gguf_adapter
@@ -202,6 +203,8 @@ def _set_rank(site: AdapterSite, slot: int, rank: int) -> None:
 
 def read_adapter(path: Path, heads: tuple[int, int]) -> Adapter:
     """A PEFT folder, or a GGUF file; heads: the model's, of queries and of keys."""
+    if not present(path):
+        raise ModelError(f"{path}: there is no such adapter; name PEFT's folder (adapter_config.json), or a GGUF file")
     return read_gguf_adapter(path, heads) if path.suffix == ".gguf" else read_peft(path)
 
 

@@ -33,7 +33,8 @@ KEPT = re.compile(
 )
 """Never rounded: embeddings, heads, norms, routers and Gemma 3n's mixing factors are small, or lose too much."""
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json", ".onnx", ".h5", ".msgpack")
-_TRANSPOSED = ("GPT2LMHeadModel",)
+_TRANSPOSED = ("GPT2LMHeadModel", "gpt2", "gpt-sw3")
+"""Architectures, and their types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,8 @@ def _check(source: Path, target: Path, recipe: Recipe) -> dict[str, Any]:
 
 def check_upright(config: dict[str, Any], source: Path) -> None:
     """Refuse matrices [in, out]: no form of files can say that they are, and methods would take rows for columns."""
-    if any(name in _TRANSPOSED for name in config.get("architectures") or []):
+    names = config.get("architectures")
+    if any(name in _TRANSPOSED for name in (*(names if isinstance(names, list) else ()), config.get("model_type"))):
         raise ModelError(f"{source}: this architecture stores its matrices transposed, which the format cannot say.")
 
 

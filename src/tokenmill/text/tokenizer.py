@@ -11,7 +11,7 @@ import tokenizers
 from tokenizers import AddedToken, normalizers
 
 from tokenmill.core.errors import MOST_SHOWN, ModelError
-from tokenmill.core.files import open_regular, present, read_object, read_regular
+from tokenmill.core.files import LOOK, open_regular, present, read_object, read_regular, told_by
 from tokenmill.text import build
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
 from tokenmill.text.patterns import check_patterns
@@ -193,11 +193,13 @@ def _guarded(path: Path, parse: Callable[[bytes], T], most: int = MAX_VOCABULARY
     data = read_regular(path, most)
     try:
         return parse(data)
-    except ModelError as error:
-        raise ModelError(f"{path}: {error}") from error
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:
+        if other := told_by(data[:LOOK]):
+            raise ModelError(f"{path}: is {other}") from error
+        if isinstance(error, ModelError):
+            raise ModelError(f"{path}: {error}") from error
         # The native library reports some broken files by a panic, which is not an Exception.
         raise ModelError(
             f"{path}: not a usable tokenizer file ({str(error)[:MOST_SHOWN]}); download it again"

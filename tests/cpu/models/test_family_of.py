@@ -21,6 +21,7 @@ from tokenmill.models.family_of import BODY, BY_TYPE, NOTE, SAME, SHARED, settle
 from tokenmill.models.fields import FIELDS
 from tokenmill.models.multimodal import OUTERS
 from tokenmill.models.registry import check_keys, is_elsewhere, read
+from tokenmill.quant.convert import check_upright
 
 LLAMA = {**BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
@@ -160,3 +161,9 @@ def test_a_body_that_has_a_head_is_the_whole_model(tmp_path):
     save_file(tensors, tmp_path / "model.safetensors")
     with pytest.raises(ModelError, match=r"no tensor 'lm_head.weight'"):
         load(config, tensors)
+
+
+def test_what_is_stored_transposed_is_known_without_its_name(tmp_path):
+    with pytest.raises(ModelError, match="stores its matrices transposed"):
+        check_upright({"model_type": "gpt2"}, tmp_path)
+    check_upright({"model_type": "llama", "architectures": None}, tmp_path)
