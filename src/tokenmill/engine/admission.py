@@ -30,6 +30,16 @@ def work_of(request: Request) -> int:
     return sum(len(each) for each in ids if each is not None) + WORD * len(params.bad_words or ())
 
 
+def needs_head(request: Request, text: bool) -> None:
+    """The `check_engine` of a model that has no head."""
+    if text:
+        raise ParameterError(
+            "This model has no head for tokens (its folder holds the layers alone): it gives vectors "
+            "(/v1/embeddings, `LLM.embed`), and no text.",
+            param="model",
+        )
+
+
 @dataclass(slots=True)
 class Admission:
     """The facts that requests are checked against. `encode` is None without a tokenizer; `encode_inside`: the same of

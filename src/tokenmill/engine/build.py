@@ -16,7 +16,7 @@ from tokenmill.core.execution import Executor
 from tokenmill.core.request import Request
 from tokenmill.device.memory import place
 from tokenmill.engine.adapters import AdapterDesk
-from tokenmill.engine.admission import Admission
+from tokenmill.engine.admission import Admission, needs_head
 from tokenmill.engine.balance import Balance, read_balance
 from tokenmill.engine.checks import check_options
 from tokenmill.engine.drafting import control_of, host_drafter, read_speculation, with_care
@@ -153,12 +153,7 @@ def checks_of(adapters: AdapterDesk, sleep: SleepDesk, *, headless: bool) -> Cal
     """What an engine cannot take now."""
 
     def check(request: Request, text: bool) -> None:
-        if headless and text:
-            raise ParameterError(
-                "This model has no head for tokens (its folder holds the layers alone): it gives vectors "
-                "(/v1/embeddings, `LLM.embed`), and no text.",
-                param="model",
-            )
+        needs_head(request, text and headless)
         sleep.check()
         adapters.check(request.adapter)
 

@@ -17,11 +17,14 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import ModelError, ParameterError
+from tokenmill.core.request import Request
+from tokenmill.engine.wire import Ready
 from tokenmill.models.family_of import BODY, BY_TYPE, NOTE, SAME, SHARED, settled, type_of
 from tokenmill.models.fields import FIELDS
 from tokenmill.models.multimodal import OUTERS
 from tokenmill.models.registry import check_keys, is_elsewhere, read
 from tokenmill.quant.convert import check_upright
+from tokenmill.server.engines.learned import learn_admission
 
 LLAMA = {**BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 
@@ -150,6 +153,15 @@ def test_a_body_without_a_head_gives_vectors_and_no_text(config, named, tmp_path
         assert torch.allclose(torch.tensor(found), torch.nn.functional.normalize(last, dim=0), atol=1e-4)
         with pytest.raises(ParameterError, match="no head for tokens"):
             llm.generate([{"prompt_token_ids": asked}], SamplingParams(max_tokens=1), use_tqdm=False)
+
+
+def test_a_server_refuses_text_of_such_a_body_before_it_sends_the_request():
+    facts = {"vocab_size": 67, "max_model_len": 64, "max_rows": 4, "headless": True}
+    admission = learn_admission(Ready(facts=facts, eos_ids=[], generation={}, tokenizer=None), None)
+    request = Request(id="a", prompt_ids=[1, 2], params=SamplingParams(max_tokens=1))
+    admission.check_embedding(request, "last")
+    with pytest.raises(ParameterError, match="no head for tokens"):
+        admission.check(request, 0)
 
 
 def test_a_body_that_has_a_head_is_the_whole_model(tmp_path):

@@ -5,7 +5,7 @@ Must not know: engines' lives, HTTP.
 
 from __future__ import annotations
 
-from tokenmill.engine.admission import Admission
+from tokenmill.engine.admission import Admission, needs_head
 from tokenmill.engine.wire import Ready
 from tokenmill.server.backend import ModelInfo
 from tokenmill.text.codec import Tokenizer
@@ -38,6 +38,8 @@ def learn_admission(ready: Ready, tokenizer: Tokenizer | None) -> Admission:
         eos_ids=frozenset(ready.eos_ids),
         in_process=False,
     )
+    if facts.get("headless"):
+        admission.check_engine = needs_head
     if tokenizer is not None:
         admission.encode = lambda text: tokenizer.encode(text, add_special_tokens=False, allow_special=False)
     return admission
