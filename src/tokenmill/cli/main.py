@@ -29,6 +29,7 @@ from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import told
 from tokenmill.cli.streams import open_missing_streams
 from tokenmill.core.config import calm_threads, wants_no_colour
+from tokenmill.process.leaving import leave
 
 completion_init()  # shells that ask what could follow are answered, without typer's own flags for it
 app = typer.Typer(
@@ -87,7 +88,12 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Run the command line; ends by SystemExit."""
+    """Run the command line, and end the process; a bug's traceback ends it as Python does."""
     open_missing_streams()
     calm_threads()
-    app()
+    try:
+        app()
+    except SystemExit as end:
+        if end.code is None or isinstance(end.code, int):
+            leave(end.code or 0)
+        raise

@@ -156,11 +156,12 @@ def test_impossible_values_are_refused_before_anything_loads() -> None:
 @pytest.mark.parametrize("verb", ["generate", "chat", "serve", "doctor", "bench", "bench throughput", ""])
 def test_help_imports_no_torch(verb: str) -> None:
     script = (
-        "import sys\n"
+        "import atexit, sys\n"
         f"sys.argv = ['tokenmill', *{verb.split()!r}, '--help-all']\n"
         "from tokenmill.cli.main import main\n"
-        "try:\n    main()\n"
-        "finally:\n    print([m for m in ('torch', 'numpy', 'tokenizers', 'transformers') if m in sys.modules])\n"
+        "heavy = ('torch', 'numpy', 'tokenizers', 'transformers')\n"
+        "atexit.register(lambda: print([m for m in heavy if m in sys.modules]))\n"
+        "main()\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(SOURCE), "COLUMNS": "200"}
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, env=environment)

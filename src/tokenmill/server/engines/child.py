@@ -30,6 +30,7 @@ from tokenmill.engine.wire import (
     decode_command,
     encode_news,
 )
+from tokenmill.process.leaving import leave
 from tokenmill.process.parent import end_with_parent
 from tokenmill.server.engines.channel import BlockingEnd, frame
 
@@ -129,6 +130,7 @@ def run_child(build: Build, config: EngineConfig, sock: socket.socket, lasting: 
         wire.flush(1.0)
         os._exit(FAILED_EXIT)
     wire.flush(1.0)
+    leave(0)  # the engine is closed
 
 
 def _settle_in(lasting: bool, send: Callable[[News], None]) -> None:
