@@ -116,6 +116,7 @@ def serve(
     check_outputs(json_path, plot)
     if url is not None and base_url not in (None, url):
         raise ParameterError(f"Two servers are named: {url} and --base-url {base_url}. Give one of them.")
+    _check_address(base_url or url or HERE)
     with waiting_told("Getting ready"):
         from tokenmill.measure import load as loads
         from tokenmill.measure.slo import read_slo
@@ -223,8 +224,6 @@ def _conversations(workload: Path | None, asked: dict[str, Any], chat: bool) -> 
 def _target(base_url: str, given: dict[str, Any], *, want_ids: bool) -> Any:
     from tokenmill.measure.client import Target
 
-    if not base_url.startswith(("http://", "https://")):
-        raise ParameterError(f"The server's address must begin with http:// or https://, got {base_url!r}.")
     kept = {name: given[name] for name in ("key", "chat", "timeout", "temperature") if name in given}
     return Target(
         base_url=base_url.rstrip("/").removesuffix("/v1"),
@@ -234,6 +233,11 @@ def _target(base_url: str, given: dict[str, Any], *, want_ids: bool) -> Any:
         want_ids=want_ids,
         **kept,
     )
+
+
+def _check_address(url: str) -> None:
+    if not url.startswith(("http://", "https://")):
+        raise ParameterError(f"The server's address must begin with http:// or https://, got {url!r}.")
 
 
 def _device(name: str) -> Any:

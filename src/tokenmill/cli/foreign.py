@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from tokenmill.cli.loading import say
 from tokenmill.core.arguments import ENGINE, SERVER, SWITCHES, parsed
 from tokenmill.core.errors import UserError
 
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
+_OFF = ("-1", "0", "")
+"""Values that ask for nothing, or for a default."""
 _CHOICES = ("on", "off", "auto", "0", "1", "true", "false")
 
 
@@ -27,11 +30,13 @@ class Refused(UserError):
 @dataclass(frozen=True, slots=True)
 class Foreign:
     """What becomes of a name. into: words that stand for it here, its value behind them; values: words that stand for
-    the name with this value; why: a refusal. takes: values that follow (-1: perhaps one)."""
+    the name with this value; why: a refusal; note: is told where the name is left out. takes: values that follow (-1:
+    perhaps one)."""
 
     into: str | None = None
     why: str = ""
     takes: int = 1
+    note: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -40,14 +45,26 @@ def _same(flag: str, names: str, *nothing: str, takes: int = 1) -> dict[str, For
     return {name: Foreign(into=flag, takes=takes, values=dict.fromkeys(nothing, "")) for name in names.split()}
 
 
-def _nothing(names: str, takes: int = 1) -> dict[str, Foreign]:
-    """Asks for what is done, or for what has no counterpart and changes no answer."""
-    return {name: Foreign(into="", takes=takes) for name in names.split()}
+def _unheeded(why: str, names: str, takes: int = 1) -> dict[str, Foreign]:
+    """Asks for what is not done here and changes no answer: it is left out, which is told."""
+    return {name: Foreign(into="", takes=takes, note=why) for name in names.split()}
 
 
 def _refused(why: str, names: str, *nothing: str, takes: int = 1) -> dict[str, Foreign]:
     return {name: Foreign(why=why, takes=takes, values=dict.fromkeys(nothing, "")) for name in names.split()}
 
+
+HARMLESS: Mapping[int, str] = {
+    -1: "-fa --flash-attn -fit --fit --log-colors -rea",
+    0: "--mmap --no-mmap --swa-full --perf --no-perf --repack -kvo --kv-offload --op-offload --no-op-offload --no-host "
+    "-cb --cont-batching --warmup --no-warmup --jinja --metrics --slots --props --webui --ui -kvu --kv-unified "
+    "--embedding --embeddings --rerank --reranking --log-prefix --log-timestamps --no-log-prefix --no-log-timestamps "
+    "--no-display-prompt -cnv --conversation -i --interactive -if --interactive-first -co --color --simple-io "
+    "--no-mmproj -dio --direct-io --hidethinking --no-context-shift --prefill-assistant",
+    1: "-fitt --fit-target -fitc --fit-ctx -lm --load-mode -lzm --lazy-mode -O --threads-http",
+}
+"""The flags that are taken without a word, by how many values follow them: what they ask for is what is done anyway, or
+is how another program does the same."""
 
 _KV = {"f16": "", "bf16": "", "f32": "--kv-cache-dtype float32", "q8_0": "--kv-cache-dtype int8"}
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu")
@@ -91,23 +108,26 @@ LLAMA: Mapping[str, Foreign] = {
         name: Foreign(why="keys and values are stored as --kv-cache-dtype fp8 or int8 says", values=_KV)
         for name in ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v")
     },
-    **_nothing("-fa --flash-attn -fit --fit --log-colors -rea", takes=-1),
-    **_nothing("-tb --threads-batch -ub --ubatch-size --keep --prio --prio-batch --poll --poll-batch --numa -dt"),
-    **_nothing("--defrag-thold -fitt --fit-target -fitc --fit-ctx -lm --load-mode -lzm --lazy-mode -O"),
-    **_nothing("-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict"),
-    **_nothing(
-        "--cpu-strict-batch --cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints -sps --slot-prompt-similarity"
+    **{name: Foreign(into="", takes=takes) for takes, names in HARMLESS.items() for name in names.split()},
+    **_unheeded(
+        "the system places threads, --threads says how many there are",
+        "-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict --cpu-strict-batch "
+        "--numa --prio --prio-batch --poll --poll-batch",
     ),
-    **_nothing("--threads-http --keepalive --timeout-keep-alive --sleep-idle-seconds"),
-    **_nothing("--mlock --mmap --no-mmap --swa-full --perf --no-perf -e --escape --repack -nr --no-repack", takes=0),
-    **_nothing("-kvo --kv-offload --op-offload --no-op-offload --no-host -cb --cont-batching --warmup", takes=0),
-    **_nothing("--no-warmup --jinja --metrics --slots --props --webui --ui -kvu --kv-unified --embedding", takes=0),
-    **_nothing("--embeddings --rerank --reranking --log-prefix --log-timestamps --no-log-prefix", takes=0),
-    **_nothing("--no-log-timestamps --verbose-prompt --no-display-prompt -cnv --conversation -sp --special", takes=0),
-    **_nothing(
-        "-i --interactive -if --interactive-first -co --color --simple-io --no-mmproj -dio --direct-io", takes=0
+    **_unheeded("--threads counts for prompts, too", "-tb --threads-batch"),
+    **_unheeded("--max-num-batched-tokens bounds a step", "-ub --ubatch-size"),
+    **_unheeded(
+        "the K/V cache keeps prefixes by itself, --kv-cache-memory-bytes says how much",
+        "--keep -dt --defrag-thold --cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints -sps "
+        "--slot-prompt-similarity",
     ),
-    **_nothing("--hidethinking --context-shift --no-context-shift --prefill-assistant", takes=0),
+    **_unheeded("requests to Ollama's API say how long a model stays: keep_alive", "--keepalive --sleep-idle-seconds"),
+    **_unheeded("an idle connection is closed after 60 seconds", "--timeout-keep-alive"),
+    **_unheeded("the system may page memory out", "--mlock", takes=0),
+    **_unheeded("weights are always packed for this machine", "-nr --no-repack", takes=0),
+    **_unheeded("an answer ends where the context does", "--context-shift", takes=0),
+    **_unheeded("a request says it: skip_special_tokens", "-sp --special", takes=0),
+    **_unheeded("prompts are taken as they are", "-e --escape --verbose-prompt", takes=0),
     **_refused(
         "give --enable-lora --lora-modules NAME=FILE, and NAME as the model of requests",
         "--lora --lora-scaled --adapter",
@@ -225,6 +245,8 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, typed: dict[s
         elif (other := _lookup(name, verb)) is not None:
             given = [value] if equals else rest[: _taken(other, rest)]
             words = _ours(name, other, given, known)
+            if other.note and not words and not (given and given[0] in _OFF):
+                say(f"note: {said} is not heeded: {other.note}.")
             typed |= dict.fromkeys(words[:1], said)
             found += words
             at += 0 if equals else len(given)

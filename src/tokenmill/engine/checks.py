@@ -20,11 +20,18 @@ from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.generation import check_generation
 from tokenmill.quant.schemes import check_scheme
 
+_SHORTEST = 2
 _SCALED = ("fp8", "int8", "int4", "int4-fp8k")
 
 
 def check_options(config: EngineConfig, *, later: bool = False) -> None:
     """Refuse what no model and no device could make right; later: adapters may still come to where they are to lie."""
+    if config.model.max_model_len is not None and config.model.max_model_len < _SHORTEST:
+        raise ParameterError(
+            f"max_model_len must be at least {_SHORTEST}, a token of the prompt and one of the answer; got "
+            f"{config.model.max_model_len}.",
+            param="max_model_len",
+        )
     if config.model.served_model_name is not None:
         _check_names(config.model.served_model_name)
     if config.model.quantization is not None:

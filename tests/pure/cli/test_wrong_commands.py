@@ -107,6 +107,7 @@ WRONG = [
     ("bench serve demo --request-rate -1", "--request-rate must be above 0"),
     ("bench throughput demo --num-prompts 1000000 --input-len 99999", "ask for fewer requests"),
     ("serve demo --port=99999", "--port must be at most 65535"),
+    ("serve demo --max-model-len 1", "--max-model-len must be at least 2, a token of the prompt and one"),
     ("generate demo -p hi -n 0", "-n must be in [1,"),
     ("serve --kv-cache-memory-bytes lots", "32k and 2GiB stand for such"),
     ("serve --max-num-seqs", "'--max-num-seqs' requires an argument"),
@@ -129,6 +130,27 @@ def test_wrong_commands_are_told_the_way(line: str, hint: str) -> None:
     assert result.exit_code == 2 and result.stdout == ""
     assert told.startswith("tokenmill: ") and hint in told and "Traceback" not in result.stderr
     assert len(SENTENCE.findall(told)) <= 3 and len(told) < 400, told
+
+
+def test_other_programs_flags_have_an_effect_are_told_or_are_listed() -> None:
+    silent = {name for names in foreign.HARMLESS.values() for name in names.split()}
+    for name, other in foreign.LLAMA.items():
+        if other.into == "" and not other.values:
+            assert bool(other.note) != (name in silent), name
+        else:
+            assert other.into or other.why or other.values, name
+        assert name not in silent or (other.into, other.why, other.note) == ("", "", ""), name
+
+
+@pytest.mark.parametrize("line", ["--keepalive 5m", "--numa=distribute", "--mlock", "-tb 4"])
+def test_what_is_not_heeded_is_told(line: str) -> None:
+    told = CliRunner().invoke(app, ["chat", "/no/such", *line.split()]).stderr
+    assert told.startswith(f"note: {re.split('[ =]', line)[0]} is not heeded: ")
+
+
+@pytest.mark.parametrize("line", ["--sleep-idle-seconds -1", "--no-mmap", "-fa on", "--poll 0"])
+def test_what_asks_for_nothing_is_no_news(line: str) -> None:
+    assert "heeded" not in CliRunner().invoke(app, ["chat", "/no/such", *line.split()]).stderr
 
 
 def test_there_are_enough_of_them() -> None:
