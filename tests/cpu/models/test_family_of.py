@@ -4,14 +4,18 @@ body without its head; what is not built is told in one sentence."""
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import transformers as hf
 from family_cases import FAMILIES
+from foreign_configs import tiny
 from parity import load, make, ours, theirs
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from test_families import BASE, prompt
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -124,7 +128,7 @@ def test_what_is_not_built_is_one_sentence(change, says):
 def body_of(config: hf.PretrainedConfig, folder: Path) -> hf.PreTrainedModel:
     """A body without its head, as Transformers writes it."""
     torch.manual_seed(0)
-    model = hf.AutoModel.from_config(config, dtype=torch.float32).eval()
+    model = hf.AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     model.save_pretrained(folder)
     return model
 
@@ -179,3 +183,45 @@ def test_what_is_stored_transposed_is_known_without_its_name(tmp_path):
     with pytest.raises(ModelError, match="stores its matrices transposed"):
         check_upright({"model_type": "gpt2"}, tmp_path)
     check_upright({"model_type": "llama", "architectures": None}, tmp_path)
+
+
+def away(config: dict[str, Any], tensors: dict[str, torch.Tensor], expected: torch.Tensor, *, body: bool) -> str:
+    """What becomes of a folder here, compared with Transformers' logits or hidden states."""
+    if is_elsewhere(config, "auto"):
+        return "elsewhere"
+    try:
+        model = load(config, tensors)
+    except ModelError as error:
+        return f"refused: {error}"
+    assert model.spec.extras["headless"] == body
+    if body:
+        model.logits = lambda hidden, ctx: hidden.clone()
+    found = ours(model, {"a": prompt(50)}, [[("a", 50)]])["a"]
+    return "equal" if (found - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max())) else "WRONG"
+
+
+@pytest.mark.skipif(os.environ.get("TOKENMILL_FAMILIES") != "1", reason="minutes: TOKENMILL_FAMILIES=1")
+@torch.inference_mode()
+def test_no_folder_that_transformers_writes_is_wrong_in_silence(tmp_path):
+    """Every causal type: whole, without its architecture, and its body alone."""
+    found = {}
+    for kind in sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES):
+        whole, part = tmp_path / kind / "whole", tmp_path / kind / "part"
+        try:
+            made = tiny(kind)
+            reference, config, tensors = make(made, whole)
+            body = body_of(made, part)
+        except Exception:  # Transformers makes no model of it
+            continue
+        if not is_elsewhere(config, "auto"):
+            reference = type(reference).from_pretrained(whole, attn_implementation="eager", dtype=torch.float32).eval()
+            expected = theirs(reference, prompt(50))
+            found[kind] = away(config, tensors, expected, body=False)
+            found[f"{kind} by type"] = away({**config, "architectures": None}, tensors, expected, body=False)
+            said = json.loads((part / "config.json").read_text())
+            stored = {name: each for file in part.glob("*.safetensors") for name, each in load_file(file).items()}
+            hidden = body(torch.tensor([prompt(50)]), use_cache=False)[0][0]
+            found[f"{kind} body"] = away(said, stored, hidden, body=True)
+        shutil.rmtree(tmp_path / kind)
+    assert not [what for what, said in found.items() if said == "WRONG"]
+    assert sum(said == "equal" for said in found.values()) > 250
