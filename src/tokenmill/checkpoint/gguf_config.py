@@ -12,6 +12,7 @@ from typing import Any
 
 from tokenmill.checkpoint.gguf_config_layers import CONFIGS
 from tokenmill.checkpoint.gguf_config_mixtures import MIXTURES
+from tokenmill.checkpoint.gguf_config_older import OLDER
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES, MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors, shown
 
 _LAYER_NORMS = ("cohere2", "command-r", "nemotron", "starcoder2")
@@ -26,7 +27,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors,
         raise meta.fail("it has no token_embd.weight matrix; it is no whole model (a LoRA or a vocabulary alone?)")
     whole = {"vocab_size": embedding.shape[0], "torch_dtype": _dtype(tensors),
              "tie_word_embeddings": "output.weight" not in tensors}  # fmt: skip
-    own = CONFIGS.get(str(meta.arch)) or MIXTURES.get(str(meta.arch))
+    own = CONFIGS.get(str(meta.arch)) or MIXTURES.get(str(meta.arch)) or OLDER.get(str(meta.arch))
     if own is not None:
         return {"architectures": [ARCHITECTURES[str(meta.arch)]], **whole, **own(meta, tensors, factors)}
     config = {**_common(meta, tensors), **whole}

@@ -67,12 +67,15 @@ class Names:
     stacks: Mapping[str, str] = field(default_factory=dict)
     experts: str = "mlp.experts"
     top: Mapping[str, Part] = field(default_factory=dict)
-    body: str = "model"
+    body: str = "model.layers"
     lists: Mapping[str, str] = field(default_factory=dict)
     """Matrices outside of the layers that lie in one tensor: stored name -> where they are numbered."""
+    several: Mapping[str, Callable[[str, TensorInfo, Mapping[str, Any]], Places]] = field(default_factory=dict)
+    """Tensors of a layer that are several of ours: (the layer, tensor, config) -> where its parts go."""
 
 
-def _attention(at: str = "self_attn", out: str = "o_proj", *, woven: bool = False) -> dict[str, Part]:
+def attention(at: str = "self_attn", out: str = "o_proj", *, woven: bool = False) -> dict[str, Part]:
+    """Four matrices; woven: the converter interleaves the rows of queries and keys."""
     found: dict[str, Part] = {}
     for kind in ("weight", "bias"):
         found[f"attn_q.{kind}"] = (f"{at}.q_proj.{kind}", _queries) if woven else f"{at}.q_proj.{kind}"
@@ -82,19 +85,20 @@ def _attention(at: str = "self_attn", out: str = "o_proj", *, woven: bool = Fals
     return found
 
 
-def _both(pairs: Mapping[str, str]) -> dict[str, Part]:
+def both(pairs: Mapping[str, str]) -> dict[str, Part]:
     """Weights and biases of these."""
     return {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs.items() for kind in ("weight", "bias")}
 
 
-def _feed(at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, Part]:
-    return _both({"ffn_gate": f"{at}.{gate}", "ffn_up": f"{at}.{up}", "ffn_down": f"{at}.{down}"})
+def feed(at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, Part]:
+    """A gated feed-forward part, with biases or without."""
+    return both({"ffn_gate": f"{at}.{gate}", "ffn_up": f"{at}.{up}", "ffn_down": f"{at}.{down}"})
 
 
 def _space(at: str) -> dict[str, Part]:
     """Mamba-2."""
     return {
-        **_both({"ssm_in": f"{at}.in_proj", "ssm_out": f"{at}.out_proj"}),
+        **both({"ssm_in": f"{at}.in_proj", "ssm_out": f"{at}.out_proj"}),
         "ssm_conv1d.weight": (f"{at}.conv1d.weight", _taps), "ssm_conv1d.bias": f"{at}.conv1d.bias",
         "ssm_dt.bias": f"{at}.dt_bias", "ssm_a": (f"{at}.A_log", _rate), "ssm_d": (f"{at}.D", _flat),
         "ssm_norm.weight": (f"{at}.norm.weight", _flat),
@@ -104,7 +108,7 @@ def _space(at: str) -> dict[str, Part]:
 def _scan(at: str) -> dict[str, Part]:
     """Mamba-1."""
     return {
-        **_both({"ssm_in": f"{at}.in_proj", "ssm_out": f"{at}.out_proj", "ssm_dt": f"{at}.dt_proj"}),
+        **both({"ssm_in": f"{at}.in_proj", "ssm_out": f"{at}.out_proj", "ssm_dt": f"{at}.dt_proj"}),
         "ssm_conv1d.weight": (f"{at}.conv1d.weight", _taps), "ssm_conv1d.bias": f"{at}.conv1d.bias",
         "ssm_x.weight": f"{at}.x_proj.weight", "ssm_a": (f"{at}.A_log", _matrix_rate), "ssm_d": f"{at}.D",
         **{f"ssm_{one}_norm.weight": f"{at}.{one}_layernorm.weight" for one in ("dt", "b", "c")},
@@ -132,20 +136,20 @@ _ALONE: dict[str, Part] = {"attn_norm.weight": "norm.weight"}
 _BIASED_ROUTER: dict[str, Part] = {"ffn_gate_inp.weight": "mlp.gate.weight",
                                    "exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}  # fmt: skip
 _CONVOLUTION: dict[str, Part] = {
-    **_attention(out="out_proj"), "attn_norm.weight": "operator_norm.weight", "ffn_norm.weight": "ffn_norm.weight",
+    **attention(out="out_proj"), "attn_norm.weight": "operator_norm.weight", "ffn_norm.weight": "ffn_norm.weight",
     "attn_q_norm.weight": "self_attn.q_layernorm.weight", "attn_k_norm.weight": "self_attn.k_layernorm.weight",
     "shortconv.conv.weight": ("conv.conv.weight", _taps), "shortconv.conv.bias": "conv.conv.bias",
-    **_both({"shortconv.in_proj": "conv.in_proj", "shortconv.out_proj": "conv.out_proj"}),
-    **_feed("feed_forward", "w1", "w3", "w2"),
+    **both({"shortconv.in_proj": "conv.in_proj", "shortconv.out_proj": "conv.out_proj"}),
+    **feed("feed_forward", "w1", "w3", "w2"),
 }  # fmt: skip
 
 LAYERS: dict[str, Names] = {
     "glm4moe": Names({
-        **_attention(), **_BEFORE, **_HEAD_NORMS, **_feed("mlp"), **_BIASED_ROUTER, **_shared("mlp.shared_experts"),
+        **attention(), **_BEFORE, **_HEAD_NORMS, **feed("mlp"), **_BIASED_ROUTER, **_shared("mlp.shared_experts"),
         "post_attention_norm.weight": "post_attention_layernorm.weight",
     }, _STACKS, top=_TOP),
     "deepseek2": Names({
-        **_BEFORE, **_feed("mlp"), **_BIASED_ROUTER, **_shared("mlp.shared_experts"),
+        **_BEFORE, **feed("mlp"), **_BIASED_ROUTER, **_shared("mlp.shared_experts"),
         "ffn_norm.weight": "post_attention_layernorm.weight", "attn_output.weight": "self_attn.o_proj.weight",
         "attn_q.weight": "self_attn.q_proj.weight", "attn_q_a.weight": "self_attn.q_a_proj.weight",
         "attn_q_b.weight": "self_attn.q_b_proj.weight", "attn_q_a_norm.weight": "self_attn.q_a_layernorm.weight",
@@ -154,13 +158,13 @@ LAYERS: dict[str, Names] = {
         "attn_kv_b.weight": "self_attn.kv_b_proj.weight",
     }, _STACKS, top=_TOP),
     "qwen2moe": Names({
-        **_attention(), **_BEFORE, **_shared("mlp.shared_expert"), "ffn_gate_inp.weight": "mlp.gate.weight",
+        **attention(), **_BEFORE, **_shared("mlp.shared_expert"), "ffn_gate_inp.weight": "mlp.gate.weight",
         "ffn_norm.weight": "post_attention_layernorm.weight",
         "ffn_gate_inp_shexp.weight": ("mlp.shared_expert_gate.weight", _one_row),
     }, _STACKS, top=_TOP),
     "qwen3next": Names({
-        **_attention(), **{name: (ours, _less) for name, ours in _HEAD_NORMS.items() if isinstance(ours, str)},
-        **_feed("mlp"), **_shared("mlp.shared_expert"), "attn_norm.weight": ("input_layernorm.weight", _less),
+        **attention(), **{name: (ours, _less) for name, ours in _HEAD_NORMS.items() if isinstance(ours, str)},
+        **feed("mlp"), **_shared("mlp.shared_expert"), "attn_norm.weight": ("input_layernorm.weight", _less),
         "post_attention_norm.weight": ("post_attention_layernorm.weight", _less),
         "ffn_gate_inp.weight": "mlp.gate.weight",
         "ffn_gate_inp_shexp.weight": ("mlp.shared_expert_gate.weight", _one_row),
@@ -170,7 +174,7 @@ LAYERS: dict[str, Names] = {
         "ssm_dt.bias": "linear_attn.dt_bias", "ssm_conv1d.weight": ("linear_attn.conv1d.weight", _taps),
     }, _STACKS, top={**_TOP, "output_norm.weight": ("model.norm.weight", _less)}),
     "gemma4": Names({
-        **_attention(), **_BEFORE, **_HEAD_NORMS, **_feed("mlp"),
+        **attention(), **_BEFORE, **_HEAD_NORMS, **feed("mlp"),
         "post_attention_norm.weight": "post_attention_layernorm.weight",
         "ffn_norm.weight": "pre_feedforward_layernorm.weight",
         "post_ffw_norm.weight": "post_feedforward_layernorm.weight",
@@ -187,7 +191,7 @@ LAYERS: dict[str, Names] = {
         "per_layer_proj_norm.weight": "model.per_layer_projection_norm.weight",
     }),
     "granitehybrid": Names({
-        **_attention(woven=True), **_BEFORE, **_space("mamba"), **_feed("shared_mlp", down="output_linear"),
+        **attention(woven=True), **_BEFORE, **_space("mamba"), **feed("shared_mlp", down="output_linear"),
         **_shared("shared_mlp"), "ffn_down_shexp.weight": "shared_mlp.output_linear.weight",
         "ffn_norm.weight": "post_attention_layernorm.weight",
         "ffn_gate_inp.weight": "block_sparse_moe.router.layer.weight",
@@ -196,61 +200,61 @@ LAYERS: dict[str, Names] = {
     "lfm2moe": Names({**_CONVOLUTION, "ffn_gate_inp.weight": "feed_forward.gate.weight",
                       "exp_probs_b.bias": "feed_forward.expert_bias"}, _W, "feed_forward.experts", _EMBEDDING_NORM),
     "falcon-h1": Names({
-        **_attention(), **_BEFORE, **_space("mamba"), **_feed("feed_forward"),
+        **attention(), **_BEFORE, **_space("mamba"), **feed("feed_forward"),
         "ffn_norm.weight": "pre_ff_layernorm.weight", "ffn_norm": "pre_ff_layernorm.weight",  # as the converter has it
     }, top=_FINAL),
     "nemotron_h": Names({
-        **_attention("mixer", woven=True), **_ALONE, **_space("mixer"),
-        **_both({"ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj"}),
-    }, top=_BACKBONE, body="backbone"),
+        **attention("mixer", woven=True), **_ALONE, **_space("mixer"),
+        **both({"ffn_up": "mixer.up_proj", "ffn_down": "mixer.down_proj"}),
+    }, top=_BACKBONE, body="backbone.layers"),
     "nemotron_h_moe": Names({
-        **_attention("mixer", woven=True), **_ALONE, **_space("mixer"),
+        **attention("mixer", woven=True), **_ALONE, **_space("mixer"),
         "ffn_gate_inp.weight": "mixer.gate.weight", "exp_probs_b.bias": "mixer.gate.e_score_correction_bias",
         "ffn_up_shexp.weight": "mixer.shared_experts.up_proj.weight",
         "ffn_down_shexp.weight": "mixer.shared_experts.down_proj.weight",
-    }, _PLAIN_STACKS, "mixer.experts", _BACKBONE, "backbone"),
-    "mamba": Names({**_ALONE, **_scan("mixer")}, top=_BACKBONE, body="backbone"),
-    "mamba2": Names({**_ALONE, **_space("mixer")}, top=_BACKBONE, body="backbone"),
+    }, _PLAIN_STACKS, "mixer.experts", _BACKBONE, "backbone.layers"),
+    "mamba": Names({**_ALONE, **_scan("mixer")}, top=_BACKBONE, body="backbone.layers"),
+    "mamba2": Names({**_ALONE, **_space("mixer")}, top=_BACKBONE, body="backbone.layers"),
     "jamba": Names({
-        **_attention(), **_BEFORE, **_scan("mamba"), **_feed("feed_forward"),
+        **attention(), **_BEFORE, **_scan("mamba"), **feed("feed_forward"),
         "ffn_norm.weight": "pre_ff_layernorm.weight", "ffn_gate_inp.weight": "feed_forward.router.weight",
     }, _STACKS, "feed_forward.experts", _FINAL),
 }  # fmt: skip
 _AFTER_ATTENTION: dict[str, Part] = {"ffn_norm.weight": "post_attention_layernorm.weight"}
 LAYERS |= {
-    "olmoe": Names({**_attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION,
+    "olmoe": Names({**attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION,
                     "ffn_gate_inp.weight": "mlp.gate.weight"}, _STACKS, top=_TOP),
-    "dots1": Names({**_attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION, **_feed("mlp"), **_BIASED_ROUTER,
+    "dots1": Names({**attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION, **feed("mlp"), **_BIASED_ROUTER,
                     **_shared("mlp.shared_experts")}, _STACKS, top=_TOP),
     "ernie4_5-moe": Names({
-        **_attention(), **_BEFORE, **_AFTER_ATTENTION, **_feed("mlp"), **_shared("mlp.shared_experts"),
+        **attention(), **_BEFORE, **_AFTER_ATTENTION, **feed("mlp"), **_shared("mlp.shared_experts"),
         "ffn_gate_inp.weight": "mlp.gate.weight",
         "exp_probs_b.bias": "mlp.moe_statics.e_score_correction_bias",
     }, _STACKS, top=_TOP),
     "hunyuan-moe": Names({
-        **_attention(), **_BEFORE, **_AFTER_ATTENTION, **_shared("mlp.shared_mlp"),
+        **attention(), **_BEFORE, **_AFTER_ATTENTION, **_shared("mlp.shared_mlp"),
         "ffn_gate_inp.weight": "mlp.gate.wg.weight", "attn_q_norm.weight": "self_attn.query_layernorm.weight",
         "attn_k_norm.weight": "self_attn.key_layernorm.weight",
     }, _STACKS, top=_TOP),
     "minimax-m2": Names({
-        **_attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION,
+        **attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION,
         "ffn_gate_inp.weight": "block_sparse_moe.gate.weight",
         "exp_probs_b.bias": "block_sparse_moe.e_score_correction_bias",
     }, _W, "block_sparse_moe.experts", _TOP),
     "afmoe": Names({
-        **_attention(), **_BEFORE, **_HEAD_NORMS, **_feed("mlp"), **_shared("mlp.shared_experts"),
+        **attention(), **_BEFORE, **_HEAD_NORMS, **feed("mlp"), **_shared("mlp.shared_experts"),
         "attn_gate.weight": "self_attn.gate_proj.weight", "ffn_norm.weight": "pre_mlp_layernorm.weight",
         "post_attention_norm.weight": "post_attention_layernorm.weight",
         "post_ffw_norm.weight": "post_mlp_layernorm.weight", "ffn_gate_inp.weight": "mlp.router.gate.weight",
         "exp_probs_b.bias": "mlp.expert_bias",
     }, _STACKS, top=_TOP),
     "granitemoe": Names({
-        **_attention(woven=True), **_BEFORE, **_AFTER_ATTENTION, **_shared("shared_mlp"),
+        **attention(woven=True), **_BEFORE, **_AFTER_ATTENTION, **_shared("shared_mlp"),
         "ffn_down_shexp.weight": "shared_mlp.output_linear.weight",
         "ffn_gate_inp.weight": "block_sparse_moe.router.layer.weight",
     }, _STACKS, "block_sparse_moe", _TOP),
     "llama4": Names({
-        **_attention(), **_BEFORE, **_AFTER_ATTENTION, **_feed("feed_forward"), **_shared("feed_forward.shared_expert"),
+        **attention(), **_BEFORE, **_AFTER_ATTENTION, **feed("feed_forward"), **_shared("feed_forward.shared_expert"),
         "ffn_gate_inp.weight": "feed_forward.router.weight",
     }, {**_STACKS, "ffn_gate_up_exps": "gate_proj|up_proj"}, "feed_forward.experts", _TOP),
     "gemma3n": Names({
@@ -268,9 +272,9 @@ LAYERS |= {
 _NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
 
 
-def places(arch: str, name: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Places:
+def places(names: Names, name: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Places:
     """Where a stored tensor goes; under its own name if it means nothing here."""
-    names, info = LAYERS[arch], tensors[name]
+    info = tensors[name]
     if name in names.top:
         return [_place("", names.top[name], info, config)]
     if name in names.lists:
@@ -280,13 +284,15 @@ def places(arch: str, name: str, tensors: Mapping[str, TensorInfo], config: Mapp
         return [(name, Source(info))]
     if int(match[1]) >= config["num_hidden_layers"]:
         return []  # for drafts of later tokens
-    at, part = f"{names.body}.layers.{match[1]}.", match[2]
+    at, part = f"{names.body}.{match[1]}.", match[2]
     base, _, kind = part.rpartition(".")
     if part in ("attn_k_b.weight", "attn_v_b.weight"):
         values = tensors.get(f"blk.{match[1]}.attn_v_b.weight")
         if part[5] == "v" or values is None:
             return [] if values is not None and part[5] == "v" else [(name, Source(info))]
         return [(f"{at}self_attn.kv_b_proj.weight", Joined.of(info, values))]
+    if part in names.several:
+        return names.several[part](at, info, config)
     if part == "ssm_ba.weight":
         return _beta_alpha(f"{at}linear_attn.in_proj_", info, f"blk.{match[1]}.ssm_in.weight" in tensors, config)
     if base in names.stacks and kind == "weight":

@@ -67,6 +67,15 @@ ARCHITECTURES = {
     "qwen2vl": "Qwen2ForCausalLM",
     "qwen3vl": "Qwen3ForCausalLM",
     "qwen3vlmoe": "Qwen3MoeForCausalLM",
+    "bloom": "BloomForCausalLM",
+    "falcon": "FalconForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gptneox": "GPTNeoXForCausalLM",
+    "mpt": "MptForCausalLM",
+    "olmo": "OlmoForCausalLM",
+    "phi2": "PhiForCausalLM",
+    "stablelm": "StableLmForCausalLM",
+    "starcoder": "GPTBigCodeForCausalLM",
 }
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 4096

@@ -115,7 +115,7 @@ class GgufCheckpoint:
         if values is None:
             quantised = self.blocks(name)
             assert quantised is not None
-            values = quantised.dense().view(source.shape)
+            values = quantised.dense().view(source.info.shape if source.turned else source.shape)
         else:
             values = values if source.expert is None else values[source.expert]
             if (order := self._order(name, source)) is not None:
@@ -124,6 +124,8 @@ class GgufCheckpoint:
             values = values.float() - source.less
         if source.negated_exp:
             values = torch.log(-values.float())
+        if source.turned:
+            values = values.transpose(-2, -1)
         if source.lifted:
             values = values.reshape(source.lifted)
         return values if dtype is None else values.to(dtype)

@@ -11,6 +11,7 @@ from typing import Any
 
 from tokenmill.checkpoint.gguf_file import TensorInfo
 from tokenmill.checkpoint.gguf_layers import LAYERS, places
+from tokenmill.checkpoint.gguf_layers_older import older_names
 from tokenmill.checkpoint.gguf_source import Joined, Places, Source, stacked
 from tokenmill.core.errors import ModelError
 
@@ -81,10 +82,11 @@ _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z_0-9]+)(?:\.(\d{1,4}))?\.
 def name_table(arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> dict[str, Source | Joined]:
     """Our name -> where it lies. A tensor that means nothing here keeps its own name: models then refuse it."""
     found: dict[str, Source | Joined] = {}
+    names = LAYERS.get(arch) or older_names(arch, config)
     for name, info in tensors.items():
         if name in IN_CONFIG:
             continue
-        given = places(arch, name, tensors, config) if arch in LAYERS else _places(arch, name, info, config)
+        given = places(names, name, tensors, config) if names else _places(arch, name, info, config)
         for ours, source in given:
             if ours in found:
                 raise ModelError(f"Tensors {found[ours].info.name!r} and {name!r} both mean {ours!r}.")

@@ -29,6 +29,8 @@ class Source:
     """The converter stored minus its exponential."""
     rows: tuple[int, ...] = ()
     """These rows, in this order; empty: all."""
+    turned: bool = False
+    """The converter exchanged rows and columns."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -36,6 +38,8 @@ class Source:
         if self.lifted:
             return self.lifted
         whole = self.info.shape if self.expert is None else self.info.shape[1:]
+        if self.turned:
+            return (*whole[:-2], whole[-1], whole[-2])
         return (len(self.rows), *whole[1:]) if self.rows else whole
 
 

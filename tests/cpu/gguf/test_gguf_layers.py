@@ -44,6 +44,7 @@ GEMMA4: C = {**BASE, "head_dim": 16, "global_head_dim": 32, "sliding_window": 20
              "num_kv_shared_layers": 1, "use_double_wide_mlp": True}  # fmt: skip
 GRANITE: C = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
               "logits_scaling": 2.0, "shared_intermediate_size": 48}  # fmt: skip
+QUANTISED = ("proj", "query_key_value", "c_attn", "c_fc", "self_attention.dense")
 KINDS = ["linear_attention", "full_attention", "linear_attention", "full_attention"]
 CASES: dict[str, tuple[str, Any]] = {
     "glm4moe": ("GLM4_MOE", hf.Glm4MoeConfig(
@@ -260,7 +261,8 @@ def write(
             target = said if said.startswith("blk.") else names.get_name(said, try_suffixes=(".weight", ".bias"))
             assert target, said
             values = values.contiguous().numpy()
-            if kind != "F32" and values.ndim > 1 and "proj" in name and values.shape[-1] % 32 == 0:
+            matrix = values.ndim > 1 and any(part in name for part in QUANTISED)
+            if kind != "F32" and matrix and values.shape[-1] % 32 == 0:
                 which = gguf.GGMLQuantizationType.Q8_0
                 quantised = gguf.quants.quantize(values, which)
                 if kind == "Q8_0":

@@ -1,0 +1,197 @@
+"""GGUF files of families from before root-mean-square norms were usual, against Transformers. Names are those of the
+format's own library; values are changed as its converter changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers as hf
+from parity import make, ours, theirs
+from test_gguf_layers import FULL, C, write
+from test_gguf_models import Unrounded, build, prompt
+from torch import Tensor
+from writing import permute
+
+from tokenmill.checkpoint.gguf_config import read_config
+from tokenmill.checkpoint.gguf_model import GgufModel
+from tokenmill.core.errors import ModelError
+
+USUAL = ("phi2", "stablelm", "gptneox", "bloom", "falcon-40b", "mpt", "olmo", "starcoder", "gpt2")
+NO_IDS: C = {"bos_token_id": None, "eos_token_id": None}
+BASE: C = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2,
+           "num_attention_heads": 4, "max_position_embeddings": 256}  # fmt: skip
+GPT: C = {"vocab_size": 96, "n_embd": 64, "n_layer": 2, "n_head": 4, "n_positions": 256, **NO_IDS}
+FALCON: C = {"vocab_size": 96, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+NEWER: C = {**FALCON, "new_decoder_architecture": True, "num_kv_heads": 2}
+
+
+def same(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    return {name: x}
+
+
+def one_after_another(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    """All queries, all keys, all values."""
+    name = name.replace("transformer.", "") if c["model_type"] == "bloom" else name
+    if "query_key_value" not in name:
+        return {name: x}
+    parts = x.reshape(4, 3, -1, *x.shape[1:])
+    return {name: torch.cat([parts[:, i].reshape(-1, *x.shape[1:]) for i in range(3)])}
+
+
+def groups(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    if "query_key_value" not in name:
+        return {name: x}
+    keys = c["num_kv_heads"] if c["new_decoder_architecture"] else 1
+    parts = x.view(keys, 4 // keys + 2, 16, 64)
+    return {
+        name: torch.cat([parts[:, :-2].reshape(-1, 64), parts[:, -2].reshape(-1, 64), parts[:, -1].reshape(-1, 64)])
+    }
+
+
+def turned(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    return {name: x.t() if name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")) else x}
+
+
+def woven(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    kinds = {"q_proj.weight": "num_attention_heads", "k_proj.weight": "num_key_value_heads"}
+    return {name: next((permute(x, c[key]) for end, key in kinds.items() if name.endswith(end)), x)}
+
+
+class Stacked:
+    """The norms of a layer's heads, which are one tensor once all are there."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[Tensor]] = {}
+
+    def __call__(self, name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+        at, dot, _ = name.partition(".norms.")
+        if not dot:
+            return {name: x}
+        parts = self.seen.setdefault(at, [])
+        parts.append(x)
+        count = c["num_attention_heads" if at.endswith("q_layernorm") else "num_key_value_heads"]
+        return {f"{at}.weight": torch.stack(parts)} if len(parts) == count else {}
+
+
+class Fused:
+    """Queries, keys and values in one tensor, as older files have them."""
+
+    def __init__(self) -> None:
+        self.seen: dict[str, list[tuple[int, Tensor]]] = {}
+
+    def __call__(self, name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+        if not any(f".{part}_proj." in name for part in "qkv"):
+            return {name: x}
+        layer, kind = name.split(".")[2], name.rpartition(".")[2]
+        parts = self.seen.setdefault(f"{layer}.{kind}", [])
+        parts.append(("qkv".index(name.split("_proj")[0][-1]), x))
+        if len(parts) < 3:
+            return {}
+        ordered = [part for _, part in sorted(parts, key=lambda one: one[0])]
+        return {f"blk.{layer}.attn_qkv.{kind}": torch.cat(ordered)}
+
+
+def rotating(part: float) -> Callable[[C], C]:
+    """What the converters write of families that rotate a part of each head: no base, which is then the usual one."""
+    return lambda c: {"rope.dimension_count": int(part * 16), "rope.freq_base": None, "attention.key_length": None,
+                      "attention.value_length": None}  # fmt: skip
+
+
+def still(c: C) -> C:
+    """Of families that do not rotate."""
+    return {"rope.dimension_count": None, "rope.freq_base": None, "attention.key_length": None,
+            "attention.value_length": None}  # fmt: skip
+
+
+def cut(c: C) -> C:
+    return {**still(c), "attention.clamp_kqv": c["attn_config"]["clip_qkv"], "attention.max_alibi_bias": 8.0}
+
+
+Case = tuple[str, Any, Callable[[], Any], Callable[[C], C]]
+PHI = hf.PhiConfig(**BASE)
+STABLE: C = {**BASE, "num_key_value_heads": 2}
+CASES: dict[str, Case] = {
+    "phi2": ("PHI2", PHI, lambda: same, rotating(0.5)),
+    "phi2-fused": ("PHI2", PHI, Fused, rotating(0.5)),
+    "stablelm": ("STABLELM", hf.StableLmConfig(**STABLE, use_qkv_bias=True, qk_layernorm=True), Stacked,
+                 rotating(0.25)),
+    "stablelm-parallel": ("STABLELM", hf.StableLmConfig(**STABLE, use_parallel_residual=True), Stacked, rotating(0.25)),
+    "gptneox": ("GPTNEOX", hf.GPTNeoXConfig(**BASE), lambda: one_after_another, rotating(0.25)),
+    "gptneox-serial": ("GPTNEOX", hf.GPTNeoXConfig(**BASE, use_parallel_residual=False), lambda: one_after_another,
+                       lambda c: {**rotating(0.25)(c), "use_parallel_residual": False}),
+    "bloom": ("BLOOM", hf.BloomConfig(vocab_size=96, hidden_size=64, n_layer=2, n_head=4, **NO_IDS),
+              lambda: one_after_another, still),
+    "falcon-7b": ("FALCON", hf.FalconConfig(**FALCON), lambda: groups, still),
+    "falcon-40b": ("FALCON", hf.FalconConfig(**NEWER), lambda: groups, still),
+    "falcon-11b": ("FALCON", hf.FalconConfig(**NEWER, num_ln_in_parallel_attn=1), lambda: groups, still),
+    "mpt": ("MPT", hf.MptConfig(vocab_size=96, d_model=64, n_heads=4, n_layers=2, max_seq_len=256,
+                                attn_config={"clip_qkv": 0.8}), lambda: same, cut),
+    "olmo": ("OLMO", hf.OlmoConfig(**BASE, num_key_value_heads=2, clip_qkv=0.8), lambda: woven,
+             lambda c: {"attention.clamp_kqv": c["clip_qkv"]}),
+    "starcoder": ("STARCODER", hf.GPTBigCodeConfig(**GPT), lambda: same, still),
+    "gpt2": ("GPT2", hf.GPT2Config(**GPT), lambda: turned, still),
+}  # fmt: skip
+
+
+def written(name: str, folder: Path, kind: str = "F32") -> tuple[Any, Path]:
+    """Transformers' model, and the file."""
+    arch, config, change, more = CASES[name]
+    reference, said, tensors = make(config, folder)
+    said = {**config.to_dict(), **said}
+    names = {
+        "hidden_size": ("d_model", "n_embd"),
+        "num_hidden_layers": ("n_layers", "n_layer"),
+        "num_attention_heads": ("n_heads", "n_head"),
+        "max_position_embeddings": ("max_seq_len", "n_positions"),
+    }
+    for usual, others in names.items():
+        said[usual] = next((said[other] for other in (usual, *others) if said.get(other)), 256)
+    keys = said.get("num_key_value_heads") or said["num_attention_heads"]
+    if arch in ("FALCON", "STARCODER"):
+        keys = said["num_kv_heads"] if said.get("new_decoder_architecture") else 1
+    said |= {"num_key_value_heads": keys, "intermediate_size": 256}
+    own = {**more(said), "attention.layer_norm_epsilon": said.get("layer_norm_eps", 1e-5)}
+    write(folder / f"{kind}.gguf", arch, said, tensors, kind, more=own, change=change())
+    return reference, folder / f"{kind}.gguf"
+
+
+@pytest.mark.parametrize("name", CASES if FULL else USUAL)
+def test_like_transformers(name: str, tmp_path: Path) -> None:
+    reference, path = written(name, tmp_path)
+    kernels, tokens = Unrounded(), prompt()
+    found = ours(build(path, kernels), {"a": tokens}, [[("a", 30)], [("a", 50)]], kernels)["a"]
+    expected = theirs(reference, tokens)
+    assert expected.std() > 0.03
+    assert (found - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["gpt2", "falcon-40b", *(["phi2-fused", "gptneox", "olmo"] if FULL else [])])
+def test_quantised_files_keep_their_numbers(name: str, tmp_path: Path) -> None:
+    """Rows picked, joined and turned out of Q8_0 blocks are what the same numbers in float32 are."""
+    kernels, tokens = Unrounded(), prompt()
+    exact, found = (ours(build(written(name, tmp_path, kind)[1], kernels), {"a": tokens}, [[("a", 80)]], kernels)["a"]
+                    for kind in ("rounded", "Q8_0"))  # fmt: skip
+    assert (found - exact).abs().max() <= 1e-4 * max(1.0, float(exact.abs().max()))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "says"),
+    [
+        ("phi2", {"phi2.attention.key_length": 32}, "an equal share of the hidden size"),
+        ("phi2", {"phi2.rope.scaling.type": "linear"}, "rope scaling is not supported in phi2"),
+        ("gptneox", {"gptneox.attention.head_count_kv": 2}, "head_count_kv must be 4, not 2"),
+        ("bloom", {"bloom.feed_forward_length": 128}, "must be four times the hidden size"),
+        ("falcon-7b", {"falcon.rope.dimension_count": 8}, "must be the width of a head"),
+        ("mpt", {"mpt.attention.max_alibi_bias": 0.0}, "other positions than biases are not supported"),
+        ("olmo", {"olmo.attention.layer_norm_epsilon": 1e-6}, "must be 1e-05"),
+        ("starcoder", {"starcoder.attention.head_count_kv": 4}, "head_count_kv must be 1, not 4"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(name: str, change: C, says: str, tmp_path: Path) -> None:
+    known = GgufModel(written(name, tmp_path)[1])
+    with pytest.raises(ModelError, match=says):
+        read_config({**known.metadata, **change}, known.tensors, known._numbers, "m.gguf")
