@@ -18,11 +18,3 @@ class SchedulePolicy(Protocol):
     def reserve(self, seq: Sequence) -> int:
         """Tokens for which blocks must be free before a waiting sequence is admitted."""
         ...
-
-    def evict(self, seq: Sequence) -> str:
-        """How to preempt: "recompute" or "swap"."""
-        ...
-
-    def observe(self, seq: Sequence, num_tokens: int) -> None:
-        """A commit gave `seq` that many tokens."""
-        ...

@@ -183,7 +183,7 @@ def make_bed(config: EngineConfig, device: str) -> NoBed | HostBed | DeviceBed:
 class RunnerSleep:
     """A runner's Sleeper."""
 
-    def __init__(self, runner: Runner, bed: HostBed | DeviceBed, maker: LayerMaker, source: ModelSource) -> None:
+    def __init__(self, runner: Runner, bed: Bed, maker: LayerMaker, source: ModelSource) -> None:
         self.runner, self.bed, self.maker, self.source = runner, bed, maker, source
         self.level = 0
         self.asleep: list[str] = []

@@ -51,13 +51,6 @@ class BlockTables:
 
     # ------------------------------------------------------------ capacity
 
-    def fits_alone(self, length: int) -> bool:
-        """Could a sequence of this length ever be held, with the pools to itself?"""
-        need = [0] * len(self.pools)
-        for layout in self.layouts:
-            need[layout.pool] += -(-length // self.block_size)
-        return all(n <= pool.num_blocks for n, pool in zip(need, self.pools, strict=True))
-
     def max_length(self) -> int:
         """The longest sequence that can be held alone."""
         groups = [0] * len(self.pools)

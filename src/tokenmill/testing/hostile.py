@@ -6,7 +6,7 @@ For tests and measurements of the server's edge. Must not know: how bodies are r
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 Shape = Callable[[int], bytes]
@@ -176,11 +176,3 @@ def body(valid: dict[str, Any], field: str, value: bytes) -> bytes:
     kept = json.dumps({name: given for name, given in valid.items() if name != field}).encode()
     comma = b"," if len(kept) > len(b"{}") else b""
     return kept[:-1] + comma + json.dumps(field).encode() + b":" + value + b"}"
-
-
-def attacks(size: int) -> Iterator[tuple[str, str, str, bytes]]:
-    """(route, field, name of the shape, body) for all of them; an unknown field everywhere."""
-    for route, (valid, fields) in VALID.items():
-        for field in dict.fromkeys((*fields, "unknown")):
-            for name, shape in SHAPES.items():
-                yield route, field, name, body(valid, field, shape(size))

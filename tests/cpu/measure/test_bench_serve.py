@@ -252,7 +252,7 @@ def test_bad_input_is_told_before_the_run(server, tmp_path):
         (["--users", "3", "--rate", "2"], "--users is for closed loops"),
         (["--input-len", "9:5"], "--input-len wants a length"),
         (["--slo", "fast"], "--slo wants terms"),
-        (["--goodput", "ttft:-3"], "--slo wants terms"),
+        (["--goodput", "ttft:-3"], "--goodput wants terms"),
         (["--percentiles", "50,101"], "--percentiles wants numbers"),
         (["--rate", "-1", "--arrivals", "trace"], "--rate must be above 0"),
         (["--rate", "2", "--arrivals", "constant", "--burstiness", "0.5"], "--burstiness is for open loops"),

@@ -15,9 +15,3 @@ class FirstCome:
 
     def reserve(self, seq: Sequence) -> int:
         return len(seq.tokens) + 1
-
-    def evict(self, seq: Sequence) -> str:
-        return "recompute"
-
-    def observe(self, seq: Sequence, num_tokens: int) -> None:
-        """First come needs no history."""
