@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHOWN = 5
 Importance = Literal["obs", "wanda"]
 CUT_FLAGS = {
-    "multiple": flag("multiple", int, "Channels are left in multiples of this [default: 64]."),
+    "multiple": flag("multiple", int, "Channels are left in multiples of this [default: 128 or 64]."),
     "importance": flag(
         "importance",
         Importance,
@@ -70,7 +70,7 @@ def prune(
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
     learn = None if repair is None else _repair(found, repair, chosen)
-    cut = Cut(channels, heads, layers, chosen.get("multiple", 64), chosen.get("importance", "obs"))
+    cut = Cut(channels, heads, layers, chosen.get("multiple"), chosen.get("importance", "obs"))
     samples, length = chosen.get("samples", 128), chosen.get("length", 512)
     with waiting_told("Reading the text"):
         tokens = text.sequences(text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length)
@@ -114,6 +114,8 @@ def _show(source: Path, target: Path, left: Left) -> None:
         return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
 
     typer.echo(f"{target}: {size(weights(target))} of weights instead of {size(weights(source))}")
+    if left.channels is not None:
+        typer.echo(f"{left.channels} channels are left (multiples of {left.multiple})")
     gone = [(n, value) for n, value in enumerate(left.influence) if n not in left.layers]
     if gone:
         typer.echo("layers gone (influence): " + ", ".join(f"{n} ({value:.4f})" for n, value in gone))

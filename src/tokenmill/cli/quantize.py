@@ -99,10 +99,23 @@ def quantize(
             _compare(str(found.path), str(target), text)
         return
     with progress("Rounding") as tell:
-        errors = convert(found.path, target, Recipe(BITS[format], group, pattern, format == "fp8"), tell)
+        recipe = Recipe(BITS[format], group, pattern, format == "fp8", _apart(found.path))
+        errors = convert(found.path, target, recipe, tell)
     _show(found.path, target, errors)
     if text is not None:
         _compare(str(found.path), str(target), text)
+
+
+def _apart(folder: Path) -> frozenset[str]:
+    """Tensors of a model that do not write text."""
+    from tokenmill.checkpoint.folder import open_checkpoint, read_config
+    from tokenmill.quantize.text_alone import other_parts
+
+    ckpt = open_checkpoint(folder)
+    try:
+        return other_parts(read_config(folder), ckpt.names())
+    finally:
+        ckpt.close()
 
 
 def _write_gguf(
@@ -131,7 +144,8 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
 
     given = dict(chosen)
     calibration, device = chosen.pop("calibration", None), chosen.pop("device", "cpu")
-    recipe = recipes.settle(recipes.Recipe(**{"method": FORMS.get(chosen["form"], "rtn"), **chosen}))
+    said = {"method": FORMS.get(chosen["form"], "rtn"), "smaller": "group" not in chosen, **chosen}
+    recipe = recipes.settle(recipes.Recipe(**said))
     if (name := recipes.without_effect(recipe, given)) is not None:
         raise ParameterError(f"{spelling(name)} has no effect with --method {recipe.method}: leave it out.")
     found = find_source(source)
@@ -143,6 +157,8 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
             tokens = text.sequences(text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length)
     with progress("Rounding") as tell:
         made = make(Job(found.path, target, recipe, pattern, tokens, device), tell)
+    if recipe.method in recipes.INTEGERS and made.group != recipe.group:
+        typer.echo(f"Groups of {made.group} columns: {recipe.group} do not divide every matrix")
     if made.moved:
         typer.echo(f"{made.moved} scales moved between layers")
     if made.unreached:

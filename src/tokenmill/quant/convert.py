@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,8 @@ class Recipe:
     group: int = 32
     skip: re.Pattern[str] | None = None
     fp8: bool = False
+    apart: frozenset[str] = frozenset()
+    """Tensors of other parts than the one that writes text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +108,9 @@ def check_upright(config: dict[str, Any], source: Path) -> None:
         raise ModelError(f"{source}: this architecture stores its matrices transposed, which the format cannot say.")
 
 
-def roundable(ckpt: Checkpoint, skip: re.Pattern[str] | None) -> set[str]:
-    """The matrices that are not always kept, nor skipped; refused where there is none."""
-    names = {name for name in linear_names(ckpt) if not KEPT.search(name)}
+def roundable(ckpt: Checkpoint, skip: re.Pattern[str] | None, apart: Set[str] = frozenset()) -> set[str]:
+    """The matrices that are not always kept, nor skipped or of another part; refused where there is none."""
+    names = {name for name in linear_names(ckpt) - apart if not KEPT.search(name)}
     names = {name for name in names if skip is None or not skip.search(name)}
     if not names:
         raise ModelError("There is no weight to quantise here (or --skip leaves none).")
@@ -117,7 +119,7 @@ def roundable(ckpt: Checkpoint, skip: re.Pattern[str] | None) -> set[str]:
 
 def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
     """The weights to round; refused when a group does not divide one of them."""
-    names = roundable(ckpt, recipe.skip)
+    names = roundable(ckpt, recipe.skip, recipe.apart)
     for name in sorted(names):
         shape = ckpt.shape(name)
         assert shape is not None

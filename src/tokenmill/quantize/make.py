@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,6 @@ from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.model import Checkpoint
-from tokenmill.models.text_part import outer_of
 from tokenmill.quant.convert import (
     REPORT,
     LayerError,
@@ -44,6 +43,7 @@ from tokenmill.quantize.methods import clipped
 from tokenmill.quantize.mixed import share_bits
 from tokenmill.quantize.recipes import Recipe
 from tokenmill.quantize.stream import Layer, Stream, fold
+from tokenmill.quantize.text_alone import Part, other_parts, part_of
 
 _STATE = "state.json"
 _MARKS = ("weight_packed", "qweight", "weight_scale", "SCB", "weight.absmax", "bitmask")
@@ -65,12 +65,13 @@ class Job:
 @dataclass(slots=True)
 class Made:
     """What became of the weights: errors relative to their size, those that calibration never reached, scales moved;
-    files: where they lie meanwhile."""
+    group: columns that share a scale; files: where they lie meanwhile."""
 
     errors: list[LayerError] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
     moved: int = 0
     bits: dict[str, int] = field(default_factory=dict)
+    group: int = 0
     files: list[str] = field(default_factory=list)
 
 
@@ -80,10 +81,12 @@ def make(job: Job, tell: Tell = lambda name, done, total: None) -> Made:
     ckpt = open_checkpoint(job.source)
     partial = job.target.parent / f".{job.target.name}.partial"
     try:
-        chosen = _chosen(ckpt, job)
+        part = part_of(config, ckpt)
+        job, chosen = _chosen(part, job, roundable(ckpt, job.skip, other_parts(config, ckpt.names())))
         made = _resume(partial, job, chosen)
-        _Run(job, config, ckpt, chosen, partial, made, tell).all()
-        _finish(job, config, ckpt, chosen, partial, made)
+        made.group = job.recipe.group
+        _Run(job, part.config, part.ckpt, chosen, partial, made, tell).all()
+        _finish(job, config, ckpt, part, chosen, partial, made)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         shutil.rmtree(partial, ignore_errors=True)
@@ -101,30 +104,26 @@ def _check(job: Job) -> dict[str, Any]:
     config = read_config(job.source)
     if config.get("quantization_config"):
         raise ModelError(f"{job.source} is already quantised; start from the unquantised model.")
-    if outer_of(config) is not None:
-        raise ModelError(
-            f"{job.source} also sees or hears: its text part cannot be calibrated here yet. Rounding to the nearest "
-            "value can do it, and so can --quantization at the load."
-        )
     check_upright(config, job.source)
     check_free(job.target)
     assert job.tokens is not None or not recipes.calibrates(job.recipe), "this method calibrates"
     return config
 
 
-def _chosen(ckpt: Checkpoint, job: Job) -> set[str]:
-    """The weights to round; refused when one does not come in whole groups."""
-    names = roundable(ckpt, job.skip)
+def _chosen(part: Part, job: Job, stored: set[str]) -> tuple[Job, set[str]]:
+    """The job with a group that divides every weight, and the weights to round; refused when one does not come in
+    whole groups. stored: their stored names."""
+    names = {name for name in part.ckpt.names() if part.stored(name) in stored}
+    shapes = {name: shape for name in sorted(names) if (shape := part.ckpt.shape(name)) is not None}
+    job = replace(job, recipe=recipes.dividing(job.recipe, {shape[1] for shape in shapes.values()}))
     group, rows = recipes.columns(job.recipe), recipes.rows(job.recipe)
-    for name in sorted(names):
-        shape = ckpt.shape(name)
-        assert shape is not None
+    for name, shape in shapes.items():
         if shape[1] % group or shape[0] % rows:
             raise UserError(
                 f"{name} has shape {list(shape)}, which is not in whole groups of {group} columns and {rows} rows: "
                 "choose another --group or form, or leave it out with --skip."
             )
-    return names
+    return job, names
 
 
 def _fingerprint(job: Job, chosen: set[str]) -> dict[str, Any]:
@@ -145,7 +144,8 @@ def _resume(partial: Path, job: Job, chosen: set[str]) -> Made:
             found = json.loads(state.read_text(encoding="utf-8"))
             if found["job"] == _fingerprint(job, chosen):
                 errors = [LayerError(**entry) for entry in found["errors"]]
-                made = Made(errors, found["unreached"], found["moved"], found["bits"], found["files"])
+                made = Made(errors, found["unreached"], found["moved"], found["bits"],
+                            found["group"], found["files"])  # fmt: skip
                 for path in partial.glob("*.safetensors"):
                     if path.name not in made.files:
                         path.unlink()
@@ -271,7 +271,9 @@ def _replaced(name: str, tensors: dict[str, Tensor]) -> bool:
     return name not in tensors and any(base + part in tensors for part in _MARKS)
 
 
-def _finish(job: Job, config: dict[str, Any], ckpt: Checkpoint, chosen: set[str], partial: Path, made: Made) -> None:
+def _finish(
+    job: Job, config: dict[str, Any], ckpt: Checkpoint, part: Part, chosen: set[str], partial: Path, made: Made
+) -> None:
     """The layers' files and all other tensors in shards, with config, report and tokenizer: the folder is whole."""
     if job.target.exists():
         job.target.rmdir()  # it is empty
@@ -282,18 +284,21 @@ def _finish(job: Job, config: dict[str, Any], ckpt: Checkpoint, chosen: set[str]
         shards, written = Shards(finished), set()
         for path in sorted(partial.glob("*.safetensors")):
             for name, tensor in load_file(path).items():
-                shards.add({name: tensor})
-                written.add(name)
+                shards.add({part.stored(name): tensor})
+                written.add(part.stored(name))
+        rounded = {part.stored(name): made.bits.get(name, int(job.recipe.bits)) for name in sorted(chosen)}
         for name in ckpt.names():
-            if name not in chosen and name not in written:
+            if name not in rounded and name not in written:
                 shards.add({name: ckpt.tensor(name)})
         shards.close()
-        bits = {name.removesuffix(".weight"): made.bits.get(name, int(job.recipe.bits)) for name in sorted(chosen)}
-        ignore = sorted(n.removesuffix(".weight") for n in linear_names(ckpt) - chosen | {"lm_head.weight"})
+        bits = {name.removesuffix(".weight"): each for name, each in rounded.items()}
+        ignore = sorted(n.removesuffix(".weight") for n in linear_names(ckpt) - set(rounded) | {"lm_head.weight"})
         said = recipes.config(job.recipe, bits, ignore)
         write_json(finished / "config.json", config if said is None else {**config, "quantization_config": said})
-        report = {"recipe": asdict(job.recipe), "weights": [asdict(e) for e in made.errors],
-                  "unreached": made.unreached, "moved": made.moved, "bits": made.bits}  # fmt: skip
+        report = {"recipe": asdict(job.recipe), "moved": made.moved,
+                  "weights": [{**asdict(e), "name": part.stored(e.name)} for e in made.errors],
+                  "unreached": [part.stored(name) for name in made.unreached],
+                  "bits": {part.stored(name): each for name, each in made.bits.items()}}  # fmt: skip
         write_json(finished / REPORT, report)
         copy_rest(job.source, finished)
         finished.rename(job.target)

@@ -6,8 +6,8 @@ Must not know: layers, where tensors come from.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -38,6 +38,8 @@ class Recipe:
     samples: int = 128
     length: int = 512
     damping: float = 0.01
+    smaller: bool = False
+    """A smaller group will do where this one does not divide every weight."""
 
 
 def _needing(method: Callable[[Tensor, Spec, Inputs], Codes]) -> Round:
@@ -78,6 +80,7 @@ METHODS = (*INTEGERS, *WHOLE, *TABLES, *prune.METHODS)
 _WRITERS = {"compressed-tensors": stored_forms.compressed, "gptq": stored_forms.gptq, "awq": stored_forms.awq}
 _BITS = {"compressed-tensors": range(2, 9), "gptq": (2, 3, 4, 8), "awq": (4,)}
 _COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64, "fp4": 64, "squeezellm": 32}
+GROUPS = (256, 128, 64, 32)
 _OWN_BITS = {**dict.fromkeys(("mxfp4", "nvfp4", "nf4", "fp4"), 4),
              **dict.fromkeys(("smoothquant", "int8", "fp8", "fp8-block", "llm.int8"), 8)}  # fmt: skip
 """Bits that a method has, whatever is asked for."""
@@ -107,11 +110,11 @@ def settle(recipe: Recipe) -> Recipe:
         if not whole and (form != "compressed-tensors" or not 2 < recipe.bits < 8):
             raise UserError(f"--bits {recipe.bits:g}: bits that differ from weight to weight lie between 2 and 8 and "
                             "need --format compressed-tensors.")  # fmt: skip
-        if recipe.group not in (32, 64, 128, 256):
+        if recipe.group not in GROUPS:
             raise UserError(f"--group {recipe.group}: use 32, 64, 128 or 256.")
     if not (0 < recipe.samples <= 1 << 16 and 8 <= recipe.length <= 1 << 16):
         raise UserError("--samples takes 1 to 65536 sequences, --length 8 to 65536 tokens.")
-    return Recipe(**{**_fields(recipe), "form": form})
+    return replace(recipe, form=form)
 
 
 def without_effect(recipe: Recipe, given: Mapping[str, Any]) -> str | None:
@@ -127,10 +130,6 @@ def without_effect(recipe: Recipe, given: Mapping[str, Any]) -> str | None:
         sees |= {"calibration", "samples", "length"}
     own = {"bits": _OWN_BITS.get(method), "group": _COLUMNS.get(method)}
     return next((name for name, value in given.items() if name not in sees and own.get(name) != value), None)
-
-
-def _fields(recipe: Recipe) -> dict[str, Any]:
-    return {name: getattr(recipe, name) for name in Recipe.__dataclass_fields__}
 
 
 def _words(numbers: Any) -> str:
@@ -161,6 +160,14 @@ def columns(recipe: Recipe) -> int:
     if recipe.method in prune.METHODS:
         return math.lcm(prune.parse(recipe.sparsity).of or 1, 8)
     return recipe.group if recipe.method in INTEGERS else _COLUMNS.get(recipe.method, 1)
+
+
+def dividing(recipe: Recipe, widths: Set[int]) -> Recipe:
+    """The recipe with the largest group that divides weights of so many columns, where a smaller one will do."""
+    if not recipe.smaller or recipe.method not in INTEGERS:
+        return recipe
+    group = next((g for g in GROUPS if g <= recipe.group and all(n % g == 0 for n in widths)), recipe.group)
+    return replace(recipe, group=group)
 
 
 def rows(recipe: Recipe) -> int:

@@ -28,6 +28,9 @@ from tokenmill.quantize.stream import Overlaid, Stream, layer_count
 
 REPORT = "pruning_report.json"
 _SAME = 1e-3
+_MULTIPLES = (128, 64)
+_NEAR = 0.02
+"""By this part of all channels a number that kernels like may be off."""
 _PROVEN = 2
 """Sequences that the proof runs."""
 
@@ -35,12 +38,12 @@ _PROVEN = 2
 @dataclass(frozen=True, slots=True)
 class Cut:
     """What goes: a part of each layer's channels and of its groups of heads, and so many layers. multiple: channels are
-    left in multiples of it."""
+    left in multiples of it; None: of 128 where that is near enough to what was asked for, else of 64."""
 
     channels: float = 0.0
     heads: float = 0.0
     layers: int = 0
-    multiple: int = 64
+    multiple: int | None = None
     method: str = "obs"
 
 
@@ -51,6 +54,7 @@ class Left:
 
     layers: list[int]
     channels: int | None = None
+    multiple: int = 0
     heads: shapes.Heads | None = None
     influence: list[float | None] = field(default_factory=list)
     lost: dict[str, float] = field(default_factory=dict)
@@ -89,8 +93,8 @@ def _check(cut: Cut) -> None:
     for name, share in (("channels", cut.channels), ("heads", cut.heads)):
         if not 0.0 <= share < 1.0:
             raise UserError(f"--{name} {share:g}: use a part between 0 and 1.")
-    if cut.layers < 0 or cut.multiple < 1:
-        raise UserError(f"--layers {cut.layers} --multiple {cut.multiple}: both count upwards.")
+    if cut.layers < 0 or (cut.multiple is not None and cut.multiple < 1):
+        raise UserError(f"--layers {cut.layers} --multiple {cut.multiple or 0}: both count upwards.")
     if cut.method not in METHODS:
         raise UserError(f"--importance {cut.method}: use {', '.join(METHODS)}.")
 
@@ -100,7 +104,7 @@ def _readable(source: Path) -> dict[str, Any]:
     if config.get("quantization_config"):
         raise ModelError(f"{source} is already quantised; start from the unquantised model.")
     if outer_of(config) is not None:
-        raise ModelError(f"{source} also sees or hears: its text part cannot be calibrated here yet.")
+        raise ModelError(f"{source} also sees or hears: its text part cannot be narrowed here yet.")
     return config
 
 
@@ -114,10 +118,7 @@ def _plan(config: dict[str, Any], ckpt: Checkpoint, cut: Cut) -> tuple[Left, dic
         inner = shapes.every((_columns(ckpt, n, "") for n in range(count)), "channels")
         if config.get("intermediate_size") != inner:
             raise ModelError(f"config.json has no intermediate_size of {inner}: it cannot say what would be left.")
-        keep = max(1, round(inner * (1.0 - cut.channels) / cut.multiple)) * cut.multiple
-        if keep >= inner:
-            raise UserError(f"--channels {cut.channels:g} leaves all {inner} in multiples of {cut.multiple}: ask for "
-                            "more, or give a smaller --multiple.")  # fmt: skip
+        keep, left.multiple = _channels(inner, cut)
         left.channels = goal["channels"] = keep
     if cut.heads:
         have = shapes.heads_of(config)
@@ -130,6 +131,19 @@ def _plan(config: dict[str, Any], ckpt: Checkpoint, cut: Cut) -> tuple[Left, dic
         goal["heads"] = keep
         left.heads = shapes.Heads(keep * have.queries // have.keys, keep, have.dim)
     return left, goal
+
+
+def _channels(inner: int, cut: Cut) -> tuple[int, int]:
+    """How many of `inner` channels stay, and what they are a multiple of."""
+    wanted = inner * (1.0 - cut.channels)
+    for multiple in _MULTIPLES if cut.multiple is None else (cut.multiple,):
+        keep = max(1, round(wanted / multiple)) * multiple
+        if abs(keep - wanted) <= _NEAR * inner:
+            break
+    if keep >= inner:
+        raise UserError(f"--channels {cut.channels:g} leaves all {inner} in multiples of {multiple}: ask for more, or "
+                        "give a smaller --multiple.")  # fmt: skip
+    return keep, multiple
 
 
 def _columns(ckpt: Checkpoint, index: int, end: str) -> int:

@@ -338,7 +338,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "neighbours": (["--method", "magnitude", "--sparsity", "1:3"], "whole groups of 24 columns"),
     "no number": (["--method", "rtn", "--bits", "nan"], "use a number from 2 to 8"),
     "bits without effect": (["--method", "fp8", "--bits", "3"], "--bits has no effect with --method fp8"),
-    "group without effect": (["--method", "wanda", "--group-size", "32"], "--group has no effect"),
+    "group without effect": (["--method", "wanda", "--group-size", "32"], "--group-size has no effect"),
     "sparsity without effect": (["--method", "gptq", "--sparsity", "2:4"], "--sparsity has no effect"),
     "text without effect": (["--method", "rtn", "--calibration", "/nowhere/x"], "--calibration has no effect"),
 }

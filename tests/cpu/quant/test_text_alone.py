@@ -1,0 +1,84 @@
+"""Models that also see: every method rounds what writes text, and nothing else; groups that divide every matrix."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+from tokenmill.cli.main import app
+from tokenmill.demo import demo_dir
+from tokenmill.measure import quality
+from tokenmill.quantize import recipes
+from tokenmill.quantize.recipes import Recipe, settle
+from tokenmill.testing.tiny import make_tiny
+
+TEXT = "A mill grinds grain. The picture shows a red circle on the left and a blue square on the right. " * 4
+DATA_FREE = [m for m in recipes.METHODS if m not in recipes.CALIBRATED]
+NOISE = ("bitnet", "magnitude")
+"""What models that were not trained for it do not bear."""
+FORMS = {**{method: ["--method", method] for method in DATA_FREE},
+         **{form: ["--format", form] for form in ("int4", "int8", "fp8")},
+         "gptq": ["--method", "gptq", "--samples", "2", "--length", "64"],
+         "awq": ["--method", "awq", "--format", "awq", "--samples", "2", "--length", "64"],
+         "4.5 bits": ["--method", "rtn", "--bits", "4.5", "--samples", "2", "--length", "64"]}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_a_model_that_sees(name: str, tmp_path: Path) -> None:
+    source, out = demo_dir("vlm"), tmp_path / "out"
+    result = CliRunner().invoke(app, ["quantize", str(source), str(out), *FORMS[name]])
+    assert result.exit_code == 0, result.output
+    before, after = (load_file(folder / "model.safetensors") for folder in (source, out))
+    kept = [each for each in before if not each.startswith("language_model.model.layers.")]
+    assert len(kept) > 50 and all(torch.equal(before[each], after[each]) for each in kept)
+    config = json.loads((out / "config.json").read_text())
+    assert config["architectures"] == ["LlavaForConditionalGeneration"]
+    report = json.loads((out / "quantization_report.json").read_text())["weights"]
+    assert len(report) == 6 * 7 and all(each["name"] in before for each in report)
+    said = config.get("quantization_config", {})
+    left = said.get("ignore") or said.get("modules_to_not_convert") or said.get("llm_int8_skip_modules") or []
+    assert not said or "vision_tower.encoder.layers.0.mlp.fc1" in left
+    if name not in NOISE:
+        _, found = quality.compare(str(source), [str(out)], quality.Questions(TEXT, speed=False))
+        assert found.kl is not None and 0 < found.kl < 0.6
+
+
+def test_names_to_leave_alone_are_stored_ones(tmp_path: Path) -> None:
+    options = ["--method", "int8", "--skip", r"^language_model\.model\.layers\.0"]
+    result = CliRunner().invoke(app, ["quantize", str(demo_dir("vlm")), str(tmp_path / "out"), *options])
+    assert result.exit_code == 0 and "35 matrices rounded" in result.output, result.output
+
+
+@pytest.mark.parametrize("method", list(recipes.INTEGERS))
+def test_a_smaller_group_where_none_was_asked_for(method: str, tmp_path: Path) -> None:
+    tiny = make_tiny(tmp_path / "tiny", hidden=64)
+    few = [] if method in ("rtn", "hqq") else ["--samples", "2", "--length", "32"]
+    options = ["quantize", str(tiny), str(tmp_path / "out"), "--method", method, *few]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0 and "Groups of 64 columns: 128 do not divide" in result.output, result.output
+    weights = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["config_groups"]
+    assert weights["group_0"]["weights"]["group_size"] == 64
+    result = CliRunner().invoke(app, [*options[:2], str(tmp_path / "asked"), *options[3:], "--group", "128"])
+    assert result.exit_code == 2 and "whole groups of 128" in " ".join(result.output.split())
+
+
+def test_narrowed_models_are_quantised(tmp_path: Path) -> None:
+    """Two commands with their defaults, one after the other."""
+    few = ["--samples", "2", "--length", "32"]
+    narrowed, out = tmp_path / "narrowed", tmp_path / "out"
+    result = CliRunner().invoke(app, ["prune", str(demo_dir("main")), str(narrowed), "--channels", "0.25", *few])
+    assert result.exit_code == 0 and "576 channels are left (multiples of 64)" in result.output, result.output
+    result = CliRunner().invoke(app, ["quantize", str(narrowed), str(out), "--method", "gptq", *few])
+    assert result.exit_code == 0 and "Groups of 64 columns" in result.output, result.output
+
+
+def test_groups_that_divide() -> None:
+    recipe = settle(Recipe(method="rtn", smaller=True))
+    assert [recipes.dividing(recipe, set(widths)).group for widths in ((256, 576), (4096,), (96,), (40,))] == [
+        64, 128, 32, 128]  # fmt: skip
+    assert recipes.dividing(settle(Recipe(method="rtn")), {576}).group == 128
