@@ -24,7 +24,8 @@ from tokenmill.models.table import TABLE
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "models.md"
-TESTS = ("tests/cpu/models/family_cases.py", "tests/cpu/models/test_families.py", "tests/cpu/models/test_llama.py")
+TESTS = ("family_cases.py", "*_families.py", "families_*.py", "*_llama.py", "llama_*.py")
+"""Files of tests/cpu/models that name a case of a family."""
 HEAD = """# Models
 
 What `architectures` in a model's config.json may say. {count} architectures: {rows} are one row each of the table in
@@ -153,7 +154,8 @@ def main() -> int:
 
 def page() -> str:
     """The whole page."""
-    tests = "".join((ROOT / name).read_text(encoding="utf-8") for name in TESTS)
+    files = sorted({path for name in TESTS for path in (ROOT / "tests" / "cpu" / "models").glob(name)})
+    tests = "".join(path.read_text(encoding="utf-8") for path in files)
     lines = [HEAD.format(count=len(FIELDS), rows=len(TABLE))]
     for name in sorted(FIELDS, key=str.lower):
         kind, row = FIELDS[name].model_type, TABLE.get(name)
