@@ -15,7 +15,7 @@ from tokenmill.checkpoint.gguf_config_mixtures import MIXTURES
 from tokenmill.checkpoint.gguf_config_older import OLDER
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES, MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors, shown
 
-_LAYER_NORMS = ("cohere2", "command-r", "nemotron", "starcoder2")
+_LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "starcoder2")
 """Their norms subtract the mean, and the file calls the small number differently."""
 
 
@@ -288,6 +288,39 @@ def _qwen35(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {**own, **experts, **{k: meta.whole(v) for k, v in widths.items()}, "model_type": "qwen3_5_moe_text"}
 
 
+def _jais2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    return {"layer_norm_eps": config.pop("rms_norm_eps"), "hidden_act": "relu2"}
+
+
+def _exaone(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """The first ones are Llama; the converter leaves their rows alone."""
+    return {"model_type": "llama"}
+
+
+def _mistral3(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """Ministral 3, whose queries are scaled by their position; without such a scale a text part that is Mistral."""
+    config.pop("attention_bias"), config.pop("mlp_bias")
+    if meta.whole("expert_count", 0, least=0):
+        raise meta.fail("mistral3 with experts is not supported")
+    own: dict[str, Any] = {"sliding_window": _window(meta) or None}
+    scale = meta.number("attention.temperature_scale", 0.0)
+    if not scale:
+        return {**own, "architectures": ["MistralForCausalLM"], "model_type": "mistral"}
+    rope = config.get("rope_scaling", {})
+    if rope.get("rope_type") != "yarn" or meta.value("rope.scaling.yarn_log_multiplier") is None:
+        raise meta.fail(
+            "mistral3 with attention.temperature_scale must have yarn and a rope.scaling.yarn_log_multiplier"
+        )
+    span = rope["original_max_position_embeddings"]
+    if meta.whole("attention.temperature_length", span) != span:
+        raise meta.fail("mistral3.attention.temperature_length must be rope.scaling.original_context_length")
+    everywhere = meta.number("rope.scaling.yarn_log_multiplier")
+    rope = {"beta_fast": 32.0, "beta_slow": 1.0, **rope, "mscale": 1.0, "mscale_all_dim": everywhere,
+            "rope_theta": config.pop("rope_theta"), "llama_4_scaling_beta": scale}  # fmt: skip
+    config.pop("rope_scaling")
+    return {**own, "model_type": "ministral3", "rope_parameters": rope}
+
+
 def _seed_oss(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {"attention_out_bias": False}
 
@@ -308,7 +341,10 @@ _OWN: dict[str, Callable[[Meta, dict[str, Any]], dict[str, Any]]] = {
     "llama": _llama,
     "qwen3moe": _qwen3moe,
     "qwen3vlmoe": _qwen3moe,
+    "exaone": _exaone,
     "glm4": _glm4,
+    "jais2": _jais2,
+    "mistral3": _mistral3,
     "phi3": _phi3,
     "gemma2": _gemma,
     "gemma3": _gemma,

@@ -1,4 +1,4 @@
-"""From GGUF metadata to what config.json would say, for further mixtures and Gemma 3n.
+"""From GGUF metadata to what config.json would say, for further mixtures, Gemma 3n, BitNet and MiniCPM 3.
 
 Owns: which keys these families have. Numbers that the format leaves out are those of every published model of the
 family, and are said here. Must not know: how models are built, tokenizers.
@@ -18,7 +18,7 @@ from tokenmill.checkpoint.gguf_config_layers import (
     rows_of,
     some,
 )
-from tokenmill.checkpoint.gguf_meta import Factors, Meta, Tensors
+from tokenmill.checkpoint.gguf_meta import Factors, Meta, Tensors, shown
 
 
 def _mixture(meta: Meta, tensors: Tensors, kind: str, count: str = "num_experts", *, rope: bool = True) -> Config:
@@ -127,10 +127,7 @@ def _llama4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     found["rope_theta"] = meta.number("rope.freq_base", 500000.0)
     divisors = factors("rope_freqs.weight")
     if divisors is not None:
-        found["rope_scaling"] = {
-            "rope_type": "longrope", "attention_factor": 1.0, "long_factor": divisors, "short_factor": divisors,
-            "original_max_position_embeddings": found["max_position_embeddings"],
-        }  # fmt: skip
+        found["rope_scaling"] = stored_divisors(found, divisors)
     elif meta.value("rope.scaling.type") == "linear":
         raise meta.fail("rope scaling is not supported in llama4 but for stored divisors")
     return {
@@ -170,15 +167,114 @@ def _gemma3n(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     }  # fmt: skip
 
 
+def _bitnet(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """The converter has rounded the weights, and states a stretching by one."""
+    if meta.value("rope.scaling.type") not in (None, "none", "linear") or meta.number("rope.scaling.factor", 1.0) != 1:
+        raise meta.fail("rope scaling is not supported in bitnet")
+    act = meta.value("hidden_activation") or "silu"
+    if act not in ("silu", "relu2"):
+        raise meta.fail(f"bitnet.hidden_activation must be silu or relu2, not {shown(act)}")
+    sizes = read_sizes(meta, "bitnet")
+    heads = read_heads(meta, tensors, sizes["num_hidden_layers"], rope=False)
+    return {**sizes, **heads, "rope_theta": meta.number("rope.freq_base", 10000.0), "hidden_act": act,
+            "intermediate_size": meta.whole("feed_forward_length")}  # fmt: skip
+
+
+def _exaone(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """Layers that see everything do not rotate."""
+    if meta.whole("expert_gating_func", SIGMOID) != SIGMOID or meta.whole("expert_group_count", 1) != 1:
+        raise meta.fail("exaone-moe with a softmax, or with groups of experts, is not supported")
+    found = _mixture(meta, tensors, "exaone_moe")
+    layers, inner = found["num_hidden_layers"], meta.whole("expert_feed_forward_length")
+    pattern = meta.metadata.get("exaone-moe.attention.sliding_window_pattern")
+    shared = meta.whole("expert_shared_count", 0, least=0, most=64)
+    if not isinstance(pattern, list) or len(pattern) < layers:
+        raise meta.fail(f"exaone-moe.attention.sliding_window_pattern must say it for each of {layers} layers")
+    if (divisors := factors("rope_freqs.weight")) is not None:
+        found["rope_scaling"] = stored_divisors(found, divisors)
+    dense = meta.whole("leading_dense_block_count", 0, least=0)
+    return {
+        **found, "intermediate_size": meta.whole("feed_forward_length"), "moe_intermediate_size": inner,
+        "num_shared_experts": shared, "norm_topk_prob": meta.flag("expert_weights_norm", True),
+        "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
+        "sliding_window": meta.whole("attention.sliding_window"), "n_group": 1, "topk_group": 1,
+        "layer_types": ["sliding_attention" if windowed else "full_attention" for windowed in pattern[:layers]],
+        "mlp_layer_types": ["dense" if index < dense else "sparse" for index in range(layers)],
+    }  # fmt: skip
+
+
+def _minicpm3(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """Its factors are those of the one published size."""
+    found = read_sizes(meta, "minicpm3")
+    heads, rotated = meta.whole("attention.head_count"), meta.whole("rope.dimension_count")
+    key, longest = meta.whole("attention.key_length"), found["max_position_embeddings"]
+    if key <= rotated or found["hidden_size"] % heads:
+        raise meta.fail(f"keys of {key} and {heads} heads do not fit {rotated} numbers that rotate")
+    long, short = factors("rope_factors_long.weight"), factors("rope_factors_short.weight")
+    if long is not None and short is not None:
+        found["rope_scaling"] = {
+            "rope_type": "longrope", "long_factor": long, "short_factor": short, "attention_factor": 1.0,
+            "original_max_position_embeddings": meta.whole("rope.scaling.original_context_length", longest, least=2),
+        }  # fmt: skip
+    elif meta.value("rope.scaling.type") not in (None, "none"):
+        raise meta.fail("rope scaling is not supported in minicpm3 but for stored factors")
+    return {
+        **found, "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_act": "silu",
+        "qk_rope_head_dim": rotated, "qk_nope_head_dim": key - rotated, "v_head_dim": found["hidden_size"] // heads,
+        "kv_lora_rank": meta.whole("attention.kv_lora_rank"), "q_lora_rank": meta.whole("attention.q_lora_rank"),
+        "intermediate_size": meta.whole("feed_forward_length"), "rope_theta": meta.number("rope.freq_base", 10000.0),
+        "scale_emb": 12, "scale_depth": 1.4, "dim_model_base": 256,
+    }  # fmt: skip
+
+
+_PHIMOE = (131072, 4096)
+"""Positions of the size with stored factors, stretched and before; its gain on cos and sin is not in the file."""
+_PHIMOE_GAIN = 1.243163121016122
+
+
+def _phimoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    """Experts are chosen one after the other (sparsemixer), which the format does not say."""
+    found = _mixture(meta, tensors, "phimoe", "num_local_experts", rope=False)
+    if meta.whole("rope.dimension_count", found["head_dim"]) != found["head_dim"]:
+        raise meta.fail("phimoe.rope.dimension_count must be the width of a head")
+    long, short = factors("rope_factors_long.weight"), factors("rope_factors_short.weight")
+    if long is not None and short is not None:
+        original = meta.whole("rope.scaling.original_context_length")
+        if (found["max_position_embeddings"], original) != _PHIMOE:
+            raise meta.fail("phimoe with stored factors is supported for 4096 positions stretched to 131072 alone")
+        found["rope_scaling"] = {
+            "rope_type": "longrope", "long_factor": long, "short_factor": short, "short_mscale": _PHIMOE_GAIN,
+            "long_mscale": _PHIMOE_GAIN, "original_max_position_embeddings": original,
+        }  # fmt: skip
+    elif meta.value("rope.scaling.type") not in (None, "none"):
+        raise meta.fail("rope scaling is not supported in phimoe but for stored factors")
+    return {
+        **found, "rope_theta": meta.number("rope.freq_base", 10000.0), "lm_head_bias": "output.bias" in tensors,
+        "attention_bias": some(tensors, "attn_q.bias") or some(tensors, "attn_qkv.bias"),
+        "intermediate_size": meta.whole("feed_forward_length"),
+        "sliding_window": meta.whole("attention.sliding_window", 0, least=0) or None,
+    }  # fmt: skip
+
+
+def stored_divisors(found: Config, divisors: list[float]) -> Config:
+    """What a pair's frequency is divided by, at every length."""
+    return {"rope_type": "longrope", "attention_factor": 1.0, "long_factor": divisors, "short_factor": divisors,
+            "original_max_position_embeddings": found["max_position_embeddings"]}  # fmt: skip
+
+
 MIXTURES: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {
     "afmoe": _afmoe,
+    "bitnet": _bitnet,
     "dots1": _dots1,
     "ernie4_5-moe": _ernie,
+    "exaone-moe": _exaone,
     "gemma3n": _gemma3n,
     "granitemoe": _granitemoe,
     "hunyuan-moe": _hunyuan,
     "llama4": _llama4,
+    "minicpm3": _minicpm3,
     "minimax-m2": _minimax,
     "olmoe": _olmoe,
+    "phimoe": _phimoe,
 }
 """Architectures that are read here."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tokenmill.checkpoint.gguf_config_layers import Config, some
+from tokenmill.checkpoint.gguf_config_layers import Config, read_experts, some
 from tokenmill.checkpoint.gguf_meta import MAX_LAYERS, Factors, Meta, Tensors
 
 
@@ -152,8 +152,22 @@ def _gpt2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     return {**found, "activation_function": "gelu_new"}
 
 
+def _dbrx(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    found = _sizes(meta, "dbrx", "layer_norm_eps")
+    if abs(found.pop("layer_norm_eps") - 1e-5) > 1e-8:
+        raise meta.fail("dbrx.attention.layer_norm_epsilon must be 1e-05")
+    keys, mixed = _key_heads(meta, found["num_attention_heads"]), read_experts(meta, "moe_num_experts")
+    found["max_seq_len"] = found.pop("max_position_embeddings")
+    inner = {"ffn_hidden_size": found.pop("intermediate_size"), "moe_num_experts": mixed["moe_num_experts"],
+             "moe_top_k": mixed["num_experts_per_tok"], "moe_normalize_expert_weights": 1.0}  # fmt: skip
+    theta = _whole_rope(meta, found)["rope_theta"]
+    attends = {"clip_qkv": _clip(meta), "kv_n_heads": keys, "rope_theta": theta}
+    return {**found, "attn_config": attends, "ffn_config": inner}
+
+
 OLDER: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {
     "bloom": _bloom,
+    "dbrx": _dbrx,
     "falcon": _falcon,
     "gpt2": _gpt2,
     "gptneox": _gptneox,

@@ -269,6 +269,19 @@ LAYERS |= {
     }, top=LAYERS["gemma4"].top, lists={"altup_proj.weight": "model.altup_projections",
                                         "altup_unembd_proj.weight": "model.altup_unembed_projections"}),
 }  # fmt: skip
+_LATENT = LAYERS["deepseek2"].parts
+LAYERS |= {
+    "bitnet": Names({
+        **attention(), **_BEFORE, **_AFTER_ATTENTION, **feed("mlp"), "ffn_sub_norm.weight": "mlp.ffn_sub_norm.weight",
+        "attn_sub_norm.weight": "self_attn.attn_sub_norm.weight",
+    }, top=_TOP),
+    "exaone-moe": Names({
+        **attention(), **_BEFORE, **_HEAD_NORMS, **_AFTER_ATTENTION, **feed("mlp"), **_shared("mlp.shared_experts"),
+        "ffn_gate_inp.weight": "mlp.gate.weight", "exp_probs_b.bias": "mlp.e_score_correction_bias",
+    }, _STACKS, top=_TOP),
+    "minicpm3": Names({name: part for name, part in _LATENT.items() if "exp" not in name and "inp" not in name},
+                      top=_TOP),
+}  # fmt: skip
 _NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
 
 

@@ -48,6 +48,18 @@ def _turned(info: TensorInfo, config: _Config) -> dict[str, Any]:
     return {"turned": True}
 
 
+def _flat_experts(info: TensorInfo, config: _Config) -> dict[str, Any]:
+    """All experts one above the other."""
+    return {"lifted": (info.shape[0] * info.shape[1], info.shape[2])} if len(info.shape) == 3 else {}
+
+
+def _flat_turned(info: TensorInfo, config: _Config) -> dict[str, Any]:
+    """The same, each turned."""
+    if len(info.shape) != 3:
+        return {}
+    return {"turned": True, "lifted": (info.shape[0] * info.shape[2], info.shape[1])}
+
+
 def _head_norms(at: str, info: TensorInfo, config: _Config) -> Places:
     """A norm of each head, stacked."""
     if len(info.shape) != 2:
@@ -90,6 +102,9 @@ OLDER_LAYERS: dict[str, Names] = {
         **attention(out="dense"), **both({"attn_norm": "input_layernorm", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2"}),
     }, top=_top("model", "embed_tokens", "final_layernorm"),
         several={"attn_qkv.weight": _apart, "attn_qkv.bias": _apart}),
+    "phimoe": Names({**attention(), **_norms(), "ffn_gate_inp.weight": "block_sparse_moe.gate.weight"},
+                    {"ffn_gate_exps": "w1", "ffn_up_exps": "w3", "ffn_down_exps": "w2"}, "block_sparse_moe.experts",
+                    _LAST, several={"attn_qkv.weight": _apart, "attn_qkv.bias": _apart}),
     "stablelm": Names({**attention(), **_norms(), **feed("mlp")}, top=_LAST,
                       several={"attn_q_norm.weight": _head_norms, "attn_k_norm.weight": _head_norms}),
     "gptneox": Names({
@@ -105,6 +120,14 @@ OLDER_LAYERS: dict[str, Names] = {
         "attn_norm.weight": "norm_1.weight", "ffn_norm.weight": "norm_2.weight", "attn_qkv.weight": "attn.Wqkv.weight",
         "attn_output.weight": "attn.out_proj.weight", "ffn_up.weight": "ffn.up_proj.weight",
         "ffn_down.weight": "ffn.down_proj.weight",
+    }, top=_top("transformer", "wte", "norm_f"), body="transformer.blocks"),
+    "dbrx": Names({
+        "attn_norm.weight": "norm_attn_norm.norm_1.weight", "attn_output_norm.weight": "norm_attn_norm.norm_2.weight",
+        "attn_qkv.weight": "norm_attn_norm.attn.Wqkv.weight", "ffn_gate_inp.weight": "ffn.router.layer.weight",
+        "attn_output.weight": "norm_attn_norm.attn.out_proj.weight",
+        "ffn_gate_exps.weight": ("ffn.experts.mlp.w1", _flat_experts),
+        "ffn_up_exps.weight": ("ffn.experts.mlp.v1", _flat_experts),
+        "ffn_down_exps.weight": ("ffn.experts.mlp.w2", _flat_turned),
     }, top=_top("transformer", "wte", "norm_f"), body="transformer.blocks"),
     "olmo": Names({**attention(woven=True), **feed("mlp")}, top=_LAST),
     "starcoder": Names({**_GPT_NORMS, **both(_GPT_MATRICES)}, top=_GPT_TOP, body="transformer.h"),

@@ -52,7 +52,7 @@ _HYBRID = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
 }
 _STATES = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(ssm_a|ssm_dt\.bias|ssm_conv1d\.weight|ffn_gate_inp_shexp\.weight)")
-WOVEN = ("llama", "arcee", "granite", "smollm3")
+WOVEN = ("llama", "arcee", "granite", "mistral3", "smollm3")
 """Their converter interleaves the rows of queries and keys."""
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
 """Their converter adds one to the weights of norms."""
