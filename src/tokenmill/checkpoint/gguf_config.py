@@ -183,6 +183,22 @@ def _gpt_oss(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {**own, "model_type": "gpt_oss", "attention_bias": True}
 
 
+_XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+
+
+def _apertus(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of each layer's activation are keys without the architecture's name."""
+    config.pop("mlp_bias")
+    layers, found = config["num_hidden_layers"], {}
+    for name in _XIELU:
+        values = meta.metadata.get(f"xielu.{name}")
+        listed = values if isinstance(values, list) else [values] * layers
+        if len(listed) != layers or not all(isinstance(one, float) and math.isfinite(one) for one in listed):
+            raise meta.fail(f"xielu.{name} must be a number, or one for each of {layers} layers")
+        found[name] = listed
+    return {"hidden_act": "xielu", "_xielu": found}
+
+
 def _arcee(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     return {"hidden_act": "relu2"}
 
@@ -349,6 +365,7 @@ _OWN: dict[str, Callable[[Meta, dict[str, Any]], dict[str, Any]]] = {
     "gemma2": _gemma,
     "gemma3": _gemma,
     "gpt-oss": _gpt_oss,
+    "apertus": _apertus,
     "arcee": _arcee,
     "cohere2": _cohere2,
     "ernie4_5": _ernie,

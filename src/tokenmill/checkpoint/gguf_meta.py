@@ -67,6 +67,7 @@ ARCHITECTURES = {
     "qwen2vl": "Qwen2ForCausalLM",
     "qwen3vl": "Qwen3ForCausalLM",
     "qwen3vlmoe": "Qwen3MoeForCausalLM",
+    "apertus": "ApertusForCausalLM",
     "bitnet": "BitNetForCausalLM",
     "bloom": "BloomForCausalLM",
     "dbrx": "DbrxForCausalLM",

@@ -17,7 +17,7 @@ from tokenmill.checkpoint import gguf_config
 from tokenmill.checkpoint.gguf_blocks import PLAIN, Blocks, blocks, decode, plain
 from tokenmill.checkpoint.gguf_file import GgufFile, TensorInfo, open_gguf
 from tokenmill.checkpoint.gguf_names import name_table
-from tokenmill.checkpoint.gguf_source import Joined, Source
+from tokenmill.checkpoint.gguf_source import Given, Joined, Source
 from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor
 from tokenmill.core.errors import ModelError
 
@@ -89,7 +89,7 @@ def unweave(heads: int, rows: int) -> Tensor:
 class GgufCheckpoint:
     """Checkpoint over GGUF files. `blocks` gives quantised matrices as they lie in the file."""
 
-    def __init__(self, path: Path, table: Mapping[str, Source | Joined], where: Mapping[str, GgufFile]) -> None:
+    def __init__(self, path: Path, table: Mapping[str, Source | Joined | Given], where: Mapping[str, GgufFile]) -> None:
         self._path, self._table, self._where = path, dict(table), dict(where)
 
     def names(self) -> Iterable[str]:
@@ -108,9 +108,9 @@ class GgufCheckpoint:
         """The tensor in `dtype`, or as stored (float32 where it is quantised)."""
         source = self._source(name)
         check_shape(self._path, name, source.shape, shape)
-        if isinstance(source, Joined):
-            joined = self._joined(source)
-            return joined if dtype is None else joined.to(dtype)
+        if isinstance(source, Joined | Given):
+            made = self._joined(source) if isinstance(source, Joined) else torch.tensor(source.values)
+            return made.reshape(source.shape) if dtype is None else made.reshape(source.shape).to(dtype)
         values = plain(source.info, self._data(source))
         if values is None:
             quantised = self.blocks(name)
@@ -148,7 +148,7 @@ class GgufCheckpoint:
         """The rows of a quantised tensor, not decoded; None: it is not quantised."""
         source = self._source(name)
         check_shape(self._path, name, source.shape, shape)
-        if isinstance(source, Joined) or source.info.type.name in PLAIN:
+        if isinstance(source, Joined | Given) or source.info.type.name in PLAIN:
             return None
         forget = partial(self._where[source.info.name].forget, source.info)
         found = blocks(source.info, self._data(source), forget)
@@ -169,7 +169,7 @@ class GgufCheckpoint:
                  for info in (source.info, source.values)]  # fmt: skip
         return torch.cat((parts[0].transpose(1, 2), parts[1]), dim=1).reshape(source.shape)
 
-    def _source(self, name: str) -> Source | Joined:
+    def _source(self, name: str) -> Source | Joined | Given:
         source = self._table.get(name)
         if source is None:
             raise no_tensor(self._path, name)

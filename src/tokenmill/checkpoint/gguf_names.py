@@ -12,7 +12,7 @@ from typing import Any
 from tokenmill.checkpoint.gguf_file import TensorInfo
 from tokenmill.checkpoint.gguf_layers import LAYERS, places
 from tokenmill.checkpoint.gguf_layers_older import older_names
-from tokenmill.checkpoint.gguf_source import Joined, Places, Source, stacked
+from tokenmill.checkpoint.gguf_source import Given, Joined, Places, Source, stacked
 from tokenmill.core.errors import ModelError
 
 TOP_PARTS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
@@ -59,6 +59,7 @@ PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
 SPECIAL_PARTS: dict[str, dict[str, str]] = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
+    "apertus": {"attn_norm": "attention_layernorm", "ffn_norm": "feedforward_layernorm"},
     "phi3": {"ffn_up": "mlp.gate_up_proj"},
     "exaone4": _AFTER,
     "glm4": {
@@ -79,7 +80,9 @@ IN_CONFIG = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_fa
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z_0-9]+)(?:\.(\d{1,4}))?\.(weight|bias)")
 
 
-def name_table(arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> dict[str, Source | Joined]:
+def name_table(
+    arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
+) -> dict[str, Source | Joined | Given]:
     """Our name -> where it lies. A tensor that means nothing here keeps its own name: models then refuse it."""
     found: dict[str, Source | Joined] = {}
     names = LAYERS.get(arch) or older_names(arch, config)
@@ -91,7 +94,13 @@ def name_table(arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str
             if ours in found:
                 raise ModelError(f"Tensors {found[ours].info.name!r} and {name!r} both mean {ours!r}.")
             found[ours] = source
-    return found
+    return {**found, **_activations(config)}
+
+
+def _activations(config: Mapping[str, Any]) -> dict[str, Given]:
+    """The learned numbers of each layer's activation, which became numbers of the config."""
+    return {f"model.layers.{layer}.mlp.act_fn.{name}": Given((value,), (1,) if name.startswith("alpha") else ())
+            for name, values in config.get("_xielu", {}).items() for layer, value in enumerate(values)}  # fmt: skip
 
 
 def _of_states(name: str, info: TensorInfo) -> Places:

@@ -66,6 +66,14 @@ class Joined:
         return Joined(keys, values)
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """Numbers that the format keeps among its keys."""
+
+    values: tuple[float, ...]
+    shape: tuple[int, ...]
+
+
 Places = list[tuple[str, Source | Joined]]
 """Our names of what one stored tensor holds."""
 
