@@ -49,7 +49,7 @@ MOST: dict[str, int] = {
     "block_size": 1 << 20,
     "pipeline_depth": 64,
     "max_loras": 4096,
-    "max_lora_rank": 512,
+    "max_lora_rank": 1024,
     "threads": 1024,
     "port": 65535,
     "engines": 1024,

@@ -16,7 +16,8 @@ from tokenmill.core.errors import ModelError
 from tokenmill.core.files import present, read_object
 
 FILE = "adapter_config.json"
-MOST_RANK = 512
+MOST_RANK = 1024
+"""Half of it, twice: PEFT itself doubles ranks where experts have gate_proj and up_proj in one tensor."""
 _MAX_BYTES = 4 << 20
 _MOST_PATTERNS = 4096
 _MOST_PATTERN_CHARS = 512

@@ -16,7 +16,9 @@ from making import write_adapter
 from safetensors.torch import load_file, save_file
 
 from tokenmill import LLM, AsyncLLM, LoRARequest
+from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
+from tokenmill.lora.config import MOST_RANK, read_adapter_config
 from tokenmill.testing.tiny import make_tiny
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -72,7 +74,7 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "rank is zero": (say(r=0), "r must be a whole number"),
     "rank is a truth": (say(r=True), "r must be a whole number"),
     "rank is not the tensors'": (say(r=8), "has rank 4, and adapter_config.json says 8"),
-    "rank beyond all": (say(r=100000), "from 1 to 512"),
+    "rank beyond all": (say(r=100000), "from 1 to 1024"),
     "alpha is text": (say(lora_alpha="x"), "lora_alpha must be a number"),
     "alpha is infinite": (text("adapter_config.json", b'{"peft_type":"LORA","r":4,"lora_alpha":1e999}'), "a number"),
     "patterns are a list": (say(rank_pattern=[]), ""),
@@ -126,6 +128,20 @@ def test_what_is_wrong_is_told_in_a_sentence(name: str, llm: LLM, base: Path, tm
         llm.generate("x", greedy(1), False, lora_request=LoRARequest(f"bad-{name}".replace("'", ""), 1, str(folder)))
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_ranks_that_peft_doubles(base: Path, tmp_path: Path) -> None:
+    """PEFT writes 2 r for experts' gate_up_proj; engines take as much."""
+    folder = write_adapter(tmp_path / "wide", base)
+    say(r=512, rank_pattern={r".*\.gate_up_proj": MOST_RANK}, alpha_pattern={r".*\.gate_up_proj": 32})(folder)
+    config = read_adapter_config(folder)
+    assert (config.rank, config.rank_of("model.layers.0.mlp.experts.gate_up_proj")) == (512, 1024)
+    assert make_config(max_lora_rank=MOST_RANK)
+    with pytest.raises(UserError, match="1024"):
+        make_config(max_lora_rank=MOST_RANK + 1)
+    say(rank_pattern={"gate_up_proj": MOST_RANK + 1})(folder)
+    with pytest.raises(UserError, match="from 1 to 1024, not 1025"):
+        read_adapter_config(folder)
 
 
 def test_the_base_stays_as_it_was(llm: LLM, base: Path) -> None:
