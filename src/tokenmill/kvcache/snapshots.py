@@ -180,6 +180,7 @@ class Snapshots:
             plan.saves.append(StateSave(seq.row, slot, at))
             assert isinstance(node, Node)
             return Kept(seq, node, slot, at)
+        self._give_up(seq)  # its place in the tree is gone, or it is past its prompt
         least = seq.computed + seq.inflight if seq.pending and seq.most_guesses else position
         if least < at and seq.node is not None:
             if seq.save_slot < 0:
