@@ -221,7 +221,7 @@ def test_quantised_experts_are_recorded(scheme, tmp_path):
 @pytest.mark.parametrize("kind", ["fp8", "blocks", "int4", "fp4/32", "nf4/64"])
 @pytest.mark.parametrize("tokens", [1, 5, 64, 300, 2048])
 def test_packed_experts(kind, tokens):
-    from test_gpu_narrow import matrix as made
+    from gpu_narrow_helpers import matrix as made
 
     from tokenmill.kernels.triton.quantised.narrow import pack4, pack8
 

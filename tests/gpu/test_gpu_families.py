@@ -24,12 +24,12 @@ def read_cases():
     """The cases of the CPU's tests whose classes this machine's Transformers, maybe an older one, has."""
     while True:
         try:
+            import families_helpers
             import family_cases
-            import test_families
 
             tabled = {f"{name} of the table": several[0] for name, several in family_cases.FAMILIES.items()}
-            found = {**test_families.CASES, **tabled}
-            return {name: case for name, case in found.items() if case.config.model_type}, test_families.prompt
+            found = {**families_helpers.CASES, **tabled}
+            return {name: case for name, case in found.items() if case.config.model_type}, families_helpers.prompt
         except AttributeError as error:
             if error.obj is not hf or not error.name:
                 raise

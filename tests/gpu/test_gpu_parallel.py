@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from test_gpu_engine import CONFIG, agreement, ids, make, model, prompts  # noqa: F401
-from test_gpu_lora import adapters, asked  # noqa: F401
-from test_gpu_lora import make as make_adapted
-from test_gpu_lora import model as adapted  # noqa: F401
+from gpu_engine_helpers import CONFIG, agreement, ids, make, model, prompts  # noqa: F401
+from gpu_lora_helpers import adapters, asked  # noqa: F401
+from gpu_lora_helpers import make as make_adapted
+from gpu_lora_helpers import model as adapted  # noqa: F401
 
 from tokenmill import SamplingParams
 

@@ -14,7 +14,8 @@ import torch
 pytest.importorskip("triton")
 
 sys.path.append(str(Path(__file__).resolve().parent.parent / "cpu" / "quant"))
-from test_stored_forms import FORMS, DictCheckpoint
+from parity import DictCheckpoint
+from stored_forms_helpers import FORMS
 
 from tokenmill.kernels import make_kernels
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight

@@ -20,7 +20,7 @@ import pytest
 
 from tests.cpu.server.conftest import Running
 from tests.reliability.lean import Tally
-from tests.reliability.test_rows import one, percentile, rss
+from tests.reliability.rows_helpers import one, percentile, rss
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 Launch = Callable[..., Running]

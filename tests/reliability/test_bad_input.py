@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.cpu.server.conftest import Running
-from tests.reliability.test_rows import percentile
+from tests.reliability.rows_helpers import percentile
 from tokenmill.server.access import digest, shown
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -17,7 +17,8 @@ import aiohttp
 import pytest
 
 from tests.cpu.server.conftest import Running
-from tests.reliability.test_rows import Tally, one
+from tests.reliability.lean import Tally
+from tests.reliability.rows_helpers import one
 from tokenmill.testing.tiny import make_tiny
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]

@@ -18,7 +18,7 @@ import aiohttp
 import pytest
 
 from tests.cpu.server.conftest import Running
-from tests.reliability.test_rows import SMALL_POOL, percentile, rss
+from tests.reliability.rows_helpers import SMALL_POOL, percentile, rss
 from tokenmill.checkpoint.safetensors import parse_header
 from tokenmill.core.errors import ModelError
 from tokenmill.demo import demo_dir

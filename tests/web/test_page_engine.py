@@ -4,35 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import httpx
 
-from tests.web.conftest import Servers, Tabs, WebServer, shoot
+from tests.web.conftest import Servers, Tabs, shoot
+from tests.web.page_engine_helpers import load, wait_for_rows
 from tokenmill.testing.fake_generator import FakeOptions
-
-
-@contextmanager
-def load(server: WebServer, users: int = 10, tokens: int = 40, **headers: str) -> Iterator[None]:
-    """So many users ask again and again until the end of the block."""
-    over = threading.Event()
-
-    def user(number: int) -> None:
-        body = {"prompt": "grain " * (number + 1), "max_tokens": tokens}
-        while not over.is_set():
-            httpx.post(f"{server.url}v1/completions", json=body, headers=headers, timeout=120).raise_for_status()
-
-    with ThreadPoolExecutor(users) as pool:
-        work = [pool.submit(user, number) for number in range(users)]
-        try:
-            yield
-        finally:
-            over.set()
-        for one in work:
-            one.result()
 
 
 def ink(page: Any, title: str) -> int:
@@ -73,10 +51,6 @@ def test_the_engine_view_under_load(serve: Servers, tab: Tabs) -> None:
         page.get_by_text("1 restart").wait_for()
     page.get_by_text("Idle").wait_for()
     page.get_by_text("running 0").wait_for()
-
-
-def wait_for_rows(page: Any, least: int) -> None:
-    page.wait_for_function("n => document.querySelectorAll('.requests tbody tr').length >= n", arg=least)
 
 
 def test_what_happened_before_one_looked_is_shown(serve: Servers, tab: Tabs) -> None:

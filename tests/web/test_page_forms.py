@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from tests.web.conftest import Servers, Tabs, reload
-from tests.web.test_page_chat import _events, bodies, ended, say
+from tests.web.page_chat_helpers import _events, bodies, ended, say
 from tokenmill.testing.fake_generator import FakeOptions
 
 PASTE = """(e, text) => { const data = new DataTransfer(); data.setData('text/plain', text);

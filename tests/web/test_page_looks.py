@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import os
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.web.conftest import SHOTS, Servers, Tabs, reload, shoot
-from tests.web.test_page_chat import STORY, ended, say
-from tests.web.test_page_engine import load, wait_for_rows
+from tests.web.page_chat_helpers import STORY, ended, say
+from tests.web.page_engine_helpers import load, wait_for_rows
+from tests.web.page_looks_helpers import AXE, check_axe
 from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
 
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True, "device_scale_factor": 2}
-AXE = Path(os.environ.get("TOKENMILL_AXE", str(SHOTS.parent / "axe" / "package" / "axe.min.js")))
 
 
 def fits(page: Any) -> None:
@@ -188,22 +187,6 @@ def test_axe_finds_no_serious_fault(serve: Servers, tab: Tabs, scheme: str) -> N
     page.locator(".requests tbody tr").first.click()
     page.get_by_role("dialog").get_by_text("First token after").wait_for()
     check_axe(page, "timeline")
-
-
-def check_axe(page: Any, where: str) -> None:
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("() => axe.run(document, {resultTypes: ['violations']})")
-    bad = [
-        (
-            where,
-            fault["id"],
-            fault["impact"],
-            [(n["html"][:140], n["failureSummary"][:200]) for n in fault["nodes"][:3]],
-        )
-        for fault in found["violations"]
-        if fault["impact"] in ("serious", "critical", "moderate")
-    ]
-    assert not bad, json.dumps(bad, indent=1)
 
 
 def box(page: Any, selector: str) -> dict[str, float]:

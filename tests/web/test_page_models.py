@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from tests.web.conftest import Tabs, shoot
-from tests.web.test_page_looks import AXE, check_axe
+from tests.web.page_looks_helpers import AXE, check_axe
 from tokenmill.core.config import make_config, make_server_config
 from tokenmill.server.app import make_app, make_context, make_front, make_house
 from tokenmill.server.context import Model

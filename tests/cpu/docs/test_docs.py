@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 import typer
+from tests.cpu.docs.docs_helpers import DOCUMENTS, ROOT, blocks
 from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
@@ -29,13 +30,6 @@ from tokenmill.quant import detect
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.server.openai.schemas import ChatRequest
 from tokenmill.testing.tiny import make_tiny
-
-ROOT = Path(__file__).parents[3]
-DOCUMENTS = ["README.md", "ARCHITECTURE.md", *sorted(f"docs/{p.name}" for p in (ROOT / "docs").glob("*.md"))]
-
-
-def blocks(document: str, language: str = "python") -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / document).read_text(), re.DOTALL | re.MULTILINE)
 
 
 def names(document: str, **given: Any) -> dict[str, Any]:

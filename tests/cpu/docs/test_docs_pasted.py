@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cpu.docs.test_docs import DOCUMENTS, ROOT, blocks
+from tests.cpu.docs.docs_helpers import DOCUMENTS, ROOT, blocks
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.config import make_server_config

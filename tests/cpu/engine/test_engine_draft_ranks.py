@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from engine_draft_models_helpers import PARAMETERS, PROMPTS, drafts, folders
+from engine_ranks_helpers import FULL
 from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
-from test_engine_draft_models import PARAMETERS, PROMPTS, drafts, folders
-from test_engine_ranks import FULL
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import ModelError

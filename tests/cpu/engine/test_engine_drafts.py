@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 import pytest
+from engine_families_helpers import ALL, ONE_OF_EACH, Family
 from engines import BACKENDS, OTHER, check_nothing_left, exact, greedy, run
 from engines import open_usual as open_llm
-from test_engine_families import ALL, ONE_OF_EACH, Family
 
 from tokenmill import SamplingParams
 

@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 import torch
+from engine_ranks_helpers import FULL, NGRAM, requests
 from engines import check_nothing_left, exact, greedy, open_llm, run
 from safetensors.torch import load_file, save_file
-from test_engine_ranks import FULL, NGRAM, requests
 
 sys.path.append(str(Path(__file__).parents[1] / "quant"))
+from stored_forms_helpers import FORMS
 from stored_model import MIXTURE, shapes, write
-from test_stored_forms import FORMS
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import EngineDeadError, ModelError, UserError

@@ -6,9 +6,9 @@ import random
 import statistics
 
 import pytest
+from engine_families_helpers import ALL, Family
+from engine_same_bytes_helpers import stories
 from engines import BACKENDS, check_nothing_left, exact, follow, greedy, open_llm, run
-from test_engine_families import ALL, Family
-from test_engine_same_bytes import stories
 from tests.thinned import WHOLE
 
 from tokenmill import SamplingParams

@@ -51,8 +51,8 @@ def test_a_system_prompt_that_arrives_64_times_is_computed_once(options, tiny):
 
 def test_windows_give_their_blocks_back(tmp_path):
     """A windowed model runs a text through a pool that could never hold all of it at once ... per sequence."""
+    from llama_helpers import CONFIGS
     from parity import make
-    from test_llama import CONFIGS
 
     make(CONFIGS["mistral-window"], tmp_path)
     prompts = [[(7 * i + j) % 131 for j in range(40)] for i in range(6)]

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
+from families_helpers import CASES, prompt
 from family_cases import ALL
 from safetensors.torch import load_file, save_file
-from test_families import CASES, prompt
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import UserError

@@ -8,9 +8,9 @@ import sys
 
 import pytest
 import torch
+from engine_families_helpers import ALL, Family
+from engine_same_bytes_helpers import stories
 from engines import BACKENDS, exact, follow, greedy, open_llm, run
-from test_engine_families import ALL, Family
-from test_engine_same_bytes import stories
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.engine.prompts import make_request

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engine_ranks_helpers import FULL, NGRAM, compare, lose
 from engines import check_nothing_left, exact, greedy, open_llm, run
+from families_helpers import CASES
 from family_cases import ALL, FAMILIES
-from test_engine_families import CASES
-from test_engine_ranks import FULL, NGRAM, compare, lose
 
 sys.path.append(str(Path(__file__).parents[1] / "quant"))
+from stored_forms_helpers import FORMS
 from stored_model import DENSE, MIXTURE, write
-from test_stored_forms import FORMS
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import ModelError, UserError

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 from engines import all_of_them, check_nothing_left, exact, follow, greedy, open_llm, run
+from families_helpers import CASES, prompt
 from family_cases import ALL
-from test_families import CASES, prompt
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.drafting import AllOfThem

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 from engines import exact, follow, greedy, ids, open_llm, run
+from families_helpers import CASES, prompt
 from parity import make
-from test_families import CASES, prompt
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.engine.prompts import make_request

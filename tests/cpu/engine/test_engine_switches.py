@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 from engines import check_nothing_left, exact, follow
+from families_helpers import CASES
 from parity import make
-from test_families import CASES
 
 from tokenmill import LLM, AsyncLLM, SamplingParams
 from tokenmill.core.config import GROUPS, all_options

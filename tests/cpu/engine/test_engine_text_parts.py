@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 import pytest
+from engine_families_helpers import Family, five_modes
 from engines import BACKENDS
-from test_engine_families import Family, five_modes
 from text_part_cases import CASES, Seeing
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"

@@ -13,9 +13,9 @@ import random
 import pytest
 import torch
 from drafters import MOST, make_eagle, make_medusa
+from engine_families_helpers import ALL, ONE_OF_EACH, Family
 from engines import BACKENDS, OTHER, all_of_them, check_nothing_left, exact, greedy, run
 from engines import open_usual as open_llm
-from test_engine_families import ALL, ONE_OF_EACH, Family
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import UserError

@@ -7,9 +7,9 @@ import shutil
 
 import pytest
 import torch
+from engine_families_helpers import ALL
 from engines import BACKENDS, exact, greedy, open_llm, run
 from safetensors.torch import load_file, save_file
-from test_engine_families import ALL
 from text_part_cases import Seeing
 from transformers import AutoModelForCausalLM
 

@@ -10,9 +10,9 @@ import sys
 import pytest
 import torch
 from drafters import make_eagle, make_medusa
+from engine_families_helpers import ALL, Family
 from engines import BACKENDS, exact, greedy, open_llm, run
 from safetensors.torch import load_file
-from test_engine_families import ALL, Family
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import BusyError, UserError

@@ -8,8 +8,8 @@ from typing import Any
 import gguf
 import pytest
 import torch
+from gguf_models_helpers import build, prompt
 from parity import make, ours, theirs
-from test_gguf_models import build, prompt
 from torch import Tensor
 from transformers import Qwen3_5MoeTextConfig, Qwen3_5TextConfig
 

@@ -10,16 +10,26 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from gguf_layers_helpers import BASE, FULL, MIX, C, granite, woven, write
+from gguf_models_helpers import LLAMA3, YARN, Unrounded, build, prompt
 from parity import make, ours, theirs
-from test_gguf_layers import BASE, FULL, MIX, C, granite, write
-from test_gguf_models import YARN, Unrounded, build, prompt
 from torch import Tensor
+from writing import llama3_factors
 
 from tokenmill.checkpoint.gguf_config import read_config
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.core.errors import ModelError
 
-USUAL = ("gemma3n", "llama4", "ernie4_5-moe", "afmoe", "olmo3")
+USUAL = ("gemma3n", "llama4", "ernie4_5-moe", "afmoe", "olmo3", "bitnet", "mistral3", "jais2", "exaone", "exaone-moe",
+         "minicpm3", "phimoe", "apertus")  # fmt: skip
+LATENT: C = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "q_lora_rank": 40}
+MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+              "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}  # fmt: skip
+PHIMOE = {"rope_type": "longrope", "rope_theta": 10000.0, "short_mscale": 1.243163121016122, "long_mscale":
+          1.243163121016122, "original_max_position_embeddings": 4096, "short_factor": [1.0 + i / 8 for i in range(8)],
+          "long_factor": [1.0 + i / 8 for i in range(8)]}  # fmt: skip
+MINICPM3 = {"rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.25, 1.5, 1.75],
+            "long_factor": [1.0, 1.25, 1.5, 1.75], "original_max_position_embeddings": 256}  # fmt: skip
 WINDOWS = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"]
 
 
@@ -44,6 +54,16 @@ def llama4(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
         gate, up = x.transpose(1, 2).chunk(2, dim=1)
         return {f"blk.{layer}.ffn_gate_exps.weight": gate, f"blk.{layer}.ffn_up_exps.weight": up}
     return {f"{name}.weight": x.transpose(1, 2)} if name.endswith("experts.down_proj") else {name: x}
+
+
+def bitnet(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    """The names of the family's first models, which the format's library knows."""
+    return {name.replace("attn_sub_norm", "inner_attn_ln").replace("ffn_sub_norm", "ffn_layernorm"): x}
+
+
+def without_numbers(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    """The numbers of activations are keys."""
+    return {} if ".act_fn." in name else {name: x}
 
 
 class Streams:
@@ -104,6 +124,37 @@ def olmo3(c: C) -> C:
             "rope.scaling.original_context_length": rope["original_max_position_embeddings"]}  # fmt: skip
 
 
+def stretched_by_one(c: C) -> C:
+    act = {} if c["hidden_act"] == "silu" else {"hidden_activation": c["hidden_act"]}
+    return {"rope.scaling.type": "linear", "rope.scaling.factor": 1.0, **act}
+
+
+def tempered(c: C) -> C:
+    rope = c["rope_parameters"]
+    return {"rope.scaling.type": "yarn", "rope.scaling.factor": rope["factor"], "attention.temperature_scale":
+            rope["llama_4_scaling_beta"], "rope.scaling.yarn_log_multiplier": rope["mscale_all_dim"],
+            "rope.scaling.yarn_beta_fast": rope["beta_fast"], "rope.scaling.yarn_beta_slow": rope["beta_slow"],
+            "rope.scaling.original_context_length": rope["original_max_position_embeddings"]}  # fmt: skip
+
+
+def exaone(c: C) -> C:
+    return {"attention.sliding_window_pattern": [kind == "sliding_attention" for kind in c["layer_types"]],
+            "expert_gating_func": 2, "expert_shared_count": c["num_shared_experts"], "rope.scaling.type": "none",
+            "expert_shared_feed_forward_length": c["moe_intermediate_size"] * c["num_shared_experts"],
+            "leading_dense_block_count": 1}  # fmt: skip
+
+
+def latent(c: C) -> C:
+    return {"attention.key_length": 24, "attention.value_length": None, "rope.dimension_count": 8, "rope.freq_base":
+            None, "attention.kv_lora_rank": 32, "attention.q_lora_rank": 40}  # fmt: skip
+
+
+def factored(c: C) -> C:
+    rope = c["rope_parameters"]
+    return {"rope.scaling.original_context_length": rope["original_max_position_embeddings"],
+            "rope.scaling.attn_factor": 1.19, "expert_feed_forward_length": None}  # fmt: skip
+
+
 def nothing(c: C) -> C:
     return {}
 
@@ -149,7 +200,25 @@ CASES: dict[str, Case] = {
         **BASE, sliding_window=20, layer_types=WINDOWS, rope_parameters={
             "full_attention": YARN, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}),
         lambda: same, olmo3),
+    "apertus": ("APERTUS", hf.ApertusConfig(**BASE, rope_parameters=LLAMA3), lambda: without_numbers, nothing),
+    "bitnet": ("BITNET", hf.BitNetConfig(
+        **BASE, hidden_act="silu", tie_word_embeddings=True), lambda: bitnet, stretched_by_one),
+    "bitnet-relu2": ("BITNET", hf.BitNetConfig(**BASE, tie_word_embeddings=True), lambda: bitnet, stretched_by_one),
+    "mistral3": ("MISTRAL3", hf.Ministral3Config(
+        **BASE, head_dim=16, sliding_window=None, rope_parameters=MINISTRAL3), lambda: woven, tempered),
+    "mistral3-text": ("MISTRAL3", hf.MistralConfig(**BASE, sliding_window=None), lambda: woven, nothing),
+    "jais2": ("JAIS2", hf.Jais2Config(**BASE), lambda: same, layered),
+    "exaone": ("EXAONE", hf.LlamaConfig(**BASE), lambda: same, nothing),
+    "exaone-moe": ("EXAONE_MOE", hf.ExaoneMoeConfig(
+        **BASE, **MIX, head_dim=16, sliding_window=20, num_shared_experts=2, layer_types=WINDOWS), lambda: bias,
+        exaone),
+    "minicpm3": ("MINICPM3", hf.MiniCPM3Config(
+        **{**BASE, "num_key_value_heads": 4}, **LATENT, v_head_dim=16, rope_parameters=MINICPM3), lambda: same, latent),
+    "phimoe": ("PHIMOE", hf.PhimoeConfig(
+        **{**BASE, "max_position_embeddings": 131072}, num_local_experts=4, num_experts_per_tok=2, attention_bias=True,
+        lm_head_bias=True, sliding_window=None, rope_parameters=PHIMOE), lambda: same, factored),
 }  # fmt: skip
+FACTORS = {"phimoe": PHIMOE, "minicpm3": MINICPM3}
 
 
 def written(name: str, folder: Path) -> tuple[Any, Path]:
@@ -157,7 +226,17 @@ def written(name: str, folder: Path) -> tuple[Any, Path]:
     arch, config, change, more = CASES[name]
     reference, said, tensors = make(config, folder)
     said = {**config.to_dict(), **said}
-    write(folder / "m.gguf", arch, said, tensors, more=more(said), change=change())
+    if name in FACTORS:
+        stored = {
+            f"rope_factors_{one}.weight": torch.tensor(FACTORS[name][f"{one}_factor"]) for one in ("long", "short")
+        }
+        tensors |= stored
+    keys = more(said)
+    if name == "apertus":
+        tensors["rope_freqs.weight"] = torch.tensor(llama3_factors(LLAMA3, 16))
+        for one in ("alpha_p", "alpha_n", "beta", "eps"):
+            keys[f"xielu.{one}"] = [float(tensors[f"model.layers.{i}.mlp.act_fn.{one}"]) for i in range(4)]
+    write(folder / "m.gguf", arch, said, tensors, more=keys, change=change())
     return reference, folder / "m.gguf"
 
 
@@ -179,6 +258,14 @@ def test_like_transformers(name: str, tmp_path: Path) -> None:
         ("llama4", {"llama4.rope.scaling.type": "yarn"}, "rope scaling is not supported in llama4"),
         ("afmoe", {"afmoe.expert_gating_func": 1}, "expert_gating_func is not supported"),
         ("afmoe", {"afmoe.expert_weights_norm": False}, "expert_weights_norm must be true"),
+        ("apertus", {"xielu.beta": [0.5]}, "xielu.beta must be a number, or one for each of 4 layers"),
+        ("bitnet", {"bitnet.rope.scaling.factor": 2.0}, "rope scaling is not supported in bitnet"),
+        ("bitnet", {"bitnet.hidden_activation": "gelu"}, "must be silu or relu2, not 'gelu'"),
+        ("mistral3", {"mistral3.rope.scaling.yarn_log_multiplier": None}, "a rope.scaling.yarn_log_multiplier"),
+        ("mistral3", {"mistral3.attention.temperature_length": 99}, "temperature_length must be rope.scaling.orig"),
+        ("exaone-moe", {"exaone-moe.expert_gating_func": 1}, "exaone-moe with a softmax"),
+        ("exaone-moe", {"exaone-moe.attention.sliding_window_pattern": 4}, "must say it for each of 4 layers"),
+        ("phimoe", {"phimoe.context_length": 8192}, "4096 positions stretched to 131072 alone"),
         ("olmo3", {"olmo2.attention.sliding_window_pattern": [True]}, "must say it for each of 4 layers"),
     ],
 )

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from gguf_layers_helpers import FULL, C, write
+from gguf_models_helpers import Unrounded, build, prompt
 from parity import make, ours, theirs
-from test_gguf_layers import FULL, C, write
-from test_gguf_models import Unrounded, build, prompt
 from torch import Tensor
 from writing import permute
 
@@ -20,7 +20,7 @@ from tokenmill.checkpoint.gguf_config import read_config
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.core.errors import ModelError
 
-USUAL = ("phi2", "stablelm", "gptneox", "bloom", "falcon-40b", "mpt", "olmo", "starcoder", "gpt2")
+USUAL = ("phi2", "stablelm", "gptneox", "bloom", "falcon-40b", "mpt", "olmo", "starcoder", "gpt2", "dbrx")
 NO_IDS: C = {"bos_token_id": None, "eos_token_id": None}
 BASE: C = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 2,
            "num_attention_heads": 4, "max_position_embeddings": 256}  # fmt: skip
@@ -59,6 +59,14 @@ def turned(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
 def woven(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
     kinds = {"q_proj.weight": "num_attention_heads", "k_proj.weight": "num_key_value_heads"}
     return {name: next((permute(x, c[key]) for end, key in kinds.items() if name.endswith(end)), x)}
+
+
+def dbrx(name: str, x: Tensor, c: C) -> dict[str, Tensor]:
+    """Experts apart, the last matrix turned."""
+    if ".experts." not in name:
+        return {name: x}
+    parts = x.view(4, 256, 64)
+    return {f"{name}.weight": parts.transpose(1, 2) if name.endswith("w2") else parts}
 
 
 class Stacked:
@@ -111,6 +119,11 @@ def cut(c: C) -> C:
     return {**still(c), "attention.clamp_kqv": c["attn_config"]["clip_qkv"], "attention.max_alibi_bias": 8.0}
 
 
+def mixed(c: C) -> C:
+    return {"expert_count": 4, "expert_used_count": 2, "attention.clamp_kqv": c["attn_config"]["clip_qkv"],
+            "rope.dimension_count": None}  # fmt: skip
+
+
 Case = tuple[str, Any, Callable[[], Any], Callable[[C], C]]
 PHI = hf.PhiConfig(**BASE)
 STABLE: C = {**BASE, "num_key_value_heads": 2}
@@ -133,6 +146,10 @@ CASES: dict[str, Case] = {
     "olmo": ("OLMO", hf.OlmoConfig(**BASE, num_key_value_heads=2, clip_qkv=0.8), lambda: woven,
              lambda c: {"attention.clamp_kqv": c["clip_qkv"]}),
     "starcoder": ("STARCODER", hf.GPTBigCodeConfig(**GPT), lambda: same, still),
+    "dbrx": ("DBRX", hf.DbrxConfig(
+        vocab_size=96, d_model=64, n_heads=4, n_layers=2, max_seq_len=256,
+        attn_config={"clip_qkv": 0.7, "kv_n_heads": 2, "rope_theta": 10000.0}, ffn_config={
+            "ffn_hidden_size": 256, "moe_num_experts": 4, "moe_top_k": 2}), lambda: dbrx, mixed),
     "gpt2": ("GPT2", hf.GPT2Config(**GPT), lambda: turned, still),
 }  # fmt: skip
 
@@ -151,6 +168,8 @@ def written(name: str, folder: Path, kind: str = "F32") -> tuple[Any, Path]:
     for usual, others in names.items():
         said[usual] = next((said[other] for other in (usual, *others) if said.get(other)), 256)
     keys = said.get("num_key_value_heads") or said["num_attention_heads"]
+    if arch == "DBRX":
+        keys = said["attn_config"]["kv_n_heads"]
     if arch in ("FALCON", "STARCODER"):
         keys = said["num_kv_heads"] if said.get("new_decoder_architecture") else 1
     said |= {"num_key_value_heads": keys, "intermediate_size": 256}

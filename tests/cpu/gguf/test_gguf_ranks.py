@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from gguf_models_helpers import CONFIGS, MIXED, prompt
 from parity import ours
-from test_gguf_models import CONFIGS, MIXED, prompt
 from torch import Tensor
 from writing import Writer
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 from engines import greedy, open_llm
+from lora_company_helpers import ON, PROMPTS, asked, said
 from making import ALL, write_adapter
-from test_lora_company import ON, PROMPTS, asked, said
 
 from tokenmill import LoRARequest
 from tokenmill.core.errors import ParameterError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from counting_helpers import LLAMA_8B
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import KVFormat, KVSpec
@@ -14,12 +15,6 @@ from tokenmill.measure.roofline import Grant, attention_work, experts_touched, f
 
 BF16 = KVFormat("bfloat16")
 
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-    "vocab_size": 128256, "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "rope_theta": 500000.0,
-    "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "bfloat16",
-}  # fmt: skip
 MOE_30B = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
     "intermediate_size": 6144, "moe_intermediate_size": 768, "num_hidden_layers": 48, "num_attention_heads": 32,

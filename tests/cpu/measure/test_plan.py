@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_counting import LLAMA_8B
+from counting_helpers import LLAMA_8B
 from typer.testing import CliRunner
 
 from tokenmill.cli.main import app

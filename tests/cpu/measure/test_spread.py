@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from test_counting import LLAMA_8B
+from counting_helpers import LLAMA_8B
 from typer.testing import CliRunner
 
 from tokenmill.cli.main import app

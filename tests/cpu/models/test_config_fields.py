@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import transformers as hf
-from family_cases import FIRST
+from config_fields_helpers import SMALL
+from families_helpers import LONG, YARN
 from parity import load, make, ours, theirs
-from test_families import BASE, CASES, LONG, MLA, MOE, YARN, Case
 from transformers.initialization import no_init_weights
 
 from tokenmill.core.errors import ModelError
@@ -22,33 +21,6 @@ from tokenmill.models.fields import _HARMLESS, _ONLY, FIELDS, check_fields
 from tokenmill.models.registry import architectures
 
 FULL = os.environ.get("TOKENMILL_RELIABILITY") == "1"
-SMALL = {
-    **FIRST,
-    "LlamaForCausalLM": Case(hf.LlamaConfig(**BASE)),
-    "MistralForCausalLM": Case(hf.MistralConfig(**BASE, sliding_window=20)),
-    "Qwen2ForCausalLM": CASES["qwen2-window"],
-    "Qwen3ForCausalLM": Case(hf.Qwen3Config(**{**BASE, "num_hidden_layers": 3}, head_dim=8, use_sliding_window=True,
-                                            sliding_window=20, max_window_layers=1)),
-    "Qwen3MoeForCausalLM": Case(hf.Qwen3MoeConfig(**BASE, head_dim=16, num_experts=6, num_experts_per_tok=3,
-                                                  moe_intermediate_size=20, mlp_only_layers=[0],
-                                                  use_sliding_window=True, sliding_window=20)),
-    "MixtralForCausalLM": CASES["mixtral"],
-    "Phi3ForCausalLM": CASES["phi3-long"],
-    "GptOssForCausalLM": CASES["gpt-oss"],
-    "Gemma2ForCausalLM": CASES["gemma2"],
-    "Gemma3ForCausalLM": CASES["gemma3"],
-    "DeepseekV2ForCausalLM": Case(hf.DeepseekV2Config(**MLA, **MOE, q_lora_rank=20, n_group=4, topk_group=2,
-                                                      topk_method="group_limited_greedy",
-                                                      rope_parameters=dict(YARN))),
-    "FalconForCausalLM": Case(CASES["falcon-40b"].config, attention="sdpa"),  # the eager one adds ALiBi twice
-    "GPT2LMHeadModel": CASES["gpt2"],
-    "GPTNeoXForCausalLM": CASES["gpt-neox"],
-    "OPTForCausalLM": CASES["opt"],
-    "BloomForCausalLM": CASES["bloom"],
-    "Qwen3NextForCausalLM": CASES["qwen3-next"],
-    "Qwen3_5ForCausalLM": CASES["qwen3-5"],
-    "Qwen3_5MoeForCausalLM": CASES["qwen3-5-moe"],
-}  # fmt: skip
 KERNELS = make_kernels("cpu")
 """The machine's best ones: the reference takes fifty times as long, and tests/cpu/models compares it everywhere."""
 PROMPT = torch.randint(0, 67, (70,), generator=torch.Generator().manual_seed(5)).tolist()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from families_helpers import prompt
 from foreign_configs import SMALL, tiny
 from parity import DictCheckpoint, make, ours, theirs
-from test_families import prompt
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import ModelError, UserError

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from config_fields_helpers import SMALL
+from families_helpers import CASES
 from paged_batch import PagedBatch
 from parity import DictCheckpoint, load, make, ours
-from test_config_fields import SMALL
-from test_families import CASES
 from transformers import GPT2Config, LlamaConfig
 
 from tokenmill.core.errors import ModelError, ParameterError

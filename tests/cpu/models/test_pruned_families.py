@@ -9,10 +9,10 @@ import os
 
 import pytest
 import torch
+from families_helpers import CASES, prompt
 from family_cases import ALL, LLAMA3
 from parity import load, make, ours, theirs
 from safetensors.torch import load_file
-from test_families import CASES, prompt
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tokenmill.core.errors import ModelError, UserError

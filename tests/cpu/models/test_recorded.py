@@ -7,10 +7,10 @@ import os
 
 import pytest
 import torch
+from families_helpers import CASES, prompt
 from family_cases import ALL
 from paged_batch import PagedBatch
 from parity import load
-from test_families import CASES, prompt
 
 pytest.importorskip("tokenmill._native", reason="the native kernels were not built")
 

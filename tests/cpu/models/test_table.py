@@ -7,9 +7,9 @@ import os
 
 import pytest
 import torch
+from families_helpers import prompt
 from family_cases import ALL, FAMILIES
 from parity import load, ours, theirs
-from test_families import prompt
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels

@@ -6,10 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from families_helpers import prompt
 from family_cases import ALL, PHIMOE
 from parity import load, ours, theirs
-from test_families import prompt
-from test_ranks import Shared, ThreadGroup
+from ranks_helpers import Shared, ThreadGroup
 from torch import Tensor
 from transformers import PhimoeConfig
 

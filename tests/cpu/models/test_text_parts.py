@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
+from families_helpers import prompt
 from family_cases import ALL
 from parity import load, ours, theirs
-from test_families import prompt
 from text_part_cases import CASES, make
 from torch import Tensor
 

@@ -1,4 +1,4 @@
-"""Whole models whose matrices are stored in any of the forms of test_stored_forms. Owns: writing them.
+"""Whole models whose matrices are stored in any of the forms of stored_forms_helpers. Owns: writing them.
 
 The numbers are random and mean nothing; layers norm what they read, so that nothing overflows.
 """
@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import test_stored_forms as stored
+import stored_forms_helpers as stored
 import torch
 from safetensors.torch import save_file
 from torch import Tensor

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.cpu.server.conftest import Running
-from tests.cpu.server.test_server_process import stream_text
+from tests.cpu.server.server_process_helpers import stream_text
 from tokenmill.testing.tiny import make_tiny
 
 Launch = Callable[..., Running]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import concurrent.futures
-import json
 import os
 import signal
 import subprocess
@@ -16,6 +15,7 @@ import openai
 import pytest
 
 from tests.cpu.server.conftest import Running
+from tests.cpu.server.server_process_helpers import stream_text, wait_for
 
 Launch = Callable[..., Running]
 HELLO = [{"role": "user", "content": "Tell me about the mill"}]
@@ -24,33 +24,6 @@ HELLO = [{"role": "user", "content": "Tell me about the mill"}]
 @pytest.fixture(scope="module")
 def served(launch: Launch) -> Running:
     return launch("--max-restarts", "50", "--watchdog-timeout", "3")
-
-
-def stream_text(url: str, body: dict[str, Any], on_chunk: Callable[[], None] = lambda: None) -> str:
-    """The whole text of a stream; asserts that it ended well."""
-    text, ended = "", False
-    with httpx.Client(timeout=120) as client:
-        with client.stream("POST", url + "/v1/completions", json={**body, "stream": True}) as response:
-            assert response.status_code == 200
-            for line in response.iter_lines():
-                if line == "data: [DONE]":
-                    ended = True
-                elif line:
-                    event = json.loads(line[6:])
-                    assert "error" not in event, event
-                    text += event["choices"][0]["text"]
-                    on_chunk()
-    assert ended
-    return text
-
-
-def wait_for(condition: Callable[[], bool], seconds: float) -> float:
-    began = time.monotonic()
-    while time.monotonic() - began < seconds:
-        if condition():
-            return time.monotonic() - began
-        time.sleep(0.02)
-    raise AssertionError(f"not within {seconds} s")
 
 
 def test_the_openai_client_works_unmodified(served: Running) -> None:

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from tests.cpu.server.conftest import Running
-from tests.cpu.server.test_server_process import wait_for
+from tests.cpu.server.server_process_helpers import wait_for
 
 Launch = Callable[..., Running]
 BODY: dict[str, Any] = {"prompt": [20, 40, 60], "max_tokens": 16, "ignore_eos": True, "temperature": 0}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
-
 import pytest
 import torch
 from torch import Tensor
@@ -11,27 +9,13 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from bounds import Bounds
+from tests.cpu.triton.triton_adapters_helpers import make_site
 
 from tokenmill.core.adapters import AdapterSite, Delta
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.kernels import TritonKernels
 
 PLAIN = ReferenceKernels()
-
-
-def make_site(widths: list[int], inputs: int, ranks: list[int], *, gains: bool, seed: int = 0) -> AdapterSite:
-    """A product of these parts, with adapters of these ranks in slots 1, 2, ..."""
-    made, most, columns = torch.Generator().manual_seed(seed), max(ranks), sum(widths)
-    site = AdapterSite(columns, inputs, (0, *accumulate(widths)))
-    lanes = -(-len(widths) * most // 16) * 16
-    site.down = torch.randn(len(ranks) + 1, inputs, lanes, generator=made)
-    site.up = torch.randn(len(ranks) + 1, most, columns, generator=made)
-    site.host_ranks = [0, *ranks]
-    site.ranks = torch.tensor(site.host_ranks, dtype=torch.int32)
-    if gains:
-        site.gains = torch.rand(len(ranks) + 1, columns, generator=made)
-        site.shifts = torch.randn(len(ranks) + 1, columns, generator=made)
-    return site
 
 
 def both(

@@ -20,8 +20,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "models"))
 
 from paged_batch import PagedBatch  # noqa: E402
 from parity import load, make  # noqa: E402
-from test_triton_models import CASES  # noqa: E402
 from tests.thinned import covering  # noqa: E402
+from triton_models_helpers import CASES  # noqa: E402
 
 from tokenmill.core.errors import ModelError  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402

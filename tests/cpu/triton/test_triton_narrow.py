@@ -7,8 +7,9 @@ import torch
 
 triton = pytest.importorskip("triton")
 
+from triton_narrow_helpers import REFERENCE, exact, met, relative  # noqa: E402
+
 from tokenmill.core.forward import NormSpec  # noqa: E402
-from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402
@@ -19,13 +20,7 @@ from tokenmill.kernels.triton.quantised.narrow_round import round_rows, widened 
 from tokenmill.kernels.triton.quantised.narrow_thin import narrow_thin  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_wide import narrow_wide  # noqa: E402
 
-REFERENCE = ReferenceKernels()
 FP8 = torch.float8_e4m3fn
-
-
-def relative(found, expected):
-    assert found.shape == expected.shape
-    return float((found.float() - expected.float()).norm() / expected.float().norm())
 
 
 def matrix(kind: str, rows: int, columns: int, bias: bool = False) -> NarrowMatrix:
@@ -44,28 +39,6 @@ def matrix(kind: str, rows: int, columns: int, bias: bool = False) -> NarrowMatr
     q = torch.randint(-8, 8, (rows, columns), dtype=torch.int8)
     zeros = torch.randint(-8, 8, (rows, groups), dtype=torch.int8) if name == "int4z" else None
     return pack4(q, scales / 4, zeros, b)
-
-
-def exact(x, weight, norm, act, residual):
-    dense = weight.rows(torch.arange(weight.shape[0]), torch.float32)
-    return REFERENCE.product(x, dense, weight.bias, norm=norm, act=act, residual=residual)
-
-
-def met(words: torch.Tensor, kind: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a weight of this kind meets of a row that was spread, and the largest error of each number, both [K]."""
-    first, second, last = words.view(3, -1)
-    last = last.view(torch.float32)[:, None]
-    if kind == 0:
-        halves = torch.stack((first, second), 1).view(torch.float16).float() * last
-        return halves.flatten()[:columns], (last.expand(-1, 4) * 2**-11).flatten()[:columns]
-    if kind == 1:
-        numbers = first.contiguous().view(torch.int8).view(-1, 4) * last
-        return numbers.flatten()[:columns], (last.expand(-1, 4) / 2).flatten()[:columns]
-    # A word has two neighbours of four planes of 32 columns; bytes of the first half are those of planes 0 2 0 2.
-    even, odd = (half.contiguous().view(torch.int8).view(-1, 16, 2, 2) for half in (first, second))
-    planes = torch.stack((even[..., 0], odd[..., 0], even[..., 1], odd[..., 1]), 1)
-    steps = last.view(-1, 1, 16, 1).expand(-1, 4, -1, 2)
-    return (planes * steps).flatten()[:columns], (steps / 2).flatten()[:columns]
 
 
 def test_four_bits_pack_and_unpack():

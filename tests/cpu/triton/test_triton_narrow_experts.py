@@ -8,9 +8,9 @@ import torch
 triton = pytest.importorskip("triton")
 
 from bounds import Bounds  # noqa: E402
-from test_triton_codes import stored  # noqa: E402
-from test_triton_narrow import met  # noqa: E402
 from tests.thinned import covering  # noqa: E402
+from triton_codes_helpers import stored  # noqa: E402
+from triton_narrow_helpers import met  # noqa: E402
 
 from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402

@@ -14,7 +14,7 @@ pytest.importorskip("compressed_tensors")
 
 sys.path.append(str(Path(__file__).parents[1] / "quant"))
 
-from test_stored_forms import FORMS, read  # noqa: E402
+from stored_forms_helpers import FORMS, read  # noqa: E402
 from tests.thinned import WHOLE  # noqa: E402
 
 from tokenmill.checkpoint.gguf_blocks import Blocks  # noqa: E402

@@ -9,8 +9,8 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from tests.cpu.triton.test_triton_adapters import make_site  # noqa: E402
-from tests.cpu.triton.test_triton_attention import STEPS, both, make_spec, rope  # noqa: E402
+from tests.cpu.triton.triton_adapters_helpers import make_site  # noqa: E402
+from tests.cpu.triton.triton_attention_helpers import STEPS, both, make_spec, rope  # noqa: E402
 from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.runtime.errors import OutOfResources, PTXASError  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402

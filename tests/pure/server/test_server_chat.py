@@ -2,29 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import openai
 import pytest
 
-from tests.pure.server.conftest import Served, Starter
+from tests.pure.server.conftest import Starter
+from tests.pure.server.server_chat_helpers import client, events
 from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
 
 HELLO = [{"role": "user", "content": "Hello"}]
 PATH = "/v1/chat/completions"
-
-
-def client(served: Served) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(api_key="none", base_url="http://localhost/v1", http_client=served.client, max_retries=0)
-
-
-def events(text: str) -> list[Any]:
-    """The JSON of each event; the stream must end with [DONE]."""
-    parts = text.split("\n\n")
-    assert parts[-1] == "" and parts[-2] == "data: [DONE]"
-    assert all(part.startswith("data: ") and "\n" not in part for part in parts[:-1])
-    return [json.loads(part[6:]) for part in parts[:-2]]
 
 
 async def test_whole_answer_has_every_standard_field(start: Starter) -> None:

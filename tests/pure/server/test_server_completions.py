@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from tests.pure.server.conftest import Starter
-from tests.pure.server.test_server_chat import client, events
+from tests.pure.server.server_chat_helpers import client, events
 from tokenmill.core.request import TokenLogprob
 from tokenmill.server.openai.logprobs import CompletionColumns, TokenNames
 from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer

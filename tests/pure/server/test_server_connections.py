@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import until
-from tests.pure.server.listening import Listening, answer, message
+from tests.pure.server.listening import answer, message
+from tests.pure.server.server_connections_helpers import closed, rest
 from tokenmill.core.config import make_server_config
 from tokenmill.server import protocol
 from tokenmill.server.listener import bounds_of
@@ -20,25 +21,6 @@ from tokenmill.testing.fake_generator import FakeOptions
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 CHUNKED = POST + b"transfer-encoding: chunked\r\n\r\n"
 GET = b"GET /v1/models HTTP/1.1\r\nhost: localhost\r\n"
-
-
-async def rest(reader: asyncio.StreamReader) -> bytes:
-    """Whatever comes until the server closes."""
-    async with asyncio.timeout(60):
-        parts = []
-        while True:
-            try:
-                part = await reader.read(1 << 16)
-            except ConnectionError:
-                part = b""
-            if not part:
-                return b"".join(parts)
-            parts.append(part)
-
-
-async def closed(server: Listening) -> None:
-    await until(lambda: not server.connections)
-    await server.idle(60)
 
 
 async def flood(writer: asyncio.StreamWriter, piece: bytes, most: int) -> int:

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from tests.cpu_time import least_cpu_time
 from tests.pure.server.conftest import Served, Starter
-from tests.pure.server.test_server_fields_done import BASES, UNDER
+from tests.pure.server.server_fields_done_helpers import BASES, UNDER
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.server.bodies import validated
 from tokenmill.server.errors import HttpError

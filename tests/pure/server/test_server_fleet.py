@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Served, Starter, kill, until
-from tests.pure.server.test_server_chat import events
+from tests.pure.server.server_chat_helpers import events
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.prompts import make_request
 from tokenmill.server.engines.state import FleetOptions

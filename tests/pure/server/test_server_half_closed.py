@@ -9,7 +9,7 @@ import pytest
 
 from tests.pure.server.conftest import until
 from tests.pure.server.listening import message
-from tests.pure.server.test_server_connections import closed, rest
+from tests.pure.server.server_connections_helpers import closed, rest
 from tokenmill.server.half_closed import INTERIM, WAITS_S, HalfClosed
 from tokenmill.testing.fake_generator import FakeOptions
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from tests.pure.server.conftest import until
-from tests.pure.server.test_server_many import SAYS, City, build  # noqa: F401
+from tests.pure.server.server_many_helpers import SAYS, City, build  # noqa: F401
 from tokenmill.server.many.entry import State
 
 ABLE = {"enable_sleep_mode": True}

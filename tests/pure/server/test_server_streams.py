@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Starter
-from tests.pure.server.test_server_chat import events
+from tests.pure.server.server_chat_helpers import events
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.openai.completions import CompletionStream
 from tokenmill.testing.fake_generator import FakeOptions

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.listening import Listening, answer, message
-from tests.pure.server.test_server_connections import closed, rest
+from tests.pure.server.server_connections_helpers import closed, rest
 from tokenmill.server.gate import GateLimits
 from tokenmill.testing.hostile import VALID
 

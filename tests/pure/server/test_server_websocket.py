@@ -18,7 +18,7 @@ from openai.types.responses.responses_server_event import ResponseWsError
 
 from tests.pure.server.conftest import until
 from tests.pure.server.listening import Listening
-from tests.pure.server.test_server_strict_types import strictly, typed
+from tests.pure.server.server_strict_types_helpers import strictly, typed
 from tokenmill.core.config import make_server_config
 from tokenmill.server.bodies import Bodies, Parcel
 from tokenmill.server.responses.kept_responses import RecentResponse

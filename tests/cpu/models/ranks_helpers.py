@@ -1,0 +1,51 @@
+"""What test_ranks.py and other tests share."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+from torch import Tensor
+
+from tokenmill.kernels.reference import ReferenceKernels
+
+
+class Shared:
+    """What the ranks of one group exchange through."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.barrier = size, threading.Barrier(size, timeout=60)
+        self.slots: list[Tensor] = [torch.empty(0)] * size
+
+
+class ThreadGroup:
+    """Adds up as a GPU's ranks do."""
+
+    exact = False
+    calls = 0
+
+    def __init__(self, shared: Shared, rank: int, joins: bool = False) -> None:
+        """joins: sums come with their norms, as from GPUs that add up themselves; `joined` counts them."""
+        self.shared, self.rank, self.size = shared, rank, shared.size
+        self.joins, self.joined, self.sums = joins, 0, 0
+
+    def _exchange(self, x: Tensor) -> list[Tensor]:
+        self.shared.slots[self.rank] = x
+        self.shared.barrier.wait()
+        every = list(self.shared.slots)
+        self.shared.barrier.wait()
+        return every
+
+    def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        self.sums += 1
+        total = sum(self._exchange(x))
+        return total if residual is None else residual + total
+
+    def all_reduce_norm(self, x, residual, norm, scale=1.0, within=None):
+        if not self.joins:
+            return None
+        self.joined += 1
+        return ReferenceKernels().add_norm(residual, sum(self._exchange(x)), norm, scale, within=within)
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        return torch.cat(self._exchange(x), dim=dim)
