@@ -136,6 +136,13 @@ def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
     return torch.tensor(table, dtype=torch.int8, device=codes.device)[codes.int()].reshape(codes.shape[0], -1)
 
 
+def _q1_0(raw: Tensor) -> Parts:
+    """A bit a number: set for the scale, else for minus the scale. In groups of 32, as other types of small integers
+    have them."""
+    bits = _spread(raw[:, 2:], 1, 1).view(torch.int8).reshape(raw.shape[0], 128)
+    return bits * 2 - 1, _half(raw[:, :2]).expand(-1, 4), None
+
+
 def _q4_0(raw: Tensor) -> Parts:
     return _signed(_spread(raw[:, 2:], 16, 4), 8), _half(raw[:, :2]), None
 
@@ -232,6 +239,7 @@ def _iq4_xs(raw: Tensor) -> Parts:
 
 
 _READERS: dict[str, Callable[[Tensor], Parts]] = {
+    "Q1_0": _q1_0,
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
     "Q5_0": _q5_0,

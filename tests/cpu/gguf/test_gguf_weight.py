@@ -169,3 +169,14 @@ def test_mixture_settles_and_multiplies() -> None:
     for kernels in (ReferenceKernels(), make_kernels("cpu")):
         settled = both.settle(kernels)
         assert (settled.dense() - whole).norm() / whole.norm() < 8e-3
+
+
+@pytest.mark.parametrize("backend", ["reference", "cpu"])
+def test_signs_settle_into_the_same_numbers(backend: str) -> None:
+    """A type that the format's library cannot write, whose integers are exact in any form."""
+    rng = np.random.default_rng(3)
+    raw = rng.integers(0, 256, (24 * 4, BY_NAME["Q1_0"].size), dtype=np.uint8)
+    raw[:, :2] = rng.uniform(0.01, 0.1, (24 * 4, 1)).astype(np.float16).view(np.uint8)
+    made = BlockWeight([Blocks(BY_NAME["Q1_0"], torch.from_numpy(raw.reshape(24, -1)))], torch.float32)
+    settled = made.settle(ReferenceKernels() if backend == "reference" else make_kernels("cpu"))
+    assert torch.equal(settled.dense(), made.dense())
