@@ -15,6 +15,7 @@ from tokenmill.checkpoint.gguf_source import Places, Source
 from tokenmill.core.errors import ModelError
 
 _Config = Mapping[str, Any]
+MAX_HEADS = 4096
 
 
 def _rows(info: TensorInfo, heads: int, keys: int) -> int:
@@ -45,7 +46,7 @@ def _groups(info: TensorInfo, config: _Config) -> dict[str, Any]:
 
 
 def _turned(info: TensorInfo, config: _Config) -> dict[str, Any]:
-    return {"turned": True}
+    return {"turned": True} if len(info.shape) == 2 else {}
 
 
 def _flat_experts(info: TensorInfo, config: _Config) -> dict[str, Any]:
@@ -62,7 +63,7 @@ def _flat_turned(info: TensorInfo, config: _Config) -> dict[str, Any]:
 
 def _head_norms(at: str, info: TensorInfo, config: _Config) -> Places:
     """A norm of each head, stacked."""
-    if len(info.shape) != 2:
+    if len(info.shape) != 2 or info.shape[0] > MAX_HEADS:
         raise ModelError(f"Tensor {info.name!r} should hold one norm per head, but has the shape {info.shape}.")
     which = "q" if ".attn_q_norm." in info.name else "k"
     return [(f"{at}self_attn.{which}_layernorm.norms.{head}.weight", Source(info, expert=head))

@@ -86,6 +86,12 @@ ARCHITECTURES = {
     "stablelm": "StableLmForCausalLM",
     "starcoder": "GPTBigCodeForCausalLM",
 }
+REFUSED = {
+    "gptj": "no reader of the format has it, so that nothing says how its rows lie; the model's own files are read",
+    **dict.fromkeys(("bitnet-25", "bitnet-b1.58"), "another program's name, whose weights may be rounded or not; the "
+                    "model's own files, and GGUF files of the architecture 'bitnet', are read"),
+}  # fmt: skip
+"""Names of families that are built here, and why files with them are not read."""
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 4096
 
@@ -97,6 +103,8 @@ class Meta:
         self.metadata, self.path = metadata, path
         self.arch = metadata.get("general.architecture")
         if not isinstance(self.arch, str) or self.arch not in ARCHITECTURES:
+            if (why := REFUSED.get(str(self.arch))) is not None:
+                raise self.fail(f"architecture {self.arch!r} is not supported: {why}")
             known = ", ".join(sorted(ARCHITECTURES))
             raise self.fail(f"architecture {str(self.arch)[:80]!r} is not supported; known: {known}")
 

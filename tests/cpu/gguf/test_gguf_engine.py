@@ -150,7 +150,8 @@ def plain_file(path: Path, arch: str = "llama", *, skip: str = "", change: dict[
 
 
 UNUSABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "architecture": ({"arch": "rwkv6"}, r"'rwkv6' is not supported; known: afmoe, arcee, .*gemma2, gemma3, .*qwen3moe"),
+    "architecture": ({"arch": "rwkv6"}, r"'rwkv6' is not supported; known: afmoe, .*gemma2, gemma3, .*qwen3moe"),
+    "another program's": ({"arch": "bitnet-b1.58"}, "'bitnet-b1.58' is not supported: another program's name"),
     "key missing": ({"skip": "embedding_length"}, "llama.embedding_length must be a whole number .* not absent"),
     "key of text": ({"change": {"block_count": "two"}}, "block_count"),
     "negative": ({"change": {"block_count": -3}}, "block_count"),

@@ -4,6 +4,7 @@ format's own library; values are changed as its converter changes them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from writing import permute
 from tokenmill.checkpoint.gguf_config import read_config
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.core.errors import ModelError
+from tokenmill.models.registry import build_model
 
 USUAL = ("phi2", "stablelm", "gptneox", "bloom", "falcon-40b", "mpt", "olmo", "starcoder", "gpt2", "dbrx")
 NO_IDS: C = {"bos_token_id": None, "eos_token_id": None}
@@ -214,3 +216,22 @@ def test_what_is_not_supported_is_refused_by_name(name: str, change: C, says: st
     known = GgufModel(written(name, tmp_path)[1])
     with pytest.raises(ModelError, match=says):
         read_config({**known.metadata, **change}, known.tensors, known._numbers, "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "shape", "says"),
+    [
+        ("gptneox", "blk.0.attn_qkv.weight", (190, 64), "190 rows cannot hold 4 heads"),
+        ("falcon-40b", "blk.1.attn_qkv.weight", (127, 64), "127 rows cannot hold 4 heads"),
+        ("stablelm", "blk.0.attn_q_norm.weight", (64,), "should hold one norm per head"),
+        ("gpt2", "blk.0.attn_qkv.weight", (64,), "c_attn.weight"),
+        ("dbrx", "blk.0.ffn_down_exps.weight", (64, 64), "experts.mlp.w2"),
+    ],
+)
+def test_tensors_of_other_shapes_are_refused(
+    name: str, tensor: str, shape: tuple[int, ...], says: str, tmp_path: Path
+) -> None:
+    source = GgufModel(written(name, tmp_path)[1])
+    source.tensors[tensor] = replace(source.tensors[tensor], shape=shape)
+    with pytest.raises(ModelError, match=says):
+        build_model(source.config, source.open_checkpoint(), dtype=torch.float32, device="cpu", kernels=Unrounded())
