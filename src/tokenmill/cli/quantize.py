@@ -21,8 +21,8 @@ Format = Literal[
     "plain", "compressed-tensors", "gptq", "awq", "bitsandbytes", "bitnet", "squeezellm",
 ]  # fmt: skip
 Method = Literal[
-    "rtn", "gptq", "awq", "autoround", "hqq", "smoothquant", "int8", "fp8", "fp8-block", "mxfp4", "nvfp4", "nf4", "fp4",
-    "llm.int8", "squeezellm", "bitnet", "magnitude", "wanda", "sparsegpt",
+    "rtn", "gptq", "awq", "autoround", "hqq", "smoothquant", "int8", "fp8", "fp8-tensor", "fp8-block", "mxfp4", "nvfp4",
+    "nf4", "fp4", "llm.int8", "squeezellm", "bitnet", "magnitude", "wanda", "sparsegpt",
 ]  # fmt: skip
 FORMS = {"compressed-tensors": "rtn", "gptq": "gptq", "awq": "awq", "bitsandbytes": "nf4", "bitnet": "bitnet",
          "squeezellm": "squeezellm", "plain": "sparsegpt"}  # fmt: skip
@@ -37,6 +37,10 @@ METHOD_FLAGS = {
     "method": flag("method", Method, "How to round, or to prune; some methods calibrate on a text."),
     "bits": flag("bits", float, "With --method: bits of integers [default: 4]; 4.5: more where they count."),
     "symmetric": flag("symmetric", bool, "With --method: no zero points.", spelled="--symmetric"),
+    "damping": flag("damping", float, "With gptq and sparsegpt: what is added to the inputs' squares [default: 0.01]."),
+    "double": flag(
+        "double", bool, "With nf4 and fp4: scales are rounded, too (the default).", spelled="--double/--single"
+    ),
     "sparsity": flag("sparsity", str, "With pruning methods: 2:4 (the default), or the part that becomes 0."),
     "calibration": flag("calibration", Path, "Text to calibrate on [default: a short one in the package]."),
     "samples": flag("samples", int, "Sequences to calibrate on [default: 128]."),
@@ -159,6 +163,8 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
         made = make(Job(found.path, target, recipe, pattern, tokens, device), tell)
     if recipe.method in recipes.INTEGERS and made.group != recipe.group:
         typer.echo(f"Groups of {made.group} columns: {recipe.group} do not divide every matrix")
+    if (told := recipes.warning(recipe)) is not None:
+        typer.echo(f"Warning: {told}.")
     if made.moved:
         typer.echo(f"{made.moved} scales moved between layers")
     if made.unreached:

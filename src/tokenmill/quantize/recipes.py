@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,8 @@ class Recipe:
     samples: int = 128
     length: int = 512
     damping: float = 0.01
+    double: bool = True
+    """Scales of NF4 and FP4 are rounded, too."""
     smaller: bool = False
     """A smaller group will do where this one does not divide every weight."""
 
@@ -63,6 +66,7 @@ WHOLE: dict[str, tuple[Callable[[Tensor], Held], str]] = {
     "smoothquant": (stored_forms.eight_rows, "compressed-tensors"),
     "int8": (stored_forms.eight_rows, "compressed-tensors"),
     "fp8": (stored_forms.float8, "compressed-tensors"),
+    "fp8-tensor": (stored_forms.float8_tensor, "compressed-tensors"),
     "fp8-block": (stored_forms.float8_blocks, "compressed-tensors"),
     "mxfp4": (stored_forms.mxfp4, "compressed-tensors"),
     "nvfp4": (stored_forms.nvfp4, "compressed-tensors"),
@@ -74,6 +78,9 @@ WHOLE: dict[str, tuple[Callable[[Tensor], Held], str]] = {
 """Methods that settle how a weight is stored, and the form of their files."""
 TABLES: dict[str, Callable[[Tensor, int, Inputs | None], Held]] = {"squeezellm": tables.squeezellm}
 """Methods whose result is tables, in files that nothing else makes."""
+NORMAL = {"nf4": stored_forms.nf4, "fp4": stored_forms.fp4}
+"""Methods whose scales may be rounded."""
+DAMPED = ("gptq", "sparsegpt")
 CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant", "wanda", "sparsegpt", "squeezellm"})
 FOLDING = frozenset({"awq", "smoothquant"})
 METHODS = (*INTEGERS, *WHOLE, *TABLES, *prune.METHODS)
@@ -82,7 +89,7 @@ _BITS = {"compressed-tensors": range(2, 9), "gptq": (2, 3, 4, 8), "awq": (4,)}
 _COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64, "fp4": 64, "squeezellm": 32}
 GROUPS = (256, 128, 64, 32)
 _OWN_BITS = {**dict.fromkeys(("mxfp4", "nvfp4", "nf4", "fp4"), 4),
-             **dict.fromkeys(("smoothquant", "int8", "fp8", "fp8-block", "llm.int8"), 8)}  # fmt: skip
+             **dict.fromkeys(("smoothquant", "int8", "fp8", "fp8-tensor", "fp8-block", "llm.int8"), 8)}  # fmt: skip
 """Bits that a method has, whatever is asked for."""
 
 
@@ -114,6 +121,8 @@ def settle(recipe: Recipe) -> Recipe:
             raise UserError(f"--group {recipe.group}: use 32, 64, 128 or 256.")
     if not (0 < recipe.samples <= 1 << 16 and 8 <= recipe.length <= 1 << 16):
         raise UserError("--samples takes 1 to 65536 sequences, --length 8 to 65536 tokens.")
+    if not 0.0 < recipe.damping <= 1.0:
+        raise UserError(f"--damping {recipe.damping:g}: use a part between 0 and 1.")
     return replace(recipe, form=form)
 
 
@@ -126,6 +135,7 @@ def without_effect(recipe: Recipe, given: Mapping[str, Any]) -> str | None:
         sees |= {"bits"}
     elif method in prune.METHODS:
         sees |= {"sparsity"}
+    sees |= {"double"} if method in NORMAL else {"damping"} if method in DAMPED else set()
     if calibrates(recipe):
         sees |= {"calibration", "samples", "length"}
     own = {"bits": _OWN_BITS.get(method), "group": _COLUMNS.get(method)}
@@ -138,15 +148,23 @@ def _words(numbers: Any) -> str:
 
 def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind: torch.dtype = torch.bfloat16) -> Held:
     """The weight [out, in] float32 as files of this recipe hold it; kind: the type that it had."""
+    if recipe.method in NORMAL:
+        return NORMAL[recipe.method](weight, recipe.double)
     if recipe.method in WHOLE:
         return WHOLE[recipe.method][0](weight)
     if recipe.method in TABLES:
         return TABLES[recipe.method](weight, bits, inputs)
     if recipe.method in prune.METHODS:
-        sparse = prune.METHODS[recipe.method](weight, prune.parse(recipe.sparsity), inputs)
+        method = (
+            partial(prune.sparsegpt, damping=recipe.damping)
+            if recipe.method in DAMPED
+            else prune.METHODS[recipe.method]
+        )
+        sparse = method(weight, prune.parse(recipe.sparsity), inputs)
         return stored_forms.plain(sparse, kind) if recipe.form == "plain" else stored_forms.bitmask(sparse, kind)
     spec = Spec(bits, recipe.group, recipe.symmetric)
-    codes = INTEGERS[recipe.method](weight, spec, inputs)
+    damped = _needing(partial(gptq, damping=recipe.damping))
+    codes = (damped if recipe.method in DAMPED else INTEGERS[recipe.method])(weight, spec, inputs)
     return _WRITERS[recipe.form](codes)
 
 
@@ -170,6 +188,17 @@ def dividing(recipe: Recipe, widths: Set[int]) -> Recipe:
     return replace(recipe, group=group)
 
 
+def warning(recipe: Recipe) -> str | None:
+    """What other programs make of such files, where they take them for something else without a word."""
+    if recipe.form == "compressed-tensors" and recipe.method in prune.METHODS:
+        return (
+            "Transformers takes no notice of the bitmask and computes noise from this copy; --format plain is for all"
+        )
+    if recipe.form in ("squeezellm",):
+        return "Transformers does not know this form and computes noise from this copy, without an error"
+    return None
+
+
 def rows(recipe: Recipe) -> int:
     """What must divide a weight's rows."""
     return 8 if recipe.form == "awq" else 4 if recipe.form == "bitnet" else 1
@@ -187,9 +216,9 @@ def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[s
         return {"quant_method": "awq", "bits": 4, "group_size": recipe.group, "zero_point": True, "version": "gemm",
                 "modules_to_not_convert": ignore}  # fmt: skip
     if recipe.form == "bitsandbytes":
-        four = recipe.method in ("nf4", "fp4")
+        four = recipe.method in NORMAL
         return {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": not four,
-                "bnb_4bit_quant_type": recipe.method if four else "nf4", "bnb_4bit_use_double_quant": True,
+                "bnb_4bit_quant_type": recipe.method if four else "nf4", "bnb_4bit_use_double_quant": recipe.double,
                 "bnb_4bit_compute_dtype": "bfloat16",
                 "bnb_4bit_quant_storage": "uint8", "llm_int8_skip_modules": ignore}  # fmt: skip
     if recipe.form == "squeezellm":
@@ -214,6 +243,8 @@ def _compressed(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> d
     kinds: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         "smoothquant": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, token),
         "int8": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, token),
+        "fp8-tensor": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"},
+                       {**token, "type": "float"}),
         "fp8-block": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "block",
                                           "block_structure": [128, 128]}, {**token, "type": "float"}),
         "mxfp4": ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32,

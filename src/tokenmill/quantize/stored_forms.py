@@ -94,44 +94,48 @@ def bitsandbytes_eight(weight: Tensor) -> Held:
     return Held(tensors, q.float() * largest[:, None] / 127.0)
 
 
-def nf4(weight: Tensor) -> Held:
-    """bitsandbytes' NF4."""
-    return _blocks_of_64(weight, torch.tensor(NF4), "nf4")
+def nf4(weight: Tensor, double: bool = True) -> Held:
+    """bitsandbytes' NF4; double: scales are rounded, too."""
+    return _blocks_of_64(weight, torch.tensor(NF4), "nf4", double)
 
 
-def fp4(weight: Tensor) -> Held:
-    """bitsandbytes' FP4."""
-    return _blocks_of_64(weight, torch.tensor((*_FP4, *(-x for x in _FP4))), "fp4")
+def fp4(weight: Tensor, double: bool = True) -> Held:
+    """bitsandbytes' FP4; double: scales are rounded, too."""
+    return _blocks_of_64(weight, torch.tensor((*_FP4, *(-x for x in _FP4))), "fp4", double)
 
 
-def _blocks_of_64(weight: Tensor, table16: Tensor, kind: str) -> Held:
-    """The nearest entries of a table in blocks of 64, whose scales are 8 bit numbers in blocks of 256 (double
-    quantisation)."""
-    rows, columns = weight.shape
+def _blocks_of_64(weight: Tensor, table16: Tensor, kind: str, double: bool) -> Held:
+    """The nearest entries of a table in blocks of 64; their scales as they are, or rounded."""
     blocks = weight.reshape(-1, _NF4_BLOCK)
     scales = blocks.abs().amax(1)
+    state = {"quant_type": kind, "blocksize": _NF4_BLOCK, "dtype": "bfloat16", "shape": list(weight.shape)}
+    kept, beside = scales, {"weight.absmax": scales}
+    if double:
+        kept, beside, more = _doubled(scales)
+        state |= more
+    levels, order = table16.sort(stable=True)
+    borders = (levels[1:] + levels[:-1]) / 2
+    codes = order[torch.bucketize((blocks / kept.clamp(min=1e-12)[:, None]).contiguous(), borders)].to(torch.uint8)
+    tensors = {
+        "weight": (codes.view(-1, 2)[:, :1] << 4 | codes.view(-1, 2)[:, 1:]),
+        "weight.quant_map": table16,
+        **beside,
+        f"weight.quant_state.bitsandbytes__{kind}": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
+    }
+    return Held(tensors, (table16[codes.int()] * kept[:, None]).view_as(weight))
+
+
+def _doubled(scales: Tensor) -> tuple[Tensor, dict[str, Tensor], dict[str, object]]:
+    """Scales as 8 bit numbers in blocks of 256: what they mean, tensors, and words of the state."""
     offset = float(scales.mean())
     table = torch.linspace(-1.0, 1.0, 256)
     nested = torch.nn.functional.pad(scales - offset, (0, -len(scales) % _NESTED_BLOCK)).view(-1, _NESTED_BLOCK)
     wide = nested.abs().amax(1).clamp(min=1e-12)
     entries = ((nested / wide[:, None] + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).flatten()[: len(scales)]
     kept = table[entries.int()] * wide.repeat_interleave(_NESTED_BLOCK)[: len(scales)] + offset
-    levels, order = table16.sort(stable=True)
-    borders = (levels[1:] + levels[:-1]) / 2
-    codes = order[torch.bucketize((blocks / kept.clamp(min=1e-12)[:, None]).contiguous(), borders)].to(torch.uint8)
-    state = {
-        "quant_type": kind, "blocksize": _NF4_BLOCK, "dtype": "bfloat16", "shape": [rows, columns],
-        "nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": offset,
-    }  # fmt: skip
-    tensors = {
-        "weight": (codes.view(-1, 2)[:, :1] << 4 | codes.view(-1, 2)[:, 1:]),
-        "weight.absmax": entries,
-        "weight.quant_map": table16,
-        "weight.nested_absmax": wide,
-        "weight.nested_quant_map": table,
-        f"weight.quant_state.bitsandbytes__{kind}": torch.tensor(list(json.dumps(state).encode()), dtype=torch.uint8),
-    }
-    return Held(tensors, (table16[codes.int()] * kept[:, None]).view(rows, columns))
+    state = {"nested_blocksize": _NESTED_BLOCK, "nested_dtype": "float32", "nested_offset": offset}
+    beside = {"weight.absmax": entries, "weight.nested_absmax": wide, "weight.nested_quant_map": table}
+    return kept, beside, state
 
 
 def ternary(weight: Tensor) -> Held:
@@ -147,6 +151,13 @@ def float8(weight: Tensor) -> Held:
     """compressed-tensors, float8 with a scale per row."""
     data, scales = fp8.round_rows(weight)
     return Held({"weight": data, "weight_scale": scales}, fp8.widen(data, scales))
+
+
+def float8_tensor(weight: Tensor) -> Held:
+    """float8 with one scale in all."""
+    scale = weight.abs().amax().clamp(min=1e-12) / fp8.LARGEST
+    data = (weight / scale).clamp(-fp8.LARGEST, fp8.LARGEST).to(fp8.FP8)
+    return Held({"weight": data, "weight_scale": scale.view(1)}, data.float() * scale)
 
 
 def float8_blocks(weight: Tensor) -> Held:
