@@ -11,7 +11,7 @@ from typing import Any
 
 from tokenmill.checkpoint.gguf_file import TensorInfo
 from tokenmill.checkpoint.gguf_layers import LAYERS, places
-from tokenmill.checkpoint.gguf_layers_older import older_names
+from tokenmill.checkpoint.gguf_layers_older import OLDER_LAYERS, older_names
 from tokenmill.checkpoint.gguf_source import Given, Joined, Places, Source, stacked
 from tokenmill.core.errors import ModelError
 
@@ -78,6 +78,12 @@ SPECIAL_PARTS: dict[str, dict[str, str]] = {
 IN_CONFIG = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 """Tensors that became numbers of the config."""
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z_0-9]+)(?:\.(\d{1,4}))?\.(weight|bias)")
+
+
+def woven(arch: str) -> bool:
+    """Does this architecture's converter interleave the rows of queries and keys?"""
+    names = LAYERS.get(arch) or OLDER_LAYERS.get(arch)
+    return arch in WOVEN if names is None else not isinstance(names.parts.get("attn_q.weight", ""), str)
 
 
 def name_table(

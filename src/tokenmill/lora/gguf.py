@@ -1,6 +1,6 @@
 """llama.cpp's adapters: GGUF files of the type `adapter`. Owns: from their tensors to matrices by module.
 
-Names and the order of Llama's query and key rows are those of models in GGUF files. Must not know: the model.
+Names and the order of query and key rows are those of models in GGUF files. Must not know: the model.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 from tokenmill.checkpoint.gguf_blocks import decode
 from tokenmill.checkpoint.gguf_file import GgufFile, open_gguf
 from tokenmill.checkpoint.gguf_model import unweave
-from tokenmill.checkpoint.gguf_names import LAYER_PARTS, SPECIAL_PARTS, TOP_PARTS
+from tokenmill.checkpoint.gguf_names import LAYER_PARTS, SPECIAL_PARTS, TOP_PARTS, woven
 from tokenmill.core.errors import ModelError
 from tokenmill.lora.config import MOST_RANK
 from tokenmill.lora.peft import Adapter, LowRank
@@ -58,7 +58,7 @@ def _take(found: Adapter, file: GgufFile, stem: str, arch: str, alpha: float, he
         down = down.t()
     if down.shape[0] != up.shape[1] or not 1 <= down.shape[0] <= MOST_RANK:
         raise ModelError(f"{file.path}: {stem[:120]!r}: {list(down.shape)} and {list(up.shape)} do not go together.")
-    if arch == "llama" and part in ("attn_q", "attn_k"):
+    if part in ("attn_q", "attn_k") and woven(arch):
         count = heads[part == "attn_k"]
         if count < 1 or up.shape[0] % (2 * count):
             raise ModelError(f"{file.path}: the {up.shape[0]} rows of {stem[:120]!r} are not pairs of {count} heads.")

@@ -203,9 +203,10 @@ def test_a_file_that_changes_is_told(base: Path, adapters: dict[str, Path], tmp_
             llm.generate("x", greedy(1), False, lora_request=one)
 
 
-def test_a_gguf_adapter_is_the_same(base: Path, tmp_path: Path, llm: LLM) -> None:
-    """llama.cpp's form: other names, and Llama's query and key rows in pairs."""
-    folder = write_adapter(tmp_path / "peft", base, seed=3, rank=4)
+@pytest.mark.parametrize("arch", ["llama", "granite", "mistral3", "olmo"])
+def test_a_gguf_adapter_is_the_same(arch: str, base: Path, tmp_path: Path, llm: LLM) -> None:
+    """llama.cpp's form: other names, and of some families query and key rows in pairs."""
+    folder = write_adapter(tmp_path / f"peft-{arch}", base, seed=3, rank=4)
     parts = {"q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "o_proj": "attn_output",
              "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down"}  # fmt: skip
     tensors = {}
@@ -216,12 +217,12 @@ def test_a_gguf_adapter_is_the_same(base: Path, tmp_path: Path, llm: LLM) -> Non
             heads = 4 if part == "q_proj" else 2
             tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
         tensors[f"blk.{layer}.{parts[part]}.weight.lora_{half[-1].lower()}"] = tensor.contiguous()
-    metadata = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": "llama",
+    metadata = {"general.type": "adapter", "adapter.type": "lora", "general.architecture": arch,
                 "adapter.lora.alpha": 8.0}  # fmt: skip
-    write_gguf_adapter(tmp_path / "it.gguf", metadata, tensors)
+    write_gguf_adapter(tmp_path / f"{arch}.gguf", metadata, tensors)
     found = [
         llm.generate("some words", greedy(8, logprobs=1), False, lora_request=LoRARequest(path.stem, 1, str(path)))[0]
-        for path in (folder, tmp_path / "it.gguf")
+        for path in (folder, tmp_path / f"{arch}.gguf")
     ]
     assert found[0].outputs[0].logprobs == found[1].outputs[0].logprobs
 
