@@ -113,7 +113,7 @@ class GgufCheckpoint:
             return made.reshape(source.shape) if dtype is None else made.reshape(source.shape).to(dtype)
         values = plain(source.info, self._data(source))
         if values is None:
-            quantised = self.blocks(name)
+            quantised = self._blocks(name, source)
             assert quantised is not None
             values = quantised.dense().view(source.info.shape if source.turned else source.shape)
         else:
@@ -145,10 +145,13 @@ class GgufCheckpoint:
         return whole.narrow(dim, start, stop - start)
 
     def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Blocks | None:
-        """The rows of a quantised tensor, not decoded; None: it is not quantised."""
+        """The rows of a quantised tensor, not decoded; None: it is not quantised, or its rows are columns here."""
         source = self._source(name)
         check_shape(self._path, name, source.shape, shape)
-        if isinstance(source, Joined | Given) or source.info.type.name in PLAIN:
+        return None if isinstance(source, Joined | Given) or source.turned else self._blocks(name, source)
+
+    def _blocks(self, name: str, source: Source) -> Blocks | None:
+        if source.info.type.name in PLAIN:
             return None
         forget = partial(self._where[source.info.name].forget, source.info)
         found = blocks(source.info, self._data(source), forget)
