@@ -34,7 +34,7 @@ GEMMA4: C = {**BASE, "head_dim": 16, "global_head_dim": 32, "sliding_window": 20
              "num_kv_shared_layers": 1, "use_double_wide_mlp": True}  # fmt: skip
 GRANITE: C = {"embedding_multiplier": 3.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2,
               "logits_scaling": 2.0, "shared_intermediate_size": 48}  # fmt: skip
-QUANTISED = ("proj", "query_key_value", "c_attn", "c_fc", "self_attention.dense")
+QUANTISED = ("proj", "query_key_value", "c_attn", "c_fc", "self_attention.dense", "Wqkv", "experts.mlp")
 CASES: dict[str, tuple[str, Any]] = {
     "glm4moe": ("GLM4_MOE", hf.Glm4MoeConfig(
         **BASE, head_dim=16, moe_intermediate_size=32, n_routed_experts=8, num_experts_per_tok=3, n_group=1,

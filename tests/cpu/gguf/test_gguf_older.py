@@ -190,7 +190,7 @@ def test_like_transformers(name: str, tmp_path: Path) -> None:
     assert (found - expected).abs().max() <= 1e-4 * max(1.0, float(expected.abs().max()))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "falcon-40b", *(["phi2-fused", "gptneox", "olmo"] if FULL else [])])
+@pytest.mark.parametrize("name", ["gpt2", "falcon-40b", *(["phi2-fused", "gptneox", "olmo", "dbrx"] if FULL else [])])
 def test_quantised_files_keep_their_numbers(name: str, tmp_path: Path) -> None:
     """Rows picked, joined and turned out of Q8_0 blocks are what the same numbers in float32 are."""
     kernels, tokens = Unrounded(), prompt()
