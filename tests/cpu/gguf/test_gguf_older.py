@@ -141,6 +141,17 @@ CASES: dict[str, Case] = {
     "bloom": ("BLOOM", hf.BloomConfig(vocab_size=96, hidden_size=64, n_layer=2, n_head=4, **NO_IDS),
               lambda: one_after_another, still),
     "falcon-7b": ("FALCON", hf.FalconConfig(**FALCON), lambda: groups, still),
+    "falcon-untied": ("FALCON", hf.FalconConfig(**FALCON, tie_word_embeddings=False), lambda: groups, still),
+    "bloom-untied": ("BLOOM", hf.BloomConfig(
+        vocab_size=96, hidden_size=64, n_layer=2, n_head=4, tie_word_embeddings=False, **NO_IDS),
+        lambda: one_after_another, still),
+    "gpt2-untied": ("GPT2", hf.GPT2Config(**GPT, tie_word_embeddings=False), lambda: turned, still),
+    "mpt-untied": ("MPT", hf.MptConfig(
+        vocab_size=96, d_model=64, n_heads=4, n_layers=2, max_seq_len=256, tie_word_embeddings=False), lambda: same,
+        cut),
+    "starcoder-untied": ("STARCODER", hf.GPTBigCodeConfig(**GPT, tie_word_embeddings=False), lambda: same, still),
+    "gptneox-tied": ("GPTNEOX", hf.GPTNeoXConfig(**BASE, tie_word_embeddings=True), lambda: one_after_another,
+                     rotating(0.25)),
     "falcon-40b": ("FALCON", hf.FalconConfig(**NEWER), lambda: groups, still),
     "falcon-11b": ("FALCON", hf.FalconConfig(**NEWER, num_ln_in_parallel_attn=1), lambda: groups, still),
     "mpt": ("MPT", hf.MptConfig(vocab_size=96, d_model=64, n_heads=4, n_layers=2, max_seq_len=256,
