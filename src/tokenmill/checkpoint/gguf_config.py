@@ -216,10 +216,14 @@ def _ernie(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _exaone4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """The large size has windows in three layers of four."""
-    window = _window(meta)
-    kinds = ["full_attention" if not window or (i + 1) % 4 == 0 else "sliding_attention"
-             for i in range(config["num_hidden_layers"])]  # fmt: skip
+    """The large size has windows, in three layers of four where the file does not list them."""
+    window, layers = _window(meta), config["num_hidden_layers"]
+    pattern = meta.metadata.get("exaone4.attention.sliding_window_pattern")
+    if not isinstance(pattern, list):
+        pattern = [bool((i + 1) % 4) for i in range(layers)]
+    if len(pattern) != layers:
+        raise meta.fail(f"exaone4.attention.sliding_window_pattern must say it for each of {layers} layers")
+    kinds = ["sliding_attention" if window and windowed else "full_attention" for windowed in pattern]
     config.pop("attention_bias")
     config.pop("mlp_bias")
     return {"sliding_window": window or None, "sliding_window_pattern": 4 if window else None, "layer_types": kinds}

@@ -21,7 +21,7 @@ from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.core.errors import ModelError
 
 USUAL = ("gemma3n", "llama4", "ernie4_5-moe", "afmoe", "olmo3", "bitnet", "mistral3", "jais2", "exaone", "exaone-moe",
-         "minicpm3", "phimoe", "apertus")  # fmt: skip
+         "minicpm3", "phimoe", "apertus", "exaone4")  # fmt: skip
 LATENT: C = {"kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "q_lora_rank": 40}
 MINISTRAL3 = {**YARN, "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
               "llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 16}  # fmt: skip
@@ -208,6 +208,9 @@ CASES: dict[str, Case] = {
         **BASE, head_dim=16, sliding_window=None, rope_parameters=MINISTRAL3), lambda: woven, tempered),
     "mistral3-text": ("MISTRAL3", hf.MistralConfig(**BASE, sliding_window=None), lambda: woven, nothing),
     "jais2": ("JAIS2", hf.Jais2Config(**BASE), lambda: same, layered),
+    "exaone4": ("EXAONE4", hf.Exaone4Config(
+        **BASE, head_dim=16, sliding_window=20, layer_types=WINDOWS), lambda: same, lambda c: {
+            "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in c["layer_types"]]}),
     "exaone": ("EXAONE", hf.LlamaConfig(**BASE), lambda: same, nothing),
     "exaone-moe": ("EXAONE_MOE", hf.ExaoneMoeConfig(
         **BASE, **MIX, head_dim=16, sliding_window=20, num_shared_experts=2, layer_types=WINDOWS), lambda: bias,
@@ -263,6 +266,7 @@ def test_like_transformers(name: str, tmp_path: Path) -> None:
         ("bitnet", {"bitnet.hidden_activation": "gelu"}, "must be silu or relu2, not 'gelu'"),
         ("mistral3", {"mistral3.rope.scaling.yarn_log_multiplier": None}, "a rope.scaling.yarn_log_multiplier"),
         ("mistral3", {"mistral3.attention.temperature_length": 99}, "temperature_length must be rope.scaling.orig"),
+        ("exaone4", {"exaone4.attention.sliding_window_pattern": [True]}, "must say it for each of 4 layers"),
         ("exaone-moe", {"exaone-moe.expert_gating_func": 1}, "exaone-moe with a softmax"),
         ("exaone-moe", {"exaone-moe.attention.sliding_window_pattern": 4}, "must say it for each of 4 layers"),
         ("phimoe", {"phimoe.context_length": 8192}, "4096 positions stretched to 131072 alone"),
