@@ -64,7 +64,7 @@ def make_folder(folder: Path) -> None:
 A, B = f"{Q}.lora_A.weight", f"{Q}.lora_B.weight"
 NAN = torch.full((4, 128), math.nan)
 HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
-    "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "no such file"),
+    "no config": (lambda folder: (folder / "adapter_config.json").unlink(), "has no adapter_config.json"),
     "config is a folder": (make_folder, "is a folder"),
     "config is no JSON": (text("adapter_config.json", b"{"), "not valid JSON"),
     "config is a list": (text("adapter_config.json", b"[]"), "must hold a JSON object"),

@@ -23,9 +23,6 @@ from tokenmill.models.fields import FIELDS, complete
 from tokenmill.models.multimodal import OUTERS, TEXTS
 from tokenmill.models.registry import check_keys
 from tokenmill.models.text_part import overridden, text_part
-from tokenmill.quantize.make import Job
-from tokenmill.quantize.make import make as quantise
-from tokenmill.quantize.recipes import Recipe
 
 FULL = os.environ.get("TOKENMILL_FAMILIES") == "1"
 USUAL = ("qwen2.5-vl", "qwen3-vl-moe", "qwen3.5", "gemma3", "gemma4", "ministral3", "llava")
@@ -233,12 +230,3 @@ def test_published_configs_are_read_as_they_are(name: str) -> None:
         return
     sheet = count_model(PUBLISHED[name], dtype=torch.bfloat16, max_positions=4096)
     assert sheet.spec.hidden_size == text_part(PUBLISHED[name])["hidden_size"]
-
-
-def test_calibration_of_a_text_part_is_refused_in_words(tmp_path: Path) -> None:
-    make("llava", tmp_path / "model")
-    job = Job(
-        tmp_path / "model", tmp_path / "out", Recipe("gptq", group=32), tokens=torch.zeros(1, 4, dtype=torch.int64)
-    )
-    with pytest.raises(ModelError, match="also sees or hears: its text part cannot be calibrated"):
-        quantise(job)

@@ -51,7 +51,7 @@ REFUSED = {
     "defaults of requests": (["--generation-config", "/nowhere"], "no generation_config.json in it"),
     "a default": (["--override-generation-config", '{"top_p": "x"}'], "--override-generation-config: 'top_p' = 'x'"),
     "adapters of nobody": (["--lora-modules", "a=b"], "lora_modules needs enable_lora (--enable-lora)"),
-    "an adapter without a path": (["--enable-lora", "--lora-modules", "a"], "lora_modules wants NAME=PATH"),
+    "an adapter without a path": (["--enable-lora", "--lora-modules", "a"], "--lora-modules wants NAME=PATH"),
     "an adapter that is not there": (["--enable-lora", "--lora-modules", "a=/nowhere"], "there is no such adapter"),
     "an adapter twice": (["demo", "--enable-lora", "--lora-modules", "a=/", "a=/"], "names 'a' twice"),
     "an adapter's name": (["--enable-lora", "--lora-modules", "..=/"], "an adapter's name is"),
