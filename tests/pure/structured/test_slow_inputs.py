@@ -7,6 +7,7 @@ import time
 
 import pytest
 from bytewise import byte_vocabulary, says
+from tests.cpu_time import TRIES
 
 from tokenmill.core.errors import BusyError, ParameterError
 from tokenmill.structured.compile import Compiler
@@ -72,6 +73,7 @@ EITHER = {
 
 
 def work() -> float:
+    """Of this process and of its children that have ended, whoever's they are: hence several tries."""
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     return time.process_time() + ended.ru_utime + ended.ru_stime
 
@@ -91,16 +93,16 @@ WAYS = [*(("prepare", name) for name in (*REFUSED, *EITHER)), *(("constraint", n
 
 @pytest.mark.parametrize(("way", "name"), WAYS)
 def test_no_structure_takes_long(way, name):
-    compiler = Compiler(byte_vocabulary)
-    began = work()
-    error = None
-    try:
-        through(compiler, {**REFUSED, **EITHER}[name], way)
-    except ParameterError as found:
-        error = found
-    compiler.close()
-    used = work() - began
-    assert used <= MOST_S, f"{used:.2f} s of work"
+    found: list[float] = []
+    while len(found) < TRIES and (not found or found[-1] > MOST_S):
+        compiler, error, began = Compiler(byte_vocabulary), None, work()
+        try:
+            through(compiler, {**REFUSED, **EITHER}[name], way)
+        except ParameterError as refused:
+            error = refused
+        compiler.close()
+        found.append(work() - began)
+    assert min(found) <= MOST_S, f"{found} s of work"
     assert name in EITHER or error is not None
 
 
