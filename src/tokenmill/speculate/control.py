@@ -8,6 +8,7 @@ models.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, field
 
 from tokenmill.speculate.curve import taken_in
@@ -43,6 +44,8 @@ class Crowd:
     every: int = EVERY
     probing: int = -1
     turn: int = 0
+    trying: bool = True
+    """A depth is being tried for the first time."""
 
 
 class Control:
@@ -63,16 +66,19 @@ class Control:
         if not rows or (self.most_rows is not None and rows > self.most_rows):
             return 0
         crowd = self.crowds.setdefault(rows.bit_length(), Crowd())
-        allowed = [d for d in self.depths if d * rows <= self.most_tokens]
-        for depth in allowed:
-            if crowd.seen.get(depth, 0) < FIRST and self._hopeful(crowd, depth):
+        most = self.depths[bisect_right(self.depths, self.most_tokens // rows) - 1]
+        if crowd.trying or crowd.steps % OFTEN == 0:
+            new = (d for d in self.depths if d <= most and crowd.seen.get(d, 0) < FIRST and self._hopeful(crowd, d))
+            depth = next(new, -1)
+            crowd.trying = depth >= 0
+            if crowd.trying:
                 return depth
         crowd.steps += 1
         if crowd.steps % OFTEN == 1:
             self._judge(crowd)
         if crowd.steps >= crowd.next:
             self._ask_again(crowd, rows)
-        return min(crowd.probing if crowd.next - crowd.steps > crowd.every - PROBE else crowd.best, allowed[-1])
+        return min(crowd.probing if crowd.next - crowd.steps > crowd.every - PROBE else crowd.best, most)
 
     def observe(self, tried: int, accepted: int) -> None:
         """The first `accepted` of `tried` drafts survived; those behind the first wrong one say nothing."""
