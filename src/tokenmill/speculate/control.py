@@ -67,7 +67,7 @@ class Control:
             return 0
         crowd = self.crowds.setdefault(rows.bit_length(), Crowd())
         most = self.depths[bisect_right(self.depths, self.most_tokens // rows) - 1]
-        if crowd.trying or crowd.steps % OFTEN == 0:
+        if crowd.trying or crowd.steps < OFTEN or crowd.steps % OFTEN == 0:
             new = (d for d in self.depths if d <= most and crowd.seen.get(d, 0) < FIRST and self._hopeful(crowd, d))
             depth = next(new, -1)
             crowd.trying = depth >= 0
