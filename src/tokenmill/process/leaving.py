@@ -15,11 +15,9 @@ from typing import NoReturn
 
 
 def leave(status: int) -> NoReturn:
-    """End this process: threads that are to be waited for end first, then what was registered for the end runs, and
-    what was printed is written."""
-    for thread in threading.enumerate():
-        if thread is not threading.current_thread() and not thread.daemon:
-            thread.join()
+    """End this process: threads that are to be waited for end first, pools that nobody closed among them (these are told
+    that there is no more to do), then what was registered for the end runs, and what was printed is written."""
+    threading._shutdown()  # type: ignore[attr-defined]  # the interpreter's own first deed
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:

@@ -9,6 +9,7 @@ from tokenmill.server.engines import child
 
 LEAVING = """
 import atexit, sys, threading, time
+from concurrent.futures import ThreadPoolExecutor
 from tokenmill.process.leaving import leave
 
 class Heavy:
@@ -21,6 +22,8 @@ def work():
 
 kept = Heavy()
 done = threading.Event()
+pool = ThreadPoolExecutor(2)  # nobody closes it
+pool.submit(print, "pooled")
 thread = threading.Thread(target=work)
 thread.start()
 threading.Thread(target=threading.Event().wait, daemon=True).start()  # nobody waits for this one
@@ -32,9 +35,9 @@ leave(7)
 
 
 def test_what_is_to_be_done_is_done_and_nothing_else() -> None:
-    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", LEAVING], capture_output=True, text=True, check=False, timeout=60)
     assert (done.returncode, done.stderr) == (7, "")
-    assert sorted(done.stdout.split()) == ["printed", "registered", "thread"]
+    assert sorted(done.stdout.split()) == ["pooled", "printed", "registered", "thread"]
 
 
 def test_commands_and_engines_leave_so() -> None:
