@@ -17,7 +17,7 @@ from tokenmill.checkpoint.stored import find_stored
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import read_object
-from tokenmill.demo import demo_model
+from tokenmill.demo import check_part, demo_model
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 _KEY = "tokenizer.chat_template"
@@ -36,6 +36,7 @@ def look_for(name: str) -> None:
     if not path.exists():
         if name.isdigit():
             raise UserError(f"{name} is no model's name; --port {name} would be a port.")
+        check_part(name)
         check_place(name)
     elif path.is_dir():
         if any(path.glob("*.safetensors")) or not any(path.glob("*.gguf")):

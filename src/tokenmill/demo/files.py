@@ -17,10 +17,14 @@ def demo_dir(part: str = "main") -> pathlib.Path:
 
 def demo_model(name: str) -> pathlib.Path | None:
     """The folder that `demo`, `demo:draft`, ... name; None: this is no such name."""
-    root, colon, part = name.partition(":")
-    if root != "demo" or (colon and pathlib.Path(name).exists()):
-        return None
-    if colon and part not in PARTS:
+    if name in ("demo", "demo:latest"):  # as Ollama's clients call it
+        return demo_dir("main")
+    part = name.removeprefix("demo:")
+    return demo_dir(part) if part != name and part in PARTS and not pathlib.Path(name).exists() else None
+
+
+def check_part(name: str) -> None:
+    """Refuse a name that looks like a part of the demo and is none."""
+    if name.startswith("demo:") and demo_model(name) is None and not pathlib.Path(name).exists():
         parts = ", ".join(f"demo:{one}" for one in PARTS)
         raise UserError(f"The demo has no part {name!r}: there are {parts}, and adapters demo:pirate and demo:sql.")
-    return demo_dir(part or "main")

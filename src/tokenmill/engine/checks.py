@@ -13,7 +13,7 @@ from tokenmill.checkpoint.hub import check_place
 from tokenmill.core.bounds import LEFT_OUT
 from tokenmill.core.config import AdapterOptions, CacheOptions, EngineConfig, FileOptions, ParallelOptions
 from tokenmill.core.errors import ParameterError, shown
-from tokenmill.demo.files import demo_model
+from tokenmill.demo.files import check_part
 from tokenmill.engine.adapter_names import check_name, located, read_modules
 from tokenmill.engine.balance import check_balance
 from tokenmill.engine.drafting import read_speculation
@@ -48,7 +48,8 @@ def check_options(config: EngineConfig, *, later: bool = False) -> None:
             f"--disable {', '.join(sorted(unknown))}: what can be left out is {', '.join(LEFT_OUT)}.", param="disable"
         )
     drafts = read_speculation(config.speculate)
-    if drafts is not None and drafts.model is not None and demo_model(drafts.model) is None:
+    if drafts is not None and drafts.model is not None:
+        check_part(drafts.model)
         check_place(drafts.model)
     if drafts is not None and drafts.quantization is not None:
         check_scheme(drafts.quantization)

@@ -16,7 +16,7 @@ from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.checkpoint.hub import Hub, resolve_model
 from tokenmill.core.errors import UserError
 from tokenmill.core.model import Checkpoint
-from tokenmill.demo import demo_model
+from tokenmill.demo import check_part, demo_model
 from tokenmill.text.gguf import tokenizer_from_gguf
 from tokenmill.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -108,6 +108,7 @@ class GgufSource:
 def find_source(name: str, revision: str | None = None, hub: Hub | None = None) -> ModelSource:
     """The model of this name: a folder, a .gguf file (or a folder that holds one model in such), a hub name, `demo`, or
     a part of it."""
+    check_part(name)
     path = demo_model(name) or resolve_model(name, revision, hub)
     if path.is_file():
         if path.suffix != ".gguf":

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from tokenmill.core.errors import UserError
-from tokenmill.demo import demo_dir, demo_model
+from tokenmill.demo import check_part, demo_dir, demo_model
 from tokenmill.demo.files import PARTS
 
 
 def test_parts_have_names() -> None:
-    assert demo_model("demo") == demo_dir("main")
+    assert demo_model("demo") == demo_model("demo:latest") == demo_dir("main")
     assert [demo_model(f"demo:{part}") for part in PARTS] == [demo_dir(part) for part in PARTS]
     assert all((demo_dir(part) / "config.json").is_file() for part in ("main", *PARTS))
 
@@ -20,15 +20,18 @@ def test_parts_have_names() -> None:
 @pytest.mark.parametrize("name", ["model", "demo2", "./demo", "demo/main", "", ":draft"])
 def test_other_names_are_no_parts(name: str) -> None:
     assert demo_model(name) is None
+    check_part(name)
 
 
 @pytest.mark.parametrize("name", ["demo:", "demo:drafts", "demo:main/../vlm", "demo:7b"])
 def test_slips_are_told_with_what_there_is(name: str) -> None:
+    assert demo_model(name) is None, "who only asks is not interrupted"
     with pytest.raises(UserError, match="demo:draft, demo:medusa, demo:moe"):
-        demo_model(name)
+        check_part(name)
 
 
 def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "demo:own").mkdir()
     monkeypatch.chdir(tmp_path)
     assert demo_model("demo:own") is None
+    check_part("demo:own")
