@@ -22,7 +22,7 @@ from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, option
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.core.written import read_count
+from tokenmill.core.text_values import read_count
 
 Verb = Callable[..., None]
 

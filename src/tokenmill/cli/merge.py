@@ -20,7 +20,7 @@ def merge(
     Served as it is, an adapter shares its base with others: see --lora-modules of `serve`."""
     with waiting_told("Merging"):
         from tokenmill.engine.adapter_names import located
-        from tokenmill.engine.source import FolderSource, find_source
+        from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.lora.merge import merge as merge_folders
 
         found = find_source(base)

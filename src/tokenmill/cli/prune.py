@@ -13,7 +13,7 @@ from tokenmill.cli.loading import progress, size, waiting_told
 from tokenmill.core.errors import ParameterError, UserError
 
 if TYPE_CHECKING:
-    from tokenmill.engine.source import FolderSource
+    from tokenmill.engine.model_source import FolderSource
     from tokenmill.quantize.structured import Left
 
 SHOWN = 5
@@ -62,7 +62,7 @@ def prune(
     if alone is not None:
         raise ParameterError(f"{spelling(alone)} goes with --repair.")
     with waiting_told("Getting ready"):
-        from tokenmill.engine.source import FolderSource, find_source
+        from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.quantize import text
         from tokenmill.quantize.structured import Cut
         from tokenmill.quantize.structured import prune as write

@@ -80,7 +80,7 @@ def quantize(
     pattern = _pattern(skip)
     text = _read_text(perplexity) if perplexity is not None else None
     with waiting_told("Getting ready"):
-        from tokenmill.engine.source import FolderSource, find_source
+        from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.quant.convert import Recipe, convert
     chosen = chosen or {}
     if imatrix is not None and (not str(format).startswith("gguf-") or format in EXACT):
@@ -142,7 +142,7 @@ def _write_gguf(
 
 def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pattern[str] | None) -> None:
     """Round (or prune) by a method, or by the one that the form is known for."""
-    from tokenmill.engine.source import FolderSource, find_source
+    from tokenmill.engine.model_source import FolderSource, find_source
     from tokenmill.quantize import recipes, text
     from tokenmill.quantize.make import Job, make
 

@@ -18,7 +18,7 @@ from typing import Any, get_type_hints
 from tokenmill.core.arguments import SERVER, options_alone
 from tokenmill.core.bounds import ALL, MOST, POSITIVE
 from tokenmill.core.errors import ParameterError, shown
-from tokenmill.core.written import read_written
+from tokenmill.core.text_values import read_written
 
 
 def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] = (), secret: bool = False) -> Any:

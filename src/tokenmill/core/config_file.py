@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenmill.core.config import SERVER_GROUPS, all_options
 from tokenmill.core.errors import ParameterError, why
-from tokenmill.core.written import read_count
+from tokenmill.core.text_values import read_count
 
 MAX_FILE_BYTES = 1 << 20
 

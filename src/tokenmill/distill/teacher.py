@@ -19,7 +19,7 @@ from tokenmill.device.memory import pick_device
 from tokenmill.distill.cutting import Shape, last_norm, layer_tensors, picked
 from tokenmill.engine.loading import compute_dtype, find_model, read_config
 from tokenmill.engine.memory import kv_format
-from tokenmill.engine.source import ModelSource
+from tokenmill.engine.model_source import ModelSource
 from tokenmill.kernels import make_kernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.models.decoder import Decoder

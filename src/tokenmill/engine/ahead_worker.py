@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.engine.ahead import Nothing, Order, Told, hash_triton
+from tokenmill.engine.compile_ahead import Nothing, Order, Told, hash_triton
 from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import own_end
 

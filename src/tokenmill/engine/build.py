@@ -33,9 +33,9 @@ from tokenmill.engine.loading import (
     read_generation,
 )
 from tokenmill.engine.memory import STEP_GUESSES
+from tokenmill.engine.model_source import ModelSource
 from tokenmill.engine.replicas import Replicas
 from tokenmill.engine.sleeping import SleepDesk
-from tokenmill.engine.source import ModelSource
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
 from tokenmill.engine.workers import start_ranks
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout

@@ -17,7 +17,7 @@ from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.forward import Kernels, KVSpec, StateSpec
 from tokenmill.core.model import CausalLM, Checkpoint
 from tokenmill.engine.drafting import OF_HOST, Speculation, looks_on_device
-from tokenmill.engine.source import ModelSource, find_source
+from tokenmill.engine.model_source import ModelSource, find_source
 from tokenmill.kvcache.states import Make, StatePool, row_bytes
 from tokenmill.layers.build import Build
 from tokenmill.models.decoder import Decoder

@@ -21,8 +21,8 @@ from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.forward import Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
-from tokenmill.engine.ahead import Compiling, compile_ahead
 from tokenmill.engine.checks import left_out
+from tokenmill.engine.compile_ahead import Compiling, compile_ahead
 from tokenmill.engine.draft_loading import Target, load_drafter, states_of_drafter
 from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.inplace import LayerMaker
@@ -35,9 +35,9 @@ from tokenmill.engine.memory import (
     kv_format,
     peak_step_bytes,
 )
+from tokenmill.engine.model_source import GgufSource, ModelSource, find_source
 from tokenmill.engine.placing import movers_of
 from tokenmill.engine.sleeping import make_bed, sleeper_of
-from tokenmill.engine.source import GgufSource, ModelSource, find_source
 from tokenmill.kernels import ReferenceKernels, has_kernels, make_kernels
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.kvcache.stages import Said, lay_out_stage

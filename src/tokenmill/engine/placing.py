@@ -20,7 +20,7 @@ from tokenmill.core.experts import NoMovers
 from tokenmill.core.model import Group
 from tokenmill.engine.inplace import held
 from tokenmill.layers.experts import Chosen
-from tokenmill.layers.placed import Placed
+from tokenmill.layers.movable_experts import Placed
 from tokenmill.parallel.experts import Move, apply_move, rounds
 from tokenmill.runner.runner import Runner
 

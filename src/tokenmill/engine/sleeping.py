@@ -23,7 +23,7 @@ from tokenmill.device.arena import Arena, CudaPages, Pages, relocate
 from tokenmill.device.host_pages import HostPages, can_drop
 from tokenmill.device.memory import records, release, total_bytes
 from tokenmill.engine.inplace import LayerMaker, held, refill, weights_of
-from tokenmill.engine.source import ModelSource
+from tokenmill.engine.model_source import ModelSource
 from tokenmill.kvcache.zeros import zeros
 from tokenmill.models.decoder import Decoder
 from tokenmill.runner.runner import Runner

@@ -9,7 +9,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError
 from tokenmill.engine.admission import Admission
 from tokenmill.engine.breakers import BreakerIndex
-from tokenmill.engine.source import ModelSource, find_source
+from tokenmill.engine.model_source import ModelSource, find_source
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.vocabulary import Vocabulary
 from tokenmill.text.tokenizer import Tokenizer

@@ -105,7 +105,7 @@ def make_mesh(start: Start, pipe: Pipe) -> Mesh:
     if start.meeting is None:
         group: Group = SoloGroup()
         if start.memory is not None:
-            from tokenmill.parallel.shared import SharedGroup
+            from tokenmill.parallel.shared_memory import SharedGroup
 
             group = SharedGroup(start.memory, start.rank, start.size)
         if place.stages == 1:

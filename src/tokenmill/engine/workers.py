@@ -325,7 +325,7 @@ def _ways(size: int, stages: int, *, on_cpu: bool) -> _Ways:
 def _shared_memory(size: int) -> Any:
     """For ranks on a CPU, if there are native kernels."""
     try:
-        from tokenmill.parallel.shared import Memory
+        from tokenmill.parallel.shared_memory import Memory
     except ImportError:
         return None
     return Memory(size)

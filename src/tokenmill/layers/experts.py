@@ -18,7 +18,7 @@ from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, Route
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import Rows, local_columns
 from tokenmill.layers.mlp import MLP
-from tokenmill.layers.placed import Placed
+from tokenmill.layers.movable_experts import Placed
 from tokenmill.parallel.experts import first_placement
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.quant.detect import Share

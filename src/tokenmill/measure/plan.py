@@ -14,7 +14,7 @@ from tokenmill.core.config import EngineConfig, all_options, override
 from tokenmill.core.errors import NoWeightsError, UserError
 from tokenmill.core.forward import KVFormat
 from tokenmill.engine import loading, memory
-from tokenmill.engine.source import ModelSource
+from tokenmill.engine.model_source import ModelSource
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.pool import CacheLayout, buy_blocks, make_layout
 from tokenmill.measure.calibration import Speeds
@@ -22,7 +22,7 @@ from tokenmill.measure.counting import Sheet, count_model
 from tokenmill.measure.devices import CONTEXT_BYTES, Device, Efficiency, products_in, speeds
 from tokenmill.measure.kept_measurements import EXPERTS
 from tokenmill.measure.roofline import Floor, Grant, step_cost
-from tokenmill.measure.spread import (
+from tokenmill.measure.several_devices import (
     Spread,
     bubbles,
     check_spread,

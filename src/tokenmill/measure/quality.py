@@ -22,7 +22,7 @@ from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.loading import compute_dtype
 from tokenmill.engine.memory import kv_format
-from tokenmill.engine.source import ModelSource, find_source
+from tokenmill.engine.model_source import ModelSource, find_source
 from tokenmill.kernels import make_kernels
 from tokenmill.models.registry import build_model
 from tokenmill.quantize.forward import EXACT, forward_in_parts, logits

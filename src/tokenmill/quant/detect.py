@@ -17,7 +17,19 @@ from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.core.errors import ModelError, shown
 from tokenmill.core.forward import Weight
 from tokenmill.core.model import Checkpoint
-from tokenmill.quant import bnb, compressed, fp8, mx, promised, shifted, sparse, squeezed, ternary, torchao, words
+from tokenmill.quant import (
+    bnb,
+    compressed,
+    expected_tensors,
+    fp8,
+    mx,
+    shifted,
+    sparse,
+    squeezed,
+    ternary,
+    torchao,
+    words,
+)
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import Unrounded
@@ -188,7 +200,7 @@ def _check_plain(ckpt: Checkpoint, name: str, how: Mapping[str, object]) -> None
     """A matrix of a quantised checkpoint that is to be read as it is must hold the numbers themselves."""
     full = f"{name}.weight"
     if how and ckpt.has(full) and ckpt.shape(full) is not None:
-        promised.check_plain(ckpt.tensor(full), full)
+        expected_tensors.check_plain(ckpt.tensor(full), full)
 
 
 def load_stacked(
@@ -217,16 +229,16 @@ def _stored(
     """The weight, if it lies there in few bits; kind: the compute dtype and the bias."""
     for reader in _READERS:
         if reader.stored(ckpt, name):
-            promised.check(ckpt, name, how)
+            expected_tensors.check(ckpt, name, how)
             return reader.load(ckpt, name, shape, *kind)
     if words.stored(ckpt, name):
-        promised.check(ckpt, name, how)
+        expected_tensors.check(ckpt, name, how)
         return words.load(ckpt, name, shape, *kind, how=how)
     if ternary.stored(ckpt, name):
-        promised.check(ckpt, name, how)
+        expected_tensors.check(ckpt, name, how)
         return ternary.load(ckpt, name, shape, *kind, divide=ternary.divides(how))
     if compressed.stored_bits(ckpt, name, shape[1]) is not None:
-        promised.check(ckpt, name, how)
+        expected_tensors.check(ckpt, name, how)
         return compressed.load_grid(ckpt, name, shape, *kind)
     return None
 

@@ -28,7 +28,7 @@ SHARED_ENTRIES = 8
 
 
 class Placed(Protocol):
-    """What a step's tensors are derived from: the rows, or what a drafter's model sees of them (side.py)."""
+    """What a step's tensors are derived from: the rows, or what a drafter's model sees of them (drafter_rows.py)."""
 
     tokens: Tensor
     computed: Tensor

@@ -24,13 +24,13 @@ from tokenmill.device.graphs import Readback, Recorder
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.parallel.link import Link, NoLink
 from tokenmill.runner.batch import Batch, make_batch
+from tokenmill.runner.drafted_states import settle_states
 from tokenmill.runner.drafts import NoDeviceDrafter, Outcome
 from tokenmill.runner.nodes import TreeTokens
 from tokenmill.runner.ragged import RaggedMembers, RaggedTokens
 from tokenmill.runner.recorder import Graphs, Layout, RecordedSteps, StepRecorder, Tapes
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.single import ROOM, SingleTokens
-from tokenmill.runner.trail import settle_states
 from tokenmill.runner.trees import make_tree_batch, move_path
 from tokenmill.runner.verdict import Verdict, verify
 from tokenmill.sampling.arrays import to_device

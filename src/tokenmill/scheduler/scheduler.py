@@ -24,7 +24,7 @@ from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, Sequen
 from tokenmill.core.step import RowStart, StepPlan, StepResult
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.kvcache.snapshots import Kept
-from tokenmill.scheduler.ahead import Ahead, Budget, Grant
+from tokenmill.scheduler.device_drafts import Ahead, Budget, Grant
 from tokenmill.scheduler.outcome import Outcome
 from tokenmill.scheduler.roster import Limits, Roster, by_rank
 

@@ -15,7 +15,7 @@ import tokenmill
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.routing import Api, get, json_answer
-from tokenmill.server.switch.shown import trouble_of_all
+from tokenmill.server.switch.listing import trouble_of_all
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 

@@ -14,9 +14,9 @@ from tokenmill.core.drafting import Drafting, Seen
 from tokenmill.core.forward import Kernels
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import lay_out
+from tokenmill.runner.drafter_rows import Side, side_of
 from tokenmill.runner.replays import Replays
 from tokenmill.runner.rows import Rows
-from tokenmill.runner.side import Side, side_of
 from tokenmill.sampling.arrays import send
 from tokenmill.speculate.choice import Choosing
 from tokenmill.speculate.draft_states import DraftStates

@@ -19,9 +19,9 @@ from tokenmill.core.forward import ForwardContext, Kernels, KVSpec, NormSpec, We
 from tokenmill.core.model import CausalLM
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import apart, single_tokens
+from tokenmill.runner.drafter_rows import Side, side_of
 from tokenmill.runner.replays import Replays
 from tokenmill.runner.rows import Rows
-from tokenmill.runner.side import Side, side_of
 from tokenmill.speculate.choice import Choosing, Placed
 from tokenmill.speculate.eagle_tree import Growth, Head, grow
 

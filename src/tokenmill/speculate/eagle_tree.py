@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, Kernels, Paths, StepRows
 from tokenmill.runner.batch import group_plan
-from tokenmill.runner.side import Side
+from tokenmill.runner.drafter_rows import Side
 from tokenmill.speculate.shapes import MOST_CHILDREN
 from tokenmill.speculate.tree import likeliest, likeliest_words
 

@@ -15,8 +15,8 @@ from torch import Tensor
 from tokenmill.core.forward import ForwardContext, Kernels
 from tokenmill.core.model import CausalLM
 from tokenmill.runner.batch import apart, lay_out, single_tokens
+from tokenmill.runner.drafter_rows import Side
 from tokenmill.runner.replays import Replays
-from tokenmill.runner.side import Side
 from tokenmill.speculate.choice import MOST_ROWS, Choosing, Placed
 from tokenmill.speculate.draft_states import DraftStates
 

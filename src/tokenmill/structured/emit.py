@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from tokenmill.structured import regex
 from tokenmill.structured.algebra import Algebra, item_at, pointer, tidy_array, tidy_object, value_of
+from tokenmill.structured.excluded_texts import without
 from tokenmill.structured.limits import MAX_COUNT, refuse
 from tokenmill.structured.prune import prune
 from tokenmill.structured.shapes import (
@@ -37,7 +38,6 @@ from tokenmill.structured.shapes import (
     matches,
     meet_numbers,
 )
-from tokenmill.structured.without import without
 
 LARGEST = 1 << 53
 MAX_LISTED = 1000

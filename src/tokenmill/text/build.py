@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
 from tokenmill.core.errors import ModelError
-from tokenmill.text.pieces import SPACE_MARK, byte_alphabet
 from tokenmill.text.sentencepiece import ModelKind, Piece, PieceKind, SentencePieceModel
+from tokenmill.text.token_bytes import SPACE_MARK, byte_alphabet
 
 MAX_WORK = 300_000_000
 """Sum of the squared lengths of all tokens; real vocabularies of 256,000 tokens have 30 million."""

@@ -14,8 +14,8 @@ import tokenizers
 
 from tokenmill.core.errors import UserError
 from tokenmill.text.inside_twin import inside_twin
-from tokenmill.text.pieces import PieceTable, read_rules
 from tokenmill.text.plain_twin import control_ids, plain_twin
+from tokenmill.text.token_bytes import PieceTable, read_rules
 
 _FAILED = (
     "The model's tokenizer failed on this text: it holds too long a run of letters, blanks or signs for the rules by "

@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Sequence
 
 from tokenmill.text.codec import Tokenizer
-from tokenmill.text.pieces import Head, PieceTable
+from tokenmill.text.token_bytes import Head, PieceTable
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _WINDOW = 6  # tokens kept as left context by decoders without a byte table

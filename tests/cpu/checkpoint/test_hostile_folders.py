@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tokenmill import LLM
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import open_regular, read_object
-from tokenmill.engine.source import find_source
+from tokenmill.engine.model_source import find_source
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.patterns import check_patterns
 from tokenmill.text.tokenizer import load_tokenizer

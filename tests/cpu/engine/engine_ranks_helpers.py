@@ -11,7 +11,7 @@ from engines import check_nothing_left, exact, greedy, open_llm, run
 from tokenmill import SamplingParams
 from tokenmill.core.errors import EngineDeadError
 
-pytest.importorskip("tokenmill.parallel.shared", reason="the native kernels were not built")
+pytest.importorskip("tokenmill.parallel.shared_memory", reason="the native kernels were not built")
 FULL = os.environ.get("TOKENMILL_RELIABILITY") == "1"
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22, 333]}}, "required": ["n"]}
 NGRAM = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}

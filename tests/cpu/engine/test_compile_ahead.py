@@ -19,10 +19,10 @@ import pytest
 
 from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.device.gpu import Gpu
-from tokenmill.engine import ahead
-from tokenmill.engine.ahead import Compiling, Nothing, Order, Process, Told, compile_ahead
+from tokenmill.engine import compile_ahead as module
 from tokenmill.engine.ahead_notes import UNRELATED, is_kept, keep, note_of
 from tokenmill.engine.ahead_worker import CACHED, COMPILED, FAILED, Farm
+from tokenmill.engine.compile_ahead import Compiling, Nothing, Order, Process, Told, compile_ahead
 from tokenmill.process.pipe import Pipe
 
 GPU = Gpu("NVIDIA H200", (9, 0), 132, 227 << 10, 140 << 30, 139 << 30)
@@ -87,10 +87,10 @@ def test_what_is_there_already_is_told_at_once() -> None:
 @pytest.fixture
 def on_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """As if there were a GPU, Triton and cores."""
-    monkeypatch.setattr(ahead, "_compiles", lambda: True)
-    monkeypatch.setattr(ahead, "gpu_of", lambda device: GPU)
-    monkeypatch.setattr(ahead, "LEAST_CORES", 1)
-    monkeypatch.setattr(ahead, "hash_triton", lambda: None)
+    monkeypatch.setattr(module, "_compiles", lambda: True)
+    monkeypatch.setattr(module, "gpu_of", lambda device: GPU)
+    monkeypatch.setattr(module, "LEAST_CORES", 1)
+    monkeypatch.setattr(module, "hash_triton", lambda: None)
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path))
     return tmp_path
 
@@ -111,8 +111,8 @@ def answering(monkeypatch: pytest.MonkeyPatch, answer: bytes | None) -> list[Ord
         theirs.close()
         return subprocess.Popen([sys.executable, "-c", ""]), Watched(ours)
 
-    monkeypatch.setattr(ahead, "may_fork", lambda: False)
-    monkeypatch.setattr(ahead, "start_process", start)
+    monkeypatch.setattr(module, "may_fork", lambda: False)
+    monkeypatch.setattr(module, "start_process", start)
     return orders
 
 
@@ -172,13 +172,13 @@ def test_a_load_goes_on(on_gpu: Path, monkeypatch: pytest.MonkeyPatch, answer: b
 @pytest.mark.parametrize("begins", [True, False])
 def test_it_does_not_wait_for_ever(on_gpu: Path, monkeypatch: pytest.MonkeyPatch, begins: bool) -> None:
     """For one that works too long, nor for one that does not begin."""
-    monkeypatch.setattr(ahead, "LONGEST_S" if begins else "LONGEST_BEGIN_S", 0.0)
+    monkeypatch.setattr(module, "LONGEST_S" if begins else "LONGEST_BEGIN_S", 0.0)
     ours, theirs = socket.socketpair()
     if begins:
         Pipe(theirs).send(b"")
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    monkeypatch.setattr(ahead, "may_fork", lambda: False)
-    monkeypatch.setattr(ahead, "start_process", lambda module, name: (process, Pipe(ours)))
+    monkeypatch.setattr(module, "may_fork", lambda: False)
+    monkeypatch.setattr(module, "start_process", lambda module, name: (process, Pipe(ours)))
     reasons: list[str] = []
     begun(make_config(model="some"), "cuda", {}).wait(reasons)
     assert "not compiled ahead within" in reasons[0]
@@ -201,8 +201,8 @@ def test_a_fork_is_the_same_and_ends_with_its_compilers(on_gpu: Path, monkeypatc
             pipe.send(message)
         signal.pause()
 
-    monkeypatch.setattr(ahead, "_serve", serve)
-    monkeypatch.setattr(ahead, "may_fork", lambda: True)
+    monkeypatch.setattr(module, "_serve", serve)
+    monkeypatch.setattr(module, "may_fork", lambda: True)
     config, reasons = make_config(model="some"), list[str]()
     compiling = begun(config, "cuda", {"hidden_size": 64})
     assert isinstance(compiling, Process)
@@ -223,8 +223,8 @@ def test_what_goes_wrong_in_a_fork_stays_there(on_gpu: Path, monkeypatch: pytest
         pipe.receive()
         raise SystemExit(0)
 
-    monkeypatch.setattr(ahead, "_serve", serve)
-    monkeypatch.setattr(ahead, "may_fork", lambda: True)
+    monkeypatch.setattr(module, "_serve", serve)
+    monkeypatch.setattr(module, "may_fork", lambda: True)
     reasons: list[str] = []
     begun(make_config(model="some"), "cuda", {}).wait(reasons)
     assert "its process ended" in reasons[0]
@@ -272,7 +272,7 @@ def test_only_where_it_pays(on_gpu: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ({"tensor_parallel_size": 2}, "cuda"),
     ):
         assert isinstance(compile_ahead(make_config(model="some", **options), device), Nothing), options
-    monkeypatch.setattr(ahead, "LEAST_CORES", 1 << 20)
+    monkeypatch.setattr(module, "LEAST_CORES", 1 << 20)
     assert isinstance(compile_ahead(make_config(model="some"), "cuda"), Nothing), "too few cores"
     assert not orders
 

@@ -15,7 +15,7 @@ from tokenmill import SamplingParams
 from tokenmill.core.errors import ModelError
 
 __all__ = ["folders"]
-pytest.importorskip("tokenmill.parallel.shared", reason="the native kernels were not built")
+pytest.importorskip("tokenmill.parallel.shared_memory", reason="the native kernels were not built")
 TENSORS, STAGES = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22, 333]}}, "required": ["n"]}
 PARAMS = [*PARAMETERS[:4], SamplingParams(temperature=0.7, seed=9, max_tokens=30, structured_outputs={"json": SCHEMA})]

@@ -26,7 +26,7 @@ from stored_model import MIXTURE, shapes, write
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import EngineDeadError, ModelError, UserError
 
-pytest.importorskip("tokenmill.parallel.shared", reason="the native kernels were not built")
+pytest.importorskip("tokenmill.parallel.shared_memory", reason="the native kernels were not built")
 LONG = pytest.mark.skipif(not FULL, reason="long: set TOKENMILL_RELIABILITY=1")
 MOE = Path(__file__).parents[3] / "src" / "tokenmill" / "demo" / "moe"
 OFTEN = {"window_size": 8, "step_interval": 8}

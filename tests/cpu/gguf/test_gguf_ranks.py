@@ -17,7 +17,7 @@ from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.kernels import make_kernels
 from tokenmill.models.registry import build_model
 
-shared = pytest.importorskip("tokenmill.parallel.shared", reason="the native kernels were not built")
+shared = pytest.importorskip("tokenmill.parallel.shared_memory", reason="the native kernels were not built")
 
 
 @pytest.mark.parametrize(("name", "kind"), [("qwen3", "Q8_0"), ("qwen3moe", "Q4_K"), ("mixtral", MIXED)])

@@ -21,7 +21,7 @@ from tokenmill.checkpoint.gguf_file import TYPES, open_gguf
 from tokenmill.cli.main import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
-from tokenmill.engine.source import find_source
+from tokenmill.engine.model_source import find_source
 from tokenmill.quant import importance
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.quantize.gguf_export import export

@@ -17,7 +17,7 @@ from making import ALL, write_adapter
 from tokenmill import LoRARequest
 from tokenmill.core.errors import ParameterError
 
-pytest.importorskip("tokenmill.parallel.shared", reason="the native kernels were not built")
+pytest.importorskip("tokenmill.parallel.shared_memory", reason="the native kernels were not built")
 FULL = os.environ.get("TOKENMILL_RELIABILITY") == "1"
 TENSORS, STAGES = {"tensor_parallel_size": 2}, {"pipeline_parallel_size": 2}
 ROUGH = {"max_num_batched_tokens": 16, "num_blocks": 14, "max_model_len": 64, "max_loras": 2,

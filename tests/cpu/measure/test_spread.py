@@ -15,7 +15,7 @@ from tokenmill.measure import plan as planning
 from tokenmill.measure.ceilings import link, read_measured
 from tokenmill.measure.devices import efficiency_of, find_device, speeds
 from tokenmill.measure.roofline import Grant, step_cost
-from tokenmill.measure.spread import Spread, bubbles, hop_seconds, imbalance, spread_cost, stage_of
+from tokenmill.measure.several_devices import Spread, bubbles, hop_seconds, imbalance, spread_cost, stage_of
 
 MIXTURE = {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 64, "moe_intermediate_size": 32,

@@ -22,7 +22,7 @@ from stored_model import make as make_stored
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models.registry import build_model
-from tokenmill.parallel.shared import Memory, SharedGroup
+from tokenmill.parallel.shared_memory import Memory, SharedGroup
 from tokenmill.parallel.stages import Place
 
 NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")

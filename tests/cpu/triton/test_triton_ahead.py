@@ -53,7 +53,7 @@ sys.path.insert(0, "bench")
 from geometries import GEOMETRIES, few_layers
 from gpu_standin import DEVICES, installed
 from tokenmill.core.config import make_config
-from tokenmill.engine.ahead import Order
+from tokenmill.engine.compile_ahead import Order
 from tokenmill.engine.loading import load_runner
 from tokenmill.engine.ahead_worker import CACHED, COMPILED, compile_kernel, compile_order, place_of
 

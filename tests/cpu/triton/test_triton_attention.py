@@ -14,9 +14,9 @@ from tests.cpu.triton.triton_attention_helpers import REFERENCE, STEPS, both, ma
 from tests.thinned import covering  # noqa: E402
 
 from tokenmill.core.forward import NormSpec  # noqa: E402
+from tokenmill.kernels.triton.attention.cascade import attend_shared, common_entries  # noqa: E402
 from tokenmill.kernels.triton.attention.decode import attend_one  # noqa: E402
 from tokenmill.kernels.triton.attention.prefill import fitting  # noqa: E402
-from tokenmill.kernels.triton.attention.shared import attend_shared, common_entries  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 

@@ -7,7 +7,7 @@ import pytest
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.written import read_count
+from tokenmill.core.text_values import read_count
 
 
 @pytest.mark.parametrize(("text", "count"), [

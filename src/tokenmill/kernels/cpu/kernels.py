@@ -32,7 +32,7 @@ from tokenmill.core.forward import (
 from tokenmill.kernels.adapters import addends
 from tokenmill.kernels.cpu import states
 from tokenmill.kernels.cpu.accept import accept_chains_, accept_trees_
-from tokenmill.kernels.cpu.acts import ACTS, GATED
+from tokenmill.kernels.cpu.activation_codes import ACTS, GATED
 from tokenmill.kernels.cpu.adapters import Addends, BoundSites
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundNorms, BoundPlan
 from tokenmill.kernels.cpu.choose import choose, greedy

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from tokenmill import _native
 from tokenmill.core.forward import Act, RouteSpec
-from tokenmill.kernels.cpu.acts import GATED
+from tokenmill.kernels.cpu.activation_codes import GATED
 from tokenmill.kernels.cpu.bound import BoundExperts
 from tokenmill.kernels.cpu.packed import TYPES
 

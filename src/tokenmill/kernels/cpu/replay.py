@@ -3,7 +3,7 @@
 A forward pass of a small model is a few dozen native calls of microseconds each, and the way from Python to each costs
 as much again. Recorded while it runs (`_native.Tape`), all calls are made again at once, in the same order on the same
 memory. Operations of torch in between (seen by watching it) cut the tape in pieces and are made again between these;
-work with an operation that cannot be (`between.py`) is not recorded.
+work with an operation that cannot be (`torch_between.py`) is not recorded.
 Must not know: what is computed.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tokenmill import _native
-from tokenmill.kernels.cpu.between import HOST, again
+from tokenmill.kernels.cpu.torch_between import HOST, again
 
 T = TypeVar("T")
 

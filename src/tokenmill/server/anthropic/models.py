@@ -16,7 +16,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, quoted
 from tokenmill.server.pages import read_limit
 from tokenmill.server.routing import json_answer
-from tokenmill.server.switch.shown import Shown, known, listed
+from tokenmill.server.switch.listing import Shown, known, listed
 
 MOST = 1000
 

@@ -19,7 +19,7 @@ from tokenmill.server.kserve.schemas import NAMES, TEXT, GenerateRequest, InferR
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post
-from tokenmill.server.switch.shown import known_name, trouble, trouble_of_all
+from tokenmill.server.switch.listing import known_name, trouble, trouble_of_all
 
 encode = msgspec.json.Encoder().encode
 OUT = "text_output"

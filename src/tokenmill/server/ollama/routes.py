@@ -39,7 +39,7 @@ from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, of_model, post, read_body
-from tokenmill.server.switch.shown import Shown, listed
+from tokenmill.server.switch.listing import Shown, listed
 from tokenmill.server.translated_chat import open_translated
 from tokenmill.text.fill import find_fill
 from tokenmill.text.messages.describe import MessageFormat

@@ -11,7 +11,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import template_message
 from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
 from tokenmill.server.opening import begun
-from tokenmill.server.switch.shown import Shown, status
+from tokenmill.server.switch.listing import Shown, status
 from tokenmill.server.text import Talk
 
 

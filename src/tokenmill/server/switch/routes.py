@@ -16,8 +16,8 @@ from tokenmill.server.door import entered, find
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry
 from tokenmill.server.routing import Api, json_answer, post, read_body
+from tokenmill.server.switch.listing import status
 from tokenmill.server.switch.schemas import ModelRequest
-from tokenmill.server.switch.shown import status
 
 LOAD, UNLOAD = "/models/load", "/models/unload"
 

@@ -21,8 +21,8 @@ from tokenmill.server.door import find_entry
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
+from tokenmill.server.switch.listing import Shown, context_of, listed, status
 from tokenmill.server.switch.loaded import parts_of
-from tokenmill.server.switch.shown import Shown, context_of, listed, status
 from tokenmill.server.web.card import card, unloaded_card
 from tokenmill.server.web.files import PageFile, read_files
 

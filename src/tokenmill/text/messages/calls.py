@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from tokenmill.text.messages import values
+from tokenmill.text.messages.arriving_text import Reading, Source, markers
 from tokenmill.text.messages.describe import Args, Calls, Id, Lit, Loose, Name, Object, Pairs, Python, Skip, Step
 from tokenmill.text.messages.message import Kind
-from tokenmill.text.messages.source import Reading, Source, markers
 
 _NO_NAME = re.compile(r"[^\w.\-]")
 MAX_NAME = 256

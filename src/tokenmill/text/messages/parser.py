@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from tokenmill.text.messages.arriving_text import Reading, Source, markers
 from tokenmill.text.messages.calls import CallReader, begins, fits
 from tokenmill.text.messages.describe import Calls, MessageFormat
 from tokenmill.text.messages.message import Event, Kind, Message
-from tokenmill.text.messages.source import Reading, Source, markers
 
 
 class MessageParser:

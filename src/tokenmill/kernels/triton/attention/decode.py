@@ -4,7 +4,7 @@ A program serves all query heads of one key/value head (they share what it reads
 last program of a (sequence, head) to finish joins the parts, in order, so no second launch is needed.
 Fresh: q, k and v come as the product left them; the program norms and rotates them, stores the new key, and reads the
 older keys before it waits for that product. Else `prepare.py` has done so. A prefix that all sequences share can be
-left to `shared.py`: its parts come first, and splits begin behind it.
+left to `cascade.py`: its parts come first, and splits begin behind it.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ def attend_one(
     """q [T, H, Dk] -> out [T, H * Dv], for the sequences with one new token.
 
     fresh: q is [T, all heads] as the product left it, and each sequence has one new token, whose key is stored here.
-    before: parts that `shared.py` has put in front, for the first `shared` table entries.
+    before: parts that `cascade.py` has put in front, for the first `shared` table entries.
     config (most splits, BN, warps, stages, tiles to bring near, least tiles of a split)."""
     kv, plan, rope = ctx.kv[spec.layer], ctx.groups[spec.group], spec.rope
     seqs, heads = plan.tables.shape[0], spec.kv.heads

@@ -7,11 +7,11 @@ from __future__ import annotations
 from torch import Tensor
 
 from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
+from tokenmill.kernels.triton.attention.cascade import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.attention.decode import attend_one, decode_config, early_keys
 from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.attention.prefill import attend_many
 from tokenmill.kernels.triton.attention.prepare import can_prepare
-from tokenmill.kernels.triton.attention.shared import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.attention.stored import can_pair
 from tokenmill.kernels.triton.common import INTERPRETED
 from tokenmill.kernels.triton.launch import Launch

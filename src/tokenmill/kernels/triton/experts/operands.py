@@ -19,7 +19,7 @@ from tokenmill.core.adapters import SiteStack
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, pow2, wait
 from tokenmill.kernels.triton.experts.sorting import Sorted
 from tokenmill.kernels.triton.products.adapters import carried, shrink_rows
-from tokenmill.kernels.triton.sampling.pieces import any_of
+from tokenmill.kernels.triton.sampling.logit_pieces import any_of
 
 _BLOCK = 16
 """Pairs that are multiplied together."""

@@ -15,7 +15,7 @@ from triton.language.extra import libdevice
 from tokenmill.core.forward import Draws
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, wait
 from tokenmill.kernels.triton.sampling.cuts import least_of_draws
-from tokenmill.kernels.triton.sampling.pieces import allowed, any_of, first_best, get, is_last, put
+from tokenmill.kernels.triton.sampling.logit_pieces import allowed, any_of, first_best, get, is_last, put
 
 
 @triton.jit(do_not_specialize=["per"])

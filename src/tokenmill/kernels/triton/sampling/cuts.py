@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.forward import Draws
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, wait
-from tokenmill.kernels.triton.sampling.pieces import allowed, any_of, is_last
+from tokenmill.kernels.triton.sampling.logit_pieces import allowed, any_of, is_last
 
 _SHIFTS = (27, 23, 19, 15, 11, 7, 3, 0)
 _BINS, _PIECES, _BLOCK = 16, 2 if INTERPRETED else 64, 256
