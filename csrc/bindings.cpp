@@ -297,8 +297,8 @@ void advance_rows(Address row_ids, Address ids, int64_t count, Address tokens,
 
 void check_format(int format, int64_t k, int group) {
   require(format >= 0 && format < static_cast<int>(Format::count), "unknown weight format");
-  if (format < 2) return;
   const auto kind = static_cast<Format>(format);
+  if (plain(kind)) return;
   if (kind == Format::fp8) {
     require(group >= 0 && group % kGroup == 0, "scales are shared by multiples of 32 columns, or by rows");
     return;
@@ -319,7 +319,7 @@ struct Matrix {
     for (const auto& [data, rows, format, group] : from) {
       require(data != 0 && rows > 0 && n % kTileColumns == 0, "all parts but the last are whole tiles");
       check_format(format, k, group);
-      const bool whole = format < 2 || static_cast<Format>(format) == Format::fp8;
+      const bool whole = plain(static_cast<Format>(format)) || static_cast<Format>(format) == Format::fp8;
       require(from.size() == 1 || !whole, "only integers are multiplied in parts");
       parts.push_back({raw(data), rows, group, static_cast<Format>(format)});
       n += rows;

@@ -102,6 +102,15 @@ constexpr int pair_bit(const Coding& c) { return c.nibble ? 4 : 0; }  // the pla
 constexpr int single_bit(const Coding& c) { return c.nibble ? 4 : 2; }
 
 
+// Numbers without scales: a tile is steps of k. f32: one k a step, a dword a column. bf16: two k, which share a column's
+// dword. f16: two k, each in 16 halves side by side, which machines widen at once: of every 16 columns the first k's, then
+// the second k's.
+constexpr bool plain(Format format) { return format == Format::f32 || format == Format::bf16 || format == Format::f16; }
+constexpr int64_t plain_steps(Format format, int64_t k) { return format == Format::f32 ? k : (k + 1) / 2; }
+constexpr int64_t half_place(int64_t column, int64_t i) {  // in halves, from the tile's begin
+  return (i / 2 * kTileColumns + column / 16 * 16) * 2 + i % 2 * 16 + column % 16;
+}
+
 // e4m3: a tile is units of columns that share a scale (group; 0: all of a row): 64 float32 scales, then steps of four k,
 // a dword a column.
 constexpr int64_t eight_head = kTileColumns * 4;

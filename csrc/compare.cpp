@@ -136,9 +136,13 @@ void elementwise(Random& random) {
 // A packed matrix of random codes, whatever the format: bits at random, scales small and finite.
 Bytes packed(Random& random, Format format, int64_t n, int64_t k, int group) {
   Bytes data(static_cast<size_t>(packed_bytes(format, n, k, group)) + 4096 + 64);
-  if (format == Format::f32 || format == Format::bf16) {
-    const Type type = format == Format::f32 ? Type::f32 : Type::bf16;
-    const Bytes weight = tensor(random, type, n * k, 0.1f);
+  if (plain(format)) {
+    const Type type = format == Format::bf16 ? Type::bf16 : Type::f32;
+    Bytes weight = tensor(random, type, n * k, 0.1f);
+    if (format == Format::f16) {
+      auto* halves = reinterpret_cast<uint16_t*>(weight.data());  // each in the place of an earlier number
+      for (int64_t i = 0; i < n * k; ++i) halves[i] = float_to_half(number(weight, type, i));
+    }
     pack_dense(weight.data(), type, n, k, k, format, data.data());
     return data;
   }
@@ -178,7 +182,7 @@ Bytes packed(Random& random, Format format, int64_t n, int64_t k, int group) {
 }
 
 void linear(Random& random, Format format) {
-  const bool dense = format == Format::f32 || format == Format::bf16;
+  const bool dense = plain(format);
   const bool fixed = !dense && format != Format::fp8 && (coding(format).columns || scales_of_scales(coding(format)));
   const int group = dense || fixed ? 32 : random.of({32, 64, 128});
   const int64_t k = scales_of_scales(coding(format)) ? 256 * (1 + random.below(2)) : group * (1 + random.below(6));

@@ -1,8 +1,9 @@
 // The register tile of every product with float accumulation: R rows times 64 columns, sums in ascending k.
 //
 // Packed weights (and attention's packed keys) lie as tiles of 64 columns: for each step of k, four lines of 64 bytes,
-// one dword a column. A dword is one float32, two bf16 or four e4m3 of adjacent k. Each output has a single accumulator, so the
-// tile's shape (rows at a time, columns at a time, where k is cut to stay in cache) never shows in the result.
+// one dword a column. A dword is one float32, two bf16 or four e4m3 of adjacent k (f16: see coding.h). Each output has a
+// single accumulator, so the tile's shape (rows at a time, columns at a time, where k is cut to stay in cache) never
+// shows in the result.
 namespace tokenmill {
 namespace TM_NS {
 
@@ -58,6 +59,22 @@ struct WideStep {  // bf16 weights, float32 activations
     for (int v = 0; v < V; ++v) {
       const Line line = load_line(w + v * kLine);
       const F even = even_half(line), odd = odd_half(line);
+      for (int r = 0; r < R; ++r) {
+        acc[r][v] = fma(even, splat(x[r * stride]), acc[r][v]);
+        acc[r][v] = fma(odd, splat(x[r * stride + 1]), acc[r][v]);
+      }
+    }
+  }
+};
+
+struct HalfStep {  // f16 weights, float32 activations
+  using X = float;
+  static constexpr int kPerStep = 2;
+  template <int R, int V>
+  static TM_INLINE void run(F (&acc)[R][V], const uint8_t* w, const float* x, int64_t stride) {
+    for (int v = 0; v < V; ++v) {
+      const auto* halves = reinterpret_cast<const uint16_t*>(w + v * kLine);
+      const F even = load_half(halves), odd = load_half(halves + 16);
       for (int r = 0; r < R; ++r) {
         acc[r][v] = fma(even, splat(x[r * stride]), acc[r][v]);
         acc[r][v] = fma(odd, splat(x[r * stride + 1]), acc[r][v]);

@@ -161,8 +161,7 @@ struct Cut {
 TM_INLINE Cut cut(const LinearOp& op) {
   const Part& part = *op.parts;
   const Coding kind = coding(part.format);
-  const int64_t steps = part.format == Format::bf16 ? divide_up(op.k, 2) : op.k;
-  const int64_t bytes = part.format == Format::f32 || part.format == Format::bf16 ? steps * kStepBytes
+  const int64_t bytes = plain(part.format) ? plain_steps(part.format, op.k) * kStepBytes
                         : part.format == Format::fp8 ? eight_tile(op.k, part.group)
                             : tile_size(kind, op.k, part.group);
   const int64_t tiles = divide_up(gated(op.act) ? op.n / 2 : op.n, kTileColumns);
@@ -229,6 +228,7 @@ void linear_typed(const LinearOp& op) {
     case Format::f32: return linear_dense<T, FloatStep>(op);
     case Format::bf16:
       return kPairs && std::is_same<T, bf16>::value ? linear_dense<T, PairStep>(op) : linear_dense<T, WideStep>(op);
+    case Format::f16: return linear_dense<T, HalfStep>(op);
     case Format::fp8: return linear_eight<T>(op);
     default: return linear_quantised<T>(op);
   }

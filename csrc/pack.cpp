@@ -11,8 +11,7 @@ namespace {
 constexpr int64_t kStep = kColumnLine;
 
 int64_t tile_bytes(Format format, int64_t k, int group) {
-  if (format == Format::f32) return k * kStep;
-  if (format == Format::bf16) return divide_up(k, 2) * kStep;
+  if (plain(format)) return plain_steps(format, k) * kStep;
   if (format == Format::fp8) return eight_tile(k, group);
   const Coding c = coding(format);
   return tile_size(c, k, group);
@@ -33,6 +32,10 @@ void pack_dense_tile(const void* weight, Type type, int64_t n, int64_t k, int64_
       if (format == Format::f32) {
         auto* to = reinterpret_cast<float*>(out) + c;
         for (int64_t i = begin; i < end; ++i) to[i * kTileColumns] = read(weight, type, row * stride + i);
+      } else if (format == Format::f16) {
+        const auto* from = static_cast<const uint16_t*>(weight) + row * stride;
+        auto* to = reinterpret_cast<uint16_t*>(out);
+        for (int64_t i = begin; i < end; ++i) to[half_place(c, i)] = from[i];
       } else if (type == Type::bf16) {
         const auto* from = static_cast<const bf16*>(weight) + row * stride;
         auto* to = reinterpret_cast<bf16*>(out) + 2 * c;
@@ -145,6 +148,9 @@ void read_row(const Part& part, int64_t row, int64_t k, float* out) {
   } else if (part.format == Format::bf16) {
     const auto* pairs = reinterpret_cast<const bf16*>(tile);
     for (int64_t i = 0; i < k; ++i) out[i] = to_float(pairs[(i / 2 * kTileColumns + c) * 2 + i % 2]);
+  } else if (part.format == Format::f16) {
+    const auto* halves = reinterpret_cast<const uint16_t*>(tile);
+    for (int64_t i = 0; i < k; ++i) out[i] = half_to_float(halves[half_place(c, i)]);
   } else if (part.format == Format::fp8) {
     read_eights(tile, part.group, c, k, out);
   } else {

@@ -1,6 +1,6 @@
 // Weights in the one layout that every instruction set multiplies. Owns: the layout; must not know how it is used.
 //
-// [tile of 64 columns][k]: f32 and bf16: for each k (or pair of adjacent k) four lines of 16 dwords, a dword a column.
+// [tile of 64 columns][k]: f32, bf16 and f16: for each k (or pair of adjacent k) four lines of 64 bytes, 16 columns each.
 // The others: see coding.h. Columns and k that do not exist are zeros (scale 0).
 #pragma once
 #include "ops.h"
@@ -9,7 +9,8 @@ namespace tokenmill {
 
 int64_t packed_bytes(Format format, int64_t n, int64_t k, int group);
 
-// weight [n, k] with `stride` elements between rows -> packed f32 or bf16 (converting if the types differ).
+// weight [n, k] with `stride` elements between rows -> packed f32 or bf16 (converting if the types differ), or f16, whose
+// numbers must come as such (`type` says nothing then).
 void pack_dense(const void* weight, Type type, int64_t n, int64_t k, int64_t stride, Format format, void* out);
 
 // q [n, k] int8 (int4: -8..7, int2 and int3 alike; those with zeros: from 0 on, but int8_zero: -128..127), scales (and zeros) [n, k / group] half precision -> packed.

@@ -388,6 +388,6 @@ def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[s
     named = raw.get("dtype") or raw.get("torch_dtype") or (text or {}).get("dtype") or "float32"
     dtype = DTYPES.get(str(named).removeprefix("torch."), torch.float32)
     if dtype == torch.float16 and device == "cpu":
-        reasons.append("float32 instead of float16: CPUs compute float16 slowly")
+        reasons.append("computed in float32: CPUs compute float16 slowly; weights stay float16")
         return torch.float32
     return dtype

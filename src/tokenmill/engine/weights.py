@@ -135,6 +135,7 @@ class WeightUpdates:
         try:
             given = _without_copy_of_head(given, source)
             _check(given, source)
+            given = _in_half_where_stored_so(given, source)
             taken = self._copy(runner, Overlay(source, given), set(given))
         finally:
             source.close()
@@ -197,6 +198,21 @@ def _read(weights: Weights) -> dict[str, Tensor]:
             raise UserError(f"{name} is given twice.")
         given[name] = tensor.detach()
     return given
+
+
+def _in_half_where_stored_so(given: dict[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
+    """What a checkpoint has in float16 may be held in 16 bits, other numbers in more: what comes takes that form."""
+    known = set(source.names())
+    ask = getattr(source, "blocks", None)
+
+    def fitted(name: str, tensor: Tensor) -> Tensor:
+        if tensor.dtype not in WIDE or (ask is not None and ask(name, None) is not None):
+            return tensor
+        half = torch.float16
+        stored = half if name in known and source.tensor(name).dtype == half else torch.float32
+        return tensor.to(stored) if half in (stored, tensor.dtype) else tensor
+
+    return {name: fitted(name, tensor) for name, tensor in given.items()}
 
 
 def _without_copy_of_head(given: dict[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:

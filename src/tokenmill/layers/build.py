@@ -20,7 +20,7 @@ from tokenmill.core.forward import Kernels, KVSpec, NormSpec, RopeSpec, StateSpe
 from tokenmill.core.model import Checkpoint, Group
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.stages import Place, weigh
-from tokenmill.quant.detect import Share, WeightRequest, from_dense, load_stacked, load_weight
+from tokenmill.quant.detect import Share, WeightRequest, from_dense, load_stacked, load_weight, numbers
 from tokenmill.quant.schemes import head_scheme
 
 _IGNORABLE = re.compile(
@@ -126,6 +126,10 @@ class Build:
             .to(self.device)
         )
 
+    def numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """Matrices that lie in one tensor, for `wrap`: in the compute dtype, or float16 where that is float32."""
+        return numbers(_Checked(self.checkpoint, self.book.used), self.path(name), shape, self.dtype).to(self.device)
+
     def weight(
         self,
         name: str,
@@ -164,7 +168,7 @@ class Build:
         """A matrix [out, in] that a model took out of a larger tensor itself (fused experts), known as `name`; rows:
         it has these rows of it."""
         self.book.flops += 2.0 * weight.numel()
-        made = from_dense(weight, bias, self.quantization)
+        made = from_dense(weight, bias, self.quantization, self.dtype if weight.dtype == torch.float16 else None)
         return self.adapted(made, name, rows) if name else made
 
     def stacked(self, name: str, shape: tuple[int, int, int], bias: Tensor | None = None) -> list[Weight]:

@@ -53,7 +53,7 @@ class Embedding:
         return self.group.all_reduce(x.masked_fill(~mine[:, None], 0.0))
 
     def _rows(self, weight: Weight, tokens: Tensor, ctx: ForwardContext) -> Tensor:
-        table = weight.table if isinstance(weight, DenseWeight) else None
+        table = weight.table if isinstance(weight, DenseWeight) and not weight.narrow else None
         if table is not None:
             return ctx.kernels.embed(table, tokens, self.scale)
         rows = weight.rows(tokens)

@@ -309,8 +309,8 @@ def _either_way(b: Build, name: str, shape: tuple[int, int, int]) -> Tensor:
     turned = (shape[0], shape[2], shape[1])
     stored = b.checkpoint.shape(b.path(name))
     if stored is None or tuple(stored) != turned or turned == shape:
-        return b.tensor(name, shape)
-    return b.tensor(name, turned).transpose(1, 2).contiguous()
+        return b.numbers(name, shape)
+    return b.numbers(name, turned).transpose(1, 2).contiguous()
 
 
 def wrap_each(b: Build, parts: Iterable[Tensor], name: str) -> list[Weight]:
@@ -339,8 +339,8 @@ def load_joined(
     before, count = b.book.flops, route.experts
     if not b.has(names[0]):
         return load_experts(b, route, hidden, inner, bias=bias)
-    gate_up = b.tensor(names[0], (count, 2 * inner, hidden))
-    down = b.tensor(names[1], (count, hidden, inner))
+    gate_up = b.numbers(names[0], (count, 2 * inner, hidden))
+    down = b.numbers(names[1], (count, hidden, inner))
     ups, downs = wrap_each(b, gate_up, "gate_up_proj"), wrap_each(b, down, "down_proj")
     count_visited(b, before, route)
     return split_experts(b, ups, downs)
@@ -351,7 +351,7 @@ def load_stacked(
 ) -> ExpertWeights:
     """Experts as three matrices [E * inner, hidden]: gate, up, and down transposed."""
     before, count = b.book.flops, route.experts
-    gate, up, down = (b.tensor(name, (count * inner, hidden)).view(count, inner, hidden) for name in names)
+    gate, up, down = (b.numbers(name, (count * inner, hidden)).view(count, inner, hidden) for name in names)
     ups = wrap_each(b, map(torch.cat, zip(gate, up, strict=True)), "gate_up_proj")
     downs = wrap_each(b, (part.t().contiguous() for part in down), "down_proj")
     count_visited(b, before, route)
@@ -366,8 +366,8 @@ def load_transposed(
     before, count = b.book.flops, route.experts
     if not b.has(names[0]):
         return load_experts(b, route, hidden, inner, bias=bias)
-    gate_up = b.tensor(names[0], (count, hidden, 2 * inner))
-    down = b.tensor(names[1], (count, inner, hidden))
+    gate_up = b.numbers(names[0], (count, hidden, 2 * inner))
+    down = b.numbers(names[1], (count, inner, hidden))
     ups = wrap_each(b, (part.t().contiguous() for part in gate_up), "gate_up_proj")
     downs = wrap_each(b, (part.t().contiguous() for part in down), "down_proj")
     count_visited(b, before, route)

@@ -165,9 +165,11 @@ class CountingKernels(ReferenceKernels):
         return q, torch.empty(rows, -(-columns // (group or _GROUP)), dtype=torch.float16, device=META)
 
     def pack(self, matrix: StoredMatrix) -> Packed | None:
-        """So many bits a number, and the scales; blocks as they are on a CPU, on a GPU those of tables in 4 bits; what
-        is left becomes integers."""
+        """So many bits a number, and the scales; float16 and blocks as they are on a CPU, on a GPU blocks of tables in
+        4 bits; what is left becomes integers."""
         size, (rows, columns) = 0 if matrix.bias is None else matrix.bias.nbytes, matrix.shape
+        if matrix.kind == "dense" and matrix.part("numbers").dtype == torch.float16 and self.kind == "cpu":
+            return Packed(matrix.shape, size + matrix.nbytes)
         if matrix.kind in ("int8", "int4"):
             return Packed(matrix.shape, size - (-matrix.part("codes").numel() * int(matrix.kind[3:]) // 8)
                           + matrix.part("scales").nbytes)  # fmt: skip

@@ -13,6 +13,7 @@ from typing import Any
 from tokenmill.core.config import EngineConfig, all_options, override
 from tokenmill.core.errors import NoWeightsError, UserError
 from tokenmill.core.forward import KVFormat
+from tokenmill.core.model import Checkpoint
 from tokenmill.engine import loading, memory
 from tokenmill.engine.model_source import ModelSource
 from tokenmill.kvcache.allocation import BlockTables
@@ -31,6 +32,7 @@ from tokenmill.measure.several_devices import (
     stage_of,
     state_bytes,
 )
+from tokenmill.measure.shapes import ShapeCheckpoint
 from tokenmill.measure.step_time import step_time
 from tokenmill.models.registry import is_elsewhere
 
@@ -133,7 +135,7 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
     raw = check_counted(config, source)
     dtype = loading.compute_dtype(config.model.dtype, raw, "cpu" if kind == "cpu" else "cuda", notes)
     step_tokens = config.schedule.max_num_batched_tokens or _STEP_TOKENS[kind]
-    checkpoint = None
+    checkpoint: Checkpoint | None = None
     if config.model.load_format != "dummy":
         try:
             checkpoint = source.checkpoint(config.model.load_format, seed=0, device="cpu")
@@ -144,6 +146,7 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
                     f"{config.model.model}: config.json says that weights are quantised, and there are no weight files "
                     "that show how. Give the whole folder, or an unquantised config.json with --quantization."
                 ) from None
+            checkpoint = ShapeCheckpoint(None, loading.compute_dtype("auto", raw, "cuda", []))
     try:
         sheet = count_model(
             raw,

@@ -25,8 +25,9 @@ AS_STORED = frozenset(
 class ShapeCheckpoint:
     """Tensors without data: the shapes of `inner` where there are weight files, else whatever is asked for."""
 
-    def __init__(self, inner: Checkpoint | None = None) -> None:
-        self.inner = inner
+    def __init__(self, inner: Checkpoint | None = None, stored: torch.dtype = torch.float32) -> None:
+        """stored: what numbers of files that are not there would be in."""
+        self.inner, self.stored = inner, stored
 
     def names(self) -> Iterable[str]:
         """Those of the files."""
@@ -47,7 +48,7 @@ class ShapeCheckpoint:
             shape, dtype = tuple(found.shape), found.dtype
         if shape is None:
             raise ModelError(f"The shape of '{name}' is not known without weight files.")
-        return torch.empty(shape, dtype=dtype or torch.float32, device=META)
+        return torch.empty(shape, dtype=dtype or self.stored, device=META)
 
     def part(
         self,

@@ -59,9 +59,9 @@ def _experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeigh
     if not whole:
         return load_experts(b, route, hidden, inner, bias=True)
     count, before = route.experts, b.book.flops
-    gate_up = b.tensor("gate_up_proj", (count, hidden, 2 * inner))
+    gate_up = b.numbers("gate_up_proj", (count, hidden, 2 * inner))
     gate_up_bias = b.tensor("gate_up_proj_bias", (count, 2 * inner))
-    down, down_bias = b.tensor("down_proj", (count, inner, hidden)), b.tensor("down_proj_bias", (count, hidden))
+    down, down_bias = b.numbers("down_proj", (count, inner, hidden)), b.tensor("down_proj_bias", (count, hidden))
     order = torch.arange(2 * inner, device=b.device).view(inner, 2).t().reshape(-1)
     ups = [
         b.wrap(w.t()[order], bias[order], name=f"{i}.gate_up_proj", rows=order)

@@ -1,6 +1,7 @@
 """Unquantised weights. Owns: a plain matrix and its bias, packed once it is settled. Knows nothing of checkpoints.
 
 After settling on a backend that packs, only the packed form is held; rows and the whole matrix are read back from it.
+Numbers that come in float16 for a product in float32 stay in 16 bits, and are widened where they are used: exactly.
 """
 
 from __future__ import annotations
@@ -16,23 +17,27 @@ from tokenmill.quant.base import WeightBase
 from tokenmill.quant.packed import joined_bias
 
 
-class DenseWeight(WeightBase):
-    """weight [out, in] in the compute dtype, bias [out] or None."""
+def as_held(numbers: Tensor, dtype: torch.dtype) -> Tensor:
+    """Stored numbers for a product in `dtype`: as they are where they are float16 and it is float32, else in it."""
+    return numbers if (numbers.dtype, dtype) == (torch.float16, torch.float32) else numbers.to(dtype)
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+
+class DenseWeight(WeightBase):
+    """weight [out, in] and bias [out] or None; dtype: what it multiplies in, if that is not the weight's own."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> None:
         self.table: Tensor | None = weight.contiguous()
         self.packed: Any = None
         self.bias = bias
-        self.dtype = weight.dtype
+        self.dtype = dtype or weight.dtype
         self.shape = (weight.shape[0], weight.shape[1])
 
     def settle(self, kernels: Kernels) -> Weight:
-        """Keep the packed form instead, where the backend has one."""
+        """Keep the packed form instead, where the backend has one; else numbers take the compute dtype."""
         if self.table is not None:
             stored = StoredMatrix("dense", self.shape, (("numbers", self.table),), self.dense, self.bias)
             self.packed = kernels.pack(stored)
-            if self.packed is not None:
-                self.table = None
+            self.table = None if self.packed is not None else self.table.to(self.dtype)
         return self
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
@@ -52,19 +57,23 @@ class DenseWeight(WeightBase):
         """residual + act(norm(x) @ W.T + bias), in one operation where the backend can."""
         if self.table is None:
             return ctx.kernels.product(x, self.packed, norm=norm, act=act, residual=residual, delta=delta)
-        return ctx.kernels.product(x, self.table, self.bias, norm=norm, act=act, residual=residual, delta=delta)
+        return ctx.kernels.product(
+            x, self.table.to(self.dtype), self.bias, norm=norm, act=act, residual=residual, delta=delta
+        )
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix; absent biases count as zeros where any part has one."""
         every = [self, *others]
         if len({part.dtype for part in every}) > 1:
             return None
-        table = torch.cat([part.dense() for part in every])
-        return type(self)(table, joined_bias(every, table.device))
+        tables = [part.numbers() for part in every]
+        if len({table.dtype for table in tables}) > 1:
+            tables = [table.to(self.dtype) for table in tables]
+        return self._like(torch.cat(tables), joined_bias(every, tables[0].device))
 
     def take(self, index: Tensor) -> Self:
         """Rows in the order of index."""
-        return type(self)(self.rows(index), None if self.bias is None else self.bias[index])
+        return self._like(self.numbers()[index], None if self.bias is None else self.bias[index])
 
     def split(self, dim: int, part: int, parts: int) -> Self:
         """An equal part along out (0) or in (1)."""
@@ -73,16 +82,28 @@ class DenseWeight(WeightBase):
         start, stop = self.part_range(dim, part, parts)
         if dim == 0:
             bias = None if self.bias is None else self.bias[start:stop].clone()
-            return type(self)(self.dense()[start:stop].clone(), bias)
-        return type(self)(self.dense()[:, start:stop].clone(), self.bias if part == 0 else None)
+            return self._like(self.numbers()[start:stop].clone(), bias)
+        return self._like(self.numbers()[:, start:stop].clone(), self.bias if part == 0 else None)
 
     def rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""
-        return self.packed.rows(ids, self.dtype) if self.table is None else self.table[ids]
+        return self.packed.rows(ids, self.dtype) if self.table is None else self.table[ids].to(self.dtype)
 
     def dense(self) -> Tensor:
-        """The matrix [out, in]."""
-        return self.rows(torch.arange(self.shape[0])) if self.table is None else self.table
+        """The matrix [out, in] in the compute dtype."""
+        return self.numbers().to(self.dtype)
+
+    def numbers(self) -> Tensor:
+        """The matrix [out, in] as it is held."""
+        if self.table is not None:
+            return self.table
+        found: Tensor = self.packed.rows(torch.arange(self.shape[0]), self.dtype)
+        return found
+
+    @property
+    def narrow(self) -> bool:
+        """Is it held in fewer bits than it multiplies in?"""
+        return self.table is not None and self.table.dtype != self.dtype
 
     def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
         """The matrix and its bias, unless it is packed."""
@@ -93,3 +114,7 @@ class DenseWeight(WeightBase):
         if self.table is None:
             return int(self.packed.bytes())
         return self.table.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
+    def _like(self, weight: Tensor, bias: Tensor | None) -> Self:
+        """Other numbers, held and multiplied alike."""
+        return type(self)(weight, bias, self.dtype)

@@ -30,7 +30,7 @@ from tokenmill.quant import (
     torchao,
     words,
 )
-from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.dense import DenseWeight, as_held
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import Unrounded
 from tokenmill.quant.schemes import AT_LOAD, FP8, check_scheme
@@ -113,7 +113,7 @@ def load_weight(
     share = request.share
     if share is not None and share[2] > 1 and _plainly(ckpt, request):
         _check_plain(ckpt, request.name, how)
-        return from_dense(*_dense_part(ckpt, request, share, dtype, device), quantization)
+        return from_dense(*_dense_part(ckpt, request, share, dtype, device), quantization, dtype)
     if share is not None and share[2] > 1 and (part := _stored_part(ckpt, request, share)) is not None:
         bias = request.bias and (share[0] == 0 or share[1] == 0)
         own = replace(request, shape=part.own, bias=bias, share=None)
@@ -156,11 +156,11 @@ def _dense_part(
     if size % parts:
         raise ModelError(f"'{request.name}': {size} {'columns' if dim else 'rows'} cannot be split over {parts} ranks.")
     start, stop = part * (size // parts), (part + 1) * (size // parts)
-    name, bias = f"{request.name}.weight", None
+    name, bias, read = f"{request.name}.weight", None, _read_as(dtype)
     if request.transposed:
-        weight = ckpt.part(name, 1 - dim, start, stop, (inner, out), dtype).t()
+        weight = as_held(ckpt.part(name, 1 - dim, start, stop, (inner, out), read), dtype).t()
     else:
-        weight = ckpt.part(name, dim, start, stop, (out, inner), dtype)
+        weight = as_held(ckpt.part(name, dim, start, stop, (out, inner), read), dtype)
     if request.bias and dim == 0:
         bias = ckpt.part(f"{request.name}.bias", 0, start, stop, (out,), dtype).to(device)
     elif request.bias:
@@ -192,8 +192,18 @@ def _load_whole(
         quantised = BlockWeight([replace(blocks, raw=blocks.raw.to(device))], dtype, bias)
         return quantised if quantization is None else from_dense(quantised.dense(), bias, quantization)
     _check_plain(ckpt, request.name, how)
-    weight = ckpt.tensor(f"{request.name}.weight", stored, dtype)
-    return from_dense((weight.t() if request.transposed else weight).to(device), bias, quantization)
+    weight = numbers(ckpt, f"{request.name}.weight", stored, dtype)
+    return from_dense((weight.t() if request.transposed else weight).to(device), bias, quantization, dtype)
+
+
+def numbers(ckpt: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor of weights that are to be multiplied in `dtype`, in as many bits as `as_held` keeps."""
+    return as_held(ckpt.tensor(name, shape, _read_as(dtype)), dtype)
+
+
+def _read_as(dtype: torch.dtype) -> torch.dtype | None:
+    """What to ask a checkpoint for; None: what it has. (Invented numbers are in what is asked for, or in float32.)"""
+    return None if dtype == torch.float32 else dtype
 
 
 def _check_plain(ckpt: Checkpoint, name: str, how: Mapping[str, object]) -> None:
@@ -248,11 +258,15 @@ def _blocks(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Blocks | Non
     return None if ask is None else ask(name, shape)
 
 
-def from_dense(weight: Tensor, bias: Tensor | None, quantization: str | None) -> Weight:
-    """A matrix [out, in] as it is, or quantised to what `--quantization` asks for."""
+def from_dense(
+    weight: Tensor, bias: Tensor | None, quantization: str | None, dtype: torch.dtype | None = None
+) -> Weight:
+    """A matrix [out, in] as it is, or quantised to what `--quantization` asks for; dtype: what it multiplies in, if not
+    in the weight's own."""
     scheme = None if quantization is None else check_scheme(quantization)[0]
     if scheme is None or scheme == "none":
-        return DenseWeight(weight, bias)
+        return DenseWeight(weight, bias, dtype)
+    weight = weight.to(dtype or weight.dtype)
     if scheme == FP8:
         return fp8.UnroundedFp8(weight, bias)
     return Unrounded(weight, bias, *AT_LOAD[scheme])

@@ -199,16 +199,7 @@ class Unrounded(DenseWeight):
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix, if all are to be rounded alike."""
-        joined = super().join(others) if all(o.bits == self.bits and o.group == self.group for o in others) else None
-        return None if joined is None else self._like(joined)
+        return super().join(others) if all(o.bits == self.bits and o.group == self.group for o in others) else None
 
-    def take(self, index: Tensor) -> Self:
-        """Rows in the order of index."""
-        return self._like(super().take(index))
-
-    def split(self, dim: int, part: int, parts: int) -> Self:
-        """An equal part along out (0) or in (1)."""
-        return self if parts == 1 else self._like(super().split(dim, part, parts))
-
-    def _like(self, weight: DenseWeight) -> Self:
-        return type(self)(weight.dense(), weight.bias, self.bits, self.group)
+    def _like(self, weight: Tensor, bias: Tensor | None) -> Self:
+        return type(self)(weight, bias, self.bits, self.group)

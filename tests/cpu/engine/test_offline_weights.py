@@ -52,6 +52,25 @@ def test_answers_are_those_of_the_new_weights(folders, backend, options):
         assert said(llm) == before
 
 
+@pytest.mark.parametrize("given", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("stored", [torch.float16, torch.float32], ids=str)
+def test_numbers_of_16_bits_and_of_32_take_the_place_of_either(folders, stored, given, tmp_path):
+    """Matrices that are stored in float16 are held in 16 bits, whatever a trainer computes in."""
+    for folder, name in zip(folders, ("old", "new"), strict=True):
+        shutil.copytree(folder, tmp_path / name)
+        half = {key: tensor.half() for key, tensor in load_file(folder / "model.safetensors").items()}
+        save_file({key: tensor.to(stored) for key, tensor in half.items()}, tmp_path / name / "model.safetensors")
+        config = json.loads((folder / "config.json").read_text())
+        config.pop("torch_dtype", None)
+        (tmp_path / name / "config.json").write_text(json.dumps({**config, "dtype": str(stored).split(".")[1]}))
+    with open_llm(tmp_path / "new", kernels=BACKENDS[-1]) as fresh:
+        wanted = said(fresh)
+    with open_llm(tmp_path / "old", kernels=BACKENDS[-1]) as llm:
+        assert said(llm) != wanted
+        llm.update_weights({key: tensor.to(given) for key, tensor in half.items()})
+        assert said(llm) == wanted and said(llm) == wanted
+
+
 @pytest.mark.parametrize("options", KINDS, ids=lambda o: "-".join(o.values()) or "float32")
 def test_addresses_stay(folders, options):
     """Recorded steps name them."""

@@ -6,6 +6,7 @@ import json
 
 import pytest
 from counting_helpers import LLAMA_8B
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tokenmill.cli.main import app
@@ -224,3 +225,20 @@ def test_quantised_folders_are_counted_by_their_files(tmp_path):
     (alone / "config.json").write_text((tmp_path / "small" / "config.json").read_text())
     with pytest.raises(UserError, match="no weight files that show how"):
         make(str(alone))
+
+
+def test_float16_takes_the_same_room_on_a_cpu(tmp_path):
+    """Of files, and of a configuration alone."""
+    folder = tmp_path / "files"
+    make_tiny(folder, hidden=128)
+    file = folder / "model.safetensors"
+    save_file({name: tensor.half() for name, tensor in load_file(file).items()}, file)
+    said = {**json.loads((folder / "config.json").read_text()), "torch_dtype": "float16"}
+    (folder / "config.json").write_text(json.dumps(said))
+    alone = write(tmp_path / "alone", said)
+
+    def held(path, kind):
+        return planning.read_model(make_config({}, model=str(path)), kind).sheet.weight_bytes
+
+    assert held(folder, "gpu") == held(alone, "gpu")
+    assert held(folder, "cpu") == held(alone, "cpu") < 1.02 * held(folder, "gpu"), "norms alone are in float32"

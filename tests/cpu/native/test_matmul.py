@@ -53,6 +53,21 @@ def test_rows_and_weight_of_different_types(kernels, mixed):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@FEW
+@given(dims=DIMS, with_bias=st.booleans(), seed=st.integers(0, 99))
+def test_weights_in_float16_are_widened_exactly(kernels, dtype, dims, with_bias, seed):
+    rows, outputs, inputs = dims
+    x, half = random(rows, inputs, dtype=dtype, seed=seed), random(outputs, inputs, seed=seed + 1).half()
+    half.view(-1)[:6] = torch.tensor([6e-8, -6e-8, 65504.0, -65504.0, -0.0, 6.1e-5])[: half.numel()]  # its ends
+    bias = random(outputs, seed=seed + 2) if with_bias else None
+    held, wide = pack_dense(half, bias), pack_dense(half.float(), bias)
+    assert torch.equal(kernels.product(x, held), kernels.product(x, wide))
+    every = torch.arange(outputs)
+    assert torch.equal(held.rows(every, torch.float32), half.float())
+    assert wide.bytes() - held.bytes() == inputs // 2 * 256 * -(-outputs // 64)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("act", [None, "silu", "gelu_tanh_mul", "silu_mul"])
 @pytest.mark.parametrize("outputs", [128, 140, 256])
 def test_norm_act_and_residual_fused(kernels, dtype, act, outputs):

@@ -21,8 +21,8 @@ from tokenmill.core.matrix import StoredMatrix
 from tokenmill.kernels.fp8 import BLOCK
 from tokenmill.kernels.grid import FP4, whole_entries
 
-Format = Literal["f32", "bf16", "int2", "int3", "int4", "int5", "int6", "int8"]
-FORMATS: dict[str, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 16, "int3": 18}
+Format = Literal["f32", "bf16", "f16", "int2", "int3", "int4", "int5", "int6", "int8"]
+FORMATS: dict[str, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 16, "int3": 18, "f16": 26}
 WITH_ZEROS: dict[str, int] = {"int2": 17, "int3": 19, "int4": 4, "int5": 20, "int6": 21, "int8": 22}
 TABLE, NVFP4, FP8 = 23, 24, 25
 BLOCKS: dict[str, int] = {
@@ -42,6 +42,7 @@ BLOCKS: dict[str, int] = {
 }
 """GGUF types that are multiplied as they are: their codes and scales are kept, in another order."""
 TYPES: dict[torch.dtype, int] = {torch.float32: 0, torch.bfloat16: 1}
+_PLAIN: dict[torch.dtype, Format] = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 STORED: dict[torch.dtype, int] = {**TYPES, torch.int8: 2, torch.uint8: 3}
 """What keys and values may be stored as."""
 ALIGNMENT = 64
@@ -90,13 +91,14 @@ class PackedMatrix:
 
 
 def pack_dense(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
-    """weight [n, k] in float32 or bfloat16 -> the same numbers, packed."""
+    """weight [n, k] in float32, bfloat16 or float16 -> the same numbers, packed."""
     n, k = weight.shape
     weight = weight if weight.stride(1) == 1 else weight.contiguous()
-    fmt: Format = "f32" if weight.dtype == torch.float32 else "bf16"
+    fmt = _PLAIN[weight.dtype]
     buffer = _buffer(_native.packed_bytes(FORMATS[fmt], n, k, 0))
     stride = weight.stride(0)
-    _native.pack_dense(weight.data_ptr(), TYPES[weight.dtype], n, k, stride, FORMATS[fmt], buffer.data_ptr())
+    kind = TYPES.get(weight.dtype, 0)
+    _native.pack_dense(weight.data_ptr(), kind, n, k, stride, FORMATS[fmt], buffer.data_ptr())
     return PackedMatrix([Part(buffer, n, FORMATS[fmt])], k, bias)
 
 
@@ -163,9 +165,9 @@ def _pack_alike(fmt: int, raws: list[Tensor], k: int, done: Callable[[], None]) 
 
 def _dense(m: StoredMatrix) -> PackedMatrix | None:
     weight = m.part("numbers")
-    if weight.dtype not in TYPES or weight.device.type != "cpu" or 0 in weight.shape:
+    if weight.dtype not in _PLAIN or weight.device.type != "cpu" or 0 in weight.shape:
         return None
-    return pack_dense(weight, None if m.bias is None else m.bias.to(weight.dtype))
+    return pack_dense(weight, m.bias)
 
 
 def _integers(m: StoredMatrix) -> PackedMatrix | None:

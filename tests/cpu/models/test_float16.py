@@ -1,0 +1,56 @@
+"""Weights in float16 on a CPU: held in 16 bits, and what they multiply is what the same numbers in float32 give."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from families_helpers import prompt
+from family_cases import ALL
+from parity import load, ours, theirs
+from torch import Tensor
+
+from tokenmill.core.model import CausalLM
+from tokenmill.kernels.reference import ReferenceKernels
+
+NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")
+FEW = ("olmo2-0", "phi-0", "gpt_bigcode-1", "granitemoe-0", "dbrx-0", "llama4-0", "deepseek_v3-0", "falcon_h1-0")
+"""Tied heads, biases, matrices stored transposed, experts in one tensor in either order, latent keys, states."""
+SWEPT = [name for name in ALL if name.endswith("-0")] if os.environ.get("TOKENMILL_FAMILIES") else FEW
+
+
+def halved(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.half() if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+
+
+def weight_bytes(model: CausalLM) -> int:
+    found = model.spec.extras["weight_bytes"]
+    assert isinstance(found, int)
+    return found
+
+
+@pytest.mark.parametrize("native", [True, False], ids=["native", "reference"])
+@pytest.mark.parametrize("name", SWEPT)
+def test_the_same_bytes_as_in_float32(name, native, tmp_path):
+    kernels = NATIVE.CpuKernels(1) if native else ReferenceKernels()
+    _, config, tensors = ALL[name].make(tmp_path)
+    half = halved(tensors)
+    wide = {name: tensor.float() if tensor.is_floating_point() else tensor for name, tensor in half.items()}
+    prompts, steps = {"a": prompt(40)}, [[("a", 37)], *[[("a", 1)]] * 3]
+    held, exact = (load(config, each, kernels=kernels) for each in (half, wide))
+    assert torch.equal(ours(held, prompts, steps, kernels)["a"], ours(exact, prompts, steps, kernels)["a"])
+    if native:  # plain torch multiplies float32 by float32 alone
+        assert weight_bytes(held) < 0.55 * weight_bytes(exact), "matrices take half of the memory"
+    else:
+        assert weight_bytes(held) == weight_bytes(exact)
+
+
+def test_transformers_says_the_same(tmp_path):
+    model, config, tensors = ALL["olmo2-0"].make(tmp_path)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(parameter.half().float())
+    kernels = NATIVE.CpuKernels(1)
+    found = ours(load(config, halved(tensors), kernels=kernels), {"a": prompt(40)}, [[("a", 40)]], kernels)["a"]
+    torch.testing.assert_close(found, theirs(model, prompt(40)), atol=1e-4, rtol=1e-4)
