@@ -24,10 +24,11 @@ from tokenmill.quant.detect import Share, WeightRequest, from_dense, load_stacke
 from tokenmill.quant.schemes import head_scheme
 
 _IGNORABLE = re.compile(
-    r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias|\.[kvq]_scale"
-    r"|\.(output|prob)_scale)$"
+    r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias|\.(output|prob)_scale)$"
 )
-"""Buffers that old checkpoints carry and that are computed here; scales of K/V, which follow from what is stored."""
+"""Buffers that old checkpoints carry and that are computed here; scales of what is rounded by what it is."""
+_KV_SCALES = re.compile(r"\.(kv|[kvq])_scale$")
+"""Of K/V in 8 bits, measured by whoever made the file; our own follow from what is stored, token by token."""
 
 
 @dataclass(slots=True)
@@ -231,7 +232,11 @@ class Build:
     def leftovers(self) -> list[str]:
         """Tensors that nobody asked for."""
         left = sorted(n for n in self.checkpoint.names() if n not in self.book.used)
-        return [n for n in left if not _IGNORABLE.search(n)]
+        return [n for n in left if not _IGNORABLE.search(n) and not _KV_SCALES.search(n)]
+
+    def kv_scales(self) -> bool:
+        """Does the checkpoint bring scales for K/V? They are not read."""
+        return any(_KV_SCALES.search(name) for name in self.checkpoint.names())
 
     def check_leftovers(self) -> None:
         """Refuse a checkpoint with tensors that nobody asked for."""

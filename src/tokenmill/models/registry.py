@@ -198,6 +198,7 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
     model.spec.extras["headless"] = b.book.headless
     if b.place.only is None:
         left = b.leftovers()
+        model.spec.extras["kv_scales"] = b.kv_scales()
         if b.place.stages == 1:
             check_leftovers(left)
         model.spec.extras["left"] = left  # what no stage uses is found when all have said this
