@@ -6,8 +6,6 @@ A checkpoint is a model with one layer more than its config says; Transformers c
 
 from __future__ import annotations
 
-import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,47 +13,12 @@ import pytest
 import torch
 from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
 from families_helpers import CASES, prompt
-from family_cases import ALL
-from safetensors.torch import load_file, save_file
+from later_layers import AROUND, MODELS, make_checkpoint
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import UserError
 
 MOST = 2
-AROUND = {
-    "deepseek": ("enorm", "hnorm", "eh_proj", "shared_head.norm"),
-    "qwen": ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
-}
-MODELS = {"deepseek_v3": "deepseek", "glm4_moe": "deepseek", "qwen3-next": "qwen"}
-
-
-def make_checkpoint(name: str, folder: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """-> Transformers' model, whose last layer is the one that guesses, and the tensors around that."""
-    form = MODELS[name]
-    case = copy.deepcopy(CASES.get(name) or ALL[f"{name}-0"])
-    if form == "qwen":
-        case.config.layer_types = [*case.config.layer_types[:-1], "full_attention"]
-    model, _, _ = case.make(folder)
-    said = json.loads((folder / "config.json").read_text())
-    layers, hidden = said["num_hidden_layers"] - 1, said["hidden_size"]
-    said["num_hidden_layers"] = layers
-    if "layer_types" in said:
-        said["layer_types"] = said["layer_types"][:layers]
-    if form == "deepseek":
-        said["num_nextn_predict_layers"] = 1
-    (folder / "config.json").write_text(json.dumps(said))
-    (file,) = folder.glob("*.safetensors")
-    tensors = load_file(file)
-    torch.manual_seed(1)
-    names = AROUND[form]
-    around = {n: torch.rand(hidden) + (0.5 if form == "deepseek" else -0.5) for n in (names[0], names[1], names[3])}
-    around[names[2]] = torch.randn(hidden, 2 * hidden) * 0.2
-    last, at = f"model.layers.{layers}.", f"model.layers.{layers}." if form == "deepseek" else "mtp."
-    if form == "qwen":
-        tensors = {n.replace(last, "mtp.layers.0."): t for n, t in tensors.items()}
-    tensors |= {f"{at}{n}.weight": t for n, t in around.items()}
-    save_file(tensors, file, metadata={"format": "pt"})
-    return model, around
 
 
 class Reference:
