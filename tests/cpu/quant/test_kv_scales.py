@@ -11,7 +11,13 @@ from safetensors.torch import load_file, save_file
 from tokenmill import LLM, SamplingParams
 from tokenmill.testing.tiny import make_tiny
 
-NAMES = ("self_attn.k_scale", "self_attn.v_scale", "self_attn.kv_scale", "self_attn.q_scale", "self_attn.k_proj.k_scale")
+NAMES = (
+    "self_attn.k_scale",
+    "self_attn.v_scale",
+    "self_attn.kv_scale",
+    "self_attn.q_scale",
+    "self_attn.k_proj.k_scale",
+)
 SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
 
