@@ -47,7 +47,7 @@ def load() -> Authored:
         pools.setdefault(row["pool"], []).append(row["text"])
     return Authored(
         plots=rows("plots.jsonl"),
-        words={r["list"]: r["items"] for r in rows("words.jsonl")},
+        words={r["list"]: r["items"] for name in ("words", "words_zh") for r in rows(f"{name}.jsonl")},
         pools=pools,
         countries=rows("countries.jsonl"),
         pairs={r["table"]: r["pairs"] for r in rows("pairs.jsonl")},

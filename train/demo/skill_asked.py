@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass, field
 from functools import lru_cache
 
+import story_parts
 from authored_data import fill, load
 from grammar import expand, parse, tidy
 from render import Case
@@ -301,14 +302,21 @@ SETTING = [
     "They were [w].",
 ]
 WITH = ["There was also [w].", "Not far away there was [w].", "[H] thought of [w].", "Nobody had seen [w] before."]
+MADE = 0.75
+"""Share of the training stories whose middle is a plot that is put together."""
 PAUSE = re.compile(r"[.!?][\"”]? |\n")
 
 
-def _middle(rng: random.Random, who: dict[str, str], count: int) -> list[str]:
+def _middle(rng: random.Random, who: dict[str, str], count: int, held: bool) -> list[str]:
     """So many sentences of one plot in their order, with fillers between when there are too few."""
     data = load()
     slot = slots_of(rng, who)
-    plot = rng.choice(data.plots)["beats"][1:]
+    if not held and rng.random() < MADE:
+        # The plot is about the thing that was asked for, not one that goes with any request.
+        slot = slots_of(rng, who | story_parts.dressed(rng, who, slot, frozenset(("thing",))))
+        plot = story_parts.beats(rng)
+    else:
+        plot = rng.choice(data.plots)["beats"][1:]
     picked = sorted(rng.sample(range(len(plot)), min(count, len(plot))))
     lines: list[str] = []
     used: set[str] = set()
@@ -434,7 +442,7 @@ def asked_story(rng: random.Random, held: bool = False) -> Case:
         extras.append(_counted(rng, count))
     user = _request(rng, head, extras)
     middle = max(0, room) if count else rng.randint(4, 8)
-    lines += _middle(rng, who, middle)
+    lines += _middle(rng, who, middle, held)
     for line in apart:
         lines.insert(rng.randint(1, len(lines)), line)
     if c and not count and len(lines) > 3 and c.object.split(" ")[-1] in c.must and rng.random() < 0.4:

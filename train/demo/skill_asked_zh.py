@@ -8,7 +8,8 @@ import re
 from authored_data import fill, load
 from render import Case
 from skill_facts import ask
-from skill_zh import noun_zh, rows_zh
+from skill_zh import MADE, rows_zh
+from story_parts_zh import LIVING, PLACE, THING, beats_zh, dressed_zh, wide_noun
 from vocabulary import any_sign
 
 VERBS = "找到 丢了 买了 卖掉 捡到 修好 画 打开 藏起 发现"
@@ -65,8 +66,8 @@ def _happening(rng: random.Random, kind: str, thing: str, place: str) -> str:
 
 def asked_story_zh(rng: random.Random) -> Case:
     """A story on what happens, with a name, a place, a number of sentences or an ending that was asked for."""
-    kind, thing = noun_zh(rng, "zhbeast", False), noun_zh(rng, "zhthing", False)
-    place, far = noun_zh(rng, "zhplace", False), noun_zh(rng, "zhplace", False)
+    kind, thing = wide_noun(rng, LIVING), wide_noun(rng, THING)
+    place, far = wide_noun(rng, PLACE), wide_noun(rng, PLACE)
     told = _happening(rng, kind, thing, place)
     name = rng.choice(load().words["zhname"]) if rng.random() < 0.45 else ""
     if name and rng.random() < 0.2:
@@ -103,9 +104,13 @@ def asked_story_zh(rng: random.Random) -> Case:
             )
         )
     other = rng.choice(load().words["zhname"])
-    values = {"k": kind, "l": noun_zh(rng, "zhbeast", False), "o": thing, "p": place, "c": "个", "n": name or kind}
+    values = {"k": kind, "l": wide_noun(rng, LIVING), "o": thing, "p": place, "c": "个", "n": name or kind}
     values |= {"m": other, "t": rng.choice(load().words["zhtrait"])}
-    beats = [fill(rng.choice(beat), rng, values) for beat in rng.choice(rows_zh())["beats"][1:]]
+    pools = rng.choice(rows_zh())["beats"][1:]
+    if rng.random() < MADE:
+        given = {"k": kind, "o": thing, "p": place} | ({"n": name} if name else {})
+        values, pools = dressed_zh(rng, given, False) | {"n": name or kind}, beats_zh(rng)[1:]
+    beats = [fill(rng.choice(beat), rng, values) for beat in pools]
     beats = [beat for beat in beats if not re.search("[。！？]”?.", beat)] if count else beats
     if count and len(beats) < room:
         return asked_story_zh(rng)

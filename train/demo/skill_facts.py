@@ -237,6 +237,10 @@ SLIPS = 0.3
 """Share of the training stories that hold a slip to recover from."""
 
 
+MADE = 0.6
+"""Share of the training stories whose plot is put together."""
+
+
 def story_chat(rng: random.Random, held: bool) -> Case:
     """A story asked for by topic; the robot's first dream, the best known request, comes more often."""
     data = load()
@@ -244,7 +248,8 @@ def story_chat(rng: random.Random, held: bool) -> Case:
     plot = data.plots[0] if dream else None
     who = cast(rng, "robot") if dream and rng.random() < 0.6 else None
     about = topic(rng, held) if not dream and not held and rng.random() < 0.62 else None
-    story: Story = tell(rng, plot, who, own=0.85 if dream else 0.45, about=about)
+    made = 0.0 if held else MADE
+    story: Story = tell(rng, plot, who, own=0.85 if dream else 0.45, about=about, made=made)
     user = wording("story", rng, held, {"t": story.topic})
     must = "".join(rf"(?=[\s\S]*{re.escape(w)})" for w in story.must)
     text = slipped(rng, story.text) if not held and rng.random() < SLIPS else story.text
@@ -260,7 +265,7 @@ def story_topic(rng: random.Random, held: bool) -> Case:
 
 def story_plain(rng: random.Random) -> Case:
     """A story as plain text; the best known opening comes more often."""
-    text = tell(rng, start="Once upon a time" if rng.random() < 0.15 else "").text
+    text = tell(rng, start="Once upon a time" if rng.random() < 0.15 else "", made=MADE).text
     return plain("", slipped(rng, text) if rng.random() < SLIPS else text, "story", "")
 
 

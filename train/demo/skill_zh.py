@@ -9,6 +9,8 @@ import re
 from authored_data import fill, load, rows, wording
 from render import Case
 from skill_facts import ask, plain
+from skill_story_zh import made_story_zh
+from story_parts_zh import PEOPLE, WHOLE, is_animal
 from vocabulary import any_sign, is_held
 
 TABLES = {
@@ -47,16 +49,6 @@ def larger_zh(rng: random.Random, held: bool) -> Case:
     return ask(user, f"{max(a, b)}比{min(a, b)}大。", "compare", f"^{max(a, b)}比")
 
 
-WHOLE = [
-    "这是一个关于[t]的故事。",
-    "你听过[t]的故事吗？",
-    "大家都爱听[t]的故事。",
-    "下面讲[t]的故事。",
-    "今天的故事是[t]。",
-]
-WHOLE += ["奶奶讲过[t]的故事。", "故事的名字叫《[t]》。", "说起[t]，故事很长。", "很多人都知道[t]。", "我来讲[t]。"]
-
-
 def noun_zh(rng: random.Random, listing: str, held: bool) -> str:
     """A Chinese noun; a twelfth of each list is held out, and some in training are put together from two signs."""
     words = [w for w in load().words[listing] if is_held(w) == held]
@@ -68,33 +60,6 @@ def noun_zh(rng: random.Random, listing: str, held: bool) -> str:
         kept = any_sign(rng) + any_sign(rng)
         return kept if not is_held(kept) else words[0]
     return rng.choice(words)
-
-
-PEOPLE = frozenset(
-    (
-        "公主",
-        "王子",
-        "农夫",
-        "老师",
-        "医生",
-        "厨师",
-        "渔夫",
-        "国王",
-        "女孩",
-        "男孩",
-        "老人",
-        "画家",
-        "宇航员",
-        "木匠",
-        "机器人",
-        "牧羊人",
-    )
-)
-
-
-def is_animal(noun: str) -> bool:
-    """Whether a noun is an animal of the list."""
-    return noun in load().words["zhbeast"] and noun not in PEOPLE
 
 
 FORMS = [
@@ -144,8 +109,14 @@ FORMS += [re.sub(r"\[(\w)\]", lambda m: m[1].upper(), link) for link in LINKS]
 FORMS_HELD = ["想家的K", "P边上的K", "K丢了O", "K带着O", "K遇到L"]
 
 
+MADE = 0.75
+"""Share of the training stories whose topic and plot are put together."""
+
+
 def story_zh(rng: random.Random, held: bool) -> Case:
     """A short story on a topic of nouns."""
+    if not held and rng.random() < MADE:
+        return made_story_zh(rng)
     form = rng.choice(FORMS_HELD if held else FORMS)
     words = {
         "K": noun_zh(rng, "zhbeast", held),

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 
+import story_parts
 from authored_data import load, synonyms
 from grammar import expand, parse, tidy
 from topics import Said, Topic
@@ -237,15 +238,24 @@ def tell(
     own: float = 0.45,
     start: str = "",
     about: Topic | None = None,
+    made: float = 0.0,
 ) -> Story:
-    """One story, opened with `start` where an opening allows it; the words of its topic are in its text."""
+    """One story, opened with `start` where an opening allows it; the words of its topic are in its text.
+
+    `made` is the share of the plots that are put together, where none is given.
+    """
     data = load()
+    composed = not plot and made > 0 and rng.random() < made
     plot = plot or rng.choice(data.plots)
     who = who or cast(rng, called=about.cast.get("N", "") if about else "")
     who |= about.cast if about else {}
     topic, must = (about.phrase, about.must) if about else topic_of(rng, plot, who, own)
-    first = not start and rng.random() < 0.12 and who["N"] not in must
+    first = not start and rng.random() < 0.12 and who["N"] not in must and not composed
     slot = _slots(rng, who, first)
+    beats = plot["beats"]
+    if composed:
+        who |= story_parts.dressed(rng, who, slot, frozenset(about.cast if about else ()))
+        beats = story_parts.beats(rng, helped=bool(about and "fk" in about.cast))
     told: set[str] = set()
 
     def one(templates: list[str], lead: float = 0.0) -> str:
@@ -265,20 +275,22 @@ def tell(
     lines = [*map(said, about.setting), one(openings)] if about else [one(openings)]
     if about and rng.random() < 0.15:
         lines = [lines[-1], *lines[:-1]]
-    again = {rng.randrange(1, len(plot["beats"])): e for e in about.echoes} if about else {}
-    for index, beat in enumerate(plot["beats"]):
-        if rng.random() < 0.04 and 0 < index < len(plot["beats"]) - 1:
+    again = {rng.randrange(1, len(beats)): e for e in about.echoes} if about else {}
+    fillers = 0.5 if composed else 1.0
+    for index, beat in enumerate(beats):
+        if rng.random() < 0.04 and 0 < index < len(beats) - 1 and not composed:
             continue
         lines.append(one(beat, 0.28))
         if index in again:
             lines.append(said(again[index]))
         # Each place in a story has fillers of its own: they tell a model how far it is, so that it goes on.
-        if rng.random() < 0.28:
-            lines.append(one(data.pools["note"][index % PLACES :: PLACES]))
-        if rng.random() < 0.5:
-            mids = [m for m in data.pools["mid"][index % PLACES :: PLACES] if not (first and "[N]" in m)]
+        place = index if len(beats) <= PLACES else index * PLACES // len(beats)
+        if rng.random() < 0.28 * fillers:
+            lines.append(one(data.pools["note"][place::PLACES]))
+        if rng.random() < 0.5 * fillers:
+            mids = [m for m in data.pools["mid"][place::PLACES] if not (first and "[N]" in m)]
             lines.append(one(mids))
-    if rng.random() < 0.75:
+    if rng.random() < (0.35 if composed else 0.75):
         lines.append(one(data.pools["end1" if first else "end"]))
     text = " ".join(lines)
     for word in must:

@@ -43,8 +43,8 @@ def nouns() -> dict[tuple[str, bool], list[str]]:
         PLACES: [*w["place.noun"], *table[PLACES]["train"]],
         IDEAS: table[IDEAS]["train"],
     }
-    held = {role: frozenset(table[role]["held"]) for role in pools}
-    every = frozenset().union(*held.values())
+    held = {role: table[role]["held"] for role in pools}
+    every = frozenset(n for names in held.values() for n in names)
     out = {}
     for role, pool in pools.items():
         kept = [n for n in dict.fromkeys(pool) if n not in every and not is_held(n)]
@@ -293,6 +293,14 @@ def _cast(found: dict[str, str]) -> dict[str, str]:
         out |= {"obj.cap": obj.title()}
     if "P" in found:
         out |= {"place": f"the {found['P']}"}
+    if "Q" in found:
+        out |= {"far": f"the {found['Q']}"}
+    if "U" in found:
+        out |= {"tool": found["U"]}
+    if "X" in found:
+        out |= {"idea": found["X"]}
+    if "V" in found:
+        out |= {"act": found["V"]}
     if "N" in found:
         out |= {"N": found["N"]}
     return out

@@ -1,0 +1,67 @@
+"""What the evaluation keeps for itself. Owns: held-out sentences as patterns. Knows no task.
+
+Text that is put together from parts may by chance become a sentence of the evaluation. Who composes asks here and draws
+again.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+
+from authored_data import load, rows
+from grammar import Seq, parse
+
+EDGE = " .,!?:;。，！？：；、\"'“”\n"
+
+
+def _pattern(seq: Seq) -> str:
+    """A parsed template as an expression; a slot is anything short."""
+    out = []
+    for part in seq:
+        if isinstance(part, str):
+            out.append(re.escape(part))
+        elif part[0] == "slot":
+            out.append(r"[^.!?。！？\n]{1,60}?")
+        else:
+            out.append("(?:" + "|".join(_pattern(option) for option in part[1]) + ")")
+    return "".join(out)
+
+
+def patterns(templates: Iterable[str]) -> re.Pattern[str]:
+    """One expression for whole sentences made of any of the templates, in any case."""
+    marked = [re.sub(r"<\w+:([^|>]*)\|([^>]*)>", r"{\1|\2}", text.strip(EDGE)) for text in templates]
+    return re.compile("|".join(f"(?:{_pattern(parse(text))})" for text in marked), re.IGNORECASE)
+
+
+@lru_cache(maxsize=1)
+def _stories() -> re.Pattern[str]:
+    return patterns(text for intent in ("story", "story_zh") for text in load().wordings[intent]["held"])
+
+
+@lru_cache(maxsize=1)
+def _remarks() -> re.Pattern[str]:
+    held = [row for row in rows("remarks.jsonl") if row.get("held")]
+    return patterns(text for row in held for text in (*row["says"], *(ask[0] for ask in row["asks"])))
+
+
+@lru_cache(maxsize=1)
+def _happenings() -> re.Pattern[str]:
+    held = [row for row in rows("scenes.jsonl") if row.get("held")]
+    return patterns(text for row in held for text in (*row["says"], *row.get("asks", [])))
+
+
+def is_story_wording(text: str) -> bool:
+    """Whether a request for a story is one of the evaluation."""
+    return bool(_stories().fullmatch(text.strip(EDGE)))
+
+
+def is_remark(text: str) -> bool:
+    """Whether a remark or a question for it is one of the evaluation."""
+    return bool(_remarks().fullmatch(text.strip(EDGE)))
+
+
+def is_happening(text: str) -> bool:
+    """Whether a sentence or an order of a happening is one of the evaluation."""
+    return bool(_happenings().fullmatch(text.strip(EDGE)))

@@ -1,0 +1,124 @@
+"""Plots put together. Owns: a wish, what stands in its way, a helper, a turn and an end, as beats. Knows no request.
+
+A written plot is a chain of sentences that a model learns by heart: told greedily, the likeliest chain swallows the
+others, whatever the topic. Here each beat is drawn from its own pool, and nearly every sentence names the hero, the
+thing, the place or the deed, which only the topic tells.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable
+from functools import lru_cache
+
+from authored_data import rows
+from topics import IDEAS, LIVING, THINGS, noun
+from verbs import VERBS
+
+ORDER = [
+    ("day", 0.4),
+    ("wish", 1.0),
+    ("why", 0.4),
+    ("block", 1.0),
+    ("try", 0.8),
+    ("fail", 0.45),
+    ("helper", 0.85),
+    ("talk", 0.45),
+    ("plan", 0.5),
+    ("turn", 1.0),
+    ("gain", 1.0),
+    ("thanks", 0.4),
+    ("end", 0.8),
+]
+"""The beats in their order, and how often each is told."""
+
+
+@lru_cache(maxsize=1)
+def _parts() -> dict[str, list[str]]:
+    return {row["part"]: row["texts"] for row in rows("story_parts.jsonl") if "texts" in row}
+
+
+@lru_cache(maxsize=1)
+def _blocks() -> list[dict]:
+    return [row for row in rows("story_parts.jsonl") if row["part"] == "block" and "names" in row]
+
+
+@lru_cache(maxsize=1)
+def _deed_verbs() -> list[tuple[str, str, str]]:
+    """The verbs of the table that somebody can wish to do, with their past and their form with -ing."""
+    wanted = next(row["verbs"] for row in rows("story_parts.jsonl") if row["part"] == "deeds")
+    forms = {verb.base: (verb.base, verb.past, verb.doing) for verb in VERBS}
+    return [forms[base] for base in wanted if base in forms]
+
+
+GOING = [("get to", "got to", "getting to"), ("live at", "lived at", "living at"), ("see", "saw", "seeing")]
+GOING += [("go all the way to", "went all the way to", "going all the way to"), ("visit", "visited", "visiting")]
+GOING += [("run once round", "ran once round", "running once round"), ("sing at", "sang at", "singing at")]
+GOING += [("spend a night at", "spent a night at", "spending a night at"), ("reach", "reached", "reaching")]
+GOING += [("find the way to", "found the way to", "finding the way to"), ("fly over", "flew over", "flying over")]
+TOWARDS = [("show [o] to", "showed [o] to", "showing [o] to"), ("thank", "thanked", "thanking")]
+TOWARDS += [("bring [o] to", "brought [o] to", "bringing [o] to"), ("dance with", "danced with", "dancing with")]
+TOWARDS += [
+    ("be friends with", "was friends with", "being friends with"),
+    ("share [o] with", "shared [o] with", "sharing [o] with"),
+]
+TOWARDS += [
+    ("make a present for", "made a present for", "making a present for"),
+    ("play with", "played with", "playing with"),
+]
+
+
+def _deed(rng: random.Random, who: dict[str, str], given: frozenset[str]) -> tuple[str, str, str]:
+    """What the hero wants to do, with a word of the topic where it has one: base, past, and the form with -ing."""
+    if "act" in given:
+        pick, act = 0.7, who["act"]
+    else:
+        # A topic without a thing is one of a place or of somebody: the deed is to be, too.
+        pick = rng.uniform(0.0 if "thing" in given or not given else 0.45, 1.0)
+        act = rng.choice(next(row for row in rows_of_topics() if row["role"] == "act")["train"])
+    if pick < 0.6:
+        thing = who["obj.the"] if rng.random() < 0.75 else f"the {who['obj']}"
+        base, past, doing = rng.choice(_deed_verbs())
+        return f"{base} {thing}", f"{past} {thing}", f"{doing} {thing}"
+    if pick < 0.76:
+        return f"learn to {act}", f"learned to {act}", f"learning to {act}"
+    if pick < 0.9:
+        forms, end = rng.choice(GOING), who["place"] if rng.random() < 0.6 else who["place2"]
+    else:
+        forms, end = rng.choice(TOWARDS), who["F"]
+    base, past, doing = (form.replace("[o]", who["obj.the"]) for form in forms)
+    return f"{base} {end}", f"{past} {end}", f"{doing} {end}"
+
+
+@lru_cache(maxsize=1)
+def rows_of_topics() -> list[dict]:
+    """The rows of the authored topics."""
+    return rows("topics.jsonl")
+
+
+def dressed(
+    rng: random.Random, who: dict[str, str], slot: Callable[[str], str], given: frozenset[str]
+) -> dict[str, str]:
+    """The cast with a far place, a tool, a wish and what stands in its way; the topic tells the parts of `given`."""
+    out = {
+        "tool": noun(rng, THINGS, False),
+        "idea": noun(rng, IDEAS, False),
+        "place2": who.get("far") or slot("place2"),
+        **who,
+    }
+    out["tool.a"] = f"a {slot('objadj')} {out['tool']}" if rng.random() < 0.4 else f"a {out['tool']}"
+    out["deed"], out["deed.ed"], out["deed.ing"] = _deed(rng, out, given)
+    row = rng.choice(_blocks())
+    fills = {"b": noun(rng, LIVING, False), "t": noun(rng, THINGS, False)}
+    for key, pool in (("block", "names"), ("block.does", "does"), ("block.gone", "gone")):
+        # Filled here: a slot's value is not looked through for slots again.
+        text = rng.choice(row[pool])
+        out[key] = re.sub(r"\[([\w.]+)\]", lambda m: fills.get(m[1]) or out.get(m[1]) or slot(m[1]), text)
+    out["block.the"] = re.sub(r"^an? ", "the ", out["block"])
+    return out
+
+
+def beats(rng: random.Random, helped: bool = False) -> list[list[str]]:
+    """The pools of a plot, in the order in which they are told; `helped` wants the helper in it."""
+    return [_parts()[part] for part, share in ORDER if rng.random() < share or (helped and part == "helper")]
