@@ -25,7 +25,7 @@ from tokenmill.engine.build import build_replicas
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request
-from tokenmill.engine.routing import Asked, Router
+from tokenmill.engine.routing import Router, asked_of
 from tokenmill.engine.service import Service
 from tokenmill.engine.weights import Weights, WeightUpdates
 
@@ -41,7 +41,7 @@ class AsyncLLM:
         self.services = [Service(built) for built in build_replicas(config)]
         """One for each engine of data_parallel_size."""
         self.service = self.services[0]
-        self.router = Router() if len(self.services) > 1 else None
+        self.router = Router(self.service.built.prefix_block) if len(self.services) > 1 else None
         self.owners: dict[str, int] = {}
         self._weights = WeightUpdates(self.service.built)
         self.reader = PromptReader(self.service.built.tokenizer, self.service.built.facts.max_model_len)
@@ -123,10 +123,8 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
-        for number, service in enumerate(self.services):
+        for service in self.services:
             await service.call(service.engine.scheduler.tables.cache.clear)
-            if self.router is not None:
-                self.router.forget(number)
         return True
 
     async def update_weights(self, weights: Weights) -> int:
@@ -216,7 +214,9 @@ class AsyncLLM:
             async for delta in service.generate(request):
                 accumulator.add(delta)
                 if self.router is not None:
-                    self.router.computed(self.owners[request.id], request.id, 1, 0)
+                    number = self.owners[request.id]
+                    self.router.computed(number, request.id, 1, 0)
+                    self.router.said(number, request.id, len(delta.token_ids))
                 if kind == RequestOutputKind.DELTA:
                     yield _news(request, delta, accumulator)
                 elif kind == RequestOutputKind.CUMULATIVE or accumulator.finished:
@@ -229,8 +229,11 @@ class AsyncLLM:
             raise ParameterError(f"The request id {request.id!r} is in use: choose another one.", param="request_id")
         number = 0
         if self.router is not None:
+            for each, service in enumerate(self.services):
+                while service.cached:
+                    self.router.cached(each, *service.cached.popleft())
             alive = [number for number, service in enumerate(self.services) if service.dead is None] or [0]
-            number = self.router.pick_engine(alive, Asked(request.id, request.prompt_ids, request.salt or ""))
+            number = self.router.pick_engine(alive, asked_of(request))
         self.owners[request.id] = number
         try:
             yield self.services[number]

@@ -39,6 +39,7 @@ from tokenmill.engine.sleeping import SleepDesk
 from tokenmill.engine.text import eos_ids_of, give_text, load_tokenizer
 from tokenmill.engine.workers import start_ranks
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
+from tokenmill.kvcache.cache_events import CacheEvents
 from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits
@@ -68,6 +69,11 @@ class Built:
     def context(self) -> int:
         """Tokens of the longest prompt with its output."""
         return self.facts.max_model_len
+
+    @property
+    def prefix_block(self) -> int:
+        """Tokens of what is found again at once; 0: nothing is."""
+        return self.config.cache.block_size if self.config.cache.enable_prefix_caching else 0
 
 
 def make_limits(
@@ -111,6 +117,8 @@ def build_engine(config: EngineConfig) -> Built:
         prefix_cache=config.cache.enable_prefix_caching,
         snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
     )
+    if config.engines > 1:  # somebody chooses between them
+        tables.cache.listener = CacheEvents()
     cohorts = 0 if executor.chains else executor.depth
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, cohorts=cohorts)
     limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
@@ -168,7 +176,7 @@ def build_llm(config: EngineConfig) -> Built:
     if config.adapters.enable_lora:
         raise ParameterError("enable_lora with data_parallel_size > 1 needs `serve` or AsyncLLM.", param="enable_lora")
     built = build_replicas(config)
-    engine = Replicas([one.engine for one in built])
+    engine = Replicas([one.engine for one in built], built[0].prefix_block)
     sleep = SleepDesk(engine)
     for part in built:
         part.engine.admission.check_engine = checks_of(part.adapters, sleep, headless=part.facts.headless)

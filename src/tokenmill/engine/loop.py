@@ -54,6 +54,7 @@ def describe(built: Built, load_s: float) -> Ready:
     facts["root"] = str(built.config.model.model)
     facts["max_rows"] = built.config.schedule.max_num_seqs
     facts["block_size"] = built.config.cache.block_size
+    facts["prefix_block"] = built.prefix_block
     facts["priorities"] = built.config.schedule.scheduling_policy == "priority"
     return Ready(
         facts=facts,
@@ -259,6 +260,7 @@ class EngineLoop:
         self.built.adapters.let_go()
         if self.prefilling:
             report.prefilled = self._prefilled()
+        report.published, report.gone = self.engine.scheduler.tables.cache.listener.take()
         counters = self.engine.scheduler.counters
         total = counters.prompt_tokens + counters.output_tokens
         report.tokens, self.tokens_before = total - self.tokens_before, total

@@ -13,17 +13,18 @@ from typing import Any
 
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.engine.engine import Engine
-from tokenmill.engine.routing import Asked, Router
+from tokenmill.engine.routing import Router, asked_of
 from tokenmill.process.pipe import LOOK_S
 
 
 class Replicas:
     """What callers use of an Engine, over several."""
 
-    def __init__(self, parts: list[Engine]) -> None:
+    def __init__(self, parts: list[Engine], prefix_block: int = 0) -> None:
+        """prefix_block: tokens per block of their prefix caches; 0: they have none."""
         self.parts = parts
         self.admission, self.executor, self.scheduler = parts[0].admission, parts[0].executor, parts[0].scheduler
-        self.router = Router()
+        self.router = Router(prefix_block)
         self.owners: dict[str, int] = {}
         self.news = select.poll()
         for part in parts:
@@ -43,8 +44,9 @@ class Replicas:
 
     def add(self, request: Request, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not."""
-        asked = Asked(request.id, request.prompt_ids, request.salt or "")
-        number = self.router.pick_engine(range(len(self.parts)), asked)
+        for number, part in enumerate(self.parts):
+            self.router.cached(number, *part.scheduler.tables.cache.listener.take())
+        number = self.router.pick_engine(range(len(self.parts)), asked_of(request))
         try:
             self.parts[number].add(request, pooling)
         except BaseException:
@@ -61,9 +63,8 @@ class Replicas:
 
     def forget_prefixes(self) -> None:
         """Empty the prefix caches."""
-        for number, part in enumerate(self.parts):
+        for part in self.parts:
             part.forget_prefixes()
-            self.router.forget(number)
 
     def step(self) -> list[TokenDelta]:
         """Give every engine all that it takes, and commit what has come; waits until something has."""
@@ -87,6 +88,7 @@ class Replicas:
         """The same; what they say of an engine's load is noted."""
         for delta in deltas:
             self.router.computed(number, delta.request_id, 1, 0)
+            self.router.said(number, delta.request_id, len(delta.tokens))
         ended = {delta.request_id for delta in deltas if delta.finish is not None}
         for name in ended - self.parts[number].scheduler.roster.groups.keys():
             self.owners.pop(name, None)

@@ -1,39 +1,38 @@
-"""Which of several engines takes a request. Owns: what each has to do, which beginnings of prompts it has seen, and the
-choice: where the least is left to compute before the request's own tokens come.
+"""Which of several engines takes a request. Owns: what each has to do, what it has told of its cache, and the choice:
+where the least is left to compute before the request's own tokens come.
 
-The cost of an engine is what it would have to compute of the prompt, what it has yet to compute of others', and a share
-for every request that it answers. A session stays with its engine while what is cached there is worth more than its
-queue. Hashes are stable: any process gives the same. Must not know: processes, HTTP.
+The cost of an engine is what it would have to compute of the prompt, what it has yet to compute of others', a share
+for every request that it answers, which grows with what is read for it at each step, and what it was given lately more
+than others. What lies in its cache is what it has said (kvcache/cache_events.py), and what open requests are about to
+bring there; nothing is guessed, so evictions count at once. A session stays with its engine while going elsewhere would
+gain little. Must not know: processes, HTTP.
 """
 
 from __future__ import annotations
 
 import heapq
-from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
-STRIDE = 64
-MAX_STRIDES = 256
+from tokenmill.core.request import Request
+from tokenmill.kvcache.cache_events import MARK_BYTES, prompt_marks, salt_of
+
+MOST_TOKENS = 16_384
+"""Of a prompt's beginning that are looked for."""
 MAX_REMEMBERED = 16_384
-STAY = 512
-"""Tokens, besides its prompt's, that a session lets go before it when it stays with its engine: what was said there
-last is cached, and more may be than the prompt shows."""
+AGAIN = 4
+"""What a token counts that would be computed though it is cached elsewhere: it holds up whoever comes behind it, and
+pushes others out of the cache. tests/pure/test_routing_prefixes.py shows what other numbers give: smaller ones
+compute beginnings on every engine, larger ones leave a busy engine alone with its beginnings."""
 ANSWER = 32
-"""Prompt tokens that an open request counts for while it is answered."""
-
-
-def prefix_keys(prompt_ids: list[int], salt: str) -> list[bytes]:
-    """One hash per stride of the prompt, each covering everything before it."""
-    keys: list[bytes] = []
-    seed = salt.encode(errors="surrogatepass")
-    for start in range(0, min(len(prompt_ids) - STRIDE, STRIDE * (MAX_STRIDES - 1)) + 1, STRIDE):
-        part = array("q", prompt_ids[start : start + STRIDE]).tobytes()
-        seed = blake2b(seed + part, digest_size=8).digest()
-        keys.append(seed)
-    return keys
+"""What an open request counts while it is answered."""
+PER_BLOCK = 1
+"""What each block that it reads counts besides."""
+STAY = 512 * AGAIN
+"""So much more may it cost to stay with a session's engine: its history would lie twice."""
+MOST_AHEAD = 4096
+"""An engine that was given more work than others, in prompt tokens, is so much ahead at most: the rest is forgiven."""
 
 
 class Memory:
@@ -75,86 +74,154 @@ class Memory:
 
 
 @dataclass(slots=True)
-class Load:
-    """What one engine has to do: prompt tokens left of each open request, and prefixes that it has been sent."""
+class Work:
+    """One open request at an engine. left: prompt tokens to compute; length: its prompt and what it has said; brings:
+    the marks of blocks that its prompt is about to leave there."""
 
-    left: dict[str, int] = field(default_factory=dict)
+    left: int
+    length: int
+    brings: list[bytes]
+
+
+@dataclass(slots=True)
+class Load:
+    """One engine. held: marks of the blocks that it has said are in its cache; coming: of those that open requests are
+    about to bring, by how many; given: work that it was given so far, in prompt tokens."""
+
+    open: dict[str, Work] = field(default_factory=dict)
     pending: int = 0
-    seen: Memory = field(default_factory=Memory)
+    blocks: int = 0
+    held: set[bytes] = field(default_factory=set)
+    coming: Counter[bytes] = field(default_factory=Counter)
+    given: int = 0
 
     @property
     def cost(self) -> int:
-        """Tokens that come before those of a new request, and a share for every answer."""
-        return self.pending + ANSWER * len(self.left)
+        """What comes before a new request's own tokens, and a share for every answer."""
+        return self.pending + ANSWER * len(self.open) + PER_BLOCK * self.blocks
+
+    def known(self, marks: list[bytes]) -> int:
+        """How many blocks of a prompt need not be computed. A mark stands for all before it, so the last one counts:
+        of layers with a window earlier ones go first."""
+        held, coming = self.held, self.coming
+        for count in range(len(marks), 0, -1):
+            if marks[count - 1] in held or marks[count - 1] in coming:
+                return count
+        return 0
+
+    def arrived(self, work: Work) -> None:
+        """Its prompt is computed, or never will be: what it left is told by the engine."""
+        for mark in work.brings:
+            self.coming[mark] -= 1
+            if not self.coming[mark]:
+                del self.coming[mark]
+        work.brings = []
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the choice depends on."""
+    """What the choice depends on. keys: what the prefix cache knows the prompt's tokens by."""
 
     name: str
-    prompt_ids: list[int]
+    keys: list[int]
     salt: str = ""
     session: str | None = None
     owner: str = ""
 
 
-class Router:
-    """Remembers which prompts went where, for each owner apart: no key makes the server forget another one's."""
+def asked_of(request: Request, session: str | None = None, owner: str = "") -> Asked:
+    """What the choice for this request depends on."""
+    keys = request.prompt_keys or request.prompt_ids
+    return Asked(request.id, keys, salt_of(request.adapter, request.salt), session, owner)
 
-    def __init__(self, most: int = MAX_REMEMBERED) -> None:
-        """most: strides of prompts that an engine's cache may hold."""
-        self.most = most
+
+class Router:
+    """Chooses engines. Sessions are remembered for each owner apart: no key makes it forget another one's."""
+
+    def __init__(self, block_size: int = 0) -> None:
+        """block_size: of the engines' prefix caches; 0: there are none."""
+        self.block_size = block_size
         self.loads: dict[int, Load] = {}
         self.sessions = Memory()
 
     def pick_engine(self, engines: Iterable[int], asked: Asked, *, only: int | None = None) -> int:
         """The engine for a request, which counts as sent there from now on. only: it is settled already."""
         able = [only] if only is not None else list(engines)
-        owner = asked.owner if asked.salt else ""  # without a salt keys share what is cached
-        keys = prefix_keys(asked.prompt_ids, asked.salt) if len(able) > 1 or len(self.loads) > 1 else []
-        left = {engine: self._uncached(engine, asked, owner, keys) for engine in able}
-        cost = {engine: left[engine] + self._load(engine).cost for engine in able}
-        best = min(able, key=lambda engine: (cost[engine], engine))
+        several = len(able) > 1 or len(self.loads) > 1
+        marks = (
+            prompt_marks(asked.keys, asked.salt, self.block_size, MOST_TOKENS) if several and self.block_size else []
+        )
+        loads = {engine: self._load(engine) for engine in able}
+        left = {e: max(1, len(asked.keys) - self.block_size * loads[e].known(marks)) for e in able}
+        least = min(load.given for load in loads.values())
+        cost = {e: AGAIN * left[e] + loads[e].cost + loads[e].given - least for e in able}
+        best = min(able, key=lambda e: (cost[e], e))
         at = None if asked.session is None else self.sessions.get(asked.owner, asked.session)
-        if at in cost and cost[at] <= cost[best] + STAY + len(asked.prompt_ids):
+        if at in cost and cost[at] <= cost[best] + STAY:
             best = at
-        load = self._load(best)
-        load.seen.put(owner, keys, best)
-        load.left[asked.name] = left[best]
+        load = loads[best]
+        load.open[asked.name] = Work(left[best], len(asked.keys), marks)
+        load.coming.update(marks)
         load.pending += left[best]
+        load.blocks += self._blocks(len(asked.keys))
+        load.given += left[best] + ANSWER
+        for other in self.loads.values():
+            other.given = max(other.given, load.given - MOST_AHEAD)
         if asked.session is not None:
             self.sessions.put(asked.owner, (asked.session,), best)
         return best
 
+    def cached(self, engine: int, published: bytes, gone: bytes) -> None:
+        """What the engine tells of its cache: marks, one after the other."""
+        held = self._load(engine).held
+        held.update(_marks(published))
+        held.difference_update(_marks(gone))
+
     def computed(self, engine: int, name: str, tokens: int, prompt: int) -> None:
         """So many of the prompt's tokens are computed, or were cached."""
-        load = self._load(engine)
-        before = load.left.get(name)
-        if before is not None:
-            load.left[name] = now = min(before, max(0, prompt - tokens))
-            load.pending -= before - now
+        load, work = self._open(engine, name)
+        if work is not None:
+            before = work.left
+            work.left = min(before, max(0, prompt - tokens))
+            load.pending -= before - work.left
+            if not work.left:
+                load.arrived(work)
+
+    def said(self, engine: int, name: str, tokens: int) -> None:
+        """So many tokens more have been answered."""
+        load, work = self._open(engine, name)
+        if work is not None:
+            load.blocks += self._blocks(work.length + tokens) - self._blocks(work.length)
+            work.length += tokens
 
     def done(self, engine: int, name: str) -> None:
         """The request has ended there."""
-        load = self._load(engine)
-        load.pending -= load.left.pop(name, 0)
+        load, work = self._open(engine, name)
+        if work is not None:
+            del load.open[name]
+            load.pending -= work.left
+            load.blocks -= self._blocks(work.length)
+            load.arrived(work)
 
     def forget(self, engine: int) -> None:
         """That engine's cache is gone, and what it had to do."""
         self.loads.pop(engine, None)
 
+    def _blocks(self, length: int) -> int:
+        return -(-length // self.block_size) if self.block_size else 0
+
+    def _open(self, engine: int, name: str) -> tuple[Load, Work | None]:
+        """Where a request is; it may have ended, or gone down with its engine."""
+        load = self.loads.get(engine) or Load()
+        return load, load.open.get(name)
+
     def _load(self, engine: int) -> Load:
         found = self.loads.get(engine)
-        if found is None:
-            found = self.loads[engine] = Load(seen=Memory(self.most))
+        if found is None:  # a new life is not behind the others
+            least = min((load.given for load in self.loads.values()), default=0)
+            found = self.loads[engine] = Load(given=least)
         return found
 
-    def _uncached(self, engine: int, asked: Asked, owner: str, keys: list[bytes]) -> int:
-        seen = self._load(engine).seen
-        known = 0
-        for key in keys:
-            if seen.get(owner, key) is None:
-                break
-            known += STRIDE
-        return max(1, len(asked.prompt_ids) - known)
+
+def _marks(joined: bytes) -> list[bytes]:
+    return [joined[at : at + MARK_BYTES] for at in range(0, len(joined), MARK_BYTES)]

@@ -13,6 +13,7 @@ import logging
 import queue
 import sys
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -53,6 +54,8 @@ class Service:
         self.coming: ByLoop = {}
         self.callers: dict[str, Caller] = {}
         self.commands: queue.SimpleQueue[Add | Callable[[], None] | None] = queue.SimpleQueue()
+        self.cached: deque[tuple[bytes, bytes]] = deque()
+        """What the engine has told of its prefix cache, where somebody chooses between several (wire.py: Report)."""
         self.dead: str | None = None
         self.loop = EngineLoop(built, self._receive, self._heard)
         self.thread = threading.Thread(target=self._drive_loop, name="tokenmill-engine", daemon=True)
@@ -173,6 +176,8 @@ class Service:
 
     def _heard(self, news: News) -> None:
         assert isinstance(news, Report)
+        if news.published or news.gone:
+            self.cached.append((news.published, news.gone))
         for refused in news.refused:
             self.deliveries.safely(refused.request_id, self._refuse, refused)
         for name, message in news.failed.items():

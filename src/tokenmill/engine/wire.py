@@ -151,7 +151,8 @@ class Report(msgspec.Struct, tag="report", omit_defaults=True):
     over by now, and may have taken long); `failed` are requests that our own mistakes ended, with what to say;
     `prefilled` says how many prompt tokens of a request are computed or were cached, when a step has brought more;
     `preempted` counts by request id, when new preemptions have happened; `adapted`: adapters that are there, or why
-    not, by number; `slept`: what came of Sleep or Wake."""
+    not, by number; `slept`: what came of Sleep or Wake; `published`, `gone`: marks of blocks of its prefix cache, one
+    after the other (kvcache/cache_events.py), from one of several engines."""
 
     deltas: list[TokenDelta] = []
     started: dict[str, float] = {}
@@ -164,6 +165,8 @@ class Report(msgspec.Struct, tag="report", omit_defaults=True):
     tokens: int = 0
     stats: EngineStats | None = None
     slept: Slept | None = None
+    published: bytes = b""
+    gone: bytes = b""
 
 
 Command = Add | Abort | Adapt | Sleep | Wake | Broken | Stop
@@ -235,6 +238,8 @@ def _split(parts: dict[str, Any], take: Callable[[Any, Any], Any], why: str) -> 
     made.slept = next(iter(keep([parts.get("slept")], Slept | None, _nobody)), None)
     made.stats = next(iter(keep([parts.get("stats")], EngineStats | None, _nobody)), None)
     made.tokens = next(iter(keep([parts.get("tokens", 0)], int, _nobody)), 0)
+    made.published = next(iter(keep([parts.get("published", b"")], bytes, _nobody)), b"")
+    made.gone = next(iter(keep([parts.get("gone", b"")], bytes, _nobody)), b"")
     return made
 
 

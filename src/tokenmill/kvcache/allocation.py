@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from tokenmill.core.sequence import Sequence, Table
 from tokenmill.core.step import BlockCopy, StepPlan, TableEdit
 from tokenmill.kvcache.blocks import BlockPool
+from tokenmill.kvcache.cache_events import salt_of
 from tokenmill.kvcache.radix import Node, RadixCache
 from tokenmill.kvcache.snapshots import Snapshots
 
@@ -222,10 +223,10 @@ class BlockTables:
 
     # ------------------------------------------------------------ prefix cache
 
-    def publish(self, seq: Sequence, upto: int) -> list[object]:
+    def publish(self, seq: Sequence, upto: int) -> list[Node]:
         """Make full blocks of known tokens in positions [published, upto) matchable; -> nodes that are new."""
         size = self.block_size
-        new: list[object] = []
+        new: list[Node] = []
         if seq.published + size > upto or seq.node is None:
             return new
         keys = seq.keys
@@ -280,7 +281,7 @@ class BlockTables:
 
     def _salt(self, seq: Sequence) -> str:
         request = seq.group.request
-        return f"{request.adapter}\x00{request.salt}" if request.adapter or request.salt else ""
+        return salt_of(request.adapter, request.salt)
 
 
 def _ancestors(node: Node) -> list[Node]:

@@ -14,14 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from tokenmill.kvcache.blocks import BlockPool
+from tokenmill.kvcache.cache_events import Listener, NoListener
 
 
 class Node:
     """One full block of tokens: `blocks[g]` holds its K/V in group g, or -1. A root's key is its salt. `snapshot`: the
     slot that keeps a row's states behind the block's last token, or -1. `followed`: a drafter with K/V of its own has
-    seen the tokens, too."""
+    seen the tokens, too. `mark`, `told`: see cache_events.py."""
 
-    __slots__ = ("blocks", "children", "followed", "key", "parent", "snapshot")
+    __slots__ = ("blocks", "children", "followed", "key", "mark", "parent", "snapshot", "told")
 
     def __init__(self, key: tuple[int | str, ...], parent: Node | None, num_groups: int) -> None:
         self.key = key
@@ -30,6 +31,8 @@ class Node:
         self.blocks = [-1] * num_groups
         self.snapshot = -1
         self.followed = False
+        self.mark = b""
+        self.told = False
 
     @property
     def alive(self) -> bool:
@@ -49,6 +52,7 @@ class RadixCache:
         self.queries = 0
         self.hits = 0
         self.drop_snapshot: Callable[[Node], object] = lambda node: None
+        self.listener: Listener = NoListener()
         for pool in {id(p): p for p in pools}.values():
             pool.on_evict = lambda block, pool=pool: self._evicted(pool, block)
 
@@ -150,6 +154,7 @@ class RadixCache:
             stack.extend(gone.children.values())
             gone.children = {}
             self.drop_snapshot(gone)
+            self.listener.gone(gone)
             for group, block in enumerate(gone.blocks):
                 if block >= 0:
                     gone.blocks[group] = -1
@@ -166,6 +171,7 @@ class RadixCache:
             return
         node.blocks[group] = -1
         node.followed = False
+        self.listener.gone(node)
         pool.uncache(block)
         self._prune(node)
 

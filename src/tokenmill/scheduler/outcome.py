@@ -129,7 +129,8 @@ class Outcome:
     def _confirm(self, seq: Sequence) -> None:
         """The state that was kept on the way belongs to tokens which are known now."""
         if self.tables.snapshots is not None:
-            self.tables.publish(seq, min(len(seq.tokens), seq.computed))
+            new = self.tables.publish(seq, min(len(seq.tokens), seq.computed))
+            self.tables.cache.listener.published(new)
             self.tables.snapshots.confirm(seq)
 
     def _special(self, seq: Sequence, i: int, result: StepResult, deltas: list[TokenDelta]) -> bool:

@@ -254,7 +254,8 @@ class Roster:
 
     def release(self, seq: Sequence) -> None:
         if seq.node is not None and seq.computed > seq.published:
-            self.tables.publish(seq, min(seq.computed, len(seq.tokens)))
+            new = self.tables.publish(seq, min(seq.computed, len(seq.tokens)))
+            self.tables.cache.listener.published(new)
         self.give_back(seq)
 
 

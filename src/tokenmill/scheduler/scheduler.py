@@ -23,6 +23,7 @@ from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, SequenceGroup
 from tokenmill.core.step import RowStart, StepPlan, StepResult
 from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.kvcache.radix import Node
 from tokenmill.kvcache.snapshots import Kept
 from tokenmill.scheduler.device_drafts import Ahead, Budget, Grant
 from tokenmill.scheduler.outcome import Outcome
@@ -37,7 +38,7 @@ class Flight:
     plan: StepPlan
     left: Budget
     seqs: list[Sequence] = field(default_factory=list)
-    nodes: list[object] = field(default_factory=list)
+    nodes: list[Node] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     spawning: list[Sequence] = field(default_factory=list)
 
@@ -393,6 +394,7 @@ class Scheduler:
             return self._failed(flight, result.failure)
         if self.careful:
             self._trust(flight, result)
+        self.tables.cache.listener.published(flight.nodes)
         return self.outcome.take(flight.plan, flight.seqs, result)
 
     def _trust(self, flight: Flight, result: StepResult) -> None:

@@ -11,6 +11,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.sequence import Sequence, SequenceGroup
 from tokenmill.core.step import RowSampling
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
+from tokenmill.kvcache.cache_events import MARK_BYTES, CacheEvents, next_mark, root_mark
 from tokenmill.kvcache.snapshots import Snapshots
 from tokenmill.scheduler.policy import make_policy
 from tokenmill.scheduler.roster import Limits, derive_seed
@@ -217,6 +218,32 @@ def check_kept(snapshots: Snapshots, device: HashExecutor) -> None:
         )
 
 
+def hear(held: set[bytes], tables: BlockTables) -> None:
+    """Take in what the cache tells of its blocks."""
+    published, gone = (
+        {joined[at : at + MARK_BYTES] for at in range(0, len(joined), MARK_BYTES)}
+        for joined in tables.cache.listener.take()
+    )
+    assert not published & gone
+    held |= published
+    held -= gone
+
+
+def check_heard(held: set[bytes], tables: BlockTables) -> None:
+    """All is committed: what was told is what lies there."""
+    found: set[bytes] = set()
+    stack = [(node, root_mark(salt)) for salt, node in tables.cache.roots.items()]
+    while stack:
+        node, mark = stack.pop()
+        for key, child in node.children.items():
+            below = next_mark(mark, key)
+            stack.append((child, below))
+            if all(block >= 0 for block in child.blocks):
+                found.add(below)
+    assert found <= held, "blocks lie there and were not told"
+    assert tables.windowed or found == held, "blocks were told and do not lie there"
+
+
 def run_story(
     seed: int,
     *,
@@ -293,6 +320,8 @@ def run_story(
         snapshots = Snapshots(rng.choice([0, 1, 3, 12, 100]), block_size, every, turn)
     tables = BlockTables(layouts, blocks, block_size, prefix_cache=rng.random() < 0.85, snapshots=snapshots)
     tables.shares_followed = not recalls
+    tables.cache.listener = CacheEvents()
+    held: set[bytes] = set()
     control = Moody(most_guesses, random.Random(rng.random())) if rng.random() < 0.5 else None
     scheduler = Scheduler(limits, tables, make_policy(rng.choice(["fcfs", "priority"])), drafter, control)
     if sabotage is not None:
@@ -303,6 +332,7 @@ def run_story(
     )
     model.contents.update(story.contents)
     flying: deque = deque()
+    rng_of_ears = random.Random(~seed)
     aborts, idle = rng.choice([0, 0, 1, 3]), 0  # few, because an abort ends a livelock
     for _ in range(60_000):
         if not arrivals and not scheduler.has_work:
@@ -324,6 +354,8 @@ def run_story(
                 continue
         if flying:
             story.take(scheduler.commit(flying.popleft().wait()))
+            if rng_of_ears.random() < 0.2:
+                hear(held, tables)
             if snapshots is not None and rng.random() < 0.1 and not any(rank.fail for rank in ranks):
                 check_kept(snapshots, ranks[-1])
     else:
@@ -333,7 +365,11 @@ def run_story(
         assert pool.held == 0, f"{pool.held} blocks leaked"
         assert pool.shared == 0, f"{pool.shared} blocks still count as shared"
     assert len(scheduler.roster.free_rows) == limits.max_rows and not scheduler.roster.running
+    hear(held, tables)
+    check_heard(held, tables)
     tables.cache.clear()
+    hear(held, tables)
+    assert not held, "the cache is empty, and its blocks count as being there"
     if snapshots is not None:
         assert sorted(snapshots.free) == list(range(snapshots.num_slots)) and not snapshots.readers, "slots lost"
     for pool in tables.pools:

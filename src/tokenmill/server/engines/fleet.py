@@ -21,7 +21,7 @@ from tokenmill.core.errors import BusyError, EngineDeadError, ParameterError, Se
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission, work_of
 from tokenmill.engine.deliveries import Deliveries
-from tokenmill.engine.routing import Asked, Router
+from tokenmill.engine.routing import Router, asked_of
 from tokenmill.engine.wire import Abort, Add, Beat, Failed, News, Ready, Refused, Report, check_carried
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import MAX_CHUNKS, UNAVAILABLE, DeltaStream, EngineStats, ModelInfo, Timeline
@@ -277,12 +277,14 @@ class Fleet:
         self._info = learn_model(self.names, ready)
         tokenizer = self._info.tokenizer
         self.admission = learn_admission(ready, tokenizer)
+        self.router.block_size = ready.facts.get("prefix_block", 0)
         self.deliveries = self._deliveries(tokenizer)
         if self.options.fair:
             self.queue.limit = max(1, self._info.max_rows * len(self.engines) * 5 // 4)
 
     def _report(self, engine: Engine, report: Report) -> None:
         safely = self.deliveries.safely
+        safely("", self.router.cached, engine.number, report.published, report.gone)
         for request_id in report.accepted:
             safely(request_id, self._answer, request_id, None)
         for refused in report.refused:
@@ -307,10 +309,7 @@ class Fleet:
         self.rest.heard(engine, report.slept)
         if report.stats is not None:
             engine.stats = report.stats
-        try:
-            self.observe(report.tokens)
-        except Exception:
-            log.exception("a step could not be counted")
+        safely("", self.observe, report.tokens)
 
     def _started(self, request_id: str, now: float) -> None:
         entry = self.open_requests.get(request_id)
@@ -361,6 +360,7 @@ class Fleet:
         if entry.deaths and delta.prompt_logprobs is not None:
             entry.drop_seen_rows(delta)
         entry.say(delta)
+        self.router.said(entry.engine, delta.request_id, len(delta.tokens))
         entry.prompt_rows += len(delta.prompt_logprobs or ())
         self.trials.said(entry, len(delta.tokens))
 
@@ -428,8 +428,7 @@ class Fleet:
         request, stream = entry.request, entry.stream
         if not able:
             return self.parked.append(request.id)
-        salt = f"{request.adapter}/{request.salt}" if request.adapter else request.salt
-        asked = Asked(request.id, request.prompt_ids, salt, stream.session, stream.owner)
+        asked = asked_of(request, stream.session, stream.owner)
         self._send(entry, self.router.pick_engine(able, asked, only=stream.rank if stream.rank in able else None))
 
     def _send(self, entry: Open, number: int) -> None:
