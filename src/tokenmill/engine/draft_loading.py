@@ -5,7 +5,8 @@ Must not know: caches, plans. `load_drafter` is called behind the target's own l
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -69,6 +70,10 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
     """The drafter of the device that --speculative-config asks for, if any."""
     if found is None:
         return LoadedDrafter()
+    if found.eager is not None:
+        if config.execute.enforce_eager and not found.eager:
+            raise _refuse("enforce_eager: a drafter is not recorded where --enforce-eager keeps the model from it")
+        target = replace(target, record=target.record and not found.eager)
     if target.model.spec.states and config.parallel.pipeline_parallel_size > 1:
         raise _refuse(
             "drafts for models with recurrent layers are not built for --pipeline-parallel-size above 1, as the first "
@@ -142,6 +147,9 @@ def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, 
     raw = source.config()
     reach = min(config.model.max_model_len or target.model.spec.max_positions, target.model.spec.max_positions)
     checkpoint = _tensors(config, source, target)
+    if heads := _heads_in(raw, checkpoint):
+        checkpoint.close()
+        raise _refuse(f'{source.path} holds no model but heads of one: say "method": {heads}')
     try:
         model = build_model(
             raw,
@@ -226,6 +234,17 @@ def _weights_of(config: EngineConfig, source: ModelSource, other: str, device: s
     if config.model.load_format != "dummy" and file.is_file() and not any(source.path.glob("*.safetensors")):
         return TorchBinCheckpoint(source.path, [file])
     return source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=device)
+
+
+def _heads_in(raw: dict[str, Any], checkpoint: Checkpoint) -> str:
+    """The method whose heads such a folder holds, as it is written; "": it is a model."""
+    said = " ".join(map(str, (raw.get("model_type"), raw.get("architectures")))).lower()
+    names = set(checkpoint.names())
+    if "medusa" in said:
+        return '"medusa"'
+    if "eagle3" in said or "midlayer.mlp.up_proj.weight" in names:
+        return '"eagle3"'
+    return '"eagle"' if "eagle" in said or "fc.weight" in names else ""
 
 
 def check_vocabulary(size: int, source: ModelSource, target: Target, *, dummy: bool) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from tokenmill.core.config import EngineConfig, SpeculateOptions
 from tokenmill.core.drafting import DraftControl, HostDrafter
 from tokenmill.core.errors import ParameterError, shown
+from tokenmill.engine.draft_settings import ENTRIES, NOT_BUILT, SAME_AS
 from tokenmill.speculate.control import Control, TreeControl
 from tokenmill.speculate.ngram import NgramDrafter
 from tokenmill.speculate.none import NoDrafter
@@ -24,16 +25,14 @@ COMMON = ("method", "num_speculative_tokens", "disable_by_batch_size")
 METHODS: dict[str, tuple[str, ...]] = {
     "ngram": ("prompt_lookup_max", "prompt_lookup_min"),
     "suffix": ("suffix_decoding_max_tree_depth", "suffix_decoding_max_cached_requests"),
-    "draft_model": ("model", "quantization", "revision"),
-    "medusa": ("model", "quantization", "revision", "speculative_token_tree"),
-    "eagle": ("model", "quantization", "revision", "speculative_token_tree"),
-    "eagle3": ("model", "quantization", "revision", "speculative_token_tree"),
-    "mtp": ("speculative_token_tree",),
+    "draft_model": ("model", "quantization", "revision", "enforce_eager"),
+    "medusa": ("model", "quantization", "revision", "enforce_eager", "speculative_token_tree"),
+    "eagle": ("model", "quantization", "revision", "enforce_eager", "speculative_token_tree"),
+    "eagle3": ("model", "quantization", "revision", "enforce_eager", "speculative_token_tree"),
+    "mtp": ("enforce_eager", "speculative_token_tree"),
     "lookahead": ("lookahead_window", "lookahead_ngram", "lookahead_candidates"),
 }
 """Methods and their settings, beside the common ones."""
-SAME_AS = dict.fromkeys(("deepseek_mtp", "qwen3_next_mtp", "qwen3_5_mtp", "glm4_moe_mtp"), "mtp")
-"""Other names of vLLM's for a method."""
 OF_HOST = ("ngram", "suffix")
 
 
@@ -51,6 +50,8 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
     quantization: str | None = None
     revision: str | None = None
+    eager: bool | None = None
+    """True: nothing of the drafter is recorded; None: it is as the model is."""
     tree: Shape | None = None
     """Drafts are trees."""
     windows: Windows | None = None
@@ -64,14 +65,7 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
         return None
     if not isinstance(spec, dict):
         raise _refuse('it must be an object, like {"method": "ngram"}')
-    method = spec.get("method")
-    method = SAME_AS.get(method, method) if isinstance(method, str) else method
-    method = method or ("draft_model" if "model" in spec else None)
-    every = {*COMMON, *(name for names in METHODS.values() for name in names)}
-    if unknown := sorted(set(spec) - every):
-        raise _refuse(f"unknown entries ({', '.join(unknown)}); known are {', '.join(sorted(every))}")
-    if not isinstance(method, str) or method not in METHODS:
-        raise _refuse(f"method {shown(method)} is not available; use one of {', '.join(map(repr, METHODS))}")
+    spec, method = _ours(spec)
     known = {*COMMON, *METHODS[method]}
     if extra := sorted(set(spec) - known):
         raise _refuse(
@@ -80,23 +74,61 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
     model = spec.get("model")
     if "model" in METHODS[method] and (not isinstance(model, str) or not model):
         raise _refuse(f'{method!r} needs "model", a folder, a file or a name as --model has it')
-    tree = _tree(spec, method) if spec.get("speculative_token_tree") is not None else None
+    if not isinstance(eager := spec.get("enforce_eager"), bool | None):
+        raise _refuse("enforce_eager must be true or false")
+    tree = _tree(spec, method) if "speculative_token_tree" in spec else None
     windows = _windows(spec)
+    longest, shortest = _lengths(spec)
     tree = tree if windows is None else Shape(windows.nodes)
     return Speculation(
         method=method,
         most=_count(spec, "num_speculative_tokens", 4, 1, MAX_DRAFTS) if tree is None else tree.nodes,
         most_rows=_count(spec, "disable_by_batch_size", 0, 0, 1 << 20) or None,
-        longest=spec.get("prompt_lookup_max", 4),
-        shortest=spec.get("prompt_lookup_min", 2),
+        longest=longest,
+        shortest=shortest,
         depth=_count(spec, "suffix_decoding_max_tree_depth", 24, 2, 64),
         kept=_count(spec, "suffix_decoding_max_cached_requests", 10_000, 0, 1 << 20),
         model=model,
         quantization=_word(spec, "quantization"),
         revision=_word(spec, "revision"),
+        eager=eager,
         tree=tree,
         windows=windows,
     )
+
+
+def _ours(spec: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The entries that say something, and the method by the name that it has here."""
+    every = {*COMMON, *(name for names in METHODS.values() for name in names)}
+    if unknown := sorted(map(str, set(spec) - every - set(ENTRIES))):
+        raise _refuse(f"unknown entries ({', '.join(unknown)}); known are {', '.join(sorted(every))}")
+    for name, entry in ENTRIES.items():
+        if entry.asks(spec.get(name)):
+            raise _refuse(f"{name}: {entry.why}")
+    spec = {name: value for name, value in spec.items() if value is not None and name not in ENTRIES}
+    method = spec.get("method")
+    if spec.get("model") in ("ngram", "[ngram]") and method in (None, "ngram"):  # vLLM's older way to say it
+        method = "ngram"
+        del spec["model"]
+    if isinstance(method, str):
+        if method in NOT_BUILT:
+            raise _refuse(f"method {method!r} is not available: {NOT_BUILT[method]}")
+        method = SAME_AS.get(method, method)
+    if method is None and "model" in spec:
+        method = "draft_model"
+    if not isinstance(method, str) or method not in METHODS:
+        raise _refuse(f"method {shown(method)} is not available; use one of {', '.join(map(repr, METHODS))}")
+    return spec, method
+
+
+def _lengths(spec: dict[str, Any]) -> tuple[Any, Any]:
+    """Of n-grams, longest and shortest, which the drafter looks at: one that is said alone moves the other's default."""
+    longest, shortest = spec.get("prompt_lookup_max", 4), spec.get("prompt_lookup_min", 2)
+    if "prompt_lookup_min" not in spec and type(longest) is int and longest > 0:
+        shortest = min(longest, shortest)
+    if "prompt_lookup_max" not in spec and type(shortest) is int:
+        longest = max(longest, shortest)
+    return longest, shortest
 
 
 def host_drafter(found: Speculation | None) -> tuple[HostDrafter, int]:

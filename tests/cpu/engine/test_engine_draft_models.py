@@ -221,6 +221,11 @@ REFUSED = {
     "no model": ({"method": "medusa"}, "model"),
     "too many": ({"model": "other", "num_speculative_tokens": 99}, "num_speculative_tokens"),
     "heads of another size": ({"method": "medusa", "model": "medusa"}, "hidden"),
+    **{
+        f"no model but heads of {m}": ({"model": m}, f'no model but heads of one: say "method": "{m}"')
+        for m in ("medusa", "eagle", "eagle3")
+    },
+    "recorded beside what is not": ({"model": "other", "enforce_eager": False}, "enforce_eager"),
     "no folder": ({"model": "nowhere"}, "nowhere"),
 }
 
@@ -233,7 +238,17 @@ def test_what_is_refused(title, folders, tmp_path):
         config = config | {"model": str(known[config["model"]])}
     target = folders["other"] if title.startswith("heads") else folders["self"]
     with pytest.raises(UserError, match=said):
-        open_llm(target, speculative_config=config)
+        open_llm(target, speculative_config=config, enforce_eager="recorded" in title)
+
+
+@pytest.mark.parametrize("name", ["other", "medusa"])
+def test_a_drafter_alone_is_not_recorded(name, folders):
+    for eager in (False, True):
+        config = drafts(folders, name, enforce_eager=eager)
+        with all_of_them(open_llm(folders["self"], **config, kernels="auto")) as llm:
+            run(llm, PROMPTS[:2], greedy(20))
+            runner = llm.engine.executor.runner
+            assert bool(runner.drafter.replays.made) == (runner.kernels.records and not eager)
 
 
 def test_a_table_of_positions_ends_behind_the_last_guess(folders, tmp_path):
