@@ -122,7 +122,7 @@ def _ours(spec: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _lengths(spec: dict[str, Any]) -> tuple[Any, Any]:
-    """Of n-grams, longest and shortest, which the drafter looks at: one that is said alone moves the other's default."""
+    """Of n-grams, longest and shortest, which drafters check: one that is said alone moves the other's default."""
     longest, shortest = spec.get("prompt_lookup_max", 4), spec.get("prompt_lookup_min", 2)
     if "prompt_lookup_min" not in spec and type(longest) is int and longest > 0:
         shortest = min(longest, shortest)

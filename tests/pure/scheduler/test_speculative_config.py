@@ -34,7 +34,7 @@ VLLM_ENTRIES = [
     *("enable_adaptive_verification", "draft_sample_method", "dspark_draft_topk"),
     *("speculative_token_tree", "disable_by_batch_size", "disable_logprobs", "disable_mqa_scorer"),
     *("acceptance_method", "typical_acceptance_sampler_posterior_threshold"),
-    *("typical_acceptance_sampler_posterior_alpha"),
+    "typical_acceptance_sampler_posterior_alpha",
 ]
 """Of 2026, and those of 2024 and 2025 that are gone by now."""
 OTHERS: dict[str, Any] = {
