@@ -57,9 +57,20 @@ def is_story_wording(text: str) -> bool:
     return bool(_stories().fullmatch(text.strip(EDGE)))
 
 
+@lru_cache(maxsize=1)
+def _remark_words() -> frozenset[str]:
+    """Words of the evaluation's remarks that no remark of the training has: what they are about."""
+    said: dict[bool, set[str]] = {False: set(), True: set()}
+    for row in rows("remarks.jsonl"):
+        text = " ".join([*row["says"], *(part for ask in row["asks"] for part in ask[:2])])
+        said[bool(row.get("held"))] |= set(re.findall("[a-z]{4,}", re.sub(r"\[\w+\]", " ", text.lower())))
+    return frozenset(said[True] - said[False])
+
+
 def is_remark(text: str) -> bool:
-    """Whether a remark or a question for it is one of the evaluation."""
-    return bool(_remarks().fullmatch(text.strip(EDGE)))
+    """Whether a remark or a question for it is one of the evaluation, or about the same."""
+    found = _remark_words() & set(re.findall("[a-z]{4,}", text.lower()))
+    return bool(found) or bool(_remarks().fullmatch(text.strip(EDGE)))
 
 
 def is_happening(text: str) -> bool:

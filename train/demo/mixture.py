@@ -41,6 +41,7 @@ from skill_math import mathematics
 from skill_memory import everyday_memory, third_persons
 from skill_memory_zh import everyday_memory_zh
 from skill_notes import notes
+from skill_notes_zh import notes_zh
 from skill_refusals import no_call, unoffered
 from skill_scene_json import scene_json
 from skill_scene_tools import scene_tool
@@ -263,7 +264,7 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("chat", 9 * late, lambda r: chat(r, corpus)),
         ("daily", 7 * late, daily),
         ("memory_any", 3 * late, any_memory),
-        ("notes", 5 * late, notes),
+        ("notes", 5 * late, lambda r: notes_zh(r) if r.random() < 0.2 else notes(r)),
         ("math", 13 * mid, mathematics),
         ("steps", 6 * mid, steps),
         ("extract", 3 * late, lambda r: extraction(r)),

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from authored_data import load, rows
+from held_out import EDGE, patterns
 from phrasing import occasion
+from remark_parts import Pair, composed_remark, whole
 from render import Case
 from scenes import KINDS, Value, code, date_of, email, full_person, phone, some_words, town
 from skill_everyday import everyday
@@ -78,17 +80,15 @@ def remarks(held: bool) -> list[dict]:
     return [row for row in rows("remarks.jsonl") if row.get("held", False) == held]
 
 
-Pair = tuple[str, str, str]
-"""A question, its answer, and what an answer in any words must hold."""
-
-
-def whole(value: str) -> str:
-    """A pattern of a value that is no part of a longer word or number, at any place."""
-    return rf"(?=[\s\S]*(?<!\w){re.escape(value)}(?!\w))"
+MADE = 0.7
+"""Share of the training remarks that are put together."""
 
 
 def _remark(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
     """A remark, questions with their answers, and what it is about."""
+    if not held and rng.random() < MADE:
+        made = composed_remark(rng)
+        return made.said, made.asks, made.said
     row = rng.choice(remarks(held))
     values: dict[str, str] = {}
 
@@ -181,7 +181,135 @@ WANT += [
     "Remind me of the {k}.",
     "Now the {k} please.",
 ]
+HELD_KEEPING = patterns(text.replace("{k}", "[k]").replace("{v}", "[v]") for text in KEEP_HELD)
 WANT_HELD = ["Let me have that {k} back, please.", "Which {k} was that again?", "I need our {k} now."]
+
+
+HOLD = [
+    "keep",
+    "remember",
+    "note",
+    "store",
+    "save",
+    "memorise",
+    "hold",
+    "write down",
+    "bear in mind",
+    "do not lose",
+    "file",
+]
+HOLD += ["do not forget", "put down", "keep in mind", "learn", "record", "mind", "take down", "hang on to", "jot down"]
+WHOSE = ["my", "the", "this", "our", "a", "the new", "my new", "one", "his", "her", "their", "the old", "the other"]
+FRONT = [
+    "",
+    "",
+    "",
+    "Please ",
+    "Now ",
+    "Can you ",
+    "Could you ",
+    "I want you to ",
+    "You should ",
+    "Just ",
+    "Hey, ",
+    "For later: ",
+]
+BACK = ["Which {k} did {a}", "What {k} did {a}", "Tell me {w} {k} {a}", "What was {w} {k} {a}", "I forgot {w} {k} {a}"]
+BACK += ["Say {w} {k} {a}", "Repeat {w} {k} {a}", "Do you know {w} {k} {a}", "{w} {k} {a}", "Give me {w} {k} {a}"]
+BACK += [
+    "I need {w} {k} {a}",
+    "Remind me of {w} {k} {a}",
+    "Show me {w} {k} {a}",
+    "How does {w} {k} {a} read",
+    "And {w} {k} {a}",
+]
+TOLD = [
+    "I told you",
+    "I gave you",
+    "you should keep",
+    "from before",
+    "of a moment ago",
+    "we had",
+    "I mentioned",
+    "you noted",
+    "",
+]
+ASKED = [
+    "I tell you",
+    "I give you",
+    "you keep",
+    "I mention",
+    "we have",
+    "I want you to keep",
+    "you write down",
+    "I say",
+]
+
+
+def _keeping(rng: random.Random, named: str, value: str) -> str:
+    """An order to keep something, put together; the value stands at the end or in the middle."""
+    whose, hold = rng.choice(WHOSE), rng.choice(HOLD)
+    pick = rng.random()
+    if pick < 0.35:
+        joint = rng.choice([": ", " ", ", it is ", " which is ", " = ", " - ", ", ", ": it is "])
+        text = f"{rng.choice(FRONT)}{hold} {whose} {named}{joint}{value}"
+    elif pick < 0.6:
+        tail = rng.choice([f", {hold} it", f". {hold.capitalize()} it, please", "", f" and you {hold} it", ". Got it?"])
+        text = f"{whose} {named} {rng.choice(['is', 'was', 'will be', 'reads', 'says'])} {value}{tail}"
+    elif pick < 0.8:
+        text = f"{rng.choice(FRONT)}{hold} {value} as {whose} {named}"
+    else:
+        text = (
+            f"{rng.choice(['Here comes', 'Here is', 'Next is', 'This is', 'I have', 'Take'])} {whose} {named}: {value}"
+        )
+    return re.sub(r"\b([Aa]) (?=[aeiou])", r"\1n ", text[0].upper() + text[1:]) + rng.choice([".", "", ".", "!"])
+
+
+def _wanting(rng: random.Random, named: str) -> str:
+    """A question for it, put together."""
+    text = rng.choice(BACK)
+    told = rng.choice(ASKED if " did " in text else TOLD)
+    text = (
+        text.replace("{a}", told).replace("{w}", rng.choice(["the", "my", "that", "this", "our"])).replace("{k}", named)
+    )
+    text = f"{rng.choice(['', '', '', 'Now ', 'So ', 'Well, ', 'Okay, ', 'Please: '])}{text}".strip()
+    return text[0].upper() + text[1:] + rng.choice(["?", "?", ".", "", "!"])
+
+
+OPENED = [
+    "Okay",
+    "All right",
+    "Noted",
+    "Got it",
+    "I see",
+    "Good",
+    "Fine",
+    "Sure",
+    "Thanks",
+    "Understood",
+    "Yes",
+    "Done",
+]
+CLOSED = [
+    "I will remember that",
+    "I will keep that in mind",
+    "that is good to know",
+    "I have noted it",
+    "I will not forget it",
+]
+CLOSED += ["thank you for telling me", "I will keep it", "ask me when you need it", "I know it now", "it is noted", ""]
+
+
+def _heard(rng: random.Random) -> str:
+    """What is said to a remark."""
+    lead, rest = rng.choice(OPENED), rng.choice(CLOSED)
+    if not rest:
+        return f"{lead}."
+    joint = rng.choice([", ", ". ", ": ", ", "])
+    return f"{lead}{joint}{rest if joint != '. ' else rest[0].upper() + rest[1:]}."
+
+
+HELD_WANTING = patterns(text.replace("{k}", "[k]") for text in WANT_HELD)
 
 
 def _kept(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
@@ -192,6 +320,15 @@ def _kept(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
         named = f"{rng.choice(['new', 'first', 'secret', 'door', 'lucky', 'last', word(rng, 'noun', False)])} {kind}"
     text = rng.choice(KEEP_HELD if held else KEEP).replace("{k}", named)
     value = THINGS[kind](rng)
+    if not held and rng.random() < MADE:
+        value = THINGS[kind](rng)
+        if rng.random() < 0.3:
+            named = f"{word(rng, 'noun', False)} {rng.choice(['number', 'code', 'name', 'word', 'key', 'id', 'date'])}"
+            value = invented(rng) if named.endswith(("name", "word")) else code(rng)
+        said, keeps = _keeping(rng, named, value), HELD_KEEPING.fullmatch
+        wants = [w for w in (_wanting(rng, named) for _ in range(12)) if not HELD_WANTING.fullmatch(w.strip(EDGE))]
+        if not keeps(said.strip(EDGE)):
+            return said, [(q, f"The {named} is {value}.", whole(value)) for q in wants], named
     text = text[0].upper() + text[1:] if rng.random() < 0.85 else text
     asks = [(q.replace("{k}", named), f"The {named} is {value}.", whole(value)) for q in (WANT_HELD if held else WANT)]
     return text.replace("{v}", value), asks, named
@@ -210,6 +347,9 @@ def _told(rng: random.Random, held: bool) -> list[tuple[str, list[Pair]]]:
     out, seen = [], set()
     for _ in range(rng.choice([1, 1, 2, 3])):
         said, pairs, about = (_kept if rng.random() < 0.35 else _remark)(rng, held)
+        told = {question for _, others in out for question, _, _ in others}
+        if told & {question for question, _, _ in pairs}:
+            continue  # One question with two answers.
         if about not in seen and pairs and not any(said.split()[-1] in other for other, _ in out):
             seen.add(about)
             out.append((said, pairs))
@@ -235,7 +375,7 @@ def notes(rng: random.Random, held: bool = False) -> Case:
     once = rng.random() < 0.2
     for said, pairs in [] if once else told:
         text = said if held or rng.random() < 0.7 else rng.choice(INTRO) + said
-        reply = rng.choice(PLAIN)
+        reply = rng.choice(PLAIN) if held or rng.random() < 0.3 else _heard(rng)
         if rng.random() < 0.25 and pairs[0][1].startswith(("You", "The ")):
             reply = rng.choice(["Noted. ", "Okay. ", "I see. ", "Got it. ", ""]) + _asked(rng, pairs, True)[1]
         messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]
