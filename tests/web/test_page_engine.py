@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from typing import Any
@@ -91,6 +92,24 @@ def test_timeline_of_a_request(serve: Servers, tab: Tabs) -> None:
     dialog.wait_for(state="detached")
     focused = "document.activeElement.getAttribute('aria-label')"  # the browser gives it back after the dialog has gone
     page.wait_for_function(f"() => ({focused} || '').startsWith('Timeline of request')")
+
+
+def test_guesses_in_a_timeline(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script="There."))
+    httpx.post(f"{server.url}v1/completions", json={"prompt": "Where?", "max_tokens": 20}).raise_for_status()
+    page = tab(f"{server.url}#engine")
+
+    def guessed(route: Any) -> None:
+        answer = route.fetch()
+        shown = answer.json()
+        shown["prompts"][0]["drafts"] = {"tried": 8, "right": 3, "saved_ms": 812.0}
+        route.fulfill(response=answer, json=shown)
+
+    page.route(re.compile(r"/v1/requests/[^?]+$"), guessed)
+    page.get_by_role("button", name="Timeline of request").first.click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("img", name="answer tokens were guessed ahead").wait_for()
+    assert "3 of 8 right, about 812 ms saved" in dialog.inner_text()
 
 
 def test_an_answer_leads_to_its_timeline(serve: Servers, tab: Tabs) -> None:

@@ -119,6 +119,11 @@ class DraftControl(Protocol):
         sample behind, drafts among them."""
         ...
 
+    def price(self, rows: int, depth: int, tried: int) -> tuple[float, float]:
+        """Seconds of a step of so many rows without drafts, and what drafts add to it: `depth` are left behind each
+        row, `tried` are verified in all. Zeros: it is not known."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class AllOfThem:
@@ -137,3 +142,6 @@ class AllOfThem:
 
     def worked(self, tokens: int, rows: int, seconds: float) -> None:
         """Nothing is learnt."""
+
+    def price(self, rows: int, depth: int, tried: int) -> tuple[float, float]:
+        return 0.0, 0.0

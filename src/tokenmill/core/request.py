@@ -349,7 +349,8 @@ class TokenLogprob(msgspec.Struct, gc=False):
 
 class TokenDelta(msgspec.Struct, gc=False):
     """What one commit added to one sequence. `finish` is set exactly once per sequence, on its last delta. `drafted`,
-    `accepted`: drafts that the step tried, and those of them that were right."""
+    `accepted`: drafts that the step tried, and those of them that were right; `saved`: seconds that drafts have saved,
+    about."""
 
     request_id: str
     index: int
@@ -365,6 +366,7 @@ class TokenDelta(msgspec.Struct, gc=False):
     mu: float | None = None
     drafted: int = 0
     accepted: int = 0
+    saved: float = 0.0
 
 
 class ScoredRows:
@@ -403,6 +405,7 @@ class TextDelta(msgspec.Struct, kw_only=True):
     pooled: list[float] | None = None
     drafted: int = 0
     accepted: int = 0
+    saved: float = 0.0
 
 
 class CompletionOutput(msgspec.Struct, kw_only=True):
@@ -426,6 +429,8 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
     num_cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    draft_saved_s: float = 0.0
+    """What drafts have saved its outputs, added up; below zero: what they have cost. Estimated."""
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

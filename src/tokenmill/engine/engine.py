@@ -89,6 +89,7 @@ class Engine:
         self.scheduler.ahead.committed(plan, perf_counter())
         failed = self.scheduler.counters.failures
         deltas = self.scheduler.commit(result)
+        self.scheduler.ahead.credit(plan, deltas)
         if self.scheduler.counters.failures > failed:
             self.failures.tell(result.failure or "")
         self._supply()

@@ -68,6 +68,8 @@ class Gauges:
             drafted=c.drafted,
             accepted=c.accepted,
             accepted_at=list(c.accepted_at),
+            saved_s=scheduler.ahead.saved,
+            spent_s=scheduler.ahead.spent,
             steps=c.steps,
             processed=c.processed,
             balancedness=self.engine.balance.balancedness,

@@ -33,6 +33,8 @@ COUNTERS = {
     "vllm:spec_decode_num_drafts": ("drafts", "Drafts that were verified."),
     "vllm:spec_decode_num_draft_tokens": ("drafted", "Draft tokens."),
     "vllm:spec_decode_num_accepted_tokens": ("accepted", "Draft tokens that were right."),
+    "tokenmill:draft_saved_seconds": ("saved_s", "Time of steps that right drafts made needless, estimated."),
+    "tokenmill:draft_spent_seconds": ("spent_s", "Time that drafts added to steps, estimated."),
     "vllm:estimated_flops_per_gpu": ("flops", "Operations that the steps needed, estimated."),
     "vllm:estimated_read_bytes_per_gpu": ("read_bytes", "Bytes that the steps read, estimated."),
     "vllm:estimated_write_bytes_per_gpu": ("written_bytes", "Bytes of K/V that the steps wrote, estimated."),

@@ -115,6 +115,7 @@ class OutputProcessor:
             error=delta.error,
             drafted=delta.drafted,
             accepted=delta.accepted,
+            saved=delta.saved,
         )
         if track.decoder is None:
             track.num_tokens += len(delta.tokens)
@@ -233,6 +234,7 @@ class Accumulator:
         self.metrics.num_cached_tokens = max(self.metrics.num_cached_tokens, delta.num_cached_tokens)
         self.metrics.drafted_tokens += delta.drafted
         self.metrics.accepted_tokens += delta.accepted
+        self.metrics.draft_saved_s += delta.saved
         self.pooled = delta.pooled or self.pooled
         if delta.finish_reason is not None:
             out.finish_reason = delta.finish_reason

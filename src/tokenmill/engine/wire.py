@@ -109,6 +109,9 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     drafted: int = 0
     accepted: int = 0
     accepted_at: list[int] = []
+    saved_s: float = 0.0
+    """Seconds of steps that right drafts have made needless, and that drafts have taken, estimated."""
+    spent_s: float = 0.0
     steps: int = 0
     processed: int = 0
     balancedness: float = 0.0

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokenmill.core.drafting import DraftControl
+from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import Sequence
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.allocation import BlockTables
@@ -46,6 +47,8 @@ class Ahead:
         self.tables = tables
         self.control = control
         self.before: tuple[int, float] | None = None
+        self.saved, self.spent = 0.0, 0.0
+        """Seconds of steps that right drafts have made needless, and that drafts have taken, about."""
 
     def begin(self, plan: StepPlan, running: int) -> Budget:
         """A step is planned in which about so many rows run."""
@@ -75,6 +78,20 @@ class Ahead:
         self.before = 0, now
         if before is not None:
             self.control.worked(plan.num_tokens, rows, now - before[1])
+
+    def credit(self, plan: StepPlan, deltas: list[TokenDelta]) -> None:
+        """Say what drafts have saved each row of a step: it would have taken a step more for each right one, all of
+        which had been shorter."""
+        gained = [delta for delta in deltas if delta.tokens] if plan.guesses else []
+        if not gained:
+            return
+        plain, more = self.control.price(len(plan.rows), plan.depth, sum(map(plan.tried, plan.guesses)))
+        if not plain:
+            return
+        for delta in gained:
+            delta.saved = delta.accepted * plain - more
+        self.saved += plain * sum(delta.accepted for delta in gained) / len(gained)
+        self.spent += more
 
     def guesses(self, seq: Sequence, known: int, position: int, budget: Budget) -> int:
         """How many of the drafts behind the row to try: none before the row was sampled, as none lie there yet; none

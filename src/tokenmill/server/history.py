@@ -34,6 +34,7 @@ class PromptFigures:
     cached_tokens: int = 0
     drafted_tokens: int = 0
     accepted_tokens: int = 0
+    draft_saved_s: float = 0.0
     reasons: list[str] = field(default_factory=list)
 
 
@@ -137,7 +138,16 @@ def _shown_prompt(figures: PromptFigures, began: float) -> dict[str, Any]:
         "preemptions": t.preemptions,
         "replays": t.replays,
         "finish_reasons": list(figures.reasons),
+        **_shown_drafts(figures),
     }
+
+
+def _shown_drafts(figures: PromptFigures) -> dict[str, Any]:
+    """Only where there were any: most records need no room for it."""
+    if not figures.drafted_tokens:
+        return {}
+    saved_ms = round(figures.draft_saved_s * 1e3, 3)
+    return {"drafts": {"tried": figures.drafted_tokens, "right": figures.accepted_tokens, "saved_ms": saved_ms}}
 
 
 def _events(points: Iterable[tuple[str, float | None]], began: float) -> Iterable[dict[str, Any]]:

@@ -279,6 +279,7 @@ class Job:
             self._hold(self.copies * delta.prompt_logprobs.count, "prompt_logprobs")
         figures.drafted_tokens += delta.drafted
         figures.accepted_tokens += delta.accepted
+        figures.draft_saved_s += delta.saved
         if delta.num_cached_tokens > figures.cached_tokens:
             figures.cached_tokens = delta.num_cached_tokens
         if delta.finish_reason is not None:
@@ -366,6 +367,7 @@ class Job:
             found["completion_tokens_details"] = {
                 "accepted_prediction_tokens": right,
                 "rejected_prediction_tokens": drafted - right,
+                "prediction_saved_ms": round(1e3 * sum(each.draft_saved_s for each in figures), 3),
             }
         if self.prices is not None:
             found["cost"] = self.prices.cost(prompt, cached, output)

@@ -101,6 +101,13 @@ class Control:
     def worked(self, tokens: int, rows: int, seconds: float) -> None:
         """Where a device makes drafts, `timed` tells it all."""
 
+    def price(self, rows: int, depth: int, tried: int) -> tuple[float, float]:
+        crowd = self.crowds.get(rows.bit_length())
+        plain = crowd.seconds.get(0) if crowd is not None else None
+        if crowd is None or plain is None or depth not in crowd.seconds:
+            return 0.0, 0.0
+        return plain, max(0.0, crowd.seconds[depth] - plain)
+
     def expected(self, depth: int) -> float:
         """Tokens of a step."""
         total, alive = 1.0, 1.0

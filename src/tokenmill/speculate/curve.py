@@ -40,6 +40,10 @@ class Curve:
         """Were steps of so many tokens timed?"""
         return self.seen.get(_place(tokens), 0) >= FIRST
 
+    def taken(self, tokens: int) -> float | None:
+        """Seconds of a step of so many tokens; None: none were timed."""
+        return self.seconds.get(_place(tokens))
+
     def more(self, tokens: int, base: int) -> float | None:
         """What a step of so many tokens costs beside one of `base`, in such steps; None: nothing above is known."""
         first, at, low = self.seconds[_place(base)], _place(tokens), _place(base)

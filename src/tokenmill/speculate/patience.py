@@ -68,6 +68,12 @@ class HostControl:
             self.paid = paid if self.curve.knows(tokens) else min(paid, 1.0)  # something else may have run
         self.others += 0.1 * (tried * (rows - 1) / rows - self.others)
 
+    def price(self, rows: int, depth: int, tried: int) -> tuple[float, float]:
+        plain = self.curve.taken(rows)
+        if plain is None:
+            return 0.0, 0.0
+        return plain, plain * (self.curve.more(rows + tried, rows) or 0.0)
+
     def cost(self, count: int, unknown: float = 1.0) -> float:
         """Of so many guesses of one row beside those of the others, in tokens; all that are tried share what they cost
         together. unknown: what each is taken to cost where nothing is known."""

@@ -33,17 +33,25 @@ def test_ended_records_are_those_that_were_open() -> None:
     history = History(most=8)
     record = history.begin("one", "ann", 10.0)
     record.prompts.append(
-        PromptFigures(Timeline(10.0, 10.5, 11.0, 12.0, 12.0, prefill=[(10.75, 3)]), 3, 2, 1, ["stop"])
+        PromptFigures(Timeline(10.0, 10.5, 11.0, 12.0, 12.0, prefill=[(10.75, 3)]), 3, 2, 1, reasons=["stop"])
     )
     assert history.find("one", "ann")["state"] == "open"
     history.end(record, 13.0)
     shown = history.find("one", "ann")
     assert shown["state"] == "ended" and shown["duration_ms"] == 3000.0
     assert shown["prompts"][0]["prefill"] == [{"at_ms": 750.0, "tokens": 3}]
+    assert shown["prompts"][0]["finish_reasons"] == ["stop"] and "drafts" not in shown["prompts"][0]
     assert [e["event"] for e in shown["prompts"][0]["events"]] == [
         *("accepted", "started", "first_token", "last_token", "ended")
     ]
     assert not history.open and history.find("one", "bob") is None and history.find("on", "ann") is None
+
+
+def test_drafts_are_told_where_there_were_any() -> None:
+    history = History(most=8)
+    record = history.begin("one", "ann", 10.0)
+    record.prompts.append(PromptFigures(Timeline(10.0), 3, 9, 0, 12, 5, 0.25))
+    assert history.find("one", "ann")["prompts"][0]["drafts"] == {"tried": 12, "right": 5, "saved_ms": 250.0}
 
 
 def test_newest_first_by_beginning_and_by_owner() -> None:

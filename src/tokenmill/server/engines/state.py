@@ -19,7 +19,8 @@ from tokenmill.server.engines.links import Link, Vitals
 
 _TOTALS = (
     *("prompt_tokens", "cached_tokens", "output_tokens", "preemptions", "failures", "steps"),
-    *("drafts", "drafted", "accepted", "expert_moves", "states_saved", "states_used", "states_evicted"),
+    *("drafts", "drafted", "accepted", "saved_s", "spent_s", "expert_moves"),
+    *("states_saved", "states_used", "states_evicted"),
     *("flops", "read_bytes", "written_bytes", "kernel_calls", "fallback_calls", "joules"),
 )
 

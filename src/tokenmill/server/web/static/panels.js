@@ -27,12 +27,13 @@ export function Headline({ state, gone, figures }) {
 export function Facts({ state }) {
   const sum = (name) => state.engines.reduce((total, e) => total + (e[name] ?? 0), 0);
   const rss = sum("rss_bytes");
+  const saved = (sum("saved_s") - sum("spent_s")) * 1000;
   const facts = [
     plural(state.engines.length, "engine"),
     `${count(state.open)} of ${count(state.capacity)} places taken`,
     plural(state.counters.engine_restarts ?? 0, "restart"),
     plural(sum("preemptions"), "preemption"),
-    sum("drafted") ? `${share(sum("accepted") / sum("drafted"))} of drafts accepted` : "",
+    sum("drafted") ? `${share(sum("accepted") / sum("drafted"))} of drafts accepted${saved ? `, about ${duration(Math.abs(saved))} ${saved > 0 ? "saved" : "lost"}` : ""}` : "",
     rss ? `${bytes(rss)} of process memory` : "",
     sum("watts") ? `${rate(sum("watts"))} W` : "",
     `up ${duration((state.now - state.started) * 1000)}`,

@@ -109,7 +109,7 @@ function Life({ prompt, request, number }) {
   const total = request.duration_ms;
   const { found, at } = phases(prompt, total);
   const scale = Math.max(1, total);
-  const computed = prompt.prompt_tokens - prompt.cached_tokens;
+  const drafts = prompt.drafts;
   const decode = (at.last_token ?? 0) - (at.first_token ?? 0);
   const words = found.map((p) => `${p.label} ${duration(p.to - p.from)}`).join(", ");
   const facts = [
@@ -118,6 +118,7 @@ function Life({ prompt, request, number }) {
     ["Prompt", plural(prompt.prompt_tokens, "token")],
     ["Read in", prompt.prefill?.length ? plural(prompt.prefill.length, "step") : "not yet"],
     ["Answer", `${plural(prompt.output_tokens, "token")}${prompt.output_tokens > 1 && decode > 0 ? `, ${rate(((prompt.output_tokens - 1) / decode) * 1000)} per second` : ""}`],
+    ...(drafts ? [["Guesses", `${count(drafts.right)} of ${count(drafts.tried)} right${drafts.saved_ms ? `, about ${duration(Math.abs(drafts.saved_ms))} ${drafts.saved_ms > 0 ? "saved" : "lost"}` : ""}`]] : []),
     ["Preempted", prompt.preemptions ? plural(prompt.preemptions, "time") : "never"],
     ["Engines that died under it", prompt.replays ? count(prompt.replays) : "none"],
     ["Ended by", prompt.finish_reasons.map((reason) => ENDS[reason] ?? reason).join(", ") || "nothing yet"],
@@ -130,10 +131,14 @@ function Life({ prompt, request, number }) {
     </div>
     <div class="scale" aria-hidden="true">${[0, 0.25, 0.5, 0.75, 1].map((part) => html`<span>${part === 0 ? "0" : duration(scale * part)}</span>`)}</div>
     <ul class="legend phases">${found.map((p) => html`<li><i class=${`swatch ${p.key}`}></i>${p.label} <b>${duration(p.to - p.from)}</b></li>`)}</ul>
-    ${prompt.prompt_tokens > 0 && html`<ul class="legend cache-words"><li><i class="swatch one"></i>prompt tokens from the cache <b>${count(prompt.cached_tokens)}</b></li>
-      <li><i class="swatch prefill"></i>computed <b>${count(computed)}</b></li></ul>
-      <div class="cache-bar" role="img" aria-label=${`${count(prompt.cached_tokens)} of ${count(prompt.prompt_tokens)} prompt tokens came from the cache`}>
-      <i class="cached" style=${{ width: `${(prompt.cached_tokens / prompt.prompt_tokens) * 100}%` }}></i></div>`}
+    ${prompt.prompt_tokens > 0 && html`<${Part} part=${prompt.cached_tokens} whole=${prompt.prompt_tokens} words=${["prompt tokens from the cache", "computed", "prompt tokens came from the cache"]} tone="prefill" />`}
+    ${drafts && prompt.output_tokens > 0 && html`<${Part} part=${Math.min(drafts.right, prompt.output_tokens)} whole=${prompt.output_tokens} words=${["answer tokens guessed ahead", "made one by one", "answer tokens were guessed ahead"]} tone="decode" />`}
     <dl>${facts.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}</dl>
   </section>`;
+}
+
+// How much of a number of tokens came for less.
+function Part({ part, whole, words, tone }) {
+  return html`<ul class="legend cache-words"><li><i class="swatch one"></i>${words[0]} <b>${count(part)}</b></li><li><i class=${`swatch ${tone}`}></i>${words[1]} <b>${count(whole - part)}</b></li></ul>
+    <div class=${`cache-bar of-${tone}`} role="img" aria-label=${`${count(part)} of ${count(whole)} ${words[2]}`}><i class="cached" style=${{ width: `${(part / whole) * 100}%` }}></i></div>`;
 }
