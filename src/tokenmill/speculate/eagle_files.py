@@ -4,6 +4,7 @@ EAGLE-1   fc, layers.0.* (without its first norm), embed_tokens; reads the targe
           target's head reads its own
 EAGLE-3   fc, midlayer.* (or layers.0.*), norm, lm_head, d2t; reads the outputs of three layers of the target, and
           chooses among words of its own
+deeper    layers.1.* and so on behind the first one, in both: plain decoder layers
 """
 
 from __future__ import annotations
@@ -50,8 +51,24 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Deeper:
+    """One decoder layer behind the first."""
+
+    norm: NormSpec
+    attention: Attention
+    mlp: MLP
+    after: NormSpec
+
+    def __call__(self, states: Tensor, ctx: ForwardContext) -> Tensor:
+        """states [T, hidden] -> [T, hidden]."""
+        middle = self.attention(ctx.kernels.norm(states, self.norm), ctx, residual=states)
+        return self.mlp(middle, ctx, norm=self.after, residual=middle)
+
+
+@dataclass(frozen=True, slots=True)
 class EagleNet:
-    """taps: what it reads of the target, side by side. words [W]: what each of its own words means (None: itself)."""
+    """taps: what it reads of the target, side by side. words [W]: what each of its own words means (None: itself).
+    more: layers behind the first."""
 
     taps: tuple[int, ...]
     embed: Embed
@@ -60,19 +77,26 @@ class EagleNet:
     norm: NormSpec | None
     head: Weight | None
     words: Tensor | None
+    more: tuple[Deeper, ...] = ()
 
     def begin(self, tokens: Tensor, taps: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T], each one behind its tap [T, hidden of all taps] -> states [T, hidden]."""
         if len(self.taps) > 1:
-            return self.layer(self.embed(tokens, ctx), self.fc.matmul(taps, ctx), ctx)
+            return self._through(self.embed(tokens, ctx), self.fc.matmul(taps, ctx), ctx)
         return self.go_on(tokens, taps, ctx)
 
     def go_on(self, tokens: Tensor, states: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T], each one behind a state of its own making [T, hidden] -> states [T, hidden]."""
         words = self.embed(tokens, ctx)
         if self.layer.before is not None:
-            return self.layer(words, states, ctx)
-        return self.layer(words, self.fc.matmul(torch.cat((words, states), -1), ctx), ctx)
+            return self._through(words, states, ctx)
+        return self._through(words, self.fc.matmul(torch.cat((words, states), -1), ctx), ctx)
+
+    def _through(self, words: Tensor, states: Tensor, ctx: ForwardContext) -> Tensor:
+        found = self.layer(words, states, ctx)
+        for layer in self.more:
+            found = layer(found, ctx)
+        return found
 
 
 def build_eagle(config: dict[str, Any], b: Build, target: Any, *, third: bool, where: str) -> EagleNet:
@@ -83,23 +107,18 @@ def build_eagle(config: dict[str, Any], b: Build, target: Any, *, third: bool, w
         raise ModelError(
             f"{where}: a head for hidden states of {config['hidden_size']} numbers; the model has {hidden}."
         )
-    if c.get("num_hidden_layers", int, 1) != 1:
-        raise ModelError(f"{where}: config.json: 'num_hidden_layers' must be 1; deeper heads are not built.")
+    layers = c.get("num_hidden_layers", int, 1, low=1, high=64)
     words = c.get("draft_vocab_size", int, vocab) if third else vocab
-    heads, eps = read_heads(c), c.get("rms_norm_eps", float, 1e-6)
+    eps = c.get("rms_norm_eps", float, 1e-6)
     body = b.at("midlayer") if b.has("midlayer.post_attention_layernorm.weight") else b.at("layers.0")
-    inside = body.at("self_attn")
-    spec = attention_spec(b, heads, rope=make_rope(b, read_rope(c, heads.dim)))
-    bias = c.get("attention_bias", bool, False)
-    attention = Attention(
-        separate_qkv(inside, hidden * (2 if third else 1), heads, bias=bias),
-        RowLinear(inside, heads.width, hidden, "o_proj", bias=bias),
-        spec,
-    )
-    mlp = gated_mlp(body.at("mlp"), hidden, c.need("intermediate_size", int), read_act(c, gated=True, default="silu"))
+    attention, mlp = _parts(c, body, hidden * (2 if third else 1))
     norms = (body.norm("input_layernorm", hidden, eps), body.norm("hidden_norm", hidden, eps)) if third else None
     first = c.get("norm_before_residual", bool, False)
     layer = Layer(attention, mlp, body.norm("post_attention_layernorm", hidden, eps), norms, first)
+    more = []
+    for at in (b.at(f"layers.{n}") for n in range(1, layers)):
+        own = at.norm("input_layernorm", hidden, eps)
+        more.append(Deeper(own, *_parts(c, at, hidden), at.norm("post_attention_layernorm", hidden, eps)))
     taps = _taps(c, count, where) if third else (FINAL,)
     if third and min(taps) < target.first:
         raise ModelError(
@@ -120,10 +139,25 @@ def build_eagle(config: dict[str, Any], b: Build, target: Any, *, third: bool, w
         norm=b.norm("norm", hidden, eps) if third else None,
         head=head,
         words=_meanings(b, words, vocab, invented=invented) if third and words != vocab else None,
+        more=tuple(more),
     )
     b.book.used |= {b.path(name) for name in ("t2d", "d2t", "lm_head.weight", "embed_tokens.weight")}
     b.check_leftovers()
     return net
+
+
+def _parts(c: ModelConfig, body: Build, width: int) -> tuple[Attention, MLP]:
+    """A layer's attention, which reads `width` numbers of each token, and its feed-forward layer."""
+    hidden, heads, inside = c.need("hidden_size", int), read_heads(c), body.at("self_attn")
+    spec, bias = (
+        attention_spec(body, heads, rope=make_rope(body, read_rope(c, heads.dim))),
+        c.get("attention_bias", bool, False),
+    )
+    attention = Attention(
+        separate_qkv(inside, width, heads, bias=bias), RowLinear(inside, heads.width, hidden, "o_proj", bias=bias), spec
+    )
+    act = read_act(c, gated=True, default="silu")
+    return attention, gated_mlp(body.at("mlp"), hidden, c.need("intermediate_size", int), act)
 
 
 def _taps(c: ModelConfig, count: int, where: str) -> tuple[int, ...]:

@@ -39,6 +39,8 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "eagle tree": {"method": "eagle", "model": "eagle", "speculative_token_tree": "best"},
     "eagle3": {"method": "eagle3", "model": "eagle3"},
     "eagle3 tree": {"method": "eagle3", "model": "eagle3", "speculative_token_tree": "best"},
+    "deep eagle": {"method": "eagle", "model": "deep eagle"},
+    "deep eagle3 tree": {"method": "eagle3", "model": "deep eagle3", "speculative_token_tree": "best"},
     "mtp": {"method": "mtp"},
     "mtp tree": {"method": "mtp", "speculative_token_tree": "best"},
 }
@@ -85,6 +87,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made["medusa"] = make_medusa(root / "medusa", hidden=32, vocab=VOCAB)
     made["eagle"] = make_eagle(root / "eagle", hidden=32)
     made["eagle3"] = make_eagle(root / "eagle3", hidden=32, words=100)
+    made["deep eagle"] = make_eagle(root / "deep", hidden=32, layers=2)
+    made["deep eagle3"] = make_eagle(root / "deep3", hidden=32, words=100, layers=3)
     return made
 
 
