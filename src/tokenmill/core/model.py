@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -12,10 +13,24 @@ if TYPE_CHECKING:
     from tokenmill.core.forward import ForwardContext, ModelSpec, NormSpec
 
 
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The part of a vocabulary whose logits one rank of several makes: `count` ids from `first` on."""
+
+    group: Group
+    first: int
+    count: int
+
+
 class CausalLM(Protocol):
     """A built model: tokens in, hidden states out, logits on demand (in bounded slices)."""
 
     spec: ModelSpec
+
+    @property
+    def words(self) -> Words | None:
+        """Whose logits `own_logits` gives; None: of all words, on every rank."""
+        ...
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> final-norm hidden states [T, hidden]."""
@@ -23,6 +38,10 @@ class CausalLM(Protocol):
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """[n, hidden] -> [n, vocab] in float32, soft-cap and logit scale applied."""
+        ...
+
+    def own_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """The same of this rank's words alone [n, words.count], without a word to the others."""
         ...
 
 

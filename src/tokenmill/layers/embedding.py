@@ -87,6 +87,10 @@ class Head:
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """[n, hidden] -> [n, vocab] in float32, or as multiplied where the backend reads that."""
-        logits = self.weight.matmul(hidden, ctx)
-        logits = logits if ctx.kernels.chooses else logits.float()
+        logits = self.own(hidden, ctx)
         return self.group.all_gather(logits) if self.split else logits
+
+    def own(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """The same of the words that this rank has."""
+        logits = self.weight.matmul(hidden, ctx)
+        return logits if ctx.kernels.chooses else logits.float()

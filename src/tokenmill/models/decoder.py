@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import ForwardContext, KVSpec, ModelSpec, NormSpec, Weight
-from tokenmill.core.model import Checkpoint
+from tokenmill.core.model import Checkpoint, Words
 from tokenmill.layers.block import Stream, normed, whole
 from tokenmill.layers.build import Build, bare
 from tokenmill.layers.embedding import Embedding, Head, splits
@@ -148,11 +148,30 @@ class Decoder:
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """[n, hidden] -> [n, vocab], logit scale and soft-cap applied; in float32, or see Kernels.chooses."""
         assert self.head is not None, "only the last pipeline stage has logits"
-        if self.after is not None:
-            hidden = self.after.matmul(hidden, ctx)
-        logits = self.head(hidden, ctx)
-        if self.bias is not None:
-            logits = logits.float() + self.bias
+        return self._scaled(self.head(self._before_head(hidden, ctx), ctx), self.bias)
+
+    @property
+    def words(self) -> Words | None:
+        """See CausalLM."""
+        if self.head is None or not self.head.split:
+            return None
+        group, count = self.head.group, self.spec.vocab_size // self.head.group.size
+        return Words(group, group.rank * count, count)
+
+    def own_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """[n, hidden] -> [n, words.count], as `logits` has them."""
+        assert self.head is not None, "only the last pipeline stage has logits"
+        words, bias = self.words, self.bias
+        if words is not None and bias is not None:
+            bias = bias[words.first : words.first + words.count]
+        return self._scaled(self.head.own(self._before_head(hidden, ctx), ctx), bias)
+
+    def _before_head(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        return hidden if self.after is None else self.after.matmul(hidden, ctx)
+
+    def _scaled(self, logits: Tensor, bias: Tensor | None) -> Tensor:
+        if bias is not None:
+            logits = logits.float() + bias
         if self.logit_scale != 1.0 or self.softcap:
             logits = logits.float()
         if self.logit_scale != 1.0:

@@ -145,6 +145,13 @@ class Foreign:
         made = self.body(input_ids=tokens[None], position_ids=ctx.positions[None], use_cache=False)
         return made[0][0]
 
+    words = None
+    """It computes on one rank alone."""
+
+    def own_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """All of them."""
+        return self.logits(hidden, ctx)
+
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """[n, hidden] -> [n, vocab]."""
         self.stub.hidden = hidden[None]

@@ -25,6 +25,7 @@ from tokenmill.runner.batch import Batch, apart, lay_out, places_left, reach, si
 from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
 from tokenmill.runner.rows import FAR, Rows
 from tokenmill.runner.trees import climb_trees
+from tokenmill.runner.words import logits_of
 from tokenmill.sampling.arrays import send
 
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -259,7 +260,7 @@ class Heads:
             return None
         given, whose = made.hidden[lines], made.token_rows[lines]
         ctx = made.ctx if rows is None else replace(made.ctx, rows=replace(rows, tokens=whose))
-        logits, again = self.kernels.record(lambda: self.model.logits(given, ctx))
+        logits, again = self.kernels.record(lambda: logits_of(self.model, self.kernels, given, ctx))
         if again is None:
             self.left = 0
         else:

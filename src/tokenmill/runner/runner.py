@@ -33,6 +33,7 @@ from tokenmill.runner.rows import Rows
 from tokenmill.runner.single import ROOM, SingleTokens
 from tokenmill.runner.trees import make_tree_batch, move_path
 from tokenmill.runner.verdict import Verdict, verify
+from tokenmill.runner.words import logits_of, words_of
 from tokenmill.sampling.arrays import to_device
 from tokenmill.sampling.choose import Ask, Way, choose, take_largest, way
 from tokenmill.sampling.logprobs import token_logprobs
@@ -286,7 +287,7 @@ class Runner:
         logits = running.logits
         if logits is None:
             ctx = batch.ctx if at is None else batch.ctx.of(at)
-            logits = self.model.logits(running.hidden if at is None else running.hidden[at], ctx)
+            logits = logits_of(self.model, self.kernels, running.hidden if at is None else running.hidden[at], ctx)
         running.sampled, marked = self._choose(running, logits, at, late)
         running.left.places = places
         if plan.guesses:
@@ -324,7 +325,7 @@ class Runner:
             late.processors,
             lambda: batch.paths(at),
         )
-        return choose(logits, ask, table, self.kernels)
+        return choose(logits, ask, table, self.kernels, words_of(self.model, self.kernels))
 
     def _advance(self, running: Running) -> None:
         """Rows move on by what they computed, and sampled tokens are appended."""

@@ -21,7 +21,9 @@ from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, apart, share_prefix, single_tokens
 from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
 from tokenmill.runner.rows import Rows
+from tokenmill.runner.words import logits_of, words_of
 from tokenmill.sampling.arrays import send
+from tokenmill.sampling.choose import find_largest
 from tokenmill.sampling.quick import compile_choices
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 16), 288, 320, 384, 512, 640, 768, 896, 1024)
@@ -93,9 +95,9 @@ class SingleTokens(Layout[Key]):
             )
             made = Made(tokens, row_ids, self.model.forward(tokens, ctx), ctx)
             if self.to_logits:
-                made.logits = self.model.logits(made.hidden, ctx)
+                made.logits = logits_of(self.model, self.kernels, made.hidden, ctx)
                 if self.exact:
-                    made.best = self.kernels.greedy(made.logits)
+                    made.best = find_largest(made.logits, self.kernels, words_of(self.model, self.kernels))
             return made
 
         return compute
@@ -104,7 +106,7 @@ class SingleTokens(Layout[Key]):
         """What was computed for the plan's rows."""
         count, row_ids, tokens, hidden, logits = len(plan.rows), made.token_rows, made.tokens, made.hidden, made.logits
         if logits is None and self.ends:
-            logits = self.model.logits(hidden, made.ctx)
+            logits = logits_of(self.model, self.kernels, hidden, made.ctx)
         if count < key[0]:
             row_ids, tokens, hidden = row_ids[:count], tokens[:count], hidden[:count]
             logits = None if logits is None else logits[:count]

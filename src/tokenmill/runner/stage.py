@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from tokenmill.core.forward import ForwardContext, ModelSpec
-from tokenmill.core.model import CausalLM
+from tokenmill.core.model import CausalLM, Words
 
 
 class FromInbox:
@@ -26,3 +26,12 @@ class FromInbox:
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """As the model gives them."""
         return self.model.logits(hidden, ctx)
+
+    @property
+    def words(self) -> Words | None:
+        """As the model's."""
+        return self.model.words
+
+    def own_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+        """As the model gives them."""
+        return self.model.own_logits(hidden, ctx)

@@ -8,6 +8,9 @@ place, and every way leaves ids, the same with ~ where a line is bad, and what i
              `choose` (quick.py), if it takes these lines
     GENERAL  everything (sampler.py): edits, steps, draw; on a CPU it looks at few tokens where masks leave few
 
+Ranks that have the logits of some words each choose among these where that is exact (shards.py), and gather them
+otherwise: what follows is the same.
+
 Must not know: plans, requests, how steps are recorded.
 """
 
@@ -22,6 +25,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.forward import Kernels, Paths
+from tokenmill.core.model import Words
+from tokenmill.sampling import shards
 from tokenmill.sampling import table as features
 from tokenmill.sampling.edits import Lines, line_masks
 from tokenmill.sampling.quick import PLAIN, choose_quickly
@@ -79,8 +84,20 @@ def take_largest(best: Best) -> tuple[Sampled, Tensor]:
     return Sampled(ids, marked, Pending(largest, largest)), marked
 
 
-def choose(logits: Tensor, ask: Ask, table: SamplingTable, kernels: Kernels) -> tuple[Sampled, Tensor]:
-    """logits [n, V], which may be overwritten -> a token per line; the same with ~ where it is bad."""
+def find_largest(logits: Tensor, kernels: Kernels, words: Words | None) -> Best:
+    """As Kernels.greedy, of all words; logits [n, V], or those of `words`."""
+    return kernels.greedy(logits) if words is None else shards.find_largest(logits, words, kernels)
+
+
+def choose(
+    logits: Tensor, ask: Ask, table: SamplingTable, kernels: Kernels, words: Words | None = None
+) -> tuple[Sampled, Tensor]:
+    """logits [n, V], or those of `words`, which may be overwritten -> a token per line; the same with ~ where it is
+    bad."""
+    if words is not None:
+        if not (ask.masks or ask.processors) and shards.takes(ask.rows, table, words):
+            return shards.choose_among_own(logits, ask.rows, ask.places(), table, kernels, words)
+        logits = words.group.all_gather(logits)
     found = way(ask.rows, (ask.masks, ask.processors), table, cuts=kernels.chooses)
     if found is Way.LARGEST:
         return take_largest(kernels.greedy(logits))

@@ -8,10 +8,13 @@ import signal
 
 import pytest
 from engine_ranks_helpers import FULL, compare, lose
-from engines import greedy, open_llm
+from engines import exact, greedy, open_llm, run
 
-from tokenmill import LLM
+from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import ParameterError
+from tokenmill.testing.tiny import make_tiny
+
+LONG = pytest.mark.skipif(not FULL, reason="long: set TOKENMILL_RELIABILITY=1")
 
 
 def test_two_ranks_give_the_bytes_of_one(tiny):
@@ -34,6 +37,30 @@ def mixture(tmp_path_factory):
 def test_every_format_gives_the_bytes_of_one(form, ranks, tiny):
     narrow = form not in ("float32", "bfloat16")
     compare(tiny, ranks, dtype="float32" if narrow else form, quantization=form if narrow else None)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "vocab"), [(2, 320), *(pytest.param(*each, marks=LONG) for each in ((3, 321), (3, 320), (4, 320)))]
+)
+def test_ranks_choose_among_their_own_words(ranks, vocab, tmp_path):
+    """Its head is not the embeddings' matrix, so that each rank has a part of it, if the vocabulary divides; rows of
+    all kinds, apart and in one step, in recorded steps, too."""
+    heads = 3 if ranks == 3 else 4
+    folder = make_tiny(tmp_path, hidden=8 * heads, heads=heads, kv_heads=heads, vocab=vocab, architecture="llama")
+    kinds = [{"temperature": 0.0}, {}, {"top_k": 9}, {"min_p": 0.05}, {"top_p": 0.9}, {"logprobs": 2}]
+    params = [SamplingParams(seed=i, max_tokens=12, ignore_eos=True, **kind) for i, kind in enumerate(kinds)]
+    prompts = [[3 + i, 9, 20 + i] for i in range(6)]
+
+    def answers(**options) -> list:
+        with open_llm(folder, kernels="auto", **options) as llm:
+            apart = [run(llm, [prompt], [each]) for prompt, each in zip(prompts, params, strict=True)]
+            return [
+                exact(each)
+                for some in (*apart, run(llm, prompts[:4], params[:4]), run(llm, prompts, params))
+                for each in some
+            ]
+
+    assert answers(tensor_parallel_size=ranks) == answers()
 
 
 def test_every_rank_does_what_it_is_told_behind_the_plans_before(tiny):

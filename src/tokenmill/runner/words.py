@@ -1,0 +1,24 @@
+"""The logits that tokens are chosen from. Owns: whether a rank makes all of them, or those of its own words.
+
+A backend that chooses by itself (a GPU's) does so over whole lines, which ranks gather within the recorded step: over
+NVLink that takes less than choosing twice would. Must not know: how tokens are chosen, how ranks talk.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from tokenmill.core.forward import ForwardContext, Kernels
+from tokenmill.core.model import CausalLM, Words
+
+
+def words_of(model: CausalLM, kernels: Kernels) -> Words | None:
+    """Of which words `logits_of` gives logits; None: of all."""
+    return None if kernels.chooses else model.words
+
+
+def logits_of(model: CausalLM, kernels: Kernels, hidden: Tensor, ctx: ForwardContext) -> Tensor:
+    """[n, hidden] -> what is chosen from [n, words]."""
+    if words_of(model, kernels) is None:
+        return model.logits(hidden, ctx)
+    return model.own_logits(hidden, ctx)
