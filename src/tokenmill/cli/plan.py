@@ -70,22 +70,24 @@ def plan(
     on = options.get("device", "auto")
     options = {name: value for name, value in options.items() if name != "device"}
     config, _ = settle(model, options)
-    if config.parallel.data_parallel_size > 1:
-        raise ParameterError(
-            "plan tells of one engine: --data-parallel-size N gives N times its throughput at N times its cost.",
-            param="data_parallel_size",
-        )
     check_outputs(None, picture)
     with waiting_told("Getting ready"):
+        from tokenmill.engine.checks import check_options
         from tokenmill.measure import plan as planning
         from tokenmill.measure.devices import efficiency_of
+        from tokenmill.measure.several_devices import Spread, check_combined
         from tokenmill.measure.slo import cheapest, read_slo
 
+    check_options(config)
     if ("slo" in load) != ("users" in load):
         raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
     objective = read_slo(load["slo"]) if "slo" in load else None  # a slip is told before this machine is measured
-    spread = {name: value for name, value in {**options, **load}.items() if name in SPREAD}
-    ranks = spread.get("tensor_parallel_size", 1)
+    among = Spread(
+        *({**options, **load}.get(name, none) for name, none in zip(SPREAD, (1, 1, False), strict=True)),
+        config.parallel.data_parallel_size,
+    )
+    ranks = among.ranks
+    check_combined(among, {"--slo": objective is not None, "--workload": bool(workload)})
     planner = None
     with waiting_told(f"Reading {config.model.model}"):
         planning.check_counted(config)  # before this machine is measured
@@ -102,8 +104,9 @@ def plan(
         contexts=tuple(load.get("contexts", ())),
         output=load.get("output", planning.DEFAULT_OUTPUT),
         price=load.get("price"),
-        stages=spread.get("pipeline_parallel_size", 1),
-        whole_experts=spread.get("enable_expert_parallel", False),
+        stages=among.stages,
+        whole_experts=among.whole_experts,
+        engines=among.engines,
     )
     with waiting_told(f"Reading {config.model.model}"):
         planner = planner or planning.read_model(config, device.kind, ranks)
@@ -184,7 +187,7 @@ def _show(found: dict[str, Any]) -> None:
 
 def _sentences(found: dict[str, Any]) -> list[str]:
     memory, count = found["memory"], found["devices"]
-    each = f" on each of {count} devices" if count > 1 else ""
+    each = f" on each of {count} {'processes' if found['shared'] else 'devices'}" if count > 1 else ""
     scheme = f", weights in {found['quantization']}" if found["quantization"] else ""
     head = f"[bold]{found['model']}[/] on {found['device_title']}{each} ({found['dtype']}{scheme})"
     parts = f"weights {_gb(memory['weights'])}, a full step {_gb(memory['activations'])}"
@@ -198,6 +201,19 @@ def _sentences(found: dict[str, Any]) -> list[str]:
         f"[green]It fits[/]: {parts}, K/V cache {_gb(memory['kv'])}, {_gb(memory['free'])} left.",
         f"The longest context is {found['max_context']} tokens; {found['max_batch']} requests of "
         f"{found['points'][0]['context']} tokens fit at once.",
+        *_together(found["in_all"]),
+    ]
+
+
+def _together(whole: dict[str, Any]) -> list[str]:
+    """What several engines do; the lines around it tell of each."""
+    if whole["engines"] == 1:
+        return []
+    where = "one machine, which they share" if whole["devices"] == 1 else f"{whole['devices']} devices"
+    return [
+        f"So much has each of {whole['engines']} engines. In all: {where}, weights {_gb(whole['weights'])}, K/V cache "
+        f"{_gb(whole['kv'])}, {whole['max_batch']} requests at once, and {whole['output_tokens_per_s']:.1f} output "
+        "tok/s at the best of these loads."
     ]
 
 
@@ -224,7 +240,7 @@ def _closing(found: dict[str, Any]) -> list[str]:
         told = ", ".join(f"{text} {sent[name] / 1024:.1f} KiB" for name, text in parts.items() if sent[name])
         lines.append(f"Each rank sends per token: {told}, at {sent['link_bytes_per_s'] / 1e9:g} GB/s.")
     if found["usd_per_million_tokens"] is not None:
-        price = f"{found['usd_per_hour']:g} dollars an hour" + (" each" if found["devices"] > 1 else "")
+        price = f"{found['usd_per_hour']:g} dollars an hour" + (" each" if found["in_all"]["devices"] > 1 else "")
         when = f" (usual in {found['price_date']}; yours: --price)" if found["price_date"] else ""
         cost = f"{found['usd_per_million_tokens']:.3f} dollars per million output tokens at the best of these loads."
         lines.append(f"At {price}{when}: {cost}")

@@ -28,6 +28,7 @@ from tokenmill.measure.several_devices import (
     bubbles,
     check_spread,
     hop_seconds,
+    in_all,
     spread_cost,
     stage_of,
     state_bytes,
@@ -57,11 +58,17 @@ class Setup:
     price: float | None = None
     stages: int = 1
     whole_experts: bool = False
+    engines: int = 1
 
     @property
     def spread(self) -> Spread:
         """How the model lies on the devices."""
-        return Spread(self.ranks, self.stages, self.whole_experts)
+        return Spread(self.ranks, self.stages, self.whole_experts, self.engines)
+
+    @property
+    def own(self) -> Device:
+        """The device as one rank has it: on a CPU, its part of the memory."""
+        return replace(self.device, memory_bytes=self.device.memory_bytes // self.spread.sharers(self.device.kind))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,11 +173,11 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
 
 def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     """Everything that `tokenmill plan --json` prints."""
-    sheet, device = planner.sheet, setup.device
+    sheet, device = planner.sheet, setup.own
     check_spread(sheet, setup.spread)
     held = replace(planner, sheet=stage_of(sheet, setup.stages))
     reach = speeds(device, speed_type(planner, device), setup.efficiency)
-    memory = layouts(held, device)
+    memory = layouts(held, device, setup.spread.sharers(planner.kind))
     max_context = _max_context(memory)
     fits = memory.free >= 0 and max_context >= min(memory.wanted, USEFUL_TOKENS)
     setup = replace(setup, output=max(1, min(setup.output, max_context // 2)))
@@ -181,17 +188,17 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
         for batch in _batches(held, memory, context, setup.output)
     ]
     price = device.usd_per_hour if setup.price is None else setup.price
-    best = max((p["output_tokens_per_s"] for p in points), default=0.0)
     notes = list(planner.notes) + ([device.note] if device.note else [])
     if setup.spread.devices > 1 and not {"tensor_parallel_size", "pipeline_parallel_size"} & all_options().keys():
         notes.append("this version runs on one device: several are predicted only")
-    return {
+    found: dict[str, Any] = {
         "model": planner.config.model.model,
         "device": device.name,
         "device_title": device.title,
         "ranks": setup.ranks,
         "stages": setup.stages,
         "devices": setup.spread.devices,
+        "shared": setup.spread.sharers(planner.kind) > 1,
         "dtype": planner.dtype,
         "quantization": planner.config.model.quantization,
         "fits": fits,
@@ -205,9 +212,6 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
         "max_context": max_context,
         "max_batch": max_batch(held, memory, contexts[0]) if contexts else 0,
         "points": points,
-        "usd_per_million_tokens": round(1e6 * price * setup.spread.devices / 3600 / best, 4)
-        if price and best
-        else None,
         "usd_per_hour": price,
         "price_date": device.price_date if setup.price is None else "",
         "flags": _flags(planner, memory, setup, max_context),
@@ -229,10 +233,14 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
         "load": {"output_tokens": setup.output, "step_tokens": planner.step_tokens},
         "notes": notes,
     }
+    found["in_all"] = whole = in_all(found, setup.spread, planner.kind)
+    best = whole["output_tokens_per_s"]
+    cost = round(1e6 * price * whole["devices"] / 3600 / best, 4) if price and best else None
+    return {**found, "usd_per_million_tokens": cost}
 
 
-def layouts(planner: Planner, device: Device) -> Layouts:
-    """How the engine would share this device's memory."""
+def layouts(planner: Planner, device: Device, sharers: int = 1) -> Layouts:
+    """How the engine would share this device's memory; sharers: of a host's, which has a part of it (see Setup.own)."""
     config, sheet = planner.config, planner.sheet
     cache = make_layout(sheet.spec.kv_specs, config.cache.block_size, planner.kv_format)
     wanted = min(config.model.max_model_len or sheet.spec.max_positions, sheet.spec.max_positions)
@@ -240,7 +248,7 @@ def layouts(planner: Planner, device: Device) -> Layouts:
     if config.cache.kv_cache_memory_bytes is not None:
         budget = config.cache.kv_cache_memory_bytes
     elif planner.kind == "cpu":
-        budget = min(memory.CPU_CACHE_BYTES, max(0, device.memory_bytes - taken) // 2)
+        budget = min(memory.CPU_CACHE_BYTES // sharers, max(0, device.memory_bytes - taken) // 2)
     else:
         budget = int(device.memory_bytes * config.cache.gpu_memory_utilization) - taken
     blocks = [0] * len(cache.page_bytes)
@@ -325,7 +333,8 @@ def _step(planner: Planner, spread: Spread, reach: Speeds, grants: Sequence[Gran
     """One step through all stages."""
     cost = spread_cost(step_cost(planner.sheet, grants, planner.kv_format), planner.sheet, spread)
     found = step_time(cost, reach)
-    return replace(found, seconds=found.seconds + hop_seconds(planner.sheet, spread, cost.counts.tokens, reach))
+    own = found.seconds * spread.sharers(planner.kind)
+    return replace(found, seconds=own + hop_seconds(planner.sheet, spread, cost.counts.tokens, reach))
 
 
 def prefill(planner: Planner, reach: Speeds, tokens: int, spread: Spread | None = None) -> tuple[float, str]:
@@ -360,7 +369,8 @@ def rescued(planner: Planner, setup: Setup) -> str | None:
                 found = read_model(config, planner.kind, ranks)
             except UserError:
                 continue
-            memory = layouts(found, setup.device)
+            wider = replace(setup, ranks=ranks)
+            memory = layouts(found, wider.own, wider.spread.sharers(planner.kind))
             if memory.free >= 0 and _max_context(memory) >= min(memory.wanted, USEFUL_TOKENS):
                 parts = [f"--quantization {bits}"] if bits != planner.config.model.quantization else []
                 return " ".join([*parts, f"--tp {ranks}"] if ranks > setup.ranks else parts) or None
@@ -406,6 +416,7 @@ def _flags(planner: Planner, memory: Layouts, setup: Setup, max_context: int) ->
         "tensor_parallel_size": setup.ranks if setup.ranks > 1 else None,
         "pipeline_parallel_size": setup.stages if setup.stages > 1 else None,
         "enable_expert_parallel": "" if setup.whole_experts else None,
+        "data_parallel_size": setup.engines if setup.engines > 1 else None,
         "max_model_len": max_context if 0 < max_context < planner.sheet.spec.max_positions else None,
     }
     if planner.kind == "cpu" and max_context < memory.wanted and config.cache.kv_cache_memory_bytes is None:

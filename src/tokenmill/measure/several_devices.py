@@ -7,13 +7,18 @@ Slices (tensor parallel) are counted from the layers themselves (counting.py); h
                 time.
     experts     whole ones on e ranks: the same bytes on average, but the busiest rank sets the pace; sums are exchanged
                 as those of slices are.
+    engines     n of them, each with the whole model on devices of its own: n times the requests, in the same time.
+    a CPU       ranks and engines are processes on the same cores and memory: each has its part of both, so that n
+                engines together do what one would.
 Must not know: terminals, devices.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.measure.calibration import Speeds
@@ -23,16 +28,42 @@ from tokenmill.measure.roofline import Cost
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """`ranks` slices of each layer, `stages` runs of layers; whole_experts: experts are dealt out, not sliced."""
+    """`ranks` slices of each layer, `stages` runs of layers; whole_experts: experts are dealt out, not sliced.
+    engines: so many of all this."""
 
     ranks: int = 1
     stages: int = 1
     whole_experts: bool = False
+    engines: int = 1
 
     @property
     def devices(self) -> int:
-        """How many there are."""
+        """How many one engine has."""
         return self.ranks * self.stages
+
+    @property
+    def everywhere(self) -> int:
+        """How many all engines have."""
+        return self.devices * self.engines
+
+    def sharers(self, kind: str) -> int:
+        """How many processes share one device of this kind."""
+        return self.everywhere if kind == "cpu" else 1
+
+
+def check_combined(spread: Spread, also: Mapping[str, bool]) -> None:
+    """Refuse what is not predicted together. also: which of --slo and --workload were given."""
+    given = {
+        "--data-parallel-size": spread.engines > 1,
+        "--pipeline-parallel-size": spread.stages > 1,
+        "--enable-expert-parallel": spread.whole_experts,
+    }
+    for name, why in (
+        ("--slo", "looks for devices and ranks itself, of one engine without stages"),
+        ("--workload", "is predicted for one engine without stages, whose experts lie in slices"),
+    ):
+        if also.get(name) and (wrong := [flag for flag, here in given.items() if here]):
+            raise ParameterError(f"{name} {why}: leave out {' and '.join(wrong)}.")
 
 
 def check_spread(sheet: Sheet, spread: Spread) -> None:
@@ -81,6 +112,28 @@ def imbalance(choices: float, ranks: int) -> float:
     """How much more than the average the busiest of `ranks` gets when this many choices fall at random."""
     mean = choices / ranks
     return min(float(ranks), 1.0 + math.sqrt(2.0 * math.log(ranks) / mean)) if ranks > 1 else 1.0
+
+
+def in_all(found: dict[str, Any], spread: Spread, kind: str) -> dict[str, Any]:
+    """What all engines have and reach together, of what was found for each; stages as if all were the largest."""
+    count = spread.engines
+    points = [
+        {
+            "context": point["context"],
+            "batch": point["batch"] * count,
+            "output_tokens_per_s": round(point["output_tokens_per_s"] * count, 4),
+        }
+        for point in found["points"]
+    ]
+    return {
+        "engines": count,
+        "devices": spread.everywhere // spread.sharers(kind),
+        "weights": found["memory"]["weights"] * spread.everywhere,
+        "kv": found["memory"]["kv"] * spread.everywhere,
+        "max_batch": found["max_batch"] * count,
+        "output_tokens_per_s": max((point["output_tokens_per_s"] for point in points), default=0.0),
+        "points": points,
+    }
 
 
 def state_bytes(sheet: Sheet) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import cache
 
 import pytest
 from counting_helpers import LLAMA_8B
@@ -96,6 +97,71 @@ def test_the_command_takes_ranks_stages_and_experts(tmp_path):
     ):
         done = CliRunner().invoke(app, ["plan", model, "--device", "h100", "--load-format", "dummy", *more])
         assert done.exit_code not in (0, None) and said in " ".join(done.output.split())
+
+
+@pytest.fixture(scope="module")
+def counted(tmp_path_factory):
+    """Llama, counted once for each kind of device and number of ranks."""
+    made = folder(tmp_path_factory.mktemp("counted"), LLAMA_8B)
+
+    @cache
+    def count(kind: str, ranks: int) -> planning.Planner:
+        return planning.read_model(make_config({}, model=made, load_format="dummy", dtype="bfloat16"), kind, ranks)
+
+    return count
+
+
+COMBINED = [(tp, pp, dp) for tp in (1, 2) for pp in (1, 2) for dp in (1, 2, 3)]
+
+
+@pytest.mark.parametrize(("tp", "pp", "dp"), COMBINED)
+def test_engines_do_what_one_does_so_many_times(tp, pp, dp, counted):
+    """On devices of their own, in every combination."""
+    planner, device = counted("gpu", tp), find_device("h100")
+    one = planning.Setup(device, tp, efficiency_of(device), contexts=(1000,), stages=pp)
+    alone, many = planning.plan(planner, one), planning.plan(planner, replace(one, engines=dp))
+    own = {"in_all", "flags"}
+    assert {k: v for k, v in many.items() if k not in own} == {k: v for k, v in alone.items() if k not in own}
+    assert ("--data-parallel-size 3" in many["flags"]) == (dp == 3)
+    whole = many["in_all"]
+    assert (whole["engines"], whole["devices"]) == (dp, tp * pp * dp)
+    assert whole["max_batch"] == dp * many["max_batch"] and whole["kv"] == dp * tp * pp * many["memory"]["kv"]
+    for each, all_of_them in zip(many["points"], whole["points"], strict=True):
+        assert all_of_them["batch"] == dp * each["batch"]
+        assert all_of_them["output_tokens_per_s"] == pytest.approx(dp * each["output_tokens_per_s"])
+
+
+@pytest.mark.parametrize(("tp", "pp", "dp"), COMBINED)
+def test_processes_on_one_cpu_share_it(tp, pp, dp, counted):
+    """Whatever they are, together they do no more than one, and have no more memory."""
+    here = read_measured(
+        {"title": "t", "kind": "cpu", "memory_bytes": 256 << 30, "read_gb_per_s": 50.0, "tflops": {"bfloat16": 1.0}},
+        "x",
+    )
+    planner, single = counted("cpu", tp), counted("cpu", 1)
+    base = planning.Setup(here, 1, efficiency_of(here, "1"), contexts=(1000,))
+    setup = replace(base, ranks=tp, stages=pp, engines=dp)
+    count = tp * pp * dp
+    assert setup.own.memory_bytes == here.memory_bytes // count
+    found = planning.plan(planner, setup)
+    assert found["in_all"]["devices"] == 1 and found["shared"] == (count > 1)
+    assert found["memory"]["kv"] <= (2 << 30) // count
+    reach = speeds(here, "bfloat16", base.efficiency)
+    alone = planning.point(single, base, reach, 1000, 8)
+    point = planning.point(planner, setup, reach, 1000, 8)
+    together = dp * point["output_tokens_per_s"]
+    assert together < 1.05 * alone["output_tokens_per_s"]
+    if pp == 1:
+        assert together > 0.85 * alone["output_tokens_per_s"]
+        assert point["tpot_ms"] == pytest.approx(dp * alone["tpot_ms"], rel=0.15)
+
+
+def test_the_command_tells_of_each_engine_and_of_all(tmp_path):
+    call = ["plan", folder(tmp_path, LLAMA_8B), "--device", "h100", "--load-format", "dummy", "--tp", "2", "--dp", "3"]
+    found = json.loads(CliRunner().invoke(app, [*call, "--json"]).stdout)
+    assert found["devices"] == 2 and found["in_all"]["devices"] == 6
+    shown = " ".join(CliRunner().invoke(app, call).output.split())
+    assert "So much has each of 3 engines. In all: 6 devices" in shown and "--data-parallel-size 3" in shown
 
 
 def test_links_are_measured_where_there_is_another_device():

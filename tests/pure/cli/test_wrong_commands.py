@@ -55,7 +55,14 @@ WRONG = [
     # vLLM's and Ollama's
     ("serve --nnodes 2 /no/such", "processes of one machine"),
     ("chat --prefill-context-parallel-size 2", "processes of one machine"),
-    ("plan demo --data-parallel-size 2", "plan tells of one engine"),
+    ("plan demo --data-parallel-size 2 --slo ttft=1s --users 2", "leave out --data-parallel-size"),
+    (
+        "plan demo --pipeline-parallel-size 2 --data-parallel-size 2 --workload w.json",
+        "--data-parallel-size and --pipel",
+    ),
+    ("plan demo --data-parallel-size 0", "--data-parallel-size must be positive"),
+    ("plan demo --enable-expert-parallel", "over the ranks of --tensor-parallel-size, which is 1"),
+    ("plan demo --enable-expert-parallel --tp 2 --slo ttft=1s --users 2", "leave out --enable-expert-parallel"),
     ("generate /no/such -p hi --tensor-parallel-size 1 --swap-space 4 --disable-log-requests", "'/no/such' is neither"),
     ("chat --enable-prompt-adapter", "prompt adapters are not built"),
     ("serve --cpu-offload-gb 10", "--quantization makes them smaller"),
