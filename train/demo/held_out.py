@@ -23,7 +23,7 @@ def _pattern(seq: Seq) -> str:
         if isinstance(part, str):
             out.append(re.escape(part))
         elif part[0] == "slot":
-            out.append(r"[^.!?。！？\n]{1,60}?")
+            out.append(r"(?:[^.!?。！？\n]|\.(?=\w)){1,60}?")
         else:
             out.append("(?:" + "|".join(_pattern(option) for option in part[1]) + ")")
     return "".join(out)

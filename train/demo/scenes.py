@@ -15,6 +15,7 @@ from functools import lru_cache
 from authored_data import load, rows
 from skill_chat import person
 from skill_zh import is_animal
+from story_parts_zh import name_zh, wide_noun
 from verbs import thing
 from vocabulary import LETTERS, any_sign, invented, is_held, word
 
@@ -342,6 +343,10 @@ KINDS: dict[str, Callable[[random.Random], Value]] = {
     "zh_title": lambda r: signs(r, r.randint(2, 5)),
     "zh_city": lambda r: r.choice(load().countries)["capital_zh"] if r.random() < 0.6 else signs(r, 2),
     "zh_thing": lambda r: r.choice(load().words["zhthing"]) if r.random() < 0.6 else signs(r, 2),
+    "zhw_thing": lambda r: wide_noun(r, "zhthing"),
+    "zhw_place": lambda r: wide_noun(r, "zhplace"),
+    "zhw_beast": lambda r: wide_noun(r, "zhbeast"),
+    "zhw_name": name_zh,
     "zh_animal": lambda r: r.choice([noun for noun in load().words["zhbeast"] if is_animal(noun)]),
     "zh_day": lambda r: (
         r.choice(ZH_DAYS.split(" ")) if r.random() < 0.6 else f"{r.randint(1, 12)}月{r.randint(1, 28)}日"

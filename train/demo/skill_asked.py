@@ -281,7 +281,8 @@ def _head(rng: random.Random, c: Clause | None, about: str, count: int, held: bo
     if held:
         said = said if said[0] not in ".:-" else f"about {whole if c else about}"
         text = rng.choice(HELD_HEADS).replace("[a]", core).replace("[s]", said).rstrip(".")
-    return text[0].upper() + text[1:], tells
+    text = text[0].upper() + text[1:]
+    return (text, tells) if held or not text.startswith(held_starts()) else _head(rng, c, about, count, held)
 
 
 START = ["One [weather.adj] day, [s] [r].", "One [weather.adj] morning [s] [r].", "Once upon a time, [s] [r]."]
@@ -452,8 +453,6 @@ def asked_story(rng: random.Random, held: bool = False) -> Case:
     text = " ".join([*lines, last] if last else lines)
     if not held and not count and rng.random() < SLIPS:
         text = slipped(rng, text)
-    if user.startswith(held_starts()):
-        user = "Please: " + user
     user = user.lower() if rng.random() < 0.07 else user
     check = "".join(rf"(?=[\s\S]*{re.escape(w)})" for w in must)
     return ask(user, text, "story_asked", check, check="story", tag=str(count))

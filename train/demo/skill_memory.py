@@ -157,7 +157,7 @@ def lives(rng: random.Random) -> Told:
     if pick < 0.7:
         says = [f"We moved to {c}.", f"I just moved to {c}.", f"Last year we moved to {c}.", f"I have moved to {c}."]
         says += [f"My family moved to {c} in {rng.choice(load().words['month'])}."]
-        asks = ["Where did I move?", "Where did we move to?", "Where did I move to?", "which place did I move to?"]
+        asks = ["Where did I move?", "Where did we move to?", "which place did I move to?"]
         asks += ["Where do I live now?", "What city or country did I move to?"]
         return Told(says, asks, ["where I moved to", "where we moved"], [], f"You moved to {c}.", c, "home")
     says = [f"I'm from {c}.", f"I am from {c}.", f"I come from {c}.", f"I'm originally from {c}."]

@@ -11,8 +11,11 @@ import random
 import re
 from functools import lru_cache
 
+from held_out import is_happening
 from phrasing import any_words, is_chinese, occasion
 from render import Case
+from scene_parts import composed_scene
+from scene_parts_zh import composed_scene_zh
 from scenes import Scene, Told, Value, keyed, said_of, scenes, spelled, tell
 from skill_facts import ask
 from vocabulary import word
@@ -172,10 +175,36 @@ def _order(rng: random.Random, shown: str) -> str:
     return f"{rng.choice(DO)} {what}{joint}{link}".strip(" ,").replace("[k]", shown)
 
 
+DO_ZH = ["写", "给我", "生成", "输出", "返回", "做", "我要", "请给", "请写", "帮我写", "整理出", "只给", "造", "列"]
+OBJECT_ZH = ["JSON", "一个JSON", "JSON对象", "一段JSON", "JSON数据", "json", "一个JSON对象", "JSON格式"]
+KEYS_ZH = [
+    "键是[k]",
+    "键为[k]",
+    "字段[k]",
+    "字段是[k]",
+    "键名用[k]",
+    "包含[k]",
+    "要有[k]",
+    "只要[k]",
+    "属性[k]",
+    "用[k]作键",
+]
+TEXT_ZH = ["：[s]", "。内容：[s]", "。[s]", "，文字是：[s]", "\n[s]", "。原句：[s]", "。根据：[s]", "，说的是：[s]"]
+
+
+def _asked_zh(rng: random.Random) -> str:
+    """A Chinese request with its keys and its text, put together in one order or the other."""
+    do, what, keys = rng.choice(DO_ZH), rng.choice(OBJECT_ZH), rng.choice(KEYS_ZH)
+    core = f"{do}{what}，{keys}" if rng.random() < 0.7 else f"{keys}，{do}{what}"
+    if rng.random() < 0.35:
+        return f"[s]{rng.choice(['', '请', '现在', '麻烦'])}{core}{rng.choice(['。', '', '！'])}"
+    return core + rng.choice(TEXT_ZH)
+
+
 def _request(rng: random.Random, text: str, fields: dict[str, Value], held: bool) -> str:
     """The keys and the text in one request."""
     if is_chinese(text):
-        form = rng.choice(ZH_HELD if held else ZH_FORMS)
+        form = rng.choice(ZH_HELD if held else ZH_FORMS) if held or rng.random() < 0.4 else _asked_zh(rng)
         row = rng.choice(["、", "、", "，", ", ", "和"]).join(fields)
         return form.replace("[k]", row).replace("[s]", text)
     if rng.random() < 0.22:
@@ -205,10 +234,28 @@ def _wanted(rng: random.Random, told: Told) -> list[str]:
     return wanted
 
 
+MADE = 0.65
+"""Share of the training happenings that are put together."""
+ZH = 0.15
+"""Share of them in Chinese."""
+
+
+def _drawn(rng: random.Random, held: bool, listed: list[Scene]) -> Told:
+    """A happening of the list or one that is put together, and one sentence of it."""
+    while True:
+        made = not held and rng.random() < MADE
+        if made:
+            scene = composed_scene_zh(rng) if rng.random() < ZH else composed_scene(rng)
+        else:
+            scene = rng.choice(listed)
+        told = tell(rng, scene, rng.choice(scene.says))
+        if not made or not is_happening(told.text):
+            return told
+
+
 def _told(rng: random.Random, held: bool) -> tuple[str, dict[str, Value]]:
     """A sentence of a scene, sometimes two, and what is wanted of it under its keys."""
-    scene = rng.choice(scenes(held, False))
-    told = tell(rng, scene, rng.choice(scene.says))
+    told = _drawn(rng, held, scenes(held, False))
     keys = keyed(rng, told, _wanted(rng, told))
     fields: dict[str, Value] = {key: told.values[field] for field, key in keys.items()}
     text = told.text
@@ -229,7 +276,8 @@ def _flat(rng: random.Random, held: bool) -> tuple[str, object]:
 
 def _several(rng: random.Random, held: bool) -> tuple[str, object]:
     """Some sentences of one kind, one object for each."""
-    scene = rng.choice(plain_scenes(held))
+    made = not held and rng.random() < MADE
+    scene = composed_scene(rng) if made else rng.choice(plain_scenes(held))
     form = rng.choice(scene.says)
     told = [tell(rng, scene, form) for _ in range(rng.choice([2, 2, 3]))]
     keys = keyed(rng, told[0], _wanted(rng, told[0]))

@@ -9,8 +9,11 @@ from __future__ import annotations
 import random
 import re
 
+from held_out import is_happening
 from phrasing import framed, is_chinese, occasion
 from render import Case, call_text
+from scene_parts import composed_order
+from scene_parts_zh import composed_order_zh
 from scenes import Field, Scene, Told, Value, keyed, scenes, tell
 from skill_refusals import NO_TOOL
 from skill_tools import Tool, offered, others, result_of, unique
@@ -75,6 +78,14 @@ def _decoy(rng: random.Random, scene: Scene, held: bool) -> Tool:
     return _tool(rng, told, keyed(rng, told, fields, True), held, rng.random() < 0.15)
 
 
+def _made_decoys(rng: random.Random, near: list[Scene]) -> list[Tool]:
+    """Tools beside one that is put together: those that are near it, and others of the same making."""
+    picked = [s for s in near if rng.random() < 0.6]
+    for _ in range(rng.choice([0, 0, 1, 2, 3])):
+        picked.append(rng.choice(scenes(False, True)) if rng.random() < 0.3 else composed_order(rng)[0])
+    return [_decoy(rng, s, False) for s in picked]
+
+
 def _decoys(rng: random.Random, scene: Scene, held: bool) -> list[Tool]:
     """Tools that do something else; the one that is nearest comes often."""
     pool = [s for s in scenes(held, True) if s.name != scene.name]
@@ -105,13 +116,25 @@ def _text(rng: random.Random, template: str, text: str) -> str:
     return f"{text} {occasion(rng)}" if pick < 0.24 and not closed and text[-1] in ".!?" else text
 
 
+MADE = 0.65
+"""Share of the training orders that are put together."""
+ZH = 0.15
+"""Share of them in Chinese."""
+
+
 def scene_tool(rng: random.Random, held: bool = False) -> Case:
     """An order and its call; its tool is missing now and then, or two orders come at once."""
-    scene = rng.choice(scenes(held, True))
-    if not scene.fields and rng.random() < 0.4:
-        scene = rng.choice([s for s in scenes(held, True) if s.fields])
+    near: list[Scene] = []
+    if made := not held and rng.random() < MADE:
+        scene, near = composed_order_zh(rng) if rng.random() < ZH else composed_order(rng)
+    else:
+        scene = rng.choice(scenes(held, True))
+        if not scene.fields and rng.random() < 0.4:
+            scene = rng.choice([s for s in scenes(held, True) if s.fields])
     template = rng.choice(scene.asks)
     told = tell(rng, scene, template, coded=True)
+    if made and is_happening(told.text):
+        return scene_tool(rng, held)
     keys = keyed(rng, told, list(told.values), True)
     strange = not held and rng.random() < 0.12
     if strange and keys:
@@ -119,8 +142,9 @@ def scene_tool(rng: random.Random, held: bool = False) -> Case:
         keys[field] = invented(rng)
     tool = _tool(rng, told, keys, held, strange)
     text = told.text if held else _text(rng, template, told.text)
-    missing = not held and rng.random() < 0.07
-    tools = [*([] if missing else [tool]), *_decoys(rng, scene, held)]
+    # An order that is put together comes without its tool as well: the tools decide, not whether it is known.
+    missing = not held and rng.random() < (0.16 if made else 0.07)
+    tools = [*([] if missing else [tool]), *(_made_decoys(rng, near) if made else _decoys(rng, scene, held))]
     if missing and not tools:
         tools = [
             _decoy(rng, rng.choice([s for s in scenes(held, True) if s.name not in (scene.name, scene.near)]), held)
