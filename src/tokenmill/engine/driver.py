@@ -38,8 +38,7 @@ class Driver:
     def alone(self) -> Iterator[None]:
         """One thread at a time touches the engine."""
         with self.lock:
-            if self.stepping:
-                raise ParameterError("This LLM is answering already: what it calls cannot ask it in between.")
+            self._refuse_from_inside()
             yield
 
     def add(self, request: Request, hear: Hear, pooling: str | None = None) -> None:
@@ -50,13 +49,18 @@ class Driver:
 
     def step(self) -> None:
         """One step, of everything that has been added by anybody."""
-        with self.alone():
+        with self.lock:
+            self._refuse_from_inside()
             self.stepping = True
             try:
                 deltas = self.engine.step()
             finally:
                 self.stepping = False
             self.deliveries.deliver(deltas)
+
+    def _refuse_from_inside(self) -> None:
+        if self.stepping:
+            raise ParameterError("This LLM is answering already: what it calls cannot ask it in between.")
 
     def leave(self, request_ids: Iterable[str]) -> None:
         """Nobody waits for these any more; plans in flight come in, or fail as well."""

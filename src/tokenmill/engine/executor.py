@@ -14,6 +14,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from tokenmill.core.sleeping import obey
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.runner.runner import Runner, Running
@@ -33,7 +35,7 @@ class InProcessTicket:
         return self.running is None or self.executor.runner.ready(self.running)
 
     def wait(self) -> StepResult:
-        with self.executor.here():
+        with self.executor.here(), torch.inference_mode():
             return self._result()
 
     def _result(self) -> StepResult:

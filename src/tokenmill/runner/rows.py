@@ -63,6 +63,7 @@ class Rows:
         self.blocks: list[list[list[int]]] = [[[] for _ in range(max_rows)] for _ in layout.groups]
         self.starts: list[list[list[int]]] = [[[] for _ in range(max_rows)] for _ in layout.groups]
         self.shifted: list[set[int]] = [set() for _ in layout.groups]
+        self.whole = (False,) * len(layout.groups)
         windows = [0 < group.window < max_len for group in layout.groups]
         self.may_shift = tuple(moves and self.device.type != "cpu" for moves in windows)
         """Recorded steps whose tables are whole are computed as those whose tables are not: else the first sequence
@@ -113,6 +114,8 @@ class Rows:
         """Of each group: does some entry j of these rows' tables not begin at j * block size?"""
         if self.pretends:
             return tuple(group.window > 0 for group in self.layout.groups)
+        if not any(self.shifted):
+            return self.whole
         return tuple(not shifted.isdisjoint(row_list) for shifted in self.shifted)
 
     def moved_or_may(self, row_list: list[int]) -> tuple[bool, ...]:

@@ -21,6 +21,7 @@ from tokenmill.core.model import CausalLM
 from tokenmill.core.sleeping import NoSleep, Sleeper
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.graphs import Readback, Recorder
+from tokenmill.device.untracked import untracked
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.parallel.link import Link, NoLink
 from tokenmill.runner.batch import Batch, make_batch
@@ -169,7 +170,7 @@ class Runner:
         self.drafter.forget_weights()
         self.sleeper.changed()
 
-    @torch.inference_mode()
+    @untracked
     def begin(self, plan: StepPlan) -> Running:
         """Apply the plan and compute hidden states."""
         running = Running(plan)
@@ -185,7 +186,7 @@ class Runner:
             self._fail(running, error)
         return running
 
-    @torch.inference_mode()
+    @untracked
     def sample(self, running: Running, late: LateInputs | None) -> None:
         """Choose tokens and write them into the rows."""
         if running.result is not None:
@@ -211,7 +212,7 @@ class Runner:
         """Would `finish` find everything computed?"""
         return running.result is not None or running.read is None or running.read.ready()
 
-    @torch.inference_mode()
+    @untracked
     def finish(self, running: Running) -> StepResult:
         """Wait for the device and gather what the host must know."""
         if running.result is not None:
@@ -223,6 +224,7 @@ class Runner:
             assert running.result is not None
             return running.result
 
+    @untracked
     def run_plan(self, plan: StepPlan, late: LateInputs | None = None) -> StepResult:
         """All three at once."""
         running = self.begin(plan)
@@ -240,7 +242,7 @@ class Runner:
         if plan.loads and self.adapters.load(plan.loads):
             for steps in self.recorders:
                 steps.forget_adapted()
-        for group in {copy.group for copy in plan.copies}:
+        for group in {copy.group for copy in plan.copies} if plan.copies else ():
             pairs = [(c.src, c.dst) for c in plan.copies if c.group == group]
             self.kernels.copy_blocks_(self.pool.group_views(group), [s for s, _ in pairs], [d for _, d in pairs])
         if plan.restores and self.pool.states is not None:
@@ -267,8 +269,7 @@ class Runner:
         extra = late.masks, late.processors
         if running.best is not None and way(plan.rows, extra, rows.sampling) is Way.LARGEST:
             self._take(running, running.best)
-            self._leave_drafts(running)
-            return
+            return self._leave_drafts(running)
         self._score_prompts(running)
         places: list[int] = []
         for i, row in enumerate(plan.rows):

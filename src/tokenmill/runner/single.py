@@ -51,7 +51,8 @@ class SingleTokens(Layout[Key]):
         self.row_ids: dict[int, Tensor] = {}
         self.filled: dict[int, list[int]] = {}
         self.ones = torch.ones(rows.spare, dtype=torch.int64, device=rows.device)
-        self.lasts: dict[int, list[int]] = {}
+        self.lasts: dict[int, tuple[list[int], Tensor]] = {}
+        """By the number of rows: where each one's tokens end, and how many it computes."""
 
     def takes(self, plan: StepPlan) -> bool:
         """One token for each row, sampled from each, and nothing but logits is wanted."""
@@ -110,10 +111,10 @@ class SingleTokens(Layout[Key]):
         if count < key[0]:
             row_ids, tokens, hidden = row_ids[:count], tokens[:count], hidden[:count]
             logits = None if logits is None else logits[:count]
-        ends = self.lasts.get(count)
-        if ends is None:
-            ends = self.lasts[count] = list(range(1, count + 1))
-        batch = Batch(plan, tokens, row_ids, self.ones[:count], row_ids, ends, made.ctx)
+        last = self.lasts.get(count)
+        if last is None:
+            last = self.lasts[count] = list(range(1, count + 1)), self.ones[:count]
+        batch = Batch(plan, tokens, row_ids, last[1], row_ids, last[0], made.ctx)
         return Step(batch, hidden, logits, made.best)
 
     def keeps(self, key: Key) -> bool:

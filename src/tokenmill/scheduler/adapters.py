@@ -54,7 +54,7 @@ class AdapterSlots:
     @property
     def draining(self) -> bool:
         """Is any slot drained for somebody?"""
-        return any(held.drained_for for held in self.held.values())
+        return bool(self.held) and any(held.drained_for for held in self.held.values())
 
     def take(self, adapter: int) -> None:
         """A row starts: its adapter is in a slot from the next plan on."""
