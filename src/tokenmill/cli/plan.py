@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,8 @@ import typer
 
 from tokenmill.cli.bench_common import PLOT, check_outputs, save
 from tokenmill.cli.errors import FAILED
-from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, spelling, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.cli.loading import waiting_told
-from tokenmill.core.config import all_options
 from tokenmill.core.errors import ParameterError
 
 LOAD = {
@@ -31,22 +29,6 @@ LOAD = {
     ),
     "users": flag("users", int, "Users at a time, for --slo.", min=1),
 }
-SPREAD: dict[str, tuple[str, type, str]] = {
-    "tensor_parallel_size": ("--tp", int, "Devices that share each layer."),
-    "pipeline_parallel_size": ("--pp", int, "Stages that share the layers."),
-    "enable_expert_parallel": ("--ep", bool, "Whole experts on each rank, not slices of all."),
-}
-"""How a model may lie on several devices: option, short flag, kind, help."""
-
-
-def _spread_flag(name: str, short: str, kind: type, text: str) -> inspect.Parameter:
-    bound: dict[str, Any] = {"min": 1} if kind is int else {}
-    option = typer.Option(None, spelling(name), short, help=text, **bound)
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
-
-
-# An engine that has such an option has its flag already.
-LOAD |= {name: _spread_flag(name, *told) for name, told in SPREAD.items() if name not in all_options()}
 
 
 @engine_flags
@@ -82,11 +64,9 @@ def plan(
     if ("slo" in load) != ("users" in load):
         raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
     objective = read_slo(load["slo"]) if "slo" in load else None  # a slip is told before this machine is measured
-    among = Spread(
-        *({**options, **load}.get(name, none) for name, none in zip(SPREAD, (1, 1, False), strict=True)),
-        config.parallel.data_parallel_size,
-    )
-    ranks = among.ranks
+    given = config.parallel
+    ranks, stages, experts = given.tensor_parallel_size, given.pipeline_parallel_size, given.enable_expert_parallel
+    among = Spread(ranks, stages, experts, given.data_parallel_size)
     check_combined(among, {"--slo": objective is not None, "--workload": bool(workload)})
     planner = None
     with waiting_told(f"Reading {config.model.model}"):

@@ -189,8 +189,6 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
     ]
     price = device.usd_per_hour if setup.price is None else setup.price
     notes = list(planner.notes) + ([device.note] if device.note else [])
-    if setup.spread.devices > 1 and not {"tensor_parallel_size", "pipeline_parallel_size"} & all_options().keys():
-        notes.append("this version runs on one device: several are predicted only")
     found: dict[str, Any] = {
         "model": planner.config.model.model,
         "device": device.name,

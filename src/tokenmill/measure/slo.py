@@ -9,7 +9,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.core.config import EngineConfig, all_options, override
+from tokenmill.core.config import EngineConfig, override
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.measure import plan as planning
 from tokenmill.measure.devices import efficiency_of, speeds, table
@@ -65,10 +65,6 @@ def cheapest(config: EngineConfig, slo: dict[str, float], users: int, setup: pla
         return {"device": None, "sentences": ["No set-up of the table is predicted to meet this objective."]}
     best = _lowest(offers)
     sentences = [f"Cheapest of the table for {users} users: {_said(best)}. A prompt's wait for others is not counted."]
-    if best["ranks"] > 1 and "tensor_parallel_size" not in all_options():
-        alone = [offer for offer in offers if offer["ranks"] == 1]
-        one = f"there the cheapest is {_said(_lowest(alone))}" if alone else "no single one of the table is enough"
-        sentences.append(f"This version runs on one device: {one}.")
     return {**best, "sentences": sentences}
 
 
