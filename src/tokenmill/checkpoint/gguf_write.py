@@ -43,7 +43,11 @@ class Entry:
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], entries: list[Entry]) -> None:
     """Write the whole file or nothing; a full disk is a UserError."""
-    total = sum(_padded(entry.size) for entry in entries)
+    write_bytes(path, _contents(metadata, entries), sum(_padded(entry.size) for entry in entries))
+
+
+def write_bytes(path: Path, pieces: Iterable[bytes], total: int = 0) -> None:
+    """Write a file of about `total` bytes, whole or not at all; a full disk is a UserError."""
     partial = path.parent / f".{path.name}.partial-{os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,7 +55,7 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], entries: list[Entry]) ->
         if free < total:
             raise UserError(f"{path} needs {total / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there.")
         with open(partial, "wb") as file:
-            for piece in _contents(metadata, entries):
+            for piece in pieces:
                 file.write(piece)
             _settle(file)
         partial.rename(path)

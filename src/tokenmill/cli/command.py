@@ -21,6 +21,7 @@ from tokenmill.core.errors import ParameterError
 
 TYPED = "tokenmill.typed"
 """Where a context keeps the flags of its line, as they were typed."""
+MOST_CHOICES = 24
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """What typer raises for every wrong line, whichever library it reads lines with."""
 
@@ -195,11 +196,20 @@ def _tell(ctx: Any, error: Any, named: Mapping[str, str] | None = None) -> NoRet
     """The library's complaint in our form."""
     text = " ".join(str(error.format_message()).split()).rstrip(".").replace("Value error, ", "")
     said, between, choices = text.partition(" is not one of ")
-    text = f"{said}{between}{choices.replace(chr(39), '')}"  # many are read more easily without quotes
+    text = f"{said}{between}{_nearest(said, choices.replace(chr(39), ''))}"  # many are read more easily without quotes
     text = re.sub(r"'(--?[\w-]+)'(?: / '--?[\w-]+')+", r"'\1'", text)  # one of a flag's names is enough
     if "unexpected extra argument" in text:
         text += _too_many(ctx, text.rpartition("(")[2].rstrip(")").split())
     raise Told(f"{as_typed(text, named or {})}. `{ctx.command_path} --help` explains it.") from None
+
+
+def _nearest(said: str, choices: str) -> str:
+    """The choices; of very many the ones that look most like what was said."""
+    every = choices.split(", ")
+    if len(every) <= MOST_CHOICES:
+        return choices
+    close = difflib.get_close_matches(said.rpartition(": ")[2].strip("'"), every, n=6, cutoff=0.5) or every[:6]
+    return f"{', '.join(close)}, or {len(every) - len(close)} others"
 
 
 def _too_many(ctx: Any, words: list[str]) -> str:

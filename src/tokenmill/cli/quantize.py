@@ -13,11 +13,15 @@ from tokenmill.cli.loading import progress, size, waiting_told
 from tokenmill.core.errors import ParameterError, UserError, why
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from tokenmill.engine.model_source import FolderSource
     from tokenmill.quant.convert import LayerError
 
 Format = Literal[
     "int8", "int4", "fp8", "gguf-q8_0", "gguf-q4_0", "gguf-q4_1", "gguf-q5_0", "gguf-q5_1", "gguf-iq4_nl", "gguf-q2_k",
-    "gguf-q3_k", "gguf-q4_k", "gguf-q5_k", "gguf-q6_k", "gguf-iq4_xs", "gguf-bf16", "gguf-f16",
+    "gguf-q3_k", "gguf-q4_k", "gguf-q5_k", "gguf-q6_k", "gguf-iq1_s", "gguf-iq1_m", "gguf-iq2_xxs", "gguf-iq2_xs",
+    "gguf-iq2_s", "gguf-iq3_xxs", "gguf-iq3_s", "gguf-iq4_xs", "gguf-tq1_0", "gguf-tq2_0", "gguf-bf16", "gguf-f16",
     "plain", "compressed-tensors", "gptq", "awq", "bitsandbytes", "bitnet", "squeezellm",
 ]  # fmt: skip
 Method = Literal[
@@ -29,6 +33,11 @@ FORMS = {"compressed-tensors": "rtn", "gptq": "gptq", "awq": "awq", "bitsandbyte
 """Forms of files that methods write, and the method that each is known for."""
 BITS = {"int8": 8, "int4": 4, "fp8": 8}
 EXACT = ("gguf-q8_0", "gguf-bf16", "gguf-f16")
+GROUPED = frozenset({"int8", "int4"})
+BLIND = ("iq1", "iq2")
+"""GGUF types of so few bits that columns must count by their inputs: without a file these are measured."""
+MEASURING = frozenset({"calibration", "samples", "length", "device", "save_imatrix"})
+SAMPLES, LENGTH = 128, 512
 SHOWN = 5
 MAX_TEXT_BYTES = 16 << 20
 
@@ -42,12 +51,15 @@ METHOD_FLAGS = {
         "double", bool, "With nf4 and fp4: scales are rounded, too (the default).", spelled="--double/--single"
     ),
     "sparsity": flag("sparsity", str, "With pruning methods: 2:4 (the default), or the part that becomes 0."),
-    "calibration": flag("calibration", Path, "Text to calibrate on [default: a short one in the package]."),
+    "calibration": flag(
+        "calibration", Path, "Text to calibrate on, or to weigh a GGUF file's columns by [default: ours]."
+    ),
     "samples": flag("samples", int, "Sequences to calibrate on [default: 128]."),
     "length": flag("length", int, "Tokens of each [default: 512]."),
     "device": flag("device", str, "Where to calibrate and round [default: cpu]."),
+    "save_imatrix": flag("save_imatrix", Path, "With GGUF files: where to write what was measured (.gguf or .dat)."),
 }
-"""What only methods take."""
+"""What only methods take, and the measuring of columns for GGUF files."""
 
 
 @with_flags("chosen", METHOD_FLAGS)
@@ -69,7 +81,7 @@ def quantize(
         None,
         "--imatrix",
         metavar="FILE",
-        help="With GGUF files of 6 bits and less: llama.cpp's importance file; columns count by it.",
+        help="With GGUF files of 6 bits and less: llama.cpp's importance file, by which columns count.",
     ),
     chosen: dict[str, Any] | None = None,
 ) -> None:
@@ -83,22 +95,32 @@ def quantize(
         from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.quant.convert import Recipe, convert
     chosen = chosen or {}
-    if imatrix is not None and (not str(format).startswith("gguf-") or format in EXACT):
-        raise ParameterError("--imatrix goes with --format gguf-q2_k and other GGUF files of 6 bits and less.")
-    if chosen and format is not None and format not in FORMS:
-        raise ParameterError(f"{spelling(next(iter(chosen)))} goes with --format {', '.join(FORMS)}, not {format}.")
-    if chosen or format in FORMS:
+    counted = str(format).startswith("gguf-") and format not in EXACT
+    for name, given in (("--imatrix", imatrix is not None), ("--save-imatrix", "save_imatrix" in chosen)):
+        if given and not counted:
+            raise ParameterError(f"{name} goes with --format gguf-q2_k and other GGUF files of 6 bits and less.")
+    strange = [name for name in chosen if not (counted and name in MEASURING)]
+    if strange and format is not None and format not in FORMS:
+        raise ParameterError(f"{spelling(strange[0])} goes with --format {', '.join(FORMS)}, not {format}.")
+    if strange or format in FORMS or (chosen and not counted):
         groups = {} if group is None else {"group": group}
         _by_method(source, target, {"form": format or "", **groups, **chosen}, pattern)
         if text is not None:
             _compare(source, str(target), text)
         return
-    format, group = format or "int4", group or 32
+    format = format or "int4"
+    if group is not None and format not in GROUPED:
+        raise ParameterError(f"--group has no effect with --format {format}: leave it out.")
+    group = group or 32
     found = find_source(source)
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
     if format.startswith("gguf-"):
-        _write_gguf(found.path, target, format.removeprefix("gguf-"), pattern, imatrix)
+        kind = format.removeprefix("gguf-")
+        if target.suffix != ".gguf":
+            raise ParameterError(f"{target} must end in .gguf: it is one file.")
+        counts = _importance(found, kind, imatrix, chosen)
+        _write_gguf(found.path, target, kind, pattern, counts)
         if text is not None:
             _compare(str(found.path), str(target), text)
         return
@@ -122,15 +144,39 @@ def _apart(folder: Path) -> frozenset[str]:
         ckpt.close()
 
 
-def _write_gguf(
-    source: Path, target: Path, kind: str, skip: re.Pattern[str] | None, imatrix: Path | None = None
-) -> None:
+def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: dict[str, Any]) -> dict[str, Tensor]:
+    """What columns count: from a file, or measured where that was asked for or is needed."""
     from tokenmill.quant import importance
+    from tokenmill.quantize import text
+    from tokenmill.quantize.gguf_importance import measure
+
+    if imatrix is not None:
+        if chosen:
+            which = spelling(next(iter(chosen)))
+            raise ParameterError(f"{which} is for measuring, and --imatrix names what was measured: use one of them.")
+        return importance.read(imatrix)
+    if not chosen and not kind.startswith(BLIND):
+        return {}
+    save = chosen.get("save_imatrix")
+    if save is not None and save.exists():
+        raise ParameterError(f"--save-imatrix {save} exists already; name a file that does not.")
+    file = chosen.get("calibration")
+    samples, length = int(chosen.get("samples", SAMPLES)), int(chosen.get("length", LENGTH))
+    if samples < 1 or length < 8:
+        raise ParameterError("--samples takes 1 sequence or more, --length 8 tokens or more.")
+    with waiting_told("Reading the text"):
+        tokens = text.sequences(text.read(file), found.tokenizer().encode, samples, length)
+    with progress("Measuring") as tell:
+        sums = measure(found.path, tokens, chosen.get("device", "cpu"), tell)
+    typer.echo(f"Columns count by their inputs on {tokens.numel():,} tokens of {file or 'the text in the package'}.")
+    if save is not None:
+        importance.write(save, sums, str(file or "tokenmill"), (tokens.shape[0], tokens.shape[1]))
+    return {name: each.means() for name, each in sums.items()}
+
+
+def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | None, counts: dict[str, Tensor]) -> None:
     from tokenmill.quantize.gguf_export import export
 
-    if target.suffix != ".gguf":
-        raise ParameterError(f"{target} must end in .gguf: it is one file.")
-    counts = {} if imatrix is None else importance.read(imatrix)
     with progress("Rounding") as tell:
         errors, note = export(source, target, kind, skip, tell, counts)
     if note is not None:

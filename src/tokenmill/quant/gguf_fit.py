@@ -37,6 +37,14 @@ def named(table: Sequence[int]) -> Levels:
     return lambda x: nearest.to(x.device)[(2.0 * x).floor_().clamp_(-256.0, 255.0).long() + 256]
 
 
+def counted(importance: Tensor | None, x: Tensor) -> Tensor:
+    """What each number's squared error counts, in the shape of x: importance is of the columns of a row."""
+    if importance is None:
+        return torch.ones((), device=x.device).expand_as(x)
+    level = importance / importance.mean().clamp(min=TINY)  # sums of very small or large ones would run out
+    return level.expand(x.numel() // len(level), -1).reshape(x.shape)
+
+
 def divided(x: Tensor, scale: Tensor) -> Tensor:
     """x / scale, 0 where the scale is 0."""
     return torch.where(scale != 0, x / torch.where(scale != 0, scale, 1.0), 0.0)

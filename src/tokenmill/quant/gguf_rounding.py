@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import NON_LINEAR
+from tokenmill.quant import gguf_codebook_bytes
 from tokenmill.quant import gguf_fit as fit
-from tokenmill.quant.gguf_fit import divided
+from tokenmill.quant.gguf_fit import counted, divided
 
 _TRIALS = (1.0, 0.97, 0.94, 0.91, 0.87, 0.82, 1.03, 1.06, -1.0, -0.95)
 """Scales tried, times the one that takes the largest magnitude to the end of the levels; negative: to the other end."""
@@ -35,13 +36,13 @@ def _centred(rows: Tensor, importance: Tensor | None, half: int) -> tuple[Tensor
     """Blocks of 32: scales in half precision, and whole numbers -half .. half - 1 raised by half."""
     x = rows.view(-1, 32)
     levels = fit.integers(-half, half - 1)
-    scale = fit.scales(x, _counts(importance, x), levels, -half, _TRIALS).half()
+    scale = fit.scales(x, counted(importance, x), levels, -half, _TRIALS).half()
     return scale.view(torch.uint8), (levels(divided(x, scale.float())) + half).to(torch.uint8)
 
 
 def _ranged(rows: Tensor, importance: Tensor | None, most: int) -> tuple[Tensor, Tensor, Tensor]:
     """Blocks of 32: scales and least values in half precision, and whole numbers 0 .. most."""
-    x, c = rows.view(-1, 32), _counts(importance, rows.view(-1, 32))
+    x, c = rows.view(-1, 32), counted(importance, rows.view(-1, 32))
     low = x.amin(-1, keepdim=True)
     scale, offset = fit.scales_and_offsets(x - low, c, most, _WHOLE)  # the offset may have any sign here
     s, m = scale.half(), (offset + low).half()
@@ -76,14 +77,14 @@ def q5_1(rows: Tensor, importance: Tensor | None = None) -> Tensor:
 def iq4_nl(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """32 numbers: a scale and 32 names of a table's entries."""
     x = rows.view(-1, 32)
-    scale = fit.scales(x, _counts(importance, x), _ENTRIES, NON_LINEAR[0], _TRIALS).half()
+    scale = fit.scales(x, counted(importance, x), _ENTRIES, NON_LINEAR[0], _TRIALS).half()
     return _joined(rows, [scale.view(torch.uint8), _nibbles(_NAMED(divided(x, scale.float())))])
 
 
 def iq4_xs(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """256 numbers: eight groups of names of a table's entries, scales of six bits times a shared one."""
     x = rows.view(-1, 8, 32)
-    c = _counts(importance, x)
+    c = counted(importance, x)
     best = fit.scales(x, c, _ENTRIES, NON_LINEAR[0], _TRIALS)[..., 0]
     d, steps = fit.shared(best, _energy(x, c, best), -32, 31, _SHARED)
     q = _NAMED(divided(x, (d * steps)[..., None]))
@@ -100,7 +101,7 @@ def _pairs(rows: Tensor, importance: Tensor | None, most: int) -> tuple[Tensor, 
     """256 numbers: eight groups of whole numbers 0 .. most [blocks, 8, 32]; the bytes of both shared scales; scale and
     minimum of each group in six bits."""
     x = rows.view(-1, 8, 32)
-    c = _counts(importance, x)
+    c = counted(importance, x)
     step, low = (each[..., 0] for each in fit.scales_and_offsets(x, c, most, _WHOLE))
     d, scales = fit.shared(step, _energy(x, c, step), 0, 63, _SHARED)
     dmin, minima = fit.shared(-low, c.sum(-1), 0, 63, _SHARED)
@@ -126,7 +127,7 @@ def q5_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
 def q2_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
     """256 numbers: sixteen groups of two bits, scale and minimum of each in four bits of a shared one."""
     x = rows.view(-1, 16, 16)
-    c = _counts(importance, x)
+    c = counted(importance, x)
     step, low = (each[..., 0] for each in fit.scales_and_offsets(x, c, 3, _WHOLE))
     d, scales = fit.shared(step, _energy(x, c, step), 0, 15, _SHARED)
     dmin, minima = fit.shared(-low, c.sum(-1), 0, 15, _SHARED)
@@ -160,7 +161,7 @@ def q6_k(rows: Tensor, importance: Tensor | None = None) -> Tensor:
 def _sixteen(rows: Tensor, importance: Tensor | None, half: int, steps: int) -> tuple[Tensor, Tensor, Tensor]:
     """Sixteen groups of sixteen: a shared scale, whole ones -steps .. steps - 1, and whole numbers raised by half."""
     x = rows.view(-1, 16, 16)
-    c, levels = _counts(importance, x), fit.integers(-half, half - 1)
+    c, levels = counted(importance, x), fit.integers(-half, half - 1)
     best = fit.scales(x, c, levels, -half, _TRIALS)[..., 0]
     d, scales = fit.shared(best, _energy(x, c, best), -steps, steps - 1, _SHARED)
     return d, scales, (levels(divided(x, (d * scales)[..., None])) + half).to(torch.uint8)
@@ -168,16 +169,8 @@ def _sixteen(rows: Tensor, importance: Tensor | None, half: int, steps: int) -> 
 
 ENCODERS = {
     "Q8_0": q8_0, "Q4_0": q4_0, "Q4_1": q4_1, "Q5_0": q5_0, "Q5_1": q5_1, "IQ4_NL": iq4_nl, "IQ4_XS": iq4_xs,
-    "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k,
+    "Q2_K": q2_k, "Q3_K": q3_k, "Q4_K": q4_k, "Q5_K": q5_k, "Q6_K": q6_k, **gguf_codebook_bytes.ENCODERS,
 }  # fmt: skip
-
-
-def _counts(importance: Tensor | None, x: Tensor) -> Tensor:
-    """What each number's squared error counts, in the shape of x."""
-    if importance is None:
-        return torch.ones((), device=x.device).expand_as(x)
-    level = importance / importance.mean().clamp(min=fit.TINY)  # sums of very small or large ones would run out
-    return level.expand(x.numel() // len(level), -1).reshape(x.shape)
 
 
 def _energy(x: Tensor, c: Tensor, step: Tensor) -> Tensor:

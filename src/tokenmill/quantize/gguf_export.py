@@ -30,13 +30,20 @@ from tokenmill.quantize.gguf_proof import prove
 from tokenmill.text.gguf_write import tokenizer_metadata
 
 FILE_TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k": 12, "q4_k": 15,
-              "q5_k": 17, "q6_k": 18, "iq4_nl": 25, "iq4_xs": 30, "bf16": 32}  # fmt: skip
+              "q5_k": 17, "q6_k": 18, "iq2_xxs": 19, "iq2_xs": 20, "iq3_xxs": 23, "iq1_s": 24, "iq4_nl": 25,
+              "iq3_s": 26, "iq2_s": 28, "iq4_xs": 30, "iq1_m": 31, "bf16": 32, "tq1_0": 36, "tq2_0": 37}  # fmt: skip
 """The kinds of file that can be written, and what `general.file_type` calls them (q3_k to q5_k: those named M)."""
 _MIXES = {"q2_k": ("Q2_K", "Q4_K", "Q3_K"), "q3_k": ("Q3_K", "Q5_K", "Q4_K"), "q4_k": ("Q4_K", "Q6_K", "Q4_K"),
           "q5_k": ("Q5_K", "Q6_K", "Q5_K"), "iq4_nl": ("IQ4_NL", "Q5_K", "IQ4_NL"),
-          "iq4_xs": ("IQ4_XS", "Q5_K", "IQ4_XS")}  # fmt: skip
+          "iq4_xs": ("IQ4_XS", "Q5_K", "IQ4_XS"),
+          **{kind: (kind.upper(), "Q4_K", "IQ2_S") for kind in ("iq1_s", "iq1_m")},
+          **{kind: (kind.upper(), "Q4_K", "IQ3_S") for kind in ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")},
+          "iq3_s": ("IQ3_S", "Q5_K", "Q4_K"),
+          **{kind: (kind.upper(),) * 3 for kind in ("tq1_0", "tq2_0")}}  # fmt: skip
 """What most matrices get, and of those that lose most one half and the other."""
-_NARROW = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
+_NARROW = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+           **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "IQ4_NL"),
+           **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_0")}  # fmt: skip
 """In place of types that need rows of 256: the next larger one that needs 32, as in llama.cpp."""
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp\.weight")
@@ -80,6 +87,8 @@ def export(
     ckpt = open_checkpoint(source)
     try:
         stored = _plan(ckpt, config, arch, kind, skip, str(source))
+        if importance and not any(item.name in importance for item in stored):
+            raise UserError("The importance names no matrix of this model: it is of another one.")
         prove(config, arch, [item.name for item in stored], str(source))
         metadata, note = _metadata(source, config, arch, kind)
         note = " ".join(filter(None, (note, _narrowed(stored, kind)))) or None
@@ -188,6 +197,8 @@ def _told(tell: Tell, name: str, total: int, done: int) -> None:
 def _counts(importance: Mapping[str, Tensor], item: Stored) -> Tensor | None:
     """What a column's error counts, for each source [sources or 1, columns]."""
     found = importance.get(item.name)
+    if found is not None and found.shape == (1, len(item.sources) * item.shape[-1]):  # one behind the other
+        found = found.view(len(item.sources), item.shape[-1])
     if found is not None and (found.shape[1] != item.shape[-1] or len(found) not in (1, len(item.sources))):
         raise UserError(f"The importance of {item.name} has the shape {list(found.shape)}: it is of another model.")
     return found

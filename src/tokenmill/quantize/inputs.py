@@ -9,6 +9,19 @@ import torch
 from torch import Tensor
 
 
+class Squares:
+    """Sums of squares alone, of the inputs x [columns] of one matrix, or of several that multiply the same."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        self.squares = torch.zeros(columns, device=device)
+        self.count = 0
+
+    def add(self, x: Tensor) -> None:
+        """x [T, columns]."""
+        self.squares += x.detach().float().square().sum(0)
+        self.count += len(x)
+
+
 class Inputs:
     """Sums over the inputs x [columns] of one matrix, or of several that multiply the same."""
 

@@ -113,6 +113,11 @@ class Stream:
         found = folds.find(seen.fed, set(mine) - set(missed), self.ckpt.has)
         return Layer(index, weights, dict(seen.inputs), found, missed=missed)
 
+    def watch(self, index: int, seen: Seen) -> None:
+        """Let layer `index` tell what it multiplies, and go on behind it."""
+        model = self._build(index, self.ckpt, seen=seen)
+        self.x = forward_in_parts(model, self.x, self.kernels, self.device)
+
     def go_on(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any] | None) -> None:
         """Hidden states behind layer `index` with these tensors in place of those hidden; how: config.json's words."""
         if index + 1 < self.count:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Self
 
+import torch
 from torch import Tensor
 
 from tokenmill.core.adapters import Delta
@@ -12,18 +14,20 @@ from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weigh
 from tokenmill.layers.build import Build
 from tokenmill.quant.base import WeightBase
 from tokenmill.quantize.folds import Norm
-from tokenmill.quantize.inputs import Inputs
+from tokenmill.quantize.inputs import Inputs, Squares
 
 
 @dataclass(slots=True)
 class Seen:
-    """What was multiplied, by the weights' names; `wanted`: those whose inputs are added up; `built`: all in order."""
+    """What was multiplied, by the weights' names; `wanted`: those whose inputs are added up, by what `make` gives;
+    `built`: all in order."""
 
-    inputs: dict[str, Inputs] = field(default_factory=dict)
+    inputs: dict[str, Any] = field(default_factory=dict)
     fed: dict[Norm, set[str]] = field(default_factory=dict)
     norms: dict[int, tuple[NormSpec, Norm]] = field(default_factory=dict)
     built: list[str] = field(default_factory=list)
     wanted: frozenset[str] = frozenset()
+    make: Callable[[int, torch.device], Inputs | Squares] = Inputs
 
 
 class WatchedWeight(WeightBase):
@@ -63,7 +67,7 @@ class WatchedWeight(WeightBase):
             return
         sums = self.seen.inputs.get(wanted[0])
         if sums is None:
-            sums = Inputs(x.shape[1], x.device)
+            sums = self.seen.make(x.shape[1], x.device)
             self.seen.inputs.update(dict.fromkeys(wanted, sums))
         sums.add(x)
 

@@ -24,7 +24,7 @@ from tokenmill.demo import demo_dir
 from tokenmill.engine.model_source import find_source
 from tokenmill.quant import importance
 from tokenmill.quant.gguf_rounding import ENCODERS
-from tokenmill.quantize.gguf_export import export
+from tokenmill.quantize.gguf_export import FILE_TYPES, export
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.tokenizer import load_tokenizer
 
@@ -36,8 +36,12 @@ TEXTS = [
 ]
 
 
+EVEN = ("q4_0", "q4_1", "q5_0", "q5_1")
+"""Kinds of files whose blocks have 32 numbers."""
 MOST = {"Q8_0": 0.006, "Q6_K": 0.02, "Q5_K": 0.042, "Q5_1": 0.042, "Q5_0": 0.048, "Q4_K": 0.083, "Q4_1": 0.082,
-        "Q4_0": 0.088, "IQ4_NL": 0.082, "IQ4_XS": 0.082, "Q3_K": 0.165, "Q2_K": 0.31}  # fmt: skip
+        "Q4_0": 0.088, "IQ4_NL": 0.082, "IQ4_XS": 0.082, "Q3_K": 0.165, "Q2_K": 0.31,
+        "IQ3_S": 0.14, "IQ3_XXS": 0.2, "IQ2_S": 0.26, "IQ2_XS": 0.3, "IQ2_XXS": 0.36, "IQ1_M": 0.5, "IQ1_S": 0.55,
+        "TQ1_0": 0.5, "TQ2_0": 0.5}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", sorted(ENCODERS))
@@ -204,7 +208,7 @@ def write_importance(path: Path, tensors: dict[str, torch.Tensor]) -> Path:
     return path
 
 
-@pytest.mark.parametrize("kind", sorted(set(ENCODERS) - {"Q8_0"}))
+@pytest.mark.parametrize("kind", sorted(set(ENCODERS) - {"Q8_0", "TQ1_0", "TQ2_0"}))
 def test_columns_that_count_more_err_less(kind: str) -> None:
     random = torch.Generator().manual_seed(0)
     rows, counts = torch.randn(64, 512, generator=random), torch.rand(512, generator=random).pow(8) + 1e-3
@@ -248,12 +252,14 @@ def test_importance_files(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "--imatrix goes with" in " ".join(refused.output.split())
 
 
-@pytest.mark.parametrize("kind", ["q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs"])
+@pytest.mark.parametrize("kind", sorted({*FILE_TYPES} - {"f16", "bf16", "q8_0", *EVEN}))
 def test_rows_that_are_no_whole_blocks_take_the_next_type_and_it_is_said(kind: str, tmp_path: Path) -> None:
     folder, target = _family("llama", tmp_path), tmp_path / "model.gguf"
     _, note = export(folder, target, kind)
     types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(target).tensors}
     inner = [types[name] for name in types if name.endswith(("attn_q.weight", "ffn_up.weight"))]
-    assert set(inner) == {{"q4_k": "Q5_0", "q5_k": "Q5_1", "q6_k": "Q8_0"}.get(kind, "IQ4_NL")}
+    assert set(inner) == {
+        {"q4_k": "Q5_0", "q5_k": "Q5_1", "q6_k": "Q8_0", "tq1_0": "Q4_0", "tq2_0": "Q4_0"}.get(kind, "IQ4_NL")
+    }
     assert note is not None and "blocks of 256" in note
     assert (inner[0] in note) == (kind != "iq4_nl"), "what was asked for is no surprise"
