@@ -5,6 +5,8 @@ TOKENMILL_RELIABILITY=1 adds four ranks, more formats, and many kills and stops.
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 import pytest
 from engine_ranks_helpers import FULL, compare, lose
@@ -61,6 +63,41 @@ def test_ranks_choose_among_their_own_words(ranks, vocab, tmp_path):
             ]
 
     assert answers(tensor_parallel_size=ranks) == answers()
+
+
+SCRIPT = """
+from tokenmill import LLM, SamplingParams
+print("begun")
+for options in {options!r}:
+    llm = LLM({folder!r}, max_model_len=64, kv_cache_memory_bytes=1 << 20, **options)
+    params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+    prompts = [dict(prompt_token_ids=[3 + i, 7]) for i in range(4)]
+    print([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
+    print(sorted(one.labels["engine"] for one in llm.get_metrics() if one.name == "vllm:num_requests_running"))
+    llm.close()
+"""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        [{"data_parallel_size": 2}],
+        pytest.param([{"tensor_parallel_size": 2, "data_parallel_size": 2}], marks=LONG),
+        pytest.param(
+            [{"tensor_parallel_size": 2}, {"data_parallel_size": 3}, {"pipeline_parallel_size": 2}], marks=LONG
+        ),
+    ],
+)
+def test_a_script_with_several_processes_needs_no_guard(options, tiny, tmp_path):
+    """It is not run again by any of them, and each engine has its own figures."""
+    file = tmp_path / "script.py"
+    file.write_text(SCRIPT.format(folder=str(tiny), options=[{}, *options]))
+    done = subprocess.run([sys.executable, str(file)], capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    begun, *said = done.stdout.splitlines()
+    assert begun == "begun" and set(said[::2]) == {said[0]}, "the answers of one process"
+    counts = [each.get("data_parallel_size", 1) for each in (dict[str, int](), *options)]
+    assert said[1::2] == [str([str(number) for number in range(count)]) for count in counts]
 
 
 def test_every_rank_does_what_it_is_told_behind_the_plans_before(tiny):
