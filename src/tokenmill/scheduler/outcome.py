@@ -25,12 +25,11 @@ class Outcome:
     def take(self, plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[TokenDelta]:
         """Commit one plan's result; `seqs` stand behind its grants. -> what each sequence gained."""
         deltas: list[TokenDelta] = []
-        counts, samples, guesses, nodes = plan.counts, plan.samples, plan.guesses, plan.nodes
-        windowed, all_tokens = self.tables.windowed, result.tokens
+        guesses, nodes, windowed = plan.guesses, plan.nodes, self.tables.windowed
         special = bool(result.errors or result.prompt_logprobs or result.candidates or result.pooled)
-        for i, seq in enumerate(seqs):
+        grants = zip(seqs, plan.counts, plan.samples, result.tokens, strict=True)
+        for i, (seq, reach, sampled, new) in enumerate(grants):
             seq.inflight -= 1
-            reach = counts[i]
             if nodes and i in nodes:
                 reach += guesses[i] - nodes[i]
             seq.ahead -= reach
@@ -38,16 +37,16 @@ class Outcome:
                 if seq.inflight == 0:
                     self.roster.release(seq)
                 continue
-            new = all_tokens[i]
             if seq.told:
                 seq.drafts = result.drafts.get(i, [])
             seq.computed += reach
-            if samples[i]:
-                tried = guesses.get(i, 0) if guesses else 0
-                seq.pending -= 1 + tried
-                seq.hoped -= tried
-            else:
-                tried = 0
+            tried = 0
+            if sampled:
+                seq.pending -= 1
+                if guesses:
+                    tried = guesses.get(i, 0)
+                    seq.pending -= tried
+                    seq.hoped -= tried
             if special and self._special(seq, i, result, deltas):
                 new = []
             if new:
@@ -88,9 +87,9 @@ class Outcome:
                 break
         self.counters.output_tokens += len(new)
         logprobs = result.logprobs.get(i) if result.logprobs else None
-        cached = seq.cached if seq.num_output == len(new) else 0
         delta = TokenDelta(group.request.id, seq.index, new, logprobs and logprobs[: len(new)], finish, stop, None)
-        delta.cached = cached
+        if seq.cached and seq.num_output == len(new):
+            delta.cached = seq.cached
         if result.mus:
             seq.mu = delta.mu = result.mus.get(i, seq.mu)
         if constraint is not None and finish is None:

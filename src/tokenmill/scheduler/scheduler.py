@@ -130,10 +130,9 @@ class Scheduler:
         plain, left, depth = self.limits.max_guesses == 0, flight.left, plan.depth
         chains = self.limits.chains
         share, sampling = -(-len(running) // max(1, self.limits.cohorts)), 0
-        i = 0
-        while i < len(running) and budget > 0 and len(seqs) < most:
-            seq = running[i]
-            i += 1
+        for seq in running:  # whoever is preempted meanwhile stands behind it
+            if budget <= 0 or len(seqs) >= most:
+                break
             group = seq.group
             known = len(seq.tokens) + seq.pending
             position = seq.computed + seq.ahead
