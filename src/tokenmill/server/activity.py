@@ -64,8 +64,8 @@ class Activity:
         """Hear of every step, behind whoever hears of them already."""
         inner = self.backend.observe
 
-        def observe(tokens: int) -> None:
-            inner(tokens)
+        def observe(tokens: int, *engine: int) -> None:
+            inner(tokens, *engine)
             if tokens:
                 self.busy = True
                 if self.timer is None:

@@ -52,6 +52,8 @@ class Timeline:
     ended: float | None = None
     replays: int = 0
     preemptions: int = 0
+    engine: int = 0
+    """Which one works on it, or did last."""
     prefill: list[tuple[float, int]] = field(default_factory=list)
     """When how many of the prompt's tokens were there, cached or computed; the first MAX_CHUNKS steps of it."""
 
@@ -94,9 +96,9 @@ class DeltaStream:
 
 
 class Backend(Protocol):
-    """Makes tokens for checked requests. `observe` is called with each step's number of tokens."""
+    """Makes tokens for checked requests. `observe` is called with each step's number of tokens, and its engine's."""
 
-    observe: Callable[[int], None]
+    observe: Callable[..., None]
 
     @property
     def info(self) -> ModelInfo: ...

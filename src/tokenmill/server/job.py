@@ -272,7 +272,7 @@ class Job:
                 timeline.first_token = now
                 self.metrics.saw_first(now - timeline.arrival)
             elif timeline.last_token is not None:
-                self.metrics.saw_gap(now - timeline.last_token)
+                self.metrics.saw_gap(now - timeline.last_token, timeline.engine)
             timeline.last_token = now
             figures.output_tokens += len(delta.token_ids)
         if delta.prompt_logprobs is not None:

@@ -1,4 +1,4 @@
-"""One model's numbers for Prometheus under vLLM's names. Owns: one registry per model.
+"""One model's numbers for Prometheus under vLLM's names, by engine. Owns: one registry per model.
 
 What concerns the whole server is in `house_metrics.py`. Must not know: endpoints, engines' insides.
 """
@@ -6,7 +6,7 @@ What concerns the whole server is in `house_metrics.py`. Must not know: endpoint
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,14 +53,32 @@ def token_edges(longest: int) -> list[int]:
     return edges or [1]
 
 
+class ByEngine:
+    """One series for each engine, made when it is first asked for."""
+
+    def __init__(self, make: Callable[[int], Any]) -> None:
+        self.make = make
+        self.made: dict[int, Any] = {}
+
+    def begin(self, number: int) -> None:
+        """It is shown from now on."""
+        if number not in self.made:
+            self.made[number] = self.make(number)
+
+    def __getitem__(self, number: int) -> Any:
+        self.begin(number)
+        return self.made[number]
+
+
 class Metrics:
-    """All series of one model, whether it is loaded now or not."""
+    """All series of one model, whether it is loaded now or not. What happened to a request counts for the engine that
+    ended it; sums over the label `engine` are those of the model."""
 
     def __init__(self, backend: Backend, model: str) -> None:
         self.registry = CollectorRegistry()
         self.recent_ttft: deque[float] = deque(maxlen=RECENT)
         self.recent_gaps: deque[float] = deque(maxlen=RECENT)
-        self.labels = {"model_name": model, "engine": "0"}
+        self.model = model
         edges = token_edges(backend.info.max_model_len)
         self.ttft = self._histogram("vllm:time_to_first_token_seconds", "Arrival to first token.", TTFT)
         self.gap = self._histogram("vllm:inter_token_latency_seconds", "Between tokens.", GAP)
@@ -83,21 +101,22 @@ class Metrics:
             ["model_name", "engine", "finished_reason"],
             registry=self.registry,
         )
-        self.success = {r: success.labels(**self.labels, finished_reason=r) for r in REASONS}
+        self.success = ByEngine(lambda n: {r: success.labels(model, str(n), r) for r in REASONS})
         names = ["model_name", "mode", "outcome", "request_type"]
         self.calls = Counter(
             "vllm:tool_call_parser_invocations", "Outputs read for tool calls.", names, registry=self.registry
         )
         self.series = EngineSeries(backend, model)
         self.registry.register(self.series)
+        self.attach(backend)
 
-    def _histogram(self, name: str, text: str, buckets: Iterable[float], suffix: str = "") -> Any:
+    def _histogram(self, name: str, text: str, buckets: Iterable[float], suffix: str = "") -> ByEngine:
         made = Histogram(name + suffix, text, ["model_name", "engine"], buckets=tuple(buckets), registry=self.registry)
-        return made.labels(**self.labels)
+        return ByEngine(lambda number: made.labels(self.model, str(number)))
 
-    def saw_gap(self, seconds: float) -> None:
+    def saw_gap(self, seconds: float, engine: int = 0) -> None:
         """One inter-token latency."""
-        self.gap.observe(seconds)
+        self.gap[engine].observe(seconds)
         self.recent_gaps.append(seconds)
 
     def saw_first(self, seconds: float) -> None:
@@ -105,38 +124,42 @@ class Metrics:
         self.recent_ttft.append(seconds)
 
     def attach(self, backend: Backend | None) -> None:
-        """The model is loaded again, or (None) it is not loaded: what was counted stays."""
+        """The model is loaded again, or (None) it is not loaded: what was counted stays. Series begin at zero."""
         self.series.backend = backend
+        for number in range(len(backend.stats()) if backend is not None else 0):
+            for each in vars(self).values():
+                if isinstance(each, ByEngine):
+                    each.begin(number)
 
     def read_calls(self, kind: str, *, found: bool, streamed: bool) -> None:
         """An output of a request with tools is whole; vLLM counts streamed ones once per delta, this once."""
         mode, outcome = "streaming" if streamed else "non_streaming", "tool_call" if found else "no_tool_call"
-        self.calls.labels(self.labels["model_name"], mode, outcome, kind).inc()
+        self.calls.labels(self.model, mode, outcome, kind).inc()
 
-    def saw_step(self, tokens: int) -> None:
+    def saw_step(self, tokens: int, engine: int = 0) -> None:
         """A step computed this many tokens."""
         if tokens:
-            self.step_tokens.observe(tokens)
+            self.step_tokens[engine].observe(tokens)
 
     def finished(self, end: Finished) -> None:
         """A request has ended: its whole life is counted now."""
-        t, params = end.timeline, end.request.params
-        self.success.get(end.reason, self.success["error"]).inc()
-        self.e2e.observe(end.at - t.arrival)
-        self.prompt.observe(len(end.request.prompt_ids))
-        self.computed.observe(max(0, len(end.request.prompt_ids) - end.num_cached))
-        self.generation.observe(end.num_tokens)
-        self.max_generation.observe(end.num_tokens)
-        self.params_n.observe(params.n)
+        t, params, n = end.timeline, end.request.params, end.timeline.engine
+        self.success[n].get(end.reason, self.success[n]["error"]).inc()
+        self.e2e[n].observe(end.at - t.arrival)
+        self.prompt[n].observe(len(end.request.prompt_ids))
+        self.computed[n].observe(max(0, len(end.request.prompt_ids) - end.num_cached))
+        self.generation[n].observe(end.num_tokens)
+        self.max_generation[n].observe(end.num_tokens)
+        self.params_n[n].observe(params.n)
         if params.max_tokens is not None:
-            self.params_max.observe(params.max_tokens)
+            self.params_max[n].observe(params.max_tokens)
         if t.started is not None:
-            self.queue.observe(max(0.0, t.started - t.arrival))
+            self.queue[n].observe(max(0.0, t.started - t.arrival))
         if t.first_token is not None and t.last_token is not None:
             started = min(t.started if t.started is not None else t.arrival, t.first_token)
-            self.ttft.observe(t.first_token - t.arrival)
-            self.prefill.observe(t.first_token - started)
-            self.decode.observe(t.last_token - t.first_token)
-            self.inference.observe(t.last_token - started)
+            self.ttft[n].observe(t.first_token - t.arrival)
+            self.prefill[n].observe(t.first_token - started)
+            self.decode[n].observe(t.last_token - t.first_token)
+            self.inference[n].observe(t.last_token - started)
             if end.num_tokens > 1:
-                self.per_token.observe((t.last_token - t.first_token) / (end.num_tokens - 1))
+                self.per_token[n].observe((t.last_token - t.first_token) / (end.num_tokens - 1))

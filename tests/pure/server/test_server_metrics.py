@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.pure.server.conftest import Starter
 from tokenmill.server.backend import EngineStats
+from tokenmill.server.engines.state import FleetOptions
 from tokenmill.testing.fake_generator import FakeOptions
 
 DASHBOARD = Path(__file__).parents[3] / "docs" / "grafana.json"
@@ -70,6 +71,26 @@ async def test_vllms_dashboards_find_their_series_under_load(start: Starter) -> 
     assert len(edges) == 23 and edges[0] == "0.001" and edges[-2] == "2560.0"
 
 
+async def test_every_engine_has_its_own_series_and_together_they_are_the_models(start: Starter) -> None:
+    """They begin at zero, and every request counts for the engine that worked on it."""
+    served = await start(FakeOptions(step_s=0.001), FleetOptions(engines=3))
+    begun = (await served.client.get("/metrics")).text
+    bodies = [{"prompt": "abc" * (1 + i % 5), "max_tokens": 5, "ignore_eos": True} for i in range(24)]
+    await asyncio.gather(*(served.post(PATH, body) for body in bodies))
+    await served.post(PATH, {"prompt": "abc", "max_tokens": 5, "ignore_eos": True}, **{"X-data-parallel-rank": "2"})
+    text = (await served.client.get("/metrics")).text
+    for name in HISTOGRAMS:
+        assert [_of_engine(begun, f"vllm:{name}_count", number) for number in range(3)] == [0] * 3, name
+        assert all(_of_engine(text, f"vllm:{name}_count", number) > 0 for number in range(3)), name
+    for name in ("request_prompt_tokens_count", "e2e_request_latency_seconds_count", "request_success_total"):
+        assert sum(_of_engine(text, f"vllm:{name}", number) for number in range(3)) == 25, name
+    for number in range(3):
+        requests, tokens = (
+            _of_engine(text, f"vllm:{name}", number) for name in ("request_params_n_count", "generation_tokens_total")
+        )
+        assert 5 * requests == tokens == _of_engine(text, "vllm:request_generation_tokens_sum", number)
+
+
 async def test_drafts_count_by_place_over_all_lives(start: Starter) -> None:
     engine = (await start()).fake.fleet.engines[0]
     engine.before = EngineStats(drafts=2, drafted=6, accepted=3, accepted_at=[2, 1, 0])
@@ -119,6 +140,13 @@ async def test_our_dashboard_names_only_what_is_exported(start: Starter) -> None
         name for expression in asked for name in re.findall(r"(?:vllm|tokenmill):\w+|http_\w+|process_\w+", expression)
     }
     assert len(names) > 20 and names <= exported, names - exported
+
+
+def _of_engine(text: str, name: str, number: int) -> float:
+    """The sum over all other labels."""
+    found = re.findall(rf'^{name}{{[^}}]*engine="{number}"[^}}]*}} (.*)$', text, re.M)
+    assert found, (name, number)
+    return sum(map(float, found))
 
 
 def _value(text: str, name: str) -> float:

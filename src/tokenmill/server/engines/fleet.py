@@ -66,7 +66,7 @@ class Fleet:
         self.ended_well = 0
         """Outputs, since a death was last explained."""
         self.on_broken: Callable[[str], None] = lambda reason: None
-        self.observe: Callable[[int], None] = lambda tokens: None
+        self.observe: Callable[..., None] = lambda tokens, engine: None
         self.loaded: asyncio.Future[None] | None = None
         self._info: ModelInfo | None = None
         self.admission: Admission | None = None
@@ -309,7 +309,7 @@ class Fleet:
         self.rest.heard(engine, report.slept)
         if report.stats is not None:
             engine.stats = report.stats
-        safely("", self.observe, report.tokens)
+        safely("", self.observe, report.tokens, engine.number)
 
     def _started(self, request_id: str, now: float) -> None:
         entry = self.open_requests.get(request_id)
@@ -434,7 +434,7 @@ class Fleet:
     def _send(self, entry: Open, number: int) -> None:
         """To this engine."""
         request = entry.request
-        entry.engine = number
+        entry.engine = entry.timeline.engine = number
         self.engines[entry.engine].requests.add(request.id)
         if entry.deaths:
             request = entry.replayed()
