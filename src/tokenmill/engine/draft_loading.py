@@ -23,11 +23,13 @@ from tokenmill.kvcache.states import Make, StatePool, row_bytes
 from tokenmill.layers.build import Build
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_later, build_model
+from tokenmill.models.text_part import overridden
 from tokenmill.runner.drafts import NoDeviceDrafter
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.draft_states import places_of
 from tokenmill.speculate.eagle import EagleHead
 from tokenmill.speculate.eagle_files import build_eagle
+from tokenmill.speculate.later_steps import LaterSteps
 from tokenmill.speculate.lookahead import Lookahead
 from tokenmill.speculate.lookup import NgramLookup
 from tokenmill.speculate.medusa import MedusaHeads
@@ -217,14 +219,21 @@ def _later(config: EngineConfig, found: Speculation, source: ModelSource, target
     positions = model.spec.max_positions + found.most + 1
     b = _build(_tensors(config, source, target), target, positions, config.model.quantization)
     try:
-        net = LaterNet(build_later(source.config(), b), model.embedding)
+        raw = overridden(source.config(), config.model.hf_overrides or {})
+        nets = [LaterNet(layer, model.embedding) for layer in build_later(raw, b)]
     finally:
         b.checkpoint.close()
-    model.taps = net.taps
+    model.taps = nets[0].taps
     specs = tuple(b.book.kv_specs)
-    drafter = EagleHead(
-        net, specs, model, target.kernels, found.most, target.dtype, record=target.record, trees=found.tree is not None
-    )
+    given = specs, model, target.kernels, found.most, target.dtype
+    drafter = EagleHead(nets[0], *given, record=target.record, trees=found.tree is not None)
+    if len(nets) > 1:
+        if found.tree is not None:
+            raise _refuse(
+                f"speculative_token_tree: {source.path} guesses with {len(nets)} layers, one behind the other, whose "
+                "drafts are chains"
+            )
+        drafter = LaterSteps(nets, *given, record=target.record)
     return LoadedDrafter(drafter, specs, b.book.weight_bytes)
 
 

@@ -19,7 +19,7 @@ from tokenmill.layers.rope import attention_gain, make_rope
 from tokenmill.models.common import PreNorm, read_act, read_rope, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
-from tokenmill.models.later import DEEPSEEK, Later, make_later
+from tokenmill.models.later import Later, make_behind
 from tokenmill.models.parts import make_mixture, not_computed
 from tokenmill.models.row import Drafts, Feed
 from tokenmill.models.rules import first_dense, glm_dense, sarvam
@@ -112,12 +112,11 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int) -> PreNorm:
     return PreNorm(LatentAttention(c, at.at("self_attn"), hidden), mlp, (first(at), second(at)))
 
 
-def build_later(c: ModelConfig, b: Build) -> Later:
-    """The checkpoint's layer that guesses later tokens."""
-    sizes = read_sizes(c)
-    at = b.under("model", "embed_tokens.weight").at(f"layers.{sizes.layers}")
-    norm, layer = lambda inside, name: rms(c, name)(inside), lambda: make_layer(c, b, at, sizes.layers)
-    return make_later(DEEPSEEK, at, sizes.hidden, norm, layer)
+def build_later(c: ModelConfig, b: Build) -> list[Later]:
+    """The checkpoint's layers that guess later tokens."""
+    sizes, body = read_sizes(c), b.under("model", "embed_tokens.weight")
+    norm, layer = lambda inside, name: rms(c, name)(inside), lambda at, index: make_layer(c, b, at, index)
+    return make_behind(c, body.at("layers"), (sizes.layers, sizes.hidden), norm, layer)
 
 
 def _experts(c: ModelConfig, b: Build, hidden: int) -> Experts:

@@ -22,7 +22,7 @@ from tokenmill.models import table
 from tokenmill.models.common import Parallel, PreNorm, Sandwich, read_heads, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends, Layer
-from tokenmill.models.later import DEEPSEEK, Later, make_later
+from tokenmill.models.later import Later, make_behind
 from tokenmill.models.parts import Single, make_attention, make_feed, make_mixture, norm, not_computed, on
 from tokenmill.models.row import Shape
 from tokenmill.models.rules import Positions
@@ -44,21 +44,21 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     return Decoder(b, body, sizes, _ends(c, b, shape, sizes.hidden), layer)
 
 
-def build_later(c: ModelConfig, b: Build) -> Later:
-    """The checkpoint's layer that guesses later tokens: the first one behind the last."""
+def build_later(c: ModelConfig, b: Build) -> list[Later]:
+    """The checkpoint's layers that guess later tokens, behind the last one."""
     shape = table.TABLE[c.architecture].shape
     c, outside = _usual_names(c, shape), shape.outside
     if outside.drafts is None or not outside.drafts.later:
         raise ModelError(f"{c.architecture}: layers that guess later tokens are not built for this family.")
     sizes = read_sizes(c)
     body = b.under(outside.body, f"{outside.embed}.weight") if outside.body else b
-    at = body.at(f"{outside.layers}.{sizes.layers}")
-    return make_later(
-        DEEPSEEK,
-        at,
-        sizes.hidden,
+    return make_behind(
+        c,
+        body.at(outside.layers),
+        (sizes.layers, sizes.hidden),
         lambda inside, name: norm(c, inside, shape.norms, name, sizes.hidden),
-        lambda: make_layer(c, b, at, shape, read_heads(c), sizes.layers),
+        lambda at, index: make_layer(c, b, at, shape, read_heads(c), index),
+        outside.drafts.later,
     )
 
 

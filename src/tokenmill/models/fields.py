@@ -31,16 +31,20 @@ _HYBRID_MIX = {
 }  # fmt: skip
 # The convolution of recurrent layers has the same activation as feed-forward layers.
 _HYBRID_ONLY: dict[str, tuple[Any, ...]] = {**NO_MLP_BIAS, "hidden_act": ("silu", "swish")}
+# Of layers for drafts alone: qwen3_next.build_later reads it.
+_LATER = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 _FILES: dict[str, Fields] = {
-    "Qwen3NextForCausalLM": Fields("qwen3_next", needed=SIZES, defaults=_HYBRID_MIX, only=_HYBRID_ONLY, ignored=MOE),
+    "Qwen3NextForCausalLM": Fields(
+        "qwen3_next", needed=SIZES, defaults=_HYBRID_MIX, only=_HYBRID_ONLY, ignored=(*MOE, *_LATER)
+    ),
     "Qwen3_5ForCausalLM": Fields(
-        "qwen3_5_text", needed=SIZES, defaults={**_HYBRID, "num_key_value_heads": 4}, only=_HYBRID_ONLY
+        "qwen3_5_text", needed=SIZES, defaults={**_HYBRID, "num_key_value_heads": 4}, only=_HYBRID_ONLY, ignored=_LATER,
     ),
     "Qwen3_5MoeForCausalLM": Fields(
         "qwen3_5_moe_text", needed=SIZES,
         defaults={**without(_HYBRID_MIX, "decoder_sparse_step", "mlp_only_layers"),
                   "num_experts_per_tok": 8, "num_experts": 256},
-        only={**_HYBRID_ONLY, "norm_topk_prob": (True,)}, ignored=MOE,
+        only={**_HYBRID_ONLY, "norm_topk_prob": (True,)}, ignored=(*MOE, *_LATER),
     ),
     "GptOssForCausalLM": Fields(
         "gpt_oss",

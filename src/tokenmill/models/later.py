@@ -5,6 +5,9 @@ behind it: layer(join([norm(embedding) | norm(state)])). Must not know: drafts, 
 
 DeepSeek's form   model.layers.N.*, where the model has N layers, with enorm, hnorm, eh_proj and shared_head.norm
 Qwen's form       mtp.layers.0.*, mtp.pre_fc_norm_embedding, mtp.pre_fc_norm_hidden, mtp.fc, mtp.norm
+
+Where there are several, each guesses one token further than the one before it, whose states it reads: layers N + 1 and
+so on, with parts of their own around them; or mtp.layers.1 and so on, which share what is around the first.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 from tokenmill.core.errors import ModelError
 from tokenmill.core.forward import NormSpec, Weight
 from tokenmill.layers.build import Build
+from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Layer
 
 MakeNorm = Callable[[Build, str], NormSpec]
@@ -58,3 +62,26 @@ def make_later(form: Form, at: Build, hidden: int, norm: MakeNorm, layer: Callab
         last=norm(at, form.last),
         onward=form.onward,
     )
+
+
+def make_behind(
+    c: ModelConfig,
+    at: Build,
+    sizes: tuple[int, int],
+    norm: MakeNorm,
+    layer: Callable[[Build, int], Layer],
+    counted: str = "num_nextn_predict_layers",
+) -> list[Later]:
+    """In DeepSeek's form. at: where layers lie; sizes: how many the model has, and its hidden size."""
+    first, hidden = sizes
+
+    def one(index: int) -> Later:
+        inside = at.at(str(index))
+        return make_later(DEEPSEEK, inside, hidden, norm, lambda: layer(inside, index))
+
+    return [one(index) for index in range(first, first + count_later(c, counted))]
+
+
+def count_later(c: ModelConfig, *names: str) -> int:
+    """How many there are, as the config says; 1: it does not say, and a first one is looked for."""
+    return max(1, *(c.get(name, int, 1, low=0, high=64) for name in names))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.attention import GatedAttention, attention_spec
 from tokenmill.layers.block import Block
@@ -12,7 +14,7 @@ from tokenmill.models import rules
 from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
-from tokenmill.models.later import QWEN, Later, make_later
+from tokenmill.models.later import QWEN, Later, count_later, make_later
 from tokenmill.models.parts import make_feed, make_mixture, norm
 from tokenmill.models.row import Feed, Mix, Norms, Route, Shared
 
@@ -54,16 +56,18 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int, *, recurrent: bo
     return PreNorm(mixer, mlp, (first, second))
 
 
-def build_later(c: ModelConfig, b: Build) -> Later:
-    """The checkpoint's layer that guesses later tokens."""
+def build_later(c: ModelConfig, b: Build) -> list[Later]:
+    """The checkpoint's layers that guess later tokens; what is around the first serves all."""
     hidden, at = c.need("hidden_size", int), b.at("mtp")
-    return make_later(
-        QWEN,
-        at,
-        hidden,
-        lambda inside, name: norm(c, inside, NORMS, name, hidden),
-        lambda: make_layer(c, b, at.at("layers.0"), 0, recurrent=False),
-    )
+    if c.get("mtp_use_dedicated_embeddings", bool, False):
+        raise c.refuse("mtp_use_dedicated_embeddings", "must be false: layers for drafts read the model's embeddings.")
+
+    def layer(index: int) -> PreNorm:
+        return make_layer(c, b, at.at(f"layers.{index}"), 0, recurrent=False)
+
+    first = make_later(QWEN, at, hidden, lambda inside, name: norm(c, inside, NORMS, name, hidden), lambda: layer(0))
+    more = range(1, count_later(c, "mtp_num_hidden_layers", "num_nextn_predict_layers"))
+    return [first, *(replace(first, layer=layer(index)) for index in more)]
 
 
 def read_delta(c: ModelConfig) -> DeltaHeads:

@@ -210,14 +210,14 @@ def lacks_head(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
     return BODY in config and not any(_HEADS.match(name) for name in checkpoint.names())
 
 
-def build_later(config: dict[str, Any], b: Build) -> Later:
-    """The layer inside a model's checkpoint that guesses later tokens."""
+def build_later(config: dict[str, Any], b: Build) -> list[Later]:
+    """The layers inside a model's checkpoint that guess later tokens, each one token further."""
     config, b = _text_alone(read(config), b)
     c = _view(config)
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")
     if not hasattr(family, "build_later"):
         raise ModelError(f"{c.architecture}: layers that guess later tokens are not built for this family.")
-    later: Later = family.build_later(c, replace(b, how=check_config(config)))
+    later: list[Later] = family.build_later(c, replace(b, how=check_config(config)))
     return later
 
 

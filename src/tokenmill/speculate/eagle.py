@@ -57,6 +57,8 @@ class EagleHead:
 
     follows = True
     catches_up = ""
+    ways = 1
+    """So many of a row's first guesses are each made in a way of its own."""
 
     def __init__(
         self,
@@ -99,8 +101,9 @@ class EagleHead:
             placed, _ = self.choosing.place([self.rows.spare] * rung)
             self._states(rung, None)
             for drawn in (False, True):
-                self._guess(placed, drawn=drawn)
-                self._pass(placed, drawn=drawn)
+                for n in range(self.ways):
+                    self._guess(placed, n, drawn=drawn)
+                    self._pass(placed, 1 + n)
 
     def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
         """The whole batch: what is rejected of it is written over in the next step."""
@@ -127,8 +130,8 @@ class EagleHead:
         real = slice(len(step.row_list))  # a spare row that fills up a rung would move on once for each place it fills
         for n in range(step.count):
             if n:
-                self._pass(placed, drawn=drawn)
-            ids = self._guess(placed, drawn=drawn)
+                self._pass(placed, n)
+            ids = self._guess(placed, n, drawn=drawn)
             self.kernels.advance_(row_ids[real], ids[real], side.tokens, side.length, side.computed)
 
     def _grow(self, step: Drafting, placed: Placed, length: Tensor, *, drawn: bool) -> None:
@@ -146,6 +149,10 @@ class EagleHead:
         ahead = torch.arange(step.count, device=length.device)
         rows.tokens[placed.row_ids[:, None], length[:, None] + ahead] = tokens.to(torch.int32)
         rows.parents[placed.row_ids, : step.count] = parents
+
+    def _net(self, n: int) -> Net:
+        """What makes the n-th guess."""
+        return self.net
 
     def _logits(self, states: Tensor) -> Tensor:
         """Of words behind states [n, hidden]."""
@@ -166,9 +173,9 @@ class EagleHead:
             self.states[rung][: found.shape[0]].copy_(found)
         return self.states[rung]
 
-    def _guess(self, placed: Placed, *, drawn: bool) -> Tensor:
-        """From states to a token for each row [rung]."""
-        rung, net = placed.row_ids.shape[0], self.net
+    def _guess(self, placed: Placed, n: int, *, drawn: bool) -> Tensor:
+        """From states to the n-th token for each row [rung]."""
+        rung, net = placed.row_ids.shape[0], self._net(n)
         states = self.states[rung]
 
         def computing() -> Callable[[], Tensor]:
@@ -182,10 +189,10 @@ class EagleHead:
 
             return compute
 
-        return self.replays.make_or_replay(("guess", rung, drawn), computing)
+        return self.replays.make_or_replay(("guess", rung, drawn, min(n, self.ways - 1)), computing)
 
-    def _pass(self, placed: Placed, *, drawn: bool) -> None:
-        """The newest guess of each row, and the state that it was guessed from, give the next state."""
+    def _pass(self, placed: Placed, n: int) -> None:
+        """The newest of n guesses of each row, and the state that it was guessed from, give the next state."""
         rung, side, row_ids = placed.row_ids.shape[0], self.side, placed.row_ids
         states, shifted = self.states[rung], self._shifted()
 

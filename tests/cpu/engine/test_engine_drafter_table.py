@@ -31,7 +31,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "lookahead": {"method": "lookahead"},
     "lookahead windows": {"method": "lookahead", "lookahead_window": 3, "lookahead_ngram": 4},
     "draft model": {"method": "draft_model", "model": "other"},
-    "draft model with states": {"method": "draft_model", "model": "hybrid"},
+    "draft model with states": {"method": "draft_model", "model": "hybrid 1"},
     "medusa": {"method": "medusa", "model": "medusa"},
     "medusa tree": {"method": "medusa", "model": "medusa", "speculative_token_tree": "best"},
     "medusa fixed tree": {"method": "medusa", "model": "medusa", "speculative_token_tree": SHAPE},
@@ -43,6 +43,7 @@ DRAFTERS: dict[str, dict[str, Any]] = {
     "deep eagle3 tree": {"method": "eagle3", "model": "deep eagle3", "speculative_token_tree": "best"},
     "mtp": {"method": "mtp"},
     "mtp tree": {"method": "mtp", "speculative_token_tree": "best"},
+    "mtp of two layers": {"method": "mtp"},
 }
 TREES = [name for name in DRAFTERS if "tree" in name or "windows" in name]
 PRESSURES: dict[str, dict[str, Any]] = {
@@ -75,15 +76,18 @@ PROMPTS = [STEM + [50 + i] * i for i in range(len(KINDS))]
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two targets with the layer that guesses later tokens, and drafters of their size and vocabulary."""
+    """Targets, by how many layers of theirs guess later tokens, and drafters of their size and vocabulary."""
     root = tmp_path_factory.mktemp("table")
     made = {"other": make_tiny(root / "other", hidden=32, heads=2, kv_heads=1, layers=1, vocab=VOCAB, seed=1)}
-    for title, family in (("plain", "glm4_moe"), ("hybrid", "qwen3-next")):  # the last layer is the one that guesses
-        made[title] = root / title
-        made[title].mkdir()
-        make_checkpoint(family, made[title], vocab_size=VOCAB, **({"num_hidden_layers": 3} if title == "plain" else {}))
+    more: dict[str, Any] = {"vocab_size": VOCAB}
+    families = {"plain": ("glm4_moe", more | {"num_hidden_layers": 3}), "hybrid": ("qwen3-next", more)}
+    for title, later in ((title, later) for title in families for later in (1, 2)):
+        made[f"{title} {later}"] = folder = root / f"{title}-{later}"
+        folder.mkdir()
+        family, changes = families[title]
+        make_checkpoint(family, folder, later, **changes)
         for file in made["other"].glob("token*"):
-            shutil.copy(file, made[title])
+            shutil.copy(file, folder)
     made["medusa"] = make_medusa(root / "medusa", hidden=32, vocab=VOCAB)
     made["eagle"] = make_eagle(root / "eagle", hidden=32)
     made["eagle3"] = make_eagle(root / "eagle3", hidden=32, words=100)
@@ -185,6 +189,7 @@ def drafts_of(name: str, folders: dict[str, Path]) -> dict[str, Any]:
 @pytest.mark.parametrize(("target", "name", "pressure"), CELLS if WHOLE else FEW)
 def test_no_drafter_changes_a_byte(target: str, name: str, pressure: str, folders: dict[str, Path], plain: Any) -> None:
     """Twice, so that the second time is served by the prefix cache."""
+    target += " 2" if name == "mtp of two layers" else " 1"
     wanted = plain(target)
     with open_target(folders, target, **{**drafts_of(name, folders), **PRESSURES[pressure]}) as llm:
         Knowing(wanted).install(llm)

@@ -1,7 +1,7 @@
 """Layers inside checkpoints that guess later tokens: what they guess is what plain torch makes of them, and no byte
 changes.
 
-A checkpoint is a model with one layer more than its config says; Transformers computes that layer for the reference.
+Some have one such layer, some have several, each of which guesses one token further.
 """
 
 from __future__ import annotations
@@ -10,55 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
 from families_helpers import CASES, prompt
-from later_layers import AROUND, MODELS, make_checkpoint
+from later_layers import MODELS, Reference, make_checkpoint
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import UserError
 
 MOST = 2
-
-
-class Reference:
-    """Guesses in plain torch, over whole texts."""
-
-    def __init__(self, name: str, model: Any, around: dict[str, torch.Tensor]) -> None:
-        self.form = MODELS[name]
-        self.model, self.inner, self.around = model, model.model, around
-        self.layers, self.norm = list(self.inner.layers), self.inner.norm
-
-    def _run(self, layers: list[Any], norm: Any, **given: Any) -> torch.Tensor:
-        self.inner.layers, self.inner.norm = torch.nn.ModuleList(layers), norm
-        count, self.inner.config.num_hidden_layers = self.inner.config.num_hidden_layers, len(layers)
-        try:
-            with torch.no_grad():
-                return self.inner(**given, use_cache=False).last_hidden_state
-        finally:
-            self.inner.layers, self.inner.norm = torch.nn.ModuleList(self.layers), self.norm
-            self.inner.config.num_hidden_layers = count
-
-    def _normed(self, name: str, x: torch.Tensor) -> torch.Tensor:
-        eps = getattr(self.inner.config, "rms_norm_eps", 1e-6)
-        unit = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)
-        return unit * (self.around[name] + (1.0 if self.form == "qwen" else 0.0))
-
-    def guesses(self, tokens: list[int], count: int) -> list[int]:
-        embedding, state, join, last = AROUND[self.form]
-        states = self._run(self.layers[:-1], self.norm, input_ids=torch.tensor([tokens[:-1]]))[0]
-        found: list[int] = []
-        for _ in range(count):
-            words = self.inner.embed_tokens(torch.tensor(tokens[1:] + found))
-            both = torch.cat((self._normed(embedding, words), self._normed(state, states)), -1)
-            x = (both @ self.around[join].T)[None]
-            out = self._run(self.layers[-1:], torch.nn.Identity(), inputs_embeds=x)[0]
-            normed = self._normed(last, out)
-            found.append(int((normed[-1] @ self.model.lm_head.weight.T).argmax()))
-            states = torch.cat((states, (normed if self.form == "qwen" else out)[-1:]))
-        return found
-
-
 OPTIONS: dict[str, Any] = {"skip_tokenizer_init": True, "max_model_len": 96, "block_size": 4, "max_num_seqs": 4}
 PROMPTS = [prompt(9, 1), prompt(23, 2), prompt(9, 1) + [3]]
 PARAMETERS = [greedy(16, logprobs=1), SamplingParams(temperature=0.8, seed=2, n=2, max_tokens=13, ignore_eos=True),
@@ -66,19 +25,28 @@ PARAMETERS = [greedy(16, logprobs=1), SamplingParams(temperature=0.8, seed=2, n=
 CONFIG = {"speculative_config": {"method": "mtp", "num_speculative_tokens": MOST}}
 
 
-@pytest.fixture(scope="module", params=MODELS)
+LATER = [*((name, 1) for name in MODELS), ("glm4_moe", 2), ("deepseek_v3", 3), ("qwen3-next", 2)]
+
+
+@pytest.fixture(scope="module", params=LATER, ids=lambda each: f"{each[0]}-{each[1]}")
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path, Any, Any]:
-    folder = tmp_path_factory.mktemp(request.param)
-    return request.param, folder, *make_checkpoint(request.param, folder)
+    """Its name, its folder, Transformers' model, and what lies around each layer that guesses."""
+    name, later = request.param
+    folder = tmp_path_factory.mktemp(name)
+    return name, folder, *make_checkpoint(name, folder, later)
 
 
 def test_what_it_guesses_and_that_no_byte_changes(checkpoint: tuple[str, Path, Any, Any]) -> None:
     name, folder, model, around = checkpoint
+    most = MOST if len(around) == 1 else len(around) + 1
+    config = {"speculative_config": {"method": "mtp", "num_speculative_tokens": most}}
+    if len(around) > 1:  # of a prefix that others left, the last places were seen with what they said next
+        config["enable_prefix_caching"] = False
     with open_llm(folder, **OPTIONS, kernels="auto") as llm:
         wanted = [exact(o) for o in run(llm, PROMPTS, PARAMETERS)]
     found: dict[tuple[int, ...], list[int]] = {}
     for more in ({}, {"pipeline_depth": 2, "num_gpu_blocks_override": 40}, {"max_num_batched_tokens": 7}):
-        with open_llm(folder, **OPTIONS, **CONFIG, **more, kernels="auto") as llm:
+        with open_llm(folder, **OPTIONS, **config, **more, kernels="auto") as llm:
             all_of_them(llm)
             drafter = llm.engine.executor.runner.drafter
             honest = drafter.propose
@@ -97,15 +65,19 @@ def test_what_it_guesses_and_that_no_byte_changes(checkpoint: tuple[str, Path, A
             check_nothing_left(llm.engine)
     reference = Reference(name, model, around)
     texts = sorted(found)[:: max(1, len(found) // 16)]
-    right = [found[text] == reference.guesses(list(text), MOST) for text in texts]
+    right = [found[text] == reference.guesses(list(text), most) for text in texts]
     assert len(right) >= 12 and sum(right) >= len(right) - 1, right  # two logits may be one in float32
 
 
 def test_trees(checkpoint: tuple[str, Path, Any, Any]) -> None:
-    name, folder, _, _ = checkpoint
+    name, folder, _, around = checkpoint
     config = {"method": "mtp", "speculative_token_tree": "best", "num_speculative_tokens": 6}
     if name == "qwen3-next":
         with pytest.raises(UserError, match="trees are not built for models with recurrent layers"):
+            open_llm(folder, **OPTIONS, speculative_config=config)
+        return
+    if len(around) > 1:
+        with pytest.raises(UserError, match=f"guesses with {len(around)} layers, one behind the other"):
             open_llm(folder, **OPTIONS, speculative_config=config)
         return
     with open_llm(folder, **OPTIONS, kernels="auto") as llm:
@@ -128,3 +100,12 @@ def test_vllms_other_names_and_what_is_refused(checkpoint: tuple[str, Path, Any,
         CASES["qwen3-next"].make(tmp_path)
         with pytest.raises(UserError, match="no layer that guesses later tokens"):
             open_llm(tmp_path, **OPTIONS, **CONFIG)
+        for said, why in (
+            ({"mtp_num_hidden_layers": 7}, r"mtp\.layers\.\d"),
+            ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings"),
+        ):
+            with pytest.raises(UserError, match=why):
+                open_llm(folder, **OPTIONS, **CONFIG, hf_overrides=said)
+    else:
+        with pytest.raises(UserError, match=r"no layer that guesses later tokens \(model\.layers\.\d\.eh_proj"):
+            open_llm(folder, **OPTIONS, **CONFIG, hf_overrides={"num_nextn_predict_layers": 7})
