@@ -15,9 +15,11 @@ from render import Case
 from skill_chat import person
 from skill_extract import plain_record
 from skill_facts import ask
-from vocabulary import LETTERS, invented, word
+from vocabulary import LETTERS, crossed, invented, word
 
 Value = str | int | bool
+MADE = 0.7
+"""Share of the training keys that are made of any parts."""
 KNOWN = [
     "id",
     "userId",
@@ -75,8 +77,52 @@ KNOWN = [
 ]
 
 
+DIGITS = ["1", "2", "3", "4", "5", "7", "10", "12", "24", "64", "99", "100", "404", "2024", "007"]
+
+
+def _part(rng: random.Random) -> str:
+    """One word of a key: known, made of syllables, of the halves of two words, of letters, or a number."""
+    pick = rng.random()
+    if pick < 0.34:
+        return word(rng, rng.choice(["param", "noun", "any", "any", "verb"]), False)
+    if pick < 0.6:
+        return invented(rng)
+    if pick < 0.84:
+        return crossed(rng)
+    if pick < 0.92:
+        return rng.choice(LETTERS) + rng.choice(DIGITS)
+    return "".join(rng.choice(LETTERS) for _ in range(rng.randint(2, 5)))
+
+
+def made_key(rng: random.Random) -> str:
+    """A key of one to four parts in any spelling, with digits anywhere but in front: only copying gives it back."""
+    parts = [_part(rng) for _ in range(rng.choice([1, 1, 2, 2, 2, 3, 3, 4]))]
+    if rng.random() < 0.22:
+        at = rng.randrange(len(parts))
+        if rng.random() < 0.5:
+            parts[at] += rng.choice(DIGITS)
+        else:
+            parts.insert(at + 1, rng.choice(DIGITS))
+    pick = rng.random()
+    if pick < 0.36:
+        return "_".join(parts)
+    if pick < 0.66:
+        return parts[0] + "".join(p[0].upper() + p[1:] for p in parts[1:])
+    if pick < 0.78:
+        return "-".join(parts)
+    if pick < 0.88:
+        return "".join(p[0].upper() + p[1:] for p in parts)
+    if pick < 0.94:
+        return "_".join(parts).upper()
+    if pick < 0.97:
+        return rng.choice(["", "_", "x_", "my-"]) + "_".join(parts[:2])
+    return "_".join(p[0].upper() + p[1:] for p in parts)
+
+
 def key_name(rng: random.Random, held: bool) -> str:
     """A key: one to three words in one of the usual spellings, some with digits."""
+    if not held and rng.random() < MADE:
+        return made_key(rng)
     if rng.random() < 0.2 and not held:
         return rng.choice(KNOWN)
     if rng.random() < 0.04:
@@ -224,6 +270,19 @@ ENTER = ["Fill in", "Complete", "Finish", "Populate", "Put values into", "Add th
 ENTER += ["Set the values of", "Supply what is missing in", "Replace the empty values of", "Write the values into"]
 
 
+CALL = ["call the [n]", "label the [n]", "use as [n]", "take as [n]", "the [n] being", "let the [n] be", "choose"]
+CALL += ["spell the [n]", "its [n] are", "write the [n] as", "stick to the [n]", "mind the [n]", "copy the [n]", "keep"]
+CALL += [
+    "I want the [n]",
+    "give it the [n]",
+    "there are the [n]",
+    "it needs",
+    "every one of the [n]",
+    "no [n] but",
+    "only",
+]
+
+
 def composed(rng: random.Random, kind: str) -> str:
     """A request put together from parts, so that no word in front of the keys is always there."""
     do, made = rng.choice(DO), rng.choice(OBJECT)
@@ -234,8 +293,12 @@ def composed(rng: random.Random, kind: str) -> str:
             core = rng.choice(["The [n] {are|must be|have to be} [k]. ", "[n]: [k]. "]).replace("[n]", naming)
             core = re.sub(r"\{(.+?)\}", lambda m: rng.choice(m[1].split("|")), core)
             core = core[0].upper() + core[1:] + f"{do} {made}"
-        elif rng.random() < 0.4:
+        elif rng.random() < 0.45:
             core = f"{do} {made} {' '.join(any_words(rng, rng.randint(1, 4)))} [k]"
+        elif rng.random() < 0.5:
+            # The order and its keys are two sentences, and any verb says what the keys are called.
+            core = f"{do} {made}{rng.choice(['; ', ', ', '. ', ' - ', ' and '])}{rng.choice(CALL)} [k]"
+            core = core.replace("[n]", naming)
     elif kind == "schema":
         fits = " ".join(any_words(rng, rng.randint(1, 3))) if rng.random() < 0.3 else rng.choice(FITS)
         core = f"{do} {made} {fits} [k]"
@@ -316,9 +379,15 @@ ALIASES = {
 """Other names of the fields of a sentence."""
 
 
-def alias(rng: random.Random, key: str) -> str:
+def alias(rng: random.Random, key: str, held: bool = False) -> str:
     """Another name for a field: a synonym, sometimes in capitals, with a number or a word in front."""
     name = rng.choice(ALIASES[key])
+    if not held and rng.random() < 0.4:
+        # Any word in front or behind: what the key means is told by the rest of it.
+        front = rng.random() < 0.5
+        other = _part(rng)
+        first, last = (other, name) if front else (name, other)
+        return f"{first}_{last}" if "_" in name or rng.random() < 0.5 else first + last[0].upper() + last[1:]
     pick = rng.random()
     if pick < 0.1:
         return name.upper()
@@ -335,7 +404,7 @@ def _named_record(rng: random.Random, held: bool) -> tuple[str, dict]:
     text, fields = plain_record(rng, held)
     out: dict = {}
     for key, item in fields.items():
-        name = alias(rng, key)
+        name = alias(rng, key, held)
         if name not in out:
             out[name] = item
     return text, out
@@ -372,7 +441,7 @@ def json_keys(rng: random.Random, held: bool) -> Case:
         kept = rng.sample(list(fields), rng.randint(1, len(fields) - 1))
         fields = {k: fields[k] for k in kept}
         shown = _listed(rng, _names(fields))
-    form = rng.choice(forms) if held or rng.random() < 0.35 else composed(rng, kind)
+    form = rng.choice(forms) if held or rng.random() < 0.2 else composed(rng, kind)
     user = re.sub(r"\[([sk])\]", lambda m: text if m[1] == "s" else shown, form)
     return ask(user, json.dumps(fields), "json_keys", "", check="keys", expect=fields)
 

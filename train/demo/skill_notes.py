@@ -334,11 +334,18 @@ def _kept(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
     return text.replace("{v}", value), asks, named
 
 
-def _other_turns(rng: random.Random) -> list[dict]:
+def _other_turns(rng: random.Random, held: bool) -> list[dict]:
     """A turn or two on something else; sums go on from their own results."""
     out: list[dict] = []
     for _ in range(rng.choice([0, 1, 1, 2])):
-        out += [dict(m) for m in (everyday(rng).messages[-2:] if rng.random() < 0.8 else follow_up(rng).messages)]
+        out += [
+            dict(m)
+            for m in (
+                everyday(rng).messages[-2:]
+                if rng.random() < 0.8
+                else (follow_up(rng, made=0.0) if held else follow_up(rng)).messages
+            )
+        ]
     return out
 
 
@@ -379,7 +386,7 @@ def notes(rng: random.Random, held: bool = False) -> Case:
         if rng.random() < 0.25 and pairs[0][1].startswith(("You", "The ")):
             reply = rng.choice(["Noted. ", "Okay. ", "I see. ", "Got it. ", ""]) + _asked(rng, pairs, True)[1]
         messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]
-        messages += _other_turns(rng)
+        messages += _other_turns(rng, held)
     asked = rng.sample(told, min(len(told), rng.choice([1, 1, 2])))
     must = ""
     for at, (_, pairs) in enumerate(asked):

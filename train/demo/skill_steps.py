@@ -10,12 +10,14 @@ import random
 import re
 
 from authored_data import load
+from later_parts import LATER_HELD, LATER_ZH, next_step, said_later, said_later_zh, said_shortly
 from phrasing import occasion
 from render import Case
 from scenes import COUNTED
 from skill_expression import Node, ends_with, value, worked
 from skill_facts import ask
 from skill_time import VEHICLES
+from step_parts import composed_steps
 from vocabulary import word
 
 # What goes up and down: how it begins, what makes it more, what makes it less, what is asked.
@@ -273,10 +275,17 @@ def _shared(rng: random.Random, held: bool) -> tuple[str, Node]:
     return _filled(rng, text, held, {"p": _plural(rng, held)}), node
 
 
+MADE = 0.6
+"""Share of the training sums that are put together."""
+
+
 def two_steps(rng: random.Random, held: bool = False) -> Case:
     """A story of at least two operations."""
-    make = rng.choices([_steps, _packed, _change, _shared], [50, 18, 18, 14])[0]
-    text, node = make(rng, held)
+    if not held and rng.random() < MADE:
+        text, node = composed_steps(rng)
+    else:
+        make = rng.choices([_steps, _packed, _change, _shared], [50, 18, 18, 14])[0]
+        text, node = make(rng, held)
     text = text[0].upper() + text[1:]
     if not held and rng.random() < 0.08 and text.isascii():
         text = f"{occasion(rng)} {text}"
@@ -287,116 +296,6 @@ def two_steps(rng: random.Random, held: bool = False) -> Case:
 
 FIRST = ["What is {e}?", "{e}", "{e}?", "How much is {e}?", "Compute {e}.", "{e} =", "what's {e}", "Tell me {e}."]
 FIRST_ZH = ["{e}是多少？", "{e}等于几？", "算一下{e}"]
-LATER: dict[str, list[str]] = {
-    "*2": [
-        "Double that.",
-        "Now double it.",
-        "Twice that?",
-        "And twice as much?",
-        "double it please",
-        "What is the double of that?",
-        "The double?",
-    ],
-    "/2": [
-        "Half of that?",
-        "Now take half of it.",
-        "And half of it?",
-        "Halve it.",
-        "What is half of that?",
-        "Divide that by two.",
-    ],
-    "+": [
-        "And plus {n}?",
-        "Now add {n} to it.",
-        "Add {n}.",
-        "{n} more?",
-        "Plus {n}?",
-        "add another {n}",
-        "And if I add {n}?",
-        "Then add {n} to the result.",
-    ],
-    "-": [
-        "And minus {n}?",
-        "Now take {n} away.",
-        "Subtract {n}.",
-        "{n} less?",
-        "Minus {n}?",
-        "Take {n} from that.",
-        "Now subtract {n} from it.",
-    ],
-    "*": [
-        "Multiply the result by {n}.",
-        "Times {n}?",
-        "And {n} times that?",
-        "Now times {n}.",
-        "Multiply it by {n}.",
-        "multiply that with {n}",
-    ],
-    "/": [
-        "Divide it by {n}.",
-        "And divided by {n}?",
-        "Now divide the result by {n}.",
-        "Over {n}?",
-        "Share that by {n}.",
-    ],
-    "square": ["Times itself?", "Now multiply it by itself."],
-}
-LEAD = [
-    "",
-    "Now ",
-    "And ",
-    "Then ",
-    "Okay, ",
-    "Please ",
-    "Next, ",
-    "So ",
-    "Can you ",
-    "Good, now ",
-    "what if I ",
-    "ok and ",
-]
-CORES: dict[str, list[str]] = {
-    "*2": ["double [r]", "take [r] twice", "make it double", "[r] times two", "two times [r]", "twice [r]"],
-    "/2": ["half [r]", "halve [r]", "take half of [r]", "[r] by two", "cut [r] into halves", "just a half of [r]"],
-    "+": ["add {n} to [r]", "plus {n}", "add {n}", "{n} more", "increase [r] by {n}", "[r] plus {n}", "{n} more come"],
-    "-": [
-        "minus {n}",
-        "take {n} off [r]",
-        "remove {n}",
-        "{n} less",
-        "[r] minus {n}",
-        "{n} go away",
-        "reduce [r] by {n}",
-    ],
-    "*": ["times {n}", "multiply [r] by {n}", "[r] times {n}", "take [r] {n} times", "{n} times [r]"],
-    "/": ["divide [r] by {n}", "divided by {n}", "[r] over {n}", "split [r] by {n}", "[r] divided by {n}"],
-}
-REFERS = ["it", "that", "the result", "this", "the answer", "that number", "the last one", "this number", "your answer"]
-ENDS = ["", ".", "?", " please", ", please.", "?", "!", " now"]
-
-
-def _said_later(rng: random.Random, kind: str) -> str:
-    """A later question: one of the list, or put together."""
-    if kind not in CORES or rng.random() < 0.4:
-        return rng.choice(LATER[kind])
-    text = rng.choice(LEAD) + rng.choice(CORES[kind]).replace("[r]", rng.choice(REFERS)) + rng.choice(ENDS)
-    return text[0].upper() + text[1:] if rng.random() < 0.7 else text
-
-
-LATER_HELD = {"*2": ["Make it twice as large."], "/2": ["Cut it in half."], "+": ["Put {n} on top of that."]}
-LATER_HELD |= {"-": ["Lower it by {n}."], "*": ["Take the answer {n} times."], "/": ["Split that answer by {n}."]}
-LATER_ZH = {
-    "*2": ["翻倍呢？", "再乘以2", "它的两倍呢？"],
-    "/2": ["一半呢？", "再除以2"],
-    "+": ["再加{n}呢？", "加上{n}", "再加{n}"],
-}
-LATER_ZH |= {
-    "-": ["再减{n}呢？", "减去{n}", "再减{n}"],
-    "*": ["再乘以{n}", "乘{n}呢？"],
-    "/": ["再除以{n}", "除以{n}呢？"],
-}
-
-
 TOLD = [
     "Keep this number: {n}.",
     "My number is {n}.",
@@ -406,24 +305,8 @@ TOLD = [
 ]
 
 
-def _later(rng: random.Random, now: int) -> tuple[str, Node]:
-    """The next operation on a result."""
-    options = ["+", "+", "*2"] + (["-", "-"] if now > 1 else []) + (["*"] if now < 60 else [])
-    options += ["/2"] if now % 2 == 0 and now else []
-    divisors = [d for d in range(2, 13) if now and now % d == 0]
-    options += ["/", "/"] if divisors else []
-    options += ["square"] if 1 < now < 13 else []
-    kind = rng.choice(options)
-    if kind in ("*2", "/2"):
-        return kind, (kind[0], now, 2)
-    if kind == "square":
-        return kind, ("*", now, now)
-    limit = {"+": 60, "-": max(1, now), "*": 9}.get(kind, 9)
-    return kind, (kind, now, rng.choice(divisors) if kind == "/" else rng.randint(1 if kind in "+-" else 2, limit))
-
-
-def follow_up(rng: random.Random, held: bool = False) -> Case:
-    """A question, and one to three more on the result of the one before."""
+def follow_up(rng: random.Random, held: bool = False, made: float = MADE) -> Case:
+    """A question, and one to three more on the result of the one before; `made` is the share that is put together."""
     chinese = not held and rng.random() < 0.2
     sign = rng.choice("++-*/")
     a, b = rng.randint(2, 60), rng.randint(2, 40)
@@ -437,6 +320,8 @@ def follow_up(rng: random.Random, held: bool = False) -> Case:
     text = rng.choice(FIRST_ZH if chinese else FIRST).replace("{e}", worked(node).split(" = ")[0])
     if rng.random() < 0.25 and not chinese:
         text, node = (_packed if rng.random() < 0.4 else _steps)(rng, held)
+        if not held and made and rng.random() < made:
+            text, node = composed_steps(rng)
         chinese = "？" in text
     end = "。" if chinese else "."
     case = ask(text, worked(node) + end, "follow_up", "")
@@ -454,13 +339,15 @@ def follow_up(rng: random.Random, held: bool = False) -> Case:
         if turn and not held and rng.random() < 0.12:
             case.messages += ask(rng.choice(["Thanks.", "ok", "Good."]), "You are welcome!", "", "").messages
         now = value(node)
-        kind, node = _later(rng, now)
+        kind, node = next_step(rng, now)
         if kind == "square" and (held or chinese):
             kind, node = "+", ("+", now, 5)
         if held and turn == turns - 1:
             said = rng.choice(LATER_HELD[kind])
+        elif chinese:
+            said = said_later_zh(rng, kind) if made else rng.choice(LATER_ZH[kind])
         else:
-            said = rng.choice(LATER_ZH[kind]) if chinese else _said_later(rng, kind)
+            said = said_later(rng, kind) if made and not held else said_shortly(rng, kind)
         said = said.replace("{n}", str(node[2] if isinstance(node, tuple) else ""))
         case.messages += ask(said, worked(node) + end, "", "").messages
     case.must = ends_with(value(node))

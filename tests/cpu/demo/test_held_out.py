@@ -6,12 +6,12 @@ import random
 import re
 from functools import lru_cache
 
+import later_parts
 import pytest
 import skill_asked
 import skill_keys
 import skill_notes
 import skill_scene_json
-import skill_steps
 import suites
 from authored_data import load, rows
 from corpus import Corpus
@@ -33,7 +33,7 @@ def _kept() -> dict[str, re.Pattern[str]]:
     forms = [text for name, row in load().wordings.items() if name not in COMMON for text in row["held"]]
     forms += [*skill_notes.KEEP_HELD, *skill_notes.WANT_HELD, *skill_scene_json.HELD_FORMS, *skill_scene_json.HELD_FILL]
     forms += [*skill_scene_json.ZH_HELD, *skill_keys.KEYS_HELD, *skill_keys.SCHEMA_HELD, *skill_keys.TEMPLATE_HELD]
-    forms += [*skill_asked.HELD_HEADS, *(text for texts in skill_steps.LATER_HELD.values() for text in texts)]
+    forms += [*skill_asked.HELD_HEADS, *(text for texts in later_parts.LATER_HELD.values() for text in texts)]
     for name in ("remarks.jsonl", "scenes.jsonl"):
         for row in (row for row in rows(name) if row.get("held")):
             forms += [*row.get("says", []), *(a if isinstance(a, str) else a[0] for a in row.get("asks", []))]
