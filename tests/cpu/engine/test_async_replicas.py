@@ -24,6 +24,27 @@ async def _all(llm: AsyncLLM) -> list[list[int]]:
     return list(await asyncio.gather(*(answer(llm, i) for i in range(6))))
 
 
+async def _ask_long(llm: AsyncLLM, name: str) -> int:
+    """Which engine answers a prompt of three blocks."""
+    prompt = {"prompt_token_ids": [*range(3, 51), 7]}
+    async for _ in llm.generate(prompt, greedy(2), name):
+        number = llm.owners[name]
+    return number
+
+
+async def _caches_are_known(llm: AsyncLLM) -> None:
+    """What engines tell of their prefix caches draws requests, until they say that it is gone."""
+    router = llm.router
+    assert router is not None
+    first = await _ask_long(llm, "a")
+    router.loads[first].given += 100  # it was given more
+    assert await _ask_long(llm, "b") == first
+    assert len(router.loads[first].held) == 3 and not router.loads[1 - first].held and not router.loads[first].coming
+    assert await llm.reset_prefix_cache()
+    assert await _ask_long(llm, "c") != first
+    assert not router.loads[first].held
+
+
 async def _two_engines(tiny: Path) -> None:
     async with AsyncLLM(str(tiny), **OPTIONS) as one:
         wanted = await _all(one)
@@ -36,6 +57,7 @@ async def _two_engines(tiny: Path) -> None:
         await llm.wake_up()
         assert await llm.reset_prefix_cache()
         assert await _all(llm) == wanted
+        await _caches_are_known(llm)
         stream = llm.generate({"prompt_token_ids": [5, 6]}, greedy(100), "gone")
         await anext(stream)
         await llm.abort("gone")

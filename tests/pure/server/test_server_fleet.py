@@ -11,6 +11,8 @@ from tests.pure.server.conftest import Served, Starter, kill, until
 from tests.pure.server.server_chat_helpers import events
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.prompts import make_request
+from tokenmill.engine.wire import Report, encode_news, read_news
+from tokenmill.kvcache.cache_events import prompt_marks
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.testing.fake_generator import FakeOptions, fake_fleet
 
@@ -44,6 +46,34 @@ async def test_streams_survive_deaths_with_identical_text(start: Starter) -> Non
     for got, wanted in zip(answers, calm, strict=True):
         assert got["choices"] == wanted["choices"] and got["usage"] == wanted["usage"]
     assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
+
+
+async def test_what_an_engine_tells_of_its_cache_draws_requests(start: Starter) -> None:
+    """Through the wire, until it says that it is gone, or dies."""
+    served = await start(FakeOptions(), FleetOptions(engines=3))
+    fleet, body = served.fake.fleet, {"prompt": "abc" * 40, "max_tokens": 2}
+    tokenizer, fleet.router.block_size = fleet.info.tokenizer, 16
+    assert tokenizer is not None
+    marks = b"".join(prompt_marks(tokenizer.encode("abc" * 40), "", 16, 1 << 20))
+    assert marks
+
+    async def owner(published: bytes = b"", gone: bytes = b"") -> int:
+        """Who takes the prompt, once engine 2 has said this; engines 0 and 1 have been given nothing."""
+        fleet._heard(fleet.engines[2], read_news(encode_news(Report(published=published, gone=gone))))
+        before = [fleet.router._load(number).given for number in range(3)]
+        assert (await served.post(PATH, body)).status_code == 200
+        given = [fleet.router._load(number).given - old for number, old in enumerate(before)]
+        for number in range(3):
+            fleet.router._load(number).given = 10 * (number == 2)
+        return given.index(max(given))
+
+    assert await owner(marks) == 2
+    assert await owner(gone=marks[8:]) == 2, "one block is left"
+    assert await owner(gone=marks[:8]) == 0
+    await owner(marks)
+    served.fake.link(2).die()
+    await until(lambda: fleet.restarts == 1 and fleet.engines[2].ready)
+    assert await owner() == 0
 
 
 async def test_a_stream_shows_no_seam(start: Starter) -> None:
