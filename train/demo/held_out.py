@@ -7,7 +7,7 @@ again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import lru_cache
 
 from authored_data import load, rows
@@ -29,32 +29,47 @@ def _pattern(seq: Seq) -> str:
     return "".join(out)
 
 
-def patterns(templates: Iterable[str]) -> re.Pattern[str]:
-    """One expression for whole sentences made of any of the templates, in any case."""
-    marked = [re.sub(r"<\w+:([^|>]*)\|([^>]*)>", r"{\1|\2}", text.strip(EDGE)) for text in templates]
-    return re.compile("|".join(f"(?:{_pattern(parse(text))})" for text in marked), re.IGNORECASE)
+Matcher = Callable[[str], bool]
+
+
+def matcher(templates: Iterable[str]) -> Matcher:
+    """Whether a text is one of the templates, in any case; those that begin with its first letter are looked at."""
+    grouped: dict[str, list[str]] = {}
+    for text in templates:
+        # A choice that depends on a value, `<paid:has paid|has not>`, is any choice here.
+        marked = re.sub(r"<\w+:([^|>]*)\|([^>]*)>", r"{\1|\2}", text.strip(EDGE))
+        grouped.setdefault("" if marked[0] in "[{" else marked[0].lower(), []).append(_pattern(parse(marked)))
+    anywhere = grouped.pop("", [])
+    compiled = {key: re.compile("|".join([*found, *anywhere]), re.IGNORECASE) for key, found in grouped.items()}
+    rest = re.compile("|".join(anywhere) or "(?!)", re.IGNORECASE)
+
+    def matches(text: str) -> bool:
+        line = text.strip(EDGE)
+        return bool(compiled.get(line[:1].lower(), rest).fullmatch(line))
+
+    return matches
 
 
 @lru_cache(maxsize=1)
-def _stories() -> re.Pattern[str]:
-    return patterns(text for intent in ("story", "story_zh") for text in load().wordings[intent]["held"])
+def _stories() -> Matcher:
+    return matcher(text for intent in ("story", "story_zh") for text in load().wordings[intent]["held"])
 
 
 @lru_cache(maxsize=1)
-def _remarks() -> re.Pattern[str]:
+def _remarks() -> Matcher:
     held = [row for row in rows("remarks.jsonl") if row.get("held")]
-    return patterns(text for row in held for text in (*row["says"], *(ask[0] for ask in row["asks"])))
+    return matcher(text for row in held for text in (*row["says"], *(ask[0] for ask in row["asks"])))
 
 
 @lru_cache(maxsize=1)
-def _happenings() -> re.Pattern[str]:
+def _happenings() -> Matcher:
     held = [row for row in rows("scenes.jsonl") if row.get("held")]
-    return patterns(text for row in held for text in (*row["says"], *row.get("asks", [])))
+    return matcher(text for row in held for text in (*row["says"], *row.get("asks", [])))
 
 
 def is_story_wording(text: str) -> bool:
     """Whether a request for a story is one of the evaluation."""
-    return bool(_stories().fullmatch(text.strip(EDGE)))
+    return _stories()(text)
 
 
 @lru_cache(maxsize=1)
@@ -70,9 +85,9 @@ def _remark_words() -> frozenset[str]:
 def is_remark(text: str) -> bool:
     """Whether a remark or a question for it is one of the evaluation, or about the same."""
     found = _remark_words() & set(re.findall("[a-z]{4,}", text.lower()))
-    return bool(found) or bool(_remarks().fullmatch(text.strip(EDGE)))
+    return bool(found) or _remarks()(text)
 
 
 def is_happening(text: str) -> bool:
     """Whether a sentence or an order of a happening is one of the evaluation."""
-    return bool(_happenings().fullmatch(text.strip(EDGE)))
+    return _happenings()(text)

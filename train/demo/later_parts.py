@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from held_out import EDGE, patterns
+from held_out import matcher
 from skill_expression import Node
 
 LATER: dict[str, list[str]] = {
@@ -195,14 +195,14 @@ def said_later(rng: random.Random, kind: str) -> str:
     refers = rng.choice(REFERS) if rng.random() < 0.5 else f"{rng.choice(DETS)} {rng.choice(REFERRED)}"
     core = rng.choice(CORES[kind] if rng.random() < 0.5 else MORE_CORES[kind]).replace("[r]", refers)
     text = rng.choice(LEAD if rng.random() < 0.6 else MORE_LEAD) + core + rng.choice(ENDS)
-    if KEPT_LATER.fullmatch(text.strip(EDGE)):
+    if is_kept_later(text):
         return said_later(rng, kind)
     return text[0].upper() + text[1:] if rng.random() < 0.7 else text
 
 
 LATER_HELD = {"*2": ["Make it twice as large."], "/2": ["Cut it in half."], "+": ["Put {n} on top of that."]}
 LATER_HELD |= {"-": ["Lower it by {n}."], "*": ["Take the answer {n} times."], "/": ["Split that answer by {n}."]}
-KEPT_LATER = patterns(text.replace("{n}", "[n]") for texts in LATER_HELD.values() for text in texts)
+is_kept_later = matcher(text.replace("{n}", "[n]") for texts in LATER_HELD.values() for text in texts)
 LATER_ZH = {
     "*2": ["翻倍呢？", "再乘以2", "它的两倍呢？"],
     "/2": ["一半呢？", "再除以2"],

@@ -157,7 +157,7 @@ def with_whom(rng: random.Random) -> str:
 
 @dataclass
 class Remark:
-    """What is said, and questions with their answers."""
+    """What is said, and questions with their answers and what these must hold (at first the bare value)."""
 
     said: str
     asks: list[Pair] = field(default_factory=list)
@@ -204,7 +204,7 @@ def _event(rng: random.Random) -> Remark:
     asks: list[Pair] = []
 
     def put(question: str, answer: str, value: str) -> None:
-        asks.append((sentence(question, "?"), sentence(answer), whole(turned(value))))
+        asks.append((sentence(question, "?"), sentence(answer), turned(value)))
 
     some = rng.choice(list(extras.values())) if extras and rng.random() < 0.4 else ""
     put(f"what {aux} {who.said} {base} {some}".strip(), f"{told} {turned(some)}".strip(), what.split(" ", 1)[1])
@@ -333,7 +333,7 @@ def _property(rng: random.Random) -> Remark:
         answer = turned(said.replace("{n}", named))
         bare = re.sub(r"^(on|at|in|in front of|under|behind|near|beside) (the )?", "", turned(value))
         for ask in trait.asks:
-            asks.append((sentence(ask.replace("{n}", named), "?"), sentence(answer), whole(bare)))
+            asks.append((sentence(ask.replace("{n}", named), "?"), sentence(answer), bare))
     return Remark(sentence(rng.choice([" and ", ", ", ", and "]).join(told)), asks)
 
 
@@ -357,7 +357,7 @@ def _counted(rng: random.Random) -> Remark:
         return re.sub(r"\{[npv]\}", lambda m: fill[m[0]], text)
 
     answer = sentence(turned(made(said)))
-    return Remark(sentence(made(said)), [(sentence(made(ask), "?"), answer, whole(count)) for ask in asks])
+    return Remark(sentence(made(said)), [(sentence(made(ask), "?"), answer, count) for ask in asks])
 
 
 LIFE: list[tuple[str, Callable[[random.Random], str], list[str]]] = [
@@ -411,9 +411,7 @@ def _life(rng: random.Random) -> Remark:
         out.append(f"{who.said} {text}")
         for form in forms:
             question = form.replace("{d}", do(who)).replace("{s}", who.said)
-            asks.append(
-                (sentence(question, "?"), sentence(turned(f"{who.said} {text}")), whole(value.removeprefix("a ")))
-            )
+            asks.append((sentence(question, "?"), sentence(turned(f"{who.said} {text}")), value.removeprefix("a ")))
     return Remark(sentence(rng.choice([" and ", ", ", " but ", "; "]).join(out)), asks)
 
 
@@ -422,6 +420,10 @@ def composed_remark(rng: random.Random) -> Remark:
     while True:
         remark = rng.choices([_event, _property, _counted, _life], [38, 30, 14, 18])[0](rng)
         # A question that holds its own answer asks for nothing.
-        asks = [ask for ask in remark.asks if not is_remark(ask[0]) and not re.search(ask[2], turned(ask[0]), re.I)]
+        asks = [
+            (question, answer, whole(value))
+            for question, answer, value in remark.asks
+            if value.lower() not in turned(question).lower() and not is_remark(question)
+        ]
         if asks and not is_remark(remark.said):
             return Remark(remark.said, asks)

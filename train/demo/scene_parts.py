@@ -55,9 +55,14 @@ def _actions() -> list[Action]:
     return [Action(tuple(row["verbs"])) for row in rows("scene_parts.jsonl") if row["part"] == "same"]
 
 
+@lru_cache(maxsize=20_000)
+def _is_usable(name: str) -> bool:
+    return not any(map(is_held, name.split(" ")))
+
+
 def usable(names: list[str]) -> tuple[str, ...]:
     """The names of a part without words kept for the evaluation."""
-    return tuple(n for n in names if not any(map(is_held, n.split(" ")))) or ("value",)
+    return tuple(filter(_is_usable, names)) or ("value",)
 
 
 def field_of(kind: str, names: list[str]) -> Field:
@@ -139,8 +144,8 @@ def _flagged(rng: random.Random, draft: Draft) -> str:
     return rng.choice([*forms, f"<flag:{said}|not {said}>"])
 
 
-def _story(rng: random.Random, verb: Verb, draft: Draft) -> list[str]:
-    """Sentences over the same parts: in any order, with the one who did it as subject."""
+def _story(rng: random.Random, verb: Verb, draft: Draft) -> str:
+    """A sentence over the parts: in any order, with the one who did it as subject."""
     draft.fields["who"] = field_of(
         "person" if rng.random() < 0.85 else "org", [name.replace("{d}", verb.past) for name in _table()["who"]]
     )
@@ -154,69 +159,68 @@ def _story(rng: random.Random, verb: Verb, draft: Draft) -> list[str]:
         "our neighbour [who]",
         "a certain [who]",
     ]
-    says = []
-    for _ in range(4):
-        marks = list(draft.marks.values())
-        rng.shuffle(marks)
-        kept = marks[: rng.randint(1, len(marks))] if rng.random() < 0.3 else marks
-        front = kept.pop() if len(kept) > 1 and rng.random() < 0.25 and not kept[-1].startswith("(") else ""
-        core = f"{rng.choice(leads)} {verb.past} {draft.object} {' '.join(kept)}".strip()
-        text = f"{front}, {core}" if front else core
-        if rng.random() < 0.2:
-            text += f"{rng.choice([', and', ';', ', but', ' and'])} {_flagged(rng, draft)}"
-        says.append(text[0].upper() + text[1:] + "." if text[0] != "[" else text + ".")
-    return says
+    marks = list(draft.marks.values())
+    rng.shuffle(marks)
+    kept = marks[: rng.randint(1, len(marks))] if rng.random() < 0.3 else marks
+    front = kept.pop() if len(kept) > 1 and rng.random() < 0.25 and not kept[-1].startswith("(") else ""
+    core = f"{rng.choice(leads)} {verb.past} {draft.object} {' '.join(kept)}".strip()
+    text = f"{front}, {core}" if front else core
+    if rng.random() < 0.2:
+        text += f"{rng.choice([', and', ';', ', but', ' and'])} {_flagged(rng, draft)}"
+    return text[0].upper() + text[1:] + "." if text[0] != "[" else text + "."
 
 
 def _as_tool(rng: random.Random, action: Action, noun: str, said: str) -> tuple[list[str], list[str]]:
-    """Names and descriptions of a tool; in the name the verb is often another one than in the order."""
+    """Name and description of a tool; in the name the verb is often another one than in the order."""
     others = [v for v in action.verbs if v != said] or list(action.verbs)
-    names = [f"{rng.choice(others if rng.random() < 0.65 else action.verbs)} {noun}" for _ in range(3)]
-    if rng.random() < 0.2:
-        names = [f"{noun} {name.split(' ')[0]}" for name in names]
-    does = []
-    for _ in range(3):
-        verb = rng.choice(others if rng.random() < 0.5 else action.verbs)
-        form = rng.choice([f for f in _table()["does"] if "{V}s" not in f or " " not in verb])
-        article = "an" if noun[0] in "aeiou" else "a"
-        text = form.replace("{V}", verb[0].upper() + verb[1:]).replace("{v}", verb)
-        does.append(text.replace("{a}", article).replace("{n}s", plural(noun)).replace("{n}", noun))
-    return names, does
+    called = rng.choice(others if rng.random() < 0.65 else action.verbs)
+    name = f"{noun} {called.split(' ')[0]}" if rng.random() < 0.2 else f"{called} {noun}"
+    verb, form = rng.choice(others if rng.random() < 0.5 else action.verbs), rng.choice(_table()["does"])
+    while "{V}s" in form and " " in verb:
+        form = rng.choice(_table()["does"])
+    text = form.replace("{V}", verb[0].upper() + verb[1:]).replace("{v}", verb)
+    text = text.replace("{a}", "an" if noun[0] in "aeiou" else "a")
+    return [name], [text.replace("{n}s", plural(noun)).replace("{n}", noun)]
 
 
-def _orders(rng: random.Random, action: Action, draft: Draft) -> tuple[list[str], str]:
-    """Orders over the same parts, and the verb they have."""
-    verb = rng.choice(action.verbs)
-    asks = []
-    for _ in range(4):
-        marks = list(draft.marks.values())
-        rng.shuffle(marks)
-        form = rng.choice([a for a in _table()["asks"] if marks or ("{p}:" not in a and "that {p}" not in a)])
-        text = form.replace("{v}", verb).replace("{o}", draft.object).replace("{p}", " ".join(marks)).strip()
-        asks.append(text[0].upper() + text[1:] if text[0] not in "[<" else text)
-    return asks, verb
+def _order(rng: random.Random, verb: str, draft: Draft) -> str:
+    """An order over the parts."""
+    marks = list(draft.marks.values())
+    rng.shuffle(marks)
+    form = rng.choice(_table()["asks"])
+    while not marks and ("{p}:" in form or "that {p}" in form):
+        form = rng.choice(_table()["asks"])
+    text = form.replace("{v}", verb).replace("{o}", draft.object).replace("{p}", " ".join(marks)).strip()
+    return text[0].upper() + text[1:] if text[0] not in "[<" else text
 
 
 def composed_scene(rng: random.Random) -> Scene:
     """A happening that is told."""
     verb = rng.choice(VERBS)
     draft = _parts(rng, verb.past)
-    says = [text for text in _story(rng, verb, draft) if not is_happening(text)]
-    return Scene("made", draft.fields, says, [], ([], [])) if says else composed_scene(rng)
+    said = _story(rng, verb, draft)
+    return composed_scene(rng) if is_happening(said) else Scene("made", draft.fields, [said], [], ([], []))
+
+
+def composed_tool(rng: random.Random, action: Action | None = None, noun: str = "") -> Scene:
+    """A tool without an order: of an action on a thing, or of any."""
+    action = action or rng.choice(_actions())
+    draft = _parts(rng, action.verbs[0])
+    return Scene("near", draft.fields, [], [], _as_tool(rng, action, noun or draft.noun, ""))
 
 
 def composed_order(rng: random.Random) -> tuple[Scene, list[Scene]]:
-    """An order with its tool, and scenes whose tools are near: the same verb with another thing, or another verb."""
+    """An order with its tool, and tools that are near: the same verb with another thing, or another verb."""
     action, other = rng.sample(_actions(), 2)
-    draft = _parts(rng, action.verbs[0])
-    asks, verb = _orders(rng, action, draft)
-    asks = [text for text in asks if not is_happening(text)]
-    if not asks:
+    verb, draft = rng.choice(action.verbs), _parts(rng, action.verbs[0])
+    ask = _order(rng, verb, draft)
+    if is_happening(ask):
         return composed_order(rng)
     noun = draft.noun if draft.noun in draft.object else rng.choice(["item", "thing", "article", "object"])
-    scene = Scene("made", draft.fields, [], asks, _as_tool(rng, action, noun, verb))
+    scene = Scene("made", draft.fields, [], [ask], _as_tool(rng, action, noun, verb))
     near = []
-    for act, name in ((action, _thing(rng)), (other, noun)):
-        beside = _parts(rng, act.verbs[0])
-        near.append(Scene("near", beside.fields, [], asks, _as_tool(rng, act, name, "")))
+    if rng.random() < 0.6:
+        near.append(composed_tool(rng, action, _thing(rng)))
+    if rng.random() < 0.6:
+        near.append(composed_tool(rng, other, noun))
     return scene, near

@@ -99,7 +99,7 @@ def composed_scene_zh(rng: random.Random) -> Scene:
         fields["sum"] = _field("money", COST, rng)
         cost = "花[sum]元"
     says = []
-    for _ in range(4):
+    for _ in range(2):
         kept = [mark for key, mark in marks.items() if key != "when"]
         rng.shuffle(kept)
         when = marks.get("when", "")
@@ -114,10 +114,10 @@ def composed_scene_zh(rng: random.Random) -> Scene:
 
 def _as_tool(rng: random.Random, action: tuple[str, tuple[str, ...]], noun: str) -> tuple[list[str], list[str]]:
     verb, english = action
-    names = [f"{rng.choice(english)} {rng.choice(['item', 'thing', 'object', 'goods', 'order'])}" for _ in range(3)]
+    names = [f"{rng.choice(english)} {rng.choice(['item', 'thing', 'object', 'goods', 'order'])}"]
     made = rng.choice(english)
     does = []
-    for form in rng.sample(DOES, 3):
+    for form in rng.sample(DOES, 1):
         text = form.replace("{v}", verb).replace("{n}", noun).replace("{V}", made.capitalize())
         does.append(text.replace("{e2}", f"{made} a thing").replace("{e}", "something"))
     return names, does
@@ -128,7 +128,7 @@ def composed_order_zh(rng: random.Random) -> tuple[Scene, list[Scene]]:
     action, other = rng.sample(ACTIONS, 2)
     fields, marks, shown, noun = _parts(rng)
     asks = []
-    for _ in range(4):
+    for _ in range(2):
         form = rng.choice([f for f in ORDERS if "{o}{p}" not in f or not marks])
         asks.append(form.replace("{v}", action[0]).replace("{o}", shown).replace("{p}", "".join(marks.values())))
     asks = [text for text in asks if not is_happening(text)]

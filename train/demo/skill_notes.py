@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from authored_data import load, rows
-from held_out import EDGE, patterns
+from held_out import matcher
 from phrasing import occasion
 from remark_parts import Pair, composed_remark, whole
 from render import Case
@@ -181,7 +181,7 @@ WANT += [
     "Remind me of the {k}.",
     "Now the {k} please.",
 ]
-HELD_KEEPING = patterns(text.replace("{k}", "[k]").replace("{v}", "[v]") for text in KEEP_HELD)
+is_kept_keeping = matcher(text.replace("{k}", "[k]").replace("{v}", "[v]") for text in KEEP_HELD)
 WANT_HELD = ["Let me have that {k} back, please.", "Which {k} was that again?", "I need our {k} now."]
 
 
@@ -309,7 +309,7 @@ def _heard(rng: random.Random) -> str:
     return f"{lead}{joint}{rest if joint != '. ' else rest[0].upper() + rest[1:]}."
 
 
-HELD_WANTING = patterns(text.replace("{k}", "[k]") for text in WANT_HELD)
+is_kept_wanting = matcher(text.replace("{k}", "[k]") for text in WANT_HELD)
 
 
 def _kept(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
@@ -325,9 +325,9 @@ def _kept(rng: random.Random, held: bool) -> tuple[str, list[Pair], str]:
         if rng.random() < 0.3:
             named = f"{word(rng, 'noun', False)} {rng.choice(['number', 'code', 'name', 'word', 'key', 'id', 'date'])}"
             value = invented(rng) if named.endswith(("name", "word")) else code(rng)
-        said, keeps = _keeping(rng, named, value), HELD_KEEPING.fullmatch
-        wants = [w for w in (_wanting(rng, named) for _ in range(12)) if not HELD_WANTING.fullmatch(w.strip(EDGE))]
-        if not keeps(said.strip(EDGE)):
+        said = _keeping(rng, named, value)
+        wants = [w for w in (_wanting(rng, named) for _ in range(3)) if not is_kept_wanting(w)]
+        if wants and not is_kept_keeping(said):
             return said, [(q, f"The {named} is {value}.", whole(value)) for q in wants], named
     text = text[0].upper() + text[1:] if rng.random() < 0.85 else text
     asks = [(q.replace("{k}", named), f"The {named} is {value}.", whole(value)) for q in (WANT_HELD if held else WANT)]
@@ -351,17 +351,19 @@ def _other_turns(rng: random.Random, held: bool) -> list[dict]:
 
 def _told(rng: random.Random, held: bool) -> list[tuple[str, list[Pair]]]:
     """One to three things told, of which no two are alike."""
-    out, seen = [], set()
+    out, seen, kept = [], set(), 0
     for _ in range(rng.choice([1, 1, 2, 3])):
-        said, pairs, about = (_kept if rng.random() < 0.35 else _remark)(rng, held)
+        make = _kept if rng.random() < 0.35 else _remark
+        said, pairs, about = make(rng, held)
         told = {question for _, others in out for question, _, _ in others}
         if told & {question for question, _, _ in pairs}:
             continue  # One question with two answers.
         if about not in seen and pairs and not any(said.split()[-1] in other for other, _ in out):
             seen.add(about)
             out.append((said, pairs))
-    kept = [said for said, pairs in out if pairs[0][1].startswith("The ") and len(pairs) > 8]
-    return out[:1] if len(kept) > 1 else out
+            kept += make is _kept
+    # Of two things to keep, `What did I ask you to remember?` would mean either.
+    return out[:1] if kept > 1 and not held else out
 
 
 def _asked(rng: random.Random, pairs: list[Pair], alone: bool) -> Pair:

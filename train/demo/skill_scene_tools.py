@@ -12,7 +12,7 @@ import re
 from held_out import is_happening
 from phrasing import framed, is_chinese, occasion
 from render import Case, call_text
-from scene_parts import composed_order
+from scene_parts import composed_order, composed_tool
 from scene_parts_zh import composed_order_zh
 from scenes import Field, Scene, Told, Value, keyed, scenes, tell
 from skill_refusals import NO_TOOL
@@ -80,10 +80,9 @@ def _decoy(rng: random.Random, scene: Scene, held: bool) -> Tool:
 
 def _made_decoys(rng: random.Random, near: list[Scene]) -> list[Tool]:
     """Tools beside one that is put together: those that are near it, and others of the same making."""
-    picked = [s for s in near if rng.random() < 0.6]
-    for _ in range(rng.choice([0, 0, 1, 2, 3])):
-        picked.append(rng.choice(scenes(False, True)) if rng.random() < 0.3 else composed_order(rng)[0])
-    return [_decoy(rng, s, False) for s in picked]
+    others = rng.choice([0, 0, 1, 2, 3])
+    picked = [rng.choice(scenes(False, True)) if rng.random() < 0.3 else composed_tool(rng) for _ in range(others)]
+    return [_decoy(rng, s, False) for s in (*near, *picked)]
 
 
 def _decoys(rng: random.Random, scene: Scene, held: bool) -> list[Tool]:

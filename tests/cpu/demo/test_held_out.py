@@ -15,7 +15,7 @@ import skill_scene_json
 import suites
 from authored_data import load, rows
 from corpus import Corpus
-from held_out import EDGE, is_happening, is_remark, is_story_wording, patterns
+from held_out import Matcher, is_happening, is_remark, is_story_wording, matcher
 from mixture import makers
 from render import Case
 
@@ -25,11 +25,8 @@ WHOLE = re.compile(r"\[\w+\]|\{\w\}")
 
 
 @lru_cache(maxsize=1)
-def _kept() -> dict[str, re.Pattern[str]]:
-    """Held-out forms with words enough of their own (four in English, six signs in Chinese), by their first letter.
-
-    Forms that begin with a slot go with every letter.
-    """
+def _is_kept() -> Matcher:
+    """Held-out forms with words enough of their own to be told by them: four in English, six signs in Chinese."""
     forms = [text for name, row in load().wordings.items() if name not in COMMON for text in row["held"]]
     forms += [*skill_notes.KEEP_HELD, *skill_notes.WANT_HELD, *skill_scene_json.HELD_FORMS, *skill_scene_json.HELD_FILL]
     forms += [*skill_scene_json.ZH_HELD, *skill_keys.KEYS_HELD, *skill_keys.SCHEMA_HELD, *skill_keys.TEMPLATE_HELD]
@@ -37,18 +34,13 @@ def _kept() -> dict[str, re.Pattern[str]]:
     for name in ("remarks.jsonl", "scenes.jsonl"):
         for row in (row for row in rows(name) if row.get("held")):
             forms += [*row.get("says", []), *(a if isinstance(a, str) else a[0] for a in row.get("asks", []))]
-    by_letter: dict[str, list[str]] = {}
+    kept = []
     for text in (WHOLE.sub("[x]", form) for form in forms):
         own = re.sub(r"\[x\]|\W|<\w+:|[{}|]", " ", text)
         if len(re.findall("[a-z]+", own, re.I)) + len(re.findall("[\u4e00-\u9fff]", own)) / 1.5 >= 4:
-            by_letter.setdefault(text[0].lower(), []).append(text)
-    anywhere = by_letter.pop("[")
-    return {letter: patterns([*texts, *anywhere]) for letter, texts in by_letter.items()} | {"": patterns(anywhere)}
-
-
-def _is_kept(text: str) -> bool:
-    line = text.strip(EDGE)
-    return bool(_kept().get(line[:1].lower(), _kept()[""]).fullmatch(line))
+            kept.append(text)
+    assert len(kept) > 100
+    return matcher(kept)
 
 
 def _asked(case: Case) -> list[str]:
@@ -64,7 +56,7 @@ def test_no_request_of_a_skill_is_one_of_the_evaluation(name: str) -> None:
         for line in {text, *re.split(r"(?<=[.!?。！？])\s*|\n", text)}:
             if len(line) > 180:
                 continue  # No wording with slots of some words is so long.
-            assert not _is_kept(line), line
+            assert not _is_kept()(line), line
 
 
 def test_no_item_of_a_suite_is_asked_in_training() -> None:

@@ -6,9 +6,9 @@ import random
 import re
 
 import pytest
-from held_out import EDGE, is_remark
+from held_out import is_remark
 from remark_parts import composed_remark, third, turned
-from skill_notes import HELD_KEEPING, HELD_WANTING, KEEP_HELD, WANT_HELD, notes
+from skill_notes import KEEP_HELD, WANT_HELD, is_kept_keeping, is_kept_wanting, notes
 from skill_notes_zh import notes_zh
 
 
@@ -52,16 +52,15 @@ def test_questions_for_a_remark_are_answered_with_what_was_told() -> None:
 def test_nothing_that_is_kept_is_told_or_asked_in_a_held_out_way() -> None:
     rng = random.Random(2)
     assert is_remark("Who leads my choir?") and is_remark("I own a red tent for 4 people.")
-    for kept, forms in ((HELD_KEEPING, KEEP_HELD), (HELD_WANTING, WANT_HELD)):
-        assert all(kept.fullmatch(form.replace("{k}", "door code").replace("{v}", "7").strip(EDGE)) for form in forms)
+    for kept, forms in ((is_kept_keeping, KEEP_HELD), (is_kept_wanting, WANT_HELD)):
+        assert all(kept(form.replace("{k}", "door code").replace("{v}", "7")) for form in forms)
     wanted = set()
     for _ in range(2500):
         case = notes(rng)
         for message in case.messages:
             if message["role"] == "user":
                 for line in re.split(r"(?<=[.?!])\s", message["content"]):
-                    text = line.strip(EDGE)
-                    assert not HELD_KEEPING.fullmatch(text) and not HELD_WANTING.fullmatch(text), line
+                    assert not is_kept_keeping(line) and not is_kept_wanting(line), line
         wanted.add(case.messages[-2]["content"])
     assert len(wanted) > 2000
 
