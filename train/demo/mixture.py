@@ -261,7 +261,7 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("joke", 1.1, lambda r: joke(r, False, data.jokes)),
         ("poem", 1.5, lambda r: poem(r, False, data.poems)),
         ("faq", 3 * late, lambda r: faq(r, False)),
-        ("chat", 9 * late, lambda r: chat(r, corpus)),
+        ("chat", 10.5 * late, lambda r: chat(r, corpus)),
         ("daily", 7 * late, daily),
         ("memory_any", 3 * late, any_memory),
         ("notes", 5 * late, lambda r: notes_zh(r) if r.random() < 0.2 else notes(r)),
@@ -291,10 +291,11 @@ class Mixture:
         self.makers = makers(corpus, long)
         self.corpus = corpus
         self.long = long
-        rng = random.Random(7)
         means = []
-        for _, _, make in self.makers:
-            sizes = [_weighted_length(make(rng)) for _ in range(60)]
+        for name, _, make in self.makers:
+            # Each skill has draws of its own: a change of one moves no other's share.
+            rng = random.Random(f"share/{name}")
+            sizes = [_weighted_length(make(rng)) for _ in range(60 if name == "needle" else 120)]
             means.append(sum(sizes) / len(sizes))
         self.rates = [share / mean for (_, share, _), mean in zip(self.makers, means, strict=True)]
 
