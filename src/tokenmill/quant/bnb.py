@@ -88,6 +88,10 @@ def _scales(ckpt: Checkpoint, name: str, count: int, state: dict[str, Any]) -> T
     """The largest magnitude of each block."""
     stored_scales = ckpt.tensor(f"{name}.weight.absmax", (count,))
     if stored_scales.dtype != torch.uint8:
+        if ckpt.has(f"{name}.weight.nested_absmax"):
+            raise ModelError(
+                f"'{name}.weight.absmax' has scales of its own, so it must be uint8, not {stored_scales.dtype}."
+            )
         return stored_scales.float()
     table = ckpt.tensor(f"{name}.weight.nested_quant_map", (256,)).float()
     size, offset = state.get("nested_blocksize"), state.get("nested_offset")

@@ -171,10 +171,15 @@ def _zeros(ckpt: Checkpoint, name: str, bits: int, rows: int, repeat: tuple[int,
         if tuple(found.shape) != (-(-rows * bits // 32), groups):
             raise ModelError(f"'{full}' has shape {list(found.shape)}, which does not fit.")
         found = unpack(found.T, bits, rows).T
-    elif found.is_floating_point() or (found.numel() != 1 and (found.numel(), found.shape[0]) != (rows * groups, rows)):
+    elif found.dtype not in _SIGNED or (
+        found.numel() != 1 and (found.numel(), found.shape[0]) != (rows * groups, rows)
+    ):
         raise ModelError(f"'{full}' has shape {list(found.shape)} of {found.dtype}, which does not fit.")
     found = found.to(torch.int16).reshape(-1, groups if found.numel() > 1 else 1).expand(rows, groups)
     return found.repeat_interleave(times, 1).contiguous() if not known(found) or bool(found.any()) else None
+
+
+_SIGNED = (torch.int8, torch.int16, torch.int32)
 
 
 def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor, int, tuple[int, int]]:

@@ -239,16 +239,16 @@ def _stored(
     """The weight, if it lies there in few bits; kind: the compute dtype and the bias."""
     for reader in _READERS:
         if reader.stored(ckpt, name):
-            expected_tensors.check(ckpt, name, how)
+            expected_tensors.check(ckpt, name, how, shape[1])
             return reader.load(ckpt, name, shape, *kind)
     if words.stored(ckpt, name):
-        expected_tensors.check(ckpt, name, how)
+        expected_tensors.check(ckpt, name, how, shape[1])
         return words.load(ckpt, name, shape, *kind, how=how)
     if ternary.stored(ckpt, name):
-        expected_tensors.check(ckpt, name, how)
+        expected_tensors.check(ckpt, name, how, shape[1])
         return ternary.load(ckpt, name, shape, *kind, divide=ternary.divides(how))
     if compressed.stored_bits(ckpt, name, shape[1]) is not None:
-        expected_tensors.check(ckpt, name, how)
+        expected_tensors.check(ckpt, name, how, shape[1])
         return compressed.load_grid(ckpt, name, shape, *kind)
     return None
 

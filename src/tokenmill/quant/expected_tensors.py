@@ -25,15 +25,36 @@ _BY_GROUP = ("group", "dynamic")
 """compressed-tensors' words for columns whose groups are listed one by one."""
 
 
-def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any]) -> None:
-    """Refuse what lies under `name` in few bits if something of it is missing or of the wrong type; how: what
-    config.json says."""
+def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> None:
+    """Refuse what lies under `name` in few bits if something of it is missing, of the wrong type, or in other groups
+    than config.json says, whose words are `how`."""
     for part in _FACTORS:
         if ckpt.has(f"{name}.{part}") and ckpt.shape(f"{name}.{part}") is not None:
             _check_factor(ckpt, name, part)
     for part, why in _promised(ckpt, name, how):
         if not ckpt.has(f"{name}.{part}"):
             raise ModelError(f"'{name}.{part}' is missing: {why}.")
+    part, place, size = _groups(how)
+    shape = ckpt.shape(f"{name}.{part}") if size and ckpt.has(f"{name}.{part}") else None
+    if shape is not None and (len(shape) != 2 or shape[place] != -(-columns // size)):
+        raise ModelError(f"'{name}.{part}' has shape {list(shape)}: config.json says groups of {size} columns.")
+
+
+def _groups(how: Mapping[str, Any]) -> tuple[str, int, int]:
+    """Which tensor holds scales, along which dimension, and how many columns share one, where all weights are alike;
+    0: that is not said."""
+    method, size = how.get("quant_method"), how.get("group_size")
+    if method in ("gptq", "awq") and type(size) is int and size > 0 and not how.get("dynamic"):
+        return ("scales", 0, 0 if how.get("version") == "gemv" else size)
+    groups = how.get("config_groups")
+    schemes = [scheme.get("weights") for scheme in groups.values()] if isinstance(groups, Mapping) else []
+    said = {(each.get("strategy"), each.get("type", "int"), each.get("group_size")) for each in schemes
+            if isinstance(each, Mapping)}  # fmt: skip
+    if len(said) == 1:
+        strategy, kind, size = said.pop()
+        if strategy == "group" and kind == "int" and type(size) is int and size > 0:
+            return "weight_scale", 1, size
+    return "", 0, 0
 
 
 def check_plain(stored: Tensor, name: str) -> None:

@@ -105,7 +105,8 @@ def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     codes = torch.cat([raw >> bits * (count - 1 - i) & ((1 << bits) - 1) for i in range(count)])
     if zero.shape != scale.shape:
         raise ModelError(f"'{name}.zero' has shape {list(zero.shape)}, its scales {list(scale.shape)}.")
-    codes = codes[: scale.numel()] if bits == 3 else codes
+    if bits == 3 and len(codes) - scale.numel() in range(count):  # the last words are filled up
+        codes = codes[: scale.numel()]
     return _affine(codes, scale, zero, shape, (dtype, bias), f"{name}.W_q", bits)
 
 

@@ -63,6 +63,8 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     dense = table.float().gather(1, codes.long())
     if ckpt.has(f"{name}.rows"):
         dense = dense + _sparse(ckpt, name, shape).to(dense.device)
+    elif ckpt.has(f"{name}.cols") or ckpt.has(f"{name}.vals"):
+        raise ModelError(f"'{name}.rows' is missing: it says where the outliers are.")
     return TableOfRows(dense.to(dtype), bias, 8, _GROUP)
 
 

@@ -65,7 +65,8 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
         )
     if data.dtype == FP8:
         return _float8(data, scale, shape, (dtype, bias), name)
-    if zero is not None and (zero.is_floating_point() or zero.shape != scale.shape):
+    signed = (torch.int8, torch.int16, torch.int32, torch.int64)
+    if zero is not None and (zero.dtype not in signed or zero.shape != scale.shape):
         raise ModelError(
             f"'{name}._weight_zero_point' has shape {list(zero.shape)} of {zero.dtype}, which does not fit."
         )

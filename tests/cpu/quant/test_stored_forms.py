@@ -20,6 +20,8 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
 sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
 
+import stored_forms_helpers
+from parity import DictCheckpoint
 from stored_forms_helpers import (
     FORMS,
     IN,
@@ -29,6 +31,7 @@ from stored_forms_helpers import (
     awq_gemv,
     bitnet,
     bitsandbytes,
+    eight_asymmetric,
     four_bit_floats,
     gptq,
     hqq,
@@ -121,7 +124,7 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
     "gemv scales": (awq_gemv, "scales", lambda t: t[:, :-8], "do not fit"),
     "packed shape": (lambda: packed_integers(4), "weight_shape", torch.tensor([9, 9]), "is not"),
     "packed words": (lambda: packed_integers(4), "weight_packed", lambda t: t.float(), "must be int32"),
-    "packed scales": (lambda: packed_integers(4), "weight_scale", lambda t: t[:, :3], "groups are of 32"),
+    "packed scales": (lambda: packed_integers(4), "weight_scale", lambda t: t[:, :3], "says groups of"),
     "infinite scales": (lambda: packed_integers(4), "weight_scale", lambda t: t * 1e9, "beyond float16"),
     "packed zeros": (lambda: packed_integers(4, zero=True), "weight_zero_point", lambda t: t[:1], "does not fit"),
     "nvfp4 scale": (lambda: four_bit_floats("NVFP4A16"), "weight_global_scale", torch.zeros(1), "one positive"),
@@ -169,7 +172,7 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
     "mask": (lambda: two_of_four(torch.float32), "bitmask", lambda t: t | 255, "places for"),
     "mask type": (lambda: two_of_four(torch.float32), "bitmask", lambda t: t.float(), "must be uint8"),
     "turned numbers": (lambda: two_of_four(torch.float32), "compressed", lambda t: t.view(-1, 8).T, "does not fit"),
-    "turned scales": (lambda: packed_integers(4), "weight_scale", lambda t: t.T.contiguous(), "does not fit"),
+    "turned scales": (lambda: packed_integers(4), "weight_scale", lambda t: t.T.contiguous(), "says groups of"),
     "turned words": (awq_gemm, "qweight", lambda t: t.view(OUT // 2, -1), "does not fit"),
     "turned hqq": (lambda: hqq(4), "W_q", lambda t: t.T.contiguous(), "does not lie in rows"),
     "turned quanto": (quanto, "weight._data._data", lambda t: t.T.contiguous(), "does not lie in rows"),
@@ -179,6 +182,13 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
     "fp8 scale type": (lambda: two_of_four(torch.float8_e4m3fn), "weight_scale", lambda t: t.int(), "must hold floats"),
     "fp8 without scales": (lambda: two_of_four(torch.float8_e4m3fn), "weight_scale", None, "no scales beside it"),
     "mxfp8 without scales": (lambda: four_bit_floats("MXFP8A16"), "weight_scale", None, "no scales beside it"),
+    "zero type": (eight_asymmetric, "weight_zero_point", lambda t: t.to(torch.uint8), "which does not fit"),
+    "torchao unsigned zeros": (lambda: torchao(4), "_weight_zero_point", lambda t: t.to(torch.uint8), "does not fit"),
+    "hqq rows": (lambda: hqq(3), "W_q", lambda t: torch.cat([t, t]), "do not fit"),
+    "nested scale type": (lambda: bitsandbytes(nested=True), "weight.absmax", lambda t: t.float(), "must be uint8"),
+    "outliers without rows": (squeezed, "rows", None, "rows' is missing"),
+    "one scale for groups": (lambda: packed_integers(4), "weight_scale", lambda t: t.reshape(-1)[:1], "says groups of"),
+    "larger groups": (lambda: packed_integers(4), "weight_scale", lambda t: t[:, ::2].contiguous(), "says groups of"),
     "packed without zeros": (lambda: packed_integers(4, zero=True), "weight_zero_point", None, "point' is missing"),
 }  # fmt: skip
 
@@ -189,6 +199,55 @@ def test_files_that_lie(name: str) -> None:
     tensors, config = changed(make, tensor, value)
     with pytest.raises(ModelError, match=told):
         read(tensors, config)
+
+
+def told_lies(tensor: Tensor) -> Iterator[tuple[str, Tensor | None]]:
+    """What a careless or malicious writer may have put in a tensor's place."""
+    yield "nothing", None
+    for dtype in (torch.float32, torch.bfloat16, torch.int32, torch.int64, torch.uint8, torch.int8, torch.bool):
+        yield f"{dtype}", tensor.to(dtype)
+    if not tensor.ndim:
+        yield "vector", tensor.repeat(5)
+        return
+    doubled = torch.cat([tensor.view(torch.uint8) if tensor.element_size() == 1 else tensor] * 2).view(tensor.dtype)
+    yield from {
+        "row less": tensor[:-1], "column less": tensor[..., :-1], "rows twice": doubled, "flat": tensor.reshape(-1),
+        "deeper": tensor[None], "empty": tensor[:0], "column": tensor.reshape(-1, 1), "row": tensor.reshape(1, -1),
+        "scalar": tensor.reshape(-1)[0], "turned": tensor.mT.contiguous() if tensor.ndim == 2 else tensor.repeat(2),
+    }.items()  # fmt: skip
+    if tensor.is_floating_point():
+        for value in (float("nan"), float("inf"), -1.0, 0.0):
+            yield f"{value}", torch.full(tensor.shape, value).to(tensor.dtype)
+        return
+    info = torch.iinfo(tensor.dtype)
+    for number in (info.min, info.max, 0, 1):
+        yield f"{number}", torch.full_like(tensor, number)
+
+
+class Strict(DictCheckpoint):
+    """As files do, it says what is not there."""
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        if name not in self.tensors:
+            raise ModelError(f"The checkpoint has no tensor '{name}'.")
+        return super().tensor(name, shape, dtype)
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_any_lie_about_any_tensor_is_read_or_refused_in_a_sentence(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Permutations, groups, shapes and types: nothing breaks, and nothing is read beyond what is there."""
+    monkeypatch.setattr(stored_forms_helpers, "DictCheckpoint", Strict)
+    tensors, _, config = FORMS[name][0]()
+    kernels = make_kernels("cpu")
+    for part, tensor in tensors.items():
+        for lie, value in told_lies(tensor):
+            told = {**tensors, part: value} if value is not None else {n: t for n, t in tensors.items() if n != part}
+            try:
+                weight = read(told, config)
+                assert weight.dense().shape == (OUT, IN), (part, lie)
+                weight.settle(kernels)
+            except ModelError as error:
+                assert 10 < len(str(error)) < 400, (part, lie)
 
 
 def values_of(config: Any) -> Iterator[tuple[Any, Any]]:
@@ -250,6 +309,15 @@ def test_an_order_that_the_config_promises(name: str) -> None:
     read(tensors, config)
     with pytest.raises(ModelError, match=f"{part}' is missing"):
         read({n: tensor for n, tensor in tensors.items() if n != part}, config)
+
+
+@pytest.mark.parametrize("make", [lambda: gptq(4), awq_gemm], ids=["gptq", "awq"])
+def test_groups_that_the_config_promises(make: Callable[[], Made]) -> None:
+    tensors, dense, config = make()
+    size = IN // tensors["scales"].shape[0]
+    assert off(read(tensors, {**config, "group_size": size}).dense(), dense) <= 1e-6
+    with pytest.raises(ModelError, match=f"says groups of {2 * size} columns"):
+        read(tensors, {**config, "group_size": 2 * size})
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
