@@ -57,6 +57,12 @@ METHOD_FLAGS = {
     "samples": flag("samples", int, "Sequences to calibrate on [default: 128]."),
     "length": flag("length", int, "Tokens of each [default: 512]."),
     "device": flag("device", str, "Where to calibrate and round [default: cpu]."),
+    "kv_scales": flag(
+        "kv_scales",
+        bool,
+        "With --method: scales of K/V in float8, too, for readers that want them.",
+        spelled="--kv-scales",
+    ),
     "save_imatrix": flag("save_imatrix", Path, "With GGUF files: where to write what was measured (.gguf or .dat)."),
 }
 """What only methods take, and the measuring of columns for GGUF files."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVFormat, StepRows
+from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVFormat, KVView, StepRows
 from tokenmill.core.model import CausalLM
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
@@ -15,12 +17,20 @@ BATCH_TOKENS = 4096
 
 
 EXACT = KVFormat("float32")
+Note = Callable[[list[KVView]], None]
 
 
 def forward_in_parts(
-    model: CausalLM, x: Tensor, kernels: Kernels, device: torch.device, kv_format: KVFormat = EXACT
+    model: CausalLM,
+    x: Tensor,
+    kernels: Kernels,
+    device: torch.device,
+    kv_format: KVFormat = EXACT,
+    note: Note | None = None,
 ) -> Tensor:
-    """x: tokens [N, L] (the first layer's) or hidden states [N, L, hidden] -> hidden states [N, L, hidden]."""
+    """x: tokens [N, L] (the first layer's) or hidden states [N, L, hidden] -> hidden states [N, L, hidden].
+
+    note: is shown the pages after each part."""
     count, length = x.shape[:2]
     size = max(1, BATCH_TOKENS // length)
     layout = make_layout(model.spec.kv_specs, BLOCK, kv_format)
@@ -33,6 +43,8 @@ def forward_in_parts(
             part = x[start : start + size].to(device)
             context = _context(pool, kernels, part.shape[:2], device)
             out.append(model.forward(part.flatten(0, 1), context).view(*part.shape[:2], -1).cpu())
+            if note is not None:
+                note(pool.views)
     return torch.cat(out)
 
 

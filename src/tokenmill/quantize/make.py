@@ -36,7 +36,7 @@ from tokenmill.quant.convert import (
     roundable,
     write_json,
 )
-from tokenmill.quantize import folds, recipes
+from tokenmill.quantize import folds, kv_scales, recipes
 from tokenmill.quantize.codes import Spec, nearest
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.methods import clipped
@@ -83,10 +83,11 @@ def make(job: Job, tell: Tell = lambda name, done, total: None) -> Made:
     try:
         part = part_of(config, ckpt)
         job, chosen = _chosen(part, job, roundable(ckpt, job.skip, other_parts(config, ckpt.names())))
+        scales = _kv_scales(job, part)
         made = _resume(partial, job, chosen)
         made.group = job.recipe.group
         _Run(job, part.config, part.ckpt, chosen, partial, made, tell).all()
-        _finish(job, config, ckpt, part, chosen, partial, made)
+        _finish(job, config, ckpt, part, chosen, partial, made, scales)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         shutil.rmtree(partial, ignore_errors=True)
@@ -271,8 +272,23 @@ def _replaced(name: str, tensors: dict[str, Tensor]) -> bool:
     return name not in tensors and any(base + part in tensors for part in _MARKS)
 
 
+def _kv_scales(job: Job, part: Part) -> dict[str, Tensor]:
+    """Under the names of the source, where they were asked for."""
+    if not job.recipe.kv_scales or job.tokens is None:
+        return {}
+    found = kv_scales.measure(part.config, part.ckpt, job.device, job.tokens)
+    return {full: t for name, each in found.items() for full, t in kv_scales.tensors(part.stored(name), each).items()}
+
+
 def _finish(
-    job: Job, config: dict[str, Any], ckpt: Checkpoint, part: Part, chosen: set[str], partial: Path, made: Made
+    job: Job,
+    config: dict[str, Any],
+    ckpt: Checkpoint,
+    part: Part,
+    chosen: set[str],
+    partial: Path,
+    made: Made,
+    scales: dict[str, Tensor],
 ) -> None:
     """The layers' files and all other tensors in shards, with config, report and tokenizer: the folder is whole."""
     if job.target.exists():
@@ -290,10 +306,14 @@ def _finish(
         for name in ckpt.names():
             if name not in rounded and name not in written:
                 shards.add({name: ckpt.tensor(name)})
+        if scales:
+            shards.add(scales)
         shards.close()
         bits = {name.removesuffix(".weight"): each for name, each in rounded.items()}
         ignore = sorted(n.removesuffix(".weight") for n in linear_names(ckpt) - set(rounded) | {"lm_head.weight"})
         said = recipes.config(job.recipe, bits, ignore)
+        if said is not None and scales:
+            said["kv_cache_scheme"] = kv_scales.SCHEME
         write_json(finished / "config.json", config if said is None else {**config, "quantization_config": said})
         report = {"recipe": asdict(job.recipe), "moved": made.moved,
                   "weights": [{**asdict(e), "name": part.stored(e.name)} for e in made.errors],

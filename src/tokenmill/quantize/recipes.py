@@ -41,6 +41,8 @@ class Recipe:
     damping: float = 0.01
     double: bool = True
     """Scales of NF4 and FP4 are rounded, too."""
+    kv_scales: bool = False
+    """Scales of K/V in float8 are measured, too, for engines that read them."""
     smaller: bool = False
     """A smaller group will do where this one does not divide every weight."""
 
@@ -136,6 +138,7 @@ def without_effect(recipe: Recipe, given: Mapping[str, Any]) -> str | None:
     elif method in prune.METHODS:
         sees |= {"sparsity"}
     sees |= {"double"} if method in NORMAL else {"damping"} if method in DAMPED else set()
+    sees |= {"kv_scales"} if recipe.form == ct.METHOD and method not in prune.METHODS else set()
     if calibrates(recipe):
         sees |= {"calibration", "samples", "length"}
     own = {"bits": _OWN_BITS.get(method), "group": _COLUMNS.get(method)}
@@ -170,7 +173,8 @@ def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind:
 
 def calibrates(recipe: Recipe) -> bool:
     """Does it look at inputs?"""
-    return recipe.method in CALIBRATED or (recipe.method in INTEGERS and recipe.bits != int(recipe.bits))
+    mixed = recipe.method in INTEGERS and recipe.bits != int(recipe.bits)
+    return recipe.method in CALIBRATED or mixed or recipe.kv_scales
 
 
 def columns(recipe: Recipe) -> int:

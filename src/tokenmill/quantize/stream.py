@@ -21,7 +21,7 @@ from tokenmill.models.registry import build_stage
 from tokenmill.parallel.stages import Place
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quantize import folds
-from tokenmill.quantize.forward import forward_in_parts
+from tokenmill.quantize.forward import Note, forward_in_parts
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.watch import Seen, WatchingBuild
 
@@ -113,10 +113,12 @@ class Stream:
         found = folds.find(seen.fed, set(mine) - set(missed), self.ckpt.has)
         return Layer(index, weights, dict(seen.inputs), found, missed=missed)
 
-    def watch(self, index: int, seen: Seen) -> None:
-        """Let layer `index` tell what it multiplies, and go on behind it."""
+    def watch(self, index: int, seen: Seen, note: Note | None = None) -> set[str]:
+        """Let layer `index` tell what it multiplies, and `note` what it keeps; go on behind it. -> the kinds of its
+        K/V."""
         model = self._build(index, self.ckpt, seen=seen)
-        self.x = forward_in_parts(model, self.x, self.kernels, self.device)
+        self.x = forward_in_parts(model, self.x, self.kernels, self.device, note=note)
+        return {spec.kind for spec in model.spec.kv_specs}
 
     def go_on(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any] | None) -> None:
         """Hidden states behind layer `index` with these tensors in place of those hidden; how: config.json's words."""
