@@ -83,8 +83,8 @@ def test_one_vector_for_keys_and_values_is_refused(tmp_path):
     config = DeepseekV2Config(
         vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=1, num_attention_heads=4,
         num_key_value_heads=4, kv_lora_rank=32, q_lora_rank=None, qk_nope_head_dim=16, qk_rope_head_dim=8,
-        v_head_dim=24, first_k_dense_replace=1, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, n_group=1,
-        topk_group=1, head_dim=8,
+        v_head_dim=24, first_k_dense_replace=1, n_routed_experts=4, num_experts_per_tok=2, moe_intermediate_size=32,
+        n_group=1, topk_group=1, head_dim=8,
     )  # fmt: skip
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
     with pytest.raises(UserError, match="no names for scales"):
