@@ -73,6 +73,8 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+SpanTensors = tuple["Tensor", "Tensor", "Tensor", "Tensor", "Tensor", list[tuple["Tensor", "Tensor", "Tensor"]]]
+"""What Kernels.gather_spans gives."""
 Recurrence = ConvSpec | DeltaSpec | SpaceSpec | ScanSpec
 
 
@@ -421,6 +423,22 @@ class Kernels(Protocol):
         """What a step needs of the rows' state for one token of each of row_ids [S], the next one or one `offsets` [S]
         later: tokens [R, L], computed [R] and tables [R, W] (entry j begins at j * block_size) -> token ids [S],
         positions [S], kv_len [S] int32, and per table (tables [S, W], counted entries [S], slots [S])."""
+        ...
+
+    def gather_spans(
+        self,
+        row_ids: Tensor,
+        counts: Tensor,
+        size: tuple[int, int],
+        tokens: Tensor,
+        computed: Tensor,
+        tables: list[tuple[Tensor, Tensor, int]],
+        block_size: int,
+    ) -> SpanTensors:
+        """What a step needs of the rows' state where row_ids [S] compute counts [S] tokens each, size: `total` and the
+        longest; tables: (table [R, W] whose entry j begins at j * block_size, held [R], how many entries count).
+        -> token ids [T], their rows [T], positions [T], query_start [S + 1], kv_len [S] (both int32), and per table
+        (tables [S, width], held entries [S], slots [T])."""
         ...
 
     def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:

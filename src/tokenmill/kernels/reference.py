@@ -27,11 +27,13 @@ from tokenmill.core.forward import (
     Recurrence,
     RopeSpec,
     RouteSpec,
+    SpanTensors,
     Weight,
 )
 from tokenmill.core.matrix import StoredMatrix
 from tokenmill.kernels import accept, adapters, grid, paged, row_stable, states, stored_kv
 from tokenmill.kernels.plain import PRODUCTS
+from tokenmill.kernels.spans import gather_spans
 
 T = TypeVar("T")
 
@@ -317,6 +319,23 @@ class ReferenceKernels:
             slots = table[row_ids, entry].long() * block_size + positions % block_size
             groups.append((table[row_ids], (entry + 1).to(torch.int32), slots))
         return tokens[row_ids, positions].long(), positions, (positions + 1).to(torch.int32), groups
+
+    def gather_spans(
+        self,
+        row_ids: Tensor,
+        counts: Tensor,
+        size: tuple[int, int],
+        tokens: Tensor,
+        computed: Tensor,
+        tables: list[tuple[Tensor, Tensor, int]],
+        block_size: int,
+    ) -> SpanTensors:
+        """What a step needs of the rows' state where row_ids [S] compute counts [S] tokens each, size: `total` and the
+        longest; tables: (table [R, W] whose entry j begins at j * block_size, held [R], how many entries count).
+        -> token ids [T], their rows [T], positions [T], query_start [S + 1], kv_len [S] (both int32), and per table
+        (tables [S, width], held entries [S], slots [T])."""
+        self.count("gather_spans")
+        return gather_spans(row_ids, counts, size, tokens, computed, tables, block_size)
 
     def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
         """One token more in each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""

@@ -111,31 +111,24 @@ def lay_out(
     packed [2, S]: rows and how many tokens each computes; size: T and the longest of these; kinds: per KV group the
     entries of the longest table, and whether some entry j does not begin at j * block size; adapted: some rows have
     adapters; left [T]: see StepRows."""
-    device = rows.device
     row_ids, counts = packed[0], packed[1]
-    total, longest = size
-    start = rows.computed[row_ids]
-    if longest == 1:
-        positions, token_rows = start, row_ids
-        query_start = torch.arange(total + 1, dtype=torch.int32, device=device)
-    else:
-        query_start = torch.zeros(row_ids.shape[0] + 1, dtype=torch.int32, device=device)
-        ends = counts.cumsum(0)
-        query_start[1:] = ends
-        sequence = torch.repeat_interleave(counts, output_size=total)
-        positions = start[sequence] + torch.arange(total, device=device) - (ends - counts)[sequence]
-        token_rows = row_ids[sequence]
-    tokens = rows.tokens[token_rows, positions].long()
-    groups = [
-        group_plan(rows, group, (row_ids, token_rows, positions), width, shifted=shifted)
-        for group, (width, shifted) in enumerate(kinds)
-    ]
+    plain = [(rows.tables[g], rows.held[g], width) for g, (width, shifted) in enumerate(kinds) if not shifted]
+    tokens, token_rows, positions, query_start, kv_len, gathered = kernels.gather_spans(
+        row_ids, counts, size, rows.tokens, rows.computed, plain, rows.layout.block_size
+    )
+    rest, groups = iter(gathered), []
+    for group, (width, shifted) in enumerate(kinds):
+        if shifted:
+            groups.append(group_plan(rows, group, (row_ids, token_rows, positions), width, shifted=True))
+        else:
+            table, entries, slots = next(rest)
+            groups.append(GroupPlan(table, None, entries, slots))
     ctx = ForwardContext(
         kernels=kernels,
         positions=positions,
         query_start=query_start,
-        kv_len=(start + counts).to(torch.int32),
-        max_query=longest,
+        kv_len=kv_len,
+        max_query=size[1],
         kv=pool.views,
         groups=groups,
         rows=StepRows(row_ids, token_rows, pool.state_views, rows.adapters if adapted else None, left),

@@ -183,7 +183,7 @@ class EagleHead:
 
             def compute() -> Tensor:
                 x = states if net.norm is None else self.kernels.norm(states, net.norm)
-                logits = self.target.logits(x, ctx) if net.head is None else net.head.matmul(x, ctx).float()
+                logits = self.target.logits(x, ctx) if net.head is None else net.head.matmul(x, ctx)
                 positions = self.side.computed[placed.row_ids] + 1 if drawn else placed.row_ids
                 return self.choosing.choose(logits, placed, positions, drawn=drawn, words=net.words)
 

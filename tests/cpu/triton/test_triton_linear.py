@@ -184,6 +184,37 @@ def test_rows_are_gathered_and_moved_on():
     assert all(torch.equal(a, b) for a, b in zip((tokens, length, computed), state, strict=True))
 
 
+@pytest.mark.parametrize("counts", [[1], [7], [1, 1, 1], [5, 1, 0, 0, 130], [0, 0, 3, 1], [2] * 33, [1] * 300])
+def test_rows_that_compute_several_tokens_are_gathered(counts):
+    """Also rows that compute none, as many as no kernel takes, and tables of which only a part is wanted."""
+    kernels, rows, make = TritonKernels(), len(counts) + 4, torch.Generator().manual_seed(len(counts))
+    tokens = torch.randint(0, 99, (rows, 900), generator=make, dtype=torch.int32)
+    computed = torch.randint(0, 500, (rows,), generator=make)
+    held = ((computed + 150) // 16).to(torch.int32)
+    tables = [
+        (torch.randint(0, 1 << 20, (rows, width), generator=make, dtype=torch.int32), held, wanted)
+        for width, wanted in ((320, 320), (64, 45))
+    ]
+    size = sum(counts), max(counts)
+    given = (
+        torch.randperm(rows, generator=make)[: len(counts)],
+        torch.tensor(counts),
+        size,
+        tokens,
+        computed,
+        tables,
+        16,
+    )
+    ours, theirs = kernels.gather_spans(*given), REFERENCE.gather_spans(*given)
+    for a, b in zip(ours[:5], theirs[:5], strict=True):
+        assert a.dtype == b.dtype and torch.equal(a, b)
+    for (table, entries, slots), (wanted, known, places) in zip(ours[5], theirs[5], strict=True):
+        assert torch.equal(entries, known) and torch.equal(slots, places) and table.shape == wanted.shape
+        for i, count in enumerate(known.tolist()):
+            assert torch.equal(table[i, :count], wanted[i, :count])
+    assert kernels.counters()["gather_spans"]["fallbacks"] == 0
+
+
 def test_rows_move_on_by_the_samples_that_stand():
     """As the reference has it, which tests/cpu/kernels/test_accept.py holds to its words."""
     kernels, make = TritonKernels(), torch.Generator().manual_seed(6)

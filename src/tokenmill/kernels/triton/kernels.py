@@ -23,6 +23,7 @@ from tokenmill.core.forward import (
     NormSpec,
     Recurrence,
     RouteSpec,
+    SpanTensors,
 )
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.attention.decode import attend_one
@@ -37,6 +38,7 @@ from tokenmill.kernels.triton.sampling.choose import choose, greedy
 from tokenmill.kernels.triton.sampling.cuts import least_kept
 from tokenmill.kernels.triton.states.recurrences import RECURRENCES
 from tokenmill.kernels.triton.states.recurrent import gated_norm
+from tokenmill.kernels.triton.states.spans import MOST_SPANS, gather_spans
 from tokenmill.kernels.triton.states.stepping import accept_chains_, advance_, gather_rows
 from tokenmill.kernels.triton.states.trees import Parts, accept_trees_, move_kv_, parts_of
 from tokenmill.kernels.triton.unfit import else_reference
@@ -159,6 +161,24 @@ class TritonKernels(ProductKernels):
             return super().gather_rows(row_ids, tokens, computed, tables, block_size, offsets)
         self.count("gather_rows")
         return gather_rows(row_ids, tokens, computed, tables, block_size, pdl=self.launch.pdl)
+
+    @else_reference
+    def gather_spans(
+        self,
+        row_ids: Tensor,
+        counts: Tensor,
+        size: tuple[int, int],
+        tokens: Tensor,
+        computed: Tensor,
+        tables: list[tuple[Tensor, Tensor, int]],
+        block_size: int,
+    ) -> SpanTensors:
+        """What a step needs of the rows' state for some tokens of each row."""
+        if row_ids.shape[0] > MOST_SPANS or not tables:
+            return super().gather_spans(row_ids, counts, size, tokens, computed, tables, block_size)
+        self.count("gather_spans")
+        pdl = self.launch.pdl
+        return gather_spans(row_ids, counts, size[0], tokens, computed, tables, block_size, pdl=pdl)
 
     @else_reference
     def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:

@@ -263,11 +263,14 @@ STEADY = (32, 32, 4, 1) if INTERPRETED else (64, 64, 4, 3)
 
 def prefill_config(spec: AttentionSpec, plan: GroupPlan, longest: int) -> tuple[int, int, int, int]:
     """(rows, BN, warps, stages): measured on an H200. Long chunks come here if their keys cannot be gathered; where
-    there are merely too many of them, the shorter chunks' kernel serves, which is compiled by then."""
+    there are merely too many of them, the shorter chunks' kernel serves, which is compiled by then. A few tokens of a
+    row, drafts say, wait for each tile of keys: they take large ones."""
     width = max(spec.kv.key_dim, spec.kv.value_dim)
     if INTERPRETED:
         return 32, 32, 4, 1
     if width > 128:
         return (64 if width <= 256 else 32), 32, 4, 2
+    if longest * pow2(spec.heads // spec.kv.heads) <= 32:
+        return 32, 128, 4, 3
     never_gathered = plan.first is not None or spec.window != 0 or spec.alibi is not None
     return (256, 64, 8, 5) if longest >= 2048 and never_gathered else (128, 64, 8, 5)
