@@ -292,6 +292,37 @@ def test_a_full_server_says_when_to_try_again(serve: Servers, tab: Tabs) -> None
     second.get_by_text("Now there is room.").wait_for()
 
 
+def test_a_long_question_is_folded_and_shown_in_whole(serve: Servers, tab: Tabs) -> None:
+    server = serve(FakeOptions(script="Read.", max_model_len=100_000))
+    page = tab(server.url)
+    say(page, "grain " * 2000)
+    ended(page)
+    folded = page.locator(".question .said").bounding_box()["height"]
+    page.get_by_role("button", name="Show all 11,999 characters").click()
+    assert page.locator(".question .said").bounding_box()["height"] > 4 * folded
+    page.get_by_role("button", name="Show less").click()
+    assert page.locator(".question .said").bounding_box()["height"] == folded
+    say(page, "short")
+    ended(page, 2)
+    assert page.locator(".unfold").count() == 1
+
+
+def test_what_is_too_long_for_the_model_is_said_so(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve(FakeOptions(script="No.")).url)
+    say(page, "word " * 30_000)
+    alert = page.get_by_role("alert")
+    alert.get_by_text("Too long for this model").wait_for()
+    assert "begin a new chat" in alert.inner_text() and alert.get_by_text("Open the settings").count() == 0
+
+
+def test_code_in_front_does_not_turn_a_sentence_round(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve(FakeOptions(script="`code` مع كلمة في الوسط.\n\n`code` among words.")).url)
+    say(page, "?")
+    ended(page)
+    turned = "es => es.map(e => getComputedStyle(e).direction)"
+    assert page.locator(".answer .prose p").evaluate_all(turned) == ["rtl", "ltr"]
+
+
 def test_a_server_that_is_gone_is_explained(serve: Servers, tab: Tabs) -> None:
     server = serve(FakeOptions(script="Here."))
     page = tab(server.url)

@@ -13,9 +13,9 @@ export function setKey(key) {
 
 export class ApiError extends Error {
   // status 0: no answer at all; -1: the answer broke off.
-  constructor(status, message, { param = null, retryAfter = 0 } = {}) {
+  constructor(status, message, { param = null, code = null, retryAfter = 0 } = {}) {
     super(message);
-    Object.assign(this, { status, param, retryAfter });
+    Object.assign(this, { status, param, code, retryAfter });
   }
 }
 
@@ -53,6 +53,7 @@ async function refusal(response) {
   const retryAfter = Number(response.headers.get("retry-after")) || 0;
   return new ApiError(response.status, found.message || response.statusText || "The request was refused.", {
     param: found.param,
+    code: found.code,
     retryAfter,
   });
 }
@@ -101,6 +102,9 @@ export async function* events(response) {
 export function explain(error) {
   const where = BASE.origin;
   const message = error.message || String(error);
+  if (error.code === "context_length_exceeded" && ["messages", "prompt"].includes(error.param)) {
+    return { title: "Too long for this model", text: `${message} Edit the question, or begin a new chat.`, help: "edit" };
+  }
   switch (error.status) {
     case 0:
       return { title: "The server does not answer", text: `Nothing answers at ${where}. Is “tokenmill serve” still running, and is the network there?`, help: "retry" };

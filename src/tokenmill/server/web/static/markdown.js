@@ -72,6 +72,8 @@ function fragment(tokens) {
     link.target = "_blank";
     link.rel = "noopener noreferrer nofollow";
   }
+  // What has a direction of its own does not decide that of the sentence around it.
+  for (const part of made.querySelectorAll(":not(pre) > code, .formula-inline")) part.setAttribute("dir", "ltr");
   for (const block of made.children) if (!block.matches(".code, .formula")) block.setAttribute("dir", "auto");
   for (const box of made.querySelectorAll("input")) box.setAttribute("aria-label", box.checked ? "done" : "not done");
   return made;

@@ -15,12 +15,19 @@ export function Message({ node, busy, last, held, onSettings, onTimeline }) {
   return html`<${Answer} node=${node} busy=${busy} last=${last} held=${held} onSettings=${onSettings} onTimeline=${onTimeline} />`;
 }
 
+// A question of more signs or lines is folded: the answer would be far below it.
+const MOST_SIGNS = 2500;
+const MOST_LINES = 30;
+
 function Question({ node, busy }) {
   const [editing, setEditing] = useState(false);
+  const [whole, setWhole] = useState(false);
+  const long = node.content.length > MOST_SIGNS || node.content.split("\n").length > MOST_LINES;
   if (editing) return html`<${Editor} what="question" before=${node.content} word="Ask again" onSend=${(text) => edit(node, text)} onEnd=${() => setEditing(false)} />`;
   return html`<article class="message question" aria-label="You">
     ${node.files?.length > 0 && html`<ul class="files" aria-label="Files">${node.files.map((file) => html`<li key=${file.name}><${FileChip} file=${file} /></li>`)}</ul>`}
-    ${node.content && html`<div class="said" dir="auto">${node.content}</div>`}
+    ${node.content && html`<div class=${long && !whole ? "said folded" : "said"} dir="auto">${node.content}</div>`}
+    ${long && html`<button type="button" class="quiet small unfold" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? "Show less" : `Show all ${node.content.length.toLocaleString("en")} characters`}</button>`}
     <footer>
       <div class="actions">
         <${CopyButton} text=${() => spoken(node)} label="Copy the question" />
