@@ -23,8 +23,8 @@ MOST_TOKENS = 16_384
 MAX_REMEMBERED = 16_384
 AGAIN = 4
 """What a token counts that would be computed though it is cached elsewhere: it holds up whoever comes behind it, and
-pushes others out of the cache. Of 200 prompts with 16 beginnings (tests/pure/test_routing_prefixes.py) four engines lost
-1 to 2 points of one's hit rate with 4, and 5 with 1; with 6 and more their work was up to 15 % from even."""
+pushes others out of the cache. Of 200 prompts with 16 beginnings (tests/pure/test_routing_prefixes.py) four engines
+lost 1 to 2 points of one's hit rate with 4, and 5 with 1; with 6 and more their work was up to 15 % from even."""
 ANSWER = 32
 """What an open request counts while it is answered."""
 PER_BLOCK = 1
