@@ -12,7 +12,7 @@ export const NUMBERS = [
   { name: "seed", label: "Seed", step: 1, noneWord: "random", hint: "The same seed and settings give the same answer." },
 ];
 export const MORE = [
-  { name: "repetition_penalty", label: "Repetition penalty", min: 0.5, max: 2, step: 0.01, unit: "×", hint: "Makes tokens that came before less likely; 1 changes nothing." },
+  { name: "repetition_penalty", label: "Repetition penalty", min: 0.5, max: 2, step: 0.01, unit: "factor", hint: "Makes tokens that came before less likely; 1 changes nothing." },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, hint: "Against tokens, the more often they came." },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, hint: "Against tokens that came at all." },
 ];
