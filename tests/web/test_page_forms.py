@@ -45,6 +45,8 @@ def test_branches_are_kept(serve: Servers, tab: Tabs) -> None:
     page.get_by_text("No.", exact=True).wait_for()
     page.get_by_role("button", name="Compare the answers side by side").click()
     dialog = page.get_by_role("dialog")
+    for said in ("Yes.", "No."):  # written once the dialog stands
+        dialog.get_by_text(said, exact=True).wait_for()
     assert dialog.locator(".prose:visible").all_inner_texts() == ["Yes.", "No."]
     dialog.get_by_role("button", name="Go on with this").first.click()
     reload(page)
