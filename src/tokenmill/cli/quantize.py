@@ -13,8 +13,6 @@ from tokenmill.cli.loading import progress, size, waiting_told
 from tokenmill.core.errors import ParameterError, UserError, why
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from tokenmill.engine.model_source import FolderSource
     from tokenmill.quant.convert import LayerError
 
@@ -150,7 +148,7 @@ def _apart(folder: Path) -> frozenset[str]:
         ckpt.close()
 
 
-def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: dict[str, Any]) -> dict[str, Tensor]:
+def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: dict[str, Any]) -> dict[str, Any]:
     """What columns count: from a file, or measured where that was asked for or is needed."""
     from tokenmill.quant import importance
     from tokenmill.quantize import text
@@ -180,7 +178,7 @@ def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: di
     return {name: each.means() for name, each in sums.items()}
 
 
-def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | None, counts: dict[str, Tensor]) -> None:
+def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | None, counts: dict[str, Any]) -> None:
     from tokenmill.quantize.gguf_export import export
 
     with progress("Rounding") as tell:

@@ -248,7 +248,7 @@ def test_the_fast_weight_of_the_recipe_needs_its_kernel_and_a_line_in_the_table(
         assert kernels.counters().get("own_product", {}).get("calls", 0) == (3 if known else 0)
         answers.append(settled.dense())
     assert torch.equal(answers[0], answers[1]) and torch.equal(answers[0], answers[2])
-    monkeypatch.setattr(detect, "from_dense", lambda weight, bias, scheme: found["RowTableWeight"].round(weight, bias))
+    monkeypatch.setattr(detect, "from_dense", lambda weight, bias, *how: found["RowTableWeight"].round(weight, bias))
     folder, params = str(make_tiny(tmp_path)), SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     texts = []
     for known in (True, False):
