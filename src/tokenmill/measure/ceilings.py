@@ -188,7 +188,8 @@ def _own_product(kernels: Kernels, dtype: str) -> float | None:
     with torch.inference_mode():
         for out, width, rows in _SHAPES:
             weight = _weight(kernels, (out, width), compute, None if dtype in _FLOATS else dtype)
-            x = torch.ones(rows, width, dtype=compute)
+            # (float16 is how weights lie: a CPU computes such models in float32.)
+            x = torch.ones(rows, width, dtype=torch.float32 if compute == torch.float16 else compute)
             times = _times(lambda w=weight, x=x: w.matmul(x, ctx))  # type: ignore[misc]
             found = max(found, 2.0 * out * width * rows / min(times))
     return found
