@@ -25,7 +25,7 @@ namespace tokenmill {
 namespace {
 
 constexpr int kMaxThreads = 256;
-constexpr int kSpinMicroseconds = 30;  // longer than the gap between two operations of one layer, far below a slice
+constexpr int kSpinMicroseconds = 60;  // longer than what Python does between two steps, far below a slice
 constexpr int kPatienceMicroseconds = 10;  // the last tasks of a job seldom end further apart than that
 constexpr int kLookMicroseconds = 10;      // a thread that runs has run for some of it
 constexpr int64_t kMaxTasks = (1 << 20) - 1;
