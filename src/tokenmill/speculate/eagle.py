@@ -107,12 +107,16 @@ class EagleHead:
 
     def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
         """The whole batch: what is rejected of it is written over in the next step."""
-        side, ctx = self.side, seen.ctx
-        mine = replace(ctx, kv=side.views, groups=[ctx.groups[g] for g in side.groups], taps=None)
+        ctx, mine = seen.ctx, self._mine(seen.ctx)
         assert ctx.rows is not None and ctx.taps is not None
         taps = [ctx.taps[tap] for tap in self.net.taps]
         tokens = self.rows.tokens[ctx.rows.tokens, ctx.positions + 1].long()
         self.out = self.net.begin(tokens, taps[0] if len(taps) == 1 else torch.cat(taps, -1), mine)
+
+    def _mine(self, ctx: ForwardContext) -> ForwardContext:
+        """A step of the target as the drafter's own layers see it."""
+        side = self.side
+        return replace(ctx, kv=side.views, groups=[ctx.groups[g] for g in side.groups], taps=None)
 
     def propose(self, step: Drafting) -> None:
         """The states of the step give the first guess, each guess a state and so the next one."""

@@ -15,7 +15,6 @@ checkpoints.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -62,8 +61,7 @@ class LaterSteps(EagleHead):
 
     def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
         """The whole batch through all layers; where a token is not known yet, it is seen again."""
-        side, ctx = self.side, seen.ctx
-        mine = replace(ctx, kv=side.views, groups=[ctx.groups[g] for g in side.groups], taps=None)
+        ctx, mine = seen.ctx, self._mine(seen.ctx)
         assert ctx.rows is not None and ctx.taps is not None
         row_ids, positions = ctx.rows.tokens, ctx.positions
         newest = positions.new_zeros(self.rows.spare + 1).scatter_reduce(0, row_ids, positions, "amax")

@@ -39,6 +39,22 @@ def all_of_them(llm: LLM) -> LLM:
     return llm
 
 
+def hear_guesses(llm: LLM, found: dict[tuple[int, ...], list[int]], *, sampled: bool = True) -> None:
+    """`found` gets what the device's drafter guesses behind each text from now on; sampled: also where a row samples."""
+    runner = llm.engine.executor.runner
+    honest = runner.drafter.propose
+
+    def propose(step: Any) -> None:
+        honest(step)
+        for row in step.row_list:
+            known = int(step.rows.length[row])
+            tokens = step.rows.tokens[row, : known + step.count].tolist()
+            if sampled or runner.rows.sampling.params[row].temperature == 0:
+                found[tuple(tokens[:known])] = tokens[known:]
+
+    runner.drafter.propose = propose
+
+
 def open_llm(folder: Path, **options: Any) -> LLM:
     """A small engine in float32."""
     options = {"dtype": "float32", "kernels": "reference", "max_num_seqs": 8, "max_model_len": 512, **options}

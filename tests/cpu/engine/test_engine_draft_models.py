@@ -12,7 +12,7 @@ import torch
 from drafters import MOST, make_eagle
 from engine_draft_models_helpers import PARAMETERS, PROMPTS, STEM, drafts
 from engine_draft_models_helpers import folders as shared_folders
-from engines import OTHER, all_of_them, check_nothing_left, exact, greedy, run
+from engines import OTHER, all_of_them, check_nothing_left, exact, greedy, hear_guesses, run
 from engines import open_usual as open_llm
 from safetensors.torch import load_file, save_file
 
@@ -118,17 +118,7 @@ def test_guesses_do_not_depend_on_the_way(name, folders):
     def guesses(**options):
         found = {}
         with all_of_them(open_llm(folders["self"], **drafts(folders, name), max_model_len=64, **options)) as llm:
-            drafter = llm.engine.executor.runner.drafter
-            honest = drafter.propose
-
-            def propose(step):
-                honest(step)
-                for row in step.row_list:
-                    length = int(step.rows.length[row])
-                    known = step.rows.tokens[row, : length + step.count].tolist()
-                    found[tuple(known[:length])] = known[length:]
-
-            drafter.propose = propose
+            hear_guesses(llm, found)
             run(llm, PROMPTS[:4], greedy(24))
         return found
 

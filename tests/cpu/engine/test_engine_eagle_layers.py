@@ -10,7 +10,7 @@ import pytest
 import torch
 from drafters import MOST, make_eagle
 from engine_draft_models_helpers import PROMPTS
-from engines import all_of_them, exact, greedy, open_usual, run
+from engines import all_of_them, exact, greedy, hear_guesses, open_usual, run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention, silu
@@ -103,17 +103,7 @@ def test_what_a_head_guesses(method: str, layers: int, target: Path, tmp_path: P
     found: dict[tuple[int, ...], list[int]] = {}
     for more in ({}, {"max_num_batched_tokens": 16, "depth": 2}):
         with all_of_them(open_usual(target, speculative_config=config, **more)) as llm:
-            drafter = llm.engine.executor.runner.drafter
-            honest = drafter.propose
-
-            def propose(step: Any, honest: Any = honest) -> None:
-                honest(step)
-                for row in step.row_list:
-                    known = int(step.rows.length[row])
-                    tokens = step.rows.tokens[row, : known + step.count].tolist()
-                    found[tuple(tokens[:known])] = tokens[known:]
-
-            drafter.propose = propose
+            hear_guesses(llm, found)
             assert [exact(o) for o in run(llm, PROMPTS[:4], greedy(20))] == wanted
     reference = Reference(hf.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval(), head)
     texts = sorted(found)[:: max(1, len(found) // 16)]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
+from engines import all_of_them, check_nothing_left, exact, greedy, hear_guesses, open_llm, run
 from families_helpers import CASES, prompt
 from later_layers import MODELS, Reference, make_checkpoint
 
@@ -48,18 +48,7 @@ def test_what_it_guesses_and_that_no_byte_changes(checkpoint: tuple[str, Path, A
     for more in ({}, {"pipeline_depth": 2, "num_gpu_blocks_override": 40}, {"max_num_batched_tokens": 7}):
         with open_llm(folder, **OPTIONS, **config, **more, kernels="auto") as llm:
             all_of_them(llm)
-            drafter = llm.engine.executor.runner.drafter
-            honest = drafter.propose
-
-            def propose(step: Any, honest: Any = honest) -> None:
-                honest(step)
-                for row in step.row_list:
-                    known = int(step.rows.length[row])
-                    tokens = step.rows.tokens[row, : known + step.count].tolist()
-                    if llm.engine.executor.runner.rows.sampling.params[row].temperature == 0:
-                        found[tuple(tokens[:known])] = tokens[known:]
-
-            drafter.propose = propose
+            hear_guesses(llm, found, sampled=False)
             for _ in range(2):
                 assert [exact(o) for o in run(llm, PROMPTS, PARAMETERS)] == wanted
             check_nothing_left(llm.engine)
