@@ -40,7 +40,7 @@ def all_of_them(llm: LLM) -> LLM:
 
 
 def hear_guesses(llm: LLM, found: dict[tuple[int, ...], list[int]], *, sampled: bool = True) -> None:
-    """`found` gets what the device's drafter guesses behind each text from now on; sampled: also where a row samples."""
+    """`found` gets what the device's drafter guesses behind each text from now on; sampled: of sampling rows, too."""
     runner = llm.engine.executor.runner
     honest = runner.drafter.propose
 
