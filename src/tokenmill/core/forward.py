@@ -468,11 +468,16 @@ class Kernels(Protocol):
         and how many do stand [S]."""
         ...
 
+    def look_up_(
+        self, row_ids: Tensor, count: int, sizes: tuple[int, int], reach: int, tokens: Tensor, length: Tensor
+    ) -> None:
+        """Leave `count` guesses behind the known tokens, at most `reach`, of each of row_ids [S]: what followed the
+        latest earlier occurrence of the row's last tokens. sizes: at least and at most so many of them, the longest
+        match first. What follows is taken again from its beginning where the row ends; without an occurrence it is the
+        last token. tokens [R, L] int32, length [R]."""
+        ...
+
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
         """Copy what lies in slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no slots;
         in a line no copy reads what one before it has written, and one whose slots are the same does nothing."""
-        ...
-
-    def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:
-        """Copy whole blocks in each of these layers' pages."""
         ...

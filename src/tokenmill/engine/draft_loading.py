@@ -94,7 +94,7 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
         source = find_source(found.model or "", found.revision, Hub(config.files.download_dir, config.files.hf_token))
         loaded = LOADERS[found.method](config, found, source, target)
     elif looks_on_device(config, found, target.device):
-        loaded = LoadedDrafter(NgramLookup(found.most, found.longest, found.shortest))
+        loaded = LoadedDrafter(NgramLookup(target.kernels, found.most, found.longest, found.shortest))
     else:
         loaded = LoadedDrafter()
     loaded.most = found.most

@@ -141,13 +141,12 @@ def host_drafter(found: Speculation | None) -> tuple[HostDrafter, int]:
 
 
 def looks_on_device(config: EngineConfig, found: Speculation, device: str) -> bool:
-    """Where a user asks for several plans in flight (`pipeline_depth`), n-grams are looked up on the device, as
-    drafts of the host would have to wait for the commit. Else the host's index is quicker than a search by many small
-    operations: on an H200 the demo model made 727 tokens/s with the search and 4,261 with the index. (What the host
-    must have a say in, grammars for one, gets the host's drafts in both cases.)"""
-    if config.parallel.pipeline_parallel_size > 1:  # drafts must reach the first stage
+    """On a GPU n-grams are looked up there, and so are they where a user asks a CPU for several plans in flight: drafts
+    of the host wait for the commit. (With one plan in flight the host's index is quicker than a search. What the host
+    must have a say in, grammars for one, gets the host's drafts in all cases.)"""
+    if found.method != "ngram" or config.parallel.pipeline_parallel_size > 1:  # drafts must reach the first stage
         return False
-    return found.method == "ngram" and (config.execute.pipeline_depth or 1) > 1 and device == "cpu"
+    return device != "cpu" or (config.execute.pipeline_depth or 1) > 1
 
 
 def reads_words(found: Speculation | None) -> bool:

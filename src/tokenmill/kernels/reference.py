@@ -6,7 +6,7 @@ bytes whatever other rows are in the call (see row_stable.py and paged.py for ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -31,7 +31,7 @@ from tokenmill.core.forward import (
     Weight,
 )
 from tokenmill.core.matrix import StoredMatrix
-from tokenmill.kernels import accept, adapters, grid, paged, row_stable, states, stored_kv
+from tokenmill.kernels import accept, adapters, grid, lookup, paged, row_stable, states, stored_kv
 from tokenmill.kernels.plain import PRODUCTS
 from tokenmill.kernels.spans import gather_spans
 
@@ -380,6 +380,16 @@ class ReferenceKernels:
         """The same for trees."""
         return accept.accept_trees_(*given)
 
+    def look_up_(
+        self, row_ids: Tensor, count: int, sizes: tuple[int, int], reach: int, tokens: Tensor, length: Tensor
+    ) -> None:
+        """Leave `count` guesses behind the known tokens, at most `reach`, of each of row_ids [S]: what followed the
+        latest earlier occurrence of the row's last tokens. sizes: at least and at most so many of them, the longest
+        match first. What follows is taken again from its beginning where the row ends; without an occurrence it is the
+        last token. tokens [R, L] int32, length [R]."""
+        self.count("look_up_")
+        lookup.look_up_(row_ids, count, sizes, reach, tokens, length)
+
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
         """Copy what lies in slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no slots;
         in a line no copy reads what one before it has written, and one whose slots are the same does nothing."""
@@ -387,23 +397,9 @@ class ReferenceKernels:
         src, dst = src.flatten(), dst.flatten()
         for view in kv:
             size = view.key.shape[2]
-            for part in page_parts(view):
+            for part in stored_kv.page_parts(view):
                 plain = part.view(torch.uint8)
                 plain[dst // size, :, dst % size] = plain[src // size, :, src % size]
-
-    def copy_blocks_(self, kv: list[KVView], src: list[int], dst: list[int]) -> None:
-        """Copy whole blocks in each of these layers' pages; every source is read before any is written."""
-        self.count("copy_blocks_")
-        for view in kv:
-            for part in page_parts(view):
-                plain = part.view(torch.uint8)
-                plain[dst] = plain[src]
-
-
-def page_parts(view: KVView) -> Iterable[Tensor]:
-    """The tensors of a layer's pages: latent values lie in the keys."""
-    parts = [p for p in (view.key, view.value, view.key_scale, view.value_scale) if p is not None]
-    return {p.data_ptr(): p for p in reversed(parts)}.values()
 
 
 def _norm(x: Tensor, spec: NormSpec) -> Tensor:

@@ -7,6 +7,8 @@ both kept as bfloat16, and whole numbers from 0 to 15 between. Knows nothing of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -15,6 +17,12 @@ from tokenmill.core.forward import KVView
 MOST = 15
 """The largest of four bits."""
 LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
+
+
+def page_parts(view: KVView) -> Iterable[Tensor]:
+    """The tensors of a layer's pages: latent values lie in the keys."""
+    parts = [p for p in (view.key, view.value, view.key_scale, view.value_scale) if p is not None]
+    return {p.data_ptr(): p for p in reversed(parts)}.values()
 
 
 def store(view: KVView, block: Tensor, offset: Tensor, k: Tensor, v: Tensor | None) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.forward import KVFormat, KVSpec, KVView
+from tokenmill.kernels.stored_kv import page_parts
 from tokenmill.kvcache.allocation import GroupLayout
 from tokenmill.kvcache.states import StatePool
 from tokenmill.kvcache.zeros import zeros
@@ -144,6 +145,13 @@ class KVPool:
     def group_views(self, group: int) -> list[KVView]:
         """The pages of one KV group's layers."""
         return [view for view, g in zip(self.views, self.layout.group_of, strict=True) if g == group]
+
+    def copy_blocks(self, group: int, src: list[int], dst: list[int]) -> None:
+        """Whole blocks of a group's layers; every source is read before any is written."""
+        for view in self.group_views(group):
+            for part in page_parts(view):
+                plain = part.view(torch.uint8)
+                plain[dst] = plain[src]
 
     def _views(self) -> list[KVView]:
         layout = self.layout

@@ -244,7 +244,7 @@ class Runner:
                 steps.forget_adapted()
         for group in {copy.group for copy in plan.copies} if plan.copies else ():
             pairs = [(c.src, c.dst) for c in plan.copies if c.group == group]
-            self.kernels.copy_blocks_(self.pool.group_views(group), [s for s, _ in pairs], [d for _, d in pairs])
+            self.pool.copy_blocks(group, [s for s, _ in pairs], [d for _, d in pairs])
         if plan.restores and self.pool.states is not None:
             self.pool.states.restore(plan.restores)
         if plan.drafts:

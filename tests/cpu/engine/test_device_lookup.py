@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from tokenmill.core.drafting import Drafting
-from tokenmill.speculate import lookup
+from tokenmill.kernels import lookup
+from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.speculate.lookup import NgramLookup
 from tokenmill.speculate.ngram import NgramDrafter
 
@@ -37,7 +38,7 @@ def step(rows: SimpleNamespace, row_ids: torch.Tensor, longest: int) -> Drafting
 def test_the_same_proposals(longest, shortest, cells, monkeypatch):
     monkeypatch.setattr(lookup, "CELLS", cells)
     rng = random.Random(longest * 10 + shortest)
-    device, host = NgramLookup(MOST, longest, shortest), NgramDrafter(longest, shortest)
+    device, host = NgramLookup(ReferenceKernels(), MOST, longest, shortest), NgramDrafter(longest, shortest)
     found = 0
     for story in range(12):
         kinds = rng.choice([2, 3, 9])
@@ -60,7 +61,7 @@ def test_the_same_proposals(longest, shortest, cells, monkeypatch):
 
 def test_text_in_a_circle_is_guessed_past_its_end():
     rows = rows_of([[9, 1, 2, 1, 2, 1]])
-    NgramLookup(MOST).propose(step(rows, torch.tensor([0]), 6))
+    NgramLookup(ReferenceKernels(), MOST).propose(step(rows, torch.tensor([0]), 6))
     assert rows.tokens[0, 6 : 6 + MOST].tolist() == [2, 1, 2, 1, 2]
 
 
@@ -72,4 +73,4 @@ def test_nothing_is_read_by_the_host():
     )
     with pytest.raises(NotImplementedError):
         rows.length.tolist()
-    NgramLookup(MOST).propose(step(rows, torch.zeros(3, dtype=torch.int64, device="meta"), 40))
+    NgramLookup(ReferenceKernels(), MOST).propose(step(rows, torch.zeros(3, dtype=torch.int64, device="meta"), 40))

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.forward import KVFormat, KVSpec
-from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.stored_kv import load, packed, quantise, store, unpacked
 from tokenmill.kvcache.pool import KVPool, make_layout
 
@@ -88,10 +87,21 @@ def test_pages_keep_what_is_stored_and_copied(kind, spec):
     assert torch.allclose(load(second.key, second.key_scale, block, offset), k, atol=err)
     if v is not None:
         assert torch.allclose(load(second.value, second.value_scale, block, offset), v, atol=err)
-    ReferenceKernels().copy_blocks_([second], [0, 2], [4, 1])
+    pool.copy_blocks(0, [0, 2], [4, 1])
     for source, copy in ((0, 4), (2, 1)):
         for part in (second.key, second.value, second.key_scale, second.value_scale):
             assert torch.equal(part[source].view(torch.uint8), part[copy].view(torch.uint8))
+
+
+def test_blocks_are_read_before_they_are_written():
+    specs = KVSpec("full", 2, 16, 8), KVSpec("full", 2, 16, 8), KVSpec("latent", 1, 24, 16)
+    pool = KVPool(make_layout(specs, 4, KVFormat("float32")), [5, 5], "cpu")
+    for view in pool.views:
+        view.key.copy_(torch.arange(6.0).view(6, 1, 1, 1).expand(view.key.shape))
+        view.value.copy_(torch.arange(6.0).view(6, 1, 1, 1).expand(view.value.shape))
+    pool.copy_blocks(0, [0, 1], [1, 2])
+    for view, wanted in zip(pool.views, ([0, 0, 1, 3, 4], [0, 0, 1, 3, 4], [0, 1, 2, 3, 4]), strict=True):
+        assert view.key[:5, 0, 0, 0].tolist() == view.value[:5, 0, 0, 0].tolist() == wanted
 
 
 def test_a_group_that_does_not_divide_is_refused():

@@ -36,6 +36,7 @@ from tokenmill.kernels.triton.experts.route import route
 from tokenmill.kernels.triton.multiply import ProductKernels
 from tokenmill.kernels.triton.sampling.choose import choose, greedy
 from tokenmill.kernels.triton.sampling.cuts import least_kept
+from tokenmill.kernels.triton.states.lookup import look_up_
 from tokenmill.kernels.triton.states.recurrences import RECURRENCES
 from tokenmill.kernels.triton.states.recurrent import gated_norm
 from tokenmill.kernels.triton.states.spans import MOST_SPANS, gather_spans
@@ -196,6 +197,14 @@ class TritonKernels(ProductKernels):
         """In one launch."""
         parents = parents if parents.stride(1) == 1 else parents.contiguous()
         return accept_trees_(grants.contiguous(), most, parents, *given)
+
+    @else_reference
+    def look_up_(
+        self, row_ids: Tensor, count: int, sizes: tuple[int, int], reach: int, tokens: Tensor, length: Tensor
+    ) -> None:
+        """In one launch."""
+        self.count("look_up_")
+        look_up_(row_ids, count, sizes, tokens, length, pdl=self.launch.pdl)
 
     @else_reference
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:

@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.core.forward import KVView
-from tokenmill.kernels.reference import page_parts
+from tokenmill.kernels.stored_kv import page_parts
 from tokenmill.kernels.triton.common import pow2
 
 _WORDS = {8: tl.int64, 4: tl.int32, 2: tl.int16, 1: tl.int8}
