@@ -157,7 +157,9 @@ def test_settings_reach_the_request_and_stay(serve: Servers, tab: Tabs) -> None:
     )
     reload(page)
     page.get_by_role("button", name="Settings 6 changed").click()
-    assert page.get_by_label("Seed").input_value() == "42"
+    assert page.get_by_label("Seed", exact=True).input_value() == "42"
+    page.get_by_role("button", name="New chat").click()
+    page.get_by_text("What shall we talk about?").wait_for()
     say(page, "Hi")
     ended(page)
     assert page.locator(".answer .prose").last.inner_text() == first  # the same seed, the same text

@@ -77,7 +77,7 @@ def test_the_page_is_under_250_kb_on_the_wire() -> None:
     loaded = [file for name, file in FILES.items() if not name.endswith((".txt", ".md"))]
     packed = sum(min(len(file.packed), len(file.body)) for file in loaded)
     assert packed <= 215_000  # heads of answers come on top
-    assert sum(len(file.body) for file in loaded) <= 480_000  # for a browser that takes no compression
+    assert sum(len(file.body) for file in loaded) <= 520_000  # for a browser that takes no compression
 
 
 def test_vendored_files_are_the_published_ones() -> None:

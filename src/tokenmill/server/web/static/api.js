@@ -103,7 +103,7 @@ export function explain(error) {
   const where = BASE.origin;
   const message = error.message || String(error);
   if (error.code === "context_length_exceeded" && ["messages", "prompt"].includes(error.param)) {
-    return { title: "Too long for this model", text: `${message} Edit the question, or begin a new chat.`, help: "edit" };
+    return { title: "Too long for this model", text: `${message} ${error.param === "prompt" ? "Shorten the text." : "Edit the question, or begin a new chat."}`, help: "edit" };
   }
   switch (error.status) {
     case 0:

@@ -5,11 +5,11 @@ import { access, setKey } from "./api.js";
 import { ChatView } from "./chat.js";
 import { CompareView, stopAll } from "./compare.js";
 import { CompleteView } from "./complete.js";
-import { begin, chat, loadList, loadModels, regenerate, runningIn, shownPath, stop } from "./conversation.js";
+import { begin, chat, loadList, loadModels, openConversation, regenerate, runningIn, shownPath, stop } from "./conversation.js";
 import { EngineView } from "./engine.js";
 import { warmUp } from "./markdown.js";
 import { useStore } from "./store.js";
-import { Dialog, html, Icon, IconButton, toast, Toasts } from "./ui.js";
+import { Dialog, holdsFiles, html, Icon, IconButton, toast, Toasts } from "./ui.js";
 
 const KEYS = [
   ["Enter", "send"],
@@ -34,6 +34,29 @@ const THEME_WORDS = { auto: "as the system", light: "light", dark: "dark" };
 const wide = () => matchMedia("(min-width: 900px)").matches;
 const VIEWS = [["chat", "Chat"], ["compare", "Compare"], ["text", "Text"], ["engine", "Engine"]];
 const viewOf = () => VIEWS.find(([name]) => location.hash.startsWith(`#${name}`))?.[0] ?? "chat";
+const ofAddress = () => /^#chat\/(.+)/.exec(location.hash)?.[1];
+
+// The address names the conversation that is shown, so that a page that is loaded again shows it again.
+function useAddress() {
+  useEffect(() => {
+    const show = () => ofAddress() && openConversation(ofAddress());
+    const name = ({ open }) => {
+      const wanted = open.leaf === null ? "#chat" : `#chat/${open.id}`;
+      if (viewOf() === "chat" && (location.hash || "#chat") !== wanted) history.replaceState(null, "", wanted);
+    };
+    const follow = () => {
+      show();
+      name(chat.get());
+    };
+    show();
+    addEventListener("hashchange", follow);
+    const end = chat.subscribe(name);
+    return () => {
+      removeEventListener("hashchange", follow);
+      end();
+    };
+  }, []);
+}
 
 function App() {
   const [view, setView] = useState(viewOf());
@@ -44,6 +67,8 @@ function App() {
   const [theme, setTheme] = useState(document.documentElement.dataset.theme || "auto");
   const dark = useDark(theme);
   const { asked, refused, key } = useStore(access);
+  const main = useRef(null);
+  const seen = useRef(false);
 
   const go = (next) => {
     location.hash = `#${next}`;
@@ -76,6 +101,11 @@ function App() {
     addEventListener("hashchange", follow);
     return () => removeEventListener("hashchange", follow);
   }, []);
+  useAddress();
+  useEffect(() => {
+    if (seen.current && document.activeElement === document.body) main.current.focus({ preventScroll: true }); // the next Tab begins in the new view
+    seen.current = true;
+  }, [view]);
   useEffect(() => {
     loadModels();
   }, [key]);
@@ -84,6 +114,15 @@ function App() {
     addEventListener("focus", loadList); // another tab may have changed it
     return () => removeEventListener("focus", loadList);
   }, []);
+  useEffect(() => {
+    const held = (event) => { // a browser that is not told otherwise leaves the page for a file that is dropped on it
+      if (!holdsFiles(event)) return;
+      event.preventDefault();
+      if (event.type === "drop" && view !== "chat") toast("Files are taken in the chat.");
+    };
+    for (const name of ["dragover", "drop"]) addEventListener(name, held);
+    return () => ["dragover", "drop"].forEach((name) => removeEventListener(name, held));
+  }, [view]);
   useShortcuts({
     "?": () => setHelp(true),
     "/": write,
@@ -116,7 +155,7 @@ function App() {
       <${IconButton} icon="help" label="Keyboard shortcuts" onClick=${() => setHelp(true)} class="icon-button wide-only" />
       <${IconButton} icon="more" label="More" onClick=${() => setMenu(true)} class="icon-button narrow-only" />
     </header>
-    <main>
+    <main ref=${main} tabindex="-1">
       ${view === "chat" && html`<${ChatView} panels=${panels} setPanels=${setPanels} onTimeline=${showTimeline} onReload=${loadModels} onComplete=${() => go("text")} />`}
       ${view === "compare" && html`<${CompareView} />`}
       ${view === "text" && html`<${CompleteView} panels=${panels} setPanels=${setPanels} />`}

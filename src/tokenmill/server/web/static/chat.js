@@ -2,31 +2,41 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ModelCard } from "./card.js";
 import { Composer } from "./composer.js";
-import { ask, chat, runningIn, shownPath } from "./conversation.js";
+import { ask, chat, exported, keepAgain, runningIn, shownPath } from "./conversation.js";
 import { heldTo } from "./fields.js";
+import { useFollow } from "./follow.js";
 import { Message, Trouble } from "./message.js";
 import { settings, SettingsPanel } from "./settings.js";
 import { Conversations } from "./sidebar.js";
 import { useStore } from "./store.js";
 import { onGrowth } from "./stream.js";
-import { copyText, html, Icon } from "./ui.js";
+import { copyText, html, Icon, saveFile } from "./ui.js";
 
 const STARTS = ["Tell me a short story about a mill by a river.", "What is 12 + 30?", "What is the capital of France?"];
-const NEAR = 90; // pixels from the end that still count as being there
 
 export function ChatView({ panels, setPanels, onTimeline, onReload, onComplete }) {
-  const { open, list, problem, said, card, model } = useStore(chat);
+  const { open, list, problem, said, card, model, unkept, fleeting } = useStore(chat);
   const openSettings = () => setPanels({ ...panels, settings: true });
   return html`<div class="chat">
     <h1 class="unseen">Chat</h1>
-    ${panels.list && html`<${Conversations} list=${list} open=${open} onClose=${() => setPanels({ ...panels, list: false })} />`}
+    ${panels.list && html`<${Conversations} list=${list} open=${open} fleeting=${fleeting} onClose=${() => setPanels({ ...panels, list: false })} />`}
     <section class="talk" aria-label="Conversation">
       ${problem && html`<div class="banner"><${Trouble} error=${problem} onRetry=${onReload} onSettings=${openSettings} /></div>`}
+      ${unkept && html`<div class="banner"><${Unkept} why=${unkept} id=${open.id} /></div>`}
       <${Messages} key=${open.id} open=${open} onSettings=${openSettings} onTimeline=${onTimeline} onComplete=${onComplete} />
       <${Composer} key=${`write-${open.id}`} open=${open} onSettings=${() => setPanels({ ...panels, settings: !panels.settings })} settingsOpen=${panels.settings} />
       <p class="unseen" role="status">${said}</p>
     </section>
     ${panels.settings && html`<${SettingsPanel} card=${card} model=${model} onClose=${() => setPanels({ ...panels, settings: false })} />`}
+  </div>`;
+}
+
+function Unkept({ why, id }) {
+  const save = async () => saveFile("conversation.json", "application/json", await exported("own", id));
+  return html`<div class="trouble" role="alert">
+    <h3>This conversation is not kept</h3>
+    <p>${why} What you see lives as long as this page. Save it as a file, or delete other conversations and try again.</p>
+    <div class="buttons"><button type="button" class="strong" onClick=${save}>Save as a file</button><button type="button" class="quiet" onClick=${keepAgain}>Try again</button></div>
   </div>`;
 }
 
@@ -40,33 +50,39 @@ export async function copyCode(event) {
 }
 
 function Messages({ open, onSettings, onTimeline, onComplete }) {
-  const box = useRef(null);
-  const follows = useRef(true);
-  const [away, setAway] = useState(false);
+  const { box, follow, away, toEnd, onScroll } = useFollow();
   const held = heldTo(useStore(settings));
   const live = runningIn(open);
   const nodes = shownPath();
-  const toEnd = () => {
-    box.current.scrollTop = box.current.scrollHeight;
-  };
+  const asked = useRef(live);
   useLayoutEffect(() => {
-    if (follows.current && nodes.length) toEnd();
+    if (live && asked.current !== live) toEnd(); // whoever asks wants to see the answer
+    else if (nodes.length) follow();
+    asked.current = live;
   });
-  useEffect(() => (live ? onGrowth(live, () => follows.current && toEnd()) : undefined), [live]);
-  const scrolled = () => {
-    const { scrollHeight, scrollTop, clientHeight } = box.current;
-    const near = scrollHeight - scrollTop - clientHeight < NEAR;
-    follows.current = near;
-    setAway(!near && nodes.length > 0);
-  };
+  useEffect(() => (live ? onGrowth(live, follow) : undefined), [live]);
+  useKeptFocus(box);
   return html`<div class="messages-frame">
-    <div class="messages" ref=${box} onScroll=${scrolled} onClick=${copyCode} role="log" aria-live="off" aria-label="Messages" tabindex="0">
+    <div class="messages" ref=${box} onScroll=${onScroll} onClick=${copyCode} role="log" aria-live="off" aria-label="Messages" tabindex="0">
       ${nodes.length === 0 && html`<${Welcome} onComplete=${onComplete} />`}
       ${nodes.map((node, i) => html`<${Message} key=${node.id} node=${node} busy=${Boolean(live)} last=${i === nodes.length - 1} held=${held}
         onSettings=${onSettings} onTimeline=${onTimeline} />`)}
     </div>
     ${away && html`<button type="button" class="to-end" aria-label="To the newest" onClick=${toEnd}><${Icon} name="down" /></button>`}
   </div>`;
+}
+
+// What had the focus may go away with its message: then the messages have it, so that the next Tab begins there.
+function useKeptFocus(box) {
+  const inside = useRef(false);
+  useEffect(() => {
+    const note = (event) => { inside.current = Boolean(box.current?.contains(event.target)); };
+    addEventListener("focusin", note);
+    return () => removeEventListener("focusin", note);
+  }, []);
+  useEffect(() => {
+    if (inside.current && document.activeElement === document.body) box.current.focus({ preventScroll: true });
+  });
 }
 
 function Welcome({ onComplete }) {

@@ -1,16 +1,17 @@
 // Two settings or models, side by side. Owns: their questions and answers, which live as long as the page, and the view.
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import { copyCode } from "./chat.js";
 import { ModelChoice } from "./composer.js";
 import { adopt, apiMessage, chat, withSystem } from "./conversation.js";
 import { migrated, requestFields } from "./fields.js";
 import { Figures } from "./figures.js";
+import { useFollow } from "./follow.js";
 import { Body, Trouble } from "./message.js";
 import { SettingsFields } from "./settings.js";
 import { kept, makeStore, useStore } from "./store.js";
 import { isRunning, measure, onGrowth, run, stopAnswer } from "./stream.js";
 import { add, alike, emptyAnswer, emptyConversation, split } from "./tree.js";
-import { CopyButton, Dialog, html, Icon, IconButton } from "./ui.js";
+import { CopyButton, Dialog, enters, html, Icon, IconButton } from "./ui.js";
 
 const NAMES = ["A", "B"];
 const stored = kept("localStorage", "tokenmill.compare", [{}, { temperature: 0 }]);
@@ -67,17 +68,12 @@ export function CompareView() {
   const { turns } = useStore(talk);
   const { model, card } = useStore(chat);
   const [text, setText] = useState("");
-  const box = useRef(null);
-  const area = useRef(null);
+  const { box, follow, toEnd, onScroll } = useFollow();
   const live = busy();
-  useLayoutEffect(() => {
-    if (box.current) box.current.scrollTop = box.current.scrollHeight;
-  }, [turns.length]);
+  useLayoutEffect(toEnd, [turns.length]);
   useEffect(() => {
     const growing = turns.at(-1)?.answers.filter(isRunning) ?? [];
-    const ends = growing.map((each) => onGrowth(each, () => {
-      if (box.current.scrollHeight - box.current.scrollTop - box.current.clientHeight < 120) box.current.scrollTop = box.current.scrollHeight;
-    }));
+    const ends = growing.map((each) => onGrowth(each, follow));
     return () => ends.forEach((end) => end());
   });
   const send = (event) => {
@@ -89,7 +85,7 @@ export function CompareView() {
   return html`<div class="compare">
     <h1 class="unseen">Compare</h1>
     <div class="sides-head">${sides.map((side, i) => html`<${SideHead} key=${i} which=${i} side=${side} model=${model} card=${card} turns=${turns} live=${live} />`)}</div>
-    <div class="messages compare-messages" ref=${box} role="log" aria-live="off" aria-label="Questions and both answers" tabindex="0" onClick=${copyCode}>
+    <div class="messages compare-messages" ref=${box} onScroll=${onScroll} role="log" aria-live="off" aria-label="Questions and both answers" tabindex="0" onClick=${copyCode}>
       ${turns.length === 0 && html`<div class="welcome"><h2>One question, two answers</h2><p>Choose a model and settings for each side, then ask. Both answer at the same time, on the same engine.</p></div>`}
       ${turns.map((turn, n) => html`<section key=${n} class="turn" aria-label=${`Question ${n + 1}`}>
         <article class="message question" aria-label="You"><div class="said" dir="auto">${turn.question}</div></article>
@@ -98,8 +94,8 @@ export function CompareView() {
       </section>`)}
     </div>
     <form class="composer" onSubmit=${send}>
-      <textarea id="write" ref=${area} rows="2" dir="auto" aria-label="Question to both" placeholder="Ask both" value=${text} onInput=${(e) => setText(e.target.value)}
-        onKeyDown=${(e) => { if (e.key === "Enter" && !e.shiftKey && !e.isComposing) send(e); }}></textarea>
+      <textarea id="write" rows="2" dir="auto" aria-label="Question to both" placeholder="Ask both" value=${text} onInput=${(e) => setText(e.target.value)}
+        onKeyDown=${(e) => { if (enters(e) && !e.shiftKey) send(e); }}></textarea>
       <div class="composer-row">
         <button type="button" class="chip" disabled=${live || turns.length === 0} onClick=${() => talk.set({ turns: [] })}><${Icon} name="plus" /><span>Begin anew</span></button>
         <span class="grow"></span>

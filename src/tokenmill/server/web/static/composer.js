@@ -1,17 +1,28 @@
 // Where one writes. Owns: the message being written, its files, and the row under it.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ContextMeter } from "./card.js";
-import { ask, chat, chooseModel, runningIn, shownPath, stop } from "./conversation.js";
+import { ask, chat, chooseModel, editNode, lastQuestion, runningIn, shownPath, stop } from "./conversation.js";
 import { changedCount } from "./fields.js";
 import { FileChip } from "./message.js";
 import { settings } from "./settings.js";
-import { useStore } from "./store.js";
+import { kept, useStore } from "./store.js";
 import { spoken } from "./tree.js";
-import { html, Icon, IconButton, toast } from "./ui.js";
+import { enters, holdsFiles, html, Icon, IconButton, toast, writeOn } from "./ui.js";
 
 const LONG_PASTE = 3000; // characters: what is longer becomes a file
 const LARGEST = 2 << 20;
 const BINARY = /\u0000/;
+
+// What is being written in each conversation outlives a look at another one; words outlive the page, too.
+const stored = kept("sessionStorage", "tokenmill.drafts", {});
+const drafts = new Map(Object.entries(stored.read()).map(([id, text]) => [id, { text, files: [] }]));
+const ofConversation = (open) => (open.leaf === null ? "new" : open.id);
+
+function keepDraft(id, draft) {
+  if (draft.text || draft.files.length) drafts.set(id, draft);
+  else drafts.delete(id);
+  stored.write(Object.fromEntries([...drafts].filter(([, each]) => each.text).map(([key, each]) => [key, each.text])));
+}
 
 async function readText(file) {
   if (file.type.startsWith("image/")) throw new Error(`${file.name}: this model does not see pictures.`);
@@ -39,10 +50,30 @@ function usedBy(nodes) {
   return last ? last.stats.prompt + last.stats.output : 0;
 }
 
-export function Composer({ open, onSettings, settingsOpen }) {
-  const [text, setText] = useState("");
-  const [files, setFiles] = useState([]);
+// Files may be dropped anywhere on the chat. -> whether some are held above it.
+function useDroppedFiles(take) {
   const [over, setOver] = useState(false);
+  const latest = useRef(take);
+  latest.current = take;
+  useEffect(() => {
+    const drag = (event) => setOver(holdsFiles(event) && (event.type === "dragover" || event.relatedTarget !== null));
+    const drop = (event) => {
+      if (!holdsFiles(event)) return;
+      setOver(false);
+      latest.current([...event.dataTransfer.files]);
+    };
+    const heard = [["dragover", drag], ["dragleave", drag], ["drop", drop]];
+    for (const [name, each] of heard) addEventListener(name, each);
+    return () => heard.forEach(([name, each]) => removeEventListener(name, each));
+  }, []);
+  return over;
+}
+
+export function Composer({ open, onSettings, settingsOpen }) {
+  const before = drafts.get(ofConversation(open));
+  const [text, setText] = useState(before?.text ?? "");
+  const [files, setFiles] = useState(before?.files ?? []);
+  useEffect(() => keepDraft(ofConversation(open), { text, files }), [text, files]);
   const area = useRef(null);
   const picker = useRef(null);
   const { model, card } = useStore(chat);
@@ -58,6 +89,7 @@ export function Composer({ open, onSettings, settingsOpen }) {
   const send = (event) => {
     event?.preventDefault();
     if (live || (!text.trim() && !files.length)) return;
+    keepDraft(ofConversation(open), { text: "", files: [] });
     ask(text, files);
     setText("");
     setFiles([]);
@@ -88,21 +120,14 @@ export function Composer({ open, onSettings, settingsOpen }) {
     });
   };
   const key = (event) => {
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) send(event);
-    if (event.key === "ArrowUp" && !text) {
-      const edits = document.querySelectorAll(".edit-question:not([disabled])");
-      if (edits.length) {
-        event.preventDefault();
-        edits[edits.length - 1].click();
-      }
+    if (enters(event) && !event.shiftKey) send(event);
+    if (event.key === "ArrowUp" && !text && !live && lastQuestion()) {
+      event.preventDefault();
+      editNode(lastQuestion());
     }
   };
-  const drop = (event) => {
-    event.preventDefault();
-    setOver(false);
-    take(event.dataTransfer.files);
-  };
-  return html`<form class=${over ? "composer over" : "composer"} onSubmit=${send} onDragOver=${(e) => { e.preventDefault(); setOver(true); }} onDragLeave=${() => setOver(false)} onDrop=${drop}>
+  const over = useDroppedFiles(take);
+  return html`<form class=${over ? "composer over" : "composer"} onSubmit=${send}>
     ${files.length > 0 && html`<ul class="files" aria-label="Files to send">${files.map((file, i) => html`<li key=${i}><${FileChip} file=${file} onRemove=${() => setFiles(files.filter((_, j) => j !== i))} /></li>`)}</ul>`}
     <textarea id="write" ref=${area} rows="1" dir="auto" aria-label="Message" placeholder="Write a message" value=${text}
       onInput=${(e) => setText(e.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
@@ -115,7 +140,7 @@ export function Composer({ open, onSettings, settingsOpen }) {
       <span class="grow"></span>
       <${ContextMeter} card=${card} model=${model} used=${usedBy(shownPath())} text=${live ? "" : spoken({ content: text, files })} />
       ${live
-        ? html`<button type="button" key="stop" class="send stop" aria-label="Stop" title="Stop (Esc)" onClick=${stop}><${Icon} name="stop" /></button>`
+        ? html`<button type="button" key="stop" class="send stop" aria-label="Stop" title="Stop (Esc)" onClick=${() => { stop(); writeOn(); }}><${Icon} name="stop" /></button>`
         : html`<button type="submit" key="send" class="send" aria-label="Send" title="Send (Enter)" disabled=${!text.trim() && !files.length}><${Icon} name="send" /></button>`}
     </div>
   </form>`;

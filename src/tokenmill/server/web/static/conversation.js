@@ -5,10 +5,10 @@ import { FORMATS, readFile, toMarkdown } from "./exchange.js";
 import { requestFields, settings } from "./settings.js";
 import { kept, makeStore } from "./store.js";
 import { isRunning, measure, run, stopAnswer } from "./stream.js";
-import { add, choose, emptyAnswer, emptyConversation, fork, path, prune, remember, siblings, split, spoken, wordsOf } from "./tree.js";
+import { add, choose, emptyAnswer, emptyConversation, fork, path, prune, remember, siblings, split, spoken, takeOver, wordsOf } from "./tree.js";
 
 const lastModel = kept("localStorage", "tokenmill.model", "");
-export const chat = makeStore({ list: [], open: emptyConversation(), models: [], model: lastModel.read(), card: null, problem: null, said: "" });
+export const chat = makeStore({ list: [], open: emptyConversation(), models: [], model: lastModel.read(), card: null, problem: null, said: "", editing: "", unkept: "", fleeting: false });
 
 const working = new Map(); // answer -> its conversation
 const forgotten = new Set(); // ids of deleted conversations: what still runs for them must not bring them back
@@ -40,9 +40,30 @@ export function chooseModel(model) {
   void loadModels(); // its card is another one
 }
 
-export const loadList = async () => chat.set({ list: await db.list() });
+export const loadList = async () => chat.set({ list: await db.list(), fleeting: await db.forbidden() });
 
-export const begin = () => chat.set({ open: emptyConversation() });
+// Several tabs may show one conversation: each hears what the others keep, so that none overwrites it.
+const tabs = globalThis.BroadcastChannel ? new BroadcastChannel("tokenmill.conversations") : null;
+
+async function heard({ data: id }) {
+  await loadList();
+  const mine = inMemory(id);
+  const found = mine && (await db.load(id));
+  if (!found) return;
+  if (runningIn(mine)) takeOver(mine, found);
+  else if (mine === chat.get().open) chat.set({ open: found });
+  redraw();
+}
+tabs?.addEventListener("message", heard);
+
+export const begin = () => chat.set({ open: emptyConversation(), editing: "" });
+
+// Edit a message, or (with nothing) none.
+export const editNode = (node) => chat.set({ editing: node?.id ?? "" });
+export const lastQuestion = (above = null) => {
+  const shown = shownPath();
+  return shown.slice(0, above ? shown.indexOf(above) : undefined).findLast((node) => node.role === "user");
+};
 
 const inMemory = (id) => [...working.values(), chat.get().open].find((c) => c.id === id);
 export const whole = async (id) => inMemory(id) ?? db.load(id);
@@ -50,7 +71,7 @@ export const whole = async (id) => inMemory(id) ?? db.load(id);
 export async function openConversation(id) {
   if (id === chat.get().open.id) return;
   const found = await whole(id);
-  if (found) chat.set({ open: found });
+  if (found) chat.set({ open: found, editing: "" });
   else await loadList();
 }
 
@@ -67,12 +88,12 @@ export async function forget(id) {
   forgotten.add(id);
   for (const [answer, owner] of working) if (owner.id === id) stopAnswer(answer);
   await db.remove(id);
+  tabs?.postMessage(id);
   if (id === chat.get().open.id) begin();
   await loadList();
   return async () => {
     forgotten.delete(id);
-    await db.save(conversation);
-    await loadList();
+    await keep(conversation, conversation.updated);
     chat.set({ open: conversation });
   };
 }
@@ -82,11 +103,15 @@ async function keep(conversation, updated = Date.now()) {
   conversation.updated = updated;
   try {
     await db.save(conversation);
+    if (chat.get().unkept) chat.set({ unkept: "" });
+    tabs?.postMessage(conversation.id);
   } catch (error) {
-    chat.set({ said: `The conversation could not be kept: ${error.message}` });
+    chat.set({ unkept: error.name === "QuotaExceededError" ? "The browser's storage is full." : `The browser says: ${error.message}` });
   }
   await loadList();
 }
+
+export const keepAgain = () => keep(chat.get().open);
 
 // Ids of conversations that hold all these words, anywhere.
 export async function search(query) {
@@ -111,8 +136,13 @@ export async function exported(format, id = null) {
 // -> how many conversations were read; throws what a person can read.
 export async function imported(text) {
   const found = readFile(text);
-  for (const conversation of found) await db.save(conversation);
-  await loadList();
+  try {
+    for (const conversation of found) await db.save(conversation);
+  } catch (error) {
+    throw new Error(error.name === "QuotaExceededError" ? "The browser's storage is full: delete some conversations, or import fewer." : error.message);
+  } finally {
+    await loadList();
+  }
   chat.set({ open: found[0] });
   return found.length;
 }

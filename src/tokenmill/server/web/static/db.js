@@ -21,6 +21,9 @@ function open() {
   return opening;
 }
 
+// Does the browser forbid keeping anything?
+export const forbidden = async () => (await open()) === null;
+
 function done(request) {
   return new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
@@ -33,7 +36,7 @@ function done(request) {
 function written(change) {
   return new Promise((resolve, reject) => {
     change.oncomplete = () => resolve();
-    change.onabort = () => reject(change.error);
+    change.onabort = () => reject(change.error ?? new Error("the browser gave it up"));
     change.commit();
   });
 }

@@ -71,30 +71,42 @@ function lines(source) {
 }
 
 function each(data) {
-  if (data?.format === "tokenmill") return data.conversations ?? [];
+  if (data?.format === "tokenmill") return Array.isArray(data.conversations) ? data.conversations : [];
   if (Array.isArray(data)) return data.length && data.every((m) => m && typeof m.role === "string" && !m.nodes) ? [{ messages: data }] : data;
   return [data];
 }
 
 function one(item) {
-  if (item?.nodes) return own(item);
-  if (item?.mapping) return fromOpenAI(item);
+  if (isObject(item?.nodes)) return own(item);
+  if (isObject(item?.mapping)) return fromOpenAI(item);
   const history = item?.chat?.history ?? item?.history;
-  if (history?.messages) return fromOpenWebUI(item, history);
+  if (isObject(history?.messages)) return fromOpenWebUI(item, history);
   const messages = item?.chat?.messages ?? item?.messages;
-  if (Array.isArray(messages)) return messages.some((m) => Array.isArray(m?.answers)) ? upgrade({ ...emptyConversation(), title: item.title ?? "", messages }) : fromMessages(item, messages);
+  if (Array.isArray(messages)) return messages.some((m) => Array.isArray(m?.answers)) ? own(upgrade({ ...emptyConversation(), title: item.title, messages: messages.filter((m) => isObject(m) && (m.role !== "assistant" || Array.isArray(m.answers))) })) : fromMessages(item, messages);
   throw new Error("This JSON is no conversation that is known here (tokenmill, Open WebUI, OpenAI, or a list of messages).");
+}
+
+const ROLES = ["user", "assistant", "tool"];
+const STATS = ["chunks", "output", "prompt", "cached", "ttft", "thought", "seconds"];
+const isObject = (found) => Boolean(found) && typeof found === "object";
+
+// Figures are numbers, and the name of a request is a text.
+function stats(found) {
+  if (!isObject(found)) return null;
+  const { first, queue, rate } = found.engine ?? {};
+  const engine = isObject(found.engine) ? { first: number(first), queue: number(queue), rate: number(rate) || null } : null;
+  return { request: words(found.request), engine, ...Object.fromEntries(STATS.map((name) => [name, number(found[name])])) };
 }
 
 // Only what we know is taken, so that a foreign file cannot bring anything else.
 function own(item) {
   const made = begun(item.title, item.created, item.updated);
-  copyTree(made, Object.values(item.nodes), (n) => ({
-    ...(n.role === "assistant" ? { ...emptyAnswer(), reasoning: words(n.reasoning), tools: tools(n.tools), finish: words(n.finish), model: words(n.model), stats: n.stats && typeof n.stats === "object" ? n.stats : null } : {}),
+  copyTree(made, Object.values(item.nodes), (n) => (ROLES.includes(n.role) ? {
+    ...(n.role === "assistant" ? { ...emptyAnswer(), reasoning: words(n.reasoning), tools: tools(n.tools), finish: words(n.finish), model: words(n.model), stats: stats(n.stats) } : {}),
     role: n.role, content: words(n.content), at: number(n.at),
     ...(n.role === "tool" ? { name: words(n.name), callId: words(n.callId) } : {}),
     ...(Array.isArray(n.files) ? { files: n.files.map((f) => ({ name: words(f?.name), text: words(f?.text) })) } : {}),
-  }), (n) => n.parent, item.leaf);
+  } : null), (n) => n.parent, item.leaf);
   return made;
 }
 
@@ -108,7 +120,7 @@ function fromOpenAI(item) {
   const made = begun(item.title, (item.create_time ?? 0) * 1000, (item.update_time ?? 0) * 1000);
   copyTree(made, Object.values(item.mapping), ({ message }) => {
     if (!message || message.metadata?.is_visually_hidden_from_conversation) return null;
-    const parts = message.content?.parts ?? [message.content?.text ?? message.content?.result ?? ""];
+    const parts = Array.isArray(message.content?.parts) ? message.content.parts : [message.content?.text ?? message.content?.result ?? ""];
     const content = parts.map((p) => (typeof p === "string" ? p : (p?.text ?? (p ? "[attachment]" : "")))).join("\n").trim();
     const role = message.author?.role;
     return content || role === "user" ? said(role, content, (message.create_time ?? 0) * 1000, message.metadata?.model_slug) : null;
@@ -122,7 +134,7 @@ function fromMessages(item, messages) {
   for (const message of messages) {
     const node = said(message?.role, content(message?.content), 0, "");
     if (!node) continue;
-    if (node.role === "assistant") node.tools = tools((message.tool_calls ?? []).map((c) => ({ id: c?.id, ...c?.function })));
+    if (node.role === "assistant") node.tools = tools((Array.isArray(message.tool_calls) ? message.tool_calls : []).map((c) => ({ id: c?.id, ...c?.function })));
     if (node.role === "tool") Object.assign(node, { name: words(message.name), callId: words(message.tool_call_id) });
     parent = add(made, parent, node).id;
   }
@@ -132,7 +144,7 @@ function fromMessages(item, messages) {
 
 const content = (found) => (Array.isArray(found) ? found.map((p) => p?.text ?? "").join("\n") : found);
 const words = (found) => (typeof found === "string" ? found : found === null || found === undefined ? "" : JSON.stringify(found));
-const number = (found) => (Number.isFinite(found) && found > 0 ? found : 0);
+const number = (found) => (Number.isFinite(found) && found > 0 && found < 8.64e15 ? found : 0); // the last moment that has a date
 const tools = (found) => (Array.isArray(found) ? found.map((t) => ({ id: words(t?.id), name: words(t?.name), arguments: words(t?.arguments) })) : []);
 const titleOf = (c) => path(c).find((n) => n.role === "user")?.content.split("\n")[0].slice(0, 60) ?? "";
 

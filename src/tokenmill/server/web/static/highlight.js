@@ -25,28 +25,51 @@ function scanner(language) {
   return new RegExp(`(${first.join("|")})|(${quoted})|\\b(0[xX][\\da-fA-F_]+|\\d[\\d_]*(?:\\.\\d+)?(?:[eE][+-]?\\d+)?)\\b|([A-Za-z_]\\w*)`, "g");
 }
 
-export function highlight(code) {
-  const text = code.textContent;
-  const language = code.dataset.language || "";
-  if (text.length > LONGEST || PLAIN.test(language)) return;
-  const parts = [];
+const coloured = (text, language) => text.length <= LONGEST && !PLAIN.test(language);
+
+// [from, to, kind] of each part that has a colour.
+function* parts(text, language) {
+  for (const found of text.matchAll(scanner(language))) {
+    const end = found.index + found[0].length;
+    const kind = found[1] ? "c" : found[2] ? "s" : found[3] ? "n" : KEYWORDS.has(found[4]) ? "k" : text[end] === "(" ? "f" : "";
+    if (kind) yield [found.index, end, kind];
+  }
+}
+
+function made(text, found) {
+  const nodes = [];
   let at = 0;
-  const put = (from, to, kind) => {
-    if (from > at) parts.push(text.slice(at, from));
+  for (const [from, to, kind] of found) {
+    if (from > at) nodes.push(text.slice(at, from));
     const span = document.createElement("span");
     span.className = kind;
     span.textContent = text.slice(from, to);
-    parts.push(span);
+    nodes.push(span);
     at = to;
-  };
-  for (const found of text.matchAll(scanner(language))) {
-    const end = found.index + found[0].length;
-    if (found[1]) put(found.index, end, "c");
-    else if (found[2]) put(found.index, end, "s");
-    else if (found[3]) put(found.index, end, "n");
-    else if (KEYWORDS.has(found[4])) put(found.index, end, "k");
-    else if (text[end] === "(") put(found.index, end, "f");
   }
-  if (at < text.length) parts.push(text.slice(at));
-  code.replaceChildren(...parts);
+  if (at < text.length) nodes.push(text.slice(at));
+  return nodes;
+}
+
+export function highlight(code) {
+  const text = code.textContent;
+  const language = code.dataset.language || "";
+  if (coloured(text, language)) code.replaceChildren(...made(text, parts(text, language)));
+}
+
+// While code grows: whole lines at the beginning of `node`, the uncoloured end of `code`, get their colours. What may still
+// change waits: a comment or a string that is open goes to the end of the text. Only `highlight` knows about backticks.
+export function highlightLines(code, node) {
+  const text = node.data;
+  const language = code.dataset.language || "";
+  let end = text.lastIndexOf("\n") + 1;
+  if (!end || !coloured(text, language)) return;
+  const found = [];
+  for (const part of parts(text, language)) {
+    if (part[0] >= end) break;
+    if (part[1] > end || part[1] === text.length) end = part[0];
+    else found.push(part);
+  }
+  node.before(...made(text.slice(0, end), found));
+  node.deleteData(0, end);
 }

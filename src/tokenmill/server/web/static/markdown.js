@@ -3,7 +3,7 @@
 // The text is cut into blocks. A block that another one follows is final: it is rendered once and stays. Only the last
 // block is rendered again while it grows; an open code fence is not even that, its text is appended.
 import { Marked } from "marked";
-import { highlight } from "./highlight.js";
+import { highlight, highlightLines } from "./highlight.js";
 import { closed, formulas, MATH_ATTRIBUTES, MATH_TAGS } from "./mathmark.js";
 
 const FENCE = /^ {0,3}(`{3,}|~{3,})[^\n]*\n/;
@@ -274,6 +274,7 @@ export class GrowingMarkdown {
     const held = /^ {0,3}[`~]+[ \t]*$/.test(this.text.slice(at)) && !final ? at : this.text.length;
     node.appendData(this.text.slice(shown, held));
     this.fence.shown = held;
+    if (!final) highlightLines(code, node);
     if (final) this.closeFence(code, this.text.length);
     return final;
   }

@@ -1,12 +1,13 @@
 // One message. Owns: how questions, answers, thoughts, tool calls and errors look, and what can be done with each.
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { access } from "./api.js";
-import { branchOff, edit, giveResults, goOn, regenerate, remove, rewrite, show, variants } from "./conversation.js";
+import { begin, branchOff, chat, edit, editNode, giveResults, goOn, lastQuestion, regenerate, remove, rewrite, show, variants } from "./conversation.js";
 import { Figures, livePace } from "./figures.js";
 import { GrowingMarkdown } from "./markdown.js";
+import { useStore } from "./store.js";
 import { isRunning, onGrowth } from "./stream.js";
 import { alike, split, spoken } from "./tree.js";
-import { bytes, CopyButton, Dialog, html, Icon, IconButton, toast } from "./ui.js";
+import { bytes, CopyButton, Dialog, duration, enters, html, Icon, IconButton, toast } from "./ui.js";
 import { judge } from "./validate.js";
 
 export function Message({ node, busy, last, held, onSettings, onTimeline }) {
@@ -20,18 +21,18 @@ const MOST_SIGNS = 2500;
 const MOST_LINES = 30;
 
 function Question({ node, busy }) {
-  const [editing, setEditing] = useState(false);
+  const editing = useEditing(node);
   const [whole, setWhole] = useState(false);
   const long = node.content.length > MOST_SIGNS || node.content.split("\n").length > MOST_LINES;
-  if (editing) return html`<${Editor} what="question" before=${node.content} word="Ask again" onSend=${(text) => edit(node, text)} onEnd=${() => setEditing(false)} />`;
-  return html`<article class="message question" aria-label="You">
+  if (editing) return html`<${Editor} what="question" before=${node.content} word="Ask again" onSend=${(text) => edit(node, text)} />`;
+  return html`<article class="message question" aria-label="You" data-node=${node.id}>
     ${node.files?.length > 0 && html`<ul class="files" aria-label="Files">${node.files.map((file) => html`<li key=${file.name}><${FileChip} file=${file} /></li>`)}</ul>`}
     ${node.content && html`<div class=${long && !whole ? "said folded" : "said"} dir="auto">${node.content}</div>`}
     ${long && html`<button type="button" class="quiet small unfold" aria-expanded=${whole} onClick=${() => setWhole(!whole)}>${whole ? "Show less" : `Show all ${node.content.length.toLocaleString("en")} characters`}</button>`}
     <footer>
       <div class="actions">
         <${CopyButton} text=${() => spoken(node)} label="Copy the question" />
-        <${IconButton} icon="edit" label="Edit and ask again" disabled=${busy} onClick=${() => setEditing(true)} class="icon-button edit-question" />
+        <${IconButton} icon="edit" label="Edit and ask again" disabled=${busy} onClick=${() => editNode(node)} class="icon-button edit" />
       </div>
       <${Variants} node=${node} busy=${busy} what="question" />
     </footer>
@@ -47,7 +48,20 @@ export function FileChip({ file, onRemove }) {
   </span>`;
 }
 
-function Editor({ what, before, word, onSend, onEnd }) {
+// Is this message being edited? Afterwards the focus is where it was.
+function useEditing(node) {
+  const editing = useStore(chat).editing === node.id;
+  const before = useRef(editing);
+  useLayoutEffect(() => {
+    if (before.current && !editing) focusIn(node, ".edit");
+    before.current = editing;
+  }, [editing]);
+  return editing;
+}
+
+const focusIn = (node, selector) => document.querySelector(`[data-node="${node.id}"] ${selector}`)?.focus({ preventScroll: true });
+
+function Editor({ what, before, word, onSend }) {
   const [text, setText] = useState(before);
   const area = useRef(null);
   useLayoutEffect(() => {
@@ -55,14 +69,15 @@ function Editor({ what, before, word, onSend, onEnd }) {
     area.current.setSelectionRange(text.length, text.length);
   }, []);
   const send = () => {
-    onEnd();
+    if (!text.trim()) return;
+    editNode(null);
     onSend(text);
   };
   const key = (event) => {
     if (event.key === "Escape") {
       event.stopPropagation();
-      onEnd();
-    } else if (event.key === "Enter" && !event.isComposing && (what === "question" ? !event.shiftKey : event.ctrlKey || event.metaKey)) {
+      editNode(null);
+    } else if (enters(event) && (what === "question" ? !event.shiftKey : event.ctrlKey || event.metaKey)) {
       event.preventDefault();
       send();
     }
@@ -70,7 +85,7 @@ function Editor({ what, before, word, onSend, onEnd }) {
   return html`<form class="message editor" onSubmit=${(e) => { e.preventDefault(); send(); }}>
     <textarea ref=${area} aria-label=${`Edit the ${what}`} dir="auto" rows=${Math.min(12, Math.max(text.split("\n").length, text.length / 80) + 1)} value=${text}
       onInput=${(e) => setText(e.target.value)} onKeyDown=${key}></textarea>
-    <div class="buttons"><p class="hint grow">The earlier words stay as a branch.</p><button type="button" class="quiet" onClick=${onEnd}>Cancel</button>
+    <div class="buttons"><p class="hint grow">The earlier words stay as a branch.</p><button type="button" class="quiet" onClick=${() => editNode(null)}>Cancel</button>
       <button type="submit" class="strong" disabled=${!text.trim()}>${word}</button></div>
   </form>`;
 }
@@ -84,23 +99,23 @@ function Result({ node }) {
 function Answer({ node, busy, last, held, onSettings, onTimeline }) {
   const live = isRunning(node);
   const [measured, redraw] = useState(0);
-  const [editing, setEditing] = useState(false);
+  const editing = useEditing(node);
   useEffect(() => (live ? onGrowth(node, (final) => final && redraw(measured + 1)) : undefined), [live]);
   const said = node.content || node.reasoning || node.tools.length > 0 || !node.error;
   const cut = !node.finish || ["length", "stopped", "edited"].includes(node.finish);
   const away = () => toast("Removed with all that followed.", "Undo", remove(node));
-  if (editing) return html`<${Editor} what="answer" before=${split(node).content} word="Keep" onSend=${(text) => rewrite(node, text)} onEnd=${() => setEditing(false)} />`;
-  return html`<article class=${live ? "message answer live" : "message answer"} aria-label="Answer" aria-busy=${live}>
+  if (editing) return html`<${Editor} what="answer" before=${split(node).content} word="Keep" onSend=${(text) => rewrite(node, text)} />`;
+  return html`<article class=${live ? "message answer live" : "message answer"} aria-label="Answer" aria-busy=${live} data-node=${node.id}>
     <${Body} key=${node.id} answer=${node} live=${live} />
     ${held !== undefined && (last || node.held) && html`<${Validity} answer=${node} schema=${held} live=${live} />`}
     ${node.tools.length > 0 && html`<${Calls} node=${node} asks=${last && !live} />`}
-    ${node.error && html`<${Trouble} error=${node.error} busy=${busy} onRetry=${() => regenerate(node)} onSettings=${onSettings} />`}
+    ${node.error && html`<${Trouble} error=${node.error} busy=${busy} onRetry=${() => regenerate(node)} onSettings=${onSettings} onEdit=${() => editNode(lastQuestion(node))} onNew=${begin} />`}
     ${!live && html`<footer>
       <${Variants} node=${node} busy=${busy} what="answer" />
       ${said && html`<div class="actions">
         <${CopyButton} text=${() => split(node).content} label="Copy the answer" />
         <${IconButton} icon="redo" label="Answer again" disabled=${busy} onClick=${() => regenerate(node)} />
-        ${node.tools.length === 0 && html`<${IconButton} icon="edit" label="Edit the answer" disabled=${busy} onClick=${() => setEditing(true)} />`}
+        ${node.tools.length === 0 && html`<${IconButton} icon="edit" label="Edit the answer" disabled=${busy} onClick=${() => editNode(node)} class="icon-button edit" />`}
         <${IconButton} icon="branch" label="New conversation from here" disabled=${busy} onClick=${() => branchOff(node)} />
         <${IconButton} icon="trash" label="Remove this answer" disabled=${busy} onClick=${away} />
         ${node.stats?.request && html`<${IconButton} icon="time" label="Show this request's timeline" onClick=${() => onTimeline(node.stats.request)} />`}
@@ -138,7 +153,7 @@ export function Body({ answer, live }) {
   }, [answer, live]);
   const { thinking } = split(answer);
   return html`<details class="thoughts" hidden=${!thinks} open=${false}>
-      <summary><${Icon} name="right" />${live && (thinking || !answer.content) ? "Thinking" : "Thoughts"}</summary>
+      <summary><${Icon} name="right" />${live && (thinking || !answer.content) ? "Thinking" : "Thoughts"}${answer.stats?.thought > 0 && html`<small> · ${duration(answer.stats.thought)}</small>`}</summary>
       <div class="prose" dir="auto" ref=${thought}></div>
     </details>
     <div class="prose" ref=${text}></div>
@@ -160,10 +175,16 @@ function Variants({ node, busy, what }) {
   const [beside, setBeside] = useState(false);
   if (all.length < 2) return null;
   const at = all.indexOf(node);
+  const step = (by, word) => {
+    const next = all[at + by];
+    show(next);
+    const end = at + by === 0 || at + by === all.length - 1; // there the button of this direction is off
+    requestAnimationFrame(() => focusIn(next, end ? ".variants button:enabled" : `.variants [aria-label^="${word}"]`));
+  };
   return html`<div class="variants">
-    <${IconButton} icon="left" label=${`Earlier ${what}`} disabled=${busy || at === 0} onClick=${() => show(all[at - 1])} />
+    <${IconButton} icon="left" label=${`Earlier ${what}`} disabled=${busy || at === 0} onClick=${() => step(-1, "Earlier")} />
     <span>${at + 1} / ${all.length}</span>
-    <${IconButton} icon="right" label=${`Later ${what}`} disabled=${busy || at === all.length - 1} onClick=${() => show(all[at + 1])} />
+    <${IconButton} icon="right" label=${`Later ${what}`} disabled=${busy || at === all.length - 1} onClick=${() => step(1, "Later")} />
     ${what === "answer" && html`<${IconButton} icon="columns" label="Compare the answers side by side" onClick=${() => setBeside(true)} />`}
     ${beside && html`<${SideBySide} all=${all} at=${at} onClose=${() => setBeside(false)} />`}
   </div>`;
@@ -207,7 +228,7 @@ function pretty(text) {
   }
 }
 
-export function Trouble({ error, busy, onRetry, onSettings }) {
+export function Trouble({ error, busy, onRetry, onSettings, onEdit, onNew }) {
   const [left, setLeft] = useState(Math.ceil(error.retryAfter || 0));
   useEffect(() => {
     if (left <= 0) return undefined;
@@ -220,6 +241,8 @@ export function Trouble({ error, busy, onRetry, onSettings }) {
     <div class="buttons">
       ${error.help === "key" && html`<button type="button" class="strong" onClick=${() => access.set({ asked: true })}>Give the API key</button>`}
       ${error.help === "settings" && onSettings && html`<button type="button" class="strong" onClick=${onSettings}>Open the settings</button>`}
+      ${error.help === "edit" && onEdit && html`<button type="button" class="strong" disabled=${busy} onClick=${onEdit}>Edit the question</button>`}
+      ${error.help === "edit" && onNew && html`<button type="button" class="quiet" onClick=${onNew}>New chat</button>`}
       ${onRetry && error.help && html`<button type="button" class=${error.help === "retry" ? "strong" : "quiet"} disabled=${busy || left > 0} onClick=${onRetry}>
         ${left > 0 ? `Try again in ${left} s` : "Try again"}</button>`}
     </div>

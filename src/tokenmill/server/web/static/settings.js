@@ -1,9 +1,9 @@
 // Settings. Owns: their place in this browser, presets of them, and the panel that edits them.
-import { useState } from "preact/hooks";
+import { useLayoutEffect, useRef, useState } from "preact/hooks";
 import { SchemaEditor, ToolsEditor } from "./editors.js";
 import { changedCount, defaultOf, EFFORTS, migrated, MORE, NUMBERS, requestFields } from "./fields.js";
 import { kept, makeStore, useStore } from "./store.js";
-import { html, Icon, IconButton, toast } from "./ui.js";
+import { html, Icon, IconButton, toast, useFocusBack } from "./ui.js";
 
 const stored = kept("localStorage", "tokenmill.settings", {});
 export const settings = makeStore(migrated(stored.read()));
@@ -38,11 +38,14 @@ function NumberField({ field, store, card }) {
   return html`<div class="field tipped">
     <div class="field-head">
       <span><label for=${id}>${label}</label>${unit && html` <small class="unit">${unit}</small>`}</span>
+      <span class="grow"></span>
+      ${value !== undefined && html`<${IconButton} icon="undo" label=${`Default for ${label}`} onClick=${() => { set(""); document.getElementById(id).focus(); }} />`}
       <input id=${id} type="number" inputmode="decimal" min=${min} max=${max} step=${slides ? "any" : step} placeholder=${usual}
         value=${value ?? ""} aria-invalid=${off ? "true" : undefined} aria-describedby=${`${id}-tip`} onInput=${(e) => set(e.target.value)} />
     </div>
     ${off && html`<p class="hint bad" role="status">${max === undefined ? `At least ${min}.` : `From ${min} to ${max}.`}</p>`}
     ${slides && html`<input type="range" aria-label=${`${label}, slider`} class=${value === undefined ? "unset" : ""} min=${min} max=${max} step=${step}
+      style=${{ "--at": `${Math.min(1, Math.max(0, (Number(value ?? resting) - min) / (max - min))) * 100}%` }} aria-valuetext=${value === undefined ? `${usual}, the default` : undefined}
       value=${value ?? resting} onInput=${(e) => set(e.target.value)} />`}
     <${Tip} id=${`${id}-tip`} text=${`${hint} Default: ${usual}.`} />
   </div>`;
@@ -107,13 +110,19 @@ function Presets() {
     settings.set({ ...cleared(settings.get()), ...structuredClone(found.values) });
     toast(`Settings: ${name}`);
   };
+  const area = useRef(null);
+  const end = () => {
+    setNaming(false);
+    requestAnimationFrame(() => document.getElementById("preset")?.focus());
+  };
+  useLayoutEffect(() => area.current?.focus(), [naming]);
   const save = (event) => {
     event.preventDefault();
     const name = event.target.elements.preset.value.trim();
     if (!name) return;
     const values = JSON.parse(JSON.stringify(value));
     write([...list.filter((p) => p.name !== name), { name, values }].sort((a, b) => a.name.localeCompare(b.name)));
-    setNaming(false);
+    end();
     toast(`Kept as “${name}”.`);
   };
   const same = (p) => JSON.stringify(Object.entries(p.values).sort()) === JSON.stringify(Object.entries(JSON.parse(JSON.stringify(value))).sort());
@@ -121,7 +130,7 @@ function Presets() {
   const own = list.some((p) => p.name === now);
   return html`<div class="presets">
     ${naming
-      ? html`<form class="preset-form" onSubmit=${save}><input name="preset" aria-label="Name of the preset" maxlength="40" ref=${(e) => e?.focus()} onKeyDown=${(e) => { if (e.key === "Escape") { e.stopPropagation(); setNaming(false); } }} /><button type="submit" class="strong small">Keep</button></form>`
+      ? html`<form class="preset-form" onSubmit=${save}><input name="preset" aria-label="Name of the preset" placeholder="Name of the preset" required maxlength="40" ref=${area} onKeyDown=${(e) => { if (e.key === "Escape") { e.stopPropagation(); end(); } }} /><button type="submit" class="strong">Keep</button><${IconButton} icon="close" label="Keep none" onClick=${end} /></form>`
       : html`<label class="unseen" for="preset">Preset</label>
         <select id="preset" value=${now} onChange=${(e) => take(e.target.value)}>
           <option value="">${changedCount(value) ? "Own settings" : "Defaults"}</option>
@@ -136,13 +145,15 @@ function Presets() {
 export function SettingsPanel({ onClose, card, model, raw = false }) {
   const value = useStore(settings);
   const [times, setTimes] = useState(0);
+  const panel = useFocusBack();
   const clear = () => {
     const before = { ...value };
     settings.set(cleared(value));
     setTimes(times + 1);
+    requestAnimationFrame(() => document.getElementById("preset")?.focus());
     toast("Settings are the defaults.", "Undo", () => settings.set(before));
   };
-  return html`<aside class="settings" aria-label="Settings" key=${times}>
+  return html`<aside class="settings" aria-label="Settings" key=${times} ref=${panel}>
     <header>
       <h2>Settings</h2>
       <${IconButton} icon="close" label="Close the settings" onClick=${onClose} />

@@ -1,8 +1,8 @@
 // The list of conversations. Owns: its groups by date, searching it, and files of conversations coming in and going out.
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { begin, exported, forget, imported, loadList, openConversation, rename, runningIn, search } from "./conversation.js";
 import { FORMATS } from "./exchange.js";
-import { copyText, Dialog, html, Icon, IconButton, plural, saveFile, toast } from "./ui.js";
+import { copyText, Dialog, enters, html, Icon, IconButton, plural, saveFile, toast, useFocusBack } from "./ui.js";
 
 const DAY = 86_400_000;
 
@@ -26,10 +26,11 @@ export function grouped(list, now = new Date()) {
   return groups;
 }
 
-export function Conversations({ list, open, onClose }) {
+export function Conversations({ list, open, fleeting, onClose }) {
   const [query, setQuery] = useState("");
   const [found, setFound] = useState(null);
   const [files, setFiles] = useState(false);
+  const panel = useFocusBack();
   useEffect(() => {
     if (!query.trim()) {
       setFound(null);
@@ -47,7 +48,7 @@ export function Conversations({ list, open, onClose }) {
     if (matchMedia("(max-width: 760px)").matches) onClose();
   };
   const shown = found ? list.filter((entry) => found.has(entry.id)) : list;
-  return html`<nav class="conversations" aria-label="Conversations">
+  return html`<nav class="conversations" aria-label="Conversations" ref=${panel}>
     <header>
       <button type="button" class="new" onClick=${() => choose(begin)}><${Icon} name="plus" />New chat</button>
       <${IconButton} icon="files" label="Import and export" onClick=${() => setFiles(true)} />
@@ -55,7 +56,8 @@ export function Conversations({ list, open, onClose }) {
     </header>
     ${list.length > 0 && html`<div class="search"><${Icon} name="search" /><input type="search" aria-label="Search the conversations" placeholder="Search" value=${query} onInput=${(e) => setQuery(e.target.value)}
       onKeyDown=${(e) => { if (e.key === "Escape" && query) { e.stopPropagation(); setQuery(""); } }} /></div>`}
-    ${list.length === 0 && html`<p class="none">Conversations stay in this browser. They appear here.</p>`}
+    ${fleeting && html`<p class="none">This browser keeps nothing here: conversations last as long as the page. Export what you need.</p>`}
+    ${list.length === 0 && !fleeting && html`<p class="none">Conversations stay in this browser. They appear here.</p>`}
     <div class="list">
       ${found && shown.length === 0 && html`<p class="none" role="status">Nothing holds “${query.trim()}”.</p>`}
       ${grouped(shown).map((group) => html`<section key=${group.label}><h2>${group.label}</h2>
@@ -67,21 +69,34 @@ export function Conversations({ list, open, onClose }) {
 
 function Entry({ entry, current, onChoose }) {
   const [naming, setNaming] = useState(false);
+  const row = useRef(null);
+  const named = useRef(false);
+  const over = useRef(true);
+  useLayoutEffect(() => {
+    over.current = !naming;
+    if (naming) row.current.querySelector("input").select();
+    else if (named.current) row.current.querySelector(".open").focus({ preventScroll: true });
+    named.current = false;
+  }, [naming]);
   const [saving, setSaving] = useState(false);
   const title = entry.title || "Untitled";
   const remove = async () => {
     const undo = await forget(entry.id);
+    if (document.activeElement === document.body) document.querySelector(".conversations .new")?.focus({ preventScroll: true });
     toast(`Deleted “${title}”.`, "Undo", undo);
   };
   if (naming) {
-    const end = (value) => {
+    const end = (value, byKey = false) => {
+      if (over.current) return; // an input that goes away loses the focus, too
+      over.current = true;
+      named.current = byKey;
       setNaming(false);
       if (value !== null) rename(entry.id, value);
     };
-    return html`<li><input class="rename" aria-label="New name" dir="auto" value=${entry.title} ref=${(e) => e?.focus()}
-      onBlur=${(e) => end(e.target.value)} onKeyDown=${(e) => { if (e.key === "Enter") end(e.target.value); if (e.key === "Escape") { e.stopPropagation(); end(null); } }} /></li>`;
+    return html`<li ref=${row}><input class="rename" aria-label="New name" dir="auto" value=${entry.title}
+      onBlur=${(e) => end(e.target.value)} onKeyDown=${(e) => { if (enters(e)) end(e.target.value, true); if (e.key === "Escape") { e.stopPropagation(); end(null, true); } }} /></li>`;
   }
-  return html`<li class=${current ? "current" : ""}>
+  return html`<li ref=${row} class=${current ? "current" : ""}>
     <button type="button" class="open" dir="auto" aria-current=${current ? "true" : undefined} onClick=${onChoose}>${title}</button>
     ${runningIn(entry) && html`<span class="answering" title="Answering" aria-hidden="true"></span>`}
     <span class="row-actions">

@@ -1,6 +1,7 @@
 // Answers as they come. Owns: sending a request, growing an answer token by token, stopping it, and the engine's own figures of it.
 // Knows nothing of conversations: an answer is {content, reasoning, tools, finish, error, stats, model}.
 import { call, events, explain, getJson } from "./api.js";
+import { split } from "./tree.js";
 
 const running = new Map(); // answer -> AbortController
 const growing = new Map(); // answer -> functions that draw it
@@ -37,7 +38,7 @@ export async function run(answer, body, { path = "v1/chat/completions", began = 
 
 async function receive(path, body, answer, signal) {
   const began = performance.now();
-  const stats = { request: "", chunks: 0, output: 0, prompt: 0, cached: 0, ttft: 0, seconds: 0, engine: null };
+  const stats = { request: "", chunks: 0, output: 0, prompt: 0, cached: 0, ttft: 0, thought: 0, seconds: 0, engine: null };
   answer.stats = stats;
   const response = await call(path, { body: { ...body, stream: true, stream_options: { include_usage: true, continuous_usage_stats: true } }, signal });
   let frame = 0;
@@ -50,6 +51,7 @@ async function receive(path, body, answer, signal) {
       const now = performance.now() - began;
       const before = stats.chunks;
       for (const event of batch) take(event, answer, stats, now);
+      if (!stats.thought && stats.ttft) stats.thought = thoughtFor(answer, now - stats.ttft);
       if (!before && stats.chunks) stats.atOnce = stats.output || stats.chunks; // what came with the first read has no speed
       if (!frame && batch.length) frame = requestAnimationFrame(draw);
     }
@@ -57,6 +59,12 @@ async function receive(path, body, answer, signal) {
     cancelAnimationFrame(frame);
     stats.output ||= stats.chunks;
   }
+}
+
+// How long it thought, once it says something: from its first token on.
+function thoughtFor(answer, ms) {
+  const { reasoning, content } = split(answer);
+  return reasoning && content ? ms : 0;
 }
 
 function take(event, answer, stats, now) {

@@ -50,6 +50,8 @@ export function remember(conversation) {
   for (const node of path(conversation)) if (node.parent !== null) conversation.nodes[node.parent].shown = node.id;
 }
 
+const pruned = new Set(); // ids of what was taken away here
+
 // Take a node and all under it away.
 export function prune(conversation, node) {
   const others = siblingsOf(conversation, node.parent);
@@ -60,11 +62,22 @@ export function prune(conversation, node) {
     const id = gone.pop();
     gone.push(...conversation.nodes[id].children);
     delete conversation.nodes[id];
+    pruned.add(id);
   }
   if (conversation.nodes[conversation.leaf]) return;
   const next = others[Math.min(at, others.length - 1)];
   if (next) choose(conversation, conversation.nodes[next]);
   else conversation.leaf = node.parent;
+}
+
+// Nodes that another tab has added to the same conversation; what was taken away here does not come back.
+export function takeOver(conversation, other) {
+  for (const node of Object.values(other.nodes)) {
+    const known = node.parent === null || conversation.nodes[node.parent];
+    if (conversation.nodes[node.id] || pruned.has(node.id) || !known) continue;
+    conversation.nodes[node.id] = { ...node, children: [] };
+    siblingsOf(conversation, node.parent).push(node.id);
+  }
 }
 
 // A new conversation of the path up to a node.

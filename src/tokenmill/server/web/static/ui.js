@@ -1,6 +1,6 @@
 // Small parts that every view uses. Owns: html, icons, dialogs, toasts, copying, words for numbers and times.
 import { h } from "preact";
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import htm from "htm";
 import { makeStore, useStore } from "./store.js";
 
@@ -68,6 +68,31 @@ export function Dialog({ title, onClose, children, wide = false, class: extra = 
       ${children}
     </div>
   </dialog>`;
+}
+
+// Enter, and not the one that ends a composition (Safari says so only by the code).
+export const enters = (event) => event.key === "Enter" && !event.isComposing && event.keyCode !== 229;
+
+// Does one drag files? Words that are dragged are the browser's.
+export const holdsFiles = (event) => Boolean(event.dataTransfer?.types.includes("Files"));
+
+// Write on in the message, where that does not bring up a keyboard on the screen.
+export function writeOn() {
+  if (matchMedia("(hover: hover)").matches) document.getElementById("write")?.focus({ preventScroll: true });
+}
+
+// A panel that had the focus gives it back to what opened it when it goes.
+export function useFocusBack() {
+  const ref = useRef(null);
+  useLayoutEffect(() => {
+    const before = document.activeElement;
+    return () => {
+      if (!ref.current?.contains(document.activeElement)) return;
+      if (before instanceof HTMLElement && before.isConnected && before !== document.body) before.focus({ preventScroll: true });
+      else writeOn();
+    };
+  }, []);
+  return ref;
 }
 
 // ---------------------------------------------------------------- toasts
