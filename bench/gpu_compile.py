@@ -6,7 +6,7 @@ CASEs are below (default: all of them), or GEOMETRY:FORMAT with a name of geomet
 and "GEOMETRY:" stand for all of the other. Each loads a model of real geometry without numbers, records its steps,
 serves the workloads of its case, and then compiles what was launched for the device (compiler and ptxas come with
 Triton). Shown are shared memory, registers and spills of each kernel, what would be compiled only while requests wait
-("late"), and problems (recordings that wait, compile, cross devices or read memory that is given back; grids that do
+("late"), and problems (recordings that wait, cross devices or read memory that is given back; grids that do
 not fit; operations that fell back to plain torch; kernels that do not compile or do not fit). Any problem: exit
 status 1.
 """
@@ -121,6 +121,7 @@ CASES = {
         {"max_model_len": 8192},
     ),
     "8b-draft": Case(LLAMA, LITTLE, draft=GEOMETRIES["llama-3.2-1b"]),
+    "8b-ngram": Case(LLAMA, LITTLE, {"speculative_config": {"method": "ngram"}}),
     "8b-medusa": Case(LLAMA, LITTLE, draft=MEDUSA),
     "8b-eagle3": Case(LLAMA, LITTLE, draft=EAGLE3),
     "8b-medusa-tree": Case(LLAMA, LITTLE, draft=MEDUSA | {"speculative": {"method": "medusa", **TREE}}),

@@ -33,15 +33,15 @@ TEXTS = (
 
 
 def count_flying(llm: LLM) -> list[int]:
-    """Plans in flight at each commit from now on."""
+    """Plans in flight at each commit from now on, the one that is committed included."""
     engine, seen = llm.engine, []
-    honest = engine.commit
+    honest = engine.scheduler.commit
 
-    def commit() -> Any:
-        seen.append(len(engine.flying))
-        return honest()
+    def commit(result: Any) -> Any:
+        seen.append(1 + len(engine.flying))
+        return honest(result)
 
-    engine.commit = commit
+    engine.scheduler.commit = commit
     return seen
 
 

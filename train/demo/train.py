@@ -29,7 +29,7 @@ class Plan:
     out: Path
     seconds: float
     corpus: str | None = None
-    workers: int = 14
+    workers: int = 15
     batch: int = 131072
     short: int = 1024
     long: int = 8192
@@ -169,7 +169,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=390)
     parser.add_argument("--corpus")
-    parser.add_argument("--workers", type=int, default=14)
+    parser.add_argument("--workers", type=int, default=15)
     parser.add_argument("--muon", type=float, default=0.02)
     parser.add_argument("--batch", type=int, default=131072)
     parser.add_argument("--seed", type=int, default=1)

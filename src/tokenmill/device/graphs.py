@@ -40,13 +40,14 @@ class Recorder:
         """Torch refuses a pool whose recordings have all been dropped: this one is never."""
 
     def record(self, compute: Callable[[], T]) -> Recording[T]:
-        """Record `compute`, which has run for real before: kernels are compiled and scratch is taken."""
+        """Record `compute`. What it keeps for later work (scratch, tables) must be there before; kernels need not be:
+        one that is loaded meanwhile is no part of the recording."""
         current = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
         self.stream.wait_stream(current)
         # Recordings of a model that was dropped may be garbage: to free one while another is made breaks that one.
         with torch.cuda.stream(self.stream), no_collection():
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            graph.capture_begin(pool=self.pool, capture_error_mode="relaxed")
             try:
                 made = compute()
             finally:

@@ -30,6 +30,8 @@ LADDER = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 16), 288, 320, 384, 512, 6
 """Row counts that steps are filled up to. The large ones are few: 512 rows were multiplied sooner than 416 or 448."""
 SHARED_LADDER = (8, 16, 32, *range(64, 1025, 64))
 """Rungs of steps whose rows share a prefix: fewer, because they are recorded beside the others."""
+ADAPTED_LADDER = (1, 2, 4, 8, 16, 32, 48, 64, 96, *range(128, 1025, 64))
+"""Rungs of steps in which rows have adapters, recorded beside those without: a start records both."""
 MOST_ROWS = 32
 """Of a native tape: above, products take longer than the way to them."""
 ROOM = 64 << 20
@@ -46,6 +48,7 @@ class SingleTokens(Layout[Key]):
         self.exact = exact
         self.ladder = [n for n in LADDER if n < rows.spare] + [rows.spare]
         self.shared_ladder = [n for n in self.ladder if n in SHARED_LADDER or n == rows.spare]
+        self.adapted_ladder = [n for n in self.ladder if n in ADAPTED_LADDER or n == rows.spare]
         self.row_bytes = 6 * model.spec.vocab_size + 30 * model.spec.hidden_size * len(model.spec.kv_specs)
         self.to_logits = self.ends = model.spec.ends[1]
         self.row_ids: dict[int, Tensor] = {}
@@ -70,9 +73,16 @@ class SingleTokens(Layout[Key]):
         if self.exact:
             return len(plan.rows), (), (), self.rows.adapted(plan.rows)
         shared = tuple(share_prefix(self.rows, g, plan.rows) for g in range(len(self.rows.tables)))
-        rungs = self.shared_ladder if any(shared) else self.ladder
+        adapted = self.rows.adapted(plan.rows)
+        rungs = self._rungs(any(shared), adapted)
         rung = rungs[bisect_left(rungs, len(plan.rows))]
-        return rung, self.rows.moved_or_may(plan.rows), shared, self.rows.adapted(plan.rows)
+        return rung, self.rows.moved_or_may(plan.rows), shared, adapted
+
+    def _rungs(self, shared: bool, adapted: bool) -> list[int]:
+        """Those of the largest kind are the many; where all steps are adapted, these are."""
+        if shared:
+            return self.shared_ladder
+        return self.adapted_ladder if adapted and len(self.kinds) > 1 else self.ladder
 
     def fill(self, key: Key, plan: StepPlan | None) -> None:
         """The rows' numbers, the spare row's behind them."""
@@ -127,9 +137,9 @@ class SingleTokens(Layout[Key]):
         moved = self.rows.may_shift
         for rung in reversed(self.ladder):
             for adapted in self.kinds:
-                yield rung, moved, no, adapted
-                if rung in self.shared_ladder:
-                    yield rung, moved, shares, adapted
+                for kind in (no, shares):
+                    if rung in self._rungs(kind is shares, adapted):
+                        yield rung, moved, kind, adapted
 
     def adapted(self, key: Key) -> bool:
         """Are there adapters in steps of this key?"""

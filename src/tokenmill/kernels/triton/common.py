@@ -131,6 +131,12 @@ def pow2(n: int) -> int:
     return triton.next_power_of_2(n)
 
 
+def _not_while_recording(device: torch.device) -> None:
+    """What is kept for all steps must not lie in the memory of one recording, nor be filled by its replay."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("scratch is taken before steps are recorded")
+
+
 class Scratch:
     """Memory that kernels of one stream share: partial results, and counters that every kernel leaves at zero; also how
     many programs of a kernel that was launched are there at once on a multiprocessor (`beside`).
@@ -149,6 +155,7 @@ class Scratch:
         """Float32 scratch, contents undefined."""
         found = self._partial.get(device)
         if found is None:
+            _not_while_recording(device)
             found = self._partial[device] = torch.empty(self.floats, dtype=torch.float32, device=device)
         return found
 
@@ -156,5 +163,6 @@ class Scratch:
         """Int32 zeros."""
         found = self._counters.get(device)
         if found is None:
+            _not_while_recording(device)
             found = self._counters[device] = torch.zeros(self.num_counters, dtype=torch.int32, device=device)
         return found
