@@ -108,6 +108,34 @@ def test_recorded_ahead(tiny: pathlib.Path) -> None:
     assert tokens(tiny, {}, recorded=True, warm=True)[0] == expected
 
 
+@pytest.mark.parametrize("objects", [False, True])
+def test_only_what_has_to_runs_before_it_is_recorded(tiny: pathlib.Path, objects: bool) -> None:
+    """The first of a kind, and what cannot be recorded otherwise, as where memory would be taken that is kept."""
+    with open_llm(tiny, max_num_seqs=3, enforce_eager=True) as llm:
+        runner, runs = llm.engine.executor.runner, []
+        kernels, forward = TritonKernels(), runner.model.forward
+        layout = SingleTokens(runner.model, kernels, runner.rows, runner.pool, exact=False)
+
+        class Counted(FakeRecorder):
+            def record(self, compute):
+                before = len(runs)
+                if objects and not before % 2:  # nothing ran since the last recording
+                    raise RuntimeError("scratch is taken before steps are recorded")
+                return super().record(compute)
+
+        def counted(tokens, ctx):
+            runs.append(len(tokens))
+            return forward(tokens, ctx)
+
+        runner.model.forward = counted
+        steps = RecordedSteps(layout, Graphs(kernels, Counted()))
+        with torch.inference_mode():
+            steps.warm()
+        keys = list(layout.ahead())
+        assert len(steps.recordings.made) == len(keys) > 2
+        assert len(runs) == (2 * len(keys) if objects else 1 + len(keys))
+
+
 def test_a_model_that_waits_for_its_device_is_not_recorded(tiny: pathlib.Path) -> None:
     with open_llm(tiny, enforce_eager=True) as llm:
         runner = llm.engine.executor.runner
