@@ -81,7 +81,7 @@ OWN_FILES = {
     "MiniCPM3ForCausalLM": "latent attention, factors on embeddings, blocks and logits",
     "YoutuForCausalLM": "latent attention",
     "Glm4MoeLiteForCausalLM": "latent attention, shared and routed experts; GLM-4.7-Flash",
-    "FalconForCausalLM": "three layouts of q/k/v, parallel blocks, rope or ALiBi",
+    "FalconForCausalLM": "three layouts of q/k/v, parallel blocks, rope or ALiBi (Transformers rounds it to bfloat16)",
     "FalconH1ForCausalLM": "Mamba-2 and attention side by side in every layer",
     "Gemma3nForCausalLM": "the text model: streams of hidden states, embeddings for each layer, shared keys and values",
     "GPT2LMHeadModel": "learned positions, matrices stored transposed",

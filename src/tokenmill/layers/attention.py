@@ -96,7 +96,10 @@ def per_head_order_if_many(heads: Heads) -> Tensor | None:
 def codegen_order(heads: Heads) -> Tensor:
     """Row order that takes a matrix fused in four parts, [4, (q, v, k), H / 4, D], apart into [q | k | v]."""
     if heads.heads % 4:
-        raise ModelError(f"config.json: {heads.heads} attention heads cannot be shared out to the four parts of qkv.")
+        raise ModelError(
+            f"config.json: {heads.heads} attention heads ('num_attention_heads' or 'n_head') cannot be shared out to "
+            "the four parts of qkv."
+        )
     parts = torch.arange(3 * heads.width).view(4, 3, -1).transpose(0, 1)
     return torch.cat([parts[0].reshape(-1), parts[2].reshape(-1), parts[1].reshape(-1)])
 

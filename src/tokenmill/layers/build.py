@@ -230,9 +230,10 @@ class Build:
         return self.place.layers(*weigh(self.checkpoint, count, hidden, float(head)))
 
     def leftovers(self) -> list[str]:
-        """Tensors that nobody asked for."""
+        """Tensors that nobody asked for; those without a number in them are none."""
         left = sorted(n for n in self.checkpoint.names() if n not in self.book.used)
-        return [n for n in left if not _IGNORABLE.search(n) and not _KV_SCALES.search(n)]
+        left = [n for n in left if not _IGNORABLE.search(n) and not _KV_SCALES.search(n)]
+        return [n for n in left if 0 not in (self.checkpoint.shape(n) or ())]
 
     def kv_scales(self) -> bool:
         """Does the checkpoint bring scales for K/V? They are not read."""

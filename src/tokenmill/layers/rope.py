@@ -71,13 +71,15 @@ def rope_settings(
     values = _object(config, "rope_scaling") or _object(config, "rope_parameters")
     if any(isinstance(value, dict) for value in values.values()):
         if layer_type is None:
-            raise ModelError("config.json: rope parameters by kind of layer are not supported in this architecture.")
+            raise ModelError("config.json: 'rope_parameters' by kind of layer are not supported in this architecture.")
         values = _object(values, layer_type)
     kind = str(values.get("rope_type") or values.get("type") or "default")
     _check_names(kind, values, also)
     longest = _number("max_position_embeddings", config.get("max_position_embeddings") or 2048, low=1)
     name = "original_max_position_embeddings"
     partial = values.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    if kind == "proportional":
+        values = {**values, "partial_rotary_factor": partial}
     return RopeSettings(
         kind={"su": "longrope", "deepseek_yarn": "yarn"}.get(kind, kind),
         theta=_number("rope_theta", values.get("rope_theta") or config.get("rope_theta") or theta, low=1.0),
@@ -133,7 +135,10 @@ def frequencies(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
     if settings.dim > _MOST_ROTATED:
         raise ModelError(f"config.json: heads of {settings.dim} numbers are more than can rotate ({_MOST_ROTATED}).")
     if settings.dim % 2 or settings.dim < 2:
-        raise ModelError(f"config.json: rotary embeddings need an even number of dimensions, not {settings.dim}.")
+        raise ModelError(
+            f"config.json: rotary embeddings need an even number of dimensions, not {settings.dim}: see 'head_dim' (or "
+            "'hidden_size' / 'num_attention_heads') and 'partial_rotary_factor'."
+        )
     if settings.kind not in _SCALINGS:
         raise ModelError(f"config.json: rope type '{settings.kind}' is not supported. Known: {', '.join(_SCALINGS)}.")
     try:

@@ -202,4 +202,7 @@ def _check_tied(checkpoint: Checkpoint, embedding: str, head: str) -> None:
 def check_heads(heads: int, kv_heads: int) -> None:
     """Refuse head counts that do not group."""
     if heads % kv_heads:
-        raise ModelError(f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads evenly.")
+        raise ModelError(
+            f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads evenly: see "
+            "'num_attention_heads' and 'num_key_value_heads'."
+        )

@@ -138,7 +138,7 @@ def _route(c: ModelConfig, count: int) -> RouteSpec:
     groups = c.get("n_group", int, 1) if grouped else 1
     top_groups, top_k = c.get("topk_group", int, 1, high=groups) if grouped else 1, read_top_k(c, count, count + 1)
     if count % groups or top_k > count // groups * top_groups:
-        raise c.refuse("n_group", f"and topk_group do not share out {count} experts, {top_k} for a token.")
+        raise c.refuse("n_group", f"and 'topk_group' cannot share {count} experts, 'num_experts_per_tok' = {top_k}.")
     return RouteSpec(
         experts=count,
         top_k=top_k,

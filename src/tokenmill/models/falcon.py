@@ -22,7 +22,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     hidden, new = sizes.hidden, c.get("new_decoder_architecture", bool, False)
     heads, order = _heads(c, hidden, new)
     inner, act = c.get("ffn_hidden_size", int, 4 * hidden), read_act(c, gated=False, default="gelu", key="activation")
-    bias, parallel = c.get("bias", bool, False), c.get("parallel_attn", bool, True)
+    bias, parallel = c.get("bias", bool, False), c.get("parallel_attn", bool, False)
     if new and not parallel:
         raise c.refuse("parallel_attn", "is not supported with new_decoder_architecture.")
     two_norms = c.get("num_ln_in_parallel_attn", int, 2 if new else 1, high=2) == 2
@@ -30,7 +30,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         raise c.refuse("num_ln_in_parallel_attn", "is not supported without new_decoder_architecture.")
     norm = layer_norm(hidden, c.get("layer_norm_epsilon", float, 1e-5, low=0.0))
     alibi = c.get("alibi", bool, False)
-    # Falcon scales the biases together with the scores.
+    # Falcon scales the biases together with the scores. Transformers rounds them to bfloat16, which this does not.
     slopes = local_heads(b, alibi_slopes(heads.heads) * heads.dim**-0.5).to(b.device) if alibi else None
     rope = None if alibi else make_rope(b, read_rope(c, heads.dim))
 
@@ -66,7 +66,7 @@ def _heads(c: ModelConfig, hidden: int, new: bool) -> tuple[Heads, Tensor | None
         rows = torch.arange((count + 2 * kv_heads) * dim).view(kv_heads, group + 2, dim)
         order = torch.cat([rows[:, :group].reshape(-1), rows[:, group].reshape(-1), rows[:, group + 1].reshape(-1)])
         return Heads(count, kv_heads, dim), order
-    if c.get("multi_query", bool, True):
+    if c.get("multi_query", bool, False):
         return Heads(count, 1, dim), None
     heads = Heads(count, count, dim)
     return heads, per_head_order(heads)

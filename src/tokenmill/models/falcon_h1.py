@@ -19,6 +19,7 @@ from tokenmill.models.common import read_act, read_heads, read_rope, read_sizes,
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.mixers import SpaceKeys, make_space, space_heads
+from tokenmill.models.rules import LEAST_SCALE
 
 KEYS = SpaceKeys(width="mamba_d_ssm", out_bias="projectors_bias")
 
@@ -72,8 +73,8 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     sizes, heads, act = read_sizes(c), read_heads(c), read_act(c, gated=True, default="silu")
     rope, inner = read_rope(c, heads.dim), c.need("intermediate_size", int)
     first, second = rms(c, "input_layernorm"), rms(c, "pre_ff_layernorm")
-    entering = c.get("attention_in_multiplier", float, 1.0)
-    scale = heads.dim**-0.5 * c.get("key_multiplier", float, 1.0) * entering**2
+    entering = c.get("attention_in_multiplier", float, 1.0, low=LEAST_SCALE)
+    scale = heads.dim**-0.5 * c.get("key_multiplier", float, 1.0, low=LEAST_SCALE) * entering**2
     gate, down = _factors(c, "mlp_multipliers", 2)
     leaving = (
         c.get("ssm_out_multiplier", float, 1.0), c.get("attention_out_multiplier", float, 1.0) * entering, down,

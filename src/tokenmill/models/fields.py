@@ -295,11 +295,12 @@ def _check_layers(kinds: Any, only: str, config: Mapping[str, Any]) -> None:
 
 
 def _off(name: str, value: Any, config: Mapping[str, Any]) -> bool:
-    """Is this a switch that is off, or a number that does nothing?"""
+    """Is this a switch that is off, or a number that does nothing? One head is as much as any other count of them."""
     longest = config.get("max_position_embeddings")
     if name == "sliding_window" and isinstance(value, int) and isinstance(longest, int):
         return value >= longest or not value
-    return value is False or value in ("", [], {}) or (not isinstance(value, bool) and value in (0, 1))
+    idle = not isinstance(value, bool) and value in ((0,) if name in _GROUPS[0] else (0, 1))
+    return value is False or value in ("", [], {}) or idle
 
 
 def _again(name: str, value: Any, whole: Mapping[str, Any]) -> bool:

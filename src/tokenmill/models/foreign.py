@@ -206,6 +206,8 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
         raise ModelError("it takes no positions")
     vocab = int(said.get_text_config().vocab_size)
     ids = torch.randint(0, vocab, (sum(PIECES),), generator=torch.Generator().manual_seed(0)).to(b.device)
+    with _or("its rotation changes with the length of a run"):
+        _fix_rotation(model, b)
     with _or("Transformers itself does not compute a plain prompt with it"):
         expected = model(input_ids=ids[None], use_cache=False).logits[0].float()
     host = Host()
@@ -228,6 +230,20 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
     made.spec.extras["headless"] = body and headless
     b.book.used.update(b.checkpoint.names())
     return made
+
+
+def _fix_rotation(model: Any, b: Build) -> None:
+    """Frequencies that follow the length of a sequence are those of the longest one of this run from here on: kept keys
+    would change their meaning, and a row would rotate as the longest one beside it does."""
+    longest = torch.tensor([[b.max_positions - 1]], device=b.device)
+    for module in model.modules():
+        said = getattr(module, "rope_type", None)
+        kinds = said if isinstance(said, dict) else {None: said}
+        if not any("dynamic" in str(kind) or kind == "longrope" for kind in kinds.values()):
+            continue
+        for layer in kinds:
+            module(torch.zeros(1, device=b.device), longest, **({} if layer is None else {"layer_type": layer}))
+        module.rope_type = dict.fromkeys(kinds, "default") if isinstance(said, dict) else "default"
 
 
 @contextlib.contextmanager

@@ -17,9 +17,10 @@ from tokenmill.layers.block import Block, Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear
 from tokenmill.layers.qkv_touches import Touch, rotate
-from tokenmill.layers.rope import RopeSettings, make_rope, rope_settings
+from tokenmill.layers.rope import RopeSettings, make_rope
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import check_heads
+from tokenmill.models.positions import rope_of_kind
 from tokenmill.models.rules import layer_kind
 
 NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
@@ -96,7 +97,7 @@ def _heads(c: ModelConfig, plan: Plan, index: int) -> Heads:
 
 def _rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     every = ModelConfig(c.get("rope_parameters", dict, dict(_ROPE)), "rope_parameters")
-    return rope_settings({**c.data, "rope_parameters": every.need(kind, dict), "rope_theta": None}, dim)
+    return rope_of_kind(c, every.need(kind, dict), dim, kind)
 
 
 class Borrowing(Projected):

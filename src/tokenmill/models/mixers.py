@@ -88,7 +88,7 @@ def make_space(
     heads = space_heads(c, names)
     around = Around(
         bias=c.get(names.bias, bool, False),
-        conv_bias=c.get(names.conv_bias, bool, True),
+        conv_bias=c.get(names.conv_bias, bool, False),
         out_bias=c.get(names.out_bias, bool, False),
         norm=heads.width // heads.groups if norm else 0,
         gate_first=not c.get("mamba_norm_before_gate", bool, False),
@@ -135,7 +135,7 @@ def jamba_scan(c: ModelConfig, at: Build, index: int) -> Block | None:
     sizes = ScanSizes(channels, c.get("mamba_d_state", int, 16), c.get("mamba_d_conv", int, 4, low=2, high=16),
                       read_rank(c, "mamba_dt_rank"))  # fmt: skip
     bias = c.get("mamba_proj_bias", bool, False)
-    around = Around(bias=bias, conv_bias=c.get("mamba_conv_bias", bool, True), out_bias=bias)
+    around = Around(bias=bias, conv_bias=c.get("mamba_conv_bias", bool, False), out_bias=bias)
     inside = at.at("mamba")
     named = (("dt_layernorm", sizes.rank), ("b_layernorm", sizes.keys), ("c_layernorm", sizes.keys))
     return SelectiveScan(inside, hidden, sizes, around, tuple(inside.norm(name, n, eps) for name, n in named))
@@ -155,7 +155,7 @@ def plain_scan(c: ModelConfig, at: Build, index: int) -> Block:
                       c.get("state_size", int, 16),
                       c.get("conv_kernel", int, 4, low=2, high=16), read_rank(c, "time_step_rank"))  # fmt: skip
     bias = c.get("use_bias", bool, False)
-    around = Around(bias=bias, conv_bias=c.get("use_conv_bias", bool, True), out_bias=bias)
+    around = Around(bias=bias, conv_bias=c.get("use_conv_bias", bool, False), out_bias=bias)
     inside = at.at("mixer")
     norms: tuple[NormSpec, ...] = ()
     if c.has("mixer_rms_eps"):
@@ -189,20 +189,23 @@ _NEMOTRON_KEYS = SpaceKeys("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm
 
 
 def nemotron_kinds(c: ModelConfig) -> dict[str, Any]:
-    """What each layer is, from a list or a letter for each; the list says how many there are."""
-    if c.has("layers_block_type"):
+    """What each layer is, from a list or a letter for each; the list says how many there are. The usual names of two
+    keys win over its own."""
+    listed = next((name for name in ("layer_types", "layers_block_type") if c.has(name)), "")
+    if listed:
         kinds = [{"mamba": "linear_attention", "attention": "full_attention"}.get(kind, kind)
-                 for kind in c.need("layers_block_type", list) if isinstance(kind, str)]  # fmt: skip
+                 for kind in c.need(listed, list) if isinstance(kind, str)]  # fmt: skip
     else:
         pattern = c.need("hybrid_override_pattern", str)
         if set(pattern) - set(_LETTERS):
             raise c.refuse("hybrid_override_pattern", f"may only have the letters {' '.join(_LETTERS)}.")
         kinds = [_LETTERS[letter] for letter in pattern]
     if not kinds or set(kinds) - set(NEMOTRON):
-        raise c.refuse("layers_block_type", f"may only name {', '.join(NEMOTRON)}.")
+        raise c.refuse(listed or "hybrid_override_pattern", f"may only name {', '.join(NEMOTRON)}.")
     if "full_attention" not in kinds:
-        raise c.refuse("layers_block_type", "must name full_attention for a layer at least.")
-    return {"num_hidden_layers": len(kinds), "layers_block_type": kinds}
+        raise c.refuse(listed or "hybrid_override_pattern", "must name full_attention for a layer at least.")
+    experts = {"n_routed_experts": c.data["num_local_experts"]} if c.has("num_local_experts") else {}
+    return {"num_hidden_layers": len(kinds), "layers_block_type": kinds, **experts}
 
 
 def nemotron_space(c: ModelConfig, at: Build) -> Block:

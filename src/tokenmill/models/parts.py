@@ -192,7 +192,7 @@ def make_feed(c: ModelConfig, at: Build, row: Feed, norms: Norms) -> MLP:
     act: Act = "relu2"
     if row.fixed:
         act = cast(Act, f"{row.fixed}_mul" if row.gated else row.fixed)
-    elif c.get(row.act, str, "") == "xielu" and not row.gated:
+    elif row.learned and c.get(row.act, str, "") == "xielu":
         by_hand = xielu(b)
     elif row.gated and activation(c, row.act, "silu") == "relu2":
         by_hand = gated_by("relu2")
@@ -289,7 +289,7 @@ def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
     groups = c.get("n_group", int, 1) if said.grouped else 1
     top_groups = c.get("topk_group", int, 1, high=groups) if said.grouped else 1
     if count % groups or top_k > count // groups * top_groups or (said.grouped and count // groups < 2):
-        raise c.refuse("n_group", f"and topk_group do not share out {count} experts, {top_k} for a token.")
+        raise c.refuse("n_group", f"and 'topk_group' do not share out {count} experts, '{row.top_k[0]}' = {top_k}.")
     order: _Order = said.order
     if said.score:
         order = cast(_Order, c.choice(said.score, _SCORES, "softmax"))

@@ -35,9 +35,13 @@ class Temper:
 def whole_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     """The whole of each head rotates, the same way in every layer."""
     found = rope_settings(c.data, dim)
+    _check_whole(c, found, dim)
+    return found
+
+
+def _check_whole(c: ModelConfig, found: RopeSettings, dim: int) -> None:
     if found.dim != dim:
         raise ModelError(f"config.json: 'partial_rotary_factor' is not supported in {c.architecture}.")
-    return found
 
 
 def partial_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
@@ -64,6 +68,14 @@ def default_rope(values: dict[str, Any], *, partial: bool = False) -> RopeRule:
     return rule
 
 
+def rope_of_kind(c: ModelConfig, own: dict[str, Any], dim: int, kind: str) -> RopeSettings:
+    """The settings of one kind of layer; what stands beside the object for all kinds says nothing of this one."""
+    if own.get("truncate") not in (None, True):
+        raise ModelError(f"config.json: 'truncate' is not supported in the rope settings of one kind of layer: {kind}.")
+    outer = {"rope_scaling": None, "rope_theta": None, "original_max_position_embeddings": None}
+    return whole_rope(ModelConfig({**c.data, **outer, "rope_parameters": own}, architecture=c.architecture), dim, kind)
+
+
 def gemma3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     """Local layers have their own base and no scaling, in either spelling."""
     local = kind == "sliding_attention"
@@ -75,8 +87,7 @@ def gemma3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     base = c.get("rope_local_base_freq" if local else "rope_theta", float, 10000.0 if local else 1e6, low=1.0)
     own = ModelConfig(nested, "rope_parameters").get(kind, dict, {})
     scaled = {} if local else c.get("rope_scaling", dict, {})
-    data = {**c.data, "rope_theta": base, "rope_parameters": {**own, **scaled}, "rope_scaling": None}
-    return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
+    return rope_of_kind(c, {"rope_theta": base, **own, **scaled}, dim, kind)
 
 
 _OLMO3_THETA = 500000.0
@@ -94,8 +105,7 @@ def typed_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
         own = {**own, **scaling}
     if "rope_theta" not in own and c.get("rope_theta", float, _OLMO3_THETA) != _OLMO3_THETA:
         raise c.refuse("rope_theta", "must be said in 'rope_parameters' for each kind of layer.")
-    data = {**c.data, "rope_parameters": own, "rope_scaling": None}
-    return whole_rope(ModelConfig(data, architecture=c.architecture), dim, kind)
+    return rope_of_kind(c, {"rope_theta": _OLMO3_THETA, **own}, dim, kind)
 
 
 def layered_rope(**defaults: dict[str, Any]) -> RopeRule:
@@ -105,7 +115,7 @@ def layered_rope(**defaults: dict[str, Any]) -> RopeRule:
         nested = c.get("rope_parameters", dict, {}) or defaults
         if not isinstance(nested.get(kind), dict) or "rope_theta" not in nested[kind]:
             raise c.refuse("rope_parameters", f"must hold an object for '{kind}' with a 'rope_theta'.")
-        return whole_rope(ModelConfig({**c.data, "rope_parameters": nested[kind], "rope_scaling": None}), dim, kind)
+        return rope_of_kind(c, nested[kind], dim, kind)
 
     return rule
 
@@ -176,8 +186,9 @@ def phimoe_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     original = dict(found.values).get("original_max_position_embeddings")
     if original is not None and original != found.original_positions:
         raise c.refuse("original_max_position_embeddings", f"contradicts {original} in the rope scaling.")
-    if found.dim != dim or found.kind not in ("default", "longrope"):
+    if found.kind not in ("default", "longrope"):
         raise ModelError(f"config.json: rope type '{found.kind}' is not supported in PhiMoE (only longrope).")
+    _check_whole(c, found, dim)
     if found.kind == "longrope":
         found.value("short_mscale"), found.value("long_mscale")
     return found

@@ -137,6 +137,8 @@ class Feed:
     """The config key of the activation."""
     fixed: str = ""
     """The activation, whatever the config says."""
+    learned: bool = False
+    """The activation may be xielu, whose two numbers lie in the checkpoint."""
     inner: Callable[[Any], int] = rules.intermediate
     within: str = ""
     """A norm before the last matrix."""

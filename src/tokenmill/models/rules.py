@@ -182,10 +182,13 @@ def gpt_neo(c: ModelConfig, index: int) -> Kind:
 
 # ------------------------------------------------------------------ factors
 
+LEAST_SCALE = 1e-9
+"""Of scores: kernels take them for positive."""
 
-def key(name: str, default: float = 1.0) -> Number:
-    """The value of one key."""
-    return lambda c, index: c.get(name, float, default)
+
+def key(name: str, default: float = 1.0, low: float | None = None) -> Number:
+    """The value of one key; low: the least that is usable."""
+    return lambda c, index: c.get(name, float, default, low=low)
 
 
 def inverse(name: str) -> Number:
@@ -198,7 +201,7 @@ def key_or_root(name: str) -> Number:
 
     def factor(c: ModelConfig, index: int) -> float:
         dim = c.get("head_dim", int, 0) or c.need("hidden_size", int) // c.need("num_attention_heads", int)
-        return c.get(name, float, dim**-0.5)
+        return c.get(name, float, dim**-0.5, low=LEAST_SCALE)
 
     return factor
 
@@ -300,10 +303,8 @@ def dbrx(c: ModelConfig) -> dict[str, Any]:
     act = ModelConfig(experts.get("ffn_act_fn", dict, {"name": "silu"}), "ffn_config.ffn_act_fn")
     if set(act.data) - {"name"}:
         raise experts.refuse("ffn_act_fn", "is not supported (only a name).")
-    norm = experts.get("moe_normalize_expert_weights", float, 0.0, low=0.0)
-    if "moe_normalize_expert_weights" not in experts.data:
-        norm = 1.0
-    if norm not in (0.0, 1.0):
+    norm = experts.data.get("moe_normalize_expert_weights", 1.0)
+    if norm not in (None, 1.0):
         raise experts.refuse("moe_normalize_expert_weights", "is not supported (only 1 or null).")
     known = {"clip_qkv", "kv_n_heads", "rope_theta"}, {
         "ffn_act_fn", "ffn_hidden_size", "moe_num_experts", "moe_top_k", "moe_normalize_expert_weights", "hidden_size",
@@ -359,11 +360,6 @@ def bigcode_scale(c: ModelConfig, index: int) -> float:
 def value(name: str, default: int | None = None) -> Callable[[ModelConfig], int]:
     """A size that is one key."""
     return lambda c: c.need(name, int) if default is None else c.get(name, int, default, low=0)
-
-
-def even_heads(c: ModelConfig) -> dict[str, Any]:
-    """The head size follows from the hidden size."""
-    return {"head_dim": c.need("hidden_size", int) // c.need("num_attention_heads", int)}
 
 
 def listed(count: Callable[[ModelConfig], int]) -> Dense:

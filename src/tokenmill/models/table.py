@@ -247,12 +247,11 @@ _DENSE: dict[str, Family] = {
         Fields("cohere2", defaults={**COHERE_KEYS, "sliding_window": 4096, "layer_types": None,
                                     "sliding_window_pattern": 4},
                only={**NO_MLP_BIAS, "use_qk_norm": (False,)},
-               # Transformers computes the head size, whatever the config says.
-               ignored=("head_dim", "_sliding_window_pattern", "cache_implementation", "layer_switch",
+               ignored=("_sliding_window_pattern", "cache_implementation", "layer_switch",
                         "order_of_interleaved_layers",
                         "position_embedding_type", "rotary_pct", "use_embedding_sharing", "use_gated_activation",
                         "use_parallel_block", "use_parallel_embedding")),
-        replace(COHERE, nested=rules.even_heads, attend=replace(COHERE.attend, norms=None, layer=rules.typed(
+        replace(COHERE, attend=replace(COHERE.attend, norms=None, layer=rules.typed(
             4, "sliding_window_pattern", rotates_all=False))),
         "Command R7B and Command A; layers that see everything do not rotate",
     ),
@@ -367,7 +366,7 @@ _DENSE: dict[str, Family] = {
                 "rope_type": "llama3", "rope_theta": 12000000.0, "factor": 8.0, "low_freq_factor": 1.0,
                 "high_freq_factor": 4.0, "original_max_position_embeddings": 8192})),
             norms=Norms(before=("attention_layernorm", "feedforward_layernorm")),
-            feed=replace(_PLAIN, bias=False),
+            feed=replace(_PLAIN, bias=False, learned=True),
         ),
         "the activation has two learned numbers a layer",
     ),

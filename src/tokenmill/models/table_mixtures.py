@@ -30,7 +30,7 @@ GRANITE_KEYS = {
     "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0, "attention_multiplier": 1.0,
 }  # fmt: skip
 GRANITE = Shape(
-    attend=Attend(bias="attention_bias", scores=Scores(rules.key("attention_multiplier"))),
+    attend=Attend(bias="attention_bias", scores=Scores(rules.key("attention_multiplier", low=rules.LEAST_SCALE))),
     outside=Outside(scale=rules.key("embedding_multiplier"), logits=rules.inverse("logits_scaling")),
     residual="residual_multiplier",
 )
@@ -349,5 +349,6 @@ ROWS: dict[str, Family] = {
             names={"d_model": "hidden_size", "n_heads": "num_attention_heads", "n_layers": "num_hidden_layers",
                    "max_seq_len": "max_position_embeddings"},
         ),
+        "the base of its rotation lies in `attn_config`, where Transformers 5 does not look",
     ),
 }  # fmt: skip

@@ -42,7 +42,7 @@ _SHARED = Shared("shared_experts", rules.product("moe_intermediate_size", "num_s
 _SWA_KEYS = {**GRANITE_KEYS, "rms_norm_eps": 1e-5, "tie_word_embeddings": True, "sliding_window": 128,
              "layer_types": None, "layer_rope_theta": None}  # fmt: skip
 _SWA = replace(GRANITE.attend, layer=rules.granite_swa, scores=Scores(
-    rules.key("attention_multiplier"), sinks="sinks"))  # fmt: skip
+    rules.key("attention_multiplier", low=rules.LEAST_SCALE), sinks="sinks"))  # fmt: skip
 
 ROWS: dict[str, Family] = {
     "CwmForCausalLM": Family(

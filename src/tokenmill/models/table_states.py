@@ -51,13 +51,21 @@ def _granite_kind(c: ModelConfig, index: int) -> Kind:
     return Kind(rotates=c.get("position_embedding_type", str, "") == "rope")
 
 
+def _granite_names(c: ModelConfig) -> dict[str, Any]:
+    """An older name of the kinds of layers, which wins over the usual one."""
+    return {"layer_types": c.data["layers_block_type"]} if c.has("layers_block_type") else {}
+
+
 def _granite_dense(c: ModelConfig, index: int) -> bool:
     return c.get("num_local_experts", int, 8, low=0) == 0
 
 
+_JAMBA_COUNT = ("num_experts", "num_local_experts")
+
+
 def _jamba_dense(c: ModelConfig, index: int) -> bool:
     period, offset = c.get("expert_layer_period", int, 2), c.get("expert_layer_offset", int, 1, low=0)
-    return index % period != offset or c.get("num_experts", int, 16) == 1
+    return index % period != offset or c.first(_JAMBA_COUNT, int, 16) == 1
 
 
 def _lfm2_inner(c: ModelConfig) -> int:
@@ -69,6 +77,8 @@ def _lfm2_inner(c: ModelConfig) -> int:
     if c.has("block_ffn_dim_multiplier"):
         inner = int(c.need("block_ffn_dim_multiplier", float, low=1e-3) * inner)
         inner = -(-inner // many) * many
+    if not inner:
+        raise c.refuse("intermediate_size", "leaves no columns.")
     return inner
 
 
@@ -167,13 +177,14 @@ ROWS: dict[str, Family] = {
                defaults={**GATED, **_SPACE, "num_key_value_heads": None, "head_dim": None, "attention_bias": False,
                          "max_position_embeddings": 2048, "embedding_multiplier": 1.0, "logits_scaling": 1.0,
                          "residual_multiplier": 1.0, "attention_multiplier": 1.0, "num_experts_per_tok": 2,
-                         "shared_intermediate_size": 1024, "position_embedding_type": None, "layer_types": None},
+                         "shared_intermediate_size": 1024, "position_embedding_type": None, "layer_types": None,
+                         "layers_block_type": None},
                only={**NO_MLP_BIAS, **_SILU, "normalization_function": ("rmsnorm",)},
-               ignored=(*MOE, *_TRAINING, "layers_block_type", "init_method")),
+               ignored=(*MOE, *_TRAINING, "init_method")),
         Shape(
             mixer=mixers.typed_space(mixers.SpaceKeys()),
             attend=Attend(bias="attention_bias", layer=_granite_kind,
-                          scores=Scores(rules.key("attention_multiplier"))),
+                          scores=Scores(rules.key("attention_multiplier", low=rules.LEAST_SCALE))),
             feed=Feed("shared_mlp", ("input_linear", "output_linear"), inner=rules.value("shared_intermediate_size")),
             mix=Mix(
                 at=("block_sparse_moe",), router="router.layer", experts="",
@@ -184,6 +195,7 @@ ROWS: dict[str, Family] = {
             ),
             outside=Outside(scale=rules.key("embedding_multiplier"), logits=rules.inverse("logits_scaling")),
             residual="residual_multiplier",
+            nested=_granite_names,
         ),
         "Granite 4: Mamba-2 and attention, with and without experts",
     ),
@@ -197,15 +209,15 @@ ROWS: dict[str, Family] = {
                          "time_step_min": 0.001, "layer_norm_epsilon": 1e-5, "n_routed_experts": 8,
                          "moe_intermediate_size": 7688, "moe_shared_expert_intermediate_size": 7688,
                          "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1, "norm_topk_prob": True,
-                         "routed_scaling_factor": 1.0, "num_local_experts": None},
+                         "routed_scaling_factor": 1.0, "num_local_experts": None, "layer_types": None},
                only={"tie_word_embeddings": (False,),
                      "mamba_hidden_act": ("silu",), "attention_bias": (False,), "moe_latent_size": (),
                      "mamba_proj_bias": (False,), "sliding_window": ()},
                ignored=(*without(dict.fromkeys(_TRAINING), "time_step_min"), "time_step_limit", "expand",
                         "mamba_ssm_cache_dtype", "n_shared_experts", "moe_shared_expert_overlap",
                         "mtp_layers_block_type", "mtp_hybrid_override_pattern", "num_nextn_predict_layers",
-                        "hidden_dropout", "rms_norm_eps", "layer_types", "rope_theta", "partial_rotary_factor",
-                        "attention_head_dim", "num_query_groups", *MOE)),
+                        "hidden_dropout", "rms_norm_eps", "rope_theta", "partial_rotary_factor", "attention_head_dim",
+                        "num_query_groups", *MOE)),
         Shape(single=_nemotron, norms=_NEMOTRON_NORMS, nested=mixers.nemotron_kinds,
               outside=Outside("backbone", "embeddings", drafts=Drafts(r"^(backbone\.)?mtp\."))),
         "Nemotron-H and Nemotron 3: Mamba-2, attention without rotation, feed-forward layers, experts",
@@ -216,16 +228,16 @@ ROWS: dict[str, Family] = {
                          "max_position_embeddings": 262144, "num_experts_per_tok": 2, "expert_layer_period": 2,
                          "expert_layer_offset": 1, "attn_layer_period": 8, "attn_layer_offset": 4,
                          "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": "auto",
-                         "mamba_conv_bias": True, "mamba_proj_bias": False},
+                         "mamba_conv_bias": True, "mamba_proj_bias": False, "num_local_experts": None},
                only={**NO_BIAS, **_SILU, "sliding_window": (), "mamba_inner_layernorms": (True,)},
-               ignored=(*MOE, *_TRAINING, "layer_types", "layers_block_type", "num_local_experts", "rope_theta",
+               ignored=(*MOE, *_TRAINING, "layer_types", "layers_block_type", "rope_theta",
                         "calc_logits_for_entire_prompt")),
         Shape(
             mixer=mixers.jamba_scan,
             attend=_NOT_ROTATED,
             norms=Norms(before=("input_layernorm", "pre_ff_layernorm"), last="final_layernorm"),
             feed=Feed("feed_forward"),
-            mix=Mix(at=("feed_forward",), router="router", count=("num_experts",), inner="intermediate_size",
+            mix=Mix(at=("feed_forward",), router="router", count=_JAMBA_COUNT, inner="intermediate_size",
                     dense=_jamba_dense, route=Route(normalise=False)),
         ),
         "Mamba-1 and attention, experts",
@@ -234,12 +246,13 @@ ROWS: dict[str, Family] = {
         Fields("recurrent_gemma",
                defaults={**dict.fromkeys(ROPE), "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-6,
                          "tie_word_embeddings": True, "lru_width": None, "attention_window_size": 2048,
+                         "head_dim": None,
                          "conv1d_width": 4, "logits_soft_cap": 30.0, "num_key_value_heads": None,
                          "attention_bias": False, "partial_rotary_factor": 0.5, "block_types": None},
                # To Transformers "sliding_window" is another name of attention_window_size, and wins over it.
                only={"embeddings_scale_by_sqrt_dim": (True,), "sliding_window": (), **NO_MLP_BIAS},
-               # Transformers computes the head size, and reads kinds of layers under its own names.
-               ignored=("head_dim", "w_init_variance_scale", "final_w_init_variance_scale", "layer_types",
+               # Transformers reads kinds of layers under its own names.
+               ignored=("w_init_variance_scale", "final_w_init_variance_scale", "layer_types",
                         "layers_block_type")),
         Shape(
             mixer=mixers.griffin,
@@ -248,7 +261,6 @@ ROWS: dict[str, Family] = {
             norms=Norms(offset=1.0, before=("temporal_pre_norm", "channel_pre_norm"), last="final_norm"),
             feed=Feed("mlp_block", bias=True, act="hidden_activation", inner=rules.half("intermediate_size")),
             outside=Outside(scale=rules.rounded_root_of_hidden, softcap="logits_soft_cap"),
-            nested=rules.even_heads,
         ),
         "Griffin: gated linear recurrences and attention in a window",
     ),

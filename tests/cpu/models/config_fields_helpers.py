@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import transformers as hf
 from families_helpers import BASE, CASES, MLA, MOE, YARN
 from family_cases import FIRST, Case
@@ -33,3 +35,10 @@ SMALL = {
     "Qwen3_5ForCausalLM": CASES["qwen3-5"],
     "Qwen3_5MoeForCausalLM": CASES["qwen3-5-moe"],
 }  # fmt: skip
+
+
+def numbers(said: Any) -> Any:
+    """A config with numbers where a file says them in objects, as Transformers reads it."""
+    if isinstance(said, dict):
+        return float(said["__float__"]) if "__float__" in said else {k: numbers(v) for k, v in said.items()}
+    return [numbers(one) for one in said] if isinstance(said, list) else said

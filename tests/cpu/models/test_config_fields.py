@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from config_fields_helpers import SMALL
+from config_fields_helpers import SMALL, numbers
 from families_helpers import LONG, YARN
 from parity import load, make, ours, theirs
 from transformers.initialization import no_init_weights
@@ -39,13 +39,6 @@ def base(architecture: str, folder: str) -> tuple[Any, dict, dict]:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     return lambda architecture: base(architecture, str(tmp_path_factory.getbasetemp() / f"fields-{architecture}"))
-
-
-def numbers(said: Any) -> Any:
-    """A config with numbers where a file says them in objects, as Transformers reads it."""
-    if isinstance(said, dict):
-        return float(said["__float__"]) if "__float__" in said else {k: numbers(v) for k, v in said.items()}
-    return [numbers(one) for one in said] if isinstance(said, list) else said
 
 
 def reference(model: Any, config: dict, known: dict[str, Any]) -> torch.Tensor | None:

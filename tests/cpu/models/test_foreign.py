@@ -61,6 +61,29 @@ def test_says_what_transformers_says(name, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [1.5, 2.5, 6.0, 7.0]},
+        {"rope_type": "dynamic", "factor": 2.0},
+    ],
+    ids=["longrope", "dynamic"],
+)
+@torch.inference_mode()
+def test_a_row_does_not_rotate_as_its_company_or_its_length_say(rope, tmp_path):
+    """Frequencies are those of the longest run, before it is long and beside one that is."""
+    rope = {**rope, "rope_theta": 1e4, "original_max_position_embeddings": 32}
+    config = hf.LlamaConfig(**{**SMALL, "max_position_embeddings": 40}, rope_parameters=rope)
+    reference, said, tensors = make(config, tmp_path)
+    options = {"dtype": torch.float32, "device": "cpu", "kernels": ReferenceKernels(), "max_positions": 70}
+    model = build_elsewhere(said, DictCheckpoint(tensors), **options)
+    prompts = {"a": prompt(70), "b": prompt(9, 2)}
+    steps = [[("a", 7), ("b", 3)], [("b", 1), ("a", 40)], [("a", 1), ("b", 5)], [("a", 22)]]
+    found = ours(model, prompts, steps)
+    assert (found["a"] - theirs(reference, prompts["a"])).abs().max() <= 1e-4
+    assert (found["b"] - ours(model, {"b": prompts["b"]}, [[("b", 9)]])["b"]).abs().max() <= 1e-4
+
+
+@pytest.mark.parametrize(
     ("config", "why"),
     [
         (hf.MambaConfig(vocab_size=67, hidden_size=32, num_hidden_layers=1), "takes no positions"),
