@@ -14,8 +14,8 @@ import secrets
 import shutil
 from pathlib import Path
 
-from tokenmill.checkpoint.store import Store
-from tokenmill.core.errors import ParameterError, TooLargeError, UserError, why
+from tokenmill.checkpoint.store import Store, unwritable
+from tokenmill.core.errors import BusyError, ParameterError, TooLargeError
 
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
@@ -59,7 +59,7 @@ class Incoming:
             self._check(expected or 0)
             free = shutil.disk_usage(store.home).free
             if (expected or 0) > free - SPARE:
-                raise TooLargeError("the disk has no room for this file.", param="digest")
+                raise BusyError("the disk has no room for this file now.", param="digest")
             self.path = store.blobs / f".{self.digest.replace(':', '-')}.{secrets.token_hex(4)}"
             self.file = self.path.open("xb")
 
@@ -71,7 +71,7 @@ class Incoming:
         try:
             self.file.write(piece)
         except OSError as error:
-            raise UserError(f"the file cannot be kept: {why(error)}.") from error
+            raise unwritable(error) from error
 
     def finish(self) -> Path:
         """All of it has come."""
@@ -83,7 +83,7 @@ class Incoming:
             os.fsync(self.file.fileno())
             os.replace(self.path, target)
         except OSError as error:
-            raise UserError(f"the file cannot be kept: {why(error)}.") from error
+            raise unwritable(error) from error
         return target
 
     def close(self) -> None:

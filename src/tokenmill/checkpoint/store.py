@@ -19,7 +19,7 @@ import msgspec
 
 from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.names import file_name, full_name, may_be_name, short_name
-from tokenmill.core.errors import ModelError, UserError, why
+from tokenmill.core.errors import BusyError, ModelError, UserError, why
 from tokenmill.core.files import read_regular
 
 MOST_BYTES = 8 << 20
@@ -129,9 +129,9 @@ class Store:
             with contextlib.suppress(FileExistsError, OSError):
                 partial.rename(target)
             if not target.is_dir():
-                raise UserError(f"{target} cannot be written.")
+                raise OSError(f"{target.name} cannot be written")
         except FileNotFoundError as error:
-            raise UserError(f"a file of this model is gone from {self.blobs}: create the model again.") from error
+            raise UserError("a file of this model is gone from the store: create the model again.") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
 
@@ -167,7 +167,12 @@ class Store:
                 _lock(file.fileno())
                 yield
         except OSError as error:
-            raise UserError(f"the folder of stored models, {self.home}, cannot be changed: {why(error)}.") from error
+            raise unwritable(error) from error
+
+
+def unwritable(error: OSError) -> BusyError:
+    """The disk is full, or will not have it: no request is to blame. Clients read this, so it names no path."""
+    return BusyError(f"the folder of stored models (TOKENMILL_HOME) cannot be changed now: {why(error)}.")
 
 
 def write_whole(path: Path, data: bytes) -> None:

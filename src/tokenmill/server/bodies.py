@@ -29,8 +29,8 @@ BOM = b"\xef\xbb\xbf"
 """What some editors put before UTF-8 text: readers of JSON may ignore it."""
 MOST_EXACT = 1 << 53
 """Beyond it a float is several integers."""
-MOST_WHOLE = 100
-"""Findings that are mended one after the other."""
+MOST_WHOLE = 8
+"""Times that a body is read again after a mend: each mends all that was found, and its like in lists."""
 PIECE = 256 << 10
 """What comes in single bytes is not kept in single bytes."""
 SMALL = 32 << 10
@@ -151,22 +151,34 @@ def validated(schema: type[B], raw: dict[str, Any]) -> B:
 
 def _make_whole(raw: dict[str, Any], error: ValidationError) -> bool:
     """Replace floats that are integers where integers belong; -> was there one? Lists of numbers stay what they are."""
-    found = False
-    for each in error.errors(include_url=False, include_context=False):
-        value = each["input"]
-        if each["type"] != "int_type" or type(value) is not float or not value.is_integer() or abs(value) > MOST_EXACT:
-            continue
-        holder: Any = raw
-        owner: Any = None
-        name: Any = None
-        for part in each["loc"]:  # parts that name a branch of a union lead nowhere
-            if (isinstance(holder, dict) and part in holder) or (isinstance(holder, list) and isinstance(part, int)):
-                owner, name = holder, part
-                holder = owner[name]
-        if isinstance(owner, dict) and holder == value:
-            owner[name] = int(value)
-            found = True
-    return found
+    found = [each["loc"] for each in error.errors(include_url=False, include_context=False) if _wants_whole(each)]
+    mended = [_whole_at(raw, place) for place in found]
+    return any(mended)
+
+
+def _wants_whole(finding: Any) -> bool:
+    return finding["type"] == "int_type" and _is_whole(finding["input"])
+
+
+def _is_whole(value: Any) -> bool:
+    return type(value) is float and value.is_integer() and abs(value) <= MOST_EXACT
+
+
+def _whole_at(holder: Any, place: tuple[int | str, ...]) -> bool:
+    """Mend what lies there, and in lists on the way each entry's: a list tells of its first finding alone, and a body
+    that is read once for each would be read a thousand times."""
+    if not place:
+        return False
+    part, *rest = place
+    if isinstance(holder, list) and isinstance(part, int):
+        mended = [_whole_at(entry, tuple(rest)) for entry in holder]
+        return any(mended)
+    if not isinstance(holder, dict) or part not in holder:  # the name of a union's branch leads nowhere
+        return _whole_at(holder, tuple(rest))
+    if not _is_whole(holder[part]):
+        return _whole_at(holder[part], tuple(rest))
+    holder[part] = int(holder[part])
+    return True
 
 
 def _decoded(data: bytes) -> Any:

@@ -91,12 +91,13 @@ def describe_error(error: BaseException) -> HttpError:
 
 
 @contextmanager
-def asked_in(field: str, inner: str = "prompt") -> Iterator[None]:
-    """What is wrong with a prompt in here, which its reader calls `inner`, is said of the field that it came in."""
+def asked_in(field: str, *inner: str) -> Iterator[None]:
+    """What is wrong with a prompt in here, which its reader calls `prompt`, `inner` or nothing, is said of the field
+    that it came in."""
     try:
         yield
     except UserError as error:
-        if error.param == inner:
+        if error.param in ("prompt", *inner) or (error.param is None and not isinstance(error, BusyError)):
             error.param = field
         raise
 

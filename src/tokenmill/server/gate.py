@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tokenmill.core.errors import TooLargeError
 from tokenmill.server.errors import HttpError
 
 MOST_HELD = 1 << 20
@@ -63,22 +64,31 @@ class Gate:
         self._check_open()
         tenant = self._tenant(name)
         self._check_rates(tenant)
-        self.grow(name, count)
+        self._take(tenant, count)
         tenant.requests -= 1
 
     def _check_open(self) -> None:
         if self.draining:
             self._refuse(503, "draining", "The server is shutting down.", 5)
 
-    def grow(self, name: str, count: int) -> None:
-        """Take `count` places for a key; its requests per minute are no fewer for that."""
-        if count >= self.limits.capacity > 1:
-            most = self.limits.capacity
-            raise HttpError(400, f"The request asks for more outputs than the server takes at all ({most}).", param="n")
-        tenant = self._tenant(name)
+    def grow(self, name: str, count: int, held: int, param: str | None) -> None:
+        """A request of `held` places takes `count` more for its key; its requests per minute are no fewer for that.
+        `param`: the field that asks for so many, if there can never be so many."""
+        limits = self.limits
+        most = limits.capacity - self._own() * (limits.tenants - 1)
+        if held + count > most:
+            said = f"The request asks for {held + count} outputs at once; {most} is the most that this server takes."
+            raise TooLargeError(said, param=param)
+        self._take(self._tenant(name), count)
+
+    def _own(self) -> int:
+        """Places that are kept for each key: together half of them all."""
+        return 0 if self.limits.tenants == 1 else max(1, self.limits.capacity // (2 * self.limits.tenants))
+
+    def _take(self, tenant: Tenant, count: int) -> None:
         share = self.limits.capacity
         if self.limits.tenants > 1:  # half is kept for everybody's guaranteed part, half is first come, first served
-            own = max(1, share // (2 * self.limits.tenants))
+            own = self._own()
             borrowed = sum(max(0, t.open - own) for t in self.tenants.values())
             left = share - own * self.limits.tenants - borrowed
             if tenant.open + count > own and count > left + max(0, own - tenant.open):

@@ -133,10 +133,11 @@ class Job:
         self.held = 0
         """Log-probabilities that wait for the answer to be whole."""
 
-    def grow(self, count: int) -> None:
-        """The job turned out to have more outputs than one."""
-        self.gate.grow(self.tenant, count)
-        self.count += count
+    def grow(self, count: int, param: str | None) -> None:
+        """The job turned out to have so many outputs, because of this field."""
+        if count > self.count:
+            self.gate.grow(self.tenant, count - self.count, self.count, param)
+            self.count = count
 
     def set_deadline(self, seconds: float | None) -> None:
         """End the job this long after it came in."""

@@ -27,7 +27,8 @@ def to_grammar(spec: Any) -> str:
     """The grammar engine's text for {"json": ...}, {"regex": ...}, ...; refuses all that it does not enforce."""
     if not isinstance(spec, dict):
         refuse("it must be an object, such as {'json': schema}.")
-    given = {k: v for k, v in spec.items() if v is not None and v is not False and not k.startswith("_")}
+    said = {k: v for k, v in spec.items() if v is not None and not k.startswith("_")}
+    given = {k: v for k, v in said.items() if v is not False or k == "json"}  # a schema that no value fits
     unknown = sorted(set(given) - {*KINDS, *SWITCHES})
     kinds = [k for k in KINDS if k in given]
     if unknown or len(kinds) != 1:

@@ -18,7 +18,7 @@ from tokenmill.checkpoint.parameters import PARAMETERS, as_options, check_parame
 from tokenmill.checkpoint.pull import drop_files, measured, pull_local
 from tokenmill.checkpoint.store import STALE_S, NoSuchModelError, Store
 from tokenmill.checkpoint.stored import as_stored, find_stored, location, under
-from tokenmill.core.errors import ModelError, ParameterError, TooLargeError, UserError
+from tokenmill.core.errors import BusyError, ModelError, ParameterError, TooLargeError, UserError
 
 HOSTILE = [
     "", " ", ".", "..", "...", "/", "//", "a/", "/a", "a//b", "../a", "a/..", "a/../b", "./a", "~", "~/a", "a/~b",
@@ -206,7 +206,7 @@ def test_files_are_verified_and_bounded(store: Store) -> None:
     send(store, b"one", 7)
     with pytest.raises(TooLargeError, match="together"):
         send(store, b"right", 7)
-    with pytest.raises(TooLargeError, match="no room"):
+    with pytest.raises(BusyError, match="no room"):
         Incoming(store, digest, 1 << 62, 1 << 60)
     assert len(list(store.blobs.iterdir())) == 1
 

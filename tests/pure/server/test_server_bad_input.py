@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
 from tests.pure.server.conftest import Served, Starter
+from tokenmill.server.bodies import MOST_WHOLE, validated
+from tokenmill.server.fields import few
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 JSON = {"content-type": "application/json"}
@@ -44,7 +47,7 @@ NUMBERS: dict[str, list[Any]] = {
     "stream": ["true", 1],
     "stream_options": [{"include_usage": "yes"}, 5, {"include_usage": True}],
     "response_format": [{"type": "xml"}, "json", {"type": "json_schema"}, {}],
-    "structured_outputs": [{"json": {}}, {"regex": "(a+)+$"}, 5, {"choice": []}],
+    "structured_outputs": [{"json": {}}, {"regex": "(a+)+$"}, 5, {"choice": []}, {"json": False}, {"regex": 0}],
     "ignore_eos": [1, "true", []],
     "priority": [1, True, "0", 2**31],
     "request_id": ["", "a b", "x" * 129, "\u00e9", 5],
@@ -147,6 +150,31 @@ async def test_unusual_values_that_are_right(start: Starter) -> None:
     for extra in fine:
         response = await served.post(TEXT, {"prompt": "abc", "max_tokens": 2, **extra})
         assert response.status_code == 200, (extra, response.text)
+
+
+def test_whole_numbers_are_mended_in_a_few_readings() -> None:
+    """16.0 is an integer in JSON. However many there are, and wherever: a body is read again, not once for each."""
+    readings = []
+
+    class Inner(BaseModel):
+        number: Annotated[int, Field(strict=True)] | None = None
+        more: Annotated[list[Inner], few(99)] = Field(default_factory=list)
+
+    class Outer(Inner):
+        @model_validator(mode="before")
+        @classmethod
+        def count(cls, value: Any) -> Any:
+            readings.append(1)
+            return value
+
+    def nested(depth: int) -> dict[str, Any]:
+        return {"number": 7.0, "more": [nested(depth - 1) for _ in range(4)]} if depth else {"number": 3}
+
+    asked = validated(Outer, nested(4))
+    assert all(type(each.number) is int for inner in asked.more for each in (inner, *inner.more))
+    assert 1 < len(readings) <= MOST_WHOLE
+    with pytest.raises(ValidationError):
+        validated(Outer, {"more": [{"number": 7.0}, {"number": 7.5}]})
 
 
 VALUES = st.recursive(

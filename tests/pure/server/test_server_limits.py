@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Starter, until
+from tokenmill.core.errors import TooLargeError
 from tokenmill.server import gate, job
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.errors import HttpError
@@ -151,6 +152,54 @@ def test_a_greedy_key_leaves_room_for_the_others() -> None:
     for _ in range(8):
         gate.enter("modest")
     assert gate.open == 12
+
+
+@pytest.mark.parametrize("tenants", [1, 2, 5])
+def test_what_never_fits_is_refused_for_good(tenants: int) -> None:
+    """More places than a key can have while nobody else is there: it is told so, and not to come back."""
+    gate = Gate(GateLimits(capacity=16, tenants=tenants))
+    gate.enter("a")
+    most = 1
+    with pytest.raises(TooLargeError) as refused:
+        while True:
+            gate.grow("a", 1, most, "input")
+            most += 1
+    assert most == {1: 16, 2: 12, 5: 12}[tenants] and refused.value.param == "input"
+    with pytest.raises(HttpError) as later:
+        gate.enter("a")
+    assert later.value.status in (429, 503)
+
+
+MANY = ["a", "b", "c", "d", "e"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (PATH, {"prompt": MANY}, "prompt"),
+        (PATH, {"prompt": MANY, "n": 2, "temperature": 1}, "n"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}], "n": 5, "temperature": 1}, "n"),
+        ("/v1/embeddings", {"input": MANY}, "input"),
+        ("/embedding", {"content": MANY}, "content"),
+        ("/rerank", {"query": "a", "documents": MANY}, "documents"),
+        ("/rerank", {"query": "a", "texts": MANY}, "texts"),
+        ("/score", {"text_1": "a", "text_2": MANY}, "text_2"),
+        ("/classify", {"input": MANY, "labels": ["x", "y"]}, "input"),
+        ("/embed", {"inputs": MANY}, None),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": MANY}}, None),
+        ("/api/embed", {"model": "fake", "input": MANY}, None),
+    ],
+    ids=str,
+)
+async def test_too_many_outputs_are_said_of_the_field_that_asks_for_them(
+    start: Starter, path: str, body: dict[str, Any], param: str | None
+) -> None:
+    served = await start(max_num_queued_reqs=4)
+    answer = await served.post(path, body)
+    assert answer.status_code == 400 and "4 is the most" in answer.text, answer.text
+    found = answer.json()["error"]
+    assert param is None or found["param"] == param
+    assert served.context.gate.open == 0
 
 
 def test_rates_refill_with_time() -> None:

@@ -60,9 +60,10 @@ async def test_every_api_says_it_in_its_form(start: Starter, path: str, text: st
             assert error["code"] == "context_length_exceeded"
             assert error["param"] == {
                 "/v1/chat/completions": "messages",
-                "/v1/embeddings": "input",
-                "/v1/responses": "input",
-            }.get(path, error["param"])
+                "/v1/completions": "prompt",
+                "/rerank": "documents",
+                "/score": "text_2",
+            }.get(path, "input")
     assert not served.context.gate.open
 
 

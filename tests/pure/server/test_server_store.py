@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import hashlib
 import json
 from pathlib import Path
@@ -10,11 +12,13 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Served, Starter
+from tokenmill.checkpoint.pull import pull_local
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.server.context import RequestLimits
-from tokenmill.server.ollama.changes import OFF
+from tokenmill.server.errors import HttpError
+from tokenmill.server.ollama.changes import OFF, Changes
 from tokenmill.server.openai.sampling import sampling_params
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.opening import check_opening
@@ -124,8 +128,49 @@ async def test_a_modelfile_makes_one_too(served: Served) -> None:
         answer = await served.post("/api/create", {"name": "bad", "modelfile": change, "stream": False})
         assert answer.status_code == 400 and word in answer.json()["error"], answer.text
     assert open_store().find("bad") is None
-    (last,) = steps(await served.post("/api/create", {"name": "bad", "from": "nowhere"}))
-    assert "nowhere" in last["error"]
+    answer = await served.post("/api/create", {"name": "bad", "from": "nowhere"})  # wrong before the first line
+    assert answer.status_code == 400 and "nowhere" in answer.json()["error"]
+
+
+async def test_what_keeps_the_store_from_changing_is_nobodys_fault(served: Served, monkeypatch: Any) -> None:
+    """A full disk, and too many changes at once: to be tried again, and no path is told; in streams, too."""
+    blob = f"/api/blobs/sha256:{hashlib.sha256(b'a').hexdigest()}"
+
+    def full(*_: Any, **__: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def asked() -> list[Any]:
+        made = [{"name": "b", "from": "weights", "stream": stream} for stream in (False, True)]
+        answers = [await served.client.post(blob, content=b"a")]
+        answers += [await served.post("/api/create", body) for body in made]
+        return [*answers, await served.post("/api/copy", {"source": "mill", "destination": "c"})]
+
+    await served.post("/api/create", {"name": "mill", "from": "weights", "stream": False})
+    with monkeypatch.context() as patched:
+        patched.setattr("tokenmill.checkpoint.store.os.fsync", full)
+        answers = await asked()
+        (last,) = steps(answers.pop(2))[1:]  # the stream had begun
+        for answer in answers:
+            assert answer.status_code == 503 and answer.headers["retry-after"], answer.text
+        for said in (last, *(answer.json() for answer in answers)):
+            assert "No space" in said["error"] and str(open_store().home) not in said["error"]
+    monkeypatch.setattr("tokenmill.server.ollama.changes.AT_ONCE", 0)
+    assert [answer.status_code for answer in await asked()] == [201, 503, 503, 200]
+
+
+async def test_a_model_that_goes_is_at_no_moment_the_servers_own(served: Served, tmp_path: Path) -> None:
+    changes, store = Changes(served.context), open_store()
+    pull_local(store, tmp_path / "models" / "weights", "mill")
+    await changes.sync()
+    assert changes.stored("mill") is not None
+    store.remove("mill")
+    going = asyncio.create_task(changes.sync())
+    while not going.done():
+        changes.check_free("mill")  # whoever asks meanwhile may have the name
+        await asyncio.sleep(0)
+    assert served.context.house.models.find("mill") is None and changes.stored("mill") is None
+    with pytest.raises(HttpError):
+        changes.check_free("fake")
 
 
 async def test_hostile_names_say_nothing_of_this_machine(served: Served) -> None:

@@ -117,15 +117,18 @@ class Changes:
                 log.info("stored model left out", extra={"data": {"model": entry.name, "reason": str(error)}})
 
     def _drop(self, entries: Mapping[str, StoredModel]) -> None:
-        for name, (found, own) in list(self.known.items()):
+        for name, (found, own) in self.known.items():
             if name not in entries or entries[name].digest != found.digest:
-                del self.known[name]
-                self._leave(own)
+                task = asyncio.get_running_loop().create_task(self._removed(name, own))
+                self.leaving.add(task)
+                task.add_done_callback(self.leaving.discard)
 
-    def _leave(self, own: str) -> None:
-        task = asyncio.get_running_loop().create_task(_removed(self.context.house, own))
-        self.leaving.add(task)
-        task.add_done_callback(self.leaving.discard)
+    async def _removed(self, name: str, own: str) -> None:
+        """It is forgotten here in the same moment as in the catalogue: what the catalogue alone knows is the server's
+        own, and its name is nobody's."""
+        self.known.pop(name, None)
+        with contextlib.suppress(GoneError):
+            await self.context.house.models.remove(own)
 
     def find(self, given: str) -> Path | None:
         """What this names in the one folder that clients may use; nothing elsewhere is told from what is not there."""
@@ -149,12 +152,23 @@ class Changes:
         return {"status": "success"}
 
     async def lines(self, work: Work) -> AsyncIterator[bytes]:
-        """One object per step; the last one is success, or an error."""
-        async for line in self._steps(work):
-            if isinstance(line, Exception):
-                yield error_body(described(line)) + b"\n"
+        """One object per step; the last one is success, or an error. What is wrong before the first step is raised:
+        nothing has been sent yet, so that it has a status of its own."""
+        steps = self._steps(work)
+        first = await anext(steps, None)
+        if isinstance(first, Exception):
+            raise described(first) from first
+        return self._lines(first, steps)
+
+    async def _lines(
+        self, step: Progress | Exception | None, steps: AsyncIterator[Progress | Exception]
+    ) -> AsyncIterator[bytes]:
+        while step is not None:
+            if isinstance(step, Exception):
+                yield error_body(described(step)) + b"\n"
                 return
-            yield encode(as_object(line)) + b"\n"
+            yield encode(as_object(step)) + b"\n"
+            step = await anext(steps, None)
         await self.sync()
         yield b'{"status":"success"}\n'
 
@@ -188,11 +202,6 @@ class Changes:
         if step is None:
             self.running -= 1
         heard.put_nowait(step)
-
-
-async def _removed(house: House, own: str) -> None:
-    with contextlib.suppress(GoneError):
-        await house.models.remove(own)
 
 
 def spec_of(store: Store, entry: StoredModel, house: House) -> Spec:

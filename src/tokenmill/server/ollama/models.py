@@ -134,7 +134,7 @@ async def _answer(changes: Changes, body: Streaming, work: Work) -> Response:
     """Progress as it comes, or the end alone."""
     if not body.stream:
         return json_answer(await changes.whole(work))
-    return LineStream(changes.lines(work), lambda: None)
+    return LineStream(await changes.lines(work), lambda: None)
 
 
 def _pull(changes: Changes, store: Store, name: str, tell: Tell) -> None:

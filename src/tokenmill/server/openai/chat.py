@@ -103,8 +103,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         detokenize=context.backend.info.tokenizer is not None,
     )
-    if params.num_sequences > 1:
-        job.grow(params.num_sequences - 1)
+    job.grow(params.num_sequences, "n")
     with asked_in("messages"):
         text, ids = await (render(context, body, job.size) if read is None else read())
     planned = partial(

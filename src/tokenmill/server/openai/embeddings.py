@@ -24,8 +24,7 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
     model = context.check_model(body.model)
     given = body.input
     inputs: Any = [given] if isinstance(given, str) or isinstance(given[0], int) else given
-    if len(inputs) > 1:
-        job.grow(len(inputs) - 1)
+    job.grow(len(inputs), "input")
     with asked_in("input"):
         prompts = []
         for prompt in inputs:

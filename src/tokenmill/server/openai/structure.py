@@ -14,6 +14,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.ceilings import check_ceilings
 from tokenmill.server.openai.schemas import ResponseFormat, SamplingFields
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
+from tokenmill.structured.lowering import SWITCHES
 
 _DIRECT = {
     "guided_json": "json",
@@ -26,6 +27,8 @@ _DIRECT = {
     "grammar": "grammar",
     "structural_tag": "structural_tag",
 }
+_SWITCHES = frozenset(("json_object", *SWITCHES))
+"""What clients send as false when they do not mean it; a schema that is false is one that no value fits."""
 
 
 def structure(body: SamplingFields) -> dict[str, Any] | None:
@@ -55,7 +58,8 @@ def structured_by(body: SamplingFields) -> str | None:
 
 def _asked(body: SamplingFields) -> list[tuple[str, dict[str, Any]]]:
     """Every field that asks for a structure, with what it asks for."""
-    given = {k: v for k, v in (body.structured_outputs or {}).items() if v not in (None, False)}
+    asked = body.structured_outputs or {}
+    given = {k: v for k, v in asked.items() if v is not None and (v is not False or k not in _SWITCHES)}
     found = [("structured_outputs", given)] if given else []
     for name, kind in _DIRECT.items():
         value = getattr(body, name, None)

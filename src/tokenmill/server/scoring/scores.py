@@ -17,6 +17,9 @@ from tokenmill.server.job import NUMBER, Job
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.text import Talk
 
+DOCUMENTS = "documents"
+"""What is said to be too many; each endpoint has a name of its own for it."""
+
 
 async def cosines(context: Context, job: Job, base: str, pairs: Sequence[tuple[str, str]], body: Any) -> list[float]:
     """Of each pair's embeddings; every text is computed once."""
@@ -73,5 +76,4 @@ def _talk(messages: list[dict[str, Any]], options: dict[str, Any]) -> Talk:
 
 def _grow(job: Job, count: int) -> None:
     check_count(count)
-    if count > 1:
-        job.grow(count - 1)
+    job.grow(count, DOCUMENTS)
