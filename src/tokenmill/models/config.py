@@ -113,7 +113,8 @@ def _ceiling(name: str) -> int:
 
 ACTIVATIONS = {
     "silu": "silu", "swish": "silu", "gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh", "relu": "relu", "relu2": "relu2",
+    "gelu_pytorch_tanh": "gelu_tanh", "gelu_python_tanh": "gelu_tanh", "gelu_accurate": "gelu_tanh",
+    "gelu_python": "gelu", "relu": "relu", "relu2": "relu2",
 }  # fmt: skip
 """Activation names of config files -> ours."""
 

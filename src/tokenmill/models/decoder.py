@@ -118,6 +118,12 @@ class Decoder:
     def _head_weight(self, b: Build, sizes: Sizes, ends: Ends, width: int) -> Weight:
         if not sizes.tied:
             share = (0, b.group.rank, b.group.size) if splits(b.group, sizes.vocab) else None
+            stored = list(b.checkpoint.names())
+            if stored and not any(name.startswith(f"{b.path(ends.head)}.") for name in stored):
+                raise ModelError(
+                    "config.json: without 'tie_word_embeddings' the head has a matrix of its own, and the checkpoint "
+                    f"has no tensor '{b.path(ends.head)}.weight'."
+                )
             return b.weight(ends.head, (sizes.vocab, width), bias=ends.head_bias, head=True, share=share)
         assert self.embedding is not None
         b.book.flops += 2.0 * sizes.vocab * width

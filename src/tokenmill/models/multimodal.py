@@ -43,7 +43,8 @@ TEXTS: dict[str, Text] = {
         151936, 2048, 6144, 24, 32, moe_intermediate_size=768, num_experts=128)),
     "gpt_oss": Text("GptOssForCausalLM", _sizes(201088, 2880, 2880, 36, 64, num_local_experts=128)),
     "lfm2": Text("Lfm2ForCausalLM", _sizes(65536, 2560, 12288, 32, 32)),
-    "gemma3_text": Text("Gemma3ForCausalLM", _GEMMA3),
+    # Of the classes with pictures, those of Gemma 3 do not bend logits.
+    "gemma3_text": Text("Gemma3ForCausalLM", _GEMMA3, {"final_logit_softcapping": ()}),
     "gemma3n_text": Text("Gemma3nForCausalLM", _sizes(262400, 2048, 16384, 35, 8)),
     "gemma4_text": Text("Gemma4ForCausalLM", _GEMMA4),
     "llama4_text": Text("Llama4ForCausalLM", _sizes(202048, 5120, 8192, 48, 40, num_local_experts=16)),

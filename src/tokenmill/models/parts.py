@@ -194,8 +194,8 @@ def make_feed(c: ModelConfig, at: Build, row: Feed, norms: Norms) -> MLP:
         act = cast(Act, f"{row.fixed}_mul" if row.gated else row.fixed)
     elif row.learned and c.get(row.act, str, "") == "xielu":
         by_hand = xielu(b)
-    elif row.gated and activation(c, row.act, "silu") == "relu2":
-        by_hand = gated_by("relu2")
+    elif row.gated and activation(c, row.act, "silu") in ("relu", "relu2"):
+        by_hand = gated_by(cast(Act, activation(c, row.act, "silu")))
     else:
         act = read_act(c, gated=row.gated, default="silu", key=row.act)
     within = None

@@ -57,7 +57,8 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
     _check_outside(config, inner, outer)
     _check_fixed(inner, kind, text)
     absent = {key: value for key, value in text.defaults.items() if inner.get(_ALSO.get(key, key)) is None}
-    found = {**absent, **{key: value for key, value in inner.items() if key not in ("architectures", "auto_map")}}
+    unread = {"architectures", "auto_map", *(key for key in text.fixed if inner.get(key) is None)}
+    found = {**absent, **{key: value for key, value in inner.items() if key not in unread}}
     found.update({key: config[key] for key in _SAID_OUTSIDE if config.get(key) is not None})
     dtype = config.get("dtype") or config.get("torch_dtype") or inner.get("dtype") or inner.get("torch_dtype")
     if dtype is not None:

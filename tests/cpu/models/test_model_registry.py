@@ -48,7 +48,7 @@ def llama(tmp_path_factory):
         ({"vocab_size": 10**7}, "embed_tokens.weight.*67.*10000000"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3"),
         ({"hidden_act": "mish"}, "hidden_act 'mish' is not supported"),
-        ({"hidden_act": "relu"}, "hidden_act.*gated"),
+        ({"hidden_act": "mish"}, "hidden_act .mish. is not supported"),
         ({"attention_bias": 1}, "'attention_bias' must be true or false"),
         ({"rope_parameters": {"rope_type": "spiral"}}, "spiral"),
         ({"quantization_config": {"quant_method": "spqr"}}, "spqr"),

@@ -100,8 +100,14 @@ def test_the_tensors_say_whether_the_head_is_the_embedding(tmp_path: Path) -> No
     tied = {k: v for k, v in tensors.items() if k != head}
     embedding = next(v for k, v in tensors.items() if k.endswith("embed_tokens.weight"))
     assert torch.equal(logits(silent, tied), logits(config, {**tied, head: embedding}))
-    with pytest.raises(ModelError, match=r"no tensor 'lm_head\.weight'"):
+    with pytest.raises(ModelError, match=r"'tie_word_embeddings'.* no tensor 'lm_head\.weight'"):
         load(config, tied)
+
+
+def test_a_key_that_this_class_does_not_read_may_be_null(tmp_path: Path) -> None:
+    reference, config, tensors = make("qwen3-vl-moe", tmp_path)
+    config["text_config"]["norm_topk_prob"] = None
+    assert (logits(config, tensors) - theirs(reference, prompt(20))).abs().max() <= 1e-4
 
 
 def test_gemma3n_as_its_files_are(tmp_path: Path) -> None:
@@ -150,6 +156,8 @@ def test_absent_keys_mean_what_transformers_takes_them_for(kind: str) -> None:
           "text_config": {"model_type": "qwen3_vl_moe_text", "norm_topk_prob": False}}, "'text_config.norm_topk_prob'"),
         ({"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": None,
           "text_config": {"head_dim": 8, "hidden_size": 32, "num_attention_heads": 2}}, "'text_config.head_dim' = 8"),
+        ({"architectures": ["Gemma3ForConditionalGeneration"], "model_type": None,
+          "text_config": {"final_logit_softcapping": 30.0}}, "'text_config.final_logit_softcapping' = 30.0"),
     ],
 )  # fmt: skip
 def test_what_is_not_built_is_refused_by_name(change: dict[str, Any], says: str) -> None:
