@@ -315,6 +315,10 @@ def test_what_is_too_long_for_the_model_is_said_so(serve: Servers, tab: Tabs) ->
     alert = page.get_by_role("alert")
     alert.get_by_text("Too long for this model").wait_for()
     assert "begin a new chat" in alert.inner_text() and alert.get_by_text("Open the settings").count() == 0
+    alert.get_by_role("button", name="Edit the question").click()
+    page.get_by_label("Edit the question").fill("word")
+    page.keyboard.press("Enter")
+    page.locator(".answer > .prose", has_text="No.").wait_for()
 
 
 def test_code_in_front_does_not_turn_a_sentence_round(serve: Servers, tab: Tabs) -> None:

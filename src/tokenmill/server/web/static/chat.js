@@ -13,6 +13,7 @@ import { onGrowth } from "./stream.js";
 import { copyText, html, Icon, saveFile } from "./ui.js";
 
 const STARTS = ["Tell me a short story about a mill by a river.", "What is 12 + 30?", "What is the capital of France?"];
+const AT_ONCE = 40; // messages
 
 export function ChatView({ panels, setPanels, onTimeline, onReload, onComplete }) {
   const { open, list, problem, said, card, model, unkept, fleeting } = useStore(chat);
@@ -55,6 +56,7 @@ function Messages({ open, onSettings, onTimeline, onComplete }) {
   const live = runningIn(open);
   const nodes = shownPath();
   const asked = useRef(live);
+  const first = useFirst(nodes.length, box);
   useLayoutEffect(() => {
     if (live && asked.current !== live) toEnd(); // whoever asks wants to see the answer
     else if (nodes.length) follow();
@@ -65,11 +67,29 @@ function Messages({ open, onSettings, onTimeline, onComplete }) {
   return html`<div class="messages-frame">
     <div class="messages" ref=${box} onScroll=${onScroll} onClick=${copyCode} role="log" aria-live="off" aria-label="Messages" tabindex="0">
       ${nodes.length === 0 && html`<${Welcome} onComplete=${onComplete} />`}
-      ${nodes.map((node, i) => html`<${Message} key=${node.id} node=${node} busy=${Boolean(live)} last=${i === nodes.length - 1} held=${held}
+      ${nodes.slice(first).map((node, i) => html`<${Message} key=${node.id} node=${node} busy=${Boolean(live)} last=${first + i === nodes.length - 1} held=${held}
         onSettings=${onSettings} onTimeline=${onTimeline} />`)}
     </div>
     ${away && html`<button type="button" class="to-end" aria-label="To the newest" onClick=${toEnd}><${Icon} name="down" /></button>`}
   </div>`;
+}
+
+// Of a long conversation the end is drawn at once, what is before it when there is time. -> the first message that is drawn.
+function useFirst(count, box) {
+  const [first, setFirst] = useState(Math.max(0, count - AT_ONCE));
+  const below = useRef(0); // pixels from the top of the view to the end: they stay when more is drawn above
+  useLayoutEffect(() => {
+    if (below.current) box.current.scrollTop = box.current.scrollHeight - below.current;
+    below.current = 0;
+    if (!first) return undefined;
+    const draw = () => {
+      below.current = box.current.scrollHeight - box.current.scrollTop;
+      setFirst(Math.max(0, first - AT_ONCE));
+    };
+    const timer = setTimeout(draw, 30);
+    return () => clearTimeout(timer);
+  }, [first]);
+  return first;
 }
 
 // What had the focus may go away with its message: then the messages have it, so that the next Tab begins there.

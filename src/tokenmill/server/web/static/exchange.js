@@ -111,25 +111,25 @@ function own(item) {
 }
 
 function fromOpenWebUI(item, history) {
-  const made = begun(item.title ?? item.chat?.title, (item.created_at ?? 0) * 1000 || item.chat?.timestamp, (item.updated_at ?? 0) * 1000);
-  copyTree(made, Object.values(history.messages), (m) => said(m.role, m.content, (m.timestamp ?? 0) * 1000, m.model), (m) => m.parentId ?? null, history.currentId);
+  const made = begun(item.title ?? item.chat?.title, number(item.created_at) * 1000 || item.chat?.timestamp, number(item.updated_at) * 1000);
+  copyTree(made, Object.values(history.messages), (m) => said(m.role, m.content, number(m.timestamp) * 1000, m.model), (m) => m.parentId ?? null, history.currentId);
   return made;
 }
 
 function fromOpenAI(item) {
-  const made = begun(item.title, (item.create_time ?? 0) * 1000, (item.update_time ?? 0) * 1000);
+  const made = begun(item.title, number(item.create_time) * 1000, number(item.update_time) * 1000);
   copyTree(made, Object.values(item.mapping), ({ message }) => {
     if (!message || message.metadata?.is_visually_hidden_from_conversation) return null;
     const parts = Array.isArray(message.content?.parts) ? message.content.parts : [message.content?.text ?? message.content?.result ?? ""];
-    const content = parts.map((p) => (typeof p === "string" ? p : (p?.text ?? (p ? "[attachment]" : "")))).join("\n").trim();
+    const content = parts.map((p) => (typeof p === "string" ? p : words(p?.text ?? (p ? "[attachment]" : "")))).join("\n").trim();
     const role = message.author?.role;
-    return content || role === "user" ? said(role, content, (message.create_time ?? 0) * 1000, message.metadata?.model_slug) : null;
+    return content || role === "user" ? said(role, content, number(message.create_time) * 1000, message.metadata?.model_slug) : null;
   }, (n) => n.parent ?? null, item.current_node);
   return made;
 }
 
 function fromMessages(item, messages) {
-  const made = begun(item.title, number(item.created) * 1, number(item.updated));
+  const made = begun(item.title, item.created, item.updated);
   let parent = null;
   for (const message of messages) {
     const node = said(message?.role, content(message?.content), 0, "");
@@ -142,7 +142,7 @@ function fromMessages(item, messages) {
   return made;
 }
 
-const content = (found) => (Array.isArray(found) ? found.map((p) => p?.text ?? "").join("\n") : found);
+const content = (found) => (Array.isArray(found) ? found.map((p) => words(p?.text)).join("\n") : found);
 const words = (found) => (typeof found === "string" ? found : found === null || found === undefined ? "" : JSON.stringify(found));
 const number = (found) => (Number.isFinite(found) && found > 0 && found < 8.64e15 ? found : 0); // the last moment that has a date
 const tools = (found) => (Array.isArray(found) ? found.map((t) => ({ id: words(t?.id), name: words(t?.name), arguments: words(t?.arguments) })) : []);

@@ -19,14 +19,15 @@ export function useFollow() {
     box.current.scrollTop = box.current.scrollHeight;
     note();
   };
-  const follow = () => follows.current && toEnd();
+  const left = () => box.current.scrollHeight - box.current.scrollTop - box.current.clientHeight;
+  const follow = () => (follows.current ? toEnd() : setAway(left() > FAR));
   const onScroll = () => {
-    const { scrollTop: top, scrollHeight: height, clientHeight } = box.current;
-    const left = height - top - clientHeight;
-    if (left < AT_END) follows.current = true;
+    if (!box.current) return; // the last one comes when the box has gone
+    const { scrollTop: top, scrollHeight: height } = box.current;
+    if (left() < AT_END) follows.current = true;
     else if (top < before.current.top && height >= before.current.height) follows.current = false; // whoever scrolls up wants to read there
     note();
-    setAway(left > FAR);
+    setAway(left() > FAR);
   };
   useLayoutEffect(note, []);
   return { box, follow, away, toEnd, onScroll };

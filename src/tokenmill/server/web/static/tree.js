@@ -123,8 +123,8 @@ export function upgrade(conversation) {
       parent = add(made, parent, { ...message, id: undefined }).id;
       continue;
     }
-    const nodes = message.answers.map((answer) => add(made, parent, { ...emptyAnswer(), ...answer }));
-    parent = nodes[message.at]?.id ?? nodes.at(-1)?.id ?? parent;
+    const nodes = message.answers.map((answer) => add(made, parent, { ...emptyAnswer(), ...answer, id: undefined }));
+    parent = nodes[Number.isInteger(message.at) ? message.at : -1]?.id ?? nodes.at(-1)?.id ?? parent;
   }
   made.leaf = parent;
   remember(made);

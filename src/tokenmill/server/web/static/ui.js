@@ -57,6 +57,7 @@ export function Dialog({ title, onClose, children, wide = false, class: extra = 
     const before = document.activeElement;
     if (!dialog.open) dialog.showModal();
     return () => {
+      dialog.close(); // as long as it is open, nothing else can have the focus
       if (before instanceof HTMLElement && before.isConnected) before.focus();
     };
   }, []);
