@@ -99,7 +99,8 @@ def plan_turn(
     separate: bool = True,
 ) -> tuple[Turn, SamplingParams]:
     """The turn, and what the engine is asked for. `separate`: reasoning is told apart from the answer."""
-    _check_names(wish)
+    marks = control_marks(tokenizer)
+    _check_names(wish, marks)
     if wish.wanted and not wish.forced and form.calls is None:
         raise ParameterError(
             "This model's chat template shows no format for tool calls: name one with --tool-call-parser, or use "
@@ -115,7 +116,6 @@ def plan_turn(
         structure, calls = _structure(form, wish, structure, span, inside)
     elif structure is not None and span is not None and span.answer:
         structure = _tagged(_lead(span, inside, span.answer, _as_tree(structure)))
-    marks = control_marks(tokenizer)
     if isinstance(structure, dict) and isinstance(structure.get("structural_tag"), dict):
         structure = {"structural_tag": _with_tokens(structure["structural_tag"], marks)}
     reads = MessageFormat(thinking if separate else None, calls)
@@ -138,7 +138,14 @@ def plan_turn(
     return turn, msgspec.structs.replace(params, **changes)
 
 
-def _check_names(wish: ToolWish) -> None:
+def _check_names(wish: ToolWish, marks: Mapping[str, int]) -> None:
+    for name in wish.tools if wish.wanted else ():
+        if (mark := next((mark for mark in marks if mark in name), None)) is not None:
+            raise ParameterError(
+                f"tools names a function {quoted(name)}: {mark} is a control token of this model, which no name can "
+                "hold.",
+                param="tools",
+            )
     if wish.named is not None and wish.named not in wish.tools:
         raise ParameterError(f"tool_choice names {quoted(wish.named)}, which tools do not hold.", param="tool_choice")
     if wish.choice == "required" and not wish.tools:

@@ -23,13 +23,15 @@ MOST_STATES = 20_000
 """Of one lexer: about 14 MB."""
 NO_TOKEN = "no token of this model's vocabulary says what must follow"
 _JSON = re.compile(r'"json_schema":\s*\{|%json')
+_TOKENS = re.compile(r"<[\w|\[]")
+"""Where a grammar may name tokens; texts that hold such signs only cost a look."""
 
 
 class Compiled:
     """`root`: a matcher at its start, on the lexer that is shared; None: that one has died. `has_json`: it has JSON
-    parts."""
+    parts; `has_tokens`: it may name tokens."""
 
-    __slots__ = ("has_json", "root", "text", "vocabulary")
+    __slots__ = ("has_json", "has_tokens", "root", "text", "vocabulary")
 
     def __init__(self, text: str, vocabulary: Vocabulary) -> None:
         """Compile; refuses what is too large or what the engine does not take."""
@@ -37,6 +39,7 @@ class Compiled:
             refuse("the grammar is too large once it is written out. Simplify it.")
         self.text = text
         self.has_json = _JSON.search(text) is not None
+        self.has_tokens = _TOKENS.search(text) is not None
         self.vocabulary = vocabulary
         self.root: LLMatcher | None = self._fresh(1)
         if self.root.is_error():

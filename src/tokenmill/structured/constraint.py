@@ -61,12 +61,15 @@ class GrammarConstraint:
         """Allowed next tokens; none at all when the grammar's limits were hit, which ends the sequence as failed."""
         while not self.broken:
             forced = self._forced()
+            if self.broken:
+                break
             if forced or self.ended:
                 return self._bits(forced[:1] or sorted(self.vocabulary.end_ids))
             found: bytes = self.ready if self.ready is not None else self.matcher.compute_bitmask()
             if not self.matcher.is_error():  # its mask would allow the end
                 found = found[: self.vocabulary.mask_bytes]  # it may be a word longer
                 found = self.vocabulary.numerals.bounded(found, self.said) if self.compiled.has_json else found
+                found = self._without_ends(found) if self.compiled.has_tokens else found
                 if found != bytes(len(found)):
                     return found
                 self._break(NO_TOKEN)
@@ -172,7 +175,22 @@ class GrammarConstraint:
     def _forced(self) -> list[int]:
         if self.pending is None:
             self.pending = [] if self.ended or self.matcher.is_stopped() else self.matcher.compute_ff_tokens()
+            if self.compiled.has_tokens and not self.vocabulary.end_ids.isdisjoint(self.pending):
+                at = next(i for i, token in enumerate(self.pending) if token in self.vocabulary.end_ids)
+                self.pending = self.pending[:at]
+                if not at:
+                    self._break(NO_TOKEN)
         return self.pending
+
+    def _without_ends(self, found: bytes) -> bytes:
+        """A token that ends answers says nothing else, even if the grammar names it in the midst of one."""
+        if self.matcher.is_accepting():
+            return found
+        kept = bytearray(found)
+        for token in self.vocabulary.end_ids:
+            if token >> 3 < len(kept):
+                kept[token >> 3] &= ~(1 << (token & 7))
+        return bytes(kept)
 
     def _bits(self, tokens: list[int]) -> bytes:
         found = bytearray(self.vocabulary.mask_bytes)
@@ -184,13 +202,13 @@ class GrammarConstraint:
 class _Walk:
     """Steps of a constraint that can be taken back."""
 
-    __slots__ = ("broken", "constraint", "consumed", "pending")
+    __slots__ = ("broken", "constraint", "consumed", "pending", "why")
 
     def __init__(self, constraint: GrammarConstraint) -> None:
         self.constraint = constraint
         self.consumed = 0
         self.pending = constraint.pending
-        self.broken = constraint.broken
+        self.broken, self.why = constraint.broken, constraint.why
 
     def step(self, token: int) -> bool:
         """Take one allowed token; False (and no change) if it is not."""
@@ -212,7 +230,7 @@ class _Walk:
     def back(self) -> None:
         """Undo all steps."""
         c = self.constraint
-        c.ended, c.broken = False, self.broken
+        c.ended, c.broken, c.why = False, self.broken, self.why
         if self.consumed:
             c.matcher.rollback(self.consumed)
             del c.said[-self.consumed :]

@@ -49,7 +49,10 @@ def prepare(setup: dict[str, Any]) -> Answer:
 
 def _words(error: Exception) -> str:
     line = getattr(error, "lineno", None)
-    text = (str(error) or type(error).__name__)[:500]
+    if isinstance(error, OSError):  # whose words name a file of this machine
+        text = "it needs a file, and none may be opened here"
+    else:
+        text = (str(error) or type(error).__name__)[:500]
     return f"{text} (line {line})" if line else text
 
 
@@ -244,7 +247,8 @@ def _warm() -> None:
     """Do everything once that opens files, because the fence forbids it afterwards."""
     _now("%d %b %Y %A")
     probe = "{{ {'a': [1]}|tojson(indent=2) }}{% for x in [1] %}{% generation %}{{ x }}{% endgeneration %}{% endfor %}"
-    list(_environment().from_string(probe).generate())
+    late = "{{ 'a b'|wordwrap(1) }}{{ [1]|pprint }}"  # filters that import their modules when they are used
+    list(_environment().from_string(probe + late).generate())
     for broken in ("{{ raise_exception('x') }}", "{{ undefined.name.name }}", "{{ 'x'.__class__.__mro__ }}"):
         try:
             list(_environment().from_string(broken).generate())

@@ -161,6 +161,15 @@ def test_errors_are_sentences(families: dict[str, ChatTemplate]) -> None:
     assert families["inst"].render(USER) == "<s>[INST] hello[/INST]"
 
 
+def test_no_filter_needs_a_file() -> None:
+    """A helper may open none, and what imports a module late is told without the module's place."""
+    assert render("{{ 'a b c'|wordwrap(1) }}{{ ['a']|pprint }}") == "a\nb\nc['a']"
+    for source in ("{{ 'a'.encode('cp1140') }}", "{{ messages[0].content.encode('cp1140') }}"):
+        with pytest.raises(UserError) as refused:
+            render(source)
+        assert "needs a file" in str(refused.value) and ".py" not in str(refused.value)
+
+
 ENDLESS = {
     "loops": "{% for a in range(9999) %}{% for b in range(9999) %}{% for c in range(9999) %}" + "{% endfor %}" * 3,
     "power": "{% set n = namespace(x=9) %}{{ n.x ** (n.x ** n.x) }}",

@@ -62,6 +62,9 @@ SAID = [
     (RESPONSES, {"input": "a", "tool_choice": {"type": "function", "name": "f"}}, "tool_choice needs tools"),
     (MESSAGES, {**ANTHROPIC, "tool_choice": {"type": "any"}}, "tool_choice needs tools"),
     (MESSAGES, {**ANTHROPIC, "tool_choice": {"type": "tool", "name": "f"}}, "tool_choice needs tools"),
+    # A control token is no part of a name, be the call asked for or not.
+    (CHAT, {**CALLS, "tools": [{"type": "function", "function": {"name": "a<|im_end|>"}}]}, "<|im_end|> is a control"),
+    (RESPONSES, {"input": "a", "tools": [{**EMPTY_TOOL, "name": "<|im_start|>"}]}, "<|im_start|> is a control"),
     # A call that is asked for leaves no place for another structure.
     (CHAT, {**CALLS, "response_format": FORM}, "response_format has no effect here: tool_choice asks for a call"),
     (CHAT, {**CALLS, "tool_choice": NAMED, "guided_regex": "a"}, "guided_regex has no effect here"),

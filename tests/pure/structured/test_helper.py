@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from bytewise import COMPILER, END, byte_vocabulary, compiled, says
+from bytewise import COMPILER, END, allowed, byte_vocabulary, compiled, says
 
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.request import ReasoningSpan
@@ -183,6 +183,33 @@ def test_control_tokens_in_literals_are_tokens():
     assert constraint.validate([97, 256, 98, 256]) == 3, "free text holds none"
     with pytest.raises(UserError):
         tree({"type": "const_string", "value": "a"}, special_tokens={"a": "b"})
+
+
+ENDLESS = {
+    "at once": 'start: <[256]> "b"',
+    "forced": 'start: "ab" <[256]> "c"',
+    "behind a choice": 'start: /[a-c]{2}/ <[256]> "c"',
+    "of two ways": 'start: "a" (<[256]> "c" | <[256]> "d")',
+}
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_a_grammar_cannot_go_on_behind_the_end(name):
+    """A token that ends answers ends them: nothing can follow it, and whoever asks for that is told so."""
+    with pytest.raises(ParameterError, match="what must follow"):
+        COMPILER.constraint({"grammar": ENDLESS[name]})
+
+
+def test_where_a_grammar_may_end_it_may_name_the_end():
+    mixed = COMPILER.constraint({"grammar": 'start: ("a" | "a" <[256]> "c") "b"?'})
+    assert says(mixed, "a") and says(mixed, "ab") and not says(mixed, "b")
+    mixed.accept([97])
+    assert END in allowed(mixed.mask())
+    for grammar in ('start: "a" (<[256]> "c" | "b"+ "c")', 'start: "a" (<[255-256]> | "b"+) "c"'):
+        other = COMPILER.constraint({"grammar": grammar})
+        other.accept([97])
+        assert END not in allowed(other.mask()) and 98 in allowed(other.mask())
+        assert other.validate([END]) == 0 and other.failure() is None
 
 
 def test_base64_is_enforced_where_it_is_asked_for():
