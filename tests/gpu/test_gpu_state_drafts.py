@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tokenmill import LLM, SamplingParams
+from tokenmill.core.drafting import AllOfThem
 
 hf = pytest.importorskip("transformers")
 MOST = 4
@@ -46,7 +47,7 @@ PARAMS = [
 
 
 def answers(folder, speculative=None, texts=None, **options):
-    """Token ids, and how many drafts stood."""
+    """Token ids, and how many drafts stood. texts: what the host's drafter guesses from, one token in four wrong."""
     given = {"max_num_seqs": 8, "max_model_len": 256, "kv_cache_memory_bytes": 1 << 28, "device": "cuda", **options}
     llm = LLM(model=str(folder), skip_tokenizer_init=True, deterministic=True, speculative_config=speculative, **given)
     try:
@@ -58,6 +59,8 @@ def answers(folder, speculative=None, texts=None, **options):
                 return [(n + 1) % 128 if (len(seq.tokens) + 3 * i + n) % 4 == 0 else n for i, n in enumerate(after)]
 
             llm.engine.scheduler.roster.drafter.propose = propose
+        elif speculative is not None:  # those of the device, all of them
+            llm.engine.scheduler.ahead.control = AllOfThem(MOST)
         found = [[o.outputs[0].token_ids for o in llm.generate(PROMPTS, PARAMS, use_tqdm=False)] for _ in range(2)]
         return found, llm.engine.scheduler.counters.accepted
     finally:
@@ -68,6 +71,9 @@ def test_the_same_tokens(folder):
     plain, _ = answers(folder)
     texts = [p["prompt_token_ids"] + list(t) for p, t in zip(PROMPTS, plain[0], strict=True)]
     for eager in (False, True):
-        config = {"method": "ngram", "num_speculative_tokens": MOST}
+        config = {"method": "suffix", "num_speculative_tokens": MOST}
         found, accepted = answers(folder, config, texts, enforce_eager=eager)
         assert found == plain and accepted > 100
+        config = {"method": "ngram", "num_speculative_tokens": MOST, "prompt_lookup_min": 1}
+        found, accepted = answers(folder, config, enforce_eager=eager)
+        assert found == plain and accepted > 0
