@@ -70,7 +70,7 @@ def test_what_a_model_writes_cannot_act(serve: Servers, tab: Tabs) -> None:
     hrefs = page.eval_on_selector_all(".prose a", "links => links.map(a => [a.getAttribute('href'), a.rel])")
     assert {href for href, _ in hrefs} <= {"https://example.org/wheels", "https://far.example/x.png", None}
     assert all("noopener" in rel for href, rel in hrefs if href)
-    assert page.title() == "tokenmill"
+    assert page.title() == "Hi · tokenmill"
 
 
 def test_stop_ends_the_request_and_go_on_continues(serve: Servers, tab: Tabs) -> None:

@@ -273,3 +273,37 @@ def test_schemas_become_forms_and_back(modules: Any) -> None:
     }
     assert using(modules, "fields", "return m.schemaOf(m.rowsOf(a));", schema) == schema
     assert using(modules, "fields", "return m.rowsOf({type: 'object', properties: {a: {anyOf: []}}});") is None
+
+
+CODE = '''def f(a):  # one
+    """a
+    text"""
+    return "b" + 12 if a else g(a)  # end
+'''
+
+
+def test_code_has_its_final_colours_while_it_grows(modules: Any) -> None:
+    """Whole lines are coloured as they are at the end, and nothing of the text is lost; an open string waits."""
+    states, final = using(
+        modules,
+        "highlight",
+        """const code = document.createElement('code');
+        code.dataset.language = 'python';
+        const node = document.createTextNode('');
+        code.append(node);
+        const shown = () => [...code.children].map(e => [e.className, e.textContent]);
+        const states = [];
+        for (const letter of a) {
+            node.appendData(letter);
+            m.highlightLines(code, node);
+            states.push([code.textContent, shown()]);
+        }
+        m.highlight(code);
+        return [states, shown()];""",
+        CODE,
+    )
+    assert [text for text, _ in states] == [CODE[: i + 1] for i in range(len(CODE))]
+    for _, coloured in states:
+        assert coloured == final[: len(coloured)]
+    assert states[-1][1] == final and ["s", '"""a\n    text"""'] in final
+    assert not any(kind == "s" for kind, _ in states[CODE.index("text")][1])

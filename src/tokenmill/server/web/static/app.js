@@ -36,12 +36,13 @@ const VIEWS = [["chat", "Chat"], ["compare", "Compare"], ["text", "Text"], ["eng
 const viewOf = () => VIEWS.find(([name]) => location.hash.startsWith(`#${name}`))?.[0] ?? "chat";
 const ofAddress = () => /^#chat\/(.+)/.exec(location.hash)?.[1];
 
-// The address names the conversation that is shown, so that a page that is loaded again shows it again.
+// The address and the title name the conversation that is shown, so that a page that is loaded again shows it again.
 function useAddress() {
   useEffect(() => {
     const show = () => ofAddress() && openConversation(ofAddress());
     const name = ({ open }) => {
       const wanted = open.leaf === null ? "#chat" : `#chat/${open.id}`;
+      document.title = viewOf() === "chat" && open.title ? `${open.title} · tokenmill` : "tokenmill";
       if (viewOf() === "chat" && (location.hash || "#chat") !== wanted) history.replaceState(null, "", wanted);
     };
     const follow = () => {
