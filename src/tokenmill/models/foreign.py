@@ -291,8 +291,8 @@ def _check_windows(said: Any, host: Host) -> None:
     window = getattr(said, "sliding_window", None) or getattr(said, "window_size", None)
     switched = getattr(said, "use_sliding_window", True) is not False
     kinds = getattr(said, "layer_types", None) or []
-    if any(kind not in ("full_attention", "sliding_attention") for kind in kinds):
-        raise ModelError(f"it has layers of other kinds ({', '.join(sorted(set(kinds)))})")
+    if others := sorted(set(map(str, kinds)) - {"full_attention", "sliding_attention"}):
+        raise ModelError(f"it has layers of other kinds ({', '.join(others)})")
     windowed = sum(kv.kind == "window" for kv in host.kv)
     if kinds and len(kinds) == len(host.kv):
         if windowed != sum(kind == "sliding_attention" for kind in kinds):
