@@ -10,6 +10,7 @@ from gpu_lora_helpers import make as make_adapted
 from gpu_lora_helpers import model as adapted  # noqa: F401
 
 from tokenmill import SamplingParams
+from tokenmill.core.drafting import AllOfThem
 
 pytestmark = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="one GPU or none here")
 PARAMS = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -23,7 +24,10 @@ def test_two_devices_agree_with_one(model, options):  # noqa: F811
         expected = ids(llm.generate(asked, PARAMS, use_tqdm=False))
     with make(model, **narrow, **options, tensor_parallel_size=2) as llm:
         found = ids(llm.generate(asked, PARAMS, use_tqdm=False))
-    assert agreement(found, expected) > (0.3 if "quantization" in options else 0.97)
+    if "quantization" in options:  # each rank rounds its own part of the activations: later tokens go their own ways
+        assert sum(a[0] == b[0] for a, b in zip(found, expected, strict=True)) > 0.7 * len(found)
+    else:
+        assert agreement(found, expected) > 0.97
 
 
 def test_deterministic_ranks_give_the_bytes_of_one(model):  # noqa: F811
@@ -71,6 +75,7 @@ def test_drafts_over_devices(model, several):  # noqa: F811
     with make(model, dtype="float32") as llm:
         expected = ids(llm.generate(asked_for, PARAMS, use_tqdm=False))
     with make(model, dtype="float32", **several, **drafts) as llm:
+        llm.engine.scheduler.ahead.control = AllOfThem(3)  # whether they pay is a matter of time
         found = ids(llm.generate(asked_for, PARAMS, use_tqdm=False))
         assert llm.engine.scheduler.counters.drafted
     assert agreement(found, expected) > 0.97
