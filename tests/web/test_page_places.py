@@ -200,6 +200,21 @@ def test_a_long_conversation_is_drawn_from_its_end(mill: WebServer, tab: Tabs) -
     assert page.locator(".question .said").first.text_content() == "user 0"
 
 
+def test_a_wide_table_takes_the_room_beside_the_text(serve: Servers, tab: Tabs) -> None:
+    row = "| " + " | ".join(f"column no. {i}" for i in range(8)) + " |\n"
+    page = tab(serve(FakeOptions(script=f"Below.\n\n{row}{'|---' * 8}|\n{row}")).url)
+    say(page, "Which?")
+    ended(page)
+    text, table = (page.locator(f".answer > .prose {part}") for part in ("p", "table"))
+    assert abs(text.bounding_box()["x"] - table.bounding_box()["x"]) < 1
+    assert table.bounding_box()["width"] > text.bounding_box()["width"] + 40
+    assert page.locator(".prose .table").evaluate("e => e.scrollWidth <= e.clientWidth")
+    there = (
+        "e => e === document.elementFromPoint(e.getBoundingClientRect().right - 4, e.getBoundingClientRect().top + 4)"
+    )
+    assert table.locator("th").last.evaluate(there)  # no box around it cuts it off
+
+
 def test_paper_and_forced_colours_show_what_matters(mill: WebServer, tab: Tabs) -> None:
     page = tab(mill.url, color_scheme="dark")
     say(page, "Print this")
