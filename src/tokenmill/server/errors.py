@@ -92,12 +92,11 @@ def describe_error(error: BaseException) -> HttpError:
 
 @contextmanager
 def asked_in(field: str, *inner: str) -> Iterator[None]:
-    """What is wrong with a prompt in here, which its reader calls `prompt`, `inner` or nothing, is said of the field
-    that it came in."""
+    """What is wrong with a prompt in here, which its reader calls `prompt` or `inner`, is said of its own field."""
     try:
         yield
     except UserError as error:
-        if error.param in ("prompt", *inner) or (error.param is None and not isinstance(error, BusyError)):
+        if error.param in ("prompt", *inner):
             error.param = field
         raise
 

@@ -7,6 +7,7 @@ engines.
 from __future__ import annotations
 
 import os
+import resource
 import ssl
 from pathlib import Path
 
@@ -18,9 +19,17 @@ from tokenmill.server.prices import read_prices
 from tokenmill.server.traces import check_endpoint
 from tokenmill.text.messages.detect import find_format
 
+LEAST_FILES = 256
+"""Open files of a server; engines, helpers and what is kept in reserve leave 64 connections of so many."""
+
 
 def check_before_loading(server: ServerConfig) -> None:
     """Refuse what would be refused after the load anyway."""
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if most != resource.RLIM_INFINITY and most < LEAST_FILES:
+        raise UserError(
+            f"This process may open {most} files, and a server needs {LEAST_FILES}: ulimit -n {LEAST_FILES}."
+        )
     _check_keys(server.listen)
     _check_tls(server.listen)
     check_entry(server)

@@ -45,7 +45,7 @@ class TextWorkers:
 
     async def run_in_thread(self, work: Callable[[], T], size: int = 0) -> T:
         """Run something about a text of this size in a thread; its result is thrown away when it takes too long.
-        UserError says that the work is to blame, BusyError that it had to wait or that its thread got no time."""
+        ParameterError says that the work is to blame, BusyError that it had to wait or that its thread got no time."""
         begun: list[tuple[int, float]] = []
 
         def timed() -> T:
@@ -64,7 +64,7 @@ class TextWorkers:
             future.cancel()
         if not begun or time.clock_gettime(begun[0][0]) - begun[0][1] < self.budget_s / 2:
             raise BusyError("The server is too busy to read the prompt now; try again.")
-        raise UserError(f"The prompt could not be read within {self.budget_s:g} s; shorten it.")
+        raise ParameterError(f"The prompt could not be read within {self.budget_s:g} s; shorten it.", param="prompt")
 
     async def read(
         self, prompt: str | list[int], *, add_special_tokens: bool = True, any_length: bool = False
@@ -92,7 +92,12 @@ class TextWorkers:
                 ids = [*before, *ids, *after]
             return text, ids
 
-        return await self.run_in_thread(work, size)
+        try:
+            return await self.run_in_thread(work, size)
+        except UserError as error:  # the template's own words name no field
+            if error.param is None and not isinstance(error, BusyError):
+                error.param = "messages"
+            raise
 
     @property
     def fill_form(self) -> FillForm:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import resource
 import shutil
 import subprocess
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,14 @@ def test_it_is_one_sentence_before_loading(title: str, monkeypatch: pytest.Monke
     assert result.exit_code == 2, result.exception
     assert words in result.stderr and "loading demo" not in result.stderr
     assert result.stderr.startswith("tokenmill: ") and result.stderr.count("\n") == 1 and "Errno" not in result.stderr
+
+
+@pytest.mark.parametrize(("most", "refused"), [(64, True), (255, True), (256, False), (resource.RLIM_INFINITY, False)])
+def test_a_server_needs_open_files(monkeypatch: pytest.MonkeyPatch, most: int, refused: bool) -> None:
+    """With fewer it would answer one connection, and start no helper."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, most))
+    with pytest.raises(UserError, match="ulimit -n 256") if refused else nullcontext():
+        check_before_loading(make_server_config({}))
 
 
 def test_what_is_right_passes_and_leaves_nothing(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Starter
+from tokenmill.core.errors import ParameterError
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -94,6 +95,8 @@ SAID = [
     (INFER, {"inputs": [tensor(), number(data=[True])]}, "not of its datatype INT32"),
     (INFER, {"inputs": [tensor()], "outputs": [{"name": "x"}]}, "There is no output 'x'"),
     ("/detokenize", {"tokens": [10**9]}, "outside the vocabulary"),
+    ("/api/embeddings", {"model": "fake", "prompt": ""}, "prompt: String"),
+    (MESSAGES, {**ANTHROPIC, "thinking": {"type": "disabled", "budget_tokens": 9}}, "thinking.budget_tokens has no"),
     ("/api/generate", {"model": "fake", "prompt": "a", "top_logprobs": 2}, "top_logprobs needs logprobs"),
 ]
 
@@ -122,6 +125,57 @@ async def test_param_is_a_field_of_the_request(start: Starter, body: Any, param:
     served = await start()
     answer = await served.post(RESPONSES, body)
     assert answer.status_code in (400, 404) and answer.json()["error"]["param"] == param
+
+
+TREE = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
+STRICT = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        (TEXT, {"prompt": "a", "guided_regex": "a"}, "guided_regex"),
+        (TEXT, {"prompt": "a", "ebnf": "x"}, "ebnf"),
+        (TEXT, {"prompt": "a", "structured_outputs": {"regex": "a"}}, "structured_outputs"),
+        (CHAT, {"messages": HELLO, "guided_choice": ["a"]}, "guided_choice"),
+        (CHAT, {"messages": HELLO, "response_format": TREE}, "response_format"),
+        (CHAT, CALLS, "tools"),
+        (RESPONSES, {"input": "a", "text": {"format": SCHEMA}}, "text.format"),
+        (RESPONSES, {"input": "a", "tools": [STRICT], "tool_choice": "required"}, "tools"),
+        (MESSAGES, {**ANTHROPIC, **CLAUDE}, "tools"),
+        ("/completion", {"prompt": "a", "json_schema": {}}, "json_schema"),
+        ("/api/generate", {"model": "fake", "prompt": "a", "format": {}}, "format"),
+        (
+            "/generate",
+            {"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "a"}}},
+            "parameters.grammar",
+        ),
+    ],
+    ids=str,
+)
+async def test_a_bad_structure_is_told_of_by_its_field(
+    start: Starter, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, said: str
+) -> None:
+    async def refuse(request: Any, *_: Any) -> None:
+        assert request.params.structured_outputs
+        raise ParameterError("structured_outputs: it cannot be.", param="structured_outputs")
+
+    served = await start()
+    monkeypatch.setattr(served.context.backend, "open", refuse)
+    answer = await served.post(path, body)
+    error = answer.json()["error"]
+    message = error if isinstance(error, str) else error["message"]
+    assert answer.status_code == 400 and message == f"{said}: it cannot be."
+    assert isinstance(error, str) or error.get("param", said) == said
+
+
+async def test_what_a_template_refuses_is_wrong_with_the_messages(start: Starter) -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    talk = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    served = await start()
+    for path in (CHAT, "/apply-template"):
+        answer = await served.post(path, {"messages": talk, "continue_final_message": True})
+        assert answer.status_code == 400 and answer.json()["error"]["param"] == "messages", answer.text
 
 
 async def test_tensors_of_every_kind_are_read(start: Starter) -> None:

@@ -113,6 +113,8 @@ class CountRequest(BaseModel):
         found |= _choice(self.tool_choice)
         if self.thinking is not None:
             on = self.thinking.type != "disabled"
+            if not on and self.thinking.budget_tokens is not None:
+                raise ParameterError("thinking.budget_tokens has no effect where it is disabled.", param="thinking")
             found["chat_template_kwargs"] = {"enable_thinking": on, "thinking": on}
             found["thinking_token_budget"] = self.thinking.budget_tokens if on else None
         return found

@@ -21,6 +21,7 @@ from tokenmill.checkpoint.stored import find_stored
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.door import peek, text_of
+from tokenmill.server.errors import in_names_of
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
 from tokenmill.server.ollama.changes import Changes, in_thread
 from tokenmill.server.ollama.keeping import FOREVER, keep, sent_away
@@ -109,7 +110,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             body = await work.read(EmbeddingsRequest)
             keep(context.house, request, body.keep_alive)
-            found = await vectors(context, work, body.model, body.prompt, None)
+            with in_names_of({"input": "prompt"}):
+                found = await vectors(context, work, body.model, body.prompt, None)
             return json_answer({"embedding": found["data"][0]["embedding"]})
 
     generate_loaded, chat_loaded = of_model(answer_prompt), of_model(answer_chat)

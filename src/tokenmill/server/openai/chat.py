@@ -19,6 +19,7 @@ from tokenmill.server.job import TOKEN, Gathered, Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import ChatRequest, Message
+from tokenmill.server.openai.structure import said_of_structure
 from tokenmill.server.openai.tools import call_objects, tool_wish
 from tokenmill.server.opening import begun
 from tokenmill.text.messages.message import Message as Said
@@ -126,7 +127,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
     if body.stream:
         each += (len(text) if body.return_prompt_text else 0) + (TOKEN * len(ids) if body.return_token_ids else 0)
     job.check_repeated(each, params.n)
-    with asked_in("messages"):
+    with asked_in("messages"), said_of_structure(body):
         await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
     return chat
 

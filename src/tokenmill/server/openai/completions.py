@@ -19,6 +19,7 @@ from tokenmill.server.job import ENTRY, TOKEN, Gathered, Job, Task
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import CompletionRequest
+from tokenmill.server.openai.structure import said_of_structure
 from tokenmill.server.sse import DONE, PlainChunks, event
 from tokenmill.text.stream_decoder import StreamDecoder
 
@@ -95,7 +96,8 @@ async def open_completion(
     each = sum(len(text or "") if body.echo else 0 for text, _ in read)
     each += sum(TOKEN * len(ids) if body.return_token_ids else 0 for _, ids in read)
     job.check_repeated(each, params.n)
-    await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
+    with said_of_structure(body):
+        await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
     return Completion(context, body, job, f"cmpl-{base}", model)
 
 

@@ -6,12 +6,14 @@ All become `structured_outputs` as the engine takes it; two that disagree are re
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.ceilings import check_ceilings
+from tokenmill.server.errors import in_names_of
 from tokenmill.server.openai.schemas import ResponseFormat, SamplingFields
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 from tokenmill.structured.lowering import SWITCHES
@@ -27,6 +29,7 @@ _DIRECT = {
     "grammar": "grammar",
     "structural_tag": "structural_tag",
 }
+_OURS = "structured_outputs"
 _SWITCHES = frozenset(("json_object", *SWITCHES))
 """What clients send as false when they do not mean it; a schema that is false is one that no value fits."""
 
@@ -56,11 +59,17 @@ def structured_by(body: SamplingFields) -> str | None:
     return next((name for name, _ in _asked(body)), None)
 
 
+def said_of_structure(body: SamplingFields) -> AbstractContextManager[None]:
+    """What is wrong with a structure in here is said of the field that it came in; it may be made of tools."""
+    name = structured_by(body) or ("tools" if getattr(body, "tools", None) else _OURS)
+    return nullcontext() if name == _OURS else in_names_of({_OURS: name})
+
+
 def _asked(body: SamplingFields) -> list[tuple[str, dict[str, Any]]]:
     """Every field that asks for a structure, with what it asks for."""
     asked = body.structured_outputs or {}
     given = {k: v for k, v in asked.items() if v is not None and (v is not False or k not in _SWITCHES)}
-    found = [("structured_outputs", given)] if given else []
+    found = [(_OURS, given)] if given else []
     for name, kind in _DIRECT.items():
         value = getattr(body, name, None)
         if value is not None:
