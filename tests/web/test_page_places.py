@@ -200,6 +200,22 @@ def test_a_long_conversation_is_drawn_from_its_end(mill: WebServer, tab: Tabs) -
     assert page.locator(".question .said").first.text_content() == "user 0"
 
 
+def test_a_conversation_that_cannot_be_drawn_takes_nothing_with_it(mill: WebServer, tab: Tabs) -> None:
+    page = tab(mill.url)
+    page.locator(".model-card").wait_for()
+    page.evaluate(
+        """async () => { const tree = await import('/static/tree.js');
+        const { adopt } = await import('/static/conversation.js');
+        const made = tree.emptyConversation();
+        made.title = 'Odd';
+        tree.add(made, null, { ...tree.emptyAnswer('Hm.'), stats: { output: 1, engine: { rate: 'x' } } });
+        await adopt(made); }"""
+    )
+    page.get_by_role("alert").get_by_text("This conversation cannot be shown").wait_for()
+    page.get_by_role("button", name="New chat").click()
+    page.get_by_text("What shall we talk about?").wait_for()
+
+
 def test_a_wide_table_takes_the_room_beside_the_text(serve: Servers, tab: Tabs) -> None:
     row = "| " + " | ".join(f"column no. {i}" for i in range(8)) + " |\n"
     page = tab(serve(FakeOptions(script=f"Below.\n\n{row}{'|---' * 8}|\n{row}")).url)

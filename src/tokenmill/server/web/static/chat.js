@@ -1,5 +1,5 @@
 // The chat. Owns: what stands where: the list, the messages, the place where one writes, the settings.
-import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useErrorBoundary, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { ModelCard } from "./card.js";
 import { Composer } from "./composer.js";
 import { ask, chat, exported, keepAgain, runningIn, shownPath } from "./conversation.js";
@@ -24,7 +24,7 @@ export function ChatView({ panels, setPanels, onTimeline, onReload, onComplete }
     <section class="talk" aria-label="Conversation">
       ${problem && html`<div class="banner"><${Trouble} error=${problem} onRetry=${onReload} onSettings=${openSettings} /></div>`}
       ${unkept && html`<div class="banner"><${Unkept} why=${unkept} id=${open.id} /></div>`}
-      <${Messages} key=${open.id} open=${open} onSettings=${openSettings} onTimeline=${onTimeline} onComplete=${onComplete} />
+      <${Shown} key=${open.id} open=${open} onSettings=${openSettings} onTimeline=${onTimeline} onComplete=${onComplete} />
       <${Composer} key=${`write-${open.id}`} open=${open} onSettings=${() => setPanels({ ...panels, settings: !panels.settings })} settingsOpen=${panels.settings} />
       <p class="unseen" role="status">${said}</p>
     </section>
@@ -48,6 +48,14 @@ export async function copyCode(event) {
   const done = await copyText(button.closest(".code").querySelector("code").textContent);
   button.textContent = done ? "Copied" : "Not allowed";
   setTimeout(() => { button.textContent = "Copy"; }, 1500);
+}
+
+// A conversation that cannot be drawn takes nothing else with it.
+function Shown(props) {
+  const [broken] = useErrorBoundary();
+  return broken
+    ? html`<div class="messages-frame"><div class="banner"><${Trouble} error=${{ title: "This conversation cannot be shown", text: `${broken.message}. It can be exported or deleted in the list.` }} /></div></div>`
+    : html`<${Messages} ...${props} />`;
 }
 
 function Messages({ open, onSettings, onTimeline, onComplete }) {
