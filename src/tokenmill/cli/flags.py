@@ -21,7 +21,7 @@ from tokenmill.cli.unloaded_model import look_for, plain_name
 from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import MOST_SHOWN, ParameterError, UserError
 from tokenmill.core.text_values import read_count
 
 Verb = Callable[..., None]
@@ -223,8 +223,8 @@ def _read_count(flag: str, text: str) -> int:
 def _read_json(flag: str, text: str) -> Any:
     try:
         value = json.loads(text)
-    except ValueError as error:
-        raise typer.BadParameter(f"{flag} wants JSON, and this is none ({error}): {text}") from error
+    except (ValueError, RecursionError) as error:
+        raise typer.BadParameter(f"{flag} wants JSON, and this is none ({error}): {text[:MOST_SHOWN]}") from error
     if not isinstance(value, dict):
-        raise typer.BadParameter(f"{flag} wants a JSON object like {{...}}, got {text}")
+        raise typer.BadParameter(f"{flag} wants a JSON object like {{...}}, got {text[:MOST_SHOWN]}")
     return value

@@ -65,7 +65,7 @@ def ask(url: str | None, key: str | None, path: str, body: dict[str, Any] | None
             found = json.loads(answer.read(MOST_BYTES))
     except urllib.error.HTTPError as error:
         raise UserError(f"{where}: {_said(error)}") from error
-    except (OSError, http.client.HTTPException, ValueError) as error:
+    except (OSError, http.client.HTTPException, ValueError, RecursionError) as error:
         reason = getattr(error, "reason", None) or error
         raise UserError(f"no server answers at {where} ({reason}); `tokenmill serve MODEL` starts one.") from error
     if not isinstance(found, dict):

@@ -32,7 +32,7 @@ def read_config_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]
         found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"--config {path} cannot be read: {why(error)}.") from error
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ParameterError(f"--config {path} is not YAML: {' '.join(str(error).split())}.") from error
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ParameterError(f"--config {path} must hold a mapping of option names to values.")

@@ -32,7 +32,7 @@ def read_written(text: str, kind: Any) -> tuple[Any, str]:
     if int in plain:
         return read_count(text), "a whole number (32k and 2GiB stand for such)"
     found: Any = None
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         if float in plain:
             found = float(text)
         elif str in plain:

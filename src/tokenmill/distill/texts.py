@@ -40,7 +40,7 @@ def _lines(text: str, path: Path) -> Iterator[str]:
             continue
         try:
             entry = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ParameterError(f"--data {path}, line {number}: no JSON ({error}).") from None
         value = entry.get("text", entry.get("prompt")) if isinstance(entry, dict) else entry
         if not isinstance(value, str):

@@ -53,7 +53,7 @@ def read_modules(given: Iterable[str]) -> list[tuple[str, str]]:
 def _from_json(text: str) -> tuple[str, str]:
     try:
         value = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ParameterError(f"lora_modules holds no JSON object: {_shown(text)}.", param="lora_modules") from error
     if not isinstance(value, Mapping) or not {"name", "path"} <= value.keys() <= {"name", "path", "base_model_name"}:
         raise ParameterError(

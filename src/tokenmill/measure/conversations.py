@@ -151,7 +151,7 @@ class Reader:
         if text.lstrip().startswith("["):
             try:
                 entries = json.loads(text)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise ParameterError(f"--workload {self.path} is not JSON: {error}.") from error
             yield from ((f"{self.path}, entry {number}", entry) for number, entry in enumerate(entries, 1))
             return
@@ -160,7 +160,7 @@ class Reader:
                 place = f"{self.path}, line {number}"
                 try:
                     yield place, json.loads(line)
-                except ValueError as error:
+                except (ValueError, RecursionError) as error:
                     raise ParameterError(f"{place} is not JSON: {getattr(error, 'msg', error)}.") from error
 
     def _entry(self, place: str, entry: Any) -> Conversation:

@@ -15,5 +15,5 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ParameterError(f"{path} cannot be read: {why(error)}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path} is not JSON: {error}.") from error

@@ -92,7 +92,7 @@ def read(path: Path) -> FileWorkload:
 def _line(place: str, text: str) -> tuple[list[int] | str, int]:
     try:
         entry = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ParameterError(f"{place} is not JSON: {getattr(error, 'msg', error)}.") from error
     if not isinstance(entry, dict):
         raise ParameterError(f"{place} must be a JSON object.")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -138,6 +139,27 @@ def test_wrong_commands_are_told_the_way(line: str, hint: str) -> None:
     assert result.exit_code == 2 and result.stdout == ""
     assert told.startswith("tokenmill: ") and hint in told and "Traceback" not in result.stderr
     assert len(SENTENCE.findall(told)) <= 3 and len(told) < 400, told
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *(
+            "serve --hf-overrides DEEP",
+            "serve --opening DEEP",
+            "serve --speculative-config DEEP",
+            "serve --config FILE",
+        ),
+        *("serve --models FILE", "serve --lora-modules DEEP", "serve --default-chat-template-kwargs DEEP"),
+        *("bench throughput demo --workload FILE", "plan demo --workload FILE", "chat --eplb-config DEEP"),
+    ],
+)
+def test_json_without_end_is_no_json(line: str, tmp_path: Path) -> None:
+    deep, file = '{"name":' * 40_000, tmp_path / "deep.json"
+    file.write_text("[" * 40_000)
+    result = CliRunner().invoke(app, [{"DEEP": deep, "FILE": str(file)}.get(word, word) for word in line.split()])
+    assert isinstance(result.exception, SystemExit) and result.exit_code == 2, result.exception
+    assert len(result.stderr.splitlines()[-1]) < 600 and "Traceback" not in result.stderr
 
 
 def test_other_programs_flags_have_an_effect_are_told_or_are_listed() -> None:

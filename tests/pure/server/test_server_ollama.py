@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 
 import pytest
@@ -156,6 +157,51 @@ def test_files_are_told_as_they_lie(tmp_path):
     assert stored(str(packed)) is None
     demo = stored("demo")
     assert demo.format == "safetensors" and demo.parameters > 1_000_000 and demo.size > 2**20
+
+
+def packed(header):
+    return len(header).to_bytes(8, "little") + header + bytes(16)
+
+
+GOOD = packed(b'{"a": {"dtype": "F32", "shape": [2, 2], "data_offsets": [0, 16]}}')
+LIES = {
+    "a list": (b"[]", GOOD),
+    "nothing": (b"null", GOOD),
+    "deep": (b"[" * 100_000, GOOD),
+    "a scheme that is a number": (b'{"quantization_config": 5}', GOOD),
+    "a scheme that is a list": (b'{"quantization_config": [1]}', GOOD),
+    "a type that is a list": (b'{"model_type": [1], "max_position_embeddings": "x"}', GOOD),
+    "a long name": (b'{"model_type": "' + b"x" * 100_000 + b'", "torch_dtype": {"a": 1}}', packed(b"{}")),
+    "a header that is a list": (b"{}", packed(b"[]")),
+    "a header that is deep": (b"{}", packed(b"[" * 100_000)),
+    "a tensor that is a number": (b"{}", packed(b'{"a": 5}')),
+    "a shape that is a text": (b"{}", packed(b'{"a": {"dtype": [], "shape": "x"}}')),
+    "a shape of no numbers": (b"{}", packed(b'{"a": {"dtype": "F32", "shape": [null, -1, 1e308]}}')),
+    "a shape without end": (b"{}", packed(b'{"a": {"dtype": "F32", "shape": [%s, %s]}}' % (b"9" * 4000, b"9" * 4000))),
+    "a header that is not there": (b"{}", (1 << 62).to_bytes(8, "little")),
+    "a file that is empty": (b"{}", b""),
+}
+
+
+async def test_files_that_lie_are_told_like_any(start, tmp_path, monkeypatch):
+    """Clients may send files of models; what lists them reads them, and must not fail for everybody."""
+    monkeypatch.setenv("TOKENMILL_HOME", str(tmp_path / "home"))
+    served = await start(allow_model_changes=True)
+    for number, files in enumerate(LIES.values()):
+        sent = {}
+        for name, data in zip(("config.json", "model.safetensors"), files, strict=True):
+            sent[name] = f"sha256:{hashlib.sha256(data).hexdigest()}"
+            assert (await served.client.post(f"/api/blobs/{sent[name]}", content=data)).status_code in (200, 201)
+        made = {"model": f"m{number}", "files": sent, "stream": False}
+        assert (await served.post("/api/create", made)).status_code == 200
+        shown = await served.post("/api/show", {"model": made["model"]})
+        assert shown.status_code == 200 and len(shown.text) < 2000
+        framed = await served.post("/api/create", {"model": "n", "from": made["model"], "template": "{{ .Prompt }}"})
+        assert framed.status_code == 400 and str(tmp_path) not in framed.text  # it has no tokenizer
+    answer = await served.client.get("/api/tags")
+    listed = {entry["name"]: entry["details"] for entry in answer.json()["models"]}
+    assert {f"m{number}:latest" for number in range(len(LIES))} <= set(listed)
+    assert len(answer.text) < 1000 * len(listed)
 
 
 async def test_tags_tell_the_files(start, tmp_path, monkeypatch):

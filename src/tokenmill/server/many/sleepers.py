@@ -128,5 +128,10 @@ def oldest(entries: Iterable[Entry[Any]]) -> Entry[Any]:
 def said(error: Exception | None) -> str:
     """What is wrong, in the loader's words; what is not meant for people is not shown, nor where files lie here."""
     if isinstance(error, UserError | EngineDeadError | OSError | MemoryError) and str(error):
-        return _FOLDERS.sub("", str(error))
+        return without_folders(str(error))
     return "it ended with an internal error (the log has it)."
+
+
+def without_folders(text: str) -> str:
+    """A sentence whose absolute paths are their last parts alone."""
+    return _FOLDERS.sub("", text)

@@ -24,11 +24,12 @@ from tokenmill.checkpoint.pull import Progress, Tell
 from tokenmill.checkpoint.store import NoSuchModelError, Store
 from tokenmill.checkpoint.stored import as_stored, open_store
 from tokenmill.core.config import EngineConfig, make_config
-from tokenmill.core.errors import UserError
+from tokenmill.core.errors import ModelError, UserError
 from tokenmill.server.context import Context, House
 from tokenmill.server.door import find, rights
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.many.entry import GoneError, Spec, State
+from tokenmill.server.many.sleepers import without_folders
 from tokenmill.server.ollama.answers import error_body
 
 log = logging.getLogger("tokenmill.server")
@@ -240,8 +241,12 @@ def as_object(step: Progress) -> dict[str, Any]:
 
 
 def described(error: Exception) -> HttpError:
-    """A failure of the store; a model that is not there is 404."""
-    return HttpError(404, str(error)) if isinstance(error, NoSuchModelError) else describe_error(error)
+    """A failure of the store; a model that is not there is 404. Where a model's files lie is not told."""
+    if isinstance(error, NoSuchModelError):
+        return HttpError(404, str(error))
+    if isinstance(error, ModelError):
+        return HttpError(400, without_folders(str(error)), param=error.param)
+    return describe_error(error)
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:

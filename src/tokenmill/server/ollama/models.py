@@ -32,13 +32,12 @@ from tokenmill.server.ollama.answers import moment
 from tokenmill.server.ollama.changes import Changes, Work, in_thread
 from tokenmill.server.ollama.create import Reach, Recipe, copy_model, create, from_modelfile, modelfile_of
 from tokenmill.server.ollama.schemas import CopyRequest, CreateRequest, DeleteRequest, PullRequest, Streaming
-from tokenmill.server.ollama.stored_files import Stored, stored
+from tokenmill.server.ollama.stored_files import MAX_CONFIG, Stored, named, stored
 from tokenmill.server.routing import json_answer, post, read_body
 from tokenmill.server.sse import LineStream
 
 BLOBS = "/api/blobs/"
 PUSH = "Nothing is uploaded from here: a model is a folder or file of this machine, and the hub's own tools send those."
-_MOST_CONFIG = 4 << 20
 
 
 def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
@@ -257,13 +256,17 @@ def _read_files(where: str, changed: float) -> tuple[Stored | None, dict[str, An
             path = next(iter(sorted(path.glob("*.gguf"))), path)
         if path.is_file():
             metadata = open_gguf(path).metadata
-            family = metadata.get("general.architecture")
-            return stored(str(path)), {"family": family, "context": metadata.get(f"{family}.context_length")}
-        config = read_object(path / "config.json", _MOST_CONFIG)
-        found = {"family": config.get("model_type"), "context": config.get("max_position_embeddings")}
+            family = named(metadata.get("general.architecture"))
+            return stored(str(path)), _told(family, metadata.get(f"{family}.context_length"))
+        config = read_object(path / "config.json", MAX_CONFIG)
+        found = _told(named(config.get("model_type")), config.get("max_position_embeddings"))
     except (ModelError, OSError):
         found = {}
     return stored(where), found
+
+
+def _told(family: str, context: object) -> dict[str, Any]:
+    return {"family": family, "context": context if type(context) is int and 0 < context < 1 << 63 else None}
 
 
 def _count(weights: float) -> str:

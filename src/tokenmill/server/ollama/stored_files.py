@@ -10,10 +10,10 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.core.errors import ModelError
+from tokenmill.core.files import read_object
 from tokenmill.demo import demo_dir
 
 FILE_TYPES = {
@@ -25,6 +25,9 @@ FILE_TYPES = {
 }
 """general.file_type of GGUF files -> what everybody calls it."""
 MAX_HEADER = 64 << 20
+MAX_CONFIG = 4 << 20
+MAX_NAME = 100
+MOST_NUMBERS = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +54,7 @@ def stored(root: str) -> Stored | None:
             found = sorted(path.glob("*.gguf"))
             return _gguf(found) if found else None
         return _folder(path, plain)
-    except (ModelError, OSError, ValueError):
+    except (ModelError, OSError, ValueError, RecursionError):
         return None
 
 
@@ -64,7 +67,8 @@ def _parts(path: Path) -> list[Path]:
 def _gguf(files: list[Path]) -> Stored:
     opened = [open_gguf(file) for file in files]
     tensors = [info for file in opened for info in file.tensors.values()]
-    kind = FILE_TYPES.get(opened[0].metadata.get("general.file_type", -1))
+    said = opened[0].metadata.get("general.file_type")
+    kind = FILE_TYPES.get(said) if isinstance(said, int) else None
     if kind is None:
         sizes: Counter[str] = Counter()
         for info in tensors:
@@ -75,27 +79,45 @@ def _gguf(files: list[Path]) -> Stored:
 
 
 def _folder(path: Path, files: list[Path]) -> Stored:
-    config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    scheme = config.get("quantization_config") or {}
+    config = read_object(path / "config.json", MAX_CONFIG)
+    scheme = config.get("quantization_config")
     form = "safetensors" if files[0].suffix == ".safetensors" else "pytorch"
-    entries = [entry for file in files for entry in _header(file)] if form == "safetensors" else []
-    if scheme:
-        return Stored(form, _size(files), _modified(files), 0, str(scheme.get("quant_method", "")).upper())
+    if isinstance(scheme, dict) and scheme:
+        return Stored(form, _size(files), _modified(files), 0, named(scheme.get("quant_method")).upper())
     kinds: Counter[str] = Counter()
-    for entry in entries:
-        kinds[str(entry["dtype"])] += math.prod(entry["shape"])
-    level = max(kinds, key=kinds.__getitem__) if kinds else str(config.get("torch_dtype") or config.get("dtype") or "")
+    for file in files if form == "safetensors" else ():
+        for kind, count in _header(file):
+            kinds[kind] += count
+    level = max(kinds, key=kinds.__getitem__) if kinds else named(config.get("torch_dtype") or config.get("dtype"))
     return Stored(form, _size(files), _modified(files), sum(kinds.values()), level.upper())
 
 
-def _header(file: Path) -> list[dict[str, Any]]:
-    """The tensors that a safetensors file lists."""
+def _header(file: Path) -> list[tuple[str, int]]:
+    """(dtype, how many numbers) of the tensors that a safetensors file lists; ValueError for what is none. Clients send
+    such files, and nobody has loaded this one yet."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         if size > MAX_HEADER:
             raise ValueError(size)
         found = json.loads(opened.read(size))
-    return [entry for name, entry in found.items() if name != "__metadata__"]
+    if not isinstance(found, dict):
+        raise ValueError("no table")
+    return [_tensor(entry) for name, entry in found.items() if name != "__metadata__"]
+
+
+def _tensor(entry: object) -> tuple[str, int]:
+    kind, shape = (entry.get("dtype"), entry.get("shape")) if isinstance(entry, dict) else (None, None)
+    if not isinstance(kind, str) or not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError("no tensor")
+    count = math.prod(shape)
+    if count > MOST_NUMBERS:
+        raise ValueError("no such tensor")
+    return kind[:MAX_NAME], count
+
+
+def named(value: object) -> str:
+    """A name that a file holds; nothing where it is none."""
+    return value[:MAX_NAME] if isinstance(value, str) else ""
 
 
 def _size(files: list[Path]) -> int:
