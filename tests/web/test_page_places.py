@@ -276,7 +276,12 @@ def hostile(draw: random.Random) -> Any:
             "create_time": any_of(1),
         }
         texts = {name: any_of(*ACTS) for name in ("content", "reasoning")}
-        known = {"id": ("a", "b", "c"), "parent": ("a", "b"), "parentId": ("a",), "role": ("user", "assistant", "tool")}
+        known: dict[str, tuple[Any, ...]] = {
+            "id": ("a", "b", "c"),
+            "parent": ("a", "b"),
+            "parentId": ("a",),
+            "role": ("user", "assistant", "tool"),
+        }
         known |= {
             "finish": ("stop", "length"),
             "at": (1,),

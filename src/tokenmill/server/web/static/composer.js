@@ -129,7 +129,7 @@ export function Composer({ open, onSettings, settingsOpen }) {
   const over = useDroppedFiles(take);
   return html`<form class=${over ? "composer over" : "composer"} onSubmit=${send}>
     ${files.length > 0 && html`<ul class="files" aria-label="Files to send">${files.map((file, i) => html`<li key=${i}><${FileChip} file=${file} onRemove=${() => setFiles(files.filter((_, j) => j !== i))} /></li>`)}</ul>`}
-    <textarea id="write" ref=${area} rows="1" dir="auto" aria-label="Message" placeholder="Write a message" value=${text}
+    <textarea id="write" ref=${area} rows="1" dir="auto" aria-label="Message" placeholder=${over ? "Drop text files here" : "Write a message"} value=${text}
       onInput=${(e) => setText(e.target.value)} onKeyDown=${key} onPaste=${paste}></textarea>
     <div class="composer-row">
       <${IconButton} icon="clip" label="Add text files" onClick=${() => picker.current.click()} />
