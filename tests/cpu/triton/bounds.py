@@ -110,13 +110,14 @@ class Bounds:
         """This operation, after its pointers have been looked at."""
         plain, bounds = getattr(InterpreterBuilder, name), self
 
-        def watched(builder: Any, *args: Any) -> Any:
+        def watched(builder: Any, *args: Any, **more: Any) -> Any:
             pointers = args[pointer]
             wanted = pointers.data
             if mask is not None:
-                wanted = wanted[np.broadcast_to(args[mask].data.astype(bool), wanted.shape)]
+                real = args[mask] if isinstance(args[mask], np.ndarray) else args[mask].data  # descriptors have no handle
+                wanted = wanted[np.broadcast_to(real.astype(bool), wanted.shape)]
             bounds._check(name, wanted.reshape(-1), max(1, pointers.get_element_ty().primitive_bitwidth // 8))
-            return plain(builder, *args)
+            return plain(builder, *args, **more)
 
         return watched
 
