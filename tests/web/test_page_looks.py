@@ -114,6 +114,7 @@ def test_the_keyboard_is_enough(serve: Servers, tab: Tabs) -> None:
     page.get_by_label("System prompt").wait_for(state="detached")
     keys.press("e")
     wait_for_rows(page, 2)
+    page.get_by_role("button", name="Pause").wait_for()
     seen = []
     for _ in range(60):
         keys.press("Tab")
