@@ -172,12 +172,12 @@ BAD = [
     ({"regex": "a", "guided_choice": ["b"]}, "regex", "not both"),
     ({"json_schema": "{"}, "json_schema", "not valid JSON"),
     ({"response_format": {"type": "structural_tag"}}, "response_format", "needs format"),
-    ({"response_format": {"type": "structural_tag", "format": {"type": "nothing"}}}, "structured_outputs", "nothing"),
+    ({"response_format": {"type": "structural_tag", "format": {"type": "nothing"}}}, "response_format", "nothing"),
     ({"response_format": {"type": "structural_tag", "format": {"type": "sequence", "elements": []}}}, None, "elements"),
     ({"thinking_token_budget": -2}, "thinking_token_budget", ""),
     ({"guided_json": {"enum": ["x" * 60] * 12_000}}, "structured_outputs", "guided_json is larger than"),
-    ({"guided_json": {"enum": ["x" * 60] * 5_000}}, "structured_outputs", "larger than"),
-    ({"regex": "(?=x)"}, "structured_outputs", "look"),
+    ({"guided_json": {"enum": ["x" * 60] * 5_000}}, "guided_json", "larger than"),
+    ({"regex": "(?=x)"}, "regex", "look"),
     (
         {
             "tools": [
@@ -188,7 +188,7 @@ BAD = [
             ],
             "tool_choice": "required",
         },
-        "structured_outputs",
+        "tools",
         "#/properties/a/pattern",
     ),
 ]
