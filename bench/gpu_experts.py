@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec
+from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.experts.grouped import Tiling, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.experts.route import pick, route

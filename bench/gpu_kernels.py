@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
 from tokenmill.kernels.triton import kernels as choosing
 from tokenmill.kernels.triton.attention import decode
 from tokenmill.kernels.triton.attention.decode import attend_one

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from tokenmill.core.forward import NormSpec
+from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.products.ways import Way
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8

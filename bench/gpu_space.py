@@ -44,7 +44,7 @@ def timed(
     """Median time of a step in which each row has so many tokens, and what it gives."""
     from paged_batch import PagedBatch
 
-    from tokenmill.core.forward import SpaceSpec, StateSpec
+    from tokenmill.compute.forward import SpaceSpec, StateSpec
     from tokenmill.kernels.triton import TritonKernels
 
     heads, dim, groups, keys = shape

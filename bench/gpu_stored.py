@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 
 from gpu_kernels import time_calls
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVFormat, KVSpec, KVView
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVFormat, KVSpec, KVView
 from tokenmill.kernels.triton.attention.decode import attend_one, decode_config
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kvcache.pool import KVPool, make_layout

@@ -23,7 +23,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 from geometries import GEOMETRIES
 from gpu_kernels import time_calls
-from tokenmill.core.forward import NormSpec
+from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.common import Scratch, shared_memory
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.products.search import Asked, candidates

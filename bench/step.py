@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.dummy import DummyCheckpoint
-from tokenmill.core.forward import AttentionSpec, ForwardContext, KVFormat, NormSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVFormat, NormSpec
 from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kvcache.pool import KVPool, make_layout

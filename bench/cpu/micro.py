@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView
 from tokenmill.kernels.cpu import CpuKernels
 from tokenmill.kernels.cpu.packed import pack_dense, pack_quantised, quantise
 
@@ -114,7 +114,7 @@ def attention_cases(kernels: CpuKernels, budget_s: float) -> list[dict[str, Any]
 
 def row_cases(kernels: CpuKernels, budget_s: float) -> list[dict[str, Any]]:
     """Small operations, where the call itself is what costs."""
-    from tokenmill.core.forward import NormSpec
+    from tokenmill.compute.forward import NormSpec
 
     out = []
     spec = NormSpec(torch.ones(256, dtype=torch.bfloat16), 1e-5)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.core.matrix import StoredMatrix
+from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.grid import FP4
 
 FP8 = torch.float8_e4m3fn

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from tree_batch import as_trees, attention_of, grown, width
 
 from tokenmill import LLM, SamplingParams
+from tokenmill.compute.forward import KVFormat, KVSpec
 from tokenmill.core.drafting import AllOfThem
-from tokenmill.core.forward import KVFormat, KVSpec
 from tokenmill.demo import demo_dir
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton import TritonKernels

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec
+from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.quant.base import WeightBase
 from tokenmill.quant.dense import DenseWeight

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from paged_batch import PagedBatch
 
-from tokenmill.core.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, NormSpec, RopeSpec
 from tokenmill.kernels.reference import ReferenceKernels
 
 REFERENCE = ReferenceKernels()

@@ -11,7 +11,7 @@ from gpu_lora_helpers import asked, make
 from gpu_lora_helpers import model as shared_model
 
 from tokenmill import SamplingParams
-from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.kernels.reference import ReferenceKernels
 
 model = shared_model

@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from gpu_narrow_helpers import FP8, coded, matrix, rand
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.forward import NormSpec
+from tokenmill.compute.forward import NormSpec
 from tokenmill.demo import demo_dir
 from tokenmill.kernels.reference import ReferenceKernels
 

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from paged_batch import PagedBatch
 
-from tokenmill.core.forward import AttentionSpec, KVSpec, NormSpec
+from tokenmill.compute.forward import AttentionSpec, KVSpec, NormSpec
 from tokenmill.kernels.reference import ReferenceKernels
 
 REFERENCE = ReferenceKernels()

@@ -9,7 +9,7 @@ import torch
 from paged_batch import PagedBatch
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.core.forward import ConvSpec, DeltaSpec, NormSpec, SpaceSpec, StateSpec
+from tokenmill.compute.forward import ConvSpec, DeltaSpec, NormSpec, SpaceSpec, StateSpec
 from tokenmill.kernels.reference import ReferenceKernels
 
 STEPS = [

@@ -11,7 +11,8 @@ import pytest
 from tools.cycles import ROOT, find_cycles, find_modules
 
 TORCH_FREE = (
-    "core.forward",
+    "compute.forward",
+    "compute.drafting",
     "core.drafting",
     "core.execution",
     "process.client",

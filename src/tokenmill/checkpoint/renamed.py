@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.model import Checkpoint
+from tokenmill.compute.model import Checkpoint
 
 
 class RenamedCheckpoint:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tokenmill.core.model import Checkpoint
+from tokenmill.compute.model import Checkpoint
 
 FAMILIES = ("llama", "mistral", "qwen3")
 """Whose layers are what students.py computes."""

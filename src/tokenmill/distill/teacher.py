@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import ForwardContext
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.forward import ForwardContext
 from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.device.memory import pick_device
 from tokenmill.distill.cutting import Shape, last_norm, layer_tensors, picked

@@ -12,11 +12,11 @@ import torch
 
 from tokenmill.checkpoint.hub import Hub
 from tokenmill.checkpoint.torch_bin import TorchBinCheckpoint
+from tokenmill.compute.drafting import DeviceDrafter
+from tokenmill.compute.forward import Kernels, KVSpec, StateSpec
+from tokenmill.compute.model import CausalLM, Checkpoint
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.drafting import DeviceDrafter
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.core.forward import Kernels, KVSpec, StateSpec
-from tokenmill.core.model import CausalLM, Checkpoint
 from tokenmill.engine.drafting import OF_HOST, Speculation, looks_on_device
 from tokenmill.engine.model_source import ModelSource, find_source
 from tokenmill.kvcache.states import Make, StatePool, row_bytes

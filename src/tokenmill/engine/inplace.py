@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite
+from tokenmill.compute.adapters import AdapterSite
+from tokenmill.compute.forward import Kernels, RopeSpec
+from tokenmill.compute.model import CausalLM, Checkpoint, Group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import UserError
-from tokenmill.core.forward import Kernels, RopeSpec
-from tokenmill.core.model import CausalLM, Checkpoint, Group
 from tokenmill.layers.build import Book, Build, Following, bare
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.weight import Source

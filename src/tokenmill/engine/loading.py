@@ -15,11 +15,11 @@ import torch
 from tokenmill.checkpoint.checked_tensors import CheckedCheckpoint
 from tokenmill.checkpoint.folder import read_generation_config
 from tokenmill.checkpoint.hub import Hub
+from tokenmill.compute.forward import Kernels
+from tokenmill.compute.model import CausalLM
 from tokenmill.core.config import EngineConfig, cache_dir
 from tokenmill.core.cores import usable_cores
 from tokenmill.core.errors import ModelError, ParameterError
-from tokenmill.core.forward import Kernels
-from tokenmill.core.model import CausalLM
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.checks import left_out
 from tokenmill.engine.compile_ahead import Compiling, compile_ahead

@@ -7,10 +7,10 @@ from functools import partial
 
 import torch
 
+from tokenmill.compute.forward import Kernels, KVFormat, StateSpec
+from tokenmill.compute.model import CausalLM
 from tokenmill.core.config import CacheOptions, EngineConfig
 from tokenmill.core.errors import UserError
-from tokenmill.core.forward import Kernels, KVFormat, StateSpec
-from tokenmill.core.model import CausalLM
 from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.device.memory import counts_memory, free_bytes, growth_bytes, total_bytes
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout

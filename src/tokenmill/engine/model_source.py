@@ -14,8 +14,8 @@ from tokenmill.checkpoint.dummy import DummyCheckpoint
 from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_generation_config
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.checkpoint.hub import Hub, resolve_model
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import UserError
-from tokenmill.core.model import Checkpoint
 from tokenmill.demo import check_part, demo_model
 from tokenmill.text.gguf import tokenizer_from_gguf
 from tokenmill.text.tokenizer import Tokenizer, load_tokenizer

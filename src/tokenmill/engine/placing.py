@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.model import Group
 from tokenmill.core.errors import ModelError
 from tokenmill.core.experts import NoMovers
-from tokenmill.core.model import Group
 from tokenmill.engine.inplace import held
 from tokenmill.layers.experts import Chosen
 from tokenmill.layers.movable_experts import Placed

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 
+from tokenmill.compute.model import CausalLM
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import BusyError, ParameterError, UserError
-from tokenmill.core.model import CausalLM
 from tokenmill.core.sleeping import CACHE, TAGS, WEIGHTS, NoSleep, Sleeper, Slept, check_level, check_mode, check_tags
 from tokenmill.device.arena import Arena, CudaPages, Pages, relocate
 from tokenmill.device.host_pages import HostPages, can_drop
@@ -30,8 +30,8 @@ from tokenmill.runner.runner import Runner
 from tokenmill.runner.stage import FromInbox
 
 if TYPE_CHECKING:
-    from tokenmill.core.drafting import DeviceDrafter
-    from tokenmill.core.forward import Kernels
+    from tokenmill.compute.drafting import DeviceDrafter
+    from tokenmill.compute.forward import Kernels
     from tokenmill.engine.driver import Driver
     from tokenmill.engine.engine import Engine
     from tokenmill.engine.replicas import Replicas

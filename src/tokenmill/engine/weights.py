@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.safetensors import SafetensorsCheckpoint, open_safetensors
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.model import Checkpoint
 from tokenmill.core.sleeping import WEIGHTS
 from tokenmill.engine.build import Built
 from tokenmill.engine.executor import InProcessExecutor

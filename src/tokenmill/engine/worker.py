@@ -21,9 +21,9 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.compute.model import Group
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import EngineDeadError
-from tokenmill.core.model import Group
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.memory import pick_device, records, use
 from tokenmill.engine.balance import read_balance

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import torch
 
+from tokenmill.compute.forward import Kernels
 from tokenmill.core.errors import UserError
-from tokenmill.core.forward import Kernels
 from tokenmill.kernels.reference import ReferenceKernels
 
 __all__ = ["ReferenceKernels", "has_kernels", "make_kernels"]

@@ -1,4 +1,4 @@
-"""What adapters do to products, in plain torch: the specification (core/adapters.py has the formula).
+"""What adapters do to products, in plain torch: the specification (compute/adapters.py has the formula).
 
 Tokens are taken adapter by adapter; a row's sums are those of row_stable.py, so its bytes do not depend on which
 adapters the rows beside it have. Must not know: how adapters got into their slots.
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.kernels import row_stable
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVView, Paths
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVView, Paths
 from tokenmill.kernels import row_stable, stored_kv
 from tokenmill.kernels.row_stable import ROW_BLOCK
 

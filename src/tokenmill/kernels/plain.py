@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tokenmill.core.matrix import StoredMatrix
+from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.fp8 import fp8_linear
 from tokenmill.kernels.grid import affine_linear, grid_linear
 

@@ -1,6 +1,6 @@
 """Every operation in plain torch: the specification that other backends are tested against and fall back to.
 
-Owns: the meaning of each operation of `core.forward.Kernels`, on any device. On a CPU a row's result is the same
+Owns: the meaning of each operation of `compute.forward.Kernels`, on any device. On a CPU a row's result is the same
 bytes whatever other rows are in the call (see row_stable.py and paged.py for how). Knows nothing of models or engines.
 """
 
@@ -12,8 +12,8 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite, Delta
-from tokenmill.core.forward import (
+from tokenmill.compute.adapters import AdapterSite, Delta
+from tokenmill.compute.forward import (
     Act,
     Again,
     AttentionSpec,
@@ -30,7 +30,7 @@ from tokenmill.core.forward import (
     SpanTensors,
     Weight,
 )
-from tokenmill.core.matrix import StoredMatrix
+from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels import accept, adapters, grid, lookup, paged, row_stable, states, stored_kv
 from tokenmill.kernels.plain import PRODUCTS
 from tokenmill.kernels.spans import gather_spans

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import SpanTensors
+from tokenmill.compute.forward import SpanTensors
 
 
 def gather_spans(

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, ScanSpec, SpaceSpec
+from tokenmill.compute.forward import ConvSpec, DeltaSpec, ForwardContext, ScanSpec, SpaceSpec
 from tokenmill.kernels import row_stable
 
 

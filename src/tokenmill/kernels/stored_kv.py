@@ -12,7 +12,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import KVView
+from tokenmill.compute.forward import KVView
 
 MOST = 15
 """The largest of four bits."""

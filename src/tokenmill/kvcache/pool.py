@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import KVFormat, KVSpec, KVView
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.core.forward import KVFormat, KVSpec, KVView
 from tokenmill.kernels.stored_kv import page_parts
 from tokenmill.kvcache.allocation import GroupLayout
 from tokenmill.kvcache.states import StatePool

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tokenmill.core.forward import KVFormat, KVSpec
+from tokenmill.compute.forward import KVFormat, KVSpec
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.allocation import GroupLayout
 from tokenmill.kvcache.pool import CacheLayout, make_layout

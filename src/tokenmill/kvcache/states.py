@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import StateSpec
+from tokenmill.compute.forward import StateSpec
 from tokenmill.kvcache.zeros import zeros
 
 Make = Callable[[int, int, str], Tensor]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RopeSpec
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RopeSpec
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, GatedColumnLinear, RowLinear, Rows

@@ -13,8 +13,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, NormSpec
-from tokenmill.core.model import Group
+from tokenmill.compute.forward import ForwardContext, NormSpec
+from tokenmill.compute.model import Group
 from tokenmill.layers.linear import RowLinear
 
 

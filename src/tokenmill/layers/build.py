@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSites
+from tokenmill.compute.adapters import AdapterSites
+from tokenmill.compute.forward import Kernels, KVSpec, NormSpec, RopeSpec, StateSpec, Weight
+from tokenmill.compute.model import Checkpoint, Group
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Kernels, KVSpec, NormSpec, RopeSpec, StateSpec, Weight
-from tokenmill.core.model import Checkpoint, Group
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.stages import Place, weigh
 from tokenmill.quant.detect import Share, WeightRequest, from_dense, load_stacked, load_weight, numbers

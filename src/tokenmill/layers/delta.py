@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, StateSpec
+from tokenmill.compute.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, StateSpec
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import (

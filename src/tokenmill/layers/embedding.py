@@ -7,9 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import Delta
-from tokenmill.core.forward import ForwardContext, Weight
-from tokenmill.core.model import Group
+from tokenmill.compute.adapters import Delta
+from tokenmill.compute.forward import ForwardContext, Weight
+from tokenmill.compute.model import Group
 from tokenmill.layers.build import Build
 from tokenmill.quant.dense import DenseWeight
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import Act, ForwardContext, Mixture, NormSpec, RouteSpec, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, RouteSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import Rows, local_columns
 from tokenmill.layers.mlp import MLP

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import ForwardContext
+from tokenmill.compute.model import Group
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext
-from tokenmill.core.model import Group
 from tokenmill.layers.build import Build
 
 TILE = 64

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmill.core.forward import Act, ForwardContext, NormSpec, ScanSpec, StateSpec, Weight
+from tokenmill.compute.forward import Act, ForwardContext, NormSpec, ScanSpec, StateSpec, Weight
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows, share_out

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmill.core.forward import Act, ForwardContext, NormSpec
+from tokenmill.compute.forward import Act, ForwardContext, NormSpec
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows

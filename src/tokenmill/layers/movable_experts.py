@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext
+from tokenmill.compute.forward import ForwardContext
 from tokenmill.parallel.experts import Placement, first_placement, routes
 
 COLUMNS = 16

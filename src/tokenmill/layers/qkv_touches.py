@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec, RopeSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, NormSpec, RopeSpec
 
 Touch = Callable[[Tensor, ForwardContext], Tensor]
 """(qkv, context) -> qkv."""

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import RopeSpec
 from tokenmill.core.errors import ModelError, shown
-from tokenmill.core.forward import RopeSpec
 from tokenmill.layers.build import Build
 
 _NAMES = frozenset(

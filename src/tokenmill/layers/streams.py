@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, NormSpec, Weight
+from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.build import Build
 
 _LEAST = 1e-5

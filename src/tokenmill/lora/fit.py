@@ -1,7 +1,7 @@
 """An adapter for one model. Owns: from matrices by module to what a slot of each product is filled with.
 
 Rows and columns follow those of the products (joined, reordered, split over ranks); scales, magnitudes and biases are
-worked in, so that devices know one formula (core/adapters.py). Must not know: slots, requests.
+worked in, so that devices know one formula (compute/adapters.py). Must not know: slots, requests.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite
+from tokenmill.compute.adapters import AdapterSite
+from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Weight
 from tokenmill.lora.peft import Adapter, LowRank, all_finite
 from tokenmill.lora.sites import Place, Sites
 from tokenmill.quant.dense import DenseWeight

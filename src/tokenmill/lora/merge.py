@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free, new_folder
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.model import Checkpoint
 from tokenmill.lora.names import Names
 from tokenmill.lora.peft import WIDE, Adapter, LowRank
 from tokenmill.lora.store import read_adapter

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite, SiteStack
+from tokenmill.compute.adapters import AdapterSite, SiteStack
 from tokenmill.lora.names import Names
 from tokenmill.lora.weight import LoraWeight, Source
 

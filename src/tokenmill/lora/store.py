@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from tokenmill.core.adapters import AdapterSite
+from tokenmill.compute.adapters import AdapterSite
+from tokenmill.compute.forward import Kernels
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import present
-from tokenmill.core.forward import Kernels
 from tokenmill.lora.fit import Fill, Fitter
 from tokenmill.lora.gguf import read_gguf_adapter
 from tokenmill.lora.peft import OLD, SAFE, Adapter, read_peft

@@ -13,9 +13,9 @@ from typing import Any, Protocol, Self
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.compute.adapters import AdapterSite, Delta
+from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.quant.base import WeightBase
 
 
@@ -58,7 +58,7 @@ class LoraWeight(WeightBase):
 
     def __init__(self, base: Any, sources: list[Source], register: Register) -> None:
         self.base = base
-        """None: a backend holds it with others' (core/adapters.py: SiteStack)."""
+        """None: a backend holds it with others' (compute/adapters.py: SiteStack)."""
         self.sources = sources
         self.register = register
         self.site: AdapterSite | None = None

@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import TokenmillError
-from tokenmill.core.forward import (
+from tokenmill.compute.forward import (
     AttentionSpec,
     ForwardContext,
     GroupPlan,
@@ -33,6 +32,7 @@ from tokenmill.core.forward import (
     RouteSpec,
     Weight,
 )
+from tokenmill.core.errors import TokenmillError
 from tokenmill.device.graphs import Recorder
 from tokenmill.device.memory import release
 from tokenmill.kernels import make_kernels

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import ForwardContext, Kernels, StoredMatrix, Weight
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.forward import ForwardContext, Kernels, StoredMatrix, Weight
 from tokenmill.device.memory import describe, devices_like, total_bytes
 from tokenmill.kernels import make_kernels
 from tokenmill.measure.calibration import read_calibration

@@ -15,9 +15,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import Delta
-from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import (
+from tokenmill.compute.adapters import Delta
+from tokenmill.compute.forward import (
     Act,
     AttentionSpec,
     ConvSpec,
@@ -34,7 +33,8 @@ from tokenmill.core.forward import (
     StoredMatrix,
     Weight,
 )
-from tokenmill.core.model import CausalLM, Checkpoint
+from tokenmill.compute.model import CausalLM, Checkpoint
+from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.live_memory import Live, held_bytes
 from tokenmill.measure.shapes import AS_STORED, META, Packed, ShapeCheckpoint

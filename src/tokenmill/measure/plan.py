@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from tokenmill.compute.forward import KVFormat
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.config import EngineConfig, all_options, override
 from tokenmill.core.errors import NoWeightsError, UserError
-from tokenmill.core.forward import KVFormat
-from tokenmill.core.model import Checkpoint
 from tokenmill.engine import loading, memory
 from tokenmill.engine.model_source import ModelSource
 from tokenmill.kvcache.allocation import BlockTables

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from tokenmill.core.forward import KVFormat
+from tokenmill.compute.forward import KVFormat
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.counting import Attended, Sheet
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.model import Checkpoint
 
 META = torch.device("meta")
 AS_STORED = frozenset(

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from tokenmill.compute.forward import Act, ForwardContext, NormSpec
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, NormSpec
 from tokenmill.layers.attention import Heads
 from tokenmill.layers.block import Block, Stream, Sum, adds, read, through
 from tokenmill.layers.build import Build

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import ForwardContext, KVSpec, ModelSpec, NormSpec, Weight
+from tokenmill.compute.model import Checkpoint, Words
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, KVSpec, ModelSpec, NormSpec, Weight
-from tokenmill.core.model import Checkpoint, Words
 from tokenmill.layers.block import Stream, normed, whole
 from tokenmill.layers.build import Build, bare
 from tokenmill.layers.embedding import Embedding, Head, splits

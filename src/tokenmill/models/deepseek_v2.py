@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RouteSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, NormSpec, RouteSpec
 from tokenmill.layers.block import Block, Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, Routing, Shared, load_experts

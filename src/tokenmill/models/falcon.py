@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import NormSpec
+from tokenmill.compute.forward import NormSpec
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads, per_head_order
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import FusedColumnLinear, RowLinear

@@ -12,8 +12,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import ForwardContext, NormSpec
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, NormSpec
 from tokenmill.layers.attention import Heads
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build

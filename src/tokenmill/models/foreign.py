@@ -20,8 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import (
+from tokenmill.compute.forward import (
     AttentionSpec,
     ForwardContext,
     GroupPlan,
@@ -30,6 +29,7 @@ from tokenmill.core.forward import (
     ModelSpec,
     StepRows,
 )
+from tokenmill.core.errors import ModelError
 from tokenmill.layers.build import Build
 
 NAME = "tokenmill"

@@ -11,8 +11,8 @@ import math
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.mlp import MLP, gated_mlp, mostly_closed

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from tokenmill.compute.forward import ForwardContext, NormSpec
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, NormSpec
 from tokenmill.layers.block import Block, read, through, whole
 from tokenmill.layers.build import Build
 from tokenmill.models.common import read_sizes

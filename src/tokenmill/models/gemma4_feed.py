@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec
+from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Chosen, load_experts
 from tokenmill.layers.mlp import MLP, gated_mlp

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, NormSpec, Weight
+from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.embedding import Embedding
 from tokenmill.models.config import ModelConfig

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, NormSpec
 from tokenmill.layers.attention import Attention, Heads, attention_spec
 from tokenmill.layers.block import Block, Projected
 from tokenmill.layers.build import Build

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from tokenmill.core.forward import RouteSpec
+from tokenmill.compute.forward import RouteSpec
 from tokenmill.layers.attention import Attention, attention_spec, local_heads, separate_qkv
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, ExpertWeights, count_visited, load_experts, split_experts

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from tokenmill.compute.forward import NormSpec, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import NormSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Layer

@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from tokenmill.compute.forward import NormSpec
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import NormSpec
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.lru import GatedRecurrence

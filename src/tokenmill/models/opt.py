@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, NormSpec
+from tokenmill.compute.forward import ForwardContext, NormSpec
 from tokenmill.layers.attention import Attention, Heads, attention_spec, separate_qkv
 from tokenmill.layers.block import Block, normed, through
 from tokenmill.layers.build import Build

@@ -13,9 +13,9 @@ from typing import Literal, cast
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import Act, ForwardContext, NormSpec, RopeSpec, RouteSpec
+from tokenmill.compute.model import Group
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, NormSpec, RopeSpec, RouteSpec
-from tokenmill.core.model import Group
 from tokenmill.layers.attention import Attention, Heads, alibi_slopes, attention_spec, local_heads
 from tokenmill.layers.block import Block, Stream, through
 from tokenmill.layers.build import Build

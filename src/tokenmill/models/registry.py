@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from tokenmill.checkpoint.renamed import RenamedCheckpoint
+from tokenmill.compute.forward import Kernels
+from tokenmill.compute.model import CausalLM, Checkpoint, Group
 from tokenmill.core.errors import ModelError, ParameterError
-from tokenmill.core.forward import Kernels
-from tokenmill.core.model import CausalLM, Checkpoint, Group
 from tokenmill.layers.build import Build, check_leftovers
 from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig

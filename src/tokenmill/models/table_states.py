@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenmill.core.forward import RouteSpec
+from tokenmill.compute.forward import RouteSpec
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import ExpertWeights, count_visited, down_share, expert_share, load_joined

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from tokenmill.compute.forward import NormSpec
 from tokenmill.core.config import LINKS, environment_with
 from tokenmill.core.errors import EngineDeadError
-from tokenmill.core.forward import NormSpec
 from tokenmill.parallel.link import Link, Turn
 from tokenmill.parallel.stages import Place
 
@@ -91,7 +91,7 @@ class TorchLink(Turn):
 
 
 class TorchGroup:
-    """This process's rank among those of its stage. exact: see core/model.py."""
+    """This process's rank among those of its stage. exact: see compute/model.py."""
 
     def __init__(self, world: World, *, exact: bool = False) -> None:
         self.rank, self.size, self.exact = world.rank, world.size, exact

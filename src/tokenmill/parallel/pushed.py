@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import NormSpec
+from tokenmill.compute.forward import NormSpec
 from tokenmill.parallel.distributed import TorchGroup, World
 
 log = logging.getLogger("tokenmill.engine")

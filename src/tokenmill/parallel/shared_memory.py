@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import NormSpec
+from tokenmill.compute.forward import NormSpec
 
 _native: Any = importlib.import_module("tokenmill._native")
 SLOT_BYTES = 4 << 20

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from tokenmill.compute.model import Checkpoint, Group
 from tokenmill.core.errors import ModelError
-from tokenmill.core.model import Checkpoint, Group
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.link import Link, NoLink
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import StoredMatrix
+from tokenmill.compute.forward import StoredMatrix
 from tokenmill.kernels.grid import widen_affine
 from tokenmill.quant.packed import PackedWeight
 

@@ -13,9 +13,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import Delta
+from tokenmill.compute.adapters import Delta
+from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 
 
 def known(t: Tensor) -> bool:

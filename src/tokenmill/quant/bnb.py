@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.model import Checkpoint
 from tokenmill.quant.base import known
 from tokenmill.quant.grid import GridWeight
 from tokenmill.quant.table import TableWeight, nibbles

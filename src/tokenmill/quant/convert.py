@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free, new_folder
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.model import Checkpoint
 from tokenmill.kernels import fp8
 from tokenmill.quant import compressed
 from tokenmill.quant.rounding import round_best

@@ -11,8 +11,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import Delta
-from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, StoredMatrix, Weight
+from tokenmill.compute.adapters import Delta
+from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, StoredMatrix, Weight
 from tokenmill.quant.base import WeightBase
 from tokenmill.quant.packed import joined_bias
 

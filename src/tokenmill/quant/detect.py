@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.compute.forward import Weight
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
-from tokenmill.core.forward import Weight
-from tokenmill.core.model import Checkpoint
 from tokenmill.quant import (
     bnb,
     compressed,

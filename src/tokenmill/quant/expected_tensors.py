@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.model import Checkpoint
 
 _FACTORS = (
     *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "_weight_scale", "scales", "SCB"),

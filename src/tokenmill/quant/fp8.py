@@ -14,9 +14,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Kernels, StoredMatrix, Weight
-from tokenmill.core.model import Checkpoint
 from tokenmill.kernels.fp8 import BLOCK, FP8, round_rows, widen
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import Unrounded

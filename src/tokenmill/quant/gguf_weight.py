@@ -20,8 +20,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import FOUR_BIT_FLOATS, NON_LINEAR, Blocks, Grid
+from tokenmill.compute.forward import Kernels, Packed, StoredMatrix, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Kernels, Packed, StoredMatrix, Weight
 from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.base import MixedWeight, WeightBase
 from tokenmill.quant.grid import GridWeight

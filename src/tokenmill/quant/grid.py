@@ -14,8 +14,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Kernels, StoredMatrix, Weight
 from tokenmill.kernels.grid import ACTIVATION_GROUP, group_width, widen
 from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.dense import DenseWeight

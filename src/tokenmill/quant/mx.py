@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.checkpoint.gguf_file import TYPES
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.model import Checkpoint
 from tokenmill.kernels.grid import FP4
 from tokenmill.quant.base import known
 from tokenmill.quant.compressed import BESIDE

@@ -11,9 +11,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import Delta
+from tokenmill.compute.adapters import Delta
+from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.quant.base import WeightBase
 from tokenmill.quant.grid import GridWeight
 

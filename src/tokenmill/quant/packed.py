@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import Delta
-from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, StoredMatrix, Weight
+from tokenmill.compute.adapters import Delta
+from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, StoredMatrix, Weight
 from tokenmill.quant.base import WeightBase
 
 
@@ -23,7 +23,7 @@ class PackedWeight(WeightBase):
     packed: Any = None
 
     def stored(self) -> StoredMatrix:
-        """What a backend is to pack, or to multiply as it is (core/matrix.py lists the kinds)."""
+        """What a backend is to pack, or to multiply as it is (compute/matrix.py lists the kinds)."""
         raise NotImplementedError
 
     def stored_rows(self, ids: Tensor) -> Tensor:

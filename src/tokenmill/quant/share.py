@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from tokenmill.checkpoint.gguf_blocks import Blocks
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.model import Checkpoint
 
 _CUT = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "qweight", "qzeros",
         "scales", "bias")  # fmt: skip

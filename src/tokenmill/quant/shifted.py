@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import Weight
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Weight
-from tokenmill.core.model import Checkpoint
 from tokenmill.kernels.fp8 import FP8
 from tokenmill.quant.fp8 import Fp8Weight
 from tokenmill.quant.grid import GridWeight

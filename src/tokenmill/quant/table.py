@@ -14,8 +14,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Kernels, StoredMatrix, Weight
 from tokenmill.kernels.grid import whole_entries
 from tokenmill.quant.base import known
 from tokenmill.quant.dense import DenseWeight

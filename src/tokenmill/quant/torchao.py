@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import Weight
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Weight
-from tokenmill.core.model import Checkpoint
 from tokenmill.kernels.fp8 import BLOCK, FP8
 from tokenmill.quant.base import known
 from tokenmill.quant.fp8 import Fp8Weight

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.model import Checkpoint
 from tokenmill.quant import bits as packed
 from tokenmill.quant.base import known
 from tokenmill.quant.grid import GridWeight

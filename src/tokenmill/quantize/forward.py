@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVFormat, KVView, StepRows
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.forward import ForwardContext, GroupPlan, Kernels, KVFormat, KVView, StepRows
+from tokenmill.compute.model import CausalLM
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
 

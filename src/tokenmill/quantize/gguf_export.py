@@ -21,8 +21,8 @@ from tokenmill.checkpoint.gguf_file import TYPES
 from tokenmill.checkpoint.gguf_metadata import Place, architecture, metadata_of, place, rope_divisors
 from tokenmill.checkpoint.gguf_model import unweave
 from tokenmill.checkpoint.gguf_write import IDS, Entry, write_gguf
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.model import Checkpoint
 from tokenmill.models.fields import complete
 from tokenmill.quant.convert import LayerError, Tell
 from tokenmill.quant.gguf_rounding import ENCODERS

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import KVView
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import UserError
-from tokenmill.core.forward import KVView
-from tokenmill.core.model import Checkpoint
 from tokenmill.quantize.inputs import Squares
 from tokenmill.quantize.stream import Stream
 from tokenmill.quantize.watch import Seen

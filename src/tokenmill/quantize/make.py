@@ -23,8 +23,8 @@ from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.model import Checkpoint
 from tokenmill.quant.convert import (
     REPORT,
     LayerError,

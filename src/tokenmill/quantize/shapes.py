@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.model import Checkpoint
 
 _LAYER = re.compile(r"^(?P<stem>(?:\w+\.)*?(?:layers|layer|h|blocks))\.(?P<index>\d+)\.(?P<rest>.+)$")
 _FORMS = {"mlp.down_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"), "mlp.fc2": ("mlp.fc1",)}

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import Kernels, Weight
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import Kernels, Weight
-from tokenmill.core.model import Checkpoint
 from tokenmill.kernels import make_kernels
 from tokenmill.layers.build import Build
 from tokenmill.models.registry import build_stage

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free, new_folder
+from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.model import Checkpoint
 from tokenmill.models.text_part import outer_of
 from tokenmill.quant.convert import Shards, Tell, copy_rest, write_json
 from tokenmill.quantize import shapes

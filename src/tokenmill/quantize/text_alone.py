@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenmill.core.model import Checkpoint
+from tokenmill.compute.model import Checkpoint
 from tokenmill.models.registry import read, text_alone
 from tokenmill.models.text_names import text_names
 from tokenmill.models.text_part import outer_of

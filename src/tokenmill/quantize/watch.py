@@ -9,8 +9,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import Delta
-from tokenmill.core.forward import Act, ForwardContext, Kernels, NormSpec, Weight
+from tokenmill.compute.adapters import Delta
+from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.quant.base import WeightBase
 from tokenmill.quantize.folds import Norm

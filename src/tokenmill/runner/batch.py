@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVView, Paths, StepRows
+from tokenmill.compute.forward import ForwardContext, GroupPlan, Kernels, KVView, Paths, StepRows
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import CacheLayout, KVPool
 from tokenmill.runner.rows import Rows

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import KVSpec, KVView
+from tokenmill.compute.forward import KVSpec, KVView
 from tokenmill.kvcache.pool import CacheLayout, KVPool
 from tokenmill.runner.rows import Rows
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.drafting import Drafting, Seen
+from tokenmill.compute.drafting import Drafting, Seen
 from tokenmill.core.step import StepPlan
 from tokenmill.sampling.arrays import send, to_device
 

@@ -16,8 +16,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels, Paths
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.forward import Kernels, Paths
+from tokenmill.compute.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import SHARED_ENTRIES, Batch, Flags, apart, single_tokens

@@ -17,8 +17,8 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels, Paths
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.forward import Kernels, Paths
+from tokenmill.compute.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, apart, lay_out, places_left, reach, single_tokens

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Again, ForwardContext, Kernels
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.forward import Again, ForwardContext, Kernels
+from tokenmill.compute.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.device.graphs import Recorder, Recording
 from tokenmill.kvcache.pool import KVPool

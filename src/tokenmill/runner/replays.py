@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels
+from tokenmill.compute.forward import Kernels
 from tokenmill.device.graphs import Recorder, Recording
 
 T = TypeVar("T")

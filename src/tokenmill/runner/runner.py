@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterStore, NoAdapters
-from tokenmill.core.drafting import DeviceDrafter, Drafting, Seen
+from tokenmill.compute.adapters import AdapterStore, NoAdapters
+from tokenmill.compute.drafting import DeviceDrafter, Drafting, Seen
+from tokenmill.compute.forward import Kernels
+from tokenmill.compute.model import CausalLM
 from tokenmill.core.experts import Movers, NoMovers
-from tokenmill.core.forward import Kernels
-from tokenmill.core.model import CausalLM
 from tokenmill.core.sleeping import NoSleep, Sleeper
 from tokenmill.core.step import LateInputs, StepPlan, StepResult
 from tokenmill.device.graphs import Readback, Recorder

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.forward import Kernels
+from tokenmill.compute.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, apart, share_prefix, single_tokens

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, ModelSpec
-from tokenmill.core.model import CausalLM, Words
+from tokenmill.compute.forward import ForwardContext, ModelSpec
+from tokenmill.compute.model import CausalLM, Words
 
 
 class FromInbox:

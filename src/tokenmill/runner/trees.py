@@ -2,8 +2,8 @@
 
 A row's drafts lie behind its newest known token, one after the other, in the token buffer and in every KV group; what
 each goes on from is said by `Rows.parents`. A node is a sequence of its own: it stands at the position of its depth and
-sees its ancestors there (core/descriptors.py: Paths), so what it computes is what a chain of them would have. The path
-that stands then moves to where it belongs. Must not know: who guesses, sampling, the scheduler.
+sees its ancestors there (compute/descriptors.py: Paths), so what it computes is what a chain of them would have. The
+path that stands then moves to where it belongs. Must not know: who guesses, sampling, the scheduler.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, Kernels, Paths, StepRows
+from tokenmill.compute.forward import ForwardContext, Kernels, Paths, StepRows
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, group_plan, reach

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels
+from tokenmill.compute.forward import Kernels
 from tokenmill.runner.batch import Batch
 from tokenmill.runner.rows import Rows
 from tokenmill.runner.trees import all_parents

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, Kernels
-from tokenmill.core.model import CausalLM, Words
+from tokenmill.compute.forward import ForwardContext, Kernels
+from tokenmill.compute.model import CausalLM, Words
 
 
 def words_of(model: CausalLM, kernels: Kernels) -> Words | None:

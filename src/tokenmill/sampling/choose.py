@@ -24,8 +24,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels, Paths
-from tokenmill.core.model import Words
+from tokenmill.compute.forward import Kernels, Paths
+from tokenmill.compute.model import Words
 from tokenmill.sampling import shards
 from tokenmill.sampling import table as features
 from tokenmill.sampling.edits import Lines, line_masks

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Paths
+from tokenmill.compute.forward import Paths
 from tokenmill.sampling import repeats
 from tokenmill.sampling import table as features
 from tokenmill.sampling.arrays import send, to_device
@@ -40,7 +40,7 @@ class Lines:
     buffer. masks: packed allowed bits by row (little-endian, 1 = allowed, ids past the end are forbidden), or a list
     of them, one per line of the row. processors: a callable, or a list of them, by row. longest: an upper bound
     of `lengths` known to the host, 0 if there is none; it only saves work. paths: where the newest tokens of each line
-    lie in its row's buffer, if some are nodes of trees (core/descriptors.py).
+    lie in its row's buffer, if some are nodes of trees (compute/descriptors.py).
     """
 
     rows: list[int]

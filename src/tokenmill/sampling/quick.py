@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import DRAWN, Cuts, Draws
+from tokenmill.compute.forward import DRAWN, Cuts, Draws
 from tokenmill.sampling import table as features
 from tokenmill.sampling.sampler import Pending, Sampled, measure_logprobs
 from tokenmill.sampling.steps import BY_NAME, CUTS
 from tokenmill.sampling.table import SamplingTable
 
 if TYPE_CHECKING:
-    from tokenmill.core.forward import Kernels
+    from tokenmill.compute.forward import Kernels
 
 PLAIN = features.SAMPLED | features.MASKED | features.LOGPROBS
 ALIGNED = 4

@@ -26,8 +26,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import Kernels
 from tokenmill.core.errors import OWN_FAULT
-from tokenmill.core.forward import Kernels
 from tokenmill.core.step import RowLogprobs, RowSampling
 from tokenmill.sampling import mirostat
 from tokenmill.sampling import table as features

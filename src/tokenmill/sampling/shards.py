@@ -19,8 +19,8 @@ import math
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels
-from tokenmill.core.model import Group, Words
+from tokenmill.compute.forward import Kernels
+from tokenmill.compute.model import Group, Words
 from tokenmill.sampling import filters
 from tokenmill.sampling import table as features
 from tokenmill.sampling.edits import pick, take

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels
+from tokenmill.compute.forward import Kernels
 from tokenmill.core.samplers import ASKED, USUAL_ORDER
 from tokenmill.core.step import RowSampling
 from tokenmill.sampling import cutoffs, filters, temperature, xtc

@@ -30,7 +30,7 @@ class Limits:
     max_adapters: that lie on the devices at once.
     cohorts: over so many plans rows that sample are spread, none of which may then be in two of them; 0: they may.
     follows: a DeviceDrafter keeps something for every position; catches_up: how it takes in what it has
-    missed of a row (core/drafting.py).
+    missed of a row (compute/drafting.py).
     whole: (prompts, batches): a prompt is never cut, whatever the budget says; nobody joins a batch that has begun to
     answer. Both are how engines worked once, kept so that what came after can be measured.
     """

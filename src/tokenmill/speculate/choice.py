@@ -11,7 +11,7 @@ from bisect import bisect_left
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import DRAWN, Draws, Kernels
+from tokenmill.compute.forward import DRAWN, Draws, Kernels
 from tokenmill.runner.rows import Rows
 from tokenmill.sampling import table as features
 from tokenmill.sampling.arrays import send

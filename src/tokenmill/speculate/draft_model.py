@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import torch
 
-from tokenmill.core.drafting import Drafting, Seen
-from tokenmill.core.forward import Kernels
+from tokenmill.compute.drafting import Drafting, Seen
+from tokenmill.compute.forward import Kernels
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import lay_out
 from tokenmill.runner.drafter_rows import Side, side_of

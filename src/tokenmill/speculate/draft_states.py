@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext
+from tokenmill.compute.forward import ForwardContext
 from tokenmill.kvcache.states import StatePool
 
 

@@ -14,9 +14,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tokenmill.core.drafting import Drafting, Seen
-from tokenmill.core.forward import ForwardContext, Kernels, KVSpec, NormSpec, Weight
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.drafting import Drafting, Seen
+from tokenmill.compute.forward import ForwardContext, Kernels, KVSpec, NormSpec, Weight
+from tokenmill.compute.model import CausalLM
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import apart, single_tokens
 from tokenmill.runner.drafter_rows import Side, side_of

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.attention import Attention, attention_spec, separate_qkv
 from tokenmill.layers.build import Build
 from tokenmill.layers.embedding import Embedding

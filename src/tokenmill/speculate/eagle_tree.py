@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, Kernels, Paths, StepRows
+from tokenmill.compute.forward import ForwardContext, Kernels, Paths, StepRows
 from tokenmill.runner.batch import group_plan
 from tokenmill.runner.drafter_rows import Side
 from tokenmill.speculate.shapes import MOST_CHILDREN

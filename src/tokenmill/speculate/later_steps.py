@@ -19,9 +19,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tokenmill.core.drafting import Seen
-from tokenmill.core.forward import Kernels, KVSpec
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.drafting import Seen
+from tokenmill.compute.forward import Kernels, KVSpec
+from tokenmill.compute.model import CausalLM
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import apart, single_tokens
 from tokenmill.runner.rows import Rows

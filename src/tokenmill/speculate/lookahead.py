@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.drafting import Drafting
+from tokenmill.compute.drafting import Drafting
 from tokenmill.runner.drafts import Forgetful
 from tokenmill.speculate.same_text import SameText
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from tokenmill.core.drafting import Drafting
-from tokenmill.core.forward import Kernels
+from tokenmill.compute.drafting import Drafting
+from tokenmill.compute.forward import Kernels
 from tokenmill.runner.drafts import Forgetful
 
 

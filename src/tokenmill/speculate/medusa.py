@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.drafting import Drafting, Seen
-from tokenmill.core.forward import ForwardContext, Kernels, Weight
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.drafting import Drafting, Seen
+from tokenmill.compute.forward import ForwardContext, Kernels, Weight
+from tokenmill.compute.model import CausalLM
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import apart
 from tokenmill.runner.drafts import Forgetful

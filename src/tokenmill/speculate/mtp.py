@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, NormSpec, Weight
+from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.block import whole
 from tokenmill.models.later import Later
 from tokenmill.speculate.eagle import FINAL, Embed

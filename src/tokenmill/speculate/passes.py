@@ -12,8 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, Kernels
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.forward import ForwardContext, Kernels
+from tokenmill.compute.model import CausalLM
 from tokenmill.runner.batch import apart, lay_out, single_tokens
 from tokenmill.runner.drafter_rows import Side
 from tokenmill.runner.replays import Replays

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tokenmill.core.drafting import RowState
+from tokenmill.compute.drafting import RowState
 
 
 class SameText:

@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.cli.main import app
+from tokenmill.compute.forward import NormSpec
 from tokenmill.core import config
-from tokenmill.core.forward import NormSpec
 from tokenmill.demo import demo_dir
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models import registry

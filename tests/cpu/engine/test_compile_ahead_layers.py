@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tokenmill.core.forward import KVSpec, NormSpec
+from tokenmill.compute.forward import KVSpec, NormSpec
 from tokenmill.engine.ahead_layers import Looks, Passed, equal_layers_once, needed
 from tokenmill.models.decoder import Decoder
 

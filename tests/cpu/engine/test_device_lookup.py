@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from tokenmill.core.drafting import Drafting
+from tokenmill.compute.drafting import Drafting
 from tokenmill.kernels import lookup
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.speculate.lookup import NgramLookup

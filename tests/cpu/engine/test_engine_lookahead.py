@@ -7,7 +7,7 @@ import torch
 from engines import all_of_them, check_nothing_left, exact, greedy, open_llm, run
 
 from tokenmill import SamplingParams
-from tokenmill.core.drafting import Drafting
+from tokenmill.compute.drafting import Drafting
 from tokenmill.core.errors import UserError
 from tokenmill.speculate.lookahead import Lookahead
 from tokenmill.speculate.shapes import Windows

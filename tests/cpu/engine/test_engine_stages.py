@@ -22,8 +22,8 @@ from stored_forms_helpers import FORMS
 from stored_model import DENSE, MIXTURE, write
 
 from tokenmill import SamplingParams
+from tokenmill.compute.forward import KVFormat, KVSpec
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.forward import KVFormat, KVSpec
 from tokenmill.core.step import BlockCopy, StepPlan, TableEdit
 from tokenmill.kvcache.stages import Said, lay_out_stage
 from tokenmill.parallel.stages import Place, cut

@@ -32,7 +32,7 @@ from transformers import (
 )
 
 from tokenmill.checkpoint.gguf_model import GgufModel
-from tokenmill.core.forward import StoredMatrix
+from tokenmill.compute.forward import StoredMatrix
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models.registry import build_model
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, GroupPlan, Kernels, KVFormat, KVSpec, KVView, StateSpec, StepRows
+from tokenmill.compute.forward import ForwardContext, GroupPlan, Kernels, KVFormat, KVSpec, KVView, StateSpec, StepRows
 from tokenmill.kvcache.states import StatePool
 
 NOWHERE = 1 << 24

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenmill.core.forward import Kernels
+from tokenmill.compute.forward import Kernels
 from tokenmill.kernels import ReferenceKernels, make_kernels
 
 WIDTH = 12

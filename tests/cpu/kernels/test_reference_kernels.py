@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from paged_batch import PagedBatch
 
-from tokenmill.core.forward import AttentionSpec, Kernels, KVSpec, NormSpec, RopeSpec, RouteSpec
+from tokenmill.compute.forward import AttentionSpec, Kernels, KVSpec, NormSpec, RopeSpec, RouteSpec
 from tokenmill.kernels import make_kernels
 from tokenmill.kernels.reference import ReferenceKernels
 

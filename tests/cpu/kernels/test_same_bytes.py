@@ -6,7 +6,7 @@ import pytest
 import torch
 from paged_batch import PagedBatch
 
-from tokenmill.core.forward import AttentionSpec, KVSpec, NormSpec, RouteSpec
+from tokenmill.compute.forward import AttentionSpec, KVSpec, NormSpec, RouteSpec
 from tokenmill.kernels import row_stable
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.quant.dense import DenseWeight

@@ -6,7 +6,7 @@ import pytest
 import torch
 from paged_batch import PagedBatch
 
-from tokenmill.core.forward import ConvSpec, DeltaSpec, ScanSpec, SpaceSpec, StateSpec
+from tokenmill.compute.forward import ConvSpec, DeltaSpec, ScanSpec, SpaceSpec, StateSpec
 from tokenmill.kernels.reference import ReferenceKernels
 
 

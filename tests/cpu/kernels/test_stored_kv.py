@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tokenmill.compute.forward import KVFormat, KVSpec
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.forward import KVFormat, KVSpec
 from tokenmill.kernels.stored_kv import load, packed, quantise, store, unpacked
 from tokenmill.kvcache.pool import KVPool, make_layout
 

@@ -10,7 +10,7 @@ import torch
 from paged_batch import PagedBatch
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, Kernels, KVSpec, Paths, RopeSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, Kernels, KVSpec, Paths, RopeSpec
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.runner.trees import climb
 

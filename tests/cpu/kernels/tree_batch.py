@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, KVSpec, Paths, RopeSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, KVSpec, Paths, RopeSpec
 from tokenmill.runner.trees import climb
 
 LEVELS = 6

@@ -7,8 +7,8 @@ import torch
 from paged_batch import PagedBatch
 from parity import DictCheckpoint
 
+from tokenmill.compute.forward import KVSpec, NormSpec, RouteSpec
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import KVSpec, NormSpec, RouteSpec
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts

@@ -10,9 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from tokenmill.cli.main import app
+from tokenmill.compute.forward import KVFormat
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
-from tokenmill.core.forward import KVFormat
 from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.measure import plots
 from tokenmill.measure.ablate import switches

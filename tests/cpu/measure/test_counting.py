@@ -6,8 +6,8 @@ import pytest
 import torch
 from counting_helpers import LLAMA_8B
 
+from tokenmill.compute.forward import KVFormat, KVSpec
 from tokenmill.core.errors import ModelError
-from tokenmill.core.forward import KVFormat, KVSpec
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.counting import CountingKernels, count_model

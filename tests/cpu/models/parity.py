@@ -12,7 +12,7 @@ from paged_batch import PagedBatch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.model import CausalLM
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models.registry import build_model
 

@@ -11,7 +11,7 @@ from family_cases import ALL
 from parity import load, ours, theirs
 from torch import Tensor
 
-from tokenmill.core.model import CausalLM
+from tokenmill.compute.model import CausalLM
 from tokenmill.kernels.reference import ReferenceKernels
 
 NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")

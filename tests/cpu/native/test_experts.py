@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, RouteSpec
+from tokenmill.compute.forward import ForwardContext, RouteSpec
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import Unrounded

@@ -7,7 +7,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tokenmill.core.forward import NormSpec
+from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.cpu import CpuKernels
 from tokenmill.kernels.cpu.packed import PackedMatrix, group_size, pack_dense, pack_quantised, quantise
 from tokenmill.kernels.grid import FP4

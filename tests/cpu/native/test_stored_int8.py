@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVFormat, KVSpec, KVView
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVFormat, KVSpec, KVView
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kvcache.pool import KVPool, make_layout
 

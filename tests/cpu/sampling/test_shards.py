@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tokenmill.core.model import Words
+from tokenmill.compute.model import Words
 from tokenmill.core.step import RowSampling
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.sampling.choose import Ask, choose, find_largest

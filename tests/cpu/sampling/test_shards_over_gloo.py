@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 sys.path.insert(0, sys.argv[4])
 from test_shards import KINDS, ask_of, lines, table_of
-from tokenmill.core.model import Words
+from tokenmill.compute.model import Words
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.parallel.distributed import TorchGroup, World
 from tokenmill.parallel.stages import Place

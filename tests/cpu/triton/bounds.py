@@ -114,7 +114,9 @@ class Bounds:
             pointers = args[pointer]
             wanted = pointers.data
             if mask is not None:
-                real = args[mask] if isinstance(args[mask], np.ndarray) else args[mask].data  # descriptors have no handle
+                real = (
+                    args[mask] if isinstance(args[mask], np.ndarray) else args[mask].data
+                )  # descriptors have no handle
                 wanted = wanted[np.broadcast_to(real.astype(bool), wanted.shape)]
             bounds._check(name, wanted.reshape(-1), max(1, pointers.get_element_ty().primitive_bitwidth // 8))
             return plain(builder, *args, **more)

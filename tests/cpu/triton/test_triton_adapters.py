@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 from bounds import Bounds
 from tests.cpu.triton.triton_adapters_helpers import make_site
 
-from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.kernels import TritonKernels
 

@@ -13,7 +13,7 @@ from paged_batch import PagedBatch  # noqa: E402
 from tests.cpu.triton.triton_attention_helpers import REFERENCE, STEPS, both, make_spec, rope  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 
-from tokenmill.core.forward import NormSpec  # noqa: E402
+from tokenmill.compute.forward import NormSpec  # noqa: E402
 from tokenmill.kernels.triton.attention.cascade import attend_shared, common_entries  # noqa: E402
 from tokenmill.kernels.triton.attention.decode import attend_one  # noqa: E402
 from tokenmill.kernels.triton.attention.prefill import fitting  # noqa: E402

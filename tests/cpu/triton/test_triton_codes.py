@@ -14,8 +14,8 @@ from bounds import Bounds  # noqa: E402
 from triton_codes_helpers import TABLES, stored  # noqa: E402
 from triton_narrow_helpers import REFERENCE, exact, met, relative  # noqa: E402
 
-from tokenmill.core.forward import NormSpec  # noqa: E402
-from tokenmill.core.matrix import StoredMatrix  # noqa: E402
+from tokenmill.compute.forward import NormSpec  # noqa: E402
+from tokenmill.compute.matrix import StoredMatrix  # noqa: E402
 from tokenmill.kernels.grid import whole_entries  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.quantised import codes  # noqa: E402

@@ -9,7 +9,7 @@ triton = pytest.importorskip("triton")
 
 from bounds import Bounds  # noqa: E402
 
-from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
+from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up  # noqa: E402

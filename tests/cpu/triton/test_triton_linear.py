@@ -7,7 +7,7 @@ import torch
 
 triton = pytest.importorskip("triton")
 
-from tokenmill.core.forward import NormSpec  # noqa: E402
+from tokenmill.compute.forward import NormSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402

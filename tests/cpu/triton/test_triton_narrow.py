@@ -9,7 +9,7 @@ triton = pytest.importorskip("triton")
 
 from triton_narrow_helpers import REFERENCE, exact, met, relative  # noqa: E402
 
-from tokenmill.core.forward import NormSpec  # noqa: E402
+from tokenmill.compute.forward import NormSpec  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8, unpack4  # noqa: E402

@@ -12,7 +12,7 @@ from tests.thinned import covering  # noqa: E402
 from triton_codes_helpers import stored  # noqa: E402
 from triton_narrow_helpers import met  # noqa: E402
 
-from tokenmill.core.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
+from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.experts.mixture import stack  # noqa: E402
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack  # noqa: E402

@@ -12,7 +12,7 @@ import triton.language as tl  # noqa: E402
 from paged_batch import PagedBatch  # noqa: E402
 from tests.thinned import covering  # noqa: E402
 
-from tokenmill.core.forward import AttentionSpec, KVFormat, KVSpec, KVView, NormSpec, RopeSpec  # noqa: E402
+from tokenmill.compute.forward import AttentionSpec, KVFormat, KVSpec, KVView, NormSpec, RopeSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.attention import decode  # noqa: E402
 from tokenmill.kernels.triton.attention.narrow_keys import halves_of, in_words, quarters_of  # noqa: E402

@@ -9,7 +9,7 @@ triton = pytest.importorskip("triton")
 
 from paged_batch import PagedBatch  # noqa: E402
 
-from tokenmill.core.forward import ConvSpec, DeltaSpec, NormSpec, ScanSpec, SpaceSpec, StateSpec  # noqa: E402
+from tokenmill.compute.forward import ConvSpec, DeltaSpec, NormSpec, ScanSpec, SpaceSpec, StateSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 

@@ -23,8 +23,8 @@ from paged_batch import PagedBatch  # noqa: E402
 from tree_batch import as_trees, attention_of, grown, width  # noqa: E402
 
 from tokenmill import SamplingParams  # noqa: E402
+from tokenmill.compute.forward import KVFormat, KVSpec  # noqa: E402
 from tokenmill.core.drafting import AllOfThem  # noqa: E402
-from tokenmill.core.forward import KVFormat, KVSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kvcache.pool import KVPool, make_layout  # noqa: E402

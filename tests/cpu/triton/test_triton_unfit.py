@@ -15,8 +15,8 @@ from triton.compiler.errors import CompilationError  # noqa: E402
 from triton.runtime.errors import OutOfResources, PTXASError  # noqa: E402
 from triton.runtime.interpreter import InterpretedFunction  # noqa: E402
 
-from tokenmill.core.adapters import Delta  # noqa: E402
-from tokenmill.core.forward import NormSpec, RouteSpec, StoredMatrix  # noqa: E402
+from tokenmill.compute.adapters import Delta  # noqa: E402
+from tokenmill.compute.forward import NormSpec, RouteSpec, StoredMatrix  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.quant.grid import GridWeight  # noqa: E402

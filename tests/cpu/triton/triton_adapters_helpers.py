@@ -6,7 +6,7 @@ from itertools import accumulate
 
 import torch
 
-from tokenmill.core.adapters import AdapterSite
+from tokenmill.compute.adapters import AdapterSite
 
 
 def make_site(widths: list[int], inputs: int, ranks: list[int], *, gains: bool, seed: int = 0) -> AdapterSite:

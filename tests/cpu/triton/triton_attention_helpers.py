@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from paged_batch import PagedBatch
 
-from tokenmill.core.forward import AttentionSpec, KVSpec, RopeSpec
+from tokenmill.compute.forward import AttentionSpec, KVSpec, RopeSpec
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.kernels import TritonKernels
 

@@ -6,7 +6,7 @@ import math
 
 import torch
 
-from tokenmill.core.matrix import StoredMatrix
+from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.grid import FP4
 
 NF4 = (

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.kernels.cpu.packed import TYPES
 
 Addends = tuple[Tensor | None, Tensor]

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan, KVView, NormSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVView, NormSpec
 from tokenmill.kernels.cpu.packed import STORED, TYPES, PackedMatrix
 
 _MOST_NORMS = 4096

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import Draws
+from tokenmill.compute.forward import Draws
 
 
 def choose(

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.adapters import AdapterSite, Delta
-from tokenmill.core.forward import (
+from tokenmill.compute.adapters import AdapterSite, Delta
+from tokenmill.compute.forward import (
     Act,
     Again,
     AttentionSpec,

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import Act, RouteSpec
+from tokenmill.compute.forward import Act, RouteSpec
 from tokenmill.kernels.cpu.activation_codes import GATED
 from tokenmill.kernels.cpu.bound import BoundExperts
 from tokenmill.kernels.cpu.packed import TYPES

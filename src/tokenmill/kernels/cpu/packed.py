@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.matrix import StoredMatrix
+from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.fp8 import BLOCK
 from tokenmill.kernels.grid import FP4, whole_entries
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenmill import _native
-from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, ScanSpec, SpaceSpec
+from tokenmill.compute.forward import ConvSpec, DeltaSpec, ForwardContext, NormSpec, ScanSpec, SpaceSpec
 from tokenmill.kernels.cpu.packed import TYPES
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import (
+from tokenmill.compute.forward import (
     Act,
     AttentionSpec,
     Draws,

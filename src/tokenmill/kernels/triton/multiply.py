@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.compute.adapters import AdapterSite, Delta
+from tokenmill.compute.forward import Act, NormSpec, StoredMatrix
 from tokenmill.core.errors import UserError
-from tokenmill.core.forward import Act, NormSpec, StoredMatrix
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.common import act_parts
 from tokenmill.kernels.triton.launch import launch_here

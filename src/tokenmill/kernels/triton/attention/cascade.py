@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.paging import FLOOR, bend, product
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.compute.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.attention.decode_records import (
     Bends,
     Cut,

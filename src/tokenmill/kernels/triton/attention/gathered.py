@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, product
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait

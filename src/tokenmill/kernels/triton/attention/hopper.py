@@ -20,7 +20,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.compute.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.common import pow2
 
 ROWS = 128

@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext
+from tokenmill.compute.forward import AttentionSpec, ForwardContext
 from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, further, path_of, path_parts, product
 from tokenmill.kernels.triton.attention.prepare import rotated
 from tokenmill.kernels.triton.attention.stored import (

@@ -2,8 +2,8 @@
 
 Index i of a sequence means offset i % SIZE of table entry i // SIZE. Where tables are contiguous the index is the
 position; else entry j begins at first[j], and a position belongs to the last entry that begins at or before it.
-Where sequences are nodes of trees (core/descriptors.py: Paths) the keys from a root on lie further on than they stand:
-tables have no gaps there, as these are the newest entries.
+Where sequences are nodes of trees (compute/descriptors.py: Paths) the keys from a root on lie further on than they
+stand: tables have no gaps there, as these are the newest entries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import Paths
+from tokenmill.compute.forward import Paths
 from tokenmill.kernels.triton.common import tanh
 
 FLOOR = tl.constexpr(-1e30)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.paging import (
     FLOOR,
     LOG2E,

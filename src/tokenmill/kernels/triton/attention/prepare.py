@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, NormSpec
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, NormSpec
 from tokenmill.kernels.triton.attention.stored import columns, kinds_of, put, scale_strides, scales_of
 from tokenmill.kernels.triton.common import begin, pow2, wait
 

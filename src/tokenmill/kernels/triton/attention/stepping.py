@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from tokenmill.core.forward import AttentionSpec, ForwardContext, GroupPlan
+from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.cascade import attend_shared, can_share, common_entries, shared_parts
 from tokenmill.kernels.triton.attention.decode import attend_one, decode_config, early_keys
 from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather

@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from tokenmill.core.forward import KVView
+from tokenmill.compute.forward import KVView
 
 
 class Kind(NamedTuple):

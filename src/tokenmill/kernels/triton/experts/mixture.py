@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.adapters import SiteStack
-from tokenmill.core.forward import Act, ForwardContext, Mixture, NormSpec, Weight
+from tokenmill.compute.adapters import SiteStack
+from tokenmill.compute.forward import Act, ForwardContext, Mixture, NormSpec, Weight
 from tokenmill.kernels.triton.common import act_parts, copy_engine
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.experts.grouped import STEADY, grouped, looks, pairs_per_tile

@@ -2,7 +2,7 @@
 
 Pairs come sorted by expert (`sorting.py`). A program has a tile of one expert's pairs and goes over the adapters that
 these have, as `products/adapters.py` does with tokens; an adapter's matrices lie by expert, then by slot
-(core/adapters.py: SiteStack). The activation of the first product comes behind it, gates are none of its business.
+(compute/adapters.py: SiteStack). The activation of the first product comes behind it, gates are none of its business.
 Must not know: how experts were chosen, gates, layers.
 """
 
@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.adapters import SiteStack
+from tokenmill.compute.adapters import SiteStack
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, pow2, wait
 from tokenmill.kernels.triton.experts.sorting import Sorted
 from tokenmill.kernels.triton.products.adapters import carried, shrink_rows

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import NormSpec, RouteSpec
+from tokenmill.compute.forward import NormSpec, RouteSpec
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, prefetch, sigmoid, wait
 
 NEAR_EXPERTS = 24 << 20

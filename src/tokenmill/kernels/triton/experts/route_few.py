@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import NormSpec, RouteSpec
+from tokenmill.compute.forward import NormSpec, RouteSpec
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, multiprocessors, pow2, wait
 from tokenmill.kernels.triton.experts.grid_barrier import arrive, meet
 from tokenmill.kernels.triton.experts.route import (

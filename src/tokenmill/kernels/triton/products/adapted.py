@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.kernels.triton.common import (
     INTERPRETED,
     Scratch,

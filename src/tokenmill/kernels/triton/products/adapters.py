@@ -1,4 +1,4 @@
-"""What adapters do to products: down to a few lanes, up again behind the sum (core/adapters.py has the formula).
+"""What adapters do to products: down to a few lanes, up again behind the sum (compute/adapters.py has the formula).
 
 Both kernels run over blocks of tokens and, within one, over the adapters that its tokens have: each is read once for a
 block, and a block without any ends at once. So one grid serves every mixture, and a recording holds for all of them.
@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite, Delta
+from tokenmill.compute.adapters import AdapterSite, Delta
 from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, wait
 
 FEW = 64

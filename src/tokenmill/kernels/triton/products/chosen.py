@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Act, NormSpec
+from tokenmill.compute.forward import Act, NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, driver_version, multiprocessors, shared_memory
 from tokenmill.kernels.triton.launch import Launch
 from tokenmill.kernels.triton.products.search import Asked, Report, WayFile, once_each, search, way_file

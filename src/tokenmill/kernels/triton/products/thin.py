@@ -14,8 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.adapters import AdapterSite, Delta
-from tokenmill.core.forward import NormSpec
+from tokenmill.compute.adapters import AdapterSite, Delta
+from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.common import (
     INTERPRETED,
     Scratch,

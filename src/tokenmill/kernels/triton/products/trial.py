@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import NormSpec
+from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.products.search import Asked
 from tokenmill.kernels.triton.products.ways import Way
 

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tokenmill.core.matrix import StoredMatrix
+from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.grid import whole_entries
 from tokenmill.kernels.triton.common import has_fp8
 from tokenmill.kernels.triton.quantised.codes import entries_of, table_of

@@ -20,7 +20,7 @@ import pathlib
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import Act, NormSpec
+from tokenmill.compute.forward import Act, NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts
 from tokenmill.kernels.triton.launch import Launch
 from tokenmill.kernels.triton.products.ways import Way

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import NormSpec
+from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.common import begin, pow2, wait
 from tokenmill.kernels.triton.quantised.codes import entry
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix

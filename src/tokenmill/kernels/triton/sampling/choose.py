@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
-from tokenmill.core.forward import Draws
+from tokenmill.compute.forward import Draws
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, wait
 from tokenmill.kernels.triton.sampling.cuts import least_of_draws
 from tokenmill.kernels.triton.sampling.logit_pieces import allowed, any_of, first_best, get, is_last, put

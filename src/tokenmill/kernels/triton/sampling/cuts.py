@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import Draws
+from tokenmill.compute.forward import Draws
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, wait
 from tokenmill.kernels.triton.sampling.logit_pieces import allowed, any_of, is_last
 

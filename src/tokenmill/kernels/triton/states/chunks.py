@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import DeltaSpec, ForwardContext
+from tokenmill.compute.forward import DeltaSpec, ForwardContext
 from tokenmill.kernels.triton.common import INTERPRETED, pow2, sigmoid
 from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of, pow2_of, softplus
 

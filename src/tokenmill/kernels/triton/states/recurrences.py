@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tokenmill.core.forward import ConvSpec, DeltaSpec, ForwardContext, ScanSpec, SpaceSpec
+from tokenmill.compute.forward import ConvSpec, DeltaSpec, ForwardContext, ScanSpec, SpaceSpec
 from tokenmill.kernels.triton.launch import Launch
 from tokenmill.kernels.triton.states.chunks import can_chunk, chunked_delta_
 from tokenmill.kernels.triton.states.recurrent import ALL, SHORT, delta_rule_, short_conv_

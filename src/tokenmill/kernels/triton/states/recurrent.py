@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import DeltaSpec, ForwardContext, NormSpec
+from tokenmill.compute.forward import DeltaSpec, ForwardContext, NormSpec
 from tokenmill.kernels.triton.common import begin, pow2, sigmoid, wait
 
 SHORT = 17

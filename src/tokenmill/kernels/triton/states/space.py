@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, SpaceSpec
+from tokenmill.compute.forward import ForwardContext, SpaceSpec
 from tokenmill.kernels.triton.common import begin, pow2, wait
 from tokenmill.kernels.triton.states.recurrent import softplus
 

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import ForwardContext, SpaceSpec
+from tokenmill.compute.forward import ForwardContext, SpaceSpec
 from tokenmill.kernels.triton.common import INTERPRETED, pow2
 from tokenmill.kernels.triton.states.chunks import product
 from tokenmill.kernels.triton.states.recurrent import SHORT, softplus

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import SpanTensors
+from tokenmill.compute.forward import SpanTensors
 from tokenmill.kernels.triton.common import begin, wait
 
 MOST_SPANS = 256

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tokenmill.core.forward import KVView
+from tokenmill.compute.forward import KVView
 from tokenmill.kernels.stored_kv import page_parts
 from tokenmill.kernels.triton.common import pow2
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from tokenmill.core.forward import ForwardContext, ModelSpec, NormSpec
+    from tokenmill.compute.forward import ForwardContext, ModelSpec, NormSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 One module, because each names the others: a context carries kernels, kernels read the context, weights multiply with
 both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext every step. Names are re-exported from
-`core/descriptors.py`, so that a layer imports all that it computes with from here. Needs no torch.
+`compute/descriptors.py`, so that a layer imports all that it computes with from here. Needs no torch.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, Protocol, Self, TypeVar
 
-from tokenmill.core.adapters import AdapterSite, Delta, SiteStack
-from tokenmill.core.descriptors import (
+from tokenmill.compute.adapters import AdapterSite, Delta, SiteStack
+from tokenmill.compute.descriptors import (
     DRAWN,
     Act,
     AttentionSpec,
@@ -34,7 +34,7 @@ from tokenmill.core.descriptors import (
     StateSpec,
     StepRows,
 )
-from tokenmill.core.matrix import StoredMatrix
+from tokenmill.compute.matrix import StoredMatrix
 
 if TYPE_CHECKING:
     import torch
@@ -319,7 +319,7 @@ class Kernels(Protocol):
         ...
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
-        """y [T, N] * gain + shift + up @ low, as core/adapters.py says; rows without an adapter stay as they are."""
+        """y [T, N] * gain + shift + up @ low, as compute/adapters.py says; rows without an adapter stay as they are."""
         ...
 
     def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:

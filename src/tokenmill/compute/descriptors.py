@@ -222,7 +222,7 @@ class StepRows:
     """Whose a step's tokens are: the row of each sequence [S] and of each token [T] (int64). What belongs to a row (an
     adapter, a recurrent state) is found by it, in recorded steps, too. The spare row fills up recorded steps.
     `states[i]`: the parts of recurrent layer i's states by row [R + 1 ...]; layers overwrite them. adapters [R + 1]
-    int32: each row's slot (core/adapters.py); None: no row of this step has one.
+    int32: each row's slot (compute/adapters.py); None: no row of this step has one.
 
     Recurrent layers alone: `left` [T] int64: where the state behind each token is left, -1: nowhere (never for the last
     one of a sequence); None: with the row, behind its last token. `borders` [S + 1] int32: where the tokens of

@@ -1,0 +1,1 @@
+"""What code that computes with tensors agrees on: operations, descriptors, protocols. Loads no torch."""
