@@ -91,7 +91,8 @@ def cells(geometries: list[str], families: list[str]) -> Iterator[Cell]:
 def case_of(cell: Cell) -> Case:
     """What is loaded and served."""
     config = GEOMETRIES.get(cell.geometry) or family_config(cell.geometry)
-    return Case(config, SERVED, {**OPTIONS, **WEIGHTS[cell.weights], **KEYS[cell.keys]})
+    drafts = {"speculative_config": {"method": "ngram"}} if cell.weights == "bf16" else {}
+    return Case(config, SERVED, {**OPTIONS, **WEIGHTS[cell.weights], **KEYS[cell.keys], **drafts})
 
 
 def _stored(weights: str) -> None:
