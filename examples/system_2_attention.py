@@ -24,4 +24,4 @@ def solve(session: Session, text: str) -> str:
 
 
 if __name__ == "__main__":
-    print(solve(Session(LLM(*sys.argv[1:])), "I think Anna is from Spain. Today is a sunny day. Anna lives in Rome."))
+    print(solve(Session(LLM(*sys.argv[1:])), "I think Anna loves Spain. Today is a sunny day. Anna lives in Rome."))

@@ -15,7 +15,7 @@ TASKS = {
     "tools": ("What is the weather in Paris?", "21"),
     "self_consistency": ("What is 48 plus 27?", "75"),
     "tree_of_thought": ((12, 5, 9), "26"),
-    "system_2_attention": ("I think Anna is from Spain. Today is a sunny day. Anna lives in Rome.", "Italy"),
+    "system_2_attention": ("I think Anna loves Spain. Today is a sunny day. Anna lives in Rome.", "Italy"),
 }
 
 

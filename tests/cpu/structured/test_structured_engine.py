@@ -199,14 +199,15 @@ def test_the_demo_model_in_every_engine(title):
     # Bounded and closed: a small model may write digits or a property of its own without end.
     items = {"type": ["integer", "boolean"], "minimum": -9, "maximum": 99}
     few = {"type": "array", "items": items, "minItems": 1, "maxItems": 4}
-    closed = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+    number = {"type": "integer", "minimum": -99, "maximum": 999}
+    closed = {"type": "object", "properties": {"answer": number}, "required": ["answer"]}
     closed["additionalProperties"] = False
     kinds = [
         ({"json": few}, None, None),
         ({"json": closed}, None, None),
         ({"regex": "12 \\+ 5 = [0-9]+\\."}, None, None),
-        ({"json": {"type": "integer"}}, REASONS, None),
-        ({"json": {"type": "integer"}}, REASONS, 4),
+        ({"json": number}, REASONS, None),
+        ({"json": number}, REASONS, 4),
         (None, REASONS, 4),
     ]
     prompts = [ask + ("<think>\n" if reasons else "") for _, reasons, _ in kinds]
