@@ -5,7 +5,9 @@ lets other threads run, typed text cannot become control tokens, decoding is exa
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, final
@@ -14,6 +16,7 @@ import tokenizers
 
 from tokenmill.core.errors import UserError
 from tokenmill.text.inside_twin import inside_twin
+from tokenmill.text.pieces import encode_in_pieces, is_long
 from tokenmill.text.plain_twin import control_ids, plain_twin
 from tokenmill.text.token_bytes import PieceTable, read_rules
 
@@ -40,6 +43,7 @@ class Tokenizer:
         inner.no_padding()
         settings = settings or TokenizerSettings()
         self._inner = inner
+        self._turn = threading.Lock()
         self.special_strings = dict(settings.special_strings)
         self.chat_template = settings.chat_template
         added = inner.get_added_tokens_decoder()
@@ -93,7 +97,7 @@ class Tokenizer:
 
     def encode_inside(self, text: str) -> list[int]:
         """Ids of a text that follows another one: nothing is put before it. Control tokens stay ordinary text."""
-        row = self._inside.encode_batch_fast([_well_formed(text)], add_special_tokens=False)[0].ids
+        row = self._rows(self._inside, [_well_formed(text)], False)[0]
         return self._without_controls(row, framed=False)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]:
@@ -103,18 +107,23 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[list[int]]:
-        """encode() for several texts at once, on several cores."""
+        """encode() for several texts at once, on several cores; long ones piece by piece."""
         inner = self._inner if allow_special else self._plain
-        # Only the batch call releases the interpreter lock, so one text goes through it as well.
-        whole = [_well_formed(text) for text in texts]
-        try:
-            found = inner.encode_batch_fast(whole, add_special_tokens=add_special_tokens)
-        except BaseException as error:
-            if type(error).__name__ != "PanicException":
-                raise
-            raise UserError(_FAILED) from error
-        rows = [item.ids for item in found]
+        rows = self._rows(inner, [_well_formed(text) for text in texts], add_special_tokens)
         return rows if allow_special else [self._without_controls(row, add_special_tokens) for row in rows]
+
+    def _rows(self, inner: tokenizers.Tokenizer, texts: list[str], framed: bool) -> list[list[int]]:
+        if not any(map(is_long, texts)):
+            return _encoded(inner, texts, framed)
+        before, after = self.frame if framed else ((), ())
+        return [[*before, *self._long_row(inner, text), *after] for text in texts]
+
+    def _long_row(self, inner: tokenizers.Tokenizer, text: str) -> list[int]:
+        def encode(part: str) -> list[int]:
+            with self._turn if is_long(part) else nullcontext():  # what cannot be cut takes much memory: one at a time
+                return _encoded(inner, [part], False)[0]
+
+        return encode_in_pieces(text, encode)
 
     def probe(self) -> None:
         """Encode and decode a little text: what the library only finds out then is found out now."""
@@ -191,6 +200,17 @@ def _decoder_state(inner: tokenizers.Tokenizer) -> dict[str, Any] | None:
         return None
     state: dict[str, Any] = json.loads(inner.decoder.__getstate__())
     return state
+
+
+def _encoded(inner: tokenizers.Tokenizer, texts: Sequence[str], add_special_tokens: bool) -> list[list[int]]:
+    """Rows of well-formed texts. Only the batch call lets other threads run, so one text goes through it, too."""
+    try:
+        found = inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(_FAILED) from error
+    return [item.ids for item in found]
 
 
 def _well_formed(text: str) -> str:

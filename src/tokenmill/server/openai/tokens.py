@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
@@ -34,7 +35,8 @@ async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[s
     tokenizer = context.backend.info.tokenizer
     strings = None
     if body.return_token_strs and tokenizer is not None:
-        strings = await context.text.run_in_thread(lambda: [tokenizer.id_to_token(i) for i in ids], size)
+        named = cache(tokenizer.id_to_token)  # one object for each id, however often it comes
+        strings = await context.text.run_in_thread(lambda: list(map(named, ids)), size)
     return {
         "count": len(ids),
         "max_model_len": context.backend.info.max_model_len,
@@ -52,7 +54,8 @@ async def _pieces(context: Context, body: TokenizeRequest, text: str) -> dict[st
     def work() -> list[Any]:
         context.text.check_read(len(text))
         ids = tokenizer.encode(text, add_special_tokens=body.add_special, allow_special=body.parse_special)
-        return [{"id": i, "piece": _piece(tokenizer.token_bytes(i))} for i in ids] if body.with_pieces else list(ids)
+        shown = cache(lambda i: {"id": i, "piece": _piece(tokenizer.token_bytes(i))})
+        return list(map(shown, ids)) if body.with_pieces else ids
 
     return {"tokens": await context.text.run_in_thread(work, len(text))}
 
