@@ -320,7 +320,8 @@ class Request(msgspec.Struct, kw_only=True):
     A replayed request carries what an engine that died has already said: `emitted[i]` are the tokens of output i,
     `ended` the outputs that need nothing more, `mus` what mirostat's state was behind them. The border between prompt
     and output stays where it was. `prompt_keys`: what the prefix cache knows the prompt's tokens by, where that is not
-    their ids: all placeholders of a picture have one id, and each stands for a part of that picture.
+    their ids: all placeholders of a picture have one id, and each stands for a part of that picture. `scored_from`: the
+    first prompt token whose log-probability is told; what comes before it may be in the cache.
     """
 
     id: str
@@ -337,6 +338,7 @@ class Request(msgspec.Struct, kw_only=True):
     emitted: list[list[int]] = []
     ended: list[int] = []
     mus: list[float | None] = []
+    scored_from: int = 0
 
 
 class TokenLogprob(msgspec.Struct, gc=False):

@@ -49,7 +49,7 @@ class SequenceGroup:
     """One request with its sequences (n samples or beams); the unit that ends exactly once.
 
     Of beams, by sequence: `candidates` of this step, `branches`: the logprobs of each of them. `dead_end`: why one of
-    them could not go on.
+    them could not go on. `scored`: positions of the prompt that need no scores, or none any more.
     """
 
     request: Request
@@ -67,6 +67,10 @@ class SequenceGroup:
     ended: set[int] = field(default_factory=set)
     spawned: bool = False
     scored: int = 0
+
+    def matchable(self, length: int) -> int:
+        """How many of a sequence's tokens may come from the cache: one is computed, and so is what is to be scored."""
+        return length - 1 if self.sampling.num_prompt_logprobs < 0 else min(length - 1, self.scored)
 
 
 @dataclass(slots=True, eq=False)

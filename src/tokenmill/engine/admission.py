@@ -90,6 +90,7 @@ class Admission:
         self._check_lists(params)
         self.check_engine(request, text)
         search = self._search(params, new)
+        scored = max(0, min(request.scored_from, len(ids)) - 1)
         if search.width and params.structured_outputs is not None and not self._end_ids(params):
             raise ParameterError("beam search in a structure needs an end token.", param="use_beam_search")
         return SequenceGroup(
@@ -99,7 +100,8 @@ class Admission:
             max_len=len(ids) + new,
             num_outputs=params.num_outputs,
             constraint=self._constraint(params),
-            reads_cache=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
+            reads_cache=(params.prompt_logprobs is None or scored > 0) and not params.skip_reading_prefix_cache,
+            scored=scored,
         )
 
     def check_embedding(self, request: Request, pooling: str) -> SequenceGroup:

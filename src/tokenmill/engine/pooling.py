@@ -25,6 +25,7 @@ from tokenmill.engine.scores import (
     ANSWERS,
     answer_logprob,
     check_count,
+    check_ends,
     check_labels,
     cosine,
     label_question,
@@ -118,12 +119,13 @@ class Pooler:
         if tokenizer is None:
             raise ParameterError("this engine has no tokenizer, so answers cannot be scored.", param="labels")
         ends = [tokenizer.encode(answer, add_special_tokens=False) for answer in answers]
+        check_ends(ends)
         params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
         asked, requests = [], []
         for messages in questions:
             _, ids = self.reader.chat(messages, None, chat_template_kwargs={"enable_thinking": False})
             asked.append(ids)
-            requests += [self.make(None, ids + end, params) for end in ends]
+            requests += [self.make(None, ids + end, params, scored_from=len(ids)) for end in ends]
         sums = []
         for place, done in enumerate(self.drive(requests, None)):
             rows = done.output().prompt_logprobs or []

@@ -48,6 +48,12 @@ def check_labels(labels: Sequence[str]) -> None:
         raise ParameterError("labels must differ.", param="labels")
 
 
+def check_ends(ends: Sequence[Sequence[int]]) -> None:
+    """Refuse labels of which nothing is left as tokens: they have no likelihood."""
+    if not all(ends):
+        raise ParameterError("One of the labels has no tokens in this model's vocabulary.", param="labels")
+
+
 def check_count(count: int) -> None:
     """Refuse more scores than may be asked for at once."""
     if count > MOST_REQUESTS:

@@ -232,9 +232,10 @@ class Scheduler:
 
     def _rematch(self, seq: Sequence, position: int) -> int:
         """Others may have computed this prompt's next blocks since the last grant: jump over them."""
-        if seq.fresh or not seq.group.reads_cache or position + 1 >= len(seq.tokens):
+        most = seq.group.matchable(len(seq.tokens))
+        if seq.fresh or not seq.group.reads_cache or position >= most:
             return 0
-        gain = self.tables.match(seq, position, len(seq.tokens) - 1)
+        gain = self.tables.match(seq, position, most)
         if gain:
             seq.computed += gain
             seq.cached += gain
@@ -365,7 +366,8 @@ class Scheduler:
         while True:
             if self.roster.free_rows:
                 self.tables.open(seq)
-                hit = self.tables.match(seq, 0, len(seq.tokens) - 1) if seq.group.reads_cache else 0
+                most = seq.group.matchable(len(seq.tokens)) if seq.group.reads_cache else 0
+                hit = self.tables.match(seq, 0, most) if most else 0
                 if self.tables.has_room(seq, self.policy.reserve(seq)):
                     seq.computed = seq.cached = hit
                     self.counters.cached_tokens += hit

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -144,14 +144,22 @@ class Job:
         self.deadline = None if not seconds else self.began + seconds
 
     async def start(
-        self, name: str, prompts: list[tuple[str | None, list[int]]], params: SamplingParams, **fields: Any
+        self,
+        name: str,
+        prompts: list[tuple[str | None, list[int]]],
+        params: SamplingParams,
+        *,
+        scored_from: Sequence[int] = (),
+        **fields: Any,
     ) -> None:
-        """Open one engine request per prompt; what is wrong with any of them raises before a byte is sent."""
+        """Open one engine request per prompt; what is wrong with any of them raises before a byte is sent.
+        `scored_from`: for each prompt, the first token whose score is wanted."""
         self._check_sizes(prompts, params)
         for index, (text, ids) in enumerate(prompts):
             await asyncio.sleep(0)  # a thousand prompts are no reason for others to wait
             unique = f"{name}-{index}-{uuid.uuid4().hex[:8]}"
-            request = make_request(unique, text, ids, params, arrival=self.began, **fields)
+            start = scored_from[index] if scored_from else 0
+            request = make_request(unique, text, ids, params, arrival=self.began, scored_from=start, **fields)
             await self._open(name, request, index)
 
     async def embed(

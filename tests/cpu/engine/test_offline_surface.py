@@ -119,6 +119,36 @@ def test_scores_are_those_of_likelihoods_and_cosines(llm):
             call()
 
 
+def test_labels_share_their_question(llm):
+    """The question is computed once; each label adds what is left of the last block, and itself."""
+    text, labels = "windy days " * 8, [f"label {i}" for i in range(12)]
+    counters = llm.engine.scheduler.counters
+    llm.reset_prefix_cache()
+    before, cached = counters.prompt_tokens, counters.cached_tokens
+    asked = llm.classify(text, labels=labels)[0].prompt_token_ids
+    ends = [llm.built.tokenizer.encode(label, add_special_tokens=False) for label in labels]
+    computed = counters.prompt_tokens - before
+    assert len(asked) > 150 and computed + counters.cached_tokens - cached == sum(len(asked) + len(end) for end in ends)
+    assert computed < 2 * len(asked) + sum(16 + len(end) for end in ends)
+
+
+@pytest.mark.parametrize("start", [1, 2, 16, 17, 33, 39])
+def test_scores_from_a_place_on_are_those_of_the_whole(llm, start):
+    ids = [3 + i % 200 for i in range(40)]
+    made = [llm._request(None, ids, greedy(1, prompt_logprobs=1), scored_from=at) for at in (0, start, start)]
+    whole, *parts = [found.output().prompt_logprobs for found in llm._drive(made, False, None)]
+    assert len(whole) == 40
+    for part in parts:
+        assert part[0] is None and part[1:] == whole[start:]
+
+
+def test_labels_without_tokens_are_refused(llm, monkeypatch):
+    encode = Tokenizer.encode
+    monkeypatch.setattr(Tokenizer, "encode", lambda self, text, **kw: [] if text == "b" else encode(self, text, **kw))
+    with pytest.raises(ParameterError, match="no tokens"):
+        llm.classify("x", labels=["a", "b"])
+
+
 def test_structures_as_objects_and_by_their_older_name(llm):
     choice = StructuredOutputsParams(choice=["yes", "no"])
     for params in (

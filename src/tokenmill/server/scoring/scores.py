@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, TooLargeError
 from tokenmill.core.request import SamplingParams
-from tokenmill.engine.scores import ANSWERS, answer_logprob, check_count, cosine, relevance_question, shares
+from tokenmill.engine.scores import ANSWERS, answer_logprob, check_count, check_ends, cosine, relevance_question, shares
 from tokenmill.server.context import Context
-from tokenmill.server.job import NUMBER, Job
+from tokenmill.server.job import MOST_LOGPROBS, NUMBER, Job
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.text import Talk
 
+MOST_READ = MOST_LOGPROBS
+"""Tokens of all requests of a call."""
 DOCUMENTS = "documents"
 """What is said to be too many; each endpoint has a name of its own for it."""
 
@@ -56,13 +58,24 @@ async def likelihoods(
     if context.backend.info.tokenizer is None:
         raise ParameterError("This server has no tokenizer, so answers cannot be scored.", param="labels")
     ends = [(await context.text.read(answer, add_special_tokens=False))[1] for answer in answers]
+    check_ends(ends)
     prompts: list[tuple[str | None, list[int]]] = []
+    starts: list[int] = []
+    read = 0
     options = {"chat_template": context.chat_template, "chat_template_kwargs": {"enable_thinking": False}}
     for messages in questions:
         _, ids = await context.text.chat(partial(_talk, messages, options), size=job.size)
+        read += sum(len(ids) + len(end) for end in ends)
+        if read > MOST_READ:
+            raise TooLargeError(
+                f"The texts have {read} tokens or more, each counted once for each label; {MOST_READ} is the most: ask "
+                "for fewer at once.",
+                param=DOCUMENTS,
+            )
+        starts += [len(ids)] * len(ends)
         prompts += [(None, ids + end) for end in ends]
     params = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    await job.start(base, prompts, params, priority=priority)
+    await job.start(base, prompts, params, scored_from=starts, priority=priority)
     sums = []
     for place, (task, accumulator) in enumerate(await job.gather()):
         rows = accumulator.output().prompt_logprobs or []
