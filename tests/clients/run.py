@@ -47,6 +47,7 @@ CLIENTS = {
     "llama-index": Client("llama-index-llms-openai-like", "llama_index_client.py"),
     "anthropic": Client("anthropic", "anthropic_python.py"),
     "ollama": Client("ollama", "ollama_python.py"),
+    "ollama-node": Client("ollama", "ollama_node.mjs", node=True),
     "text-generation": Client("text-generation", "text_generation_client.py"),
     "litellm": Client("litellm", "litellm_client.py"),
     "huggingface-hub": Client("huggingface_hub numpy", "huggingface_client.py"),
