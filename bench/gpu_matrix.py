@@ -107,10 +107,10 @@ def _stored(weights: str) -> None:
 
     plain = detect.from_dense
 
-    def from_dense(weight: torch.Tensor, bias: torch.Tensor | None, scheme: str | None) -> Any:
+    def from_dense(weight: torch.Tensor, bias: torch.Tensor | None, scheme: str | None, *more: Any) -> Any:
         rows, columns = weight.shape
         if scheme is None or columns % 128 or (weights == "fp8-blocks" and rows % 128):
-            return plain(weight, bias, scheme)
+            return plain(weight, bias, scheme, *more)
         if weights == "fp8-blocks":
             scales = torch.empty(rows // 128, columns // 128, dtype=torch.float32, device=weight.device)
             return Fp8Weight(weight.to(torch.float8_e4m3fn), scales, weight.dtype, bias, blocks=True)
