@@ -7,7 +7,7 @@ TokenmillError
 │   ├── TooLargeError    over a limit that is stated in the message (ContextError: over the model's context)
 │   └── BusyError        nothing is wrong with it: the same request may be accepted later
 ├── SequenceError      one sequence failed (NaN logits, a raising processor); others go on
-└── EngineDeadError    the engine process is gone or hung
+└── EngineDeadError    the engine process is gone or hung (EngineLostError: while it was made ready)
 """
 
 from __future__ import annotations
@@ -84,6 +84,10 @@ class SequenceError(TokenmillError):
 
 class EngineDeadError(TokenmillError):
     """The engine stopped answering. Requests end with this instead of waiting for ever."""
+
+
+class EngineLostError(EngineDeadError):
+    """It ended before it was ready, and said nothing: another one may get further."""
 
 
 def why(error: OSError | UnicodeDecodeError) -> str:

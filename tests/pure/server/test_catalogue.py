@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,9 +11,9 @@ import pytest
 
 from tests.pure.server.conftest import until
 from tokenmill.core.config import make_config
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import EngineLostError, ParameterError, UserError
 from tokenmill.measure.memory_need import Need
-from tokenmill.server.many.catalogue import Bounds, Catalogue
+from tokenmill.server.many.catalogue import TRIES, Bounds, Catalogue
 from tokenmill.server.many.entry import Entry, GoneError, Spec, State, UnreadyError
 from tokenmill.server.many.survey import Survey
 
@@ -21,6 +22,7 @@ from tokenmill.server.many.survey import Survey
 class Unit:
     name: str
     held: int = 0
+    kill: Callable[[], None] = lambda: None
     background: int = 0
     closed: bool = False
 
@@ -29,6 +31,17 @@ class Unit:
 
     def held_bytes(self) -> int:
         return self.held
+
+    def kept_bytes(self) -> int:
+        return 0
+
+    async def sleep(self, level: int) -> None:
+        await asyncio.sleep(0)
+
+    async def wake(self, tags: Sequence[str]) -> list[str]:
+        await asyncio.sleep(0)
+        self.kill()
+        return []
 
     async def close(self) -> None:
         await asyncio.sleep(0)
@@ -41,6 +54,8 @@ class World:
 
     loads: list[str] = field(default_factory=list)
     errors: dict[str, Exception] = field(default_factory=dict)
+    kills: int = 0
+    """Loads, and wakings, in which the engine is killed."""
     held: dict[str, int] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     units: list[Unit] = field(default_factory=list)
@@ -50,8 +65,14 @@ class World:
         await self.gate.wait()
         if entry.name in self.errors:
             raise self.errors[entry.name]
-        self.units.append(Unit(entry.name, self.held.get(entry.name, 0)))
+        self.kill()
+        self.units.append(Unit(entry.name, self.held.get(entry.name, 0), self.kill))
         return self.units[-1]
+
+    def kill(self) -> None:
+        if self.kills:
+            self.kills -= 1
+            raise EngineLostError("killed by signal 9")
 
     def alive(self) -> list[str]:
         return [unit.name for unit in self.units if not unit.closed]
@@ -208,6 +229,42 @@ async def test_a_failed_load_is_told_and_not_tried_at_once() -> None:
     models.first.life.retry_at = 0.0
     await models.load(models.first)
     assert models.first.life.failures == 0 and sorted(world.alive()) == ["a", "b"]
+
+
+@pytest.mark.parametrize("asleep", [False, True])
+async def test_who_waits_for_an_engine_that_is_killed_gets_the_next_one(asleep: bool) -> None:
+    world = World()
+    models = catalogue(world, spec("a"), spec("b"))
+    await models.start()
+    if asleep:
+        await models.load(models.first)
+        await models.sleepers.sleep(models.first, 1)
+    world.kills = TRIES - 1
+    waiting = [asyncio.create_task(models.enter(models.first)) for _ in range(3)]
+    found = {id(unit) for unit in await asyncio.gather(*waiting)}
+    assert found == {id(world.units[-1])} and not world.units[-1].closed and world.alive().count("a") == 1
+    assert models.first.state is State.READY and models.first.reserved and not models.first.rest.asleep
+    for _ in waiting:
+        models.leave(models.first)
+    await models.unload(models.first)
+    world.kills = TRIES
+    with pytest.raises(UnreadyError, match="killed by signal 9"):
+        await models.load(models.first)
+    assert models.first.state is State.FAILED and not models.first.reserved and not world.kills
+    await models.close()
+
+
+async def test_nobody_waits_for_an_engine_that_is_killed() -> None:
+    world = World(kills=1)
+    models = catalogue(world, spec("a"), held_up=True)
+    models.started = True
+    waiting = asyncio.create_task(models.load(models.first))
+    await until(lambda: world.loads == ["a"])
+    waiting.cancel()
+    await asyncio.sleep(0)
+    world.gate.set()
+    await until(lambda: models.first.state is State.FAILED)
+    assert world.loads == ["a"]
 
 
 @pytest.mark.parametrize(

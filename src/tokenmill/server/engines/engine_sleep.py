@@ -11,7 +11,7 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from tokenmill.core.errors import EngineDeadError, UserError
+from tokenmill.core.errors import EngineDeadError, EngineLostError, UserError
 from tokenmill.core.sleeping import TAGS, Slept
 from tokenmill.engine.wire import Sleep, Wake
 from tokenmill.server.engines.keeper import Keeper
@@ -106,7 +106,7 @@ class RestTraffic:
     def lost(self, engine: Engine, reason: str) -> None:
         """An engine has died; while the others are asked, that is the answer."""
         if engine.number in self.waiting and self.done is not None and not self.done.done():
-            self.done.set_exception(EngineDeadError(f"an engine died while it was told ({reason})"))
+            self.done.set_exception(EngineLostError(f"an engine died while it was told ({reason})"))
 
     def _settle(self, engine: Engine) -> None:
         self.waiting.discard(engine.number)

@@ -17,7 +17,7 @@ from functools import partial
 
 import msgspec
 
-from tokenmill.core.errors import BusyError, EngineDeadError, ParameterError, SequenceError, UserError
+from tokenmill.core.errors import BusyError, EngineDeadError, EngineLostError, ParameterError, SequenceError, UserError
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission, work_of
 from tokenmill.engine.deliveries import Deliveries
@@ -457,7 +457,7 @@ class Fleet:
         """An engine has died: others, or its next life, go on with its requests."""
         if self.loaded is not None and not self.loaded.done():
             if not engine.hung:
-                self.loaded.set_exception(EngineDeadError(f"the engine ended while loading ({reason})"))
+                self.loaded.set_exception(EngineLostError(f"the engine ended while loading ({reason})"))
             return
         self.rest.lost(engine, reason)
         self.deliveries.safely("", self.router.forget, engine.number)

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Generic
 
-from tokenmill.core.errors import EngineDeadError, ParameterError, UserError
+from tokenmill.core.errors import EngineDeadError, EngineLostError, ParameterError, UserError
 from tokenmill.core.sleeping import TAGS
 from tokenmill.server.many.entry import Entry, GoneError, Spec, State, U, UnreadyError
 from tokenmill.server.many.sleepers import Sleepers, oldest, said
@@ -25,6 +25,8 @@ from tokenmill.server.many.sleepers import Sleepers, oldest, said
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.05
 """How often who waits for room looks again at what no event tells."""
+TRIES = 3
+"""Engines that are started for one load, if somebody waits: one that is killed says nothing of the model."""
 LEAST_STAY_S = 0.25
 """A model that has open requests serves so long, and as long as its load took, before others may make it stop."""
 GIB = 1 << 30
@@ -216,7 +218,7 @@ class Catalogue(Generic[U]):
 
     async def _load(self, entry: Entry[U]) -> UnreadyError | None:
         """-> why it could not be. Never raises."""
-        life, before = entry.life, entry.state
+        life, before, tries = entry.life, entry.state, TRIES
         life.state = State.LOADING
         began = time.monotonic()
         try:
@@ -225,7 +227,16 @@ class Catalogue(Generic[U]):
             async with self.room:
                 await self._make_room(entry)
                 entry.reserved = True
-            await self._make_or_wake(entry)
+            while True:
+                try:
+                    await self._make_or_wake(entry)
+                    break
+                except EngineLostError:
+                    tries -= 1
+                    if not (tries and self.started and life.waiting):
+                        raise
+                    log.error("a model's engine ended before it was ready", extra={"data": {"model": entry.name}})
+                    entry.reserved, before = True, State.UNLOADED
         except UnreadyError as error:
             life.state = before if before in (State.FAILED, State.SLEEPING) else State.UNLOADED
             return error
