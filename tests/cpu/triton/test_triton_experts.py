@@ -152,26 +152,28 @@ def test_several_tokens(sort, bulk, act, bias, hidden, inner):
 
 @pytest.mark.parametrize("tokens", [1, 20])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_whole_layer(tokens, shared):
-    """Every way through it, against the operations one by one."""
-    experts, hidden, inner = 8, 32, 24
-    x, ups, downs, _, _ = operands(tokens, experts, hidden, inner, 6)
+@pytest.mark.parametrize("act", ["silu_mul", "relu2"])
+def test_a_whole_layer(tokens, shared, act):
+    """Every way through it, against the operations one by one; experts of three matrices and of two."""
+    experts, hidden, inner, gated = 8, 32, 24, act == "silu_mul"
+    x, ups, downs, _, _ = operands(tokens, experts, hidden, inner, 6, gated=gated)
     router, beside = DenseWeight(torch.randn(experts, hidden)), None
     if shared:
-        beside = DenseWeight(torch.randn(80, hidden) * 0.1), DenseWeight(torch.randn(hidden, 40) * 0.1)
+        up = DenseWeight(torch.randn(80 if gated else 40, hidden) * 0.1)
+        beside = up, DenseWeight(torch.randn(hidden, 40) * 0.1)
     spec, norm = RouteSpec(experts, 6), NormSpec(torch.rand(hidden) + 0.5, 1e-6)
     lists = [DenseWeight(w) for w in ups[0]], [DenseWeight(w.clone()) for w in downs[0]]
     kernels = TritonKernels()
-    fused = kernels.pack_mixture(Mixture(router, spec, *lists, "silu_mul", beside))
+    fused = kernels.pack_mixture(Mixture(router, spec, *lists, act, beside))
     assert fused is not None and not lists[0] and not lists[1], "the lists are emptied"
     assert fused.ups.table.data_ptr() == ups[0].data_ptr(), "what lies together is not copied"
     ctx = ForwardContext(kernels, x, x, x, 1, [], [])
     found = fused(x, ctx, norm=norm, residual=x)
     h = REFERENCE.norm(x, norm)
     ids, gates = REFERENCE.route(REFERENCE.product(h, router.table), spec)
-    expected = x + exact_experts(h, ups, downs, ids, gates, "silu_mul")
+    expected = x + exact_experts(h, ups, downs, ids, gates, act)
     if beside is not None:
-        expected += REFERENCE.activate(h @ beside[0].table.T, "silu_mul") @ beside[1].table.T
+        expected += REFERENCE.activate(h @ beside[0].table.T, act) @ beside[1].table.T
     assert torch.allclose(found, expected, atol=1e-4)
     assert kernels.waits == 0 and not kernels.launch.scratch.counters(x.device).any()
 

@@ -62,16 +62,19 @@ def packed(kind, rows, columns, *, bias):
 ONE = [(1, kind) for kind in ("fp8", "blocks", "int8", "int4/32", "int4z/64", "int4/128", "fp4/16", "fp4/32", "nf4/64")]
 
 
-@pytest.mark.parametrize(("tokens", "kind"), [*ONE, (20, "fp8"), (20, "int4z/64"), (20, "fp4/32"), (20, "nf4/64")])
-def test_a_whole_layer(kind, tokens):
+@pytest.mark.parametrize(("tokens", "kind", "act"), [
+    *((*each, "silu_mul") for each in (*ONE, (20, "fp8"), (20, "int4z/64"), (20, "fp4/32"), (20, "nf4/64"))),
+    *((tokens, kind, "relu2") for tokens in (1, 20) for kind in ("fp8", "int8", "int4/128", "fp4/32")),
+])  # fmt: skip
+def test_a_whole_layer(kind, tokens, act):
     experts, hidden, inner, top = 8, 160 if kind in ("fp8", "fp4/16", "fp4/32") else 128, 128, 6
     bias = kind in ("int8", "int4z/64", "fp4/32")
-    ups = [Packed(packed(kind, 2 * inner, hidden, bias=bias)) for _ in range(experts)]
+    ups = [Packed(packed(kind, (2 if act == "silu_mul" else 1) * inner, hidden, bias=bias)) for _ in range(experts)]
     downs = [Packed(packed(kind, hidden, inner, bias=bias)) for _ in range(experts)]
     wide = [(u.dense(), u.matrix.bias, d.dense(), d.matrix.bias) for u, d in zip(ups, downs, strict=True)]
     router, spec = DenseWeight(torch.randn(experts, hidden)), RouteSpec(experts, top)
     kernels, norm = TritonKernels(), NormSpec(torch.rand(hidden) + 0.5, 1e-6)
-    fused = kernels.pack_mixture(Mixture(router, spec, ups, downs, "silu_mul"))
+    fused = kernels.pack_mixture(Mixture(router, spec, ups, downs, act))
     assert fused is not None and isinstance(fused.ups, NarrowStack) and not ups and not downs
     x = torch.randn(tokens, hidden)
     found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []), norm=norm, residual=x)
@@ -81,7 +84,7 @@ def test_a_whole_layer(kind, tokens):
     for e, (up, up_bias, down, down_bias) in enumerate(wide):
         token, place = torch.where(ids == e)
         y = h[token] @ up.T
-        y = REFERENCE.activate(y if up_bias is None else y + up_bias, "silu_mul") @ down.T
+        y = REFERENCE.activate(y if up_bias is None else y + up_bias, act) @ down.T
         y = y if down_bias is None else y + down_bias
         expected.index_add_(0, token, gates[token, place, None] * y)
     rounded = tokens == 1 and kind.startswith(("int4", "fp4", "nf4"))  # as one row times such a matrix is
@@ -92,10 +95,10 @@ def test_a_whole_layer(kind, tokens):
 ROUNDED = ["int4/32", "int4z/64", "int4/128", "fp4/16", "nf4/64", "fp4/32"]
 
 
-@pytest.mark.parametrize(("kind", "act", "top"), covering(ROUNDED, ["silu_mul", "oai_swiglu"], [3, 4]))
+@pytest.mark.parametrize(("kind", "act", "top"), covering(ROUNDED, ["silu_mul", "oai_swiglu", "relu2"], [3, 4]))
 def test_one_token_meets_what_was_rounded(kind, act, top):
     hidden, inner = 160 if kind.endswith(("/16", "/32")) else 128, 288 if kind.endswith(("/16", "/32")) else 256
-    ups = [Packed(packed(kind, 2 * inner, hidden, bias=True)) for _ in range(5)]
+    ups = [Packed(packed(kind, (1 if act == "relu2" else 2) * inner, hidden, bias=True)) for _ in range(5)]
     downs = [Packed(packed(kind, hidden, inner, bias=True)) for _ in range(5)]
     wide = [(u.dense(), u.matrix.bias, d.dense(), d.matrix.bias) for u, d in zip(ups, downs, strict=True)]
     stacks = stack(ups), stack(downs)

@@ -23,4 +23,9 @@ CASES = {
         routed_scaling_factor=1.5, kv_lora_rank=16, q_lora_rank=12, qk_nope_head_dim=8, qk_rope_head_dim=4,
         v_head_dim=8,
     ),
+    "nemotron-h": lambda: hf.NemotronHConfig(  # experts of two matrices
+        **{k: v for k, v in BASE.items() if k != "num_hidden_layers"}, head_dim=8,
+        layer_types=["full_attention", "moe"], n_routed_experts=6, num_experts_per_tok=3, moe_intermediate_size=24,
+        moe_shared_expert_intermediate_size=16, n_group=1, topk_group=1,
+    ),
 }  # fmt: skip

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokenmill.compute.adapters import SiteStack
 from tokenmill.compute.forward import Act, ForwardContext, Mixture, NormSpec, Weight
-from tokenmill.kernels.triton.common import act_parts, copy_engine
+from tokenmill.kernels.triton.common import copy_engine
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.experts.grouped import STEADY, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, can_stack, narrow_grouped
@@ -287,8 +287,6 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 def pack_mixture(launch: Launch, mixture: Mixture) -> StackedMixture | None:
     """The mixture ready to run, its lists of weights emptied; None: a format that has no kernel here."""
-    if not act_parts(mixture.act)[1]:  # experts of two matrices
-        return None
     if form_of(mixture.ups) is None or form_of(mixture.downs) is None:
         return None
     shared = _visited(mixture)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.adapters import SiteStack
-from tokenmill.kernels.triton.common import act_parts, begin, gated_act, pow2, wait
+from tokenmill.kernels.triton.common import act_parts, begin, gated_act, plain_act, pow2, wait
 from tokenmill.kernels.triton.experts.sorting import Sorted
 from tokenmill.kernels.triton.products.adapters import carried, shrink_rows
 from tokenmill.kernels.triton.sampling.logit_pieces import any_of
@@ -67,9 +67,9 @@ def _lanes_kernel(
 def _pairs_kernel(
     y_ptr, low_ptr, up_ptr, ranks_ptr, rows_ptr, slots_ptr, order_ptr, tile_ptr, out_ptr, P, N, WIDTH, most_rank, TOP,
     SLOTS, PARTS: tl.constexpr, SPLITS: tl.constexpr, LANES: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
-    BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, BY_PAIR: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr,
+    BM: tl.constexpr, BN: tl.constexpr, BR: tl.constexpr, LAST: tl.constexpr, IEEE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """BY_PAIR: rows of y lie in the order of pairs, not in the sorted one."""
+    """LAST: no activation follows, and rows of y lie in the order of pairs, not in the sorted one."""
     begin(PDL)
     n = tl.program_id(1) * BN + tl.arange(0, BN)
     ok = n < WIDTH
@@ -81,8 +81,8 @@ def _pairs_kernel(
     up = up_ptr + (expert * SLOTS).to(tl.int64) * most_rank * N
     for start in range(first, last, BM):
         place, real, pair, slots = _pairs_of(start, last, order_ptr, rows_ptr, slots_ptr, TOP, BM)
-        if GATED or any_of(slots > 0):
-            row = (pair if BY_PAIR else place).to(tl.int64)
+        if not LAST or any_of(slots > 0):
+            row = (pair if LAST else place).to(tl.int64)
             both = real[:, None] & ok[None, :]
             at = row[:, None] * N + n[None, :]
             y = tl.load(y_ptr + at, mask=both, other=0.0).to(tl.float32)
@@ -92,6 +92,8 @@ def _pairs_kernel(
                 other += carried(low_ptr, up, ranks, slots, place, P, n + WIDTH, ok, PARTS - 1, most_rank, N,
                                  SPLITS, LANES, BM, BN, BR, IEEE)  # fmt: skip
                 y = gated_act(y, other, ACT)
+            else:
+                y = plain_act(y, ACT)
             tl.store(out_ptr + row[:, None] * WIDTH + n[None, :], y.to(out_ptr.dtype.element_ty), mask=both)
 
 
@@ -114,8 +116,8 @@ def pair_lanes(x: Tensor, stack: SiteStack, order: Sorted, whose: Whose, *, up: 
 def finish_pairs(
     y: Tensor, low: Tensor, stack: SiteStack, order: Sorted, whose: Whose, act: str | None, *, pdl: bool
 ) -> Tensor:
-    """act(y + up @ low). With an activation y [P, 2N] lies in the sorted order -> [P, N]; else in that of pairs, and
-    the result takes its place."""
+    """act(y + up @ low). With an activation y [P, N] lies in the sorted order, [P, 2N] -> [P, N] if that is gated; else
+    in that of pairs. What is not gated takes y's place."""
     assert stack.up is not None
     kind, gated = act_parts(act)
     pairs, columns = y.shape
@@ -127,7 +129,7 @@ def finish_pairs(
         y, low, stack.up, stack.ranks, whose.rows, whose.slots, order.order, order.tiles, out, pairs, columns, width,
         most, whose.top, stack.up.shape[1],
         PARTS=stack.parts, SPLITS=low.shape[0], LANES=low.shape[2], ACT=kind, GATED=gated, BM=_BLOCK, BN=64,
-        BR=max(16, min(64, pow2(most))), BY_PAIR=not gated, IEEE=y.dtype == torch.float32, PDL=pdl, num_warps=4,
+        BR=max(16, min(64, pow2(most))), LAST=act is None, IEEE=y.dtype == torch.float32, PDL=pdl, num_warps=4,
         launch_pdl=pdl,
     )  # fmt: skip
     return out
