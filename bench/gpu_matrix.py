@@ -52,7 +52,7 @@ SERVED: dict[str, Requests] = {
     "mixed": [(128 + 97 * i % 897, 0, 3) for i in range(130)],
 }  # fmt: skip
 OPTIONS = {"max_model_len": 2048, "max_num_seqs": 128}
-INTERWOVEN = ("falcon", "gpt-neox", "pythia", "bloom", "persimmon")
+INTERWOVEN = ("falcon", "gpt-neox", "pythia", "bloom", "persimmon", "codegen")
 """Heads of q, k and v lie among each other there: no such file is in blocks."""
 ROUNDS_OF_FAMILIES = len(DEVICES)
 
