@@ -49,8 +49,8 @@ DIFFERENCES = """| | Ampere | Ada | Hopper | Blackwell |
 them for it ([measuring.md](measuring.md)).
 
 {stopped}Plain torch computes on every GPU, counted: heads of more than 256 numbers in 32 bits, K/V with scales for a
-number of groups that is no power of two, mixtures that scale their input (Llama 4), and matrices of formats without a
-packed form; on Ampere that is fp8, of mixtures, too, and fp8 K/V.
+number of groups that is no power of two, and matrices of formats without a packed form; on Ampere that is fp8, of
+mixtures, too, and fp8 K/V.
 
 ## Kernels
 
