@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -111,10 +111,12 @@ def _counts(value: object) -> tuple[int, ...] | None:
 
 
 class SafetensorsFile:
-    """One memory-mapped file. Tensors are views of the map and keep it alive."""
+    """One memory-mapped file. Tensors are views of the map and keep it alive. copied: it is read instead, since others
+    may change it: a map of a file that gets shorter ends the process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, copied: bool = False) -> None:
         self.path = path
+        self._map: mmap.mmap | bytearray
         try:
             with open_regular(path) as file:
                 size = file.seek(0, 2)
@@ -124,7 +126,7 @@ class SafetensorsFile:
                         raise ModelError(f"is {other}")
                     raise ModelError("it is too short to be a safetensors file")
                 # A private map is writable without changing the file, so torch accepts it without a warning.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._map = _whole(file, size) if copied else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._data, self.entries = _layout(self._map, size)
         except ModelError as error:
             said = str(error)
@@ -145,7 +147,15 @@ class SafetensorsFile:
         return raw.view(entry.dtype).view(entry.shape)
 
 
-def _layout(data: mmap.mmap, size: int) -> tuple[int, dict[str, Entry]]:
+def _whole(file: BinaryIO, size: int) -> bytearray:
+    file.seek(0)
+    data = bytearray(size)
+    if file.readinto(data) != size:  # type: ignore[attr-defined]
+        raise ModelError("it has changed while it was read")
+    return data
+
+
+def _layout(data: mmap.mmap | bytearray, size: int) -> tuple[int, dict[str, Entry]]:
     """(offset of the data, entries) of a whole file."""
     if data[8:9] != b"{" and (other := told_by(data[:LOOK])):
         raise ModelError(f"is {other}")
@@ -160,9 +170,11 @@ def _layout(data: mmap.mmap, size: int) -> tuple[int, dict[str, Entry]]:
 class SafetensorsCheckpoint:
     """A folder's safetensors files as one Checkpoint."""
 
-    def __init__(self, where: Path, files: Sequence[Path], index: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self, where: Path, files: Sequence[Path], index: Mapping[str, Path] | None = None, *, copied: bool = False
+    ) -> None:
         self._where = where
-        opened = {path: SafetensorsFile(path) for path in files}
+        opened = {path: SafetensorsFile(path, copied=copied) for path in files}
         self._files: dict[str, SafetensorsFile] = {}
         for path, file in opened.items():
             for name in file.entries:

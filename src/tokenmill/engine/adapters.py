@@ -23,7 +23,7 @@ ASK_S = 0.02
 """How often devices are asked whether an adapter has been read."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Entry:
     """A registered adapter."""
 
@@ -77,6 +77,22 @@ class AdapterDesk:
         self.names[name] = self.numbers[number] = Entry(number, name, path)
         return number
 
+    def serve(self, name: str, path: str, number: int) -> None:
+        """The same for who gives numbers himself: the name is this one's now, and others stay until they are let go."""
+        if number not in self.numbers:
+            self.names.pop(name, None)
+            self.register(name, path, number)
+
+    def dismiss(self, number: int) -> None:
+        """It goes when no request uses it any more."""
+        entry = self.numbers.get(number)
+        if entry is None or entry in self.leaving:
+            return
+        if self.names.get(entry.name) is entry:
+            del self.names[entry.name]
+        self.leaving.append(entry)
+        self.let_go()
+
     def take(self, request: Any) -> int:
         """The number of vLLM's LoRARequest; 0 for None. Its adapter is ready then, or refused."""
         if request is None:
@@ -111,11 +127,10 @@ class AdapterDesk:
 
     def remove(self, name: str) -> bool:
         """The name is gone now, its adapter when no request uses it any more; False: there was none."""
-        entry = self.names.pop(name, None)
+        entry = self.names.get(name)
         if entry is None:
             return False
-        self.leaving.append(entry)
-        self.let_go()
+        self.dismiss(entry.number)
         return True
 
     def let_go(self) -> None:

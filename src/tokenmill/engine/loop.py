@@ -150,9 +150,9 @@ class EngineLoop:
         adapters = self.built.adapters
         try:
             if command.path is None:
-                adapters.remove(command.name)
+                adapters.dismiss(command.number)
                 return
-            adapters.register(command.name, command.path, command.number)
+            adapters.serve(command.name, command.path, command.number)
             reading = adapters.begin(command.number)
         except UserError as error:
             report.adapted[command.number] = str(error)
@@ -168,7 +168,7 @@ class EngineLoop:
             error = reading.exception()
             report.adapted[command.number] = "" if error is None else str(error)
             if error is not None:
-                self.built.adapters.remove(command.name)
+                self.built.adapters.dismiss(command.number)
         self.adapting = [each for each in self.adapting if each[0].number not in report.adapted]
 
     def _end(self, command: Abort | Broken, report: Report) -> None:

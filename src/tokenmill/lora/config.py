@@ -111,7 +111,7 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
         raise ModelError(f"{file}: bias = {_shown(bias)} is not supported.")
     target = data.get("target_modules")
     if isinstance(target, str) and target != "all-linear":
-        _compiled(file, "target_modules", target)
+        _compiled(file, "target_modules", target, matched=False)
     elif not isinstance(target, str):
         reader.names("target_modules")
     return AdapterConfig(
@@ -178,13 +178,18 @@ class _Reader:
         return ModelError(f"{self.file}: {name} must be {wanted}, not {_shown(value)}.")
 
 
-_NESTED = re.compile(r"[*+}]\)?[*+{]|\([^()]*[*+][^()]*\)[*+{]")
-"""Repetitions within repetitions: matching such a pattern may never end."""
+_NESTED = re.compile(r"[*+}]\)?[*+{]|\)[*+{]")
+"""Repetitions of repetitions and of groups: matching such a pattern may never end."""
+_REPEATED = re.compile(r"(?<!\\)[*+{]")
+_MOST_REPEATED = 4
+"""Each of them multiplies the time by the length of a name."""
+_MOST_MODULE_CHARS = 256
 
 
-def _compiled(file: Path, name: str, pattern: str) -> None:
+def _compiled(file: Path, name: str, pattern: str, *, matched: bool = True) -> None:
     """Refuse a pattern that cannot be read, or whose matching could go on for ever."""
-    if len(pattern) > _MOST_PATTERN_CHARS or _NESTED.search(pattern):
+    deep = matched and (_NESTED.search(pattern) or len(_REPEATED.findall(pattern)) > _MOST_REPEATED)
+    if deep or len(pattern) > (_MOST_PATTERN_CHARS if matched else _MAX_BYTES):
         raise ModelError(f"{file}: {name} holds a pattern that is too long or too deep: {_shown(pattern)}.")
     try:
         re.compile(pattern)
@@ -197,7 +202,11 @@ def _found(patterns: Mapping[str, float], module: str, default: float) -> float:
     for pattern, value in patterns.items():
         if module == pattern or module.endswith("." + pattern):
             return value
-        if not _SIMPLE.fullmatch(pattern) and re.match(rf"(.*\.)?({pattern})$", module):
+        if (
+            len(module) <= _MOST_MODULE_CHARS
+            and not _SIMPLE.fullmatch(pattern)
+            and re.match(rf"(.*\.)?({pattern})$", module)
+        ):
             return value
     return default
 

@@ -125,7 +125,7 @@ def _open(folder: Path) -> SafetensorsCheckpoint | TorchBinCheckpoint:
     if not folder.is_dir():
         raise ModelError(f"{folder}: there is no such folder.")
     if present(folder / SAFE):
-        return SafetensorsCheckpoint(folder, [folder / SAFE])
+        return SafetensorsCheckpoint(folder, [folder / SAFE], copied=True)
     if present(folder / OLD):
         return TorchBinCheckpoint(folder, [folder / OLD])
     raise ModelError(f"{folder}: there is no {SAFE} or {OLD}.")

@@ -11,9 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.core.config import AdapterOptions
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError, TooLargeError, UserError
 from tokenmill.engine.adapter_names import check_name, read_modules
 from tokenmill.engine.wire import Adapt
+
+MOST = 1024
+"""Adapters at once: each takes memory of every engine."""
 
 
 class NoSuchAdapterError(UserError):
@@ -38,6 +41,8 @@ class AdapterBook:
         self.enabled = options is not None and options.enable_lora
         self.taken = set(names)
         self.by_name: dict[str, Served] = {}
+        self.coming: dict[int, Served] = {}
+        """Engines read them; nobody may ask for them yet."""
         self.left: dict[int, Served] = {}
         """Without a name, and still used by open requests."""
         self.gone: list[Served] = []
@@ -54,17 +59,26 @@ class AdapterBook:
         """Every served name with its number."""
         return {name: served.number for name, served in self.by_name.items()}
 
-    def add(self, name: str, path: Path) -> Served:
-        """A new one, to be loaded by every engine."""
+    def add(self, name: str, path: Path, *, instead: bool = False) -> Served:
+        """A new one, to be loaded by every engine; `instead`: of one that has this name, which goes on until then."""
         if not self.enabled:
             raise ParameterError("This server takes no adapters: start it with --enable-lora.", param="lora_name")
         check_name(name)
-        if name in self.by_name or name in self.taken:
+        if name in self.taken or (name in self.by_name and not instead):
             raise ParameterError(f"The name {name!r} is served already: unload it, or choose another one.",
                                  param="lora_name")  # fmt: skip
+        if len(self.by_name) >= MOST:
+            raise TooLargeError(f"{MOST} adapters are served already: unload some first.", param="lora_name")
         self.count += 1
-        served = self.by_name[name] = Served(self.count, name, str(path))
+        served = self.coming[self.count] = Served(self.count, name, str(path))
         return served
+
+    def serve(self, served: Served) -> None:
+        """Every engine has it: its name is for it from now on."""
+        del self.coming[served.number]
+        if served.name in self.by_name:
+            self.remove(served.name)
+        self.by_name[served.name] = served
 
     def remove(self, name: str) -> Served:
         """Its name is gone from now on."""

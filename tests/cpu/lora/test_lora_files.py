@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,9 @@ from safetensors.torch import load_file, save_file
 from tokenmill import LLM, AsyncLLM, LoRARequest
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
+from tokenmill.demo.files import demo_dir
 from tokenmill.lora.config import MOST_RANK, read_adapter_config
+from tokenmill.lora.peft import read_peft
 from tokenmill.testing.tiny import make_tiny
 
 Q = "base_model.model.model.layers.0.self_attn.q_proj"
@@ -79,6 +83,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "alpha is infinite": (text("adapter_config.json", b'{"peft_type":"LORA","r":4,"lora_alpha":1e999}'), "a number"),
     "patterns are a list": (say(rank_pattern=[]), ""),
     "a pattern that never ends": (say(rank_pattern={"(a+)+$": 4}), "too long or too deep"),
+    "two ways for each letter": (say(rank_pattern={"(a|aa)*b": 4}), "too long or too deep"),
+    "a pattern of many parts": (say(alpha_pattern={".*a.*a.*a.*a.*b": 4}), "too long or too deep"),
     "a pattern that cannot be read": (say(alpha_pattern={"(": 4}), "cannot be read"),
     "a pattern's rank is text": (say(rank_pattern={"q_proj": "4"}), "whole number"),
     "PiSSA": (say(init_lora_weights="pissa_niter_4"), "changed the base model's weights"),
@@ -344,3 +350,12 @@ async def test_an_engine_in_a_thread(base: Path, adapters: dict[str, Path], tmp_
         assert await engine.list_loras() == {1, 2, 9}
         assert await engine.remove_lora(2) and not await engine.remove_lora(2)
         assert await answer(one) == expected[0]
+
+
+def test_files_that_get_shorter_while_they_are_read(tmp_path):
+    """A map of such a file would end the process."""
+    folder = shutil.copytree(demo_dir("lora-sql"), tmp_path / "adapter")
+    whole = [tensor.clone() for _, tensor in read_peft(folder).numbers()]
+    adapter = read_peft(folder)
+    os.truncate(folder / "adapter_model.safetensors", 0)
+    assert all(map(torch.equal, whole, [tensor for _, tensor in adapter.numbers()]))

@@ -42,6 +42,7 @@ def served(tiny: Path, tmp_path_factory: pytest.TempPathFactory, launch: Callabl
     write_adapter(root / "open" / "three", tiny, 3)
     write_adapter(root / "open" / "broken", tiny, 4)
     (root / "open" / "broken" / "adapter_config.json").write_text("{")
+    write_adapter(root / "open" / "four", tiny, 5)
     (root / "open" / "out").symlink_to(one)
     return launch(
         "--enable-lora", "--lora-modules", f"one={one},two={two}", "--lora-folder", str(root / "open"),
@@ -155,6 +156,46 @@ def test_loaded_and_unloaded_while_it_runs(served: Running) -> None:
     assert served.post("/v1/completions", {"model": "three", "prompt": "x"}).status_code == 404
     assert served.post(load, {"lora_name": "three", "lora_path": "three"}).status_code == 200
     assert tokens(served, "three") == before
+
+
+def test_a_name_may_come_again_while_its_last_adapter_is_used(served: Running) -> None:
+    """Open requests go on with what they began with, whoever has the name now; nobody is refused meanwhile."""
+    load, unload = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+    wanted = {}
+    for name in ("three", "four"):
+        assert served.post(load, {"lora_name": f"plain {name}", "lora_path": name}).status_code == 200
+        wanted[name] = tokens(served, f"plain {name}", max_tokens=200)
+    assert wanted["three"][:8] != wanted["four"][:8]
+    served.post(load, {"lora_name": "again", "lora_path": "three"})
+    found: list[tuple[str, list[int]]] = []
+
+    def read(which: str) -> threading.Thread:
+        ran = served.metric("vllm:num_requests_running")
+        reader = threading.Thread(target=lambda: found.append((which, tokens(served, "again", max_tokens=200))))
+        reader.start()
+        while served.metric("vllm:num_requests_running") == ran and reader.is_alive():
+            pass
+        return reader
+
+    readers = [read("three")]
+    assert served.post(unload, {"lora_name": "again"}).status_code == 200
+    for which in ("three", "four"):  # the same files, and others
+        assert served.post(load, {"lora_name": "again", "lora_path": which, "load_inplace": True}).status_code == 200
+        readers.append(read(which))
+    for bad, status in (("broken", 400), ("nowhere", 404)):
+        body = {"lora_name": "again", "lora_path": bad, "load_inplace": True}
+        assert served.post(load, body).status_code == status
+        assert tokens(served, "again") == wanted["four"][:8], "what it was to replace goes on"
+    for reader in readers:
+        reader.join()
+    assert len(found) == 3 and all(ids == wanted[which] for which, ids in found)
+    for name in ("again", "plain three", "plain four"):
+        assert served.post(unload, {"lora_name": name}).status_code == 200
+
+
+def test_a_name_that_stands_for_another_is_refused(served: Running) -> None:
+    answer = served.post("/v1/load_lora_adapter", {"lora_name": "tiny:latest", "lora_path": "three"})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "lora_name"
 
 
 def test_an_engines_death(served: Running) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 log = logging.getLogger("tokenmill.server")
+LOOK_S = 0.5
+"""How often who waits for an adapter looks whether there are engines at all."""
+MOST_DEATHS = 2
+"""Of engines that read one adapter: the next life would die of it, too."""
 
 
 class Crew(Protocol):
@@ -30,7 +34,20 @@ class Crew(Protocol):
     engines: Sequence[Engine]
     open_requests: dict[str, Open]
 
+    @property
+    def broken(self) -> str | None: ...
+
     def tell_names(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Loading:
+    """An adapter that engines read. missing: those that have not answered yet."""
+
+    served: Served
+    missing: set[int]
+    done: asyncio.Future[None]
+    deaths: int = 0
 
 
 class AdapterTraffic:
@@ -38,8 +55,8 @@ class AdapterTraffic:
 
     def __init__(self, crew: Crew, book: AdapterBook) -> None:
         self.crew, self.book = crew, book
-        self.waiting: dict[int, tuple[set[int], asyncio.Future[None]]] = {}
-        """By adapter: the engines that have not answered yet."""
+        self.waiting: dict[int, Loading] = {}
+        """By adapter."""
         self.lock = asyncio.Lock()
 
     def named(self, info: ModelInfo, names: tuple[str, ...]) -> ModelInfo:
@@ -48,26 +65,31 @@ class AdapterTraffic:
         numbers = dict(self.book.numbers)
         return replace(info, names=(*names, *numbers), adapters=numbers, folders=folders)
 
-    async def load(self, name: str, path: Path) -> Served:
-        """Serve an adapter, once every engine has it; raises what is wrong with it."""
+    async def load(self, name: str, path: Path, *, instead: bool = False) -> Served:
+        """Serve an adapter, once every engine has it; raises what is wrong with it. `instead`: of one of this name."""
         async with self.lock:
-            served = self.book.add(name, path)
             ready = {engine.number for engine in self.crew.engines if engine.ready}
             if not ready:
-                self.book.by_name.pop(name)
                 raise EngineDeadError("no engine is ready")
+            served = self.book.add(name, path, instead=instead)
             done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            self.waiting[served.number] = ready, done
+            self.waiting[served.number] = Loading(served, ready, done)
             try:
                 self._tell(Adapt(served.number, served.name, served.path))
-                await done
+                while not done.done():
+                    await asyncio.wait((done,), timeout=LOOK_S)
+                    if self.crew.broken is not None:
+                        raise EngineDeadError(self.crew.broken)
+                done.result()
             except BaseException:
-                self.book.by_name.pop(name, None)
+                self.book.coming.pop(served.number, None)
                 self._tell(Adapt(served.number, served.name))
                 raise
             finally:
-                self.waiting.pop(served.number, None)
+                del self.waiting[served.number]
+            self.book.serve(served)
             self.crew.tell_names()
+            self.let_go()
             return served
 
     def unload(self, name: str) -> Served:
@@ -90,9 +112,13 @@ class AdapterTraffic:
         """An engine has started: it knows only those that all begin with."""
         for command in self.book.commands():
             self._send(engine, command)
-        for number, (missing, _) in self.waiting.items():
-            missing.discard(engine.number)
-            self._settle(number)
+        for loading in self.waiting.values():
+            loading.deaths += engine.number in loading.missing
+            if loading.deaths < MOST_DEATHS:
+                loading.missing.add(engine.number)
+                self._send(engine, Adapt(loading.served.number, loading.served.name, loading.served.path))
+            elif not loading.done.done():
+                loading.done.set_exception(EngineDeadError("engines died while they read this adapter"))
 
     def heard(self, engine: Engine, adapted: Mapping[int, str]) -> None:
         """What an engine says of adapters: nothing, or what is wrong."""
@@ -100,15 +126,13 @@ class AdapterTraffic:
             waiting = self.waiting.get(number)
             if waiting is None:
                 continue
-            if said and not waiting[1].done():
-                waiting[1].set_exception(ParameterError(said, param="lora_path"))
-            waiting[0].discard(engine.number)
-            self._settle(number)
-
-    def _settle(self, number: int) -> None:
-        missing, done = self.waiting[number]
-        if not missing and not done.done():
-            done.set_result(None)
+            waiting.missing.discard(engine.number)
+            if waiting.done.done():
+                continue
+            if said:
+                waiting.done.set_exception(ParameterError(said, param="lora_path"))
+            elif not waiting.missing:
+                waiting.done.set_result(None)
 
     def _tell(self, command: Adapt) -> None:
         for engine in self.crew.engines:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 
 from tokenmill.core.errors import UserError
 from tokenmill.server.adapters import NoSuchAdapterError, folder_of
-from tokenmill.server.context import Context
+from tokenmill.server.context import LATEST, Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.lora.schemas import LoadAdapterRequest, UnloadAdapterRequest
 from tokenmill.server.routing import Api, post, read_body
@@ -30,15 +30,16 @@ def add_routes(app: FastAPI, context: Context) -> None:
         traffic, root = _traffic(context), context.config.limits.lora_folder
         body = await read_body(context, request, LoadAdapterRequest)
         context.check_model(body.model)
-        if (other := context.house.models.find(body.lora_name)) is not None and other.book is not traffic.book:
+        other = context.house.models.find(body.lora_name)
+        alias = body.lora_name.removesuffix(LATEST)  # it stands for another name, if there is one
+        hidden = alias != body.lora_name and context.house.models.find(alias) is not None
+        if hidden or (other is not None and other.book is not traffic.book):
             raise HttpError(
                 400, f"The name {body.lora_name!r} is served already: choose another one.", param="lora_name"
             )
         try:
             path = await asyncio.to_thread(folder_of, root, body.lora_path)
-            if body.load_inplace and body.lora_name in traffic.book.by_name:
-                traffic.unload(body.lora_name)
-            await traffic.load(body.lora_name, path)
+            await traffic.load(body.lora_name, path, instead=body.load_inplace)
         except NoSuchAdapterError as error:
             raise HttpError(404, str(error), param=error.param) from None
         except UserError as error:

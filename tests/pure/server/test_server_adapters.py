@@ -1,0 +1,92 @@
+"""Adapters on their way to engines that die, and how many there may be. No engines."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pure.server.conftest import until
+from tokenmill.core.config import AdapterOptions
+from tokenmill.core.errors import EngineDeadError, TooLargeError
+from tokenmill.server import adapters
+from tokenmill.server.adapters import AdapterBook
+from tokenmill.server.engines import adapters as traffic
+from tokenmill.server.engines.adapters import AdapterTraffic
+
+
+@dataclass
+class Engine:
+    number: int
+    ready: bool = True
+    told: list[Any] = field(default_factory=list)
+
+    @property
+    def link(self) -> Engine:
+        return self
+
+    def send(self, command: Any) -> None:
+        self.told.append((command.number, command.path))
+
+
+@dataclass
+class Crew:
+    engines: list[Engine]
+    open_requests: dict[str, Any] = field(default_factory=dict)
+    broken: str | None = None
+    names: int = 0
+
+    def tell_names(self) -> None:
+        self.names += 1
+
+
+def make(count: int = 2) -> tuple[Crew, AdapterTraffic]:
+    crew = Crew([Engine(number) for number in range(count)])
+    return crew, AdapterTraffic(crew, AdapterBook(AdapterOptions(enable_lora=True)))  # type: ignore[arg-type]
+
+
+async def test_an_engine_that_dies_while_it_reads_is_asked_once_more() -> None:
+    crew, way = make()
+    loading = asyncio.create_task(way.load("a", Path("/a")))
+    await until(lambda: crew.engines[1].told == [(1, "/a")])
+    way.heard(crew.engines[0], {1: ""})  # type: ignore[arg-type]
+    way.introduce(crew.engines[1])  # type: ignore[arg-type]
+    assert crew.engines[1].told == [(1, "/a")] * 2 and not loading.done() and "a" not in way.book.by_name
+    way.heard(crew.engines[1], {1: ""})  # type: ignore[arg-type]
+    assert (await loading).number == 1 and way.book.by_name["a"].number == 1 and crew.names == 1
+    # A file that kills whoever reads it does so twice, and what it was to replace goes on.
+    loading = asyncio.create_task(way.load("a", Path("/b"), instead=True))
+    await until(lambda: crew.engines[1].told[-1] == (2, "/b"))
+    for _ in range(traffic.MOST_DEATHS):
+        way.introduce(crew.engines[1])  # type: ignore[arg-type]
+    with pytest.raises(EngineDeadError, match="died while they read"):
+        await loading
+    assert way.book.by_name["a"].number == 1 and (2, "/b") not in [(c.number, c.path) for c in way.book.commands()]
+
+
+async def test_nobody_waits_for_engines_that_never_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "LOOK_S", 0.001)
+    crew, way = make()
+    loading = asyncio.create_task(way.load("a", Path("/a")))
+    await until(lambda: bool(crew.engines[1].told))
+    crew.broken = "engines died 5 times"
+    with pytest.raises(EngineDeadError, match="5 times"):
+        await loading
+    assert not way.book.by_name and not way.book.coming and not way.waiting
+
+
+async def test_adapters_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "MOST", 2)
+    crew, way = make(1)
+    for name in ("a", "b"):
+        loading = asyncio.create_task(way.load(name, Path("/a")))
+        await until(lambda: bool(way.waiting))
+        way.heard(crew.engines[0], {way.book.count: ""})  # type: ignore[arg-type]
+        await loading
+    with pytest.raises(TooLargeError, match="unload some"):
+        await way.load("c", Path("/a"))
+    way.unload("a")
+    assert way.book.add("c", Path("/a")).number == 3
