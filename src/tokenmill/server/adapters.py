@@ -47,6 +47,8 @@ class AdapterBook:
         """Without a name, and still used by open requests."""
         self.gone: list[Served] = []
         """That engines load when they start, and shall not keep."""
+        self.replaced: dict[int, int] = {}
+        """By which one."""
         self.count = 0
         for name, path in read_modules((options.lora_modules or []) if options is not None else []):
             if name in self.taken:
@@ -73,11 +75,19 @@ class AdapterBook:
         served = self.coming[self.count] = Served(self.count, name, str(path))
         return served
 
+    def current(self, number: int) -> int:
+        """The adapter of a request that chose this one a moment ago; raises if it has been unloaded since."""
+        while number in self.replaced and number not in self.left:
+            number = self.replaced[number]
+        if number not in self.left and not any(number == served.number for served in self.by_name.values()):
+            raise ParameterError("The adapter has just been unloaded.", param="model")
+        return number
+
     def serve(self, served: Served) -> None:
         """Every engine has it: its name is for it from now on."""
         del self.coming[served.number]
         if served.name in self.by_name:
-            self.remove(served.name)
+            self.replaced[self.remove(served.name).number] = served.number
         self.by_name[served.name] = served
 
     def remove(self, name: str) -> Served:

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.pure.server.conftest import until
 from tokenmill.core.config import AdapterOptions
-from tokenmill.core.errors import EngineDeadError, TooLargeError
+from tokenmill.core.errors import EngineDeadError, ParameterError, TooLargeError
+from tokenmill.core.request import Request, SamplingParams
 from tokenmill.server import adapters
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.engines import adapters as traffic
@@ -76,6 +78,22 @@ async def test_nobody_waits_for_engines_that_never_come_back(monkeypatch: pytest
     with pytest.raises(EngineDeadError, match="5 times"):
         await loading
     assert not way.book.by_name and not way.book.coming and not way.waiting
+
+
+async def test_names_change_while_a_prompt_is_read() -> None:
+    crew, way = make(1)
+    for number, instead in enumerate((False, True, True), 1):
+        loading = asyncio.create_task(way.load("a", Path("/a"), instead=instead))
+        await until(lambda: bool(way.waiting))
+        way.heard(crew.engines[0], {number: ""})  # type: ignore[arg-type]
+        await loading
+    chosen = Request(id="x", prompt_ids=[1], params=SamplingParams(), adapter=1)
+    assert way.current(chosen).adapter == 3
+    way.unload("a")
+    with pytest.raises(ParameterError, match="unloaded") as found:
+        way.current(chosen)
+    assert found.value.param == "model"
+    assert way.current(msgspec.structs.replace(chosen, adapter=0)).adapter == 0
 
 
 async def test_adapters_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:

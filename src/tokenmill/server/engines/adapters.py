@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+import msgspec
+
 from tokenmill.core.errors import EngineDeadError, ParameterError
+from tokenmill.core.request import Request
 from tokenmill.engine.wire import Adapt
 from tokenmill.server.adapters import AdapterBook, Served
 from tokenmill.server.backend import ModelInfo
@@ -91,6 +94,12 @@ class AdapterTraffic:
             self.crew.tell_names()
             self.let_go()
             return served
+
+    def current(self, request: Request) -> Request:
+        """A request for an adapter that is there now: names may have changed while its prompt was read."""
+        if not request.adapter or (number := self.book.current(request.adapter)) == request.adapter:
+            return request
+        return msgspec.structs.replace(request, adapter=number)
 
     def unload(self, name: str) -> Served:
         """Nobody may ask for it any more; engines let it go when its open requests have ended."""

@@ -138,6 +138,7 @@ class Fleet:
         outputs = check() if work_of(request) <= QUICK else await asyncio.to_thread(check)
         if request.id in self.open_requests:  # another one came while this was checked
             raise ParameterError(f"The request id {request.id!r} is in use.", param="request_id")
+        request = self.adapters.current(request)
         entry = Open(request, pooling, stream, Timeline(time.monotonic()), emitted=[[] for _ in range(outputs)])
         self.open_requests[request.id] = entry
         self.deliveries.add(request, self._show)
@@ -203,8 +204,7 @@ class Fleet:
         return found
 
     def counters(self) -> dict[str, float]:
-        now = time.monotonic()
-        age = max((now - e.heard for e in self.engines), default=0.0)
+        age = max((time.monotonic() - e.heard for e in self.engines), default=0.0)
         return {
             "engine_restarts": self.restarts,
             "engine_failed_starts": self.keeper.failed_starts,
