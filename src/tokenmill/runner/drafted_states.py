@@ -1,8 +1,8 @@
-"""States behind drafts. Owns: where the states of a step's tokens are left, and which of them rows go on with.
+"""States behind drafts. Owns: where a step leaves the states behind its tokens, and which of them a row goes on with.
 
-A recurrent layer overwrites its state with every token, and drafts may be wrong: so the states behind all tokens of a
-row that tries some are left apart, the last one with the row (`places_left` in batch.py). Once it is known how many
-tokens stand, the row takes the state behind these. Must not know: layers, how drafts are verified.
+A recurrent layer overwrites its state with every token, and drafts may be wrong. So a row that tries drafts keeps the
+state behind each of its tokens apart (`places_left` in batch.py); the last one lies with the row. Once it is known how
+many tokens stand, the row takes the state behind them. Must not know: layers, how drafts are verified.
 """
 
 from __future__ import annotations

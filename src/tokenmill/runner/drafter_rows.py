@@ -1,4 +1,4 @@
-"""Rows as a second model sees them. Owns: which layers and KV groups are its own, and where in each row it stands.
+"""Rows as a drafter's model sees them. Owns: the drafter's own layers and KV groups, and how far it is in each row.
 
 A drafter's model reads the tokens of the rows and has pages in their block tables: its layers follow the target's in
 the cache's layout. Must not know: what it guesses, plans.

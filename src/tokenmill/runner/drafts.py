@@ -1,4 +1,4 @@
-"""The null drafter of a device, what those have in common that keep nothing, and what they are told of a step."""
+"""Device drafters: the null one, the base of those that keep nothing, and what they are told of a step."""
 
 from __future__ import annotations
 

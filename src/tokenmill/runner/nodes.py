@@ -1,9 +1,9 @@
 """Short steps in which rows try trees, on a GPU. Owns: their layout, and what their recordings compute.
 
-Each token stands for a sequence of its own, as on a CPU (`RaggedTokens`): a node with what it descends from, another
-token with what comes before it. A recording begins at each token's row and place; what nodes descend from is derived
-inside from `Rows.parents`, so a drafter may still be at work when a step is enqueued. Steps are filled up to rungs with
-the spare row; one of them is a single row's tree. Must not know: sampling, the scheduler, how steps are recorded.
+Each token is computed as a sequence of its own, as on a CPU (`RaggedTokens`): a node of a tree with its ancestors, any
+other token with what comes before it. A recording begins at each token's row and place. It derives the ancestors of
+nodes from `Rows.parents`, so a drafter may still be at work when a step is enqueued. Steps are filled up to rungs with
+the spare row; one rung is a single row's tree. Must not know: sampling, the scheduler, how steps are recorded.
 """
 
 from __future__ import annotations

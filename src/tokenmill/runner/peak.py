@@ -1,4 +1,4 @@
-"""The largest step there can be, made up. Owns: a plan that uses the whole token budget, to measure and to warm up.
+"""The largest possible step, made up. Owns: a plan that uses the whole token budget, to measure memory and to warm up.
 
 Must not know: models. It is an ordinary plan and runs like any other.
 """

@@ -1,9 +1,9 @@
 """Short steps in which rows compute several tokens. Owns: two layouts of them, and what their recordings compute.
 
 Text that a grammar forces, drafts and short prompts make a step ragged. On a GPU (`RaggedMembers`) a recording begins
-at rows and how many tokens each computes; steps are filled up with the spare row: what is missing to a rung of tokens
-is its last member. On a CPU (`RaggedTokens`) attention reads keys and values as they are stored, so each token may
-stand for a sequence of its own that ends with it: a recording knows but one number, how many tokens there are.
+at rows and at how many tokens each computes. The spare row is its last member and computes the tokens that are missing
+to a rung. On a CPU (`RaggedTokens`) attention reads keys and values as they are stored, so each token can be computed
+as a sequence of its own that ends with it. A recording then depends on one number: how many tokens there are.
 Must not know: sampling, the scheduler, how steps are recorded.
 """
 

@@ -2,8 +2,8 @@
 
 Python between two native calls costs more than most of these calls take. A recording makes all calls of a step again,
 on the memory they were made on. A layout says which plans it takes, where their inputs lie and what is computed from
-them; recordings keep what was computed, by key. A CUDA graph is made ahead, of steps that are filled up to rungs; a
-native tape when a step comes again, of exactly its size.
+them. Recordings keep the results by key. A CUDA graph is made ahead, for steps that are filled up to rungs. A native
+tape is made when a step comes a second time, for exactly its size.
 Must not know: sampling, the scheduler, what the keys mean.
 """
 

@@ -1,7 +1,7 @@
 """Work that a drafter does again and again. Owns: recordings of it by key, and when they are made.
 
-What is computed reads its inputs from places that stay, leaves everything else as it was, and so may run twice. A CUDA
-graph is made when a key is first met (or ahead), a native tape when it comes again.
+The work reads its inputs from fixed places and changes nothing but its results, so it may run twice. A CUDA graph is
+made when a key is first met (or ahead), a native tape when it comes again.
 Must not know: what is computed.
 """
 

@@ -1,8 +1,8 @@
 """Per-sequence state on the device. Owns: every row's tokens, lengths and block tables, and applying plans to them.
 
-Must not know: the scheduler, models, sampling arithmetic. A plan carries changes; rows hold what they add up to. The
-last sampled token stays here, so that the next plan may say "go on" without the host knowing it. All changes of a
-plan travel in one buffer, and nothing here waits for the device.
+Must not know: the scheduler, models, sampling arithmetic. Plans carry changes; rows hold their sum. The last sampled
+token stays here, so the next plan may say "go on" before the host knows it. All changes of a plan travel in one buffer,
+and nothing here waits for the device.
 """
 
 from __future__ import annotations

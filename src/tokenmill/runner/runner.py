@@ -1,8 +1,8 @@
-"""Runs plans on one device. Owns: the order forward -> logits of the sampled lines -> sampling -> verification
-of drafts -> rows -> new drafts -> result.
+"""Runs plans on one device. Owns: the order forward -> logits of the sampled lines -> sampling -> verification of
+drafts -> rows -> new drafts -> result.
 
-Must not know: requests, scheduling, text. `begin` and `sample` enqueue work without waiting for the device;
-`finish` reads the results. A failed plan fails every later plan of its epoch. Decode steps and short ones are replayed.
+Must not know: requests, scheduling, text. `begin` and `sample` enqueue work without waiting for the device; `finish`
+reads the results. A failed plan fails every later plan of its epoch. Decode steps and other short steps are replayed.
 """
 
 from __future__ import annotations

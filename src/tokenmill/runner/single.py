@@ -1,8 +1,8 @@
 """Steps of one token a row. Owns: which steps these are, their inputs, and what a recording of them computes.
 
-It begins at row numbers and ends at logits: tokens, positions and slots are derived inside from the rows' state, so a
-replay needs no other input. On a GPU steps are filled up to the next rung with the spare row. On a CPU any count is a
-key of its own, and the most likely tokens are chosen within the recording.
+A recording begins at row numbers and ends at logits. It derives tokens, positions and slots from the rows' state, so a
+replay needs no other input. On a GPU steps are filled up to the next rung with the spare row. On a CPU every count of
+rows is a key of its own, and greedy tokens are chosen within the recording.
 Must not know: sampling, the scheduler, how steps are recorded.
 """
 

@@ -1,6 +1,6 @@
 """A later stage's model as the runner sees it. Owns: the inbox, from which its steps begin instead of from token ids.
 
-The inbox stays where it is, so that recorded steps may read it. Must not know: what fills it (parallel/link.py).
+The inbox has a fixed address, so recorded steps can read it. Must not know: what fills it (parallel/link.py).
 """
 
 from __future__ import annotations

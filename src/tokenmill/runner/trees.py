@@ -1,9 +1,9 @@
-"""Drafts that are trees. Owns: a step's tensors where rows try trees, and where keys of the path that stands go.
+"""Drafts that are trees. Owns: a step's tensors where rows try trees, and where the keys of the path that stands go.
 
-A row's drafts lie behind its newest known token, one after the other, in the token buffer and in every KV group; what
-each goes on from is said by `Rows.parents`. A node is a sequence of its own: it stands at the position of its depth and
-sees its ancestors there (compute/descriptors.py: Paths), so what it computes is what a chain of them would have. The
-path that stands then moves to where it belongs. Must not know: who guesses, sampling, the scheduler.
+A row's drafts lie behind its newest known token, one after the other, in the token buffer and in every KV group.
+`Rows.parents` names each draft's parent. A node is a sequence of its own: it stands at the position of its depth and
+sees its ancestors at theirs (compute/descriptors.py: Paths), so it computes what a chain of them would. The keys of the
+path that stands are then moved to their place. Must not know: who guesses, sampling, the scheduler.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which drafts stand. Owns: asking the backend, once a step is sampled, and reading its answer.
 
-Noise depends on the position alone, so the sample at a position is the token that plain decoding would have taken there
-if the tokens before it are right: a draft is right if it equals the sample of its position. Must not know: who guesses.
+Noise depends on the position alone. If the tokens before a position are right, its sample is the token that plain
+decoding would have taken there. So a draft is right if it equals the sample of its position. Must not know: who
+guesses.
 """
 
 from __future__ import annotations

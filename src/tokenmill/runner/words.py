@@ -1,7 +1,8 @@
-"""The logits that tokens are chosen from. Owns: whether a rank makes all of them, or those of its own words.
+"""The logits that tokens are chosen from. Owns: whether a rank makes all of them, or only those of its part of the
+vocabulary.
 
-A backend that chooses by itself (a GPU's) does so over whole lines, which ranks gather within the recorded step: over
-NVLink that takes less than choosing twice would. Must not know: how tokens are chosen, how ranks talk.
+A GPU's backend chooses by itself and needs whole lines. So ranks gather them within the recorded step; over NVLink that
+takes less time than choosing twice would. Must not know: how tokens are chosen, how ranks talk.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Which adapters lie in which slots. Owns: slots, the rows that use them, and who gets one next.
 
-A slot with rows in use stays; of the others the least recently used one is taken. Where all are in use and a sequence
-waits for one, the slot with the fewest rows is drained for it: no request that has not begun may join that one. So
-everybody gets a slot in time, and nobody waits for a sequence that needs none. Must not know: tensors, files, names.
+A slot that rows use stays. Of the others, the least recently used one is taken. If rows use all of them and a sequence
+waits for one, the slot with the fewest rows is drained: requests that have not begun may not join it. So everybody gets
+a slot in time. A sequence that needs no slot, or has one, waits for nobody. Must not know: tensors, files, names.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
-"""What a DeviceDrafter does in a step. Owns: which rows it guesses behind, how many guesses are tried, and which
-tokens it has not seen yet.
+"""What a DeviceDrafter does in a step. Owns: which rows it guesses behind, how many guesses are tried, and which tokens
+it has not seen yet.
 
-Integers only. Must not know: how it guesses. A drafter with K/V of its own has pages in the tables of the model; what
-it has seen of a row is told by two numbers of the sequence (core/sequence.py: `followed`, `in_step`). A row in step
-lacks at most the newest two tokens, which `propose` itself takes in; any other one is sent as `follows` first.
+Integers only. Must not know: how it guesses. A drafter with K/V of its own has pages in the tables of the model. Two
+numbers of a sequence (core/sequence.py: `followed`, `in_step`) tell what the drafter has seen of it. In a row that is
+in step it lacks at most the newest two tokens, which `propose` itself takes in. Any other row is sent in `follows`
+first.
 """
 
 from __future__ import annotations

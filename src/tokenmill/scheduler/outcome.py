@@ -1,4 +1,4 @@
-"""What a step's results mean. Owns: taking tokens, drafts' verdicts, logprobs, candidates and errors into sequences.
+"""What a step's results mean. Owns: taking tokens, verdicts on drafts, logprobs, candidates and errors into sequences.
 
 Must not know: budgets, admission, devices. The scheduler calls `take` for each committed plan.
 """

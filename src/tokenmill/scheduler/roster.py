@@ -1,7 +1,8 @@
-"""Who is here. Owns: the waiting heap, the running list, rows, groups, and every sequence's way in and out of them.
+"""Which sequences there are. Owns: the waiting heap, the running list, rows, groups, and every sequence's way in and
+out.
 
-Must not know: plans and budgets (scheduler.py), what results mean (outcome.py). Every accepted request leaves
-through exactly one terminal delta per output.
+Must not know: plans and budgets (scheduler.py), what results mean (outcome.py). Every accepted request leaves through
+exactly one terminal delta per output.
 """
 
 from __future__ import annotations

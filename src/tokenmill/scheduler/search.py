@@ -1,8 +1,8 @@
 """How the sequences of one request branch. Owns: sampling (n, best_of) and beam search over candidates.
 
 Must not know: rows, blocks, plans. `advance` turns candidates into children per sequence; the scheduler forks, drops
-and appends accordingly. Beam search follows Transformers' definition, so that its outputs can be compared, but for
-models with several end tokens: there it may give one text several times.
+and appends accordingly. Beam search follows Transformers' definition, so that outputs can be compared. One case
+differs: for models with several end tokens Transformers may give one text several times.
 """
 
 from __future__ import annotations
