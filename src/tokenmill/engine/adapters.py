@@ -1,7 +1,7 @@
 """Adapters by name. Owns: which names there are, their numbers and files, and whether devices can use them yet.
 
-A number stands for one adapter's files as long as the engine lives, and is never used again: rows, cached prefixes and
-requests know adapters by it. Must not know: tensors, HTTP.
+A number stands for one adapter's files as long as the engine lives and is never used again. Rows, cached prefixes and
+requests know adapters by number. Must not know: tensors, HTTP.
 """
 
 from __future__ import annotations

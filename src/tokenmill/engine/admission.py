@@ -1,6 +1,6 @@
 """What may enter. Owns: checking a request against model, pool and limits, and turning it into a SequenceGroup.
 
-Must not know: tensors, HTTP. Everything that a person can get wrong in a request is refused here, before any work.
+Must not know: tensors, HTTP. Every mistake that a person can make in a request is refused here, before any work.
 """
 
 from __future__ import annotations

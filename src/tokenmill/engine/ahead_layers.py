@@ -1,9 +1,10 @@
-"""Layers that launch what others launch, for a trace that wants to know each kernel and no number. Owns: which layers
-of a model are equal, and leaving them out of its forward passes.
+"""Leaving out repeated layers of a trace that needs each kernel once and no numbers. Owns: which layers of a model are
+equal, and skipping them in its forward passes.
 
-A layer is left out where one like it has followed one like the one before it: what a layer launches may depend on what
-reads the stream before it, and each group of layers lays out its part of a step once. What is not understood makes
-layers different: the trace is then longer, and complete. Must not know: families, kernels.
+A layer is skipped if an equal layer has already run behind an equal predecessor. The predecessor matters because a
+layer's launches may depend on what reads the stream before it, and because each group of layers lays out its part of a
+step once. Layers that cannot be compared count as different: the trace is then longer, but complete. Must not know:
+families, kernels.
 """
 
 from __future__ import annotations

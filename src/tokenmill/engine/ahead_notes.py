@@ -1,8 +1,8 @@
-"""What is remembered of loads whose kernels are all compiled. Owns: what such a load is known by, and the notes.
+"""Notes of loads whose kernels are all compiled. Owns: the key of such a load, and the notes.
 
-It is known by what its kernels follow from, not by where its files lie, what its weights are, or who is served: a model
-that is moved, downloaded again or given another seed is the same load. A note that says too much costs the load the
-time to compile what is missing, and nothing else. Must not know: kernels, processes.
+The key covers what decides the kernels, not where files lie, what the weights are, or who is served. A model that is
+moved, downloaded again or given another seed is the same load. A note that is wrong costs a load only the time to
+compile what is missing. Must not know: kernels, processes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The process that compiles kernels before the engine needs them. Owns: finding out which ones a load launches, on a
-GPU that is not there, and the compilers, one process a kernel.
+"""The process that compiles kernels before the engine needs them. Owns: finding out which kernels a load launches, on a
+stand-in for the GPU, and the compilers, one process a kernel.
 
-It loads the engine as it is configured, on tensors without numbers (`device/standin.py`), and hands every kernel that
-is launched to a compiler at once. Triton's cache is where the engine finds them. Must not know: how models are built.
+It loads the engine as it is configured, on tensors without numbers (`device/standin.py`), and gives every launched
+kernel to a compiler at once. The engine finds the results in Triton's cache. Must not know: how models are built.
 """
 
 from __future__ import annotations

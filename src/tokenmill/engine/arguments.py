@@ -1,5 +1,5 @@
-"""Engine arguments as an object, as vLLM's programs pass them on. Owns: EngineArgs with one field for every option and
-for every name that is taken or refused, and the way to and from command lines. Must not know: what options do.
+"""Engine arguments as an object, as vLLM's programs pass them on. Owns: EngineArgs, with a field for every option and
+every accepted or refused name, and its conversion to and from command lines. Must not know: what options do.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """When experts move, and where to. Owns: what --eplb-config says, the counts of the last steps, the moves that are
 still to be made.
 
-One place decides for all ranks (parallel/experts.py says what), between plans, when none is in flight. A pause moves a
-bounded number of bytes; what is left waits for the next ones. Must not know: tensors, how ranks exchange experts.
+One place decides for all ranks (parallel/experts.py computes the moves), between plans, when none is in flight. A pause
+moves a bounded number of bytes; the rest waits for later pauses. Must not know: tensors, how ranks exchange experts.
 """
 
 from __future__ import annotations

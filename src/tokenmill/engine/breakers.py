@@ -1,7 +1,7 @@
 """DRY's sequence breakers: from strings to token ids. Owns: which tokens a string may begin in, and how it goes on.
 
-A string may lie within a token, or begin at one token's end and go on in others, as in llama.cpp. Must not know:
-requests, tensors.
+A string may lie within a token, or begin at one token's end and continue in the next ones, as in llama.cpp. Must not
+know: requests, tensors.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What can be told of an engine's options alone. Owns: refusing values that need neither the model nor a device to be
-seen as wrong: a load may take minutes, and so may a download.
+"""Checks of an engine's options alone. Owns: refusing values that are wrong whatever the model and device, before a
+load or a download that may take minutes.
 
-Command lines ask before anything heavy is imported, engines before they look for the model. Must not know: torch,
+Command lines check before anything heavy is imported, engines before they look for the model. Must not know: torch,
 models' files.
 """
 

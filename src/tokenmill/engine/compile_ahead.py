@@ -1,8 +1,8 @@
 """Kernels are compiled in processes of their own while weights load. Owns: when that is worth it, starting the process
 that does so, and waiting for it.
 
-What was not compiled ahead is compiled when it is launched: nothing that fails here fails the load. Triton keeps what
-is compiled by content; a note says of which loads everything is there (`ahead_notes.py`). Must not know: kernels.
+A kernel that was not compiled ahead is compiled when it is launched, so no failure here fails the load. Triton caches
+kernels by content; a note says for which loads all kernels are cached (`ahead_notes.py`). Must not know: kernels.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Who hears of which request. Owns: turning token deltas into text and giving each to whoever asked for it.
 
-It serves an engine here or far away. Must not know: engines, how messages travel, HTTP; imports no torch.
+The engine may be in this process or in another. Must not know: engines, how messages travel, HTTP; imports no torch.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Loading what guesses on a device. Owns: the drafter's checkpoint, and whether it goes with the target.
+"""Loading a device drafter. Owns: the drafter's checkpoint, and whether it fits the target.
 
-Must not know: caches, plans. `load_drafter` is called behind the target's own loading, before the cache is planned.
+Must not know: caches, plans. `load_drafter` is called after the target is loaded, before the cache is planned.
 """
 
 from __future__ import annotations

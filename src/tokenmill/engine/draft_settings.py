@@ -1,7 +1,8 @@
-"""vLLM's methods and entries of --speculative-config that are none here. Owns: what becomes of each, with its reason.
+"""vLLM's methods and entries of --speculative-config that have no name here. Owns: what becomes of each, with its
+reason.
 
-A method is another name of one that is here, or refused; an entry may say what is done anyway, any other value of it is
-refused. Must not know: the methods and entries that work (drafting.py).
+A method is an alias of one that exists here, or refused. An entry is accepted with the value that is the behaviour
+anyway, and refused with any other. Must not know: the methods and entries that work (drafting.py).
 """
 
 from __future__ import annotations

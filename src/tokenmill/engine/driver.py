@@ -1,6 +1,6 @@
-"""Driving an engine in the caller's thread. Owns: the engine's turn, and steps whose text goes to who asked.
+"""Driving an engine in the caller's thread. Owns: the engine's lock, and steps whose text goes to whoever asked.
 
-LLM, programs and benchmarks step it, and whoever does gets everybody's requests on. Must not know: prompts, HTTP.
+LLM, programs and benchmarks step it. Whoever steps it advances everybody's requests. Must not know: prompts, HTTP.
 """
 
 from __future__ import annotations

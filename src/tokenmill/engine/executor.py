@@ -1,9 +1,9 @@
 """Executors in this process. Owns: running plans through a Runner now, behind the Executor seam.
 
-A runner's device is the current one of whichever thread calls here, for as long as it computes: an application's own
-thread, or the engine's, and other engines of this process may have others.
-On a CPU a plan runs when it is waited for (a second one in flight would only delay tokens); on a GPU `submit`
-enqueues it and `wait` reads its results, so that the host plans while the device computes.
+While a runner computes, its device is the current one of the calling thread: an application's own thread or the
+engine's. Other engines of this process may have other devices.
+On a CPU a plan runs when it is waited for (a second one in flight would only delay tokens). On a GPU `submit` enqueues
+it and `wait` reads its results, so the host plans while the device computes.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An engine in numbers. Owns: EngineStats of now, with estimates of what its steps computed and moved.
+"""An engine in numbers. Owns: the present EngineStats, with estimates of what its steps computed and moved.
 
-Read a few times a second, so that nothing is counted per step but steps and tokens. Must not know: who asks.
+They are read a few times a second, so each step counts only itself and its tokens. Must not know: who asks.
 """
 
 from __future__ import annotations

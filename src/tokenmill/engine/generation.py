@@ -1,5 +1,5 @@
-"""What a generation_config.json may say. Owns: which of its fields are done, which do nothing here, and which are named
-in a warning because they are not applied; refusing values that cannot be meant. Must not know: files, engines.
+"""What a generation_config.json may say. Owns: which of its fields are applied, which have no effect here, and which
+are named in a warning because they are not applied; refusing values that make no sense. Must not know: files, engines.
 """
 
 from __future__ import annotations

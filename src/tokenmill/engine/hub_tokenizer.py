@@ -1,7 +1,8 @@
 """The tokenizer as programs know it from Transformers. Owns: its names and return types over `text.codec.Tokenizer`.
 
-`LLM.get_tokenizer()` gives one. Typed control tokens are control tokens here, as there; `LLM.chat` is stricter. What is
-not found here is asked of the tokenizer below. Must not know: engines, requests.
+`LLM.get_tokenizer()` returns one. As in Transformers, control tokens that are typed in a text count as control tokens;
+`LLM.chat` is stricter. Attributes that do not exist here are looked up in the tokenizer below. Must not know: engines,
+requests.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Layers of a loaded model built anew, and copied over those that stand. Owns: which tensors a model's parts hold,
-those of two such parts side by side, and the building of one layer from a checkpoint.
+"""Building layers of a loaded model again and copying them over the old ones. Owns: which tensors a model's parts hold,
+pairing the tensors of two such parts, and building one layer from a checkpoint.
 
 Must not know: requests, where new numbers come from, formats.
 """

@@ -1,7 +1,7 @@
-"""The short search for faster products, when a model is loaded. Owns: when it is made, and what is said of it.
+"""The short search for faster products when a model is loaded. Owns: when it runs, and what is reported of it.
 
-It needs the model's operations, which recording its steps has met, and an idle device; what was recorded with other
-kernels is recorded again. Must not know: kernels.
+It needs the model's operations, which are known once steps have been recorded, and an idle device. Steps that were
+recorded with other kernels are recorded again. Must not know: kernels.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Loading a model where it will run: this process or a worker. Owns: `load_runner`, and the Facts it gives back."""
+"""Loading a model where it will run: this process or a worker. Owns: `load_runner`, and the Facts that it returns."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The loop around an engine that others talk to. Owns: taking commands, stepping, and one report per step.
 
-Runs in a process of its own (the server's engines) or in a thread (AsyncLLM). Must not know: how messages travel, HTTP,
-text. Our own mistakes in one request's handling end that request; a step that fails as a whole ends the loop.
+It runs in a process of its own (the server's engines) or in a thread (AsyncLLM). Must not know: how messages travel,
+HTTP, text. A bug in the handling of one request ends that request; a step that fails as a whole ends the loop.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""How much K/V cache a device gets. Owns: measuring the largest step, blocks, and the context that they hold."""
+"""How much K/V cache a device gets. Owns: measuring the largest step, the number of blocks, and the context that fits.
+"""
 
 from __future__ import annotations
 

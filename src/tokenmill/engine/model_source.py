@@ -1,4 +1,4 @@
-"""Where a model comes from. Owns: one face for folders and GGUF files: config, generation defaults, weights, tokenizer.
+"""Where a model comes from. Owns: one interface to folders and GGUF files (config, defaults, weights, tokenizer).
 
 Must not know: engines, devices, what a config means.
 """

@@ -1,6 +1,6 @@
 """From token deltas to text. Owns: per-output detokenising, stop strings, logprobs with text, and gathering results.
 
-Must not know: the scheduler, threads, HTTP. One OutputProcessor serves one engine; an Accumulator one caller.
+Must not know: the scheduler, threads, HTTP. One OutputProcessor serves one engine, one Accumulator one caller.
 """
 
 from __future__ import annotations

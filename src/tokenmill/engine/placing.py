@@ -1,9 +1,9 @@
 """A rank's part in moving experts. Owns: which tensors lie in a slot, the exchange of slots between ranks, and answers
 to whoever decides (engine/balance.py).
 
-Weights are copied where they stand, whatever their format, so that recorded steps stay valid. All ranks are told the
-same moves behind the same plan and make them in the same order; a rank that cannot ends its engine, and another life
-takes over. Must not know: why experts move, formats, requests.
+Weights are copied in place, whatever their format, so that recorded steps stay valid. All ranks get the same moves
+after the same plan and make them in the same order. A rank that cannot do so ends its engine, and another life takes
+over. Must not know: why experts move, formats, requests.
 """
 
 from __future__ import annotations

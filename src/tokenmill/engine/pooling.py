@@ -1,6 +1,6 @@
-"""Vectors, scores and labels offline. Owns: the requests that they take, in an LLM's batch, and vLLM's output types.
+"""Vectors, scores and labels offline. Owns: the requests that they need, in an LLM's batch, and vLLM's output types.
 
-What is made of results is `scores.py`'s, which the server uses as well. Must not know: threads, HTTP.
+`scores.py` turns results into scores, for the server as well. Must not know: threads, HTTP.
 """
 
 from __future__ import annotations

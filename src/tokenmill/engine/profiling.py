@@ -1,4 +1,4 @@
-"""Traces of what torch does, on wish. Owns: one recording at a time and its file. Must not know: engines."""
+"""Traces of what torch does, on request. Owns: one trace at a time and its file. Must not know: engines."""
 
 from __future__ import annotations
 

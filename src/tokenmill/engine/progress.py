@@ -1,4 +1,4 @@
-"""How far a call of LLM is. Owns: the bar on the terminal, or the caller's own. Must not know: engines."""
+"""How far a call of LLM has come. Owns: the bar on the terminal, or the caller's own. Must not know: engines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what people pass in to token ids. Owns: prompt forms, chat rendering, truncation, and default parameters.
+"""From what people pass in to token ids. Owns: forms of prompts, chat rendering, truncation, and default parameters.
 
 Must not know: engines, threads. A prompt is a string, token ids, or a dict with `prompt` or `prompt_token_ids`.
 """

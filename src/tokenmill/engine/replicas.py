@@ -1,7 +1,7 @@
-"""Several engines of one model behind the face of one, for callers in this process (data parallel). Owns: who works on
-what, and going on with whichever has something to commit.
+"""Several engines of one model behind the interface of one, for callers in this process (data parallel). Owns: which
+engine works on what, and waiting for whichever has something to commit.
 
-Each has processes of its own, so that all compute at once while this thread plans for one after the other. Must not
+Each engine has processes of its own, so all compute at once while this thread plans for one after the other. Must not
 know: text, HTTP.
 """
 

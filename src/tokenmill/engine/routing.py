@@ -1,11 +1,11 @@
-"""Which of several engines takes a request. Owns: what each has to do, what it has told of its cache, and the choice:
-where the least is left to compute before the request's own tokens come.
+"""Which of several engines takes a request. Owns: the work that each engine has, what it has reported of its cache, and
+the choice: the engine where the request has to wait for the least computation.
 
-The cost of an engine is what it would have to compute of the prompt, what it has yet to compute of others', a share
-for every request that it answers, which grows with what is read for it at each step, and what it was given lately more
-than others. What lies in its cache is what it has said (kvcache/cache_events.py), and what open requests are about to
-bring there; nothing is guessed, so evictions count at once. A session stays with its engine while going elsewhere would
-gain little. Must not know: processes, HTTP.
+The cost of an engine is the sum of what it would have to compute of the prompt, what it has yet to compute of other
+prompts, a share for every request that it answers (larger if that request reads more at each step), and its lead over
+the others in work given lately. Its cache holds what it has reported (kvcache/cache_events.py) and what open requests
+are about to add. Nothing is guessed, so evictions count at once. A session stays with its engine unless another one
+would be much cheaper. Must not know: processes, HTTP.
 """
 
 from __future__ import annotations

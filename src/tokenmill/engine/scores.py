@@ -1,8 +1,8 @@
-"""What relevance and labels are made of, for servers and LLM alike. Owns: the questions that are asked, shares of
-answers from their log-probabilities, cosines and shorter vectors.
+"""Relevance, labels and cosines, for servers and LLM alike. Owns: the questions that are asked, shares of answers from
+their log-probabilities, cosines and shorter vectors.
 
-A likelihood is the sum of an answer's log-probabilities after the question, over all the answers; its end is not
-counted. Must not know: engines, HTTP.
+An answer's likelihood is the sum of its log-probabilities after the question, without the end token; shares compare it
+with all answers. Must not know: engines, HTTP.
 """
 
 from __future__ import annotations

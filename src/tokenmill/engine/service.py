@@ -1,7 +1,6 @@
-"""The engine for asynchronous callers. Owns: the thread that an EngineLoop runs in, and the way of deltas into event
-loops.
+"""The engine for asynchronous callers. Owns: the thread that an EngineLoop runs in, and how deltas reach event loops.
 
-Implements TextGenerator. Must not know: HTTP. The thread alone touches the engine; callers send commands and receive
+Implements TextGenerator. Must not know: HTTP. Only that thread touches the engine. Callers send commands and receive
 each step's deltas in one wake-up of their event loop.
 """
 

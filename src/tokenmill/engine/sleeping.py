@@ -1,7 +1,7 @@
-"""Sleep and wake of one runner, and of the engine around it. Owns: which of a runner's memory goes, what is kept of it
-and where, and that the engine takes no requests meanwhile.
+"""Sleep and wake of one runner, and of the engine around it. Owns: which of a runner's memory is given back, what is
+kept of it and where, and that a sleeping engine takes no requests.
 
-Addresses stay, and recorded steps with them. On a CPU pages are given back to the system in place (host_pages.py); on a
+Addresses stay, so recorded steps stay valid. On a CPU pages are given back to the system in place (host_pages.py). On a
 GPU weights and cache lie in arenas from the load on (arena.py). Adapters, recordings and the process stay. Must not
 know: HTTP, who decides.
 """

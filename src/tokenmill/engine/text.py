@@ -1,4 +1,4 @@
-"""What an engine knows of text. Owns: finding its tokenizer, its end tokens, and the vocabulary of constraints."""
+"""What an engine knows about text. Owns: finding its tokenizer, its end tokens, and the vocabulary of constraints."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Whether workers get on. Owns: how long a step should take, and telling a long step from one that will never end.
+"""Whether workers make progress. Owns: how long a step should take, and telling a long step from one that will never
+end.
 
-A worker that somebody stopped, or all of them standing still, is noticed within seconds; one that computes without an
-end, when its step takes far longer than such steps took before. Must not know: what steps compute.
+A worker that somebody stopped is noticed within seconds, and so are workers that all stand still. One that computes
+without end is noticed when its step takes far longer than such steps did. Must not know: what steps compute.
 """
 
 from __future__ import annotations

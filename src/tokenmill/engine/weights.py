@@ -1,7 +1,7 @@
 """New numbers for a loaded model's weights, in place. Owns: which tensors may come, and in which parts.
 
-A layer is built as it was at the load (joined, split, quantised, packed) and its tensors are copied into those that
-stand (inplace.py), so addresses stay, and recorded steps with them. One layer is held twice at a time. Must not know:
+A layer is built as at the load (joined, split, quantised, packed). Then its tensors are copied into the old ones
+(inplace.py), so addresses stay and recorded steps stay valid. One layer at a time is held twice. Must not know:
 families, formats, requests.
 """
 

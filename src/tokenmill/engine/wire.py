@@ -1,7 +1,7 @@
 """What crosses between an engine's loop and its users. Owns: message types; msgpack, never pickle. One report per step.
 
-A report speaks of many requests: what cannot be encoded or read of it fails the request that it belongs to, and no
-other. Must not know: how messages travel.
+A report is about many requests. A part that cannot be encoded or read fails only the request that it belongs to. Must
+not know: how messages travel.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What runs in a worker's process: one rank's runner. Owns: loading it, plans in and results out, its beat.
+"""What runs in a worker's process: one rank's runner. Owns: loading it, plans in and results out, its heartbeat.
 
-Everybody gets the same plans; the first rank of the last stage says what came out, the others that they did it, those
-who choose with a digest of the tokens. Stages that do not choose are told what was chosen before a plan comes that
-goes on from there. A GPU is given the next plan before the results of the last one are read. Must not know:
+All ranks get the same plans. The first rank of the last stage returns the results. The others report that they are
+done; ranks that choose tokens add a digest of them. Stages that do not choose are told the chosen tokens before a plan
+that goes on from there. A GPU gets the next plan before the results of the last one are read. Must not know:
 scheduling, text.
 """
 

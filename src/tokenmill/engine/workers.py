@@ -1,9 +1,9 @@
-"""Runners in processes of their own, one for each rank, behind the Executor seam. Owns: starting them, one plan to all,
-one answer, one fate.
+"""Runners in processes of their own, one for each rank, behind the Executor seam. Owns: starting them, sending every
+plan to all, making one result of their answers, ending all when one is lost.
 
 A plan crosses as one msgpack message; nothing is unpickled. The result of the last stage's first rank counts, once
-every rank has done the step; other stages hear of it what was chosen. A rank that fails fails the step for
-all; one that is gone, or does not get on, ends them all. Must not know: scheduling, text.
+every rank has done the step. The other stages are told what was chosen. A rank that fails the step fails it for all; a
+rank that is gone or makes no progress ends them all. Must not know: scheduling, text.
 """
 
 from __future__ import annotations
