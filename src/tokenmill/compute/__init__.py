@@ -1,1 +1,1 @@
-"""What code that computes with tensors agrees on: operations, descriptors, protocols. Loads no torch."""
+"""What all code that computes with tensors agrees on: operations, descriptors, protocols. Loads no torch."""

@@ -1,7 +1,7 @@
-"""What adapters (LoRA) say to layers, kernels and runners. Owns: the descriptors of an adapted product, and the seams.
+"""How adapters (LoRA) look to layers, kernels and runners. Owns: the descriptors of an adapted product, and the seams.
 
-Slots are numbered places on a device that each hold one adapter; slot 0 is nobody's. A row knows its slot, so that a
-step's tokens find their adapters by row and one recording serves every mixture of them. Tensors appear as annotations
+Slots are numbered places on a device that each hold one adapter; slot 0 means none. A row knows its slot. So a step's
+tokens find their adapters by row, and one recording serves every mixture of adapters. Tensors appear as annotations
 only. Must not know: files, names, how adapters are stored.
 """
 

@@ -1,4 +1,4 @@
-"""What layers say to Kernels, and what is known of a model. Owns: the descriptors.
+"""Descriptions that layers give to Kernels, and facts about a model. Owns: the descriptors.
 
 Plain records; tensors appear only as annotations, so this file needs no torch. Most of them (NormSpec, RopeSpec,
 AttentionSpec, KVSpec) are made once when a model is built. Must not know: kernels, weights, steps.

@@ -1,4 +1,4 @@
-"""Guessing tokens where the rows are. Owns: the protocol of drafters of a device, and what they work with."""
+"""Guessing tokens where the rows are. Owns: the protocol of device drafters, and what they work with."""
 
 from __future__ import annotations
 

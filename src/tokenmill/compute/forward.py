@@ -1,8 +1,8 @@
-"""What computes a forward pass: kernels, weights, and the context of a step. Owns: how these know one another.
+"""What computes a forward pass: kernels, weights, and the context of a step. Owns: how these refer to one another.
 
-One module, because each names the others: a context carries kernels, kernels read the context, weights multiply with
-both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext every step. Names are re-exported from
-`compute/descriptors.py`, so that a layer imports all that it computes with from here. Needs no torch.
+It is one module because each part names the others: a context carries kernels, kernels read the context, weights
+multiply with both, and a mixture is made of weights. `runner/batch.py` makes a ForwardContext every step. Names from
+`compute/descriptors.py` are re-exported, so a layer imports all that it computes with from here. Needs no torch.
 """
 
 from __future__ import annotations

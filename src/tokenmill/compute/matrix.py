@@ -1,9 +1,8 @@
 """A weight's numbers as they are stored. Owns: the one descriptor that every format hands to a backend.
 
-Formats say what their tensors are by a `kind`; backends have one table each of the kinds that they pack into a form of
-their own (`kernels/cpu/packed.py`, `kernels/triton/quantised/narrow.py`) and one, in plain torch, of the kinds that
-are multiplied as they lie (`kernels/plain.py`). Whatever is in none of them is multiplied by its dense numbers. N rows,
-K columns:
+A format names the meaning of its tensors by a `kind`. Each backend has one table of the kinds that it packs into a form
+of its own (`kernels/cpu/packed.py`, `kernels/triton/quantised/narrow.py`). `kernels/plain.py` multiplies some kinds in
+plain torch, as they are stored. A kind in none of these tables is multiplied by its dense numbers. N rows, K columns:
 
     kind         parts by name
     dense        numbers [N, K]; in float16 for a product in float32: a backend may hold them so
@@ -17,7 +16,7 @@ K columns:
     blocks       raw [rows, bytes] in GGUF blocks, one part below the other; a part's name is its type
 
 A new kind may have any parts: tables of codes, an order of columns, borders of uneven groups, columns kept apart, masks
-of what is not zero. Only what reads the kind must know them. Needs no torch. Must not know: files, backends.
+of what is not zero. Only readers of the kind must know them. Needs no torch. Must not know: files, backends.
 """
 
 from __future__ import annotations

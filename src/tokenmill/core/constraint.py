@@ -1,4 +1,4 @@
-"""What a sequence may say next. Owns: the protocols of constraints and of what compiles them."""
+"""What a sequence may say next. Owns: the protocols of constraints and of their compilers."""
 
 from __future__ import annotations
 

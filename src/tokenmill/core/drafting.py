@@ -1,5 +1,5 @@
-"""Guessing tokens ahead. Owns: the protocols of drafters of the host, and of what decides how many guesses are tried.
-(compute/drafting.py has those of a device.)
+"""Guessing tokens ahead. Owns: the protocols of host drafters, and of the control of how many guesses are tried.
+(compute/drafting.py has those of device drafters.)
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Opening what lies in a model folder. Owns: that it is a regular file of bounded size, and how failures are worded.
+"""Opening what lies in a model folder. Owns: only regular files of bounded size are opened, and how failures are
+worded.
 
-A folder comes from strangers: a name may be a pipe, a device, a socket, a folder, or a link to one of these, and
-reading such would wait or never end. Must not know: what the bytes mean.
+A folder comes from strangers. A name may be a pipe, a device, a socket, a folder or a link to one of these; reading it
+would wait or never end. Must not know: what the bytes mean.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work during which Python collects no garbage. Owns: who is at such work. Must not know: what the work is."""
+"""Work during which Python collects no garbage. Owns: which work is under way. Must not know: what the work is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How deeply plain data is nested. Owns: the walk that tells it without recursion, as the data comes from strangers."""
+"""How deeply plain data is nested. Owns: finding the depth without recursion, because the data comes from strangers."""
 
 from __future__ import annotations
 

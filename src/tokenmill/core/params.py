@@ -1,7 +1,7 @@
 """Parameters of requests besides SamplingParams, under vLLM's names. Owns: pooling, beams, structures, adapters,
 prompts as dicts, and the checks of each.
 
-Must not know: engines. What rests on something that is not built is refused here by name.
+Must not know: engines. Parameters that need something that is not built are refused here by name.
 """
 
 from __future__ import annotations

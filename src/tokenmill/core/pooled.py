@@ -1,4 +1,4 @@
-"""What comes back for prompts that are not continued. Owns: embeddings, scores, labels and beams, in vLLM's shapes.
+"""Results for prompts that are not continued. Owns: embeddings, scores, labels and beams, in vLLM's shapes.
 
 Must not know: engines, how any of these is computed.
 """

@@ -1,7 +1,8 @@
-"""Names of the ways to choose tokens, as requests say them. Owns: the usual order of steps, and reading another one.
+"""Names of the ways to choose tokens, as requests spell them. Owns: the usual order of steps, and reading another
+order.
 
-llama.cpp's `samplers` is a list of names or a string of letters. What changes logits (penalties, dry) comes before
-what is done from temperature on; those two keep their place here. Must not know: tensors, what the steps compute.
+llama.cpp's `samplers` is a list of names or a string of letters. Steps that change logits (penalties, dry) come before
+the steps from temperature on; these two keep their place here. Must not know: tensors, what the steps compute.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Sleep: memory that a loaded model gives back and takes again. Owns: levels, tags and modes by name, what is refused,
-and the protocol of who can.
+"""Sleep: a loaded model gives memory back and takes it again. Owns: levels, tags and modes by name, what is refused,
+and the protocol of sleepers.
 
-Level 1 keeps the weights' contents in host memory or a file, level 2 reads them from the model's files again. Keys and
+Level 1 keeps the weights' contents in host memory or a file; level 2 reads them from the model's files again. Keys and
 values are dropped at both. Must not know: devices, requests.
 """
 

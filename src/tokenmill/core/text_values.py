@@ -1,4 +1,4 @@
-"""Values as people write them, in the environment, in files, as flags. Owns: what such a text stands for."""
+"""Values as people write them in the environment, in files and as flags. Owns: what such a text means."""
 
 from __future__ import annotations
 

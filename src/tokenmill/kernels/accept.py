@@ -1,4 +1,4 @@
-"""Verification of drafts in plain torch: the specification. Owns: which drafts stand, and where rows are then.
+"""Verification of drafts in plain torch: the specification. Owns: which drafts stand, and where rows are afterwards.
 
 Nothing here waits for a device. Must not know: where drafts come from, sampling, what computes the samples.
 """

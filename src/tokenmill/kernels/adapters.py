@@ -1,7 +1,7 @@
 """What adapters do to products, in plain torch: the specification (compute/adapters.py has the formula).
 
-Tokens are taken adapter by adapter; a row's sums are those of row_stable.py, so its bytes do not depend on which
-adapters the rows beside it have. Must not know: how adapters got into their slots.
+Tokens are processed adapter by adapter. A row's sums are those of row_stable.py, so its bytes do not depend on the
+adapters of the rows beside it. Must not know: how adapters got into their slots.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights in float8 (e4m3) in plain torch. Owns: rounding a matrix to them, their exact values and their product.
+"""Weights in float8 (e4m3) in plain torch. Owns: rounding a matrix to float8, the exact values and the product.
 
     weight[n, k] ~ data[n, k] * scales[n, 0]                       a scale per row
     weight[n, k] ~ data[n, k] * scales[n // 128, k // 128]         a scale per block, as DeepSeek stores them

@@ -1,7 +1,7 @@
-"""Prompt lookup in plain torch: the specification. Owns: searching a row's tokens for where its end occurred before.
+"""Prompt lookup in plain torch: the specification. Owns: finding where the end of a row's tokens occurred before.
 
-There is no index: a row's tokens are compared with its last ones, place by place. Nothing here waits for a device. Must
-not know: models, plans, who verifies the guesses.
+There is no index: a row's tokens are compared with its last ones at every position. Nothing here waits for a device.
+Must not know: models, plans, who verifies the guesses.
 """
 
 from __future__ import annotations

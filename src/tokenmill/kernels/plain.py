@@ -1,7 +1,7 @@
 """Products of matrices as they are stored, in plain torch. Owns: which function multiplies which kind.
 
-What is specified here is what a backend's packed form of the same kind must give. A kind that is not here is
-multiplied by its dense numbers. Must not know: weights as objects, layers, files.
+A backend's packed form of a kind must give the same result as the function here. A kind that is not here is multiplied
+by its dense numbers. Must not know: weights as objects, layers, files.
 """
 
 from __future__ import annotations

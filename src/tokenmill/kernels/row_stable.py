@@ -1,8 +1,9 @@
-"""Row-stable building blocks of the reference. Owns: how a row's result is kept free of its company on a CPU.
+"""Row-stable building blocks of the reference. Owns: how a row's result stays independent of the rows beside it on a
+CPU.
 
-BLAS picks another summation order for another number of rows, so on a CPU every product runs on zero-padded blocks
-of exactly ROW_BLOCK rows. Transcendental functions are limited to exp, erf, tanh and log, whose vector and scalar
-forms agree bit for bit in torch (sigmoid, silu, gelu and softplus do not); the rest is IEEE arithmetic.
+BLAS picks another summation order for another number of rows, so on a CPU every product runs on zero-padded blocks of
+exactly ROW_BLOCK rows. Transcendental functions are limited to exp, erf, tanh and log, whose vector and scalar forms
+agree bit for bit in torch (sigmoid, silu, gelu and softplus do not). The rest is IEEE arithmetic.
 Knows nothing of models, caches or formats.
 """
 

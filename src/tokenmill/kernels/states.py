@@ -1,8 +1,9 @@
 """Recurrent layers in plain torch. Owns: what a short convolution and the gated delta rule do to a row's state.
 
-One sequence after the other, one token after the other: a result has the same bytes however a sequence is cut into
-steps and whatever else is computed with it. A row whose first token is at position 0 begins with a state of zeros.
-Its state is left with the row; where drafts are tried, states behind earlier tokens are left in places of their own.
+Sequences are computed one after the other, and so are their tokens. So a result has the same bytes however a sequence
+is cut into steps and whatever else is computed with it. A row whose first token is at position 0 begins with a state of
+zeros. Its state is left with the row; where drafts are tried, the states behind earlier tokens go to places of their
+own.
 """
 
 from __future__ import annotations

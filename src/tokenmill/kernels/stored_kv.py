@@ -1,8 +1,8 @@
 """K/V as the cache stores them, in plain torch: the specification. Owns: rounding into pages and reading back.
 
-A group's scale is its largest magnitude over LARGEST, kept as bfloat16 (which has float32's range); numbers are rounded
+A group's scale is its largest magnitude over LARGEST, kept as bfloat16 (which has float32's range). Numbers are rounded
 against the kept scale, so reading back errs by half a step at most. In int4 a group has a scale and its least number,
-both kept as bfloat16, and whole numbers from 0 to 15 between. Knows nothing of attention or schedules.
+both kept as bfloat16, with integers from 0 to 15. Knows nothing of attention or schedules.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Block tables of sequences. Owns: growing, sharing, copy-on-write, window eviction and release of a sequence's blocks.
 
-Must not know: tensors, policies, requests. The scheduler calls it; it speaks to the block pools and the prefix cache.
-Table changes are remembered per table (`sent`, `dropped`) and leave as TableEdits with the next grant.
+Must not know: tensors, policies, requests. The scheduler calls it; it talks to the block pools and the prefix cache.
+Each table remembers its changes (`sent`, `dropped`); they leave as TableEdits with the next grant.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fixed K/V blocks by number. Owns: reference counts, the free list, and cached blocks that nobody holds.
 
-Must not know: sequences, tokens, tensors. A block is free (on the stack), held (refs > 0), or idle: cached by the
-prefix cache, held by nobody, taken back (least recently released first) when the stack is empty.
+Must not know: sequences, tokens, tensors. A block is free (on the stack), held (refs > 0) or idle: only the prefix
+cache knows it. When the stack is empty, the idle block that was released longest ago is taken.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a prefix cache holds, told block by block to whoever chooses between engines. Owns: the marks that name a
-block's whole beginning, and which of them were published or lost since the last time.
+"""What a prefix cache holds, reported block by block to the router between engines. Owns: the marks that name a block
+and everything before it, and which of them were published or lost since the last report.
 
-A block is told once the step that writes it is committed: what is planned may fail. A mark covers a salt and every
-token up to the block's end, and any process gives the same. Must not know: tensors, requests, engines.
+A block is reported once the step that writes it is committed, because a plan may fail. A mark covers a salt and every
+token up to the block's end; every process computes the same mark. Must not know: tensors, requests, engines.
 """
 
 from __future__ import annotations

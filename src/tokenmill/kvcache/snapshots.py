@@ -1,15 +1,15 @@
 """Kept states of rows. Owns: snapshot slots, which node of the prefix cache each belongs to, and where one is wanted.
 
-Must not know: tensors, policies, requests. A recurrent layer has one state per row, which every token overwrites: a
-prefix can be taken up again only where the state was kept. Devices keep and restore states as plans say.
+Must not know: tensors, policies, requests. A recurrent layer has one state per row, which every token overwrites. So a
+prefix can be taken up again only where its state was kept. Devices keep and restore states as plans say.
 
     where a state is kept:  where an earlier request with the same beginning went another way
                             at the last block border of what is known when a row starts (a prompt, a turn)
                             every `every` tokens of a long prompt, and every `turn` tokens of an answer
 
-Of prompts with the same beginning that arrive together, the first one that parts from another keeps the state there;
-those behind it wait for that instead of computing the beginning, too.
-A restore comes before its plan's forward and a save after it, and devices run in order: so a slot may be given away
+When prompts with the same beginning arrive together, the first one that parts from another keeps the state there. Those
+behind it wait for that instead of computing the beginning, too.
+A restore comes before its plan's forward and a save after it, and devices run in order. So a slot may be given away
 while plans that read it are in flight, and what a plan saves can be found from the next plan on.
 """
 

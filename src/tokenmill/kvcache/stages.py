@@ -1,7 +1,7 @@
 """K/V groups of a model whose layers lie in several stages. Owns: one numbering of groups and pools for the scheduler,
-another one in each stage, and what a plan means there.
+another one in each stage, and the translation of a plan between them.
 
-The scheduler counts blocks of the whole model's groups. A stage keeps pages of its own layers; groups share a pool
+The scheduler counts blocks of the whole model's groups. A stage keeps pages of its own layers. Groups share a pool
 where their pages are equally large in every stage. Must not know: how stages exchange anything, models.
 """
 

@@ -1,7 +1,8 @@
-"""The tensors of recurrent states. Owns: one state per row and layer, places for those behind the drafts of one step,
-slots for kept ones, and copies between them.
+"""The tensors of recurrent states. Owns: one state per row and layer, places for the states behind one step's drafts,
+slots for kept states, and copies between them.
 
-Must not know: sequences, the prefix cache, which slot is whose. The last row is nobody's: it fills up recorded steps.
+Must not know: sequences, the prefix cache, which slot is whose. The last row is the spare row, which fills up recorded
+steps.
 
     rows 0 .. rows - 1 | the spare row | `trail` places, where a step leaves the states that rows may have to return to
 """

@@ -1,4 +1,4 @@
-"""Zeroed memory for caches. Owns: that it costs nothing until it is used.
+"""Zeroed memory for caches. Owns: making it cost nothing until it is used.
 
 Must not know: what lies in it.
 """
