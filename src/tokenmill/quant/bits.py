@@ -16,7 +16,9 @@ _RUN = 32
 def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     """words [n, m] int32 -> the first `count` codes of each row, [n, count] uint8."""
     if bits in (4, 8):  # whole bytes or halves of them, lowest first
-        raw = words.contiguous().view(torch.uint8)
+        # A turned column counts as contiguous, whatever its strides: only a copy has those that bytes need.
+        words = words.contiguous() if words.stride(-1) == 1 else words.clone(memory_format=torch.contiguous_format)
+        raw = words.view(torch.uint8)
         codes = raw if bits == 8 else torch.stack((raw & 15, raw >> 4), -1).flatten(1)
         return codes[:, :count].contiguous()
     runs = F.pad(words, (0, -words.shape[1] % bits)).view(words.shape[0], -1, bits).long() & 0xFFFFFFFF

@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.base import known
-from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.halves import held
 from tokenmill.quant.table import TableWeight, nibbles
 
 METHOD = "bitsandbytes"
@@ -44,9 +45,7 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
     return found is not None and ckpt.shape(found) is not None
 
 
-def load(
-    ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
-) -> GridWeight | TableWeight:
+def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
     """The weight [out, in] under `name`."""
     if ckpt.has(f"{name}.SCB"):
         return _eight(ckpt, name, shape, dtype, bias)
@@ -101,7 +100,7 @@ def _scales(ckpt: Checkpoint, name: str, count: int, state: dict[str, Any]) -> T
     return table[stored_scales.int()] * nested.repeat_interleave(size)[:count] + offset
 
 
-def _eight(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> GridWeight:
+def _eight(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
     rows, columns = shape
     q = ckpt.tensor(f"{name}.weight", shape)
     if q.dtype != torch.int8:
@@ -110,5 +109,5 @@ def _eight(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dty
         raise ModelError(f"'{name}.weight_format' is not 0 (row by row): only that can be read.")
     largest = ckpt.tensor(f"{name}.SCB", (rows,)).float()
     group = next((g for g in (256, 128, 64, 32) if columns % g == 0), columns)
-    scales = (largest / 127.0).half()[:, None].expand(rows, columns // group)
-    return GridWeight(q, scales, bits=8, group=group, dtype=dtype, bias=bias)
+    scales = (largest / 127.0)[:, None].expand(rows, columns // group)
+    return held(q, scales, bits=8, group=group, kind=(dtype, bias), what=f"{name}.SCB")

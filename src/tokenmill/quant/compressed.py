@@ -23,8 +23,8 @@ from tokenmill.core.errors import ModelError
 from tokenmill.quant import bits as packed
 from tokenmill.quant import sparse
 from tokenmill.quant.base import known
-from tokenmill.quant.grid import GridWeight
-from tokenmill.quant.ordered import OrderedWeight, in_order
+from tokenmill.quant.halves import Held, held
+from tokenmill.quant.ordered import in_order
 
 METHOD = "compressed-tensors"
 FORMATS = (
@@ -128,9 +128,15 @@ def stored_bits(ckpt: Checkpoint, name: str, columns: int) -> int | None:
 
 
 def load_grid(
-    ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
-) -> GridWeight | OrderedWeight:
-    """The quantised weight [out, in] under `name`."""
+    ckpt: Checkpoint,
+    name: str,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    bias: Tensor | None,
+    *,
+    symmetric: bool = False,
+) -> Held:
+    """The quantised weight [out, in] under `name`; symmetric: config.json says that all zero points are 0."""
     rows, columns = shape
     bits = stored_bits(ckpt, name, columns)
     if bits is None or bits not in range(2, 9):
@@ -152,15 +158,17 @@ def load_grid(
             ckpt.tensor(f"{name}.{part}")  # of activations; taken so that nothing is left over
     scales, group, repeat = _scales(ckpt, name, shape)
     zeros = _zeros(ckpt, name, bits, rows, repeat) if ckpt.has(f"{name}.weight_zero_point") else None
+    if symmetric and zeros is not None and known(zeros):
+        raise ModelError(f"'{name}.weight_zero_point' is not 0: config.json says that weights are symmetric.")
     order = None
     if ckpt.has(f"{name}.weight_g_idx"):
         index = ckpt.tensor(f"{name}.weight_g_idx", (columns,))
         if known(index) and bool((index != -1).any()):  # all -1: written, but in order
             whole = group * repeat[1]
             order = in_order(index, whole, columns // whole, f"{name}.weight_g_idx")
-    q = q if order is None else q[:, order]
-    grid = GridWeight(q, scales, bits=bits, group=group, dtype=dtype, bias=bias, zeros=zeros)
-    return grid if order is None else OrderedWeight(grid, order, columns)
+    return held(
+        q, scales, bits=bits, group=group, kind=(dtype, bias), what=f"{name}.weight_scale", zeros=zeros, order=order
+    )
 
 
 def _zeros(ckpt: Checkpoint, name: str, bits: int, rows: int, repeat: tuple[int, int]) -> Tensor | None:
@@ -183,16 +191,14 @@ _SIGNED = (torch.int8, torch.int16, torch.int32)
 
 
 def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor, int, tuple[int, int]]:
-    """float16 [out, groups] in a group that kernels know, and (groups as stored, how often each was repeated)."""
+    """[out, groups] in a group that kernels know, and (groups as stored, how often each was repeated)."""
     rows, columns = shape
     stored = ckpt.tensor(f"{name}.weight_scale")
     if stored.numel() == 1:
         stored = stored.reshape(1, 1).expand(rows, 1)
     if stored.numel() % rows or not stored.numel() or not stored.is_floating_point() or stored.shape[0] != rows:
         raise ModelError(f"'{name}.weight_scale' has shape {list(stored.shape)}, which does not fit {list(shape)}.")
-    scales = stored.reshape(rows, -1).half()
-    if known(scales) and not bool(torch.isfinite(scales).all()):
-        raise ModelError(f"'{name}.weight_scale' has numbers beyond float16, or none.")
+    scales = stored.reshape(rows, -1)
     count = scales.shape[1]
     group = columns // count
     if columns % count or (group % 32 and count > 1):

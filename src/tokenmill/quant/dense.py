@@ -32,6 +32,10 @@ class DenseWeight(WeightBase):
         self.dtype = dtype or weight.dtype
         self.shape = (weight.shape[0], weight.shape[1])
 
+    def to(self, device: torch.device) -> Self:
+        """The same on another device, before it settles."""
+        return self._like(self.numbers().to(device), None if self.bias is None else self.bias.to(device))
+
     def settle(self, kernels: Kernels) -> Weight:
         """Keep the packed form instead, where the backend has one; else numbers take the compute dtype."""
         if self.table is not None:

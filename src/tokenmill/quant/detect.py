@@ -127,9 +127,7 @@ def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
     name, (out, inner) = request.name, request.shape
     if request.transposed:
         return True
-    if sparse.stored(ckpt, name) or any(reader.stored(ckpt, name) for reader in _READERS):
-        return False
-    if words.stored(ckpt, name) or ternary.stored(ckpt, name) or compressed.stored_bits(ckpt, name, inner) is not None:
+    if sparse.stored(ckpt, name) or _is_stored(ckpt, name, inner):
         return False
     return _blocks(ckpt, f"{name}.weight", (out, inner)) is None
 
@@ -142,7 +140,9 @@ def _stored_part(ckpt: Checkpoint, request: WeightRequest, share: Share) -> Part
     blocks = _blocks(ckpt, f"{name}.weight", shape)
     if blocks is not None:
         return BlockPart.of(ckpt, name, shape, share, blocks.type.elements)
-    turned = words.stored(ckpt, name) and not words.upright(ckpt, name, shape[0])
+    turned = words.stored(ckpt, name)
+    if turned and words.upright(ckpt, name, shape[0]):
+        return None  # scales of a row are filled up
     return part_of(ckpt, name, shape, share, turned=turned)
 
 
@@ -237,20 +237,38 @@ def _stored(
     how: Mapping[str, object],
 ) -> Any | None:
     """The weight, if it lies there in few bits; kind: the compute dtype and the bias."""
+    if not _is_stored(ckpt, name, shape[1]):
+        return None
+    expected_tensors.check(ckpt, name, how, shape[1])
+    heard = expected_tensors.Heard(ckpt)
+    found = _read(heard, name, shape, kind, how)
+    heard.check_all_read(name)
+    return found
+
+
+def _is_stored(ckpt: Checkpoint, name: str, columns: int) -> bool:
+    """Does a matrix lie there in few bits?"""
+    if any(reader.stored(ckpt, name) for reader in (*_READERS, words, ternary)):
+        return True
+    return compressed.stored_bits(ckpt, name, columns) is not None
+
+
+def _read(
+    ckpt: Checkpoint,
+    name: str,
+    shape: tuple[int, int],
+    kind: tuple[torch.dtype, Tensor | None],
+    how: Mapping[str, object],
+) -> Any:
+    """The weight, by the reader of its form."""
     for reader in _READERS:
         if reader.stored(ckpt, name):
-            expected_tensors.check(ckpt, name, how, shape[1])
             return reader.load(ckpt, name, shape, *kind)
     if words.stored(ckpt, name):
-        expected_tensors.check(ckpt, name, how, shape[1])
         return words.load(ckpt, name, shape, *kind, how=how)
     if ternary.stored(ckpt, name):
-        expected_tensors.check(ckpt, name, how, shape[1])
         return ternary.load(ckpt, name, shape, *kind, divide=ternary.divides(how))
-    if compressed.stored_bits(ckpt, name, shape[1]) is not None:
-        expected_tensors.check(ckpt, name, how, shape[1])
-        return compressed.load_grid(ckpt, name, shape, *kind)
-    return None
+    return compressed.load_grid(ckpt, name, shape, *kind, symmetric=expected_tensors.symmetric(how))
 
 
 def _blocks(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Blocks | None:

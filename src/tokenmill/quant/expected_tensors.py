@@ -1,11 +1,12 @@
 """What a quantised checkpoint must hold before its numbers mean anything. Owns: refusing a weight without the scales,
-zero points or order that config.json promises, and scales that are whole numbers: all of them would be read, and say
-something else. Must not know: how a form's codes become numbers.
+zero points or order that config.json promises, scales that are whole numbers, and factors that its form does not
+multiply by: all of them would be read, and say something else. Must not know: how a form's codes become numbers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,8 +22,32 @@ _FACTORS = (
 )
 _EXPONENTS = ("weight_scale", "weight_scale_inv")
 """May be powers of two, a byte each."""
+_WORDS = ("gptq", "awq", "auto-round", "intel/auto-round")
+"""Methods whose tensors lie as words.py tells."""
 _BY_GROUP = ("group", "dynamic")
 """compressed-tensors' words for columns whose groups are listed one by one."""
+
+
+class Heard:
+    """A Checkpoint that notes which tensors are read."""
+
+    def __init__(self, inner: Checkpoint) -> None:
+        self.inner = inner
+        self.read: set[str] = set()
+        self.names, self.has, self.shape, self.part, self.close = (
+            inner.names, inner.has, inner.shape, inner.part, inner.close
+        )  # fmt: skip
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor."""
+        self.read.add(name)
+        return self.inner.tensor(name, shape, dtype)
+
+    def check_all_read(self, name: str) -> None:
+        """Refuse a factor of the matrix `name` that was not read: it would multiply nothing."""
+        for full in (f"{name}.{part}" for part in _FACTORS):
+            if self.has(full) and full not in self.read:
+                raise ModelError(f"'{full}' lies beside a matrix whose form has no such factor.")
 
 
 def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> None:
@@ -31,30 +56,16 @@ def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> 
     for part in _FACTORS:
         if ckpt.has(f"{name}.{part}") and ckpt.shape(f"{name}.{part}") is not None:
             _check_factor(ckpt, name, part)
-    for part, why in _promised(ckpt, name, how):
-        if not ckpt.has(f"{name}.{part}"):
-            raise ModelError(f"'{name}.{part}' is missing: {why}.")
-    part, place, size = _groups(how)
-    shape = ckpt.shape(f"{name}.{part}") if size and ckpt.has(f"{name}.{part}") else None
-    if shape is not None and (len(shape) != 2 or shape[place] != -(-columns // size)):
-        raise ModelError(f"'{name}.{part}' has shape {list(shape)}: config.json says groups of {size} columns.")
+    if how.get("quant_method") in _WORDS:
+        _check_words(ckpt, name, how, columns)
+    elif (schemes := _integers(how)) and (seen := Seen.of(ckpt, name, columns)) is not None:
+        _check_schemes(schemes, seen, name)
 
 
-def _groups(how: Mapping[str, Any]) -> tuple[str, int, int]:
-    """Which tensor holds scales, along which dimension, and how many columns share one, where all weights are alike;
-    0: that is not said."""
-    method, size = how.get("quant_method"), how.get("group_size")
-    if method in ("gptq", "awq") and type(size) is int and size > 0 and not how.get("dynamic"):
-        return ("scales", 0, 0 if how.get("version") == "gemv" else size)
-    groups = how.get("config_groups")
-    schemes = [scheme.get("weights") for scheme in groups.values()] if isinstance(groups, Mapping) else []
-    said = {(each.get("strategy"), each.get("type", "int"), each.get("group_size")) for each in schemes
-            if isinstance(each, Mapping)}  # fmt: skip
-    if len(said) == 1:
-        strategy, kind, size = said.pop()
-        if strategy == "group" and kind == "int" and type(size) is int and size > 0:
-            return "weight_scale", 1, size
-    return "", 0, 0
+def symmetric(how: Mapping[str, Any]) -> bool:
+    """Does config.json say of all matrices of integers that their zero points are 0?"""
+    schemes = _integers(how)
+    return bool(schemes) and all(each.get("symmetric") is True for each in schemes)
 
 
 def check_plain(stored: Tensor, name: str) -> None:
@@ -72,19 +83,103 @@ def _check_factor(ckpt: Checkpoint, name: str, part: str) -> None:
         raise ModelError(f"'{name}.{part}' must hold floats, not {str(dtype).removeprefix('torch.')}.")
 
 
-def _promised(ckpt: Checkpoint, name: str, how: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Tensors that config.json says are there, and how it says so."""
-    if how.get("desc_act") is True and ckpt.has(f"{name}.qweight"):
-        scales = ckpt.shape(f"{name}.scales")
-        if scales is not None and len(scales) == 2 and scales[0] > 1:
-            return [("g_idx", "config.json says that columns are in an order of their own (desc_act)")]
+def _check_words(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> None:
+    """Of GPTQ and AWQ."""
+    scales = ckpt.shape(f"{name}.scales") if ckpt.has(f"{name}.scales") else None
+    count = scales[0] if scales is not None and len(scales) == 2 else 0
+    if how.get("desc_act") is True and ckpt.has(f"{name}.qweight") and count > 1 and not ckpt.has(f"{name}.g_idx"):
+        raise ModelError(
+            f"'{name}.g_idx' is missing: config.json says that columns are in an order of their own (desc_act)."
+        )
+    size = how.get("group_size", how.get("q_group_size"))
+    if type(size) is not int or size < 1 or str(how.get("version")).lower() == "gemv":
+        return
+    if how.get("dynamic") or how.get(
+        "extra_config"
+    ):  # of some matrices another size is said, but none has a group that ends early
+        size = size if count == -(-columns // size) else 0
+    if scales is not None and size and (len(scales) != 2 or count != -(-columns // size)):
+        raise _other_groups(f"{name}.scales", scales, size)
+    if size and (uneven := _uneven(f"{name}.scales", size, columns)) is not None:
+        raise uneven
+
+
+def _other_groups(what: str, shape: Iterable[int], size: int) -> ModelError:
+    return ModelError(f"'{what}' has shape {list(shape)}: config.json says groups of {size} columns.")
+
+
+def _uneven(what: str, size: int, columns: int) -> ModelError | None:
+    """Where the last group is shorter, groups of equal size would be read."""
+    if columns <= size or not columns % size:
+        return None
+    return ModelError(f"'{what}': groups of {size} columns do not divide {columns}, which is not supported.")
+
+
+def _integers(how: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """What compressed-tensors' config says of matrices of integers, in one group of matrices or several."""
     groups = how.get("config_groups")
     schemes = [scheme.get("weights") for scheme in groups.values()] if isinstance(groups, Mapping) else []
-    if not schemes or any(not isinstance(each, Mapping) or each.get("type", "int") != "int" for each in schemes):
-        return []
-    found = []
-    if all(each.get("symmetric") is False for each in schemes):
-        found.append(("weight_zero_point", "config.json says that weights are not symmetric"))
-    if all(each.get("actorder") in _BY_GROUP for each in schemes) and ckpt.has(f"{name}.weight_packed"):
-        found.append(("weight_g_idx", "config.json says that columns are in an order of their own (actorder)"))
-    return found
+    return [each for each in schemes if isinstance(each, Mapping) and each.get("type", "int") == "int"]
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the tensors of a matrix of integers say. bits: 0: each lies in a byte, so that nothing tells; scales: their
+    shape; zeros: there are zero points; ordered: each column's group is listed."""
+
+    bits: int
+    columns: int
+    scales: tuple[int, ...]
+    zeros: bool
+    ordered: bool
+
+    @classmethod
+    def of(cls, ckpt: Checkpoint, name: str, columns: int) -> Seen | None:
+        """None: no integers, or invented ones."""
+        packed, scales = f"{name}.weight_packed", f"{name}.weight_scale"
+        full = packed if ckpt.has(packed) else f"{name}.weight"
+        if not ckpt.has(full) or not ckpt.has(scales):
+            return None
+        stored, found = ckpt.tensor(full), ckpt.shape(scales)
+        if found is None or stored.ndim != 2 or stored.dtype not in (torch.int32, torch.int8):
+            return None
+        return cls(
+            bits=stored.shape[1] * 32 // columns if full == packed else 0,
+            columns=columns,
+            scales=tuple(found),
+            zeros=ckpt.has(f"{name}.weight_zero_point"),
+            ordered=full != packed or ckpt.has(f"{name}.weight_g_idx"),
+        )
+
+
+def _check_schemes(schemes: list[Mapping[str, Any]], seen: Seen, name: str) -> None:
+    """Refuse a matrix that is none of those which config.json tells of. (Targets are not asked: names in them are those
+    of modules, which files need not have.)"""
+    alike = [each for each in schemes if seen.bits in (0, each.get("num_bits"))]
+    if not alike:
+        said = " or ".join(sorted({str(each.get("num_bits")) for each in schemes}))
+        raise ModelError(f"'{name}.weight_packed' holds {seen.bits} bits a column: config.json says {said}.")
+    faults = [_fault(each, seen, name) for each in alike]
+    if None not in faults:
+        raise next(fault for fault in faults if fault is not None)
+
+
+def _fault(scheme: Mapping[str, Any], seen: Seen, name: str) -> ModelError | None:
+    """Why a matrix is not what this scheme says; None: it is."""
+    size, count = scheme.get("group_size"), seen.scales[1] if len(seen.scales) == 2 else 0
+    if scheme.get("strategy") == "group" and type(size) is int and size > 0:
+        if count != -(-seen.columns // size):
+            return _other_groups(f"{name}.weight_scale", seen.scales, size)
+        if (uneven := _uneven(f"{name}.weight_scale", size, seen.columns)) is not None:
+            return uneven
+    elif scheme.get("strategy") in ("channel", "tensor") and count > 1:
+        return ModelError(
+            f"'{name}.weight_scale' has shape {list(seen.scales)}: config.json says one scale per {scheme['strategy']}."
+        )
+    if scheme.get("symmetric") is False and not seen.zeros:
+        return ModelError(f"'{name}.weight_zero_point' is missing: config.json says that weights are not symmetric.")
+    if scheme.get("actorder") in _BY_GROUP and not seen.ordered:
+        return ModelError(
+            f"'{name}.weight_g_idx' is missing: config.json says that columns are in an order of their own (actorder)."
+        )
+    return None

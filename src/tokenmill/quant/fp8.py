@@ -127,7 +127,7 @@ def check(config: Mapping[str, Any]) -> None:
     block = config.get("weight_block_size")
     if block is not None and block != [BLOCK, BLOCK]:
         raise ModelError(f"This checkpoint has fp8 weights in blocks of {block}; only [128, 128] is supported.")
-    if config.get("fmt", "e4m3") != "e4m3":
+    if str(config.get("fmt") or "e4m3").lower() not in ("e4m3", "e4m3fn", "float8_e4m3fn"):
         raise ModelError(f"This checkpoint has fp8 weights of type {config['fmt']!r}; only e4m3 is supported.")
 
 

@@ -183,10 +183,6 @@ class Unrounded(DenseWeight):
         super().__init__(weight, bias)
         self.bits, self.group = bits, group
 
-    def to(self, device: torch.device) -> Self:
-        """The same on another device, before it settles."""
-        return type(self)(self.dense().to(device), self.bias, self.bits, self.group)
-
     def settle(self, kernels: Kernels) -> Weight:
         """The rounded weight, in the backend's form."""
         columns = self.shape[1]

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.kernels.fp8 import FP8
 from tokenmill.quant.fp8 import Fp8Weight
-from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.halves import held
 
 METHODS = ("hqq", "quanto")
 _GROUP = 32
@@ -31,16 +31,35 @@ _BESIDE = (
     *("optimize", "round_zero"),
 )
 """What else HQQ writes: what changes the numbers is checked, the rest says how they were found."""
+_PACKINGS = {8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}
+_LONGEST = 64
+"""Letters of the name of a packing."""
 
 
 def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of these methods that cannot be read here."""
-    params = config.get("quant_config")
-    params = params.get("weight_quant_params") if isinstance(params, Mapping) else None
-    if isinstance(params, Mapping) and params.get("axis", 1) != 1:
-        raise ModelError(
-            "This checkpoint is quantised with 'hqq' in groups across rows (axis 0), which is not supported."
-        )
+    for each in _settings(config.get("quant_config")):
+        weights = each.get("weight_quant_params", each)
+        if isinstance(weights, Mapping) and weights.get("axis", 1) != 1:
+            raise ModelError(
+                "This checkpoint is quantised with 'hqq' in groups across rows (axis 0), which is not supported."
+            )
+        if isinstance(weights, Mapping) and weights.get("view_as_float"):
+            raise ModelError(
+                "This checkpoint is quantised with 'hqq' and stored as floats (view_as_float): not supported."
+            )
+        for part in ("scale_quant_params", "zero_quant_params"):
+            if each.get(part):
+                raise ModelError(f"This checkpoint is quantised with 'hqq' and has {part}, which is not supported.")
+
+
+def _settings(config: object) -> list[Mapping[str, Any]]:
+    """What is said of all matrices, or of each by its name."""
+    if not isinstance(config, Mapping):
+        return []
+    if "weight_quant_params" in config or not any(isinstance(each, Mapping) for each in config.values()):
+        return [config]
+    return [each for each in config.values() if isinstance(each, Mapping)]
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
@@ -84,7 +103,8 @@ def _rows(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtyp
     if data.dtype != torch.int8:
         raise ModelError(f"'{name}.weight._data' is stored as {data.dtype}; int8 and float8 (e4m3) can be read.")
     known = next((g for g in (256, 128, 64, 32) if columns % g == 0), columns)
-    return GridWeight(data, scale.half().expand(rows, columns // known), bits=8, group=known, dtype=dtype, bias=bias)
+    scales = scale.expand(rows, columns // known)
+    return held(data, scales, bits=8, group=known, kind=(dtype, bias), what=f"{name}.weight._scale")
 
 
 def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
@@ -98,16 +118,30 @@ def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     if "shape" in said and said["shape"].tolist() != [rows, columns]:
         raise ModelError(f"'{name}' has shape {said['shape'].tolist()}, but the config asks for {list(shape)}.")
     scale, zero = ckpt.tensor(f"{name}.scale").float(), ckpt.tensor(f"{name}.zero").float()
-    raw, bits = ckpt.tensor(f"{name}.W_q"), numbers.get("nbits", 4)
+    raw = ckpt.tensor(f"{name}.W_q")
+    bits = numbers.get("nbits", 3 if raw.dtype == torch.int32 else raw.numel() * 8 // (rows * columns))
     if bits not in (1, 2, 3, 4, 8) or raw.ndim != 2 or raw.dtype != (torch.int32 if bits == 3 else torch.uint8):
         raise ModelError(f"'{name}.W_q' holds {raw.dtype} for {bits} bits, which cannot be read.")
     count = 10 if bits == 3 else 8 // bits
     codes = torch.cat([raw >> bits * (count - 1 - i) & ((1 << bits) - 1) for i in range(count)])
+    if scale.ndim == 2 and scale.shape[1] != 1:
+        raise ModelError(
+            f"'{name}.scale' has shape {list(scale.shape)}: groups across rows (axis 0) are not supported."
+        )
+    if "packing" in said and (packing := _text(said["packing"])) not in ("", _PACKINGS[bits]):
+        raise ModelError(f"'{name}.packing' is {shown(packing)}; {bits} bits are read as {_PACKINGS[bits]}.")
     if zero.shape != scale.shape:
         raise ModelError(f"'{name}.zero' has shape {list(zero.shape)}, its scales {list(scale.shape)}.")
     if bits == 3 and len(codes) - scale.numel() in range(count):  # the last words are filled up
         codes = codes[: scale.numel()]
     return _affine(codes, scale, zero, shape, (dtype, bias), f"{name}.W_q", bits)
+
+
+def _text(stored_text: Tensor) -> str:
+    """What HQQ writes of words: their bytes."""
+    if stored_text.dtype != torch.uint8 or stored_text.numel() > _LONGEST:
+        return ""
+    return bytes(stored_text.flatten().tolist()).decode("utf-8", "replace")
 
 
 def _affine(
@@ -134,5 +168,5 @@ def _affine(
     half = 1 << (bits - 1)
     q = (codes.to(torch.int16) - half).to(torch.int8).reshape(rows, columns)
     size = next(g for g in (256, 128, 64, 32) if group % g == 0)
-    scales, zeros = (t.view(rows, -1).repeat_interleave(group // size, 1) for t in (scale.half(), zero - half))
-    return GridWeight(q, scales, bits=bits, group=size, dtype=kind[0], bias=kind[1], zeros=zeros)
+    scales, zeros = (t.view(rows, -1).repeat_interleave(group // size, 1) for t in (scale, zero - half))
+    return held(q, scales, bits=bits, group=size, kind=kind, what=what, zeros=zeros)

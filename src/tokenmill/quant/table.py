@@ -20,6 +20,7 @@ from tokenmill.kernels.grid import whole_entries
 from tokenmill.quant.base import known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.halves import too_small
 from tokenmill.quant.packed import PackedWeight, joined_bias
 
 _GROUP = 32
@@ -97,6 +98,8 @@ class TableWeight(PackedWeight):
             return True, DenseWeight(self.dense(), self.bias)
         whole = self.scales * self.factors[:, None]
         scales = (whole * unit).half()
+        if known(whole) and (too_small(whole * unit) or not bool(torch.isfinite(scales).all())):
+            return True, DenseWeight(self.dense(), self.bias)
         used = scales[scales != 0].float().abs()
         fits = bool(torch.isfinite(used).all()) and (not used.numel() or float(used.min()) >= _SMALLEST_HALF)
         fits = fits and torch.equal(scales != 0, whole != 0)

@@ -16,7 +16,7 @@ from torch import Tensor
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.base import known
-from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.halves import Held, held
 
 METHOD = "bitnet"
 _GROUPS = (256, 128, 64, 32)
@@ -49,7 +49,7 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
 
 def load(
     ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None, *, divide: bool
-) -> GridWeight:
+) -> Held:
     """The weight [out, in] under `name`."""
     rows, columns = shape
     if rows % 4:
@@ -61,13 +61,7 @@ def load(
     scale = float(ckpt.tensor(f"{name}.weight_scale").float().flatten()[0])
     if not 0.0 < abs(scale) < float("inf"):
         raise ModelError(f"'{name}.weight_scale' must be a number other than 0.")
-    return ternary(codes, 1.0 / scale if divide else scale, dtype, bias)
-
-
-def ternary(codes: Tensor, scale: float, dtype: torch.dtype, bias: Tensor | None) -> GridWeight:
-    """codes [out, in] uint8, one more than their values -> (code - 1) * scale in the fewest bits."""
-    rows, columns = codes.shape
     group = next((g for g in _GROUPS if columns % g == 0), 32)
-    scales = torch.tensor([scale], dtype=torch.float16).expand(rows, -(-columns // group))
+    scales = torch.tensor([1.0 / scale if divide else scale]).expand(rows, -(-columns // group))
     q = (codes.to(torch.int8) - 1).contiguous()
-    return GridWeight(q, scales, bits=2, group=group, dtype=dtype, bias=bias)
+    return held(q, scales, bits=2, group=group, kind=(dtype, bias), what=f"{name}.weight_scale")

@@ -23,7 +23,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels.fp8 import BLOCK, FP8
 from tokenmill.quant.base import known
 from tokenmill.quant.fp8 import Fp8Weight
-from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.halves import held
 from tokenmill.quant.table import nibbles
 
 METHOD = "torchao"
@@ -103,7 +103,7 @@ def _pairs(
     shape: tuple[int, int],
     kind: tuple[torch.dtype, Tensor | None],
     name: str,
-) -> GridWeight:
+) -> Weight:
     """Four bits, two in a byte; scales and zeros lie [groups, out]."""
     if scale.shape[1] != shape[0] or zero.shape != scale.shape or not zero.is_floating_point():
         raise ModelError(
@@ -124,7 +124,7 @@ def _grid(
     bits: int,
     kind: tuple[torch.dtype, Tensor | None],
     name: str,
-) -> GridWeight:
+) -> Weight:
     """scale, zero: [out, groups], or one in all."""
     rows, columns = codes.shape
     if scale.numel() == 1:
@@ -132,11 +132,8 @@ def _grid(
     count = scale.shape[1]
     if scale.shape[0] != rows or not count or columns % count or (count > 1 and columns // count % 32):
         raise ModelError(f"'{name}._weight_scale' has shape {list(scale.shape)}; groups of 32 n columns can be read.")
-    halves = scale.half()
-    if known(halves) and not bool(torch.isfinite(halves).all()):
-        raise ModelError(f"'{name}._weight_scale' has numbers beyond float16, or none.")
     group = columns // count
     size = next((g for g in _GROUPS if group % g == 0), group)
-    halves = halves.repeat_interleave(group // size, 1)
+    scale = scale.repeat_interleave(group // size, 1)
     zeros = None if zero is None else zero.repeat_interleave(group // size, 1).contiguous()
-    return GridWeight(codes, halves, bits=bits, group=size, dtype=kind[0], bias=kind[1], zeros=zeros)
+    return held(codes, scale, bits=bits, group=size, kind=kind, what=f"{name}._weight_scale", zeros=zeros)

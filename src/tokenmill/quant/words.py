@@ -25,12 +25,14 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.quant import bits as packed
 from tokenmill.quant.base import known
-from tokenmill.quant.grid import GridWeight
-from tokenmill.quant.ordered import OrderedWeight, in_order
+from tokenmill.quant.halves import Held, held
+from tokenmill.quant.ordered import in_order
 
 METHODS = ("gptq", "awq", "auto-round", "intel/auto-round")
 _INTERLEAVED = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where in a word of AWQ the columns 0 to 7 lie."""
+_CHANGES = ("is_marlin_format", "use_bitblas_format", "rotation", "adapter")
+"""Fields that say of tensors, or of what is computed with them, what is not built here."""
 _BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
 
 
@@ -45,12 +47,15 @@ def check(config: Mapping[str, Any]) -> None:
         )
     if bits not in _BITS[kind]:
         raise ModelError(f"This checkpoint is quantised with '{method}' in {bits} bits, which is not supported.")
-    version = str(config.get("version", "gemm")).lower()
+    version = str(config.get("version") or "gemm").lower()
     if kind == "awq" and version not in ("gemm", "gemv"):
         raise ModelError(f"This checkpoint is quantised with 'awq' in version {version!r}; gemm and gemv are readable.")
-    form = str(config.get("checkpoint_format", "gptq")).lower()
+    form = _form(config)
     if method == "gptq" and form not in ("gptq", "gptq_v2"):
         raise ModelError(f"This checkpoint is quantised with 'gptq' in the form {form!r}, which is not supported.")
+    for field in _CHANGES:
+        if config.get(field):
+            raise ModelError(f"This checkpoint is quantised with '{method}' and has {field!r}, which is not supported.")
     if dynamic := config.get("dynamic"):
         if not isinstance(dynamic, Mapping):
             raise ModelError(f"This checkpoint is quantised with '{method}' and has a dynamic that is no object.")
@@ -66,9 +71,14 @@ def _kind(config: Mapping[str, Any]) -> str:
     return {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}.get(str(config.get("packing_format")), "")
 
 
+def _form(config: Mapping[str, Any]) -> str:
+    """GPTQModel has both names."""
+    return str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
+
+
 def second_version(config: Mapping[str, Any]) -> bool:
     """Are zero points of a GPTQ file what they say? The tensors do not tell."""
-    return str(config.get("checkpoint_format", "")).lower() == "gptq_v2"
+    return _kind(config) == "gptq" and _form(config) == "gptq_v2"
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
@@ -93,13 +103,13 @@ def load(
     bias: Tensor | None,
     *,
     how: Mapping[str, Any] = MappingProxyType({}),
-) -> GridWeight | OrderedWeight:
+) -> Held:
     """The weight [out, in] under `name`, with its zero points; how: what config.json says."""
     rows, columns = shape
     words = _words(ckpt, f"{name}.qweight")
     scales = ckpt.tensor(f"{name}.scales")
     if _upright(scales.shape, rows):
-        return _gemv(ckpt, name, words, shape, dtype, bias)
+        return _gemv(ckpt, name, words, shape, (dtype, bias), how)
     groups = scales.shape[0] if scales.ndim == 2 else 0
     if scales.ndim != 2 or scales.shape[1] != rows or not groups or columns % groups or (columns // groups) % 32:
         raise ModelError(f"'{name}.scales' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
@@ -121,42 +131,61 @@ def load(
             if index.dtype not in (torch.int32, torch.int64):
                 raise ModelError(f"'{name}.g_idx' must hold integers, not {index.dtype}.")
             order = in_order(index, group, groups, f"{name}.g_idx") if known(index) else None
-    q = q if order is None else q[:, order]
-    grid = make(q, scales.T.contiguous(), zeros, bits, group, dtype, bias)
-    return grid if order is None else OrderedWeight(grid, order, columns)
+    return _make(q, scales.T.contiguous(), zeros, (bits, group), (dtype, bias), name, how, order)
 
 
-def make(
+def _make(
     codes: Tensor,
     scales: Tensor,
     zeros: Tensor,
-    bits: int,
-    group: int,
-    dtype: torch.dtype,
-    bias: Tensor | None,
-) -> GridWeight:
+    sizes: tuple[int, int],
+    kind: tuple[torch.dtype, Tensor | None],
+    name: str,
+    how: Mapping[str, Any],
+    order: Tensor | None = None,
+) -> Held:
     """codes [out, in] and zeros [out, groups] from 0 on -> (code - zero) * scale, without zeros where they are all in
-    the middle."""
+    the middle; kind: the compute dtype and the bias; sizes: bits and columns of a group."""
+    bits, group = sizes
     half = 1 << (bits - 1)
     q, less = (codes.to(torch.int16) - half).to(torch.int8).contiguous(), zeros.to(torch.int16) - half
     kept = less.contiguous() if not known(less) or bool(less.any()) else None
-    return GridWeight(q, scales.half(), bits=bits, group=group, dtype=dtype, bias=bias, zeros=kept)
+    if kept is not None and known(kept) and (said := _symmetric(how)):
+        raise ModelError(f"'{name}.qzeros' has zero points beside the middle, but config.json says {said}.")
+    return held(q, scales, bits=bits, group=group, kind=kind, what=f"{name}.scales", zeros=kept, order=order)
+
+
+def _symmetric(how: Mapping[str, Any]) -> str:
+    """How config.json says that all zero points are in the middle; "": it does not. (Files of the one version that are
+    taken for the other have all of them beside it.)"""
+    if how.get("dynamic") or how.get("extra_config"):  # of some matrices something else is said
+        return ""
+    if how.get("sym") is True:
+        return f"'sym' (checkpoint_format {_form(how)!r})" if _kind(how) == "gptq" else "'sym'"
+    return "no 'zero_point'" if how.get("zero_point") is False else ""
 
 
 def _gemv(
-    ckpt: Checkpoint, name: str, words: Tensor, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
-) -> GridWeight:
+    ckpt: Checkpoint,
+    name: str,
+    words: Tensor,
+    shape: tuple[int, int],
+    kind: tuple[torch.dtype, Tensor | None],
+    how: Mapping[str, Any],
+) -> Held:
     rows, columns = shape
     scales, zeros = ckpt.tensor(f"{name}.scales"), _words(ckpt, f"{name}.qzeros")
     filled = zeros.shape[1] * 8 if zeros.ndim == 2 else 0
     if tuple(words.shape) != (rows, columns // 8) or tuple(scales.shape) != (rows, filled) or zeros.shape[0] != rows:
         raise ModelError(f"'{name}' has tensors of AWQ's version gemv that do not fit {list(shape)}.")
-    group = next((g for g in (128, 64, 32) if _filled_groups(columns, g) == filled and columns % g == 0), 0)
+    said = how.get("group_size", how.get("q_group_size"))
+    known_sizes = [columns if said == -1 else said] if type(said) is int and said else [128, 64, 32]
+    group = next((g for g in known_sizes if _filled_groups(columns, g) == filled and columns % g == 0), 0)
     if not group:
         raise ModelError(f"'{name}.scales' has {filled} scales a row, which fit no group of {columns} columns.")
     groups = columns // group
     q, offsets = packed.unpack(words, 4, columns), packed.unpack(zeros, 4, filled)[:, :groups]
-    return make(q, scales[:, :groups], offsets, 4, group, dtype, bias)
+    return _make(q, scales[:, :groups].contiguous(), offsets, (4, group), kind, name, how)
 
 
 def _filled_groups(columns: int, group: int) -> int:

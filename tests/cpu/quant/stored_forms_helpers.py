@@ -29,6 +29,8 @@ Made = tuple[dict[str, Tensor], Tensor, dict[str, Any]]
 def read(tensors: dict[str, Tensor], config: dict[str, Any] | None = None, shape: tuple[int, int] = (OUT, IN)) -> Any:
     class Strict(DictCheckpoint):
         def tensor(self, name: str, shape: Any = None, dtype: Any = None) -> Tensor:
+            if not self.has(name):
+                raise ModelError(f"The checkpoint has no tensor '{name}'.")
             found = super().tensor(name, shape, dtype)
             if shape is not None and tuple(found.shape) != tuple(shape):
                 raise ModelError(f"{name}: {tuple(found.shape)} is not {shape}")

@@ -1,0 +1,65 @@
+"""Scales of files in half precision, which is how integers are held. Owns: what becomes of scales that it cannot hold.
+
+Larger ones than float16 knows are refused. Where all of a matrix are smaller than its normal numbers they would lose
+their digits, or become zero: the matrix is held dense, as its numbers are. (Single small ones among larger ones lose
+less than the larger ones do.) Must not know: files, layers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from tokenmill.core.errors import ModelError
+from tokenmill.quant.base import known
+from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.ordered import OrderedWeight
+
+SMALLEST = 2.0**-14
+"""The smallest normal number of float16."""
+
+Held = GridWeight | OrderedWeight | DenseWeight
+
+
+def held(
+    q: Tensor,
+    scales: Tensor,
+    *,
+    bits: int,
+    group: int,
+    kind: tuple[torch.dtype, Tensor | None],
+    what: str,
+    zeros: Tensor | None = None,
+    order: Tensor | None = None,
+) -> Held:
+    """(q - zeros) * scales with a scale per `group` columns; order: column p of the matrix [out, in] in groups is
+    column order[p] of q. kind: the
+    compute dtype and the bias; what: the tensor of the scales, for people."""
+    q = q if order is None else q[:, order]
+    halves = scales.half()
+    if known(halves) and not bool(torch.isfinite(halves).all()):
+        raise ModelError(f"'{what}' has numbers beyond float16, or none.")
+    if known(halves) and too_small(scales):
+        return DenseWeight(_numbers(q, scales, zeros, group, order).to(kind[0]), kind[1])
+    grid = GridWeight(q, halves, bits=bits, group=group, dtype=kind[0], bias=kind[1], zeros=zeros)
+    return grid if order is None else OrderedWeight(grid, order, q.shape[1])
+
+
+def too_small(scales: Tensor) -> bool:
+    """Would half precision keep hardly a digit of any of them?"""
+    return bool(scales.numel()) and 0.0 < float(scales.float().abs().max()) < SMALLEST
+
+
+def _numbers(q: Tensor, scales: Tensor, zeros: Tensor | None, group: int, order: Tensor | None) -> Tensor:
+    """The matrix in float32."""
+    columns = q.shape[1]
+    wide = [None if t is None else t.float().repeat_interleave(group, 1)[:, :columns] for t in (scales, zeros)]
+    steps, moved = wide
+    assert steps is not None
+    values = (q.float() if moved is None else q.float() - moved) * steps
+    if order is None:
+        return values
+    back = torch.empty_like(values)
+    back[:, order] = values
+    return back
