@@ -12,7 +12,7 @@ from typing import Any, NotRequired, TypedDict
 
 import msgspec
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, shown
 from tokenmill.core.request import SamplingParams, Spelled
 
 
@@ -93,6 +93,10 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
 
     def as_sampling(self) -> SamplingParams:
         """The same as SamplingParams; refuses what cannot be meant."""
+        if type(self.beam_width) is not int:
+            raise ParameterError(
+                f"beam_width must be a whole number, got {shown(self.beam_width)}.", param="beam_width"
+            )
         return SamplingParams(
             use_beam_search=True,
             n=self.beam_width,

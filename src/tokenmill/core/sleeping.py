@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError, UserError, shown
 
 WEIGHTS, CACHE = "weights", "kv_cache"
 TAGS = (WEIGHTS, CACHE)
@@ -65,18 +65,20 @@ class NoSleep:
 
 def check_level(level: object) -> int:
     """1 or 2."""
-    if isinstance(level, bool) or level not in LEVELS:
+    if type(level) is not int or level not in LEVELS:
         raise ParameterError(
             f"level must be 1 (weights are kept in host memory) or 2 (they are read again), got {level!r}.",
             param="level",
         )
-    return int(str(level))
+    return level
 
 
 def check_tags(tags: Iterable[str] | None) -> list[str]:
     """Known tags; None or nothing: all."""
     if isinstance(tags, str):
         tags = [tags]
+    if tags is not None and not isinstance(tags, Iterable):
+        raise ParameterError(f"tags must be a list of names, got {shown(tags)}.", param="tags")
     given = list(tags or TAGS)
     for tag in given:
         if tag not in TAGS:

@@ -105,6 +105,8 @@ class LLM:
         _check_others("generate", others)
         many = _as_list(_prompts(prompts, prompt_token_ids))
         params = self._params(sampling_params, len(many))
+        if priority is not None and not isinstance(priority, (list, tuple)):
+            raise ParameterError("priority must be a list with a number for each prompt.", param="priority")
         if priority is not None and len(priority) != len(many):
             raise ParameterError(f"{len(many)} prompts but {len(priority)} priorities.", param="priority")
         adapters = self._adapters(lora_request, len(many))
@@ -262,10 +264,12 @@ class LLM:
     @property
     def llm_engine(self) -> LLMEngine:
         """The engine, to be stepped by hand."""
+        self._check_open()
         return LLMEngine(self.built, self.driver, self.reader)
 
     def get_metrics(self) -> list[Metric]:
         """The engine's numbers of now, under the names of the server's series."""
+        self._check_open()
         with self.driver.alone():
             name = self.built.config.model.model
             return [one for i, each in enumerate(self._gauges) for one in read_metrics(each.read(), name, i)]
@@ -282,6 +286,7 @@ class LLM:
 
     def start_weight_update(self) -> None:
         """Keep what update_weights() is given until finish_weight_update()."""
+        self._check_open()
         self._weights.start()
 
     def finish_weight_update(self) -> int:
@@ -298,6 +303,7 @@ class LLM:
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
         """Call something on the one worker there is: a function of it, or one of its methods by name."""
+        self._check_open()
         worker = runner_of(self.built)
         if isinstance(method, str) and (method.startswith("_") or not callable(getattr(worker, method, None))):
             raise ParameterError(f"the worker has no method {method!r}: give a function that takes it.", param="method")
@@ -307,15 +313,18 @@ class LLM:
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
         """func(model) in a list; weights that it changes are not noticed: see update_weights()."""
+        self._check_open()
         with self.driver.alone():
             return [func(runner_of(self.built).model)]
 
     def sleep(self, level: int = 1, mode: str = "wait") -> None:
         """Give the model's memory back: docs/sleep.md. mode: open requests go on to their end ("wait") or "abort"."""
+        self._check_open()
         fall_asleep(self.built.sleep, self.driver, level, mode)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
         """Take memory again: all of it, or "weights" or "kv_cache" alone."""
+        self._check_open()
         wake(self.built.sleep, self.driver, tags)
 
     @property
@@ -332,6 +341,7 @@ class LLM:
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
         """Record what torch does from now on."""
+        self._check_open()
         self._profiler.start(profile_prefix)
 
     def stop_profile(self) -> Path:
@@ -340,6 +350,7 @@ class LLM:
 
     def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
+        self._check_open()
         with self.driver.alone():
             self.engine.forget_prefixes()
         return True
@@ -351,6 +362,7 @@ class LLM:
     def close(self) -> None:
         """Free the model; the object cannot be used afterwards."""
         self._closed = True
+        self._profiler.close()
         self.reader.close()
         self.engine.close()
 

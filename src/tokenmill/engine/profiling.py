@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import time
 from pathlib import Path
@@ -26,12 +27,21 @@ class Profiler:
         self._prefix = prefix or "tokenmill"
         self._running = tracing.profile(activities=tracing.supported_activities())
         self._running.start()
+        atexit.register(self.close)
+
+    def close(self) -> None:
+        """Nobody wants what has been recorded; a recording that outlives torch crashes the process."""
+        atexit.unregister(self.close)
+        running, self._running = self._running, None
+        if running is not None:
+            running.stop()
 
     def stop(self) -> Path:
         """Write the trace; -> its file."""
         if self._running is None:
             raise UserError("no profile is being recorded: start_profile() begins one.")
         running, self._running = self._running, None
+        atexit.unregister(self.close)
         running.stop()
         path = Path(f"{self._prefix}-{os.getpid()}-{time.strftime('%H%M%S')}.json").absolute()
         try:

@@ -85,7 +85,12 @@ class PromptReader:
         if self._guard is None:
             self._guard = ControlGuard(tokenizer)
         template = ChatTemplate(source, tokenizer.special_strings, pool=self._processes)
-        return render_and_encode(template, self._guard, messages, **options, **kwargs)
+        try:
+            return render_and_encode(template, self._guard, messages, **options, **kwargs)
+        except RecursionError:
+            raise ParameterError(
+                "messages, or what goes with them, are nested without end.", param="messages"
+            ) from None
 
     def render(self, messages: Any, **options: Any) -> tuple[str, list[int]]:
         """`chat` with options as a tokenizer's apply_chat_template has them: names of templates among the others."""

@@ -42,7 +42,8 @@ def label_question(text: str, labels: Sequence[str], instruction: str | None) ->
 
 def check_labels(labels: Sequence[str]) -> None:
     """Refuse labels that are equal, or too few to choose from."""
-    if isinstance(labels, str) or len(labels) < 2 or not all(isinstance(label, str) and label for label in labels):
+    several = isinstance(labels, (list, tuple)) and len(labels) >= 2
+    if not several or not all(isinstance(label, str) and label for label in labels):
         raise ParameterError("labels must be a list of at least two texts.", param="labels")
     if len(set(labels)) < len(labels):
         raise ParameterError("labels must differ.", param="labels")

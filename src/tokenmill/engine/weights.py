@@ -188,7 +188,8 @@ def _read(weights: Weights) -> dict[str, Tensor]:
             raise UserError(f"{path}: it holds no safetensors files.")
         return {name: found.tensor(name) for name in found.names()}
     given: dict[str, Tensor] = {}
-    for pair in weights.items() if isinstance(weights, Mapping) else weights:
+    pairs = weights.items() if isinstance(weights, Mapping) else weights
+    for pair in pairs if isinstance(pairs, Iterable) else (None,):
         if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[0], str):
             raise UserError("weights must be pairs of a name and a tensor, a dict of them, or a safetensors file.")
         name, tensor = pair

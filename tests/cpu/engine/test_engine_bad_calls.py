@@ -12,7 +12,7 @@ import pytest
 from engines import check_nothing_left, exact, greedy, run
 from engines import open_usual as open_llm
 
-from tokenmill import LLM, AsyncLLM, SamplingParams
+from tokenmill import LLM, AsyncLLM, BeamSearchParams, SamplingParams
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.engine.service import Service
 
@@ -188,3 +188,61 @@ async def test_an_engine_that_is_dropped_ends_its_thread(tiny):
     async with AsyncLLM(str(tiny), **options) as llm:
         thread = llm.service.thread
     assert not thread.is_alive()
+
+
+def _endless() -> dict:
+    said = {"role": "user", "content": "a"}
+    said["self"] = said
+    return said
+
+
+WRONG_KINDS = {
+    "priority": (lambda llm: llm.generate("x", priority=5), "priority"),
+    "a conversation without end": (lambda llm: llm.chat([_endless()]), "nested without end"),
+    "labels as a number": (lambda llm: llm.classify("x", labels=5), "labels"),
+    "labels without order": (lambda llm: llm.classify("x", labels={"a", "b"}), "labels"),
+    "beam_width": (lambda llm: llm.beam_search("x", BeamSearchParams(beam_width=None, max_tokens=1)), "beam_width"),
+    "weights as a number": (lambda llm: llm.update_weights(5), "pairs of a name and a tensor"),
+    "no weights": (lambda llm: llm.update_weights(None), "pairs of a name and a tensor"),
+    "a level that only equals one": (lambda llm: llm.sleep(1.0), "level"),
+    "tags as a number": (lambda llm: llm.wake_up(tags=5), "tags"),
+}
+
+
+def test_values_of_another_kind_are_told_by_their_names(tiny):
+    with open_llm(tiny, enable_sleep_mode=True) as llm:
+        before = run(llm, ["x"], greedy(3))[0].outputs[0].token_ids
+        llm.sleep(1)
+        with pytest.raises(UserError, match="tags"):
+            llm.wake_up(tags=5)
+        llm.wake_up()
+        for call, words in WRONG_KINDS.values():
+            with pytest.raises(UserError, match=words):
+                call(llm)
+        assert run(llm, ["x"], greedy(3))[0].outputs[0].token_ids == before
+        check_nothing_left(llm.engine)
+
+
+AFTER_THE_END = {
+    "generate": ("x",), "chat": ([{"role": "user", "content": "x"}],), "embed": ("x",), "encode": ("x",),
+    "score": ("x", "y"), "sleep": (), "wake_up": (), "update_weights": ({},), "start_weight_update": (),
+    "finish_weight_update": (), "get_metrics": (), "reset_prefix_cache": (), "start_profile": (),
+    "collective_rpc": (print,), "apply_model": (print,),
+}  # fmt: skip
+
+
+def test_nothing_works_after_the_end(tiny):
+    llm = open_llm(tiny)
+    llm.close()
+    llm.close()
+    for name, given in AFTER_THE_END.items():
+        with pytest.raises(UserError, match="closed"):
+            getattr(llm, name)(*given)
+    with pytest.raises(UserError, match="closed"):
+        _ = llm.llm_engine
+
+
+def test_a_recording_that_nobody_ends_does_not_crash_the_process():
+    program = "from tokenmill.engine.profiling import Profiler\nkept = Profiler()\nkept.start()\nprint('done')"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
