@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
+import signal
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +16,9 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from tokenmill.core.errors import UserError
+
+OLD_S = 3600.0
+"""So long after its last file nobody writes to a folder any more."""
 
 
 def check_free(target: Path) -> None:
@@ -21,11 +29,14 @@ def check_free(target: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place at the end; nothing is left of it if that is not reached."""
+    """A folder beside `target` that takes its place at the end; nothing is left of it if that is not reached. A process
+    that is killed outright leaves its own behind, for the next one to take away."""
     partial = target.parent / f".{target.name}.partial-{os.getpid()}"
     try:
+        _clear(target)
         partial.mkdir(parents=True)
-        yield partial
+        with _ended_in_order():
+            yield partial
         if target.exists():
             target.rmdir()  # it is empty
         partial.rename(target)
@@ -34,3 +45,26 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise UserError(f"{target} cannot be written ({reason}); nothing is left of it.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+def _clear(target: Path) -> None:
+    """Take away what processes that are gone have begun for this folder. Another machine may share the disk: its
+    processes are not seen here, but what they write is young."""
+    for left in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
+        number = left.name.rpartition("-")[2]
+        gone = number.isdigit() and Path("/proc/self").exists() and not Path("/proc", number).exists()
+        if gone and time.time() - left.stat().st_mtime > OLD_S:
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """SIGTERM ends the process as an exception does, where nobody has other plans for it."""
+    ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    if ours:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        if ours:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

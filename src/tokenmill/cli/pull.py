@@ -31,6 +31,8 @@ def pull(
     store = open_store()
     model = plain_name(model)
     path = Path(model).expanduser()
+    if not model.strip():
+        raise ParameterError("Say which model: OWNER/NAME, a folder or a .gguf file.")
     if path.exists():
         entry = pull_local(store, path, name)
     elif "://" in model:
