@@ -157,14 +157,14 @@ def _whole(file: BinaryIO, size: int) -> bytearray:
 
 def _layout(data: mmap.mmap | bytearray, size: int) -> tuple[int, dict[str, Entry]]:
     """(offset of the data, entries) of a whole file."""
-    if data[8:9] != b"{" and (other := told_by(data[:LOOK])):
+    if data[8:9] != b"{" and (other := told_by(bytes(data[:LOOK]))):
         raise ModelError(f"is {other}")
     length = int.from_bytes(data[:8], "little")
     if length > MAX_HEADER_BYTES:
         raise ModelError(f"its header claims {length} bytes; the limit is {MAX_HEADER_BYTES}")
     if length > size - 8:
         raise ModelError(f"its header claims {length} bytes, but only {size - 8} follow; it is truncated")
-    return 8 + length, parse_header(data[8 : 8 + length], size - 8 - length)
+    return 8 + length, parse_header(bytes(data[8 : 8 + length]), size - 8 - length)
 
 
 class SafetensorsCheckpoint:
