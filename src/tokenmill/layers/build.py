@@ -20,7 +20,7 @@ from tokenmill.compute.model import Checkpoint, Group
 from tokenmill.core.errors import ModelError
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.stages import Place, weigh
-from tokenmill.quant.detect import Share, WeightRequest, from_dense, load_stacked, load_weight, numbers
+from tokenmill.quant.detect import Share, WeightRequest, check_numbers, from_dense, load_stacked, load_weight, numbers
 from tokenmill.quant.schemes import head_scheme
 
 _IGNORABLE = re.compile(
@@ -121,15 +121,17 @@ class Build:
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """One tensor of exactly this shape, in the compute dtype unless told, on the device."""
-        return (
-            _Checked(self.checkpoint, self.book.used)
-            .tensor(self.path(name), shape, dtype or self.dtype)
-            .to(self.device)
-        )
+        checked = _Checked(self.checkpoint, self.book.used)
+        found = checked.tensor(self.path(name), shape, dtype or self.dtype).to(self.device)
+        if dtype is None:
+            check_numbers(checked, self.path(name), self.how)
+        return found
 
     def numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """Matrices that lie in one tensor, for `wrap`: in the compute dtype, or float16 where that is float32."""
-        return numbers(_Checked(self.checkpoint, self.book.used), self.path(name), shape, self.dtype).to(self.device)
+        return numbers(_Checked(self.checkpoint, self.book.used), self.path(name), shape, self.dtype, self.how).to(
+            self.device
+        )
 
     def weight(
         self,

@@ -111,8 +111,10 @@ def load_weight(
 
     how: what `check_config` gave, for what the tensors do not say."""
     share = request.share
+    if request.bias:
+        check_numbers(ckpt, f"{request.name}.bias", how)
     if share is not None and share[2] > 1 and _plainly(ckpt, request):
-        _check_plain(ckpt, request.name, how)
+        check_numbers(ckpt, f"{request.name}.weight", how)
         return from_dense(*_dense_part(ckpt, request, share, dtype, device), quantization, dtype)
     if share is not None and share[2] > 1 and (part := _stored_part(ckpt, request, share)) is not None:
         bias = request.bias and (share[0] == 0 or share[1] == 0)
@@ -191,14 +193,17 @@ def _load_whole(
     if blocks is not None and not request.transposed:
         quantised = BlockWeight([replace(blocks, raw=blocks.raw.to(device))], dtype, bias)
         return quantised if quantization is None else from_dense(quantised.dense(), bias, quantization)
-    _check_plain(ckpt, request.name, how)
-    weight = numbers(ckpt, f"{request.name}.weight", stored, dtype)
+    weight = numbers(ckpt, f"{request.name}.weight", stored, dtype, how)
     return from_dense((weight.t() if request.transposed else weight).to(device), bias, quantization, dtype)
 
 
-def numbers(ckpt: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+def numbers(
+    ckpt: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype, how: Mapping[str, object]
+) -> Tensor:
     """A tensor of weights that are to be multiplied in `dtype`, in as many bits as `as_held` keeps."""
-    return as_held(ckpt.tensor(name, shape, _read_as(dtype)), dtype)
+    found = ckpt.tensor(name, shape, _read_as(dtype))
+    check_numbers(ckpt, name, how)
+    return as_held(found, dtype)
 
 
 def _read_as(dtype: torch.dtype) -> torch.dtype | None:
@@ -206,11 +211,10 @@ def _read_as(dtype: torch.dtype) -> torch.dtype | None:
     return None if dtype == torch.float32 else dtype
 
 
-def _check_plain(ckpt: Checkpoint, name: str, how: Mapping[str, object]) -> None:
-    """A matrix of a quantised checkpoint that is to be read as it is must hold the numbers themselves."""
-    full = f"{name}.weight"
-    if how and ckpt.has(full) and ckpt.shape(full) is not None:
-        expected_tensors.check_plain(ckpt.tensor(full), full)
+def check_numbers(ckpt: Checkpoint, name: str, how: Mapping[str, object]) -> None:
+    """A tensor of a quantised checkpoint that is to be read as it is must hold the numbers themselves."""
+    if how and ckpt.has(name) and ckpt.shape(name) is not None:
+        expected_tensors.check_plain(ckpt.tensor(name), name)
 
 
 def load_stacked(

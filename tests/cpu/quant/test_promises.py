@@ -21,7 +21,9 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
 sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
 
+import parity
 import stored_forms_helpers as forms
+import stored_model
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32
 from parity import DictCheckpoint
 from stored_forms_helpers import FORMS, GROUP, IN, OUT, Made, read
@@ -245,3 +247,26 @@ def test_zero_points_of_few_rows(rows: int) -> None:
     weights = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": GROUP, "symmetric": False}
     found = read(tensors, forms.tensors_config("pack-quantized", weights), (rows, 128)).dense()
     assert torch.equal(found, (codes - zeros.repeat_interleave(64, 1)).float())
+
+
+CODES = {
+    "a norm": "model.norm.weight",
+    "a router": "model.layers.0.mlp.gate.weight",
+    "the head": "lm_head.weight",
+    "embeddings": "model.embed_tokens.weight",
+    "experts in one tensor": "model.layers.0.mlp.experts.gate_up_proj",
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("name", CODES.values(), ids=CODES)
+def test_codes_without_scales_are_no_numbers(name: str, dtype: torch.dtype) -> None:
+    """Whatever is read as it is: matrices, norms, and experts that lie in one tensor."""
+    config, tensors = stored_model.make("fp8 blocks", stored_model.MIXTURE)
+    if name.endswith("gate_up_proj"):
+        tensors = {each: tensor for each, tensor in tensors.items() if ".experts." not in each}
+        tensors[name] = torch.ones(4, 1024, 512)
+        tensors["model.layers.0.mlp.experts.down_proj"] = torch.ones(4, 512, 512)
+    parity.load(config, tensors)
+    with pytest.raises(ModelError, match=f"'{name}' holds .*no scales beside it"):
+        parity.load(config, {**tensors, name: tensors[name].to(dtype)})
