@@ -64,6 +64,8 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
             f"'{name}._weight_qdata' has shape {list(data.shape)} of {data.dtype}, which does not fit {list(shape)}."
         )
     if data.dtype == FP8:
+        if zero is not None:
+            raise ModelError(f"'{name}._weight_zero_point' lies beside float8 numbers, which have none.")
         return _float8(data, scale, shape, (dtype, bias), name)
     signed = (torch.int8, torch.int16, torch.int32, torch.int64)
     if zero is not None and (zero.dtype not in signed or zero.shape != scale.shape):

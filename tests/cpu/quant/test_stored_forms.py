@@ -146,6 +146,7 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
     "torchao code type": (lambda: torchao(4), "_weight_qdata", lambda t: t.float(), "does not fit"),
     "torchao scales": (lambda: torchao(4), "_weight_scale", lambda t: t[:, :3], "does not fit|groups of 32"),
     "torchao scale type": (lambda: torchao(4), "_weight_scale", lambda t: t.int(), "must hold floats"),
+    "torchao zeros of floats": (torchao_float8, "_weight_zero_point", torch.ones(OUT, 1), "which have none"),
     "torchao rows": (torchao_float8, "_weight_scale", lambda t: t[:-1], "does not fit"),
     "torchao infinite": (lambda: torchao(4), "_weight_scale", lambda t: t * 1e9, "beyond float16"),
     "torchao zeros": (lambda: torchao(4), "_weight_zero_point", lambda t: t[:-1], "does not fit"),
