@@ -1,4 +1,4 @@
-"""How much K/V cache a device gets. Owns: measuring the largest step, the number of blocks, and the context that fits."""
+"""How much K/V cache a device gets. Owns: measuring the largest step, the number of blocks, the context that fits."""
 
 from __future__ import annotations
 
