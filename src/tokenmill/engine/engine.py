@@ -28,7 +28,7 @@ class Engine:
     def __init__(
         self, scheduler: Scheduler, executor: Executor, admission: Admission, fill: Fill = lambda constraints: None
     ) -> None:
-        """fill: works out many constraints' next masks together, so that `mask` only looks them up."""
+        """fill: computes the next masks of many constraints together, so that `mask` only looks them up."""
         self.scheduler = scheduler
         self.executor = executor
         self.admission = admission
@@ -39,23 +39,24 @@ class Engine:
 
     @property
     def parts(self) -> list[Engine]:
-        """The engines that this is made of: itself (see replicas.py)."""
+        """The engines that this object consists of: here only itself (replicas.py has several)."""
         return [self]
 
     def add(self, request: Request, pooling: str | None = None) -> None:
-        """Accept a request, or raise a UserError that says why not. pooling: for an embedding."""
+        """Accept a request, or raise a UserError that says why not. pooling: how to pool an embedding (None:
+        generate)."""
         if pooling is not None:
             self.scheduler.add(self.admission.check_embedding(request, pooling))
         else:
             self.scheduler.add(self.admission.check(request, len(self.scheduler.roster.groups)))
 
     def abort(self, request_id: str, index: int | None = None, reason: str = "abort") -> list[TokenDelta]:
-        """End a request, or one of its outputs; its terminal deltas."""
+        """End a request, or one of its outputs; returns the terminal deltas."""
         return self.scheduler.abort(request_id, index, reason)
 
     @property
     def has_work(self) -> bool:
-        """Is there anything to step for?"""
+        """Is any request open, or any plan in flight?"""
         return self.scheduler.has_work
 
     def forget_prefixes(self) -> None:
@@ -69,7 +70,7 @@ class Engine:
         return self.commit() if self.flying else []
 
     def submit(self) -> bool:
-        """Send one plan more, if there is something to plan."""
+        """Make one more plan and send it to the executor; False: there is none to send now."""
         if not self.balance.between(self.scheduler.counters.steps, self.scheduler.epoch, flying=bool(self.flying)):
             return False
         plan = self.scheduler.plan()  # integers only
@@ -81,7 +82,7 @@ class Engine:
         return True
 
     def commit(self) -> list[TokenDelta]:
-        """Wait for the oldest plan, and commit what came of it."""
+        """Wait for the oldest plan and commit its result."""
         result = self.flying[0][1].wait()  # an interrupted wait leaves the plan in flight
         plan, _ = self.flying.popleft()
         if result.failure is not None and ends_process(result.failure):
@@ -96,7 +97,7 @@ class Engine:
         return deltas
 
     def _supply(self) -> None:
-        """Masks and processors of the oldest plan: all that they depend on is committed now."""
+        """Send the oldest plan's masks and processors: everything that they depend on is committed now."""
         if self.flying and self.flying[0][0].late:
             plan = self.flying[0][0]
             self.executor.supply(plan.id, self._late_inputs(plan))
@@ -122,14 +123,14 @@ class Engine:
         return inputs
 
     def close(self) -> None:
-        """Stop the executor and the grammars' helper; requests that are still here end without another delta."""
+        """Stop the executor and the grammar helper; requests that are still open get no further delta."""
         if self.admission.compiler is not None:
             self.admission.compiler.close()
         self.executor.close()
 
 
 def _line_masks(constraint: Constraint, drafts: list[int]) -> bytes:
-    """Masks of the lines that one grant samples, one after the other: before each draft and after the last."""
+    """The masks of all lines that one grant samples, joined: one before each draft and one after the last."""
     masks = [constraint.mask()]
     trial = constraint.fork()
     for token in drafts:

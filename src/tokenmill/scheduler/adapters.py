@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class Holding:
-    """An adapter in a slot: rows in use, and the adapter that waits for it to become free (0: none)."""
+    """An adapter in a slot: how many rows use it, and which adapter waits for the slot (0: none)."""
 
     slot: int
     rows: int = 0
@@ -33,7 +33,7 @@ class AdapterSlots:
         """How often an adapter was put into a slot."""
 
     def has_room(self, adapter: int, *, begun: bool) -> bool:
-        """Can a row with this adapter start? begun: other rows of its request run, which must not wait for it."""
+        """Can a row with this adapter start? begun: other rows of its request are running and must not wait for it."""
         held = self.held.get(adapter)
         if not adapter or held is not None:
             return held is None or begun or not held.drained_for
@@ -46,18 +46,18 @@ class AdapterSlots:
         return False
 
     def still_wait(self, adapters: set[int]) -> None:
-        """These are waited for; slots that are drained for others are open again."""
+        """Only these adapters are still waited for: reopen slots that are drained for others."""
         for held in self.held.values():
             if held.drained_for not in adapters:
                 held.drained_for = 0
 
     @property
     def draining(self) -> bool:
-        """Is any slot drained for somebody?"""
+        """Is any slot being drained for another adapter?"""
         return bool(self.held) and any(held.drained_for for held in self.held.values())
 
     def take(self, adapter: int) -> None:
-        """A row starts: its adapter is in a slot from the next plan on."""
+        """A row starts: its adapter lies in a slot from the next plan on."""
         if not adapter:
             return
         held = self.held.get(adapter)
@@ -69,28 +69,28 @@ class AdapterSlots:
         held.rows += 1
 
     def hold(self, adapter: int) -> None:
-        """A row joins another one of its request."""
+        """A row joins another row of its request."""
         if adapter:
             self.held[adapter].rows += 1
 
     def release(self, adapter: int) -> None:
-        """A row has ended, or was put aside."""
+        """A row has ended or was preempted."""
         if adapter:
             self.held[adapter].rows -= 1
 
     def slot_of(self, adapter: int) -> int:
-        """Where a running row's adapter lies."""
+        """The slot of a running row's adapter."""
         return self.held[adapter].slot if adapter else 0
 
     def drop(self, adapter: int) -> None:
-        """An adapter that no row uses is forgotten."""
+        """Forget an adapter that no row uses."""
         held = self.held.get(adapter)
         if held is not None and not held.rows:
             del self.held[adapter]
             self.free.append(held.slot)
 
     def forget(self) -> None:
-        """Nothing is known of what lies in the slots: no row runs, and every adapter is loaded again."""
+        """Forget what lies in the slots: no row is running, and every adapter will be loaded again."""
         self.free = list(range(self.count, 0, -1))
         self.held.clear()
         self.pending.clear()

@@ -21,7 +21,7 @@ from tokenmill.scheduler.roster import Limits
 
 @dataclass(slots=True)
 class Budget:
-    """What is left in one step: of guesses that are tried, of guesses that are made, of tokens that are followed."""
+    """What one step has left: drafts that may be tried, drafts that may be made, tokens that the drafter may follow."""
 
     tried: int
     made: int
@@ -30,8 +30,8 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """Positions [start, end) of a sequence, the last `guesses` of which are drafts; sample: tokens follow. tried: how
-    many drafts are computed: more than these where they are a tree."""
+    """Positions [start, end) of a sequence; the last `guesses` are drafts. sample: tokens are sampled at the end.
+    tried: how many drafts are computed; of a tree more than `guesses`."""
 
     start: int
     end: int
@@ -41,7 +41,7 @@ class Grant:
 
 
 class Ahead:
-    """Of all sequences of one engine."""
+    """The device drafts of all sequences of one engine."""
 
     def __init__(self, limits: Limits, tables: BlockTables, control: DraftControl) -> None:
         self.limits = limits
@@ -49,16 +49,16 @@ class Ahead:
         self.control = control
         self.before: tuple[int, float] | None = None
         self.saved, self.spent = 0.0, 0.0
-        """Seconds of steps that right drafts have made needless, and that drafts have taken, about."""
+        """Estimates, in seconds: steps that right drafts have made needless, and time that drafts have taken."""
 
     def begin(self, plan: StepPlan, running: int) -> Budget:
-        """A step is planned in which about so many rows run."""
+        """Begin to plan a step in which about `running` rows run."""
         limits = self.limits
         plan.depth = min(limits.max_guesses, self.control.depth(running))
         return Budget(limits.step_guesses, limits.step_guesses, limits.max_step_tokens)
 
     def committed(self, plan: StepPlan, now: float) -> None:
-        """The control hears how long steps take: those that follow one of their kind, with nothing else to do."""
+        """Report a step's duration to the control, if it follows a step of its kind and did nothing else."""
         if not self.limits.max_guesses:
             if self.limits.max_drafts:
                 self._worked(plan, now)
@@ -71,7 +71,7 @@ class Ahead:
             self.control.timed(len(plan.rows), plan.depth, now - before[1])
 
     def _worked(self, plan: StepPlan, now: float) -> None:
-        """The same where the host makes all drafts: a step that only decodes, behind another one."""
+        """The same where the host makes all drafts: for a step that only decodes and follows another such step."""
         before, self.before = self.before, None
         rows = len(plan.rows)
         if plan.starts or plan.num_tokens != rows + sum(plan.guesses.values()):
@@ -81,8 +81,8 @@ class Ahead:
             self.control.worked(plan.num_tokens, rows, now - before[1])
 
     def credit(self, plan: StepPlan, deltas: list[TokenDelta]) -> None:
-        """Say what drafts have saved each row of a step: it would have taken a step more for each right one, all of
-        which had been shorter."""
+        """Record what drafts have saved each row of a step. Without drafts the row would have needed one more step per
+        right draft, but every step would have been shorter."""
         gained = [delta for delta in deltas if delta.tokens] if plan.guesses else []
         if not gained:
             return
@@ -95,19 +95,19 @@ class Ahead:
         self.spent += more
 
     def guesses(self, seq: Sequence, known: int, position: int, budget: Budget) -> int:
-        """How many of the drafts behind the row to try: none before the row was sampled, as none lie there yet; none
-        that would take somebody else's blocks."""
+        """How many of the drafts behind the row to try. None before the row was sampled, because none lie there yet;
+        none if another sequence would lose blocks for them."""
         if not (seq.behind and seq.most_guesses) or known - position != 1 or seq.fresh or position < seq.num_prompt:
             return 0
         room = seq.group.max_len - known - 1
         if self.limits.levels and room > 0:
-            room = self.limits.max_guesses  # what stands is bounded, not where it lies meanwhile
+            room = self.limits.max_guesses  # `max_len` bounds what stands, not where nodes lie meanwhile
         most = max(0, min(seq.most_guesses, seq.behind, budget.tried, room))
         end = known + most
         return most if end <= seq.capacity or self.tables.has_room(seq, end) else 0
 
     def settle(self, seq: Sequence, grant: Grant, plan: StepPlan, left: Budget) -> None:
-        """A grant is certain: say what is followed, and whether drafts are left behind its sample."""
+        """A grant is certain: plan what the drafter follows, and whether it leaves drafts behind the grant's sample."""
         left.tried -= grant.tried
         if not (seq.most_guesses or seq.told):
             return
@@ -123,17 +123,17 @@ class Ahead:
             seq.behind = 0
 
     def _follow(self, seq: Sequence, grant: Grant, plan: StepPlan, left: Budget) -> bool:
-        """Have the drafter see what it has not; True: it will have seen all that is known before the sample."""
+        """Show the drafter the tokens it has not seen; True: it will have seen all that are known before the sample."""
         if seq.in_step:
             if grant.end - grant.start == 1 + grant.guesses:
                 return True
             seq.in_step, seq.followed = False, self._seen(grant.start)  # the host has added tokens
         if not plan.depth and (grant.start >= seq.num_prompt or self.limits.anew):
-            return False  # at load nobody guesses; prompts are followed for those who will share them
+            return False  # under load there are no drafts; prompts are still followed for those who will share them
         if self.limits.anew and seq.hoped:
-            return False  # states cannot be written over: what is followed must be certain
+            return False  # states cannot be overwritten: only certain tokens may be followed
         if not self.limits.catches_up and seq.followed < grant.start:
-            return False  # lost for this row
+            return False  # this row can have no more drafts
         count = min(grant.end - seq.followed, left.followed)
         if count > 0:
             plan.follows.append((seq.row, seq.followed, count))
@@ -142,11 +142,11 @@ class Ahead:
         return seq.followed >= grant.end
 
     def _seen(self, positions: int) -> int:
-        """What a drafter has still seen of a row with which it is not in step any more."""
+        """How many positions of a row still count as seen once the drafter is out of step with it."""
         return 0 if self.limits.anew else positions
 
     def _reaches(self, seq: Sequence, end: int, plan: StepPlan) -> bool:
-        """Is there anything to guess, and room for the drafter's own entries?"""
+        """Is there a token left to guess, and room for the drafter's own entries?"""
         longest = seq.group.max_len
         if not plan.depth or end + 2 > longest:
             return False

@@ -23,7 +23,7 @@ class Outcome:
         self.counters = roster.counters
 
     def take(self, plan: StepPlan, seqs: list[Sequence], result: StepResult) -> list[TokenDelta]:
-        """Commit one plan's result; `seqs` stand behind its grants. -> what each sequence gained."""
+        """Commit one plan's result; `seqs` are the sequences of its grants. Returns what each sequence gained."""
         deltas: list[TokenDelta] = []
         guesses, nodes, windowed = plan.guesses, plan.nodes, self.tables.windowed
         special = bool(result.errors or result.prompt_logprobs or result.candidates or result.pooled)
@@ -68,7 +68,7 @@ class Outcome:
         return deltas
 
     def _extend(self, seq: Sequence, new: list[int], result: StepResult, i: int) -> TokenDelta:
-        """Append sampled tokens, look for the end; -> the delta."""
+        """Append sampled tokens and check whether the sequence ends; returns the delta."""
         group, constraint = seq.group, seq.constraint
         finish: str | None = None
         stop: int | None = None
@@ -101,7 +101,7 @@ class Outcome:
         return delta
 
     def _force(self, seq: Sequence, constraint: Constraint, delta: TokenDelta) -> None:
-        """Append what the constraint leaves no choice about, without a model step."""
+        """Append the tokens that the constraint forces, without a model step."""
         group = seq.group
         if seq.inflight or delta.logprobs is not None or group.sampling.forbids:
             return
@@ -119,26 +119,26 @@ class Outcome:
 
     def _verified(self, seq: Sequence, tried: int, accepted: int, *, by_host: bool) -> None:
         seq.computed -= tried - accepted
-        seq.followed = min(seq.followed, seq.computed + seq.ahead)  # plans in flight had hoped for all of them
+        seq.followed = min(seq.followed, seq.computed + seq.ahead)  # plans in flight had counted on all drafts
         if by_host and not seq.told:
             self.roster.drafter.observe(seq, tried, accepted)
         else:
             self.roster.observe(tried, accepted)
 
     def _confirm(self, seq: Sequence) -> None:
-        """The state that was kept on the way belongs to tokens which are known now."""
+        """Attach the state that was kept on the way: its tokens are known now."""
         if self.tables.snapshots is not None:
             new = self.tables.publish(seq, min(len(seq.tokens), seq.computed))
             self.tables.cache.listener.published(new)
             self.tables.snapshots.confirm(seq)
 
     def _special(self, seq: Sequence, i: int, result: StepResult, deltas: list[TokenDelta]) -> bool:
-        """Rare parts of a result; True: nothing else is to be done for this sequence."""
+        """Handle the rare parts of a result; True: there is nothing else to do for this sequence."""
         group = seq.group
         error = result.errors.get(i)
         if error is not None:
             if seq.constraint is not None:
-                error = seq.constraint.failure() or error  # why its mask was empty
+                error = seq.constraint.failure() or error  # says why its mask was empty
             if group.search.width and error.startswith(OWN_FAULT):  # the other beams go on
                 group.dead_end = error
                 group.candidates[seq.id] = []
@@ -147,9 +147,9 @@ class Outcome:
             deltas += self.roster.fail(seq, error)
             return True
         scores = result.prompt_logprobs.get(i)
-        scored = min(seq.computed, seq.num_prompt - 1)  # the last prompt token predicts no other one
+        scored = min(seq.computed, seq.num_prompt - 1)  # the last prompt token predicts no prompt token
         if scores and seq.index == 0 and scored > group.scored:
-            new = scores[len(scores) - (scored - group.scored) :]  # recomputed ones have been reported before
+            new = scores[len(scores) - (scored - group.scored) :]  # scores of recomputed tokens were reported before
             group.scored = scored
             deltas.append(TokenDelta(group.request.id, 0, [], prompt_logprobs=new))
         if i in result.pooled:
@@ -165,7 +165,7 @@ class Outcome:
         return False
 
     def _branch_groups(self, deltas: list[TokenDelta]) -> None:
-        """Beams advance together, once every live beam of a group has its candidates."""
+        """Advance the beams of a group together, once every live one has its candidates."""
         for group in list(self.roster.groups.values()):
             if not group.candidates:
                 continue
@@ -180,7 +180,7 @@ class Outcome:
                 deltas += self._end_beams(group)
 
     def _branch(self, group: SequenceGroup, children: list[tuple[Sequence, list[tuple[int, float]]]]) -> None:
-        for seq, kids in children:  # dropped first: their rows and blocks serve the forks
+        for seq, kids in children:  # end dropped beams first: the forks can use their rows and blocks
             if not kids:
                 self.roster.finish(seq, ends_index=False)
         for seq, kids in children:

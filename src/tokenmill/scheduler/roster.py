@@ -23,17 +23,17 @@ from tokenmill.scheduler.adapters import AdapterSlots
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the budget does).
+    """Ceilings of one engine. `max_chunk` bounds a prompt's share of one step (0: only the token budget does).
 
-    max_drafts: of a HostDrafter, per sequence. max_guesses: of a DeviceDrafter, per sequence; levels: how deep they
-    lie if they are trees, 0: they are chains. step_guesses: of all sequences in one step, whoever made them; those that
-    rank first get them.
-    max_adapters: that lie on the devices at once.
-    cohorts: over so many plans rows that sample are spread, none of which may then be in two of them; 0: they may.
-    follows: a DeviceDrafter keeps something for every position; catches_up: how it takes in what it has
-    missed of a row (compute/drafting.py).
-    whole: (prompts, batches): a prompt is never cut, whatever the budget says; nobody joins a batch that has begun to
-    answer. Both are how engines worked once, kept so that what came after can be measured.
+    max_drafts: drafts of a HostDrafter per sequence. max_guesses: drafts of a DeviceDrafter per sequence. levels: how
+    deep its draft trees are (0: drafts are chains). step_guesses: drafts of all sequences in one step, whoever made
+    them; sequences that rank first get them.
+    max_adapters: adapters that lie on the devices at once.
+    cohorts: the rows that sample are spread over so many plans, and none may be in two uncommitted ones (0: they may).
+    follows: a DeviceDrafter keeps something for every position. catches_up: how it takes in the tokens of a row that it
+    has missed (compute/drafting.py).
+    whole: (prompts, batches): never cut a prompt, whatever the budget says; let no request join a batch that has begun
+    to answer. Early engines worked like this; both are kept so that the gain of later methods can be measured.
     """
 
     max_rows: int
@@ -51,7 +51,7 @@ class Limits:
 
     @property
     def anew(self) -> bool:
-        """Does a DeviceDrafter see a row from its first token again where it has missed anything of it?"""
+        """If a DeviceDrafter has missed tokens of a row, does it start again from the row's first token?"""
         return self.catches_up == "anew"
 
     @property
@@ -75,11 +75,11 @@ class Counters:
     accepted_at: list[int] = field(default_factory=list)
     steps: int = 0
     processed: int = 0
-    """Tokens that waited for a logits processor, which is a Python function."""
+    """Tokens that waited for a logits processor (a Python function)."""
 
     def count_draft(self, tried: int, accepted: int, deepest: int) -> None:
-        """Tokens of a draft were verified, at most `deepest` of which could be right. `accepted_at[i]`: drafts whose
-        first i + 1 tokens were."""
+        """Count one verified draft: `tried` tokens, of which at most `deepest` could be right. `accepted_at[i]` counts
+        the drafts whose first i + 1 tokens were right."""
         self.drafts += 1
         self.drafted += tried
         self.accepted += accepted
@@ -104,9 +104,9 @@ class Roster:
         self.counters = Counters()
         self.adapters = AdapterSlots(limits.max_adapters)
         self.on_begin: Callable[[SequenceGroup], object] = lambda group: None
-        """Told when a sequence that has waited gets its row for the first time."""
+        """Called when a waiting sequence gets a row for the first time."""
         self.observe: Callable[[int, int], object] = lambda tried, accepted: None
-        """Told how many drafts of a row were tried and how many of them were right."""
+        """Called with the number of a row's drafts that were tried and the number that were right."""
         self._next_seq = 0
 
     # ------------------------------------------------------------ in
@@ -133,14 +133,14 @@ class Roster:
         return seq
 
     def _most_guesses(self, group: SequenceGroup, constraint: Constraint | None) -> int:
-        """Drafts of the device that a sequence may be granted: none if the host decides what may come next."""
+        """How many device drafts a sequence may be granted: none if the host decides what may come next."""
         decides = group.search.width or constraint is not None or group.sampling.has_processors or group.embed
         if self.limits.levels and group.sampling.mirostat:
-            return 0  # its state goes from line to line, which no tree has an order for
+            return 0  # mirostat's state goes from line to line, and a tree's lines have no order
         return 0 if decides else self.limits.max_guesses
 
     def _told(self, group: SequenceGroup, constraint: Constraint | None) -> bool:
-        """Do drafts of the device come back to the host, which decides how many of them may stand?"""
+        """Are device drafts sent back to the host, which decides how many of them may stand?"""
         if not self.limits.max_guesses or self.limits.max_drafts or group.search.width or group.embed:
             return False
         return constraint is not None or group.sampling.has_processors
@@ -151,7 +151,8 @@ class Roster:
         heapq.heappush(self.waiting, (seq.rank, seq.id, seq))
 
     def resume(self, group: SequenceGroup) -> None:
-        """A replayed request: each output goes on behind what it has said; the prefix cache shares the prompt."""
+        """Add a replayed request: each output continues after the tokens it has emitted; the prefix cache shares the
+        prompt."""
         request = group.request
         group.spawned = True
         for index in range(group.num_outputs):
@@ -167,7 +168,8 @@ class Roster:
                 self.wait(seq)
 
     def spawn(self, parent: Sequence) -> None:
-        """The prompt is planned: its further samples share it and recompute only its last token."""
+        """Once the prompt is planned, add the request's other samples: they share it and recompute only its last
+        token."""
         group = parent.group
         group.spawned = True
         for _ in range(group.search.spawn(group) - 1):
@@ -176,8 +178,8 @@ class Roster:
             self.attach(parent, child, parent.num_prompt - 1)
 
     def attach(self, parent: Sequence, child: Sequence, computed: int) -> None:
-        """Put a fork to work on shared blocks; it waits when no row is free, and where rows have states: these are not
-        shared, so it begins behind the last one that was kept."""
+        """Start a fork on shared blocks. It waits if no row is free, or if rows have states: states are not shared, so
+        it starts behind the last one that was kept."""
         if not self.free_rows or not parent.tables or self.tables.snapshots is not None:
             self.wait(child)
             return
@@ -193,7 +195,8 @@ class Roster:
     # ------------------------------------------------------------ aside
 
     def preempt(self, seq: Sequence) -> None:
-        """Take a sequence's row and blocks; it waits and recomputes later (cached blocks may still serve it)."""
+        """Take away a sequence's row and blocks; it waits and recomputes later (its cached blocks may still be
+        found)."""
         self.running.remove(seq)
         self.counters.preemptions += 1
         seq.preemptions += 1
@@ -219,7 +222,8 @@ class Roster:
         return [TokenDelta(seq.group.request.id, seq.index, [], None, reason, None, error)]
 
     def fail(self, seq: Sequence, error: str) -> list[TokenDelta]:
-        """One sequence cannot go on; beams stand or fall together, and a prompt takes the samples that wait for it."""
+        """End a sequence that cannot go on. Its group ends with it if it has beams, or samples that wait for the
+        prompt."""
         if seq.group.search.width or not seq.group.spawned:
             return self.end_group(seq.group, "error", error)
         return self.end(seq, "error", error)
@@ -231,7 +235,7 @@ class Roster:
         return []
 
     def end_group(self, group: SequenceGroup, reason: str, error: str | None = None) -> list[TokenDelta]:
-        """One terminal delta for every output that has none yet."""
+        """End all sequences; returns one terminal delta for every output that has none yet."""
         for seq in group.sequences:
             if seq.status != FINISHED:
                 self.finish(seq, ends_index=False)
@@ -240,7 +244,7 @@ class Roster:
         return [TokenDelta(group.request.id, i, [], None, reason, None, error) for i in missing]
 
     def finish(self, seq: Sequence, *, ends_index: bool = True) -> None:
-        """No more work for this sequence; its blocks stay until its plans in flight are committed."""
+        """Give this sequence no more work; it keeps its blocks until its plans in flight are committed."""
         if seq.status == RUNNING:
             self.running.remove(seq)
         seq.status = FINISHED

@@ -32,8 +32,8 @@ from tokenmill.scheduler.roster import Limits, Roster, by_rank
 
 @dataclass(slots=True)
 class Flight:
-    """A submitted plan with the sequences behind its grants, the cache nodes that it published and the states that it
-    keeps. left: of what the device's drafter may do in the step, while it is planned."""
+    """A submitted plan, the sequence of each grant, the cache nodes that the plan published and the states that it
+    keeps. left: what the device drafter may still do in this step; used while it is planned."""
 
     plan: StepPlan
     left: Budget
@@ -44,7 +44,7 @@ class Flight:
 
 
 class Scheduler:
-    """Integers in, integers out; not thread-safe: one loop owns it."""
+    """Integers in, integers out. Not thread-safe: one loop owns it."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Scheduler:
         drafter: HostDrafter,
         control: DraftControl | None = None,
     ) -> None:
-        """control: how many drafts of a DeviceDrafter are made (default: as many as may be)."""
+        """control: decides how many drafts a DeviceDrafter makes (default: as many as the limits allow)."""
         self.limits = limits
         self.tables = tables
         self.policy = policy
@@ -72,7 +72,7 @@ class Scheduler:
     # ------------------------------------------------------------ requests
 
     def add(self, group: SequenceGroup) -> None:
-        """Accept a request that has been checked to fit."""
+        """Accept a request; admission has checked that it fits."""
         request = group.request
         assert request.id not in self.roster.groups, f"request id {request.id} is in use"
         self.roster.groups[request.id] = group
@@ -91,7 +91,7 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Anything accepted and not ended, or still in flight?"""
+        """Is any request open, or any plan in flight?"""
         return bool(self.roster.groups or self.flying)
 
     # ------------------------------------------------------------ plan
@@ -119,7 +119,7 @@ class Scheduler:
         return plan
 
     def _decode(self, plan: StepPlan, flight: Flight) -> int:
-        """Grant tokens to running sequences in rank order; -> budget left."""
+        """Grant tokens to running sequences in rank order; returns the budget that is left."""
         running, budget = self.roster.running, self.limits.max_step_tokens
         if not self.policy.static:
             for seq in running:
@@ -130,14 +130,14 @@ class Scheduler:
         plain, left, depth = self.limits.max_guesses == 0, flight.left, plan.depth
         chains = self.limits.chains
         share, sampling = -(-len(running) // max(1, self.limits.cohorts)), 0
-        for seq in running:  # whoever is preempted meanwhile stands behind it
+        for seq in running:  # only sequences behind `seq` can be preempted meanwhile
             if budget <= 0 or len(seqs) >= most:
                 break
             group = seq.group
             known = len(seq.tokens) + seq.pending
             position = seq.computed + seq.ahead
             if sampling >= share and known - position == 1:
-                continue  # its turn comes with the next plan; prompts go on
+                continue  # it samples in the next plan; prompts still get tokens in this one
             if (
                 position < seq.capacity
                 and position + 1 < seq.save_at
@@ -148,7 +148,7 @@ class Scheduler:
                 and not (seq.fresh or seq.leaving or seq.needs_host or seq.appended)
                 and not group.sampling.has_processors
                 and (chains or not seq.inflight)
-            ):  # the common case, spelled out: one more token of a row that the devices know, in a block it has
+            ):  # fast path: one more token for a row that the devices know, in a block that it already has
                 if seq.constraint is not None:
                     plan.late.append(seq.row)
                 rows.append(seq.row)
@@ -167,12 +167,13 @@ class Scheduler:
         return budget
 
     def _commit_first(self) -> bool:
-        """Rows that need the host wait for their commit; unless they are a small minority, so does the plan."""
+        """Must the commit come before the next plan? Rows that need the host wait for it; if they are few, others go
+        on."""
         blocked = sum(1 for s in self.roster.running if s.needs_host and s.inflight)
         return blocked * 4 > len(self.roster.running)
 
     def _grant(self, seq: Sequence, budget: int, flight: Flight) -> int:
-        """Give `seq` up to `budget` tokens of this step; -> tokens given (0: it must wait)."""
+        """Grant `seq` up to `budget` tokens of this step; returns how many it got (0: it must wait)."""
         plan, group = flight.plan, seq.group
         if seq.leaving or (seq.inflight and (seq.needs_host or (seq.pending and not self.limits.chains))):
             return 0
@@ -185,13 +186,13 @@ class Scheduler:
         guesses = len(drafts) or self.ahead.guesses(seq, known, position, flight.left)
         count = self._chunk(position, known + guesses, budget)
         if position < seq.save_at < min(known, position + count):
-            count = seq.save_at - position  # only the states at a grant's end can be kept
+            count = seq.save_at - position  # only the state at the end of a grant can be kept
         guesses = min(guesses, max(0, position + count - known))
         if not self._make_room(seq, position, position + count, flight):
             return 0
         sample = position + count == known + guesses
         end, hoped = position + count, guesses
-        if guesses and self.limits.levels and not drafts:  # a tree: its drafts lie behind each other, and few may stand
+        if guesses and self.limits.levels and not drafts:  # a tree: every node takes a position, few may stand
             hoped = min(guesses, self.limits.levels, group.max_len - known - 1)
             end -= guesses - hoped
         self.ahead.settle(seq, Grant(position, end, hoped, sample, guesses), plan, flight.left)
@@ -224,14 +225,15 @@ class Scheduler:
         return count
 
     def _save(self, seq: Sequence, position: int, end: int, flight: Flight) -> None:
-        """The grant of [position, end) may pass a position whose state is to be kept."""
+        """Plan to keep a state, if the grant of [position, end) may pass the position where one is wanted."""
         if self.tables.snapshots is not None:
             kept = self.tables.snapshots.save(seq, position, end, flight.plan)
             if kept is not None:
                 flight.kept.append(kept)
 
     def _rematch(self, seq: Sequence, position: int) -> int:
-        """Others may have computed this prompt's next blocks since the last grant: jump over them."""
+        """Skip blocks of this prompt that other sequences have computed since its last grant; returns the tokens
+        skipped."""
         most = seq.group.matchable(len(seq.tokens))
         if seq.fresh or not seq.group.reads_cache or position >= most:
             return 0
@@ -248,14 +250,14 @@ class Scheduler:
         if self.limits.whole[0]:
             return want
         count = min(want, budget, self.limits.max_chunk or budget)
-        if count < want:  # end on a block border, so that the next chunk can still jump over cached blocks
+        if count < want:  # end on a block border, so that the next chunk can still skip cached blocks
             over = (position + count) % self.tables.block_size
             if count > over:
                 count -= over
         return count
 
     def _drafts(self, seq: Sequence, left: int) -> list[int]:
-        """Those that the host knows: its drafter's, or what the device's has left and told; `left` in this step."""
+        """The drafts that the host knows, at most `left`: a HostDrafter's, or those that a DeviceDrafter sent back."""
         room = seq.group.max_len - len(seq.tokens) - 1
         most = min(len(seq.drafts) if seq.told else self.limits.max_drafts, room, left)
         if most <= 0 or seq.most_guesses or seq.group.search.width or seq.group.embed:
@@ -266,7 +268,7 @@ class Scheduler:
         return drafts
 
     def _tell(self, seq: Sequence, position: int, plan: StepPlan) -> None:
-        """Put into the plan what the devices must know of this row before they compute from `position`."""
+        """Put into the plan what the devices must know about this row before they compute from `position`."""
         if seq.fresh:
             group = seq.group
             plan.starts.append(
@@ -296,11 +298,11 @@ class Scheduler:
     # ------------------------------------------------------------ room
 
     def _make_room(self, seq: Sequence, start: int, end: int, flight: Flight) -> bool:
-        """Blocks for positions [start, end) of `seq`, preempting from the back of the rank order if need be."""
+        """Get blocks for positions [start, end) of `seq`; if there are too few, preempt sequences that rank last."""
         while not self.tables.grow(seq, start, end, flight.plan):
             victim = self.roster.running[-1]
             if victim is seq and (self.flying or victim.inflight):
-                return False  # blocks in flight will come back
+                return False  # plans in flight will give blocks back
             if victim.last_plan == flight.plan.id or victim.leaving:
                 return False
             if victim.inflight:
@@ -313,7 +315,8 @@ class Scheduler:
         return True
 
     def _admit(self, budget: int, flight: Flight) -> None:
-        """Start waiting sequences. A batch that has begun takes in nobody but its own, whom beams wait for."""
+        """Start waiting sequences. If batches are `whole`, one that has begun only takes sequences of its own
+        requests."""
         if self.limits.whole[1] and any(len(s.tokens) + s.pending > s.num_prompt for s in self.roster.running):
             others = [entry for entry in self.roster.waiting if not entry[2].group.spawned]
             if len(others) == len(self.roster.waiting):
@@ -339,15 +342,15 @@ class Scheduler:
             if seq.status != WAITING:
                 continue
             seq.rank = rank
-            if seq.id in seq.group.candidates:  # computed, then put aside: its siblings must catch up first
+            if seq.id in seq.group.candidates:  # it has its candidates: the other beams must catch up first
                 aside.append(seq)
                 continue
             adapter = seq.group.request.adapter
             if adapter and not self.roster.adapters.has_room(adapter, begun=_begun(seq.group)):
-                aside.append(seq)  # those behind it may need no slot, or another one
+                aside.append(seq)  # sequences behind it may need no slot, or another one
                 continue
             if self.tables.comes(seq):
-                aside.append(seq)  # what it would compute itself can be taken from the next plans
+                aside.append(seq)  # a running row will soon provide what it would have to compute itself
                 continue
             if not self._room_for(seq, flight):
                 aside.append(seq)
@@ -362,7 +365,7 @@ class Scheduler:
             heapq.heappush(self.roster.waiting, (seq.rank, seq.id, seq))
 
     def _room_for(self, seq: Sequence, flight: Flight) -> bool:
-        """Match the prefix cache and check rows and blocks; lower-ranked running sequences give way."""
+        """Match the prefix cache and check for a row and blocks; running sequences that rank lower are preempted."""
         while True:
             if self.roster.free_rows:
                 self.tables.open(seq)
@@ -374,11 +377,11 @@ class Scheduler:
                     return True
                 self.tables.close(seq)
             victim = self.roster.running[-1] if self.roster.running else None
-            # Where nothing at all goes on, all that run are beams whose siblings still wait: they give way to anybody.
+            # If nothing makes progress, only beams run whose siblings still wait: any sequence may preempt them.
             stalled = not (flight.seqs or self.flying)
             if victim is None or (victim.rank <= seq.rank and not stalled):
                 return False
-            if victim.inflight:  # in this plan, too: it leaves when that is committed
+            if victim.inflight:  # (or in this plan): it is preempted once that is committed
                 victim.leaving = True
                 return False
             self.roster.preempt(victim)
@@ -386,11 +389,11 @@ class Scheduler:
     # ------------------------------------------------------------ commit
 
     def commit(self, result: StepResult) -> list[TokenDelta]:
-        """Take in the oldest plan's result; -> what each sequence gained."""
+        """Apply the oldest plan's result; returns what each sequence gained."""
         flight = self.flying.popleft()
         assert flight.plan.id == result.plan_id, "results must come in plan order"
         if flight.plan.epoch != self.epoch:
-            return []  # went down with an earlier failure; its rows were sent again
+            return []  # it failed with an earlier plan; its rows were sent again
         if result.failure is not None:
             return self._failed(flight, result.failure)
         if self.careful:
@@ -399,9 +402,10 @@ class Scheduler:
         return self.outcome.take(flight.plan, flight.seqs, result)
 
     def _trust(self, flight: Flight, result: StepResult) -> None:
-        """A step went well after a failure: more at once, but not before each of its sequences got on by a token.
+        """A step went well after a failure: allow more sequences at once, if each one in this step gained a token.
 
-        (A failure costs every row its unfinished block: without this two failures could undo all work between them.)
+        (A failure costs every row its unfinished block. Without this rule two failures could undo all work between
+        them.)
         """
         if all(flight.plan.samples):
             self.careful = min(self.careful * 2, self.limits.max_rows)
@@ -410,9 +414,9 @@ class Scheduler:
                 self.suspect = -1
 
     def _failed(self, flight: Flight, reason: str) -> list[TokenDelta]:
-        """A whole step failed: forget what it and the later plans would have written, send every row again.
+        """A whole step failed: forget what it and the later plans would have written, and send every row again.
 
-        Retried with half as many sequences each time; a sequence that fails alone, twice, is the one to blame.
+        Each retry has half as many sequences. A sequence that fails alone, twice, is the one to blame.
         """
         self.counters.failures += 1
         self.epoch += 1
@@ -441,5 +445,5 @@ class Scheduler:
 
 
 def _begun(group: SequenceGroup) -> bool:
-    """Does any sequence of this request run?"""
+    """Is any sequence of this request running?"""
     return any(seq.status == RUNNING for seq in group.sequences)

@@ -32,7 +32,7 @@ class Sampling:
 
 @dataclass(slots=True)
 class Hypothesis:
-    """A finished beam: its output tokens, summed log-probability and length-normalised score, what led to it."""
+    """A finished beam: its output tokens, its summed log-probability, its length-normalised score and its trail."""
 
     tokens: list[int]
     total: float
@@ -42,7 +42,7 @@ class Hypothesis:
 
     @property
     def logprobs(self) -> list[RowLogprobs] | None:
-        """One position after the other, if they were wanted."""
+        """The logprobs of all positions in order, if they were asked for."""
         rows, at = [], self.trail
         while at is not None:
             at, row = at
@@ -74,7 +74,7 @@ class BeamSearch:
         self, group: SequenceGroup, candidates: Mapping[int, list[tuple[int, float]]]
     ) -> list[tuple[Sequence, Children]]:
         live = sorted((s for s in group.sequences if s.id in candidates), key=lambda s: (-s.score, s.tokens))
-        # What a constraint forbids has no likelihood left.
+        # A token that the constraint forbids has no likelihood.
         pool = [(s.score + lp, n, t) for n, s in enumerate(live) for t, lp in candidates[s.id] if lp > -1e30]
         pool.sort(key=lambda c: (-c[0], c[1], c[2]))
         length = live[0].num_output + 1
@@ -100,7 +100,7 @@ class BeamSearch:
         score = total / length**self.length_penalty
         tokens = [*seq.tokens[seq.num_prompt :], token]
         if reason == "stop" and any(h.reason == "stop" and h.tokens[:-1] == tokens[:-1] for h in self.done):
-            return  # another end token behind the same text, which is told once: likelier ones come first
+            return  # the same text with another end token is reported once: likelier ones come first
         self.done.append(Hypothesis(tokens, total, score, reason, trail_of(seq, token)))
         self.done.sort(key=lambda h: -h.score)
         del self.done[self.beams :]
@@ -118,7 +118,7 @@ class BeamSearch:
 
 
 def trail_of(seq: Sequence, token: int) -> Trail | None:
-    """The logprobs of a beam that `token` prolongs."""
+    """The trail of a beam after `token` is appended."""
     for row in seq.group.branches.get(seq.id, ()):
         if row.ids[0] == token:
             return seq.trail, row
