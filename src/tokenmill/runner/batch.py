@@ -24,11 +24,11 @@ Spans = list[tuple[int, int, int]]
 Flags = tuple[bool, ...]
 """One for each KV group; () stands for none."""
 SHARED_ENTRIES = 8
-"""Equal leading table entries from which it is worth telling the kernels that all rows share a prefix."""
+"""Telling the kernels that all rows share a prefix pays off from so many equal leading table entries on."""
 
 
 class Placed(Protocol):
-    """What a step's tensors are derived from: the rows, or what a drafter's model sees of them (drafter_rows.py)."""
+    """What a step's tensors are derived from: the rows, or a drafter's view of them (drafter_rows.py)."""
 
     tokens: Tensor
     computed: Tensor
@@ -40,7 +40,7 @@ class Placed(Protocol):
 
     @property
     def adapters(self) -> Tensor | None:
-        """Each row's slot, if adapters can be there."""
+        """Each row's adapter slot; None if there can be no adapters."""
         ...
 
 
@@ -54,7 +54,8 @@ class Paged(Protocol):
 
 @dataclass(slots=True)
 class Batch:
-    """tokens [T]; `row_ids` [S] and `counts` [S] on the device; `ends[i]` = index after grant i's last token."""
+    """One step's tensors: tokens [T]; `row_ids` [S] and `counts` [S] on the device; `ends[i]`: index after grant i's
+    last token."""
 
     plan: StepPlan
     tokens: Tensor
@@ -64,10 +65,10 @@ class Batch:
     ends: list[int]
     ctx: ForwardContext
     sequence: Tensor | None = None
-    """Of each token [T], where rows try trees: there a grant is several sequences of the context."""
+    """The context's sequence of each token [T], if rows try trees: a grant then consists of several sequences."""
 
     def paths(self, at: Tensor | None) -> Paths | None:
-        """Where what these tokens (None: all) descend from lies; None: no row tries a tree."""
+        """Where the ancestors of these tokens (None: of all) lie; returns None if no row tries a tree."""
         found = self.ctx.groups[0].paths
         if found is None or self.sequence is None:
             return None
@@ -75,7 +76,7 @@ class Batch:
 
 
 def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Batch:
-    """Gather the rows that `plan` grants tokens to."""
+    """Make the batch of the rows that `plan` grants tokens to."""
     device, block = rows.device, pool.layout.block_size
     packed = send(torch.tensor([plan.rows, plan.counts], dtype=torch.int64), device)
     longest = max(plan.counts)
@@ -106,11 +107,11 @@ def lay_out(
     adapted: bool = False,
     left: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, ForwardContext]:
-    """Token ids [T], their rows [T] and the context of a step, from the rows' state on the device alone.
+    """Token ids [T], their rows [T] and the context of a step, derived from the rows' state on the device alone.
 
-    packed [2, S]: rows and how many tokens each computes; size: T and the longest of these; kinds: per KV group the
-    entries of the longest table, and whether some entry j does not begin at j * block size; adapted: some rows have
-    adapters; left [T]: see StepRows."""
+    packed [2, S]: rows, and how many tokens each computes. size: T, and the largest of these counts. kinds: for each KV
+    group the entries of the longest table, and whether tables are shifted (some entry j does not begin at j * block
+    size). adapted: some rows have adapters. left [T]: see StepRows."""
     row_ids, counts = packed[0], packed[1]
     plain = [(rows.tables[g], rows.held[g], width) for g, (width, shifted) in enumerate(kinds) if not shifted]
     tokens, token_rows, positions, query_start, kv_len, gathered = kernels.gather_spans(
@@ -138,7 +139,7 @@ def lay_out(
 
 
 def apart(lengths: Tensor) -> tuple[Tensor, Spans | None]:
-    """query_start and spans of tokens that each stand for a sequence of this length [S], which ends with it."""
+    """query_start and spans of a step in which each token is the last one of a sequence of its own; lengths [S]."""
     spans = [(i, 1, n) for i, n in enumerate(lengths.tolist())] if lengths.device.type == "cpu" else None
     return torch.arange(lengths.shape[0] + 1, dtype=torch.int32, device=lengths.device), spans
 
@@ -154,9 +155,9 @@ def single_tokens(
     kinds: tuple[Flags, Flags] = ((), ()),
     adapted: bool = False,
 ) -> tuple[Tensor, ForwardContext]:
-    """Token ids [S] and the context of a step for one token of each of row_ids [S], the next one or one `offsets` [S]
-    later; starts: what `apart` gives for them. All but that is derived by one operation of the kernels.
-    kinds: the KV groups whose tables are shifted, and those that begin with the same entries; adapted: some rows have
+    """Token ids [S] and the context of a step with one token for each of row_ids [S]: the row's next token, or the one
+    `offsets` [S] behind it. One operation of the kernels derives all but `starts`, which `apart` gives. kinds: which KV
+    groups have shifted tables, and in which all tables begin with the same entries. adapted: some rows have
     adapters."""
     shifted, shared = kinds
     size = pool.layout.block_size
@@ -185,7 +186,8 @@ def single_tokens(
 
 
 def places_left(plan: StepPlan, first: int) -> list[int]:
-    """Where the state behind each of the step's tokens is left, -1: nowhere; the places for drafts begin at `first`."""
+    """The place where the state behind each of the step's tokens is left (-1: nowhere). Places for drafts begin at
+    `first`."""
     left: list[int] = []
     for i, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True)):
         tried = plan.guesses.get(i, 0)
@@ -197,14 +199,14 @@ def places_left(plan: StepPlan, first: int) -> list[int]:
 
 
 def reach(plan: StepPlan, rows: Rows, group: int, block_size: int) -> int:
-    """At most so many positions are read by the plan's rows that compute several tokens."""
+    """An upper bound of the positions that are read by rows which compute several tokens."""
     blocks = rows.blocks[group]
     return block_size * sum(len(blocks[row]) for row, n in zip(plan.rows, plan.counts, strict=True) if n > 1)
 
 
 def group_plan(rows: Placed, group: int, ids: tuple[Tensor, Tensor, Tensor], width: int, *, shifted: bool) -> GroupPlan:
-    """Tables of rows [S], `width` entries wide, and the slots of their tokens' positions; ids: rows [S], of tokens
-    [T], positions [T]. shifted: some entry j does not begin at j * block size."""
+    """Tables of rows [S], `width` entries wide, and the slots of their tokens' positions. ids: the rows [S], the row of
+    each token [T], the positions [T]. shifted: some entry j does not begin at j * block size."""
     row_ids, token_rows, positions = ids
     size = rows.layout.block_size
     table = rows.tables[group]
@@ -216,14 +218,15 @@ def group_plan(rows: Placed, group: int, ids: tuple[Tensor, Tensor, Tensor], wid
         first = rows.first[group][row_ids, :width]
         starts = rows.first[group][token_rows, :width]
         entry = torch.searchsorted(starts, positions.to(torch.int32)[:, None], right=True)[:, 0] - 1
-        # A drafter's place may lie behind its row's last block: it then spoils its own newest entry, nobody else's.
+        # A drafter may write behind its row's last block: it then overwrites its own newest entry, no other row's.
         offset = (positions - starts.gather(1, entry[:, None])[:, 0]).clamp_(max=size - 1)
     slots = table[token_rows, entry].long() * size + offset
     return GroupPlan(table[row_ids, :width], first, rows.held[group][row_ids], slots)
 
 
 def share_prefix(rows: Rows, group: int, row_list: list[int]) -> bool:
-    """Do the tables of all these rows begin with the same entries? (Cached blocks have equal blocks before them.)"""
+    """Do the tables of all these rows begin with the same entries? (Equal cached blocks have equal blocks before
+    them.)"""
     if len(row_list) < 2 or rows.device.type == "cpu":
         return False
     blocks, last = rows.blocks[group], SHARED_ENTRIES - 1

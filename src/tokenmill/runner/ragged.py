@@ -29,33 +29,33 @@ from tokenmill.runner.words import logits_of
 from tokenmill.sampling.arrays import send
 
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Rungs of tokens. A step of more keeps a GPU busy for longer than the host needs to launch it."""
+"""Rungs of tokens. A larger step keeps a GPU busy for longer than the host needs to launch it."""
 MEMBERS = (8, 64, 1025)
-"""Rungs of rows, the spare one included; kernels find by themselves which of them have what to do."""
+"""Rungs of rows, the spare row included; kernels find out by themselves which rows have work."""
 WORK = 1 << 20
-"""Tokens times positions that prompts read, from which attention by long chunks' kernels is worth their launches."""
+"""Tokens times positions read. Above it, the attention kernels for long chunks are worth their launches."""
 MOST_TOKENS = 64
-"""Of a native tape: above, products take longer than the way to them."""
+"""Most tokens of a native tape. With more tokens the products take longer than the overhead that a tape saves."""
 MOST_OF_A_ROW = 16
-"""Above, keys that are laid out once for all of a row's tokens are worth more than a recording."""
+"""Above it, laying out keys once for all of a row's tokens saves more than a recording does."""
 ROOM = 64 << 20
-"""Bytes that the temporary tensors of a native tape may take, and those of all recorded heads."""
+"""Bytes that the temporary tensors of a native tape may take, and bytes that all recorded heads may take together."""
 
 
 class RaggedMembers(Layout[tuple[int, int, bool]]):
-    """Layout for CUDA graphs: a key is (tokens, rows), both rungs, and whether rows have adapters."""
+    """Layout for CUDA graphs. A key has the rung of tokens, the rung of rows, and whether rows have adapters."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
         super().__init__(model, kernels, rows, pool)
-        self.tokens = [n for n in TOKENS if n <= rows.max_len]  # the spare row may get them all
+        self.tokens = [n for n in TOKENS if n <= rows.max_len]  # the spare row may compute them all
         most = rows.spare + 1
         self.members = [n for n in MEMBERS if n < most] + [most]
         self.packed = {n: torch.empty((2, n), dtype=torch.int64, device=rows.device) for n in self.members}
         self.left: dict[int, Tensor] = {}
-        """By rung of tokens, where the state behind each is left."""
+        """By rung of tokens: where the state behind each token is left."""
 
     def takes(self, plan: StepPlan) -> bool:
-        """Few tokens, some row computes several, and nothing but hidden states of this moment is wanted."""
+        """Is it a short step in which some row computes several tokens, and are only logits needed?"""
         rows, total, size = self.rows, plan.num_tokens, self.pool.layout.block_size
         return (
             len(plan.rows) < total <= (self.tokens[-1] if self.tokens else 0)
@@ -67,12 +67,12 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
         )
 
     def key(self, plan: StepPlan) -> tuple[int, int, bool]:
-        """The rungs of tokens and rows, and whether rows have adapters."""
+        """The rung of tokens, the rung of rows, and whether rows have adapters."""
         members = self.members[bisect_left(self.members, len(plan.rows) + 1)]
         return self.tokens[bisect_left(self.tokens, plan.num_tokens)], members, self.rows.adapted(plan.rows)
 
     def fill(self, key: tuple[int, int, bool], plan: StepPlan | None) -> None:
-        """Rows and how many tokens each computes; the spare row makes up what is missing of both."""
+        """Write the rows and how many tokens each computes; the spare row fills up both to their rungs."""
         tokens, members, _ = key
         rows, counts = (plan.rows, plan.counts) if plan is not None else ([], [])
         spare = members - len(rows)
@@ -87,7 +87,7 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
             self.left[tokens].copy_(send(torch.tensor(places, dtype=torch.int64), self.rows.device))
 
     def computing(self, key: tuple[int, int, bool]) -> Callable[[], Made]:
-        """From rows and counts to hidden states."""
+        """Computes from rows and counts to hidden states."""
         rows, (tokens, members, adapted) = self.rows, key
         kinds = [(table.shape[1], False) for table in rows.tables]
 
@@ -101,7 +101,7 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
         return compute
 
     def step(self, key: tuple[int, int, bool], plan: StepPlan, made: Made) -> Step:
-        """What was computed for the plan's rows."""
+        """The part of the results that belongs to the plan's rows."""
         count, total, packed = len(plan.rows), plan.num_tokens, self.packed[key[1]]
         batch = Batch(
             plan, made.tokens[:total], packed[0, :count], packed[1, :count], made.token_rows[:total],
@@ -110,36 +110,38 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
         return Step(batch, made.hidden[:total])
 
     def adapted(self, key: tuple[int, int, bool]) -> bool:
-        """Are there adapters in steps of this key?"""
+        """Do steps of this key have adapters?"""
         return key[2]
 
     def ahead(self) -> Iterator[tuple[int, int, bool]]:
-        """Steps of few rows."""
+        """Every rung of tokens, with the smallest rung of rows."""
         for tokens in reversed(self.tokens):
             for adapted in self.kinds:
                 yield tokens, self.members[0], adapted
 
 
 class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
-    """Layout for native tapes: a key is how many tokens there are, each given as its row and how far behind the row's
-    next token it lies, whether rows have adapters, and of how many rows they are if these have states (which go on from
-    token to token, so that recurrent layers are told the rows' borders), and whether some rows try trees, whose nodes
-    also have depths and paths. Where each row is sampled once, a recording of so many lines' logits follows."""
+    """Layout for native tapes. Each token is given as its row and its distance from the row's next token.
+
+    A key has the number of tokens, whether rows have adapters, the number of rows if rows have states (0 if not), and
+    whether some rows try trees. States pass from token to token, so recurrent layers need the rows' borders. Nodes of
+    trees also have depths and paths. If each row is sampled once, a recording of so many lines' logits follows."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
         super().__init__(model, kernels, rows, pool)
         self.packed: dict[int, Tensor] = {}
         self.paths: dict[int, Paths] = {}
-        """By tokens, where some are nodes of trees."""
+        """By the number of tokens: the paths of steps with trees."""
         self.recurring: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
-        """By tokens and rows: the rows, their borders, where the state behind each token is left."""
+        """By the numbers of tokens and rows: the rows, their borders, and where the state behind each token is left."""
         row_bytes = 40 * model.spec.hidden_size * len(model.spec.kv_specs) + 4 * sum(t.shape[1] for t in rows.tables)
         self.most = min(MOST_TOKENS, ROOM // row_bytes)
         self.room_bytes = self.most * row_bytes
         self.heads = Heads(model, kernels)
 
     def takes(self, plan: StepPlan) -> bool:
-        """Few tokens, some row computes several, contiguous tables, and nothing but hidden states is wanted."""
+        """Is it a short step with contiguous tables in which some row computes several tokens, and are only logits
+        needed?"""
         return (
             len(plan.rows) < plan.num_tokens <= self.most
             and max([0, *(n for i, n in enumerate(plan.counts) if i not in plan.nodes)]) <= MOST_OF_A_ROW
@@ -148,12 +150,12 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
         )
 
     def key(self, plan: StepPlan) -> tuple[int, bool, int, bool]:
-        """How many tokens there are, whether rows have adapters, how many rows have states, whether rows try trees."""
+        """The number of tokens, whether rows have adapters, how many rows have states, whether rows try trees."""
         states = len(plan.rows) if self.pool.states is not None else 0
         return plan.num_tokens, self.rows.adapted(plan.rows), states, bool(plan.nodes)
 
     def fill(self, key: tuple[int, bool, int, bool], plan: StepPlan | None) -> None:
-        """Each token's row and place."""
+        """Write each token's row and place."""
         assert plan is not None, "nothing is recorded ahead"
         packed = self.packed.get(key[0])
         if packed is None:
@@ -174,7 +176,7 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
             left.copy_(torch.tensor(places_left(plan, self.pool.states.first)))
 
     def _fill_paths(self, tokens: int, plan: StepPlan) -> None:
-        """How deep the nodes of trees stand, and what they descend from; other tokens have no root."""
+        """Write the depth and the ancestors of each node of a tree; other tokens have no root."""
         if tokens not in self.paths:
             places = torch.zeros((tokens, self.rows.levels + 1), dtype=torch.int32)
             self.paths[tokens] = Paths(torch.zeros(tokens, dtype=torch.int64), places)
@@ -187,7 +189,7 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
             self.packed[tokens][2, end - count : end] = found.depth[g, :count]
 
     def computing(self, key: tuple[int, bool, int, bool]) -> Callable[[], Made]:
-        """From tokens' places to hidden states."""
+        """Computes from tokens' places to hidden states."""
         packed, adapted = self.packed[key[0]], key[1]
         recurring = self.recurring.get((key[0], key[2]))
         starts = apart(self.rows.computed[packed[0]] + packed[2] + 1)
@@ -197,7 +199,7 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
             tokens, ctx = single_tokens(
                 self.kernels, self.rows, self.pool, packed[0], starts, packed[1], adapted=adapted
             )
-            if key[3]:  # where they lie is not where they stand
+            if key[3]:  # nodes do not lie at the positions that they stand at
                 found = self.kernels.gather_rows(packed[0], rows.tokens, rows.computed, [], size, packed[2])
                 groups = [replace(group, paths=paths) for group in ctx.groups]
                 ctx = replace(ctx, positions=found[1], kv_len=found[2], groups=groups)
@@ -209,7 +211,7 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
         return compute
 
     def step(self, key: tuple[int, bool, int, bool], plan: StepPlan, made: Made) -> Step:
-        """The hidden states, with logits where each row is sampled once, or each token is."""
+        """The hidden states, and the logits if each row is sampled once or every token is."""
         ends, given = list(accumulate(plan.counts)), torch.tensor([plan.rows, plan.counts])
         batch = Batch(plan, made.tokens, given[0], given[1], made.token_rows, ends, made.ctx)
         batch.sequence = torch.arange(key[0]) if key[3] else None
@@ -223,11 +225,11 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
         return Step(batch, made.hidden, None if lines is None else self.heads.logits(made, lines))
 
     def adapted(self, key: tuple[int, bool, int, bool]) -> bool:
-        """Are there adapters in steps of this key?"""
+        """Do steps of this key have adapters?"""
         return key[1]
 
     def forget_adapted(self) -> None:
-        """Recorded heads."""
+        """Drop recorded heads of steps with adapters."""
         for key in [key for key in self.heads.made if key[1]]:
             del self.heads.made[key]
 
@@ -243,7 +245,7 @@ class Heads:
         self.left = ROOM
 
     def logits(self, made: Made, ends: list[int]) -> Tensor | None:
-        """Of each row's last token [S, V]; None: so many lines are not recorded (yet)."""
+        """Logits [S, V] of the tokens before these ends; None: there is no recording for so many lines (yet)."""
         count, rows = len(ends), made.ctx.rows
         key = count, rows is not None and rows.adapters is not None
         if key not in self.made:

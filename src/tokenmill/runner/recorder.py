@@ -26,15 +26,16 @@ from tokenmill.runner.batch import Batch
 from tokenmill.runner.rows import Rows
 
 SPILL = 1 << 20
-"""Bytes that a recording may take for itself, beside the room of all."""
+"""Bytes of its own that a recording may take, besides the room that all recordings share."""
 K = TypeVar("K", bound=Hashable)
 Best = tuple[Tensor, Tensor, Tensor]
-"""What `Kernels.greedy` gives."""
+"""What `Kernels.greedy` returns."""
 
 
 @dataclass(slots=True)
 class Made:
-    """What a recording computes, in tensors that each replay fills again; logits, best: None where it ends before."""
+    """What a recording computes, in tensors that each replay fills again. logits, best: None if it ends before
+    these."""
 
     tokens: Tensor
     token_rows: Tensor
@@ -46,8 +47,8 @@ class Made:
 
 @dataclass(slots=True)
 class Step:
-    """A step that has been enqueued: its batch and final hidden states [T, hidden]; of the lines that sample logits
-    and the most likely tokens, if they were made on the way."""
+    """A step that has been enqueued: its batch and its final hidden states [T, hidden]; also the logits and the most
+    likely tokens of the sampled lines, if the recording computed them."""
 
     batch: Batch
     hidden: Tensor
@@ -60,7 +61,7 @@ class StepRecorder(Protocol):
 
     def fits(self, plan: StepPlan) -> bool: ...
     def warm(self) -> None:
-        """Record ahead what can be, so that no request waits for it."""
+        """Record ahead what can be recorded, so that no request waits for it."""
         ...
 
     def replay_step(self, plan: StepPlan) -> Step | None:
@@ -68,15 +69,15 @@ class StepRecorder(Protocol):
         ...
 
     def forget_weights(self) -> None:
-        """Weights have new numbers where they stand."""
+        """Weights were changed in place."""
         ...
 
     def forget_adapted(self) -> None:
-        """Adapters change products that recordings with adapters do not know of."""
+        """Adapters now change products that existing recordings with adapters leave unchanged: forget those."""
         ...
 
     def forget_all(self) -> None:
-        """Kernels are chosen otherwise from now on."""
+        """Forget all recordings: from now on other kernels may be chosen."""
         ...
 
 
@@ -89,26 +90,26 @@ class Layout(Generic[K]):
         self.rows = rows
         self.pool = pool
         self.kinds: tuple[bool, ...] = (False,)
-        """Of what is recorded ahead: without adapters, with them."""
+        """Which steps are recorded ahead: without adapters (False), with adapters (True)."""
 
     def takes(self, plan: StepPlan) -> bool:
-        """Is this a step of the kind?"""
+        """Is the plan's step of this kind?"""
         raise NotImplementedError
 
     def key(self, plan: StepPlan) -> K:
-        """What tells recordings apart."""
+        """The key of the recording that serves this plan."""
         raise NotImplementedError
 
     def fill(self, key: K, plan: StepPlan | None) -> None:
-        """Put the plan where recordings of this key read it; None: the row that is nobody's."""
+        """Write the plan into the tensors that recordings of this key read; None: write the spare row."""
         raise NotImplementedError
 
     def computing(self, key: K) -> Callable[[], Made]:
-        """What is computed from there."""
+        """The computation that starts from these tensors."""
         raise NotImplementedError
 
     def step(self, key: K, plan: StepPlan, made: Made) -> Step:
-        """What was computed for the plan's rows."""
+        """The part of the results that belongs to the plan's rows."""
         raise NotImplementedError
 
     def keeps(self, key: K) -> bool:
@@ -116,42 +117,43 @@ class Layout(Generic[K]):
         return True
 
     def ahead(self) -> Iterable[K]:
-        """Keys to record before they are asked for, largest first: its memory serves the others."""
+        """Keys to record ahead, the largest first: smaller ones can use its memory."""
         return ()
 
     def adapted(self, key: K) -> bool:
-        """Are there adapters in steps of this key?"""
+        """Do steps of this key have adapters?"""
         raise NotImplementedError
 
     def forget_adapted(self) -> None:
-        """Let go of what the layout itself has recorded of steps with adapters."""
+        """Drop what the layout itself has recorded for steps with adapters."""
 
     def follow(self, key: K, made: Made) -> None:
-        """Compile what comes after such a step and is not recorded."""
+        """Compile what follows such a step and is not part of its recording."""
 
     def simplify(self) -> bool:
-        """Compute less from now on; False: there is nothing to leave out."""
+        """Record less from now on; False: there is nothing to leave out."""
         return False
 
 
 class Recordings(Protocol[K]):
-    """Recordings of one layout's steps. possible: False once it is known that this model cannot be recorded."""
+    """Recordings of one layout's steps. possible: becomes False once this model proves impossible to record."""
 
     possible: bool
 
     def warm(self, layout: Layout[K]) -> None: ...
     def replay(self, key: K, layout: Layout[K], plan: StepPlan) -> Made | None:
-        """Compute the plan's step once (layers overwrite states); None: not recorded, and nothing was computed."""
+        """Compute the plan's step exactly once (layers overwrite states); None: not recorded, and nothing was
+        computed."""
         ...
 
     def forget_weights(self) -> None: ...
     def forget(self, which: Callable[[K], bool]) -> None:
-        """Let go of the recordings of these keys."""
+        """Drop the recordings of these keys."""
         ...
 
 
 class RecordedSteps(Generic[K]):
-    """The one StepRecorder: a layout over recordings."""
+    """The only StepRecorder: it joins a layout and its recordings."""
 
     def __init__(self, layout: Layout[K], recordings: Recordings[K]) -> None:
         self.layout = layout
@@ -180,7 +182,7 @@ class RecordedSteps(Generic[K]):
 
 
 class Graphs(Generic[K]):
-    """CUDA graphs; `recorder` may be shared, as one step runs after the other."""
+    """CUDA graphs. Layouts may share a `recorder`, because steps run one after the other."""
 
     def __init__(self, kernels: Kernels, recorder: Recorder) -> None:
         self.kernels = kernels
@@ -188,7 +190,7 @@ class Graphs(Generic[K]):
         self.made: dict[K, Recording[Made]] = {}
         self.possible = True
         self.proven: set[bool] = set()
-        """Kinds of steps (with adapters, without) of which one has run for real before it was recorded."""
+        """Kinds of steps (with adapters, without) of which one has already been run and recorded."""
 
     def warm(self, layout: Layout[K]) -> None:
         """Record the layout's keys."""
@@ -198,7 +200,7 @@ class Graphs(Generic[K]):
                 layout.follow(key, recording.made)
 
     def replay(self, key: K, layout: Layout[K], plan: StepPlan) -> Made | None:
-        """Enqueue the recording of this key, made if need be."""
+        """Enqueue the recording of this key; make it first if there is none."""
         recording = self._find(key, layout)
         if recording is None:
             return None
@@ -206,22 +208,22 @@ class Graphs(Generic[K]):
         return recording.replay()
 
     def forget_weights(self) -> None:
-        """Nothing: a graph reads the tensors that a weight settled into, and these stay where they are."""
+        """Do nothing: a graph reads the tensors that a weight settled into, and these stay where they are."""
 
     def forget(self, which: Callable[[K], bool]) -> None:
-        """Their memory is the others', too, and comes back with them."""
+        """Drop the recordings of these keys. All share one memory, which is freed with the last one."""
         for key in [key for key in self.made if which(key)]:
             del self.made[key]
 
     def _find(self, key: K, layout: Layout[K]) -> Recording[Made] | None:
-        """None: an operation of this model waits for the device."""
+        """Find or make a recording; None: an operation of this model waits for the device."""
         if key not in self.made and self.possible:
-            layout.fill(key, None)  # with the row that is nobody's: no other's state goes on
+            layout.fill(key, None)  # with the spare row: no real row's state changes
             compute, kind = layout.computing(key), layout.adapted(key)
             found = self._at_once(compute) if kind in self.proven else None
             if found is None:
                 before = self.kernels.waits
-                compute()  # scratch is taken, and it shows whether something waits
+                compute()  # allocates scratch memory and shows whether an operation waits
                 self.possible = self.kernels.waits == before
                 found = self.recorder.record(compute) if self.possible else None
             if found is not None:
@@ -230,8 +232,8 @@ class Graphs(Generic[K]):
         return self.made.get(key)
 
     def _at_once(self, compute: Callable[[], Made]) -> Recording[Made] | None:
-        """A recording of work that has never run: half of the time that a start takes for each. None: it does something
-        first that steps of this kind had not done yet, and must run before."""
+        """Record work that has never run, which halves the time that start-up takes for each recording. None: the work
+        does something that no step of this kind has done yet, and must run once before it is recorded."""
         before = self.kernels.waits
         try:
             found = self.recorder.record(compute)
@@ -243,10 +245,10 @@ class Graphs(Generic[K]):
 
 
 class Tapes(Generic[K]):
-    """Native tapes. All share one room for their temporary tensors: they run one after the other.
+    """Native tapes. All share one room for their temporary tensors, because they run one after the other.
 
-    The room begins as zeros, because a model that turns out not to be recordable has torch read entries of gathered
-    tables that do not count."""
+    The room begins as zeros: if a model turns out not to be recordable, torch reads unused entries of gathered
+    tables."""
 
     def __init__(self, kernels: Kernels, room_bytes: int) -> None:
         self.kernels = kernels
@@ -255,24 +257,25 @@ class Tapes(Generic[K]):
         self.made: dict[K, tuple[Made, Again]] = {}
         self.seen: set[K] = set()
         self.spilled: set[K] = set()
-        """Keys whose recordings would take memory of their own."""
+        """Keys whose recordings would take too much memory of their own."""
         self.possible = True
 
     def forget_weights(self) -> None:
-        """Tapes name copies that the kernels made of small tensors: steps that come again are recorded again."""
+        """Drop all recordings: they name copies that the kernels made of small tensors. Steps are then recorded
+        again."""
         self.made.clear()
         self.seen.clear()
 
     def forget(self, which: Callable[[K], bool]) -> None:
-        """Steps of these keys that come again are recorded again."""
+        """Drop the recordings of these keys; their steps are recorded again."""
         for key in [key for key in self.made if which(key)]:
             del self.made[key]
 
     def warm(self, layout: Layout[K]) -> None:
-        """Nothing: the first steps pack weights and bind descriptors, the next ones record themselves."""
+        """Do nothing: the first steps pack weights and bind descriptors; later steps record themselves."""
 
     def replay(self, key: K, layout: Layout[K], plan: StepPlan) -> Made | None:
-        """Compute the step, and keep a recording where one can be made."""
+        """Compute the step, and keep a recording of it if one can be made."""
         layout.fill(key, plan)
         found = self.made.get(key)
         if found is not None:
@@ -284,7 +287,7 @@ class Tapes(Generic[K]):
         keeps = layout.keeps(key) and key not in self.spilled
         if not keeps and (self.made or key in self.spilled):
             return layout.computing(key)()
-        if self.room is None:  # numpy's zeros take memory when they are first used
+        if self.room is None:  # numpy's zeros take memory only when they are first used
             self.room = torch.from_numpy(np.zeros(self.room_bytes, dtype=np.uint8))
         made, again = self.kernels.record(layout.computing(key), self.room)
         if again is None:
@@ -297,6 +300,6 @@ class Tapes(Generic[K]):
 
 
 def logits_suffice(rows: Rows, plan: StepPlan) -> bool:
-    """Nothing but this moment's hidden states or logits is wanted: no embeddings, no logprobs of prompts."""
+    """Does the step need logits of its sampled lines only, with no embeddings and no prompt logprobs?"""
     params = rows.sampling.params
     return not rows.pools and all(params[row].num_prompt_logprobs < 0 for row in plan.rows)

@@ -17,18 +17,18 @@ from tokenmill.sampling.arrays import send, to_device
 from tokenmill.sampling.table import SamplingTable
 
 FAR = 1 << 30
-"""First position of an unused table entry: beyond every real one, so that a search never lands there."""
+"""First position of an unused table entry: beyond every real position, so that a search never ends there."""
 
 
 class Rows:
-    """Device tensors by row: tokens [R + 1, L]; length and computed [R + 1]; per KV group tables, first, held.
+    """Device tensors by row: tokens [R + 1, L]; length and computed [R + 1]; for each KV group tables, first and held.
 
-    parents [R + 1, room]: what each of the drafts behind the known tokens goes on from, where drafts are trees of up to
-    `levels` (Kernels.accept_ says how).
-    `length` counts known tokens (not the drafts behind them, for which there is `room` at the end), `computed` those
-    whose K/V is in the cache; held [R + 1] counts table entries; those behind them name the scratch block, so that a
-    drafter which runs ahead spoils nobody's; adapters [R + 1]: slots of adapters, 0: none. The last row is nobody's: it
-    fills up recorded steps.
+    parents [R + 1, room]: the parent of each draft behind the known tokens, if drafts are trees of up to `levels`
+    (Kernels.accept_ has the encoding).
+    `length` counts known tokens, without the drafts behind them (`room` keeps space for those at the end). `computed`
+    counts tokens whose K/V is in the cache. held [R + 1] counts table entries; unused entries name the scratch block,
+    so that a drafter which runs ahead overwrites no other row's block. adapters [R + 1] are slots of adapters (0:
+    none). The last row is the spare row: it belongs to no sequence and fills up recorded steps.
     `blocks[g][row]` and `starts[g][row]` are the host's copy of the tables.
     """
 
@@ -66,22 +66,22 @@ class Rows:
         self.whole = (False,) * len(layout.groups)
         windows = [0 < group.window < max_len for group in layout.groups]
         self.may_shift = tuple(moves and self.device.type != "cpu" for moves in windows)
-        """Recorded steps whose tables are whole are computed as those whose tables are not: else the first sequence
-        that leaves its window would wait for recordings of its own. (Prompts are not: whole tables tell where windows
-        begin.)"""
+        """By KV group: recorded steps treat all tables as shifted. Otherwise the first sequence that leaves its window
+        would wait for new recordings. (Not so for prompts: whole tables tell where windows begin.)"""
         self.pretends = False
-        """All tables of windows are said to be shifted: kernels of such steps are compiled before there are any."""
+        """Report all tables of windows as shifted, so that kernels of such steps are compiled before they are
+        needed."""
         self.pools: dict[int, str] = {}
         self.sums: dict[int, Tensor] = {}
         self.num_prompt = [0] * max_rows
         self.adapters = torch.zeros(count, dtype=torch.int32, device=device)
         self.slots = [0] * max_rows
         self.always_adapted = False
-        """Steps without adapters are computed as those with them."""
+        """Steps without adapters run as steps with adapters."""
         self.epoch = 0
 
     def apply(self, plan: StepPlan) -> None:
-        """Take in a plan's state changes (block copies and grants excepted)."""
+        """Apply a plan's state changes, except block copies and grants."""
         if plan.epoch != self.epoch:
             self.epoch = plan.epoch
             for row in range(len(self.num_prompt)):
@@ -94,8 +94,8 @@ class Rows:
             self._append(plan.appended)
 
     def learn(self, chosen: dict[int, list[int]], drafts: dict[int, list[int]]) -> None:
-        """Append what was chosen elsewhere for rows that have computed all they knew, and perhaps drafts behind it;
-        drafts: what lies behind these from now on."""
+        """Append tokens that another stage has chosen. These rows have computed all that they knew. drafts: what lies
+        behind the new tokens from now on."""
         self._append(chosen)
         rows = to_device(list(chosen), torch.int64, self.device)
         self.computed[rows] = self.length[rows] - 1
@@ -103,7 +103,7 @@ class Rows:
             self.write_drafts(list(drafts), list(drafts.values()))
 
     def state(self) -> tuple[Tensor, Tensor, Tensor]:
-        """tokens, length and computed: what operations move on."""
+        """tokens, length and computed: the tensors that operations advance."""
         return self.tokens, self.length, self.computed
 
     def contiguous(self, row_list: list[int]) -> bool:
@@ -111,7 +111,7 @@ class Rows:
         return not any(self.moved(row_list))
 
     def moved(self, row_list: list[int]) -> tuple[bool, ...]:
-        """Of each group: does some entry j of these rows' tables not begin at j * block size?"""
+        """For each group: is some entry j of these rows' tables shifted (does it not begin at j * block size)?"""
         if self.pretends:
             return tuple(group.window > 0 for group in self.layout.groups)
         if not any(self.shifted):
@@ -119,24 +119,24 @@ class Rows:
         return tuple(not shifted.isdisjoint(row_list) for shifted in self.shifted)
 
     def moved_or_may(self, row_list: list[int]) -> tuple[bool, ...]:
-        """As recorded steps read them: those that may be shifted some day count as shifted."""
+        """The same as recorded steps see it: tables that may ever be shifted count as shifted."""
         return tuple(may or moved for may, moved in zip(self.may_shift, self.moved(row_list), strict=True))
 
     def adapted(self, row_list: list[int]) -> bool:
-        """Has any of these rows an adapter?"""
+        """Does any of these rows have an adapter?"""
         return self.always_adapted or any(self.slots[row] for row in row_list)
 
     def longest(self, row_list: list[int]) -> int:
-        """At least as many as any of these rows has tokens, the one to be sampled included."""
+        """An upper bound of these rows' token counts, the token about to be sampled included."""
         return max(self.starts[0][row][-1] for row in row_list) + self.layout.block_size + 1
 
     def write_drafts(self, rows: list[int], drafts: list[list[int]]) -> None:
-        """Put unverified tokens behind the known ones."""
+        """Write unverified tokens behind the known ones."""
         row_ids, offsets, values = _flatten(rows, drafts, self.device)
         self.tokens[row_ids, self.length[row_ids] + offsets] = values
 
     def drafts_of(self, row_ids: Tensor, count: int) -> Tensor:
-        """[n, count]: what lies behind the known tokens of these rows; of a tree the likeliest chain, then -1."""
+        """The drafts [n, count] behind these rows' known tokens; of a tree the likeliest chain, filled up with -1."""
         known = self.length[row_ids][:, None]
         if not self.levels:
             return self.tokens[row_ids[:, None], known + torch.arange(count, device=self.device)]
@@ -144,7 +144,7 @@ class Rows:
         return torch.where(chain < 0, -1, self.tokens[row_ids[:, None], known + chain.clamp(min=0)])
 
     def _append(self, appended: dict[int, list[int]]) -> None:
-        if self.device.type == "cpu":  # a slice each takes a fifth of what a scatter for all does
+        if self.device.type == "cpu":  # one slice per row takes a fifth of the time of one scatter for all
             tokens, length = self.tokens.numpy(), self.length.numpy()
             for row, new in appended.items():
                 start = int(length[row])
@@ -163,10 +163,10 @@ class Rows:
             self.sums.pop(row, None)
 
     def _write(self, plan: StepPlan) -> None:
-        """Starts, table edits and jumps, as one list of writes."""
+        """Write starts, table edits and jumps, all at once."""
         writes = _Writes()
         computed = {start.row: start.computed for start in plan.starts} | dict(plan.jumps)
-        # Per group and row: first entry to send, and entries that the device may hold from before.
+        # By group and row: the first entry to send, and how many entries the device may still hold.
         dirty: dict[tuple[int, int], tuple[int, int]] = {}
         for start in plan.starts:
             self._start(start, dirty)
@@ -210,7 +210,7 @@ class Rows:
 
 
 def chain_of(parents: Tensor, levels: int) -> Tensor:
-    """parents [n, N] -> the drafts [n, levels] that one reaches by going on with the first child; -1: there is none."""
+    """parents [n, N] -> the drafts [n, levels] reached by always going to the first child; -1: there is none."""
     at, found = parents.new_zeros(parents.shape[0]), []
     there = torch.ones_like(at, dtype=torch.bool)
     for _ in range(levels):
@@ -223,19 +223,19 @@ def chain_of(parents: Tensor, levels: int) -> Tensor:
 
 
 class _Writes:
-    """Runs of values that go to flat places of device tensors."""
+    """Collects runs of values to write to flat places of device tensors."""
 
     def __init__(self) -> None:
         self.runs: dict[int, tuple[Tensor, list[tuple[int, int]], list[int]]] = {}
 
     def put(self, target: Tensor, start: int, values: list[int]) -> None:
-        """`values` from flat place `start` on; places of one target must not repeat."""
+        """Write `values` from flat place `start` on; no place of a target may come twice."""
         _, places, flat = self.runs.setdefault(id(target), (target, [], []))
         places.append((start, len(values)))
         flat += values
 
     def send(self, device: torch.device) -> None:
-        """One copy to the device, one scatter per target."""
+        """Send everything: one copy to the device, then one scatter per target."""
         total = sum(len(flat) for _, _, flat in self.runs.values())
         packed = np.empty((2, total), dtype=np.int64)
         at = 0
@@ -253,7 +253,7 @@ class _Writes:
 
 
 def _flatten(rows: list[int], lists: list[list[int]], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Row of each value, its place in its list, and the values, on the device."""
+    """The row of each value, its place in its list, and the values, all on the device."""
     row_ids = [row for row, values in zip(rows, lists, strict=True) for _ in values]
     offsets = [i for values in lists for i in range(len(values))]
     flat = [v for values in lists for v in values]

@@ -41,14 +41,14 @@ from tokenmill.sampling.logprobs import token_logprobs
 from tokenmill.sampling.sampler import Sampled
 
 LOGITS_SLICE = 256
-"""Prompt positions whose logits exist at one time: 256 lines of a 128k vocabulary are 128 MB in float32."""
+"""How many prompt positions have logits at one time: 256 lines of a 128k vocabulary are 128 MB in float32."""
 
 
 @dataclass(slots=True)
 class Left:
-    """What sampling leaves for those who come after it. `places`: the sampled lines' tokens in the batch. `verdict`:
-    which of them stand, if any drafts were tried; it comes back behind the sampled tokens. `told`: grants whose new
-    drafts the host must know."""
+    """What sampling leaves for the operations after it. `places`: the token in the batch of each sampled line.
+    `verdict`: which lines stand, if drafts were tried; it is read together with the sampled tokens. `told`: grants
+    whose new drafts the host must know."""
 
     places: list[int] = field(default_factory=list)
     verdict: Verdict | None = None
@@ -56,13 +56,13 @@ class Left:
 
     @property
     def stand(self) -> tuple[list[int], Tensor] | None:
-        """Grants, and how many samples of each stand; None: no drafts were tried."""
+        """The verified grants, and how many samples of each stand; None: no drafts were tried."""
         return None if self.verdict is None else (self.verdict.grants, self.verdict.kept)
 
 
 @dataclass(slots=True)
 class Running:
-    """A plan on the device: its batch, hidden states, and per sampled line the grant it belongs to."""
+    """A plan on the device: its batch, its hidden states, and the grant of each sampled line (`lines`)."""
 
     plan: StepPlan
     batch: Batch | None = None
@@ -79,7 +79,7 @@ class Running:
 
 
 class Runner:
-    """One model on one device; record: replay decode steps and short ones. drafter: guesses after each sampling."""
+    """One model on one device. record: replay decode steps and other short steps. drafter: guesses after sampling."""
 
     def __init__(
         self,
@@ -94,10 +94,10 @@ class Runner:
         adapters: AdapterStore | None = None,
     ) -> None:
         self.link: Link = NoLink()
-        """To the stages before and behind this one."""
+        """Exchanges hidden states with the stages before and after this one."""
         self.to_logits = model.spec.ends[1]
         self.tells_drafts = self.to_logits and not model.spec.ends[0]
-        """The stages before this one must know what its drafter leaves."""
+        """Must the stages before this one be told what its drafter leaves?"""
         self.adapters: AdapterStore = adapters or NoAdapters()
         self.sleeper: Sleeper = NoSleep()
         self.experts: Movers = NoMovers()
@@ -111,17 +111,17 @@ class Runner:
             max_rows, max_len, pool.layout, model.spec.vocab_size, str(device), scratch, room=self.drafter.most,
             levels=self.drafter.levels,
         )  # fmt: skip
-        # Where a row's bytes must not depend on its company on a GPU, steps with and without adapters are the same.
+        # Deterministic GPU steps run the same code with and without adapters: a row's bytes must not depend on others.
         launch = getattr(kernels, "launch", None)
         self.rows.always_adapted = adapters is not None and bool(getattr(launch, "steady", False))
         self.recorders: list[StepRecorder] = self._recorders() if record else []
         self.failed_epoch = -1
         self.translate: Callable[[StepPlan], None] = lambda plan: None
-        """Changes a plan for the whole model into one for this stage of it."""
+        """Changes a plan for the whole model into a plan for this stage, in place."""
         self.drafter.bind(self.rows, pool)
 
     def _recorders(self) -> list[StepRecorder]:
-        """Of steps of one token a row, and of short ones that are ragged."""
+        """Recorders for steps of one token a row, for short ragged steps and for steps with trees."""
         parts = self.model, self.kernels, self.rows, self.pool
         if self.kernels.records:
             made: list[StepRecorder] = [RecordedSteps(SingleTokens(*parts, exact=True), Tapes(self.kernels, ROOM))]
@@ -140,7 +140,7 @@ class Runner:
 
     @torch.inference_mode()
     def warm(self) -> None:
-        """Record what can be recorded ahead; the larger steps first, whose memory serves the others."""
+        """Record ahead what can be; the largest steps first, because smaller ones can use their memory."""
         for recorder in reversed(self.recorders):
             recorder.warm()
         if self.drafter.most:
@@ -148,7 +148,7 @@ class Runner:
             self.drafter.warm()
 
     def _compile_drafts(self) -> None:
-        """What follows sampling where there are drafts, with the row that is nobody's; it stays where it was."""
+        """Compile what follows sampling if there are drafts. It runs on the spare row, which is reset afterwards."""
         rows, device = self.rows, self.rows.device
         grants = torch.tensor([[rows.spare], [0], [1]], device=device)
         marked = torch.zeros(2, dtype=torch.int64, device=device)
@@ -163,7 +163,7 @@ class Runner:
         rows.computed[rows.spare] = 0
 
     def forget_weights(self) -> None:
-        """Weights have new numbers where they stand: what was made of the old ones is made again."""
+        """Weights were changed in place: everything made from the old numbers must be made again."""
         self.kernels.forget_weights()
         for recorder in self.recorders:
             recorder.forget_weights()
@@ -172,7 +172,7 @@ class Runner:
 
     @untracked
     def begin(self, plan: StepPlan) -> Running:
-        """Apply the plan and compute hidden states."""
+        """Apply the plan and enqueue its forward pass."""
         running = Running(plan)
         try:
             self.link.begin(plan.num_tokens)
@@ -191,7 +191,7 @@ class Runner:
         """Choose tokens and write them into the rows."""
         if running.result is not None:
             return
-        if not self.to_logits:  # the last stage chooses, and `learn` tells
+        if not self.to_logits:  # the last stage samples, and `learn` brings its choice
             assert running.batch is not None
             self.rows.computed.index_add_(0, running.batch.row_ids, running.batch.counts)
             settle_states(self.pool.states, running.plan, running.batch, self.rows, running.left.stand)
@@ -204,17 +204,17 @@ class Runner:
 
     @torch.inference_mode()
     def learn(self, chosen: dict[int, list[int]], drafts: dict[int, list[int]]) -> None:
-        """What the last stage has chosen: the tokens that stand, by row, and drafts behind them. No plan since has had
-        these rows."""
+        """Take in what the last stage has chosen: by row, the tokens that stand and the drafts behind them. No plan
+        since then has contained these rows."""
         self.rows.learn(chosen, drafts)
 
     def ready(self, running: Running) -> bool:
-        """Would `finish` find everything computed?"""
+        """Is everything computed that `finish` waits for?"""
         return running.result is not None or running.read is None or running.read.ready()
 
     @untracked
     def finish(self, running: Running) -> StepResult:
-        """Wait for the device and gather what the host must know."""
+        """Wait for the device and collect the result for the host."""
         if running.result is not None:
             return running.result
         try:
@@ -226,7 +226,7 @@ class Runner:
 
     @untracked
     def run_plan(self, plan: StepPlan, late: LateInputs | None = None) -> StepResult:
-        """All three at once."""
+        """Run `begin`, `sample` and `finish`."""
         running = self.begin(plan)
         self.sample(running, late)
         return self.finish(running)
@@ -302,7 +302,7 @@ class Runner:
         self._leave_drafts(running)
 
     def _take(self, running: Running, best: tuple[Tensor, Tensor, Tensor]) -> None:
-        """The choice came with the logits: what `_sample` does in general, in a few operations (see single.py)."""
+        """Do the work of `_sample` in a few operations: the recorded step has already chosen (see single.py)."""
         batch, rows = running.batch, self.rows
         assert batch is not None
         running.lines = list(range(len(running.plan.rows)))
@@ -312,7 +312,7 @@ class Runner:
         self.kernels.advance_(batch.row_ids, running.sampled.ids, *rows.state())
 
     def _choose(self, running: Running, logits: Tensor, at: Tensor | None, late: LateInputs) -> tuple[Sampled, Tensor]:
-        """A token per line; the same with ~ where it is bad. `at` [n]: the lines' tokens in the batch, None: all."""
+        """Choose a token per line; also its id, or ~id if bad. `at` [n]: each line's token in the batch (None: all)."""
         batch, table = running.batch, self.rows.sampling
         assert batch is not None
         row_ids, positions = batch.token_rows, batch.ctx.positions[: batch.token_rows.shape[0]]
@@ -329,12 +329,12 @@ class Runner:
         return choose(logits, ask, table, self.kernels, words_of(self.model, self.kernels))
 
     def _advance(self, running: Running) -> None:
-        """Rows move on by what they computed, and sampled tokens are appended."""
+        """Count what the rows have computed, and append the sampled tokens."""
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None and running.sampled is not None
         counts = batch.counts
         if running.logits is not None and not self._candidates(plan):
-            if plan.num_tokens > len(plan.rows):  # all but the last token of a row: sampling follows that one
+            if plan.num_tokens > len(plan.rows):  # all but each row's last token, which `advance_` counts
                 rows.computed.index_add_(0, batch.row_ids, counts - 1)
             self.kernels.advance_(batch.row_ids, running.sampled.ids, *rows.state())
             return
@@ -352,14 +352,14 @@ class Runner:
         rows.length.index_add_(0, row_ids, torch.ones_like(row_ids))
 
     def _move_mus(self, running: Running, verdict: Verdict | None) -> None:
-        """Rows with mirostat, whose drafts are chains, go on with what their last token that stands has left."""
+        """Give each row with mirostat (its drafts are chains) the state behind its last token that stands."""
         assert running.sampled is not None
         if running.sampled.pending.mus is None:
             return
         mus, lines = running.sampled.pending.mus
         grants: dict[int, int] = {}
         for place, line in enumerate(lines):
-            grants.setdefault(running.lines[line], place)  # its first line; a grant's lines lie together
+            grants.setdefault(running.lines[line], place)  # the grant's first line; its lines lie together
         rows = to_device([running.plan.rows[i] for i in grants], torch.int64, mus.device)
         at = to_device(list(grants.values()), torch.int64, mus.device)
         if verdict is not None:
@@ -369,12 +369,12 @@ class Runner:
         running.mus = list(grants), Readback(left)
 
     def _leave_drafts(self, running: Running) -> None:
-        """What the plan has a DeviceDrafter do behind a step; a later plan decides which of its drafts are tried."""
+        """Let a DeviceDrafter do what the plan says; a later plan decides which of its drafts are tried."""
         plan, rows, left = running.plan, self.rows, running.left
         assert running.batch is not None and running.hidden is not None
         if plan.follows or plan.proposes:
             self.drafter.follow(plan.follows, Seen(running.batch.ctx, running.hidden))
-        if left.verdict is not None and left.verdict.path is not None:  # the drafter's keys, too
+        if left.verdict is not None and left.verdict.path is not None:  # moves the drafter's keys, too
             first = to_device(
                 [left.places[running.lines.index(i)] for i in left.verdict.grants], torch.int64, rows.device
             )
@@ -451,7 +451,7 @@ class Runner:
             result.logprobs[i] = [sampled.logprobs[n] for n in lines]
 
     def _score_prompts(self, running: Running) -> None:
-        """Prompt logprobs of the positions in this step, in bounded slices of logits."""
+        """Compute prompt logprobs of this step's positions, in bounded slices of logits."""
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None and running.hidden is not None
         for i, row in enumerate(plan.rows):
@@ -469,7 +469,7 @@ class Runner:
                 running.scores.setdefault(i, []).extend(token_logprobs(logits.float(), targets, wanted))
 
     def _pool(self, running: Running, result: StepResult) -> None:
-        """Pooled hidden states of embedding rows: the last token's, or the mean over the prompt."""
+        """Pool the hidden states of embedding rows: take the last token's, or the mean over the prompt."""
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None and running.hidden is not None
         for i, row in enumerate(plan.rows):
@@ -478,7 +478,7 @@ class Runner:
                 continue
             part = running.hidden[batch.ends[i] - plan.counts[i] : batch.ends[i]]
             if kind == "mean":
-                # Strictly one position after the other: chunk borders must not change the sum.
+                # Add strictly one position after the other: chunk borders must not change the sum.
                 before = rows.sums[row][None] if row in rows.sums else part.new_zeros(1, part.shape[1]).double()
                 rows.sums[row] = torch.cat([before, part.double()]).cumsum(0)[-1]
             if plan.samples[i]:
@@ -490,7 +490,7 @@ class Runner:
 
 
 def _split_masks(masks: dict[int, bytes], plan: StepPlan) -> dict[int, bytes | list[bytes]]:
-    """One mask per line: a row with drafts brings as many as it samples lines, one after the other."""
+    """Split the masks by line: a row with drafts brings one for each line that it samples, joined."""
     split: dict[int, bytes | list[bytes]] = dict(masks)
     for i, drafts in plan.drafts.items():
         packed = masks.get(plan.rows[i])

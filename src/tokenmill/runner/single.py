@@ -27,13 +27,14 @@ from tokenmill.sampling.choose import find_largest
 from tokenmill.sampling.quick import compile_choices
 
 LADDER = (1, 2, 4, 8, 16, 24, 32, 48, *range(64, 257, 16), 288, 320, 384, 512, 640, 768, 896, 1024)
-"""Row counts that steps are filled up to. The large ones are few: 512 rows were multiplied sooner than 416 or 448."""
+"""Row counts that steps are filled up to. There are few large ones: products of 512 rows were faster than of 416 or
+448."""
 SHARED_LADDER = (8, 16, 32, *range(64, 1025, 64))
-"""Rungs of steps whose rows share a prefix: fewer, because they are recorded beside the others."""
+"""Rungs of steps whose rows share a prefix. There are fewer, because they are recorded in addition to the others."""
 ADAPTED_LADDER = (1, 2, 4, 8, 16, 32, 48, 64, 96, *range(128, 1025, 64))
-"""Rungs of steps in which rows have adapters, recorded beside those without: a start records both."""
+"""Rungs of steps with adapters. There are fewer, because start-up records them in addition to those without."""
 MOST_ROWS = 32
-"""Of a native tape: above, products take longer than the way to them."""
+"""Most rows of a native tape. With more rows the products take longer than the overhead that a tape saves."""
 ROOM = 64 << 20
 """Bytes that the temporary tensors of a native tape may take."""
 Key = tuple[int, tuple[bool, ...], tuple[bool, ...], bool]
@@ -41,7 +42,8 @@ Key = tuple[int, tuple[bool, ...], tuple[bool, ...], bool]
 
 
 class SingleTokens(Layout[Key]):
-    """Layout of steps in which each row computes one token, all of them sampled. exact: no rungs, for native tapes."""
+    """Layout of steps in which each row computes and samples one token. exact: there are no rungs (for native
+    tapes)."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool, *, exact: bool) -> None:
         super().__init__(model, kernels, rows, pool)
@@ -55,10 +57,10 @@ class SingleTokens(Layout[Key]):
         self.filled: dict[int, list[int]] = {}
         self.ones = torch.ones(rows.spare, dtype=torch.int64, device=rows.device)
         self.lasts: dict[int, tuple[list[int], Tensor]] = {}
-        """By the number of rows: where each one's tokens end, and how many it computes."""
+        """By the number of rows: where each row's tokens end, and how many it computes."""
 
     def takes(self, plan: StepPlan) -> bool:
-        """One token for each row, sampled from each, and nothing but logits is wanted."""
+        """Does each row compute and sample one token, and are only logits needed?"""
         rows = self.rows
         return (
             len(plan.rows) == plan.num_tokens
@@ -69,7 +71,7 @@ class SingleTokens(Layout[Key]):
         )
 
     def key(self, plan: StepPlan) -> Key:
-        """The rung, and how the tables are; a tape takes only steps whose tables are plain, and shares nothing."""
+        """The rung and the kinds of tables; a tape takes only steps with plain tables and uses no shared prefix."""
         if self.exact:
             return len(plan.rows), (), (), self.rows.adapted(plan.rows)
         shared = tuple(share_prefix(self.rows, g, plan.rows) for g in range(len(self.rows.tables)))
@@ -79,13 +81,13 @@ class SingleTokens(Layout[Key]):
         return rung, self.rows.moved_or_may(plan.rows), shared, adapted
 
     def _rungs(self, shared: bool, adapted: bool) -> list[int]:
-        """Those of the largest kind are the many; where all steps are adapted, these are."""
+        """The rungs of steps of this kind; if all steps run as adapted ones, these have the full ladder."""
         if shared:
             return self.shared_ladder
         return self.adapted_ladder if adapted and len(self.kinds) > 1 else self.ladder
 
     def fill(self, key: Key, plan: StepPlan | None) -> None:
-        """The rows' numbers, the spare row's behind them."""
+        """Write the rows' numbers, then the spare row's up to the rung."""
         rung, wanted = key[0], plan.rows if plan is not None else []
         row_ids = self.row_ids.get(rung)
         if row_ids is None:
@@ -96,7 +98,7 @@ class SingleTokens(Layout[Key]):
             row_ids.copy_(send(torch.tensor(padded, dtype=torch.int64), self.rows.device))
 
     def computing(self, key: Key) -> Callable[[], Made]:
-        """From row numbers to logits, or to hidden states where what follows cannot be recorded."""
+        """Computes from row numbers to logits, or to hidden states if what follows these cannot be recorded."""
         row_ids = self.row_ids[key[0]]
         starts = apart(self.rows.computed[row_ids] + 1)
 
@@ -114,7 +116,7 @@ class SingleTokens(Layout[Key]):
         return compute
 
     def step(self, key: Key, plan: StepPlan, made: Made) -> Step:
-        """What was computed for the plan's rows."""
+        """The part of the results that belongs to the plan's rows."""
         count, row_ids, tokens, hidden, logits = len(plan.rows), made.token_rows, made.tokens, made.hidden, made.logits
         if logits is None and self.ends:
             logits = logits_of(self.model, self.kernels, hidden, made.ctx)
@@ -128,11 +130,11 @@ class SingleTokens(Layout[Key]):
         return Step(batch, hidden, logits, made.best)
 
     def keeps(self, key: Key) -> bool:
-        """Few rows whose tensors fit into the room."""
+        """Are there few rows, and do their tensors fit into the room?"""
         return key[0] <= MOST_ROWS and key[0] * self.row_bytes <= ROOM
 
     def ahead(self) -> Iterator[Key]:
-        """Every rung, as long as steps are plain."""
+        """Every rung with every kind of adapters and shared prefixes; tables as recorded steps first see them."""
         no, shares = (False,) * len(self.rows.tables), (True,) * len(self.rows.tables)
         moved = self.rows.may_shift
         for rung in reversed(self.ladder):
@@ -142,11 +144,11 @@ class SingleTokens(Layout[Key]):
                         yield rung, moved, kind, adapted
 
     def adapted(self, key: Key) -> bool:
-        """Are there adapters in steps of this key?"""
+        """Do steps of this key have adapters?"""
         return key[3]
 
     def follow(self, key: Key, made: Made) -> None:
-        """The ways of choosing, and what moves rows on, with the row that is nobody's; it stays where it was."""
+        """Compile the ways to choose tokens and to advance rows. It uses the spare row, which is reset afterwards."""
         if any(key[2]) or made.logits is None:
             return
         rows, row_ids = self.rows, self.row_ids[key[0]]
@@ -158,6 +160,6 @@ class SingleTokens(Layout[Key]):
             rows.computed[rows.spare] = 0
 
     def simplify(self) -> bool:
-        """What lies between the head and the logits may be all that is in the way."""
+        """Leave out logits: what lies between the head and the logits may be all that prevents a recording."""
         could, self.to_logits = self.to_logits, False
         return could
