@@ -1,4 +1,5 @@
-"""The application: which APIs there are, and what hangs together. Owns: the list of APIs, the parts of one server.
+"""The application: all APIs and the parts of one server, put together. Owns: the list of APIs, and making House and
+Context.
 
 Must not know: paths (each API's `routes.py`), how tokens are made (Backend), sockets (run.py).
 """
@@ -76,7 +77,7 @@ APIS = (
 
 
 def make_house(config: ServerConfig, models: Catalogue[Model]) -> House:
-    """What the models of one server share."""
+    """Make what all models of one server share."""
     metrics, limits = HouseMetrics(), config.limits
     gate_limits = GateLimits(
         capacity=limits.max_num_queued_reqs,
@@ -99,7 +100,7 @@ def make_house(config: ServerConfig, models: Catalogue[Model]) -> House:
 
 
 def _sources(house: House) -> list[Source]:
-    """Series of the models that there are; those of models that were taken out go."""
+    """The metrics of all configured models; those of removed models are dropped."""
     entries = house.models.entries
     house.series = {name: each for name, each in house.series.items() if name in entries or not name}
     return [ModelSeries(house.models), *(each.registry for name, each in house.series.items() if name)]
@@ -107,7 +108,7 @@ def _sources(house: House) -> list[Source]:
 
 @dataclass(slots=True)
 class _Alone:
-    """A model whose backend somebody else starts and ends."""
+    """A loaded model whose backend the caller of `make_context` starts and ends."""
 
     context: Context
 
@@ -141,7 +142,7 @@ async def _unmade(entry: Entry[Model]) -> Model:
 
 
 def _alone(backend: Backend, config: ServerConfig) -> Context:
-    """A house with one model, which is there already."""
+    """The context of one model that is loaded already, in a house of its own."""
     info = backend.info
     names = ",".join(name for name in info.names if name not in info.adapters)
     house = make_house(config, Catalogue(_unmade))
@@ -151,7 +152,7 @@ def _alone(backend: Backend, config: ServerConfig) -> Context:
 
 
 def make_context(backend: Backend, config: ServerConfig, house: House | None = None) -> Context:
-    """The parts of one model around its loaded backend. Without a house it is the only one, in a house of its own."""
+    """Make one model's context around its loaded backend. Without a house, the model gets one of its own."""
     if house is None:
         return _alone(backend, config)
     info, limits = backend.info, config.limits
@@ -181,7 +182,7 @@ def make_context(backend: Backend, config: ServerConfig, house: House | None = N
 
 
 def make_front(house: House) -> Context:
-    """What endpoints that are about no model see where the first one is not loaded."""
+    """The context for endpoints that are about no model, used while the first model is not loaded."""
     return make_context(Nobody(), house.config, house)
 
 

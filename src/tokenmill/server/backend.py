@@ -1,6 +1,6 @@
-"""What the HTTP side needs of whatever makes tokens. Owns: the Backend seam, ModelInfo, DeltaStream.
+"""What the HTTP side needs from whatever makes tokens. Owns: the Backend protocol, ModelInfo, DeltaStream.
 
-A Fleet of engines is one Backend, testing.fake_generator another. Must not know: HTTP, processes.
+A Fleet of engines is one Backend, testing.fake_generator is another. Must not know: HTTP, processes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from tokenmill.engine.wire import EngineStats as EngineStats
 from tokenmill.text.codec import Tokenizer
 
 UNAVAILABLE = "unavailable: "
-"""Begins the error of a delta when the engine, not the request, is to blame."""
+"""Prefix of a delta's error when the engine, not the request, is to blame."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model: `names[0]` is the one that answers carry; its adapters' names follow the model's own."""
+    """The served model. Answers carry `names[0]`; the names of adapters follow the model's own names."""
 
     names: tuple[str, ...]
     root: str
@@ -33,9 +33,9 @@ class ModelInfo:
     priorities: bool = False
     details: dict[str, Any] = field(default_factory=dict)
     adapters: dict[str, int] = field(default_factory=dict)
-    """Those of the names that are adapters, with their numbers."""
+    """Adapters by name, with their numbers."""
     folders: dict[str, str] = field(default_factory=dict)
-    """Where adapters lie."""
+    """Folders of adapters by name."""
 
 
 MAX_CHUNKS = 256
@@ -53,15 +53,15 @@ class Timeline:
     replays: int = 0
     preemptions: int = 0
     engine: int = 0
-    """Which one works on it, or did last."""
+    """The engine that works on the request, or did last."""
     prefill: list[tuple[float, int]] = field(default_factory=list)
-    """When how many of the prompt's tokens were there, cached or computed; the first MAX_CHUNKS steps of it."""
+    """(time, prompt tokens that were cached or computed by then), for the first MAX_CHUNKS steps."""
 
 
 class DeltaStream:
-    """The way of deltas to their handler: everything that is ready comes in one batch. Requests may share one.
+    """Carries deltas to their handler, in one batch all that is ready. Several requests may share a stream.
 
-    `owner` names the key that asks, for fair turns; `session` the conversation, and `rank` the engine that it wants.
+    `owner`: the key that asks, so that keys get fair shares. `session`: the conversation. `rank`: the engine it wants.
     """
 
     __slots__ = ("_ready", "_waiter", "owner", "rank", "session")
@@ -96,7 +96,7 @@ class DeltaStream:
 
 
 class Backend(Protocol):
-    """Makes tokens for checked requests. `observe` is called with each step's number of tokens, and its engine's."""
+    """Makes tokens for checked requests. `observe` is called with each step's number of tokens and its engine."""
 
     observe: Callable[..., None]
 
@@ -104,16 +104,16 @@ class Backend(Protocol):
     def info(self) -> ModelInfo: ...
 
     async def open(self, request: Request, stream: DeltaStream, pooling: str | None = None) -> Timeline:
-        """Accept a request (UserError, EngineDeadError say why not); each of its outputs ends with one terminal
-        delta in `stream`. With `pooling` the only delta carries a vector."""
+        """Accept a request, or raise UserError or EngineDeadError. Each output ends with one terminal delta in
+        `stream`. With `pooling`, the only delta carries a vector."""
         ...
 
     def abandon(self, request_id: str, index: int | None = None) -> None:
-        """Nobody reads this request (or this output) any more: end it now. Unknown ids are ignored."""
+        """End this request (or only this output) now, because nobody reads it any more. Unknown ids are ignored."""
         ...
 
     def health(self) -> str | None:
-        """None, or why no progress is to be expected."""
+        """None, or the reason why no progress is to be expected."""
         ...
 
     def stats(self) -> list[EngineStats]: ...

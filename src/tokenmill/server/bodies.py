@@ -1,8 +1,8 @@
-"""From a body's bytes to a checked request. Owns: decoding and validation, in a thread where they take long, and how
-many bytes of bodies are held at once.
+"""From a body's bytes to a checked request. Owns: decoding and validation (in a thread if they take long), and how many
+bytes of bodies are held at once.
 
-Ceilings come first (ceilings.py), and every list of a schema gives up at its first finding (fields.py), so the work is
-bounded by what one request may hold. Must not know: any one API, sockets.
+The work is bounded by what one request may hold: ceilings are checked first (ceilings.py), and every list of a schema
+stops at its first error (fields.py). Must not know: any one API, sockets.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ B = TypeVar("B", bound=BaseModel)
 T = TypeVar("T")
 THREADS = 2
 BOM = b"\xef\xbb\xbf"
-"""What some editors put before UTF-8 text: readers of JSON may ignore it."""
+"""The byte order mark that some editors put before UTF-8 text; readers of JSON may ignore it."""
 MOST_EXACT = 1 << 53
-"""Beyond it a float is several integers."""
+"""Above this, one float stands for several integers."""
 MOST_WHOLE = 8
-"""Times that a body is read again after a mend: each mends all that was found, and its like in lists."""
+"""How often a body is validated again after floats were replaced. Each pass replaces all that was found, and the same
+fields of all entries of a list."""
 PIECE = 256 << 10
-"""What comes in single bytes is not kept in single bytes."""
+"""Small parts are joined into pieces of this many bytes, because a body may arrive byte by byte."""
 SMALL = 32 << 10
-"""Bytes that are read on the event loop: a few milliseconds at the very most."""
+"""Bodies up to this many bytes are read on the event loop, which takes a few milliseconds at most."""
 BODIES_AT_ONCE = 16
-"""So many of the largest bodies are held at a time; smaller ones than SMALL always find room."""
+"""How many bodies of the largest size are held at a time. Bodies smaller than SMALL always find room."""
 LARGE = 2 * MAX_SPEC_BYTES
-"""Bytes of a structure as it is written; the exact limit is looked at where it is worked out."""
+"""Most bytes of a structure as written in the body. The exact limit is checked where the structure is lowered."""
 STRUCTURES = frozenset(
     (
         *("structured_outputs", "response_format", "structural_tag", "json_schema", "regex", "ebnf", "grammar"),
@@ -46,7 +47,7 @@ STRUCTURES = frozenset(
         *("format", "text", "parameters", "output_format", "output_config"),
     )
 )
-"""Fields of all APIs that hold a structure, and no text that a model reads (`text` does where it is no object)."""
+"""Fields of all APIs that hold a structure and no text for the model (`text` holds one where it is not an object)."""
 Raw = Mapping[str, Any]
 Schema = type[B] | Callable[[Raw], type[B]]
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -54,16 +55,16 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Bodies:
-    """The threads of one server, and the bytes that it holds."""
+    """One server's threads for reading bodies, and the number of bytes that it holds."""
 
     def __init__(self, max_body_bytes: int, plans: Mapping[str, Plan]) -> None:
         self.plans = plans
-        """What becomes of the names in every kind of body."""
+        """How the names in every kind of body are judged."""
         self.room = BODIES_AT_ONCE * max(max_body_bytes, SMALL)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-body")
 
     async def run_in_thread(self, size: int, work: Callable[[], T]) -> T:
-        """Do what takes time in proportion to a body of this size."""
+        """Do work that takes time in proportion to a body of this size, in a thread if it is large."""
         if size <= SMALL:
             return work()
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
@@ -83,7 +84,7 @@ class Parcel:
         self._held = 0
 
     def add(self, part: bytes) -> None:
-        """More has come; 503 when the server holds as much as it will."""
+        """Append a part that has arrived; raises 503 when the server holds as much as it may."""
         if not self.parts or len(self.parts[-1]) > PIECE:
             self.parts.append(bytearray())
         self.parts[-1] += part
@@ -94,13 +95,13 @@ class Parcel:
             raise HttpError(503, "The server is reading many large bodies now; try again.", retry_after=1)
 
     def take(self) -> bytes:
-        """All of it; the parcel is empty then, but counts until `release`."""
+        """The whole body. The parcel is empty afterwards, but its bytes count until `release`."""
         data = b"".join(self.parts)
         self.parts.clear()
         return data
 
     def fields(self) -> Mapping[str, msgspec.Raw]:
-        """The fields of the body, which stays where it is; none where it is no object."""
+        """The body's fields; the body stays in the parcel. Empty if the body is not an object."""
         data = b"".join(self.parts).removeprefix(BOM)
         check_ceilings(data)
         try:
@@ -109,15 +110,15 @@ class Parcel:
             return {}
 
     def release(self) -> None:
-        """It is held no longer."""
+        """Stop counting the body's bytes."""
         self.parts.clear()
         self.bodies.room += self._held
         self._held = 0
 
 
 def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any]], None] | None = None) -> B:
-    """The request that these bytes hold, or the first thing that is wrong with it. `look`: sees all fields first, and
-    may change them."""
+    """The request that these bytes hold; raises the first error in it. `look` sees all fields first and may change
+    them."""
     data = data.removeprefix(BOM)
     check_ceilings(data)
     if len(data) > LARGE:
@@ -139,7 +140,7 @@ def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any
 
 
 def validated(schema: type[B], raw: dict[str, Any]) -> B:
-    """A request of these fields. JSON has one kind of number: 16.0 is taken where an integer is asked for."""
+    """A request made of these fields. JSON has one kind of number, so 16.0 is accepted as an integer."""
     for _ in range(MOST_WHOLE):
         try:
             return schema.model_validate(raw)
@@ -150,7 +151,7 @@ def validated(schema: type[B], raw: dict[str, Any]) -> B:
 
 
 def _make_whole(raw: dict[str, Any], error: ValidationError) -> bool:
-    """Replace floats that are integers where integers belong; -> was there one? Lists of numbers stay what they are."""
+    """Replace whole floats where the schema wants integers; -> was there one? Lists of numbers are left alone."""
     found = [each["loc"] for each in error.errors(include_url=False, include_context=False) if _wants_whole(each)]
     mended = [_whole_at(raw, place) for place in found]
     return any(mended)
@@ -165,8 +166,8 @@ def _is_whole(value: Any) -> bool:
 
 
 def _whole_at(holder: Any, place: tuple[int | str, ...]) -> bool:
-    """Mend what lies there, and in lists on the way each entry's: a list tells of its first finding alone, and a body
-    that is read once for each would be read a thousand times."""
+    """Replace the float at `place`, and the same field of every entry of lists on the way. A list reports its first
+    error only, so a pass per entry would read the body a thousand times."""
     if not place:
         return False
     part, *rest = place
@@ -182,17 +183,17 @@ def _whole_at(holder: Any, place: tuple[int | str, ...]) -> bool:
 
 
 def _decoded(data: bytes) -> Any:
-    """Python's collector would look at all there is a hundred times while the values are made, and find nothing."""
+    """Decode with Python's garbage collector off: it would scan all objects a hundred times and find nothing."""
     with no_collection():
         return _decode(data)
 
 
 def _refuse_large_structures(data: bytes) -> None:
-    """Before they are read: compiling them is refused anyway."""
+    """Refuse large structures before they are read; compiling them would be refused anyway."""
     try:
         fields = _fields(data)
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        return  # what is wrong with it is said by who reads it
+        return  # the reader reports what is wrong
     for name in STRUCTURES.intersection(fields):
         value = memoryview(fields[name])
         if len(value) > LARGE and (name != "text" or bytes(value[:1]) == b"{"):
@@ -200,5 +201,5 @@ def _refuse_large_structures(data: bytes) -> None:
 
 
 def translated(schema: type[B], fields: Mapping[str, Any]) -> B:
-    """A request in another API's words; fields that are None count as absent."""
+    """A request of another API's schema, made of these fields; None counts as absent."""
     return validated(schema, {name: value for name, value in fields.items() if value is not None})

@@ -1,6 +1,7 @@
-"""What every endpoint needs. Owns: one record per server (House) and one per loaded model (Context); made in `app.py`.
+"""What every endpoint needs. Owns: one record per server (House) and one per loaded model (Context). `app.py` makes
+them.
 
-Must not know: anything else.
+Must not know: how endpoints answer, how the parts work.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from tokenmill.text.messages.describe import MessageFormat
 LATEST = ":latest"
 """Ollama's tag, which may follow any name."""
 MOST_NAMED = 8
-"""Models that a refusal names."""
+"""Most models that an error message lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestLimits:
-    """Ceilings that flags set."""
+    """Ceilings of a request's fields, as flags set them."""
 
     n: int = 128
     logprobs: int = 20
@@ -46,19 +47,19 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is remembered of requests: figures of all, and what clients want kept."""
+    """What is remembered of past requests: figures of all of them, and what clients asked to have stored."""
 
     history: History = field(default_factory=History)
     store: Store = field(default_factory=Store)
 
 
 class Model(Unit, Protocol):
-    """A loaded model, as endpoints need it."""
+    """A loaded model, as endpoints see it."""
 
     context: Context
 
     def end_all(self, reason: str) -> None:
-        """Every open request ends now, with an error that says why."""
+        """End every open request now, with an error that says why."""
 
 
 @dataclass(slots=True)
@@ -73,19 +74,19 @@ class House:
     past: Past = field(default_factory=Past)
     recorder: Recorder | None = None
     rights: dict[str, frozenset[str]] = field(default_factory=dict)
-    """Entries that a key may use, by the key as it is shown; those that are not here may use all."""
+    """The entries that each key may use. The index is the key as logs show it; keys that are not listed may use all."""
     series: dict[str, Metrics] = field(default_factory=dict)
-    """Each model's, whether it is loaded or not."""
+    """Metrics by model name, whether the model is loaded or not."""
 
 
 @dataclass(slots=True)
 class Context:
-    """One loaded model's parts."""
+    """The parts of one loaded model."""
 
     house: House
     backend: Backend
     config: ServerConfig
-    """The server's, with what this model has of its own."""
+    """The server's configuration with this model's own options."""
     metrics: Metrics
     text: TextWorkers
     limits: RequestLimits
@@ -96,7 +97,7 @@ class Context:
 
     @property
     def gate(self) -> Gate:
-        """Who may come in."""
+        """Which requests may enter."""
         return self.house.gate
 
     @property
@@ -106,7 +107,7 @@ class Context:
 
     @property
     def recorder(self) -> Recorder | None:
-        """Where requests are written down."""
+        """Where `--record` writes requests."""
         return self.house.recorder
 
     @property
@@ -116,7 +117,7 @@ class Context:
 
     @property
     def store(self) -> Store:
-        """What clients want kept."""
+        """What clients asked to have stored."""
         return self.house.past.store
 
     @property
@@ -131,26 +132,27 @@ class Context:
 
     @property
     def fingerprint(self) -> str:
-        """What decides which text comes of equal requests: this program's version, the model, its type and device."""
+        """A hash of what decides which text equal requests give: the program's version, the model, its dtype,
+        device."""
         info = self.backend.info
         facts = {name: info.details.get(name) for name in ("family", "dtype", "quantization", "device")}
         return f"fp_{zlib.crc32(repr((tokenmill.__version__, info.root, facts)).encode()):08x}"
 
     @property
     def scoped(self) -> bool:
-        """Does every key have cached prompts of its own? Timing must not tell one key what another has asked."""
+        """Does every key have its own prefix cache? Otherwise timing could tell one key what another has asked."""
         listen = self.config.listen
         return len(listen.api_key or ()) > 1 and not listen.share_prefix_cache
 
     def adapter_of(self, name: object) -> int:
-        """The number of the adapter that a model's name stands for; 0: it is none."""
+        """The number of the adapter that this model name stands for; 0: it is not an adapter."""
         adapters = self.backend.info.adapters
         if not adapters or not isinstance(name, str):
             return 0
         return adapters.get(name) or adapters.get(name.removesuffix(LATEST), 0)
 
     def check_model(self, name: str | None) -> str:
-        """The name that the answer carries; 404 for one that is not served."""
+        """The model name to put into the answer; raises 404 for a name that is not served."""
         names = self.backend.info.names
         if name is None or name == "":
             return names[0]
@@ -160,7 +162,7 @@ class Context:
 
 
 def no_such_model(name: str, others: Sequence[str] = ()) -> HttpError:
-    """404, with some that there are."""
+    """The 404 for an unknown model; its message lists some models that exist."""
     shown = ", ".join(map(repr, others[:MOST_NAMED]))
     rest = len(others) - MOST_NAMED
     more = f"; this server has {shown}" if shown else ""

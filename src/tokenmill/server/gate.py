@@ -1,6 +1,8 @@
-"""Who may come in now. Owns: open requests per key, the queue's ceiling, rate limits, fair share, and draining.
+"""Which requests may enter now. Owns: open requests per key, the queue's ceiling, rate limits, fair share, and
+draining.
 
-Refusals happen here, before any work and before the first byte. Must not know: HTTP details, engines.
+Requests are refused here before any work is done and before the first byte is sent. Must not know: HTTP details,
+engines.
 """
 
 from __future__ import annotations
@@ -13,12 +15,12 @@ from tokenmill.core.errors import TooLargeError
 from tokenmill.server.errors import HttpError
 
 MOST_HELD = 1 << 20
-"""Log-probabilities of all answers in progress, at about half a kilobyte each while they are written."""
+"""Most log-probabilities of all answers in progress. Each takes about half a kilobyte while it is written."""
 
 
 @dataclass(slots=True)
 class Tenant:
-    """One key's use of the server. `requests` and `tokens` are what its rate limits still grant."""
+    """One key's use of the server. `requests` and `tokens`: how many its rate limits still allow."""
 
     open: int = 0
     requests: float = 0.0
@@ -28,7 +30,7 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class GateLimits:
-    """Ceilings; 0 means no limit for the rates. `tenants`: keys that share the capacity."""
+    """Ceilings. A rate of 0 means no limit. `tenants`: how many keys share the capacity."""
 
     capacity: int = 1024
     requests_per_minute: int = 0
@@ -38,7 +40,7 @@ class GateLimits:
 
 @dataclass(slots=True)
 class Gate:
-    """Counts outputs (a request with n = 4 counts four)."""
+    """Counts outputs: a request with n = 4 counts as four."""
 
     limits: GateLimits
     on_reject: Callable[[str], None] = lambda reason: None
@@ -50,17 +52,17 @@ class Gate:
     tenants: dict[str, Tenant] = field(default_factory=dict)
 
     def is_shut(self) -> bool:
-        """Can nobody come in?"""
+        """Would every new request be refused?"""
         return self.draining or self.open >= self.limits.capacity
 
     def peek(self) -> None:
-        """Refuse what could not enter whatever its body says: cheaper than reading it."""
+        """Refuse early, before the body is read, if no request could enter."""
         self._check_open()
         if self.is_shut():
             self._full()
 
     def enter(self, name: str, count: int = 1) -> None:
-        """A request comes in with `count` outputs, or raise what the client should be told."""
+        """Let a request with `count` outputs in, or raise what the client should be told."""
         self._check_open()
         tenant = self._tenant(name)
         self._check_rates(tenant)
@@ -72,8 +74,8 @@ class Gate:
             self._refuse(503, "draining", "The server is shutting down.", 5)
 
     def grow(self, name: str, count: int, held: int, param: str | None) -> None:
-        """A request of `held` places takes `count` more for its key; its requests per minute are no fewer for that.
-        `param`: the field that asks for so many, if there can never be so many."""
+        """Give a request that has `held` places `count` more. They do not count against requests per minute.
+        `param`: the field to blame if the server can never take that many."""
         limits = self.limits
         most = limits.capacity - self._own() * (limits.tenants - 1)
         if held + count > most:
@@ -82,7 +84,7 @@ class Gate:
         self._take(self._tenant(name), count)
 
     def _own(self) -> int:
-        """Places that are kept for each key: together half of them all."""
+        """Places reserved for each key; together they are half of the capacity."""
         return 0 if self.limits.tenants == 1 else max(1, self.limits.capacity // (2 * self.limits.tenants))
 
     def _take(self, tenant: Tenant, count: int) -> None:
@@ -99,20 +101,20 @@ class Gate:
         self.open += count
 
     def leave(self, name: str, count: int = 1, tokens: int = 0) -> None:
-        """Give the places back; `tokens` that the request used count against the key's rate."""
+        """Give the places back, and count the `tokens` that the request used against the key's rate."""
         tenant = self._tenant(name)
         tenant.open -= count
         tenant.tokens -= tokens
         self.open -= count
 
     def hold(self, count: int) -> None:
-        """An answer holds so many more log-probabilities until `let_go`."""
+        """Count `count` more log-probabilities that an answer holds until `let_go`."""
         self.held += count
         if self.held > MOST_HELD:
             self._refuse(503, "logprobs", "Answers in progress hold all log-probabilities that fit; try again.", 5)
 
     def let_go(self, count: int) -> None:
-        """An answer is over."""
+        """The answer that held these log-probabilities has ended."""
         self.held -= count
 
     def _tenant(self, name: str) -> Tenant:

@@ -1,6 +1,7 @@
-"""One HTTP request's work. Owns: its engine requests, their merged deltas, deadline, places in the gate, and figures.
+"""One HTTP request's work. Owns: its engine requests, their merged deltas, its deadline, its places in the gate, and
+its figures.
 
-Chat and completions differ in how a prompt is made and how answers look; everything between is here.
+Endpoints differ in how they make a prompt and what their answers look like; everything in between is here.
 Must not know: HTTP, shapes of answers.
 """
 
@@ -39,21 +40,21 @@ from tokenmill.server.traces import Traces
 
 log = logging.getLogger("tokenmill.server")
 MOST_COPIED = 16 << 20
-"""Bytes of parameters times prompts of one request, and of what its outputs repeat of the prompts."""
+"""Ceiling in bytes, for a request's parameters times its prompts, and for what its outputs repeat of the prompts."""
 TOKEN = 8
-"""Bytes of a token's id as it is written."""
+"""Bytes of a token's id in an answer."""
 MOST_LOGPROBS = 1 << 19
-"""Log-probabilities that one answer may hold until it is whole."""
+"""Most log-probabilities that one answer may hold until it is complete."""
 NUMBER = 24
-"""Bytes of a component of a vector as it is written."""
+"""Bytes of a vector's component in an answer."""
 ENTRY = 64
-"""Bytes of one of them as it is written."""
+"""Bytes of a log-probability in an answer."""
 BAD_WORD = 8192
-"""What the work for one bad word weighs."""
+"""The work for one bad word, in bytes of parameters that cost the same."""
 
 
 class Parts(Protocol):
-    """What a job needs of its server."""
+    """The parts of the server that a job uses."""
 
     backend: Backend
     metrics: Metrics
@@ -61,11 +62,11 @@ class Parts(Protocol):
 
     @property
     def gate(self) -> Gate:
-        """Who may come in."""
+        """Which requests may enter."""
 
     @property
     def recorder(self) -> Recorder | None:
-        """Where requests are written down."""
+        """Where `--record` writes requests."""
 
     @property
     def prices(self) -> Prices | None:
@@ -73,7 +74,7 @@ class Parts(Protocol):
 
     @property
     def history(self) -> History:
-        """Where figures of requests are kept."""
+        """Figures of recent requests."""
 
 
 @dataclass(slots=True)
@@ -92,7 +93,7 @@ class Task:
 
     @property
     def cached(self) -> int:
-        """Prompt tokens that were found in the cache."""
+        """Prompt tokens found in the prefix cache."""
         return self.figures.cached_tokens if self.figures is not None else 0
 
     @property
@@ -102,12 +103,12 @@ class Task:
 
 
 Gathered = list[tuple[Task, Accumulator]]
-"""Whole outputs, in the order of their prompts."""
+"""Complete outputs, in the order of their prompts."""
 
 
 class Job:
-    """`count`: outputs that count against the gate; entered on creation, left by `close`. `scope`: whose cached prompts
-    it may use (empty: everybody's)."""
+    """`count`: outputs that count against the gate, from creation until `close`. `scope`: whose cached prompts the job
+    may use (empty: everybody's)."""
 
     def __init__(self, parts: Parts, tenant: str, count: int, scope: str = "") -> None:
         parts.gate.enter(tenant, count)
@@ -115,9 +116,9 @@ class Job:
         self.recorder, self.traces, self.prices = parts.recorder, parts.traces, parts.prices
         self.parent: dict[str, str] = {}
         self.adapter = 0
-        """The number of the adapter that the model's name stands for."""
+        """The number of the adapter that the request's model name stands for; 0: none."""
         self.priority: int | None = None
-        """What a header says; it wins over the body."""
+        """The priority from a header; it overrides the body's."""
         self.tenant, self.count, self.scope = tenant, count, scope
         self.record: Record | None = None
         self.began = time.monotonic()
@@ -127,14 +128,14 @@ class Job:
         self.closed = False
         self.failed = False
         self.size = 0
-        """Bytes of the body that it came in."""
+        """Bytes of the request's body."""
         self.copies = 1
-        """Times that the answer tells the scores of each prompt."""
+        """How often the answer repeats each prompt's scores."""
         self.held = 0
-        """Log-probabilities that wait for the answer to be whole."""
+        """Log-probabilities that wait until the answer is complete."""
 
     def grow(self, count: int, param: str | None) -> None:
-        """The job turned out to have so many outputs, because of this field."""
+        """Take more places in the gate: the field `param` makes the job have `count` outputs."""
         if count > self.count:
             self.gate.grow(self.tenant, count - self.count, self.count, param)
             self.count = count
@@ -152,11 +153,11 @@ class Job:
         scored_from: Sequence[int] = (),
         **fields: Any,
     ) -> None:
-        """Open one engine request per prompt; what is wrong with any of them raises before a byte is sent.
+        """Open one engine request per prompt. An error in any of them is raised before a byte is sent.
         `scored_from`: for each prompt, the first token whose score is wanted."""
         self._check_sizes(prompts, params)
         for index, (text, ids) in enumerate(prompts):
-            await asyncio.sleep(0)  # a thousand prompts are no reason for others to wait
+            await asyncio.sleep(0)  # other requests get their turn between a thousand prompts
             unique = f"{name}-{index}-{uuid.uuid4().hex[:8]}"
             start = scored_from[index] if scored_from else 0
             request = make_request(unique, text, ids, params, arrival=self.began, scored_from=start, **fields)
@@ -180,7 +181,7 @@ class Job:
 
     @staticmethod
     def check_repeated(size: int, outputs: int) -> None:
-        """Refuse an answer whose outputs would each repeat so many bytes of the request."""
+        """Refuse an answer that would repeat too much: `outputs` times `size` bytes of the request."""
         if outputs > 1 and size * outputs > MOST_COPIED:
             raise TooLargeError(
                 f"{outputs} outputs would repeat {size} bytes of the prompt each; {MOST_COPIED >> 20} MiB is the most.",
@@ -188,7 +189,7 @@ class Job:
             )
 
     def _check_sizes(self, prompts: list[tuple[str | None, list[int]]], params: SamplingParams | None) -> None:
-        """Refuse early what admission would walk through before it refuses it."""
+        """Refuse oversized requests early; admission would read them to the end first."""
         most = self.backend.info.max_model_len
         new = 0 if params is None or params.max_tokens is None else params.max_tokens
         for _, ids in prompts:
@@ -199,7 +200,7 @@ class Job:
         if params is not None and params.prompt_logprobs is not None:
             count = (params.prompt_logprobs + 1) * sum(len(ids) for _, ids in prompts)
             self._check_held(self.copies * count, "prompt_logprobs")
-        if params is not None and len(prompts) > 1:  # every prompt takes the parameters along
+        if params is not None and len(prompts) > 1:  # every prompt carries a copy of the parameters
             size = len(msgspec.msgpack.encode(params)) + BAD_WORD * len(params.bad_words or ())
             if size * len(prompts) > MOST_COPIED:
                 raise TooLargeError("The parameters are too large for so many prompts in one request.", param="prompt")
@@ -231,9 +232,9 @@ class Job:
         self.record.prompts.append(task.figures)
 
     async def batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
-        """What to tell, as it comes, until each output has ended. An engine's error raises HttpError(500).
+        """Deltas for the client as they come, until each output has ended. An engine's error raises HttpError(500).
 
-        Of best_of's candidates only the chosen ones are told, once all have ended.
+        With best_of, only the chosen candidates are given, once all candidates have ended.
         """
         if all(task.num_outputs == task.request.params.n for task in self.tasks.values()):
             async for batch in self._batches():
@@ -246,7 +247,7 @@ class Job:
                 yield [(task, _whole(task.request.id, out)) for out in accumulator.output().outputs]
 
     async def _batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
-        """Everything that has come."""
+        """All deltas, those of best_of's candidates included."""
         left = sum(task.num_outputs for task in self.tasks.values())
         while left:
             batch = await self._next()
@@ -296,7 +297,7 @@ class Job:
             figures.reasons.append(delta.finish_reason)
 
     async def gather(self, scored: list[tuple[Task, TextDelta]] | None = None) -> Gathered:
-        """All prompts' outputs, in prompt order. `scored` gets what was told of the prompts alone."""
+        """The outputs of all prompts, in prompt order. `scored` collects deltas that are about prompts only."""
         found = {task.request.id: (task, Accumulator(task.request)) for task in self.tasks.values()}
         async for batch in self._batches():
             for task, delta in batch:
@@ -310,19 +311,19 @@ class Job:
 
     @property
     def weight(self) -> int:
-        """Bytes that the answer may take as it is written."""
+        """Bytes that the written answer may take."""
         prompts = sum(len(task.request.prompt_ids) * task.num_outputs for task in self.tasks.values())
         said = sum(task.num_tokens for task in self.tasks.values())
         return ENTRY * (self.held + prompts // 8) + TOKEN * said
 
     def abandon(self) -> None:
-        """The client has left: the engines hear of it at once; `close` follows when its handler has been cancelled."""
+        """Tell the engines at once that the client has left; `close` follows when the handler has been cancelled."""
         for task in self.tasks.values():
             if task.ended < task.num_outputs:
                 self.backend.abandon(task.request.id)
 
     def close(self) -> None:
-        """Whatever happened: nothing of this job goes on, its places are free, its figures are counted. Idempotent."""
+        """End all of the job's work, free its places and count its figures, whatever happened. Idempotent."""
         if self.closed:
             return
         self.closed = True
@@ -360,7 +361,7 @@ class Job:
     # ------------------------------------------------------------ figures
 
     def usage(self, said: int | None = None) -> dict[str, Any]:
-        """OpenAI's usage object for all prompts so far. `said`: output tokens to tell of, if not all that were made."""
+        """OpenAI's usage object for all prompts so far. `said`: output tokens to report, if not all that were made."""
         prompt = sum(len(task.request.prompt_ids) for task in self.tasks.values())
         output = sum(task.num_tokens for task in self.tasks.values()) if said is None else said
         cached = sum(task.cached for task in self.tasks.values())
@@ -412,7 +413,7 @@ def _whole(request_id: str, out: CompletionOutput) -> TextDelta:
 
 
 def _failure(error: str, request_id: str) -> Exception:
-    """What the client is told: try again, that the request cannot be answered as it is, or that it has failed."""
+    """The exception for an engine's error: try again later, the request cannot be answered as it is, or it failed."""
     if error.startswith(UNAVAILABLE):
         return EngineDeadError(error)
     if error.startswith((OWN_FAULT, TOO_FEW, OVER_LIMIT)):

@@ -1,1 +1,1 @@
-"""Engines behind the server: a loop per engine, the link to it, and a fleet that survives their deaths."""
+"""Engines behind the server: each engine's loop, the link to it, and a fleet that survives their deaths."""

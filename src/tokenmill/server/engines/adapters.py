@@ -1,4 +1,5 @@
-"""Adapters on their way to engines. Owns: telling every engine what comes and goes, and waiting for all of them.
+"""Loading and unloading adapters in engines. Owns: telling every engine which adapters come and go, and waiting for all
+engines.
 
 Must not know: HTTP, where adapters lie.
 """
@@ -26,13 +27,13 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.5
-"""How often who waits for an adapter looks whether there are engines at all."""
+"""How often a caller that waits for an adapter checks that there are engines at all."""
 MOST_DEATHS = 2
-"""Of engines that read one adapter: the next life would die of it, too."""
+"""Engine deaths while one adapter is read, after which it is given up: the next life would die of it, too."""
 
 
 class Crew(Protocol):
-    """What this needs of a fleet."""
+    """What adapter loading needs from a fleet."""
 
     engines: Sequence[Engine]
     open_requests: dict[str, Open]
@@ -45,7 +46,7 @@ class Crew(Protocol):
 
 @dataclass(slots=True)
 class Loading:
-    """An adapter that engines read. missing: those that have not answered yet."""
+    """An adapter that engines are reading. missing: the engines that have not answered yet."""
 
     served: Served
     missing: set[int]
@@ -63,13 +64,14 @@ class AdapterTraffic:
         self.lock = asyncio.Lock()
 
     def named(self, info: ModelInfo, names: tuple[str, ...]) -> ModelInfo:
-        """A model's facts, with its names and those of its adapters."""
+        """The model's facts, with its own names and those of its adapters."""
         folders = {name: served.path for name, served in self.book.by_name.items()}
         numbers = dict(self.book.numbers)
         return replace(info, names=(*names, *numbers), adapters=numbers, folders=folders)
 
     async def load(self, name: str, path: Path, *, instead: bool = False) -> Served:
-        """Serve an adapter, once every engine has it; raises what is wrong with it. `instead`: of one of this name."""
+        """Load an adapter in every engine, then serve it; raises what is wrong with it. `instead`: replace one of this
+        name."""
         async with self.lock:
             ready = {engine.number for engine in self.crew.engines if engine.ready}
             if not ready:
@@ -96,20 +98,20 @@ class AdapterTraffic:
             return served
 
     def current(self, request: Request) -> Request:
-        """A request for an adapter that is there now: names may have changed while its prompt was read."""
+        """The request with its adapter as it is now: names may have changed while the prompt was read."""
         if not request.adapter or (number := self.book.current(request.adapter)) == request.adapter:
             return request
         return msgspec.structs.replace(request, adapter=number)
 
     def unload(self, name: str) -> Served:
-        """Nobody may ask for it any more; engines let it go when its open requests have ended."""
+        """Refuse new requests for it at once; engines drop it when its open requests have ended."""
         served = self.book.remove(name)
         self.crew.tell_names()
         self.let_go()
         return served
 
     def let_go(self) -> None:
-        """Tell engines of adapters without a name that no open request uses."""
+        """Have engines drop adapters that have no name any more and that no open request uses."""
         if not self.book.left:
             return
         used = {entry.request.adapter for entry in self.crew.open_requests.values()}
@@ -118,7 +120,8 @@ class AdapterTraffic:
             self._tell(Adapt(number, served.name))
 
     def introduce(self, engine: Engine) -> None:
-        """An engine has started: it knows only those that all begin with."""
+        """Tell a new life of an engine the adapters loaded since the start: it knows only those that all engines begin
+        with."""
         for command in self.book.commands():
             self._send(engine, command)
         for loading in self.waiting.values():
@@ -130,7 +133,7 @@ class AdapterTraffic:
                 loading.done.set_exception(EngineDeadError("engines died while they read this adapter"))
 
     def heard(self, engine: Engine, adapted: Mapping[int, str]) -> None:
-        """What an engine says of adapters: nothing, or what is wrong."""
+        """Take an engine's answers about adapters: an empty text, or what is wrong."""
         for number, said in adapted.items():
             waiting = self.waiting.get(number)
             if waiting is None:

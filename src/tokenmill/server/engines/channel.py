@@ -32,7 +32,7 @@ class Frames:
         self._data = bytearray()
 
     def push(self, data: bytes) -> list[tuple[str, bytes]]:
-        """(name, body) of every message that is whole now; none of them comes again, whatever becomes of it."""
+        """(name, body) of every message that is complete now. Each is given once, even if the caller fails on it."""
         self._data += data
         at, held, found = 0, self._data, []
         while len(held) - at >= HEAD.size:
@@ -49,7 +49,7 @@ class Frames:
 
 
 class LoopEnd:
-    """The server's end: callbacks in an event loop; what the other side does not take yet waits here."""
+    """The server's end, with callbacks in an event loop. Bytes that the other side does not take yet wait here."""
 
     def __init__(self, sock: socket.socket, on_frame: Callable[[str, bytes], None], on_end: Callable[[], None]) -> None:
         sock.setblocking(False)
@@ -62,7 +62,7 @@ class LoopEnd:
         self.loop.add_reader(sock.fileno(), self._readable)
 
     def send(self, data: bytes) -> None:
-        """Never waits; nothing is sent to an end that is gone."""
+        """Send without waiting. Nothing is sent when the other end is gone."""
         if self.closed:
             return
         if self.waiting:
@@ -74,7 +74,7 @@ class LoopEnd:
             self.loop.add_writer(self.sock.fileno(), self._writable)
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         if not self.closed:
             self.closed = True
             self.loop.remove_reader(self.sock.fileno())
@@ -118,7 +118,7 @@ class LoopEnd:
 
 
 class BlockingEnd:
-    """The engine's end: one thread receives, any thread sends. Sending never waits for a server that is late."""
+    """The engine's end: one thread receives, any thread sends. Sending never waits for a slow server."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -131,7 +131,8 @@ class BlockingEnd:
         self.poll.register(sock, select.POLLIN)
 
     def receive(self, timeout: float) -> list[tuple[str, bytes]] | None:
-        """All messages that have come, waiting at most this long for one; None: the other side is gone."""
+        """All messages that have arrived, after waiting at most `timeout` for the first; None: the other side is
+        gone."""
         found: list[tuple[str, bytes]] = []
         if not self.poll.poll(timeout * 1000):
             return found
@@ -147,7 +148,7 @@ class BlockingEnd:
             found += self.frames.push(data)
 
     def send(self, data: bytes) -> None:
-        """Hand over a message; what the socket does not take goes out from a thread."""
+        """Send a message. A thread sends the bytes that the socket does not take at once."""
         with self.more:
             if not self.waiting:
                 data = data[self._write(data) :]
@@ -169,7 +170,7 @@ class BlockingEnd:
             return self.sock.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
-        except OSError:  # the server is gone: `receive` says so
+        except OSError:  # the server is gone; `receive` reports it
             return len(data)
 
     def _send_rest(self) -> None:

@@ -1,4 +1,4 @@
-"""What runs where the engine is: in a process of its own or in a thread. Owns: loading, the loop's two ends, its beat.
+"""The engine's side: what runs in its process or thread. Owns: loading, the commands and news of its loop, its beat.
 
 Must not know: restarts, HTTP.
 """
@@ -36,7 +36,7 @@ from tokenmill.server.engines.channel import BlockingEnd, frame
 
 Build = Callable[[EngineConfig], Any]
 LONG_STEP_S = 0.25
-"""How often a step that takes longer says how far it is."""
+"""A step that takes longer than this reports its progress, and again each time this has passed."""
 FAILED_EXIT = 70
 
 
@@ -60,7 +60,7 @@ def name_of(command: Command) -> str:
 
 
 def read_command(name: str, body: bytes) -> Command:
-    """A command from its bytes; one that cannot be read is known by its request."""
+    """A command from its bytes; an error about one that cannot be read names its request."""
     try:
         return decode_command(body)
     except Exception:
@@ -73,12 +73,12 @@ def run_engine(
     receive: Callable[[float], list[Command] | None],
     send: Callable[[News], None],
 ) -> None:
-    """Load the model, say what it is, and serve."""
-    with no_collection():  # of what torch's modules make, all of which stays: an eighth of the import
+    """Load the model, report what it is, and serve."""
+    with no_collection():  # all that torch's modules make stays; collecting would take an eighth of the import
         from tokenmill.engine.loop import EngineLoop, describe
 
         gc.freeze()
-        gc.unfreeze()  # old now, without having been looked at
+        gc.unfreeze()  # these objects count as old now, though no collection has looked at them
 
     began = time.monotonic()
     try:
@@ -101,7 +101,7 @@ def run_engine(
 
 
 def _beat(loop: Any, send: Callable[[News], None], ended: threading.Event) -> None:
-    """While a step is long, say how much of it is done: the server takes an engine that says nothing new as hung."""
+    """During a long step, report how much of it is done. The server takes an engine without news for hung."""
     rounds = said = -1
     while not ended.wait(LONG_STEP_S):
         if loop.rounds == rounds and (done := loop.done()) != said:
@@ -125,7 +125,7 @@ def run_child(build: Build, config: EngineConfig, sock: socket.socket, lasting: 
     try:
         _settle_in(lasting, send)
         run_engine(build, config, receive, send)
-    except Exception:  # a device that is broken may not let Python go down in an orderly way
+    except Exception:  # a broken device may keep Python from exiting in an orderly way
         traceback.print_exc()
         wire.flush(1.0)
         os._exit(FAILED_EXIT)
@@ -134,7 +134,7 @@ def run_child(build: Build, config: EngineConfig, sock: socket.socket, lasting: 
 
 
 def _settle_in(lasting: bool, send: Callable[[News], None]) -> None:
-    """What a child is to its parent: it ends with it, leaves signals to it, and shows where it stands when asked."""
+    """Behave as a child: end with the parent, leave signals to it, and dump stack traces when asked."""
     import faulthandler
 
     try:

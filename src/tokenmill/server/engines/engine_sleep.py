@@ -1,7 +1,8 @@
-"""Engines that sleep. Owns: telling all of them, waiting for all of them, and what a death means meanwhile.
+"""Putting engines to sleep and waking them. Owns: telling all of them, waiting for all of them, and how a death counts
+meanwhile.
 
-A sleeping engine that dies is not started again before somebody wakes it: its memory is somebody else's. Must not know:
-HTTP, why a model sleeps.
+An engine that dies asleep is not started before it is woken, because others use its memory now. Must not know: HTTP,
+why a model sleeps.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ log = logging.getLogger("tokenmill.server")
 
 
 class Crew(Protocol):
-    """What this needs of a fleet."""
+    """What sleeping needs from a fleet."""
 
     engines: Sequence[Engine]
     keeper: Keeper
 
 
 class RestTraffic:
-    """The sleep of a fleet's engines. `asleep`: tags that are not here; `kept`: pinned host memory taken instead."""
+    """The sleep of a fleet's engines. `asleep`: tags of memory given back. `kept`: pinned host memory used instead."""
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
@@ -44,7 +45,7 @@ class RestTraffic:
         self.lock = asyncio.Lock()
 
     async def sleep(self, level: int) -> None:
-        """All engines; no request may be open. If one cannot, none does."""
+        """Put all engines to sleep; no request may be open. If one engine cannot sleep, all stay awake."""
         async with self.lock:
             if not all(engine.ready for engine in self.crew.engines):
                 raise EngineDeadError("an engine is not ready")
@@ -59,7 +60,7 @@ class RestTraffic:
             self.crew.keeper.resting = True
 
     async def wake(self, tags: Iterable[str] = TAGS) -> None:
-        """All engines; those that died asleep are loaded anew, whole."""
+        """Wake all engines. Those that died asleep are loaded again completely."""
         async with self.lock:
             if not self.asleep:
                 return
@@ -77,13 +78,13 @@ class RestTraffic:
                 self.level = 0
 
     async def _ask(self, command: Sleep | Wake) -> None:
-        """Tell every engine, and hear from every one; raises what the first says that cannot."""
+        """Send a command to every engine and wait for every answer; raises the first failure."""
         self.waiting, self.said = {engine.number for engine in self.crew.engines}, []
         self.done = asyncio.get_running_loop().create_future()
         try:
             for engine in self.crew.engines:
                 if engine.link is None:
-                    self.crew.keeper.launch(engine)  # it says Ready
+                    self.crew.keeper.launch(engine)  # it answers with Ready
                 elif engine.ready:
                     engine.link.send(command)
             await self.done
@@ -94,17 +95,17 @@ class RestTraffic:
             raise UserError(failed)
 
     def heard(self, engine: Engine, slept: Slept | None) -> None:
-        """What an engine says of its sleep."""
+        """Take an engine's answer about sleep."""
         if slept is not None and engine.number in self.waiting:
             self.said.append(slept)
             self._settle(engine)
 
     def loaded(self, engine: Engine) -> None:
-        """A new life is awake."""
+        """A new life of this engine has loaded, so it is awake."""
         self._settle(engine)
 
     def lost(self, engine: Engine, reason: str) -> None:
-        """An engine has died; while the others are asked, that is the answer."""
+        """An engine has died. If its answer is awaited, the death is the answer."""
         if engine.number in self.waiting and self.done is not None and not self.done.done():
             self.done.set_exception(EngineLostError(f"an engine died while it was told ({reason})"))
 

@@ -1,7 +1,8 @@
-"""Whose request is sent to an engine next. Owns: requests that wait here, by priority and then in turns of their keys.
+"""Which request is sent to an engine next. Owns: requests that wait in the server, ordered by priority and then shared
+fairly between keys.
 
-Used only when several keys share the server: engines serve first come, first served, so a key's long queue must not
-stand inside them. Must not know: engines, HTTP.
+Used only if several keys share the server. Engines serve first come, first served, so one key's long queue must not
+wait inside them. Must not know: engines, HTTP.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class FairQueue:
-    """`limit`: outputs that may be at the engines at once (0: no limit, nothing ever waits here)."""
+    """`limit`: most outputs at the engines at once (0: no limit, so nothing waits here)."""
 
     limit: int = 0
     sent: int = 0
@@ -40,7 +41,8 @@ class FairQueue:
             del self.by_owner[owner]
 
     def next(self) -> str | None:
-        """A request that may be sent now: of the most urgent, that of the owner with the least at the engines."""
+        """A request that may be sent now: the most urgent; among equals, of the owner with the fewest outputs at the
+        engines."""
         if not self.waiting:
             return None
         key = min(self.waiting, key=lambda k: (k[0], self.by_owner[k[1]], self.waiting[k][0][0]))
@@ -54,7 +56,7 @@ class FairQueue:
         return request_id
 
     def drop(self, owner: str, request_id: str, priority: int) -> bool:
-        """Its caller has left; True when it had been waiting here."""
+        """Forget a request whose caller has left; -> was it waiting here?"""
         queue = self.waiting.get((priority, owner))
         if queue is None:
             return False

@@ -1,8 +1,8 @@
-"""Several engines as one Backend. Owns: open requests, choosing an engine, what engines say, and replay.
+"""Several engines as one Backend. Owns: open requests, choosing an engine, handling engines' news, and replay.
 
-What a request has said is kept here, so an engine's death costs its readers a pause and nothing else: the request is
-sent again with its emitted tokens, and the text decoder on this side goes on where it was. A mistake of our own in
-handling what concerns one request ends that request. Must not know: HTTP, processes.
+The fleet keeps what each request has said. So an engine's death costs readers only a pause: the request is sent again
+with its emitted tokens, and the text decoder on this side goes on where it was. An exception in our own handling of one
+request ends that request only. Must not know: HTTP, processes.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from tokenmill.text.codec import Tokenizer
 log = logging.getLogger("tokenmill.server")
 
 MAX_BACKLOG = 16_384
-"""Deltas that may wait for a slow reader."""
+"""Most deltas that may wait for a slow reader."""
 MUDDLED = "what the engine said could not be handled"
 QUICK = 8192
-"""Token ids whose check takes a fraction of a millisecond; more are checked in a thread."""
+"""Checking this many token ids takes a fraction of a millisecond; longer requests are checked in a thread."""
 
 
 class Fleet:
@@ -64,7 +64,7 @@ class Fleet:
         self.parked: deque[str] = deque()
         self.replays = 0
         self.ended_well = 0
-        """Outputs, since a death was last explained."""
+        """Outputs that ended well since a death was last explained."""
         self.on_broken: Callable[[str], None] = lambda reason: None
         self.observe: Callable[..., None] = lambda tokens, engine: None
         self.loaded: asyncio.Future[None] | None = None
@@ -75,7 +75,7 @@ class Fleet:
     # ------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Load all engines; raises what the first of them that fails reports."""
+        """Load all engines; raises what the first failing one reports."""
         self.loaded = asyncio.get_running_loop().create_future()
         self.keeper.start()
         for engine in self.engines:
@@ -84,18 +84,18 @@ class Fleet:
         await self.loaded
 
     async def close(self) -> None:
-        """Stop all engines; whoever still waits gets an error."""
+        """Stop all engines; callers that still wait get an error."""
         self.end_all("the server is shutting down")
         await self.keeper.close()
 
     def end_all(self, reason: str) -> None:
-        """Every open request ends now, with an error that says why."""
+        """End every open request now, with an error that says why."""
         for entry in list(self.open_requests.values()):
             self._fail(entry, f"{UNAVAILABLE}{reason}", "error")
 
     @property
     def restarts(self) -> int:
-        """Lives that began because the one before had ended."""
+        """How many lives of engines began because the previous one had ended."""
         return self.keeper.restarts
 
     @property
@@ -124,7 +124,7 @@ class Fleet:
         assert admission is not None, "the fleet is not loaded"
         late = request.params.structured_outputs is not None
         checked = request
-        if late:  # compiled by the engine, which answers whether it could
+        if late:  # the engine compiles the structure, and answers whether it could
             params = msgspec.structs.replace(request.params, structured_outputs=None)
             checked = msgspec.structs.replace(request, params=params)
 
@@ -136,7 +136,7 @@ class Fleet:
             return 1
 
         outputs = check() if work_of(request) <= QUICK else await asyncio.to_thread(check)
-        if request.id in self.open_requests:  # another one came while this was checked
+        if request.id in self.open_requests:  # another request with this id came during the check
             raise ParameterError(f"The request id {request.id!r} is in use.", param="request_id")
         request = self.adapters.current(request)
         entry = Open(request, pooling, stream, Timeline(time.monotonic()), emitted=[[] for _ in range(outputs)])
@@ -191,7 +191,7 @@ class Fleet:
         if self.broken is not None:
             return self.broken
         now = time.monotonic()
-        for engine in () if self.rest.asleep else self.engines:  # one that died asleep is loaded when it is woken
+        for engine in () if self.rest.asleep else self.engines:  # an engine that died asleep is loaded when it is woken
             if not engine.ready:
                 return f"engine {engine.number}: {engine.trouble or 'it is starting'}"
             if now - engine.heard > self.options.watchdog_s:
@@ -227,7 +227,7 @@ class Fleet:
             self._start_failed(engine, news)
 
     def _mistake(self, request_id: str) -> None:
-        """To be called where an exception is handled: the request that it concerns ends, and nothing else."""
+        """Call this in an exception handler: it ends the request that the exception is about, and nothing else."""
         log.exception("what an engine said of a request could not be handled")
         entry = self.open_requests.get(request_id)
         if entry is None:
@@ -254,7 +254,7 @@ class Fleet:
         self._unpark()
 
     def _unpark(self) -> None:
-        """Those that waited for an engine; some may have to wait on."""
+        """Send the requests that waited for an engine; some may have to wait longer."""
         waited = list(self.parked)
         self.parked.clear()
         for request_id in waited:
@@ -265,12 +265,12 @@ class Fleet:
         error = UserError(failed.message) if failed.user else EngineDeadError(failed.message)
         if self.loaded is not None and not self.loaded.done():
             self.loaded.set_exception(error)
-        else:  # the model was loaded before: what is missing now (memory, files) may be there again later
+        else:  # the model was loaded before: what is missing now (memory, files) may be back later
             self.keeper.failed_to_load(engine, failed.message)
             self.rest.lost(engine, failed.message)
 
     def tell_names(self) -> None:
-        """The names that are served now: the model's, then its adapters'."""
+        """Update the names that are served: the model's, then its adapters'."""
         self._info = self.adapters.named(self.info, self.names)
 
     def _learn(self, ready: Ready) -> None:
@@ -353,7 +353,7 @@ class Fleet:
         self.deliveries.deliver(deltas)  # stop strings are found on this side
 
     def _note(self, delta: TokenDelta) -> None:
-        """Keep what was said, for another engine."""
+        """Keep what was said, so that another engine can continue."""
         entry = self.open_requests.get(delta.request_id)
         if entry is None:
             return
@@ -405,7 +405,7 @@ class Fleet:
             self.deliveries.safely(waiting, self._dispatch, following)
 
     def _fail(self, entry: Open, error: str | None, reason: str) -> None:
-        """End a request everywhere."""
+        """End a request here and at its engine."""
         try:
             self._tell(entry, Abort(entry.request.id))
         finally:
@@ -413,7 +413,7 @@ class Fleet:
             self._forget(entry)
 
     def _end_stream(self, entry: Open, error: str | None, reason: str) -> None:
-        """Terminal deltas for every output that has none."""
+        """Put a terminal delta for every output that has none."""
         for index in range(entry.num_outputs):
             if index not in entry.ended:
                 entry.stream.put(TextDelta(request_id=entry.request.id, index=index, finish_reason=reason, error=error))
@@ -423,7 +423,7 @@ class Fleet:
     # ------------------------------------------------------------ sending
 
     def _dispatch(self, entry: Open) -> None:
-        """To an engine that serves all."""
+        """Send a request to one of the engines that serve everybody."""
         able = [e.number for e in self.engines if e.ready and e.number != self.trials.engine]
         request, stream = entry.request, entry.stream
         if not able:
@@ -432,7 +432,7 @@ class Fleet:
         self._send(entry, self.router.pick_engine(able, asked, only=stream.rank if stream.rank in able else None))
 
     def _send(self, entry: Open, number: int) -> None:
-        """To this engine."""
+        """Send a request to this engine."""
         request = entry.request
         entry.engine = entry.timeline.engine = number
         self.engines[entry.engine].requests.add(request.id)
@@ -448,13 +448,13 @@ class Fleet:
             link.send(command)
         except Exception:
             log.exception("a command could not be sent")
-            if isinstance(command, Add):  # later: the caller may be in the middle of ending another one
+            if isinstance(command, Add):  # not at once: the caller may be in the middle of ending another request
                 asyncio.get_running_loop().call_soon(self._failed, entry.request.id, "it could not be sent")
 
     # ------------------------------------------------------------ death
 
     def _lost(self, engine: Engine, reason: str) -> None:
-        """An engine has died: others, or its next life, go on with its requests."""
+        """An engine has died: other engines, or its next life, continue its requests."""
         if self.loaded is not None and not self.loaded.done():
             if not engine.hung:
                 self.loaded.set_exception(EngineLostError(f"the engine ended while loading ({reason})"))
@@ -479,7 +479,7 @@ class Fleet:
         self.on_broken(reason)
 
     def _hopeless(self, reason: str) -> None:
-        """No engine could be started for long: who waits for one is told."""
+        """No engine could be started for a long time: end the requests that wait for one."""
         if not any(engine.ready for engine in self.engines):
             self.end_all(reason)
 
@@ -488,12 +488,12 @@ class Fleet:
         self.trials.replay(entry)
 
     def _blame(self, entry: Open) -> None:
-        """An engine died under it alone. Others are served well: then this explains all those deaths."""
+        """An engine died with only this request. If others are served well, this request explains all those deaths."""
         if self.ended_well + self.trials.passed:
             self.keeper.pardon(entry.deaths)
             self.ended_well = self.trials.passed = 0
         self._fail(entry, "engines died repeatedly while they worked on this request", "error")
 
     def _safely(self, work: Callable[..., object]) -> Callable[..., None]:
-        """What goes wrong ends the request that comes first in the call."""
+        """Wrap `work`: an exception in it ends the request that is its first argument."""
         return lambda entry, *more: self.deliveries.safely(entry.request.id, work, entry, *more)

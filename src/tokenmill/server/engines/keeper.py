@@ -1,6 +1,6 @@
-"""Keeps engines alive. Owns: starting them, watching whether they get on, counting deaths, and starting again.
+"""Keeps engines alive. Owns: starting them, watching their progress, counting deaths, and restarting.
 
-Whatever goes wrong here is told and tried again: a server without engines that has given up silently helps nobody.
+Every failure here is reported and tried again: a server that has silently given up its engines helps nobody.
 Must not know: requests, HTTP.
 """
 
@@ -23,26 +23,26 @@ MakeLink = Callable[[int, int], Link]
 """(engine number, life number) -> a fresh link."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""Before an engine is started again that could not be started or did not load."""
+"""Pauses before an engine that could not start or load is tried again: the first one, and the longest."""
 PATIENCE = 4
-"""So many times the watchdog's time may an engine that computes say nothing new; one that does nothing, only once."""
+"""An engine that computes may be silent for this many times the watchdog's time; an idle one only for once."""
 STOPPED_S = 1.0
-"""One that somebody has stopped gets on no sooner for waiting."""
+"""A process that somebody has stopped (SIGSTOP) is killed after this time: waiting does not help."""
 LEAST_WORK = 0.02
-"""Share of a core that tells one that computes from one that waits: its own beats take far less."""
+"""An engine that uses less than this share of a core is idle. Its own beats take far less."""
 
 
 @dataclass(slots=True)
 class Reports:
-    """Who is told what."""
+    """Callbacks."""
 
     news: Callable[[Engine, News], None]
     loss: Callable[[Engine, str], None]
-    """An engine has died; another life of it begins after this call."""
+    """An engine has died; its next life begins after this call."""
     broken: Callable[[str], None]
-    """Too many deaths: it is over."""
+    """Too many deaths: no engine is started any more."""
     hopeless: Callable[[str], None]
-    """None could be started for long. It is tried on and on."""
+    """No engine could be started for a long time. The keeper goes on trying."""
 
 
 class Keeper:
@@ -61,10 +61,10 @@ class Keeper:
         self.watcher: asyncio.Task[None] | None = None
         self.closed = False
         self.resting = False
-        """Engines sleep: one that dies is started again by whoever wakes it."""
+        """Engines sleep. One that dies now is started again when it is woken."""
 
     def start(self) -> None:
-        """Begin all first lives, and the watch."""
+        """Start all engines and the watch."""
         for engine in self.engines:
             self.launch(engine)
         self.watcher = asyncio.get_running_loop().create_task(self._watch())
@@ -78,7 +78,7 @@ class Keeper:
         self.reserve.close()
 
     def launch(self, engine: Engine) -> None:
-        """A new life; one that cannot begin is tried again after a pause."""
+        """Begin a new life; if that fails, try again after a pause."""
         if self.closed or self.broken is not None or engine.link is not None:
             return
         engine.begin()
@@ -95,11 +95,11 @@ class Keeper:
             self._again(engine, f"it cannot be started ({getattr(error, 'strerror', None) or error})")
 
     def failed_to_load(self, engine: Engine, message: str) -> None:
-        """The life that is ending says why it could not load; its death follows."""
+        """A life reports why it could not load; its death follows."""
         engine.unloaded = message
 
     def trouble(self) -> str | None:
-        """Why there is no engine and soon will be none; None: there is one, or one is about to be."""
+        """Why no engine serves or will soon; None: one does, or is about to."""
         before = time.monotonic() - self.options.hopeless_s
         since = [e.trouble_since for e in self.engines]
         gone = all(at is not None and at < before for at in since)
@@ -151,12 +151,12 @@ class Keeper:
             self.broken = f"engines died {len(self.deaths)} times within a minute; giving up"
 
     def pardon(self, deaths: int) -> None:
-        """The last so many had a reason that is gone."""
+        """Do not count the last `deaths` deaths: their cause is gone."""
         for _ in range(min(deaths, len(self.deaths))):
             self.deaths.pop()
 
     def _again(self, engine: Engine, why: str) -> None:
-        """Later: what is missing now (descriptors, memory, disk) may be there then."""
+        """Start it again later: what is missing now (descriptors, memory, disk) may be back then."""
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**engine.vain)
         engine.vain += 1
         engine.trouble = why
@@ -169,14 +169,14 @@ class Keeper:
     # ------------------------------------------------------------ the watch
 
     async def _watch(self) -> None:
-        """Kill engines that do not get on; their death does the rest."""
+        """Kill engines that make no progress; handling their death does the rest."""
         period = min(1.0, self.options.watchdog_s / 4)
         while True:
             began = time.monotonic()
             await asyncio.sleep(period)
             try:
                 late = time.monotonic() - began - period
-                if late > period:  # this process stood still itself, so nobody could be heard
+                if late > period:  # this process itself stood still, so it could hear no engine
                     for engine in self.engines:
                         engine.forgive(late)
                 self.reserve.refill()
@@ -190,7 +190,7 @@ class Keeper:
                 engine.look(engine.link.vitals(), LEAST_WORK * period)
         stuck = [e for e in self.engines if self._stuck(e)]
         if stuck:
-            await asyncio.sleep(0.05)  # it may be us who were late to listen
+            await asyncio.sleep(0.05)  # perhaps this process was late in listening
         for engine in stuck:
             if self._stuck(engine) and engine.link is not None:
                 now = time.monotonic()
@@ -203,13 +203,13 @@ class Keeper:
 
     def _stuck(self, engine: Engine) -> bool:
         now, limit = time.monotonic(), self.options.watchdog_s
-        if engine.link is None or engine.hung:  # it was told already
+        if engine.link is None or engine.hung:  # it has been told already
             return False
         if engine.stopped_since is not None and now - engine.stopped_since > min(STOPPED_S, limit):
             return True
         if engine.loaded:
             quiet = now - engine.heard
             return quiet > PATIENCE * limit or (quiet > limit and now - engine.moved > limit / 2)
-        if not engine.visible:  # nobody can tell how far its load is
+        if not engine.visible:  # nothing shows how far its load is
             return False
         return now - engine.moved > PATIENCE * limit

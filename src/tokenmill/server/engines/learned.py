@@ -1,4 +1,4 @@
-"""What an engine's first word tells the server. Owns: ModelInfo and the checks before sending, made of it.
+"""What an engine's first message (Ready) tells the server. Owns: making ModelInfo and the admission checks from it.
 
 Must not know: engines' lives, HTTP.
 """
@@ -12,7 +12,7 @@ from tokenmill.text.codec import Tokenizer
 
 
 def learn_model(names: tuple[str, ...], ready: Ready) -> ModelInfo:
-    """The model that has been loaded."""
+    """The facts of the loaded model."""
     facts = ready.facts
     return ModelInfo(
         names=names,
@@ -28,7 +28,7 @@ def learn_model(names: tuple[str, ...], ready: Ready) -> ModelInfo:
 
 
 def learn_admission(ready: Ready, tokenizer: Tokenizer | None) -> Admission:
-    """What requests are checked against on this side."""
+    """What the server checks requests against before it sends them."""
     facts = ready.facts
     admission = Admission(
         vocab_size=facts["vocab_size"],

@@ -1,7 +1,8 @@
-"""Ways to an engine. Owns: starting it in a process or a thread, carrying messages, noticing its death, ending it.
+"""Links to engines. Owns: starting an engine in a process or a thread, carrying messages, noticing its death, ending
+it.
 
-Must not know: requests, restarts policy, HTTP. A link serves one life of one engine; a restart makes a new link.
-All callbacks run in the event loop's thread and must not raise.
+A link serves one life of one engine; a restart makes a new link. All callbacks run in the event loop's thread and must
+not raise. Must not know: requests, when engines are restarted, HTTP.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from tokenmill.server.engines.child import Build, name_of, run_child, run_engine
 log = logging.getLogger("tokenmill.server")
 STOP_TIMEOUT_S = 4.0
 LAST_S = 1.0
-"""Until an engine that talks no more is killed."""
+"""How long an engine that has closed its socket may take to end before it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What the system says of an engine's process: processor seconds, bytes read, and whether somebody stopped it."""
+    """What the system reports of an engine's process: processor seconds, bytes read, and whether it is stopped."""
 
     worked_s: float
     read_bytes: int
@@ -46,8 +47,8 @@ class Vitals:
 
 
 def vitals_of(pid: int) -> Vitals:
-    """Of a process, with the work and reading of the workers that its main thread started. A system that says less
-    (no descriptor is left, no /proc) still tells the work."""
+    """Vitals of a process, including those of the workers that its main thread started. A system that reports less
+    (no descriptor is left, no /proc) still reports the work."""
     worked_s, read, stopped = work_of(pid), 0, False
     folder = Path(f"/proc/{pid}")
     try:
@@ -70,7 +71,7 @@ def _bytes_read(pid: int) -> int:
 
 @contextlib.contextmanager
 def without_main(build: Callable[..., Any]) -> Iterator[None]:
-    """A spawned process imports its parent's main module first: half a second for nothing if that is a program."""
+    """Keep a spawned process from importing its parent's main module: half a second wasted if that is a program."""
     main = sys.modules["__main__"]
     if build.__module__ == "__main__":
         yield
@@ -87,11 +88,11 @@ class Link(Protocol):
 
     def start(self, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None: ...
     def send(self, command: Command) -> None:
-        """Raises when the command cannot be encoded; then nothing of it was sent."""
+        """Send a command; raises if it cannot be encoded, and then nothing was sent."""
         ...
 
     def vitals(self) -> Vitals | None:
-        """None: the system cannot tell."""
+        """The process's vitals; None: the system cannot tell."""
         ...
 
     def dump_stacks(self) -> None: ...
@@ -137,12 +138,12 @@ class ProcessLink:
     def _take(self, on_news: Callable[[News], None], body: bytes) -> None:
         try:
             on_news(read_news(body))
-        except Exception:  # whose news these were is unknown: they would wait for ever; a new engine takes them over
+        except Exception:  # whose news these were is unknown: they would wait for ever; a new engine takes over
             log.exception("an engine's news could not be taken in")
             self._kill()
 
     def _silent(self) -> None:
-        """It has let go of its end: as a rule it is ending."""
+        """The engine has closed its end of the socket: usually it is ending."""
         asyncio.get_running_loop().call_later(LAST_S, self._kill)
 
     def _died(self, on_death: Callable[[str], None]) -> None:
@@ -151,7 +152,7 @@ class ProcessLink:
         self.end = loop.create_task(self._bury(on_death))
 
     async def _bury(self, on_death: Callable[[str], None]) -> None:
-        """The process has let go of its files; a moment later the system says how it ended."""
+        """The process has closed its files; a moment later the system reports how it ended."""
         while (code := self.process.exitcode) is None:
             await asyncio.sleep(0.001)
         self._close()
@@ -172,7 +173,7 @@ class ProcessLink:
                 os.kill(self.process.pid, signal.SIGUSR1)
 
     async def kill(self) -> None:
-        """At once; `on_death` follows."""
+        """Kill the engine at once; `on_death` follows."""
         self._kill()
 
     def _kill(self) -> None:
@@ -180,7 +181,7 @@ class ProcessLink:
             self.process.kill()
 
     async def stop(self) -> None:
-        """In an orderly way, by force if that takes too long; `on_death` is not called."""
+        """End the engine in an orderly way, by force if that takes too long; `on_death` is not called."""
         if self.end is not None:
             self.end.cancel()
         if self.process is None:
@@ -245,7 +246,7 @@ class ThreadLink:
         self.commands.put(command)
 
     def vitals(self) -> Vitals | None:
-        """A thread's work is not told apart from this process's."""
+        """None: a thread's work cannot be told apart from that of this process."""
         return None
 
     def dump_stacks(self) -> None:
@@ -254,7 +255,7 @@ class ThreadLink:
         faulthandler.dump_traceback(all_threads=True)
 
     async def kill(self) -> None:
-        """A thread cannot be killed: it is asked to end, and its news are no longer heard."""
+        """A thread cannot be killed. It is asked to end, and its news are ignored from now on."""
         self.send(Stop())
 
     async def stop(self) -> None:

@@ -1,6 +1,6 @@
-"""Open files that are kept for starting engines. Owns: holding them, and lending them to a start.
+"""Reserved file descriptors for starting engines. Owns: holding them, and lending them to a start.
 
-Connections may take every descriptor that the process has; an engine that dies then must be started all the same.
+Connections may use up every descriptor of the process; an engine that dies then must still be started again.
 Must not know: engines.
 """
 
@@ -11,11 +11,11 @@ import os
 from collections.abc import Iterator
 
 COUNT = 24
-"""A start opens two sockets and some pipes, and sees to multiprocessing's own helper."""
+"""Descriptors in reserve. A start opens two sockets and some pipes, and may start multiprocessing's own helper."""
 
 
 class Reserve:
-    """Descriptors of nothing. Used in one thread, where nobody else opens files while they are lent."""
+    """Unused open descriptors. For one thread, in which nothing else opens files while they are lent."""
 
     def __init__(self, count: int = COUNT) -> None:
         self._count = count
@@ -23,14 +23,14 @@ class Reserve:
         self.refill()
 
     def refill(self) -> None:
-        """Take back what is missing, as far as the system gives it."""
+        """Open the missing descriptors again, as many as the system gives."""
         with contextlib.suppress(OSError):
             while len(self._held) < self._count:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
-        """Free them for what is opened inside."""
+        """Close them inside this context, so that files can be opened."""
         self.close()
         try:
             yield
@@ -38,6 +38,6 @@ class Reserve:
             self.refill()
 
     def close(self) -> None:
-        """Let go of them."""
+        """Close them for good."""
         while self._held:
             os.close(self._held.pop())

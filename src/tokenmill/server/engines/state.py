@@ -1,4 +1,4 @@
-"""What the server knows of its engines and of the requests at them. Owns: the records, and how they are added up.
+"""What the server knows of its engines and of the requests at them. Owns: these records and their totals.
 
 Must not know: links, restarts, HTTP.
 """
@@ -27,7 +27,7 @@ _TOTALS = (
 
 @dataclass(frozen=True, slots=True)
 class FleetOptions:
-    """When an engine counts as hung, and how often it may die. `fair`: several keys take turns."""
+    """When an engine counts as hung, and how often it may die. `fair`: several keys share the engines fairly."""
 
     engines: int = 1
     watchdog_s: float = 15.0
@@ -35,12 +35,12 @@ class FleetOptions:
     max_deaths_per_request: int = 2
     fair: bool = False
     hopeless_s: float = 60.0
-    """Requests wait so long for engines that cannot be started."""
+    """How long requests wait for engines that cannot be started."""
 
 
 @dataclass(slots=True, eq=False)
 class Open:
-    """A request that has outputs to come, with what it has said so far."""
+    """A request with unfinished outputs, and what it has said so far."""
 
     request: Request
     pooling: str | None
@@ -57,16 +57,16 @@ class Open:
 
     @property
     def num_outputs(self) -> int:
-        """Outputs that end one by one."""
+        """How many outputs the request has; each ends by itself."""
         return len(self.emitted)
 
     @property
     def num_said(self) -> int:
-        """Tokens that have come."""
+        """Tokens that have come, of all outputs."""
         return sum(map(len, self.emitted))
 
     def answer(self, error: Exception | None) -> bool:
-        """Tell who waits for the engine's first word; does anybody?"""
+        """Tell the caller that waits for the engine's first answer; -> is there such a caller?"""
         if self.ack is None or self.ack.done():
             return False
         self.ack.set_exception(error) if error is not None else self.ack.set_result(None)
@@ -80,14 +80,14 @@ class Open:
             self.request.mus[delta.index] = delta.mu
 
     def drop_seen_rows(self, delta: TokenDelta) -> None:
-        """What an earlier engine said of the prompt is not said again."""
+        """Remove what an earlier engine has said of the prompt already."""
         rows = delta.prompt_logprobs or []
         seen = min(len(rows), self.skip_rows)
         self.skip_rows -= seen
         delta.prompt_logprobs = rows[seen:] or None
 
     def replayed(self) -> Request:
-        """The request as an engine must see it that knows nothing of what has been said."""
+        """The request for an engine that does not know what has been said so far."""
         request = self.request
         self.skip_rows = self.prompt_rows
         if not any(self.emitted):
@@ -111,7 +111,7 @@ class Engine:
         self.stats = EngineStats()
         self.link: Link | None = None
         self.vain = 0
-        """Lives in a row that came to nothing."""
+        """Lives in a row that failed to load or start."""
         self.trouble: str | None = None
         self.trouble_since: float | None = None
         self._fresh()
@@ -121,14 +121,14 @@ class Engine:
         self.ready = self.loaded = self.hung = self.visible = False
         self.unloaded: str | None = None
         self.heard = self.moved = now
-        """When it last got on, by its own word; when its process last did anything."""
+        """When the engine last reported progress, and when its process last did any work."""
         self.stopped_since: float | None = None
-        """Somebody has stopped its process (SIGSTOP)."""
+        """Since when its process is stopped (SIGSTOP)."""
         self.done = -1
         self.worked_s, self.read_bytes = 0.0, 0
 
     def begin(self) -> None:
-        """A new life."""
+        """Reset for a new life."""
         self.life += 1
         self._fresh()
 
@@ -138,13 +138,13 @@ class Engine:
         self.vain, self.trouble, self.trouble_since = 0, None, None
 
     def beat(self, done: int) -> None:
-        """It is in a long step; that is progress when more is done than at the last beat."""
+        """Take a beat of a long step. It is progress if more is done than at the last beat."""
         if done != self.done:
             self.done, self.heard = done, time.monotonic()
 
     def look(self, vitals: Vitals | None, least_s: float) -> None:
-        """What its process did since the last look; less work than `least_s` is none. Without a word on that, none is
-        assumed."""
+        """Note what its process did since the last look. Less work than `least_s` counts as none, and so does a system
+        that reports nothing."""
         self.visible = vitals is not None
         if vitals is None:
             self.moved = 0.0
@@ -155,14 +155,14 @@ class Engine:
         self.stopped_since = (self.stopped_since or time.monotonic()) if vitals.stopped else None
 
     def forgive(self, seconds: float) -> None:
-        """So long nobody could be heard."""
+        """Do not count these seconds: no engine could be heard."""
         self.heard += seconds
         self.moved += seconds
         if self.stopped_since is not None:
             self.stopped_since += seconds
 
     def totals(self) -> EngineStats:
-        """Gauges of now with the totals of all lives."""
+        """Its present gauges, with the totals of all lives."""
         now, before = self.stats, self.before
         summed: dict[str, Any] = {name: getattr(now, name) + getattr(before, name) for name in _TOTALS}
         pairs = itertools.zip_longest(now.accepted_at, before.accepted_at, fillvalue=0)

@@ -1,8 +1,8 @@
-"""Which request is it that kills engines? Owns: the suspects, and whose turn it is to run apart from the others.
+"""Finding the request that kills engines. Owns: the suspects, and which of them runs apart from the others.
 
-Requests that were there when engines died again and again are not given up together. An engine is kept free, and each
-is tried on it: one that gets past the place where engines died joins the others again, one whose engine dies under it
-is given up, and the rest go free. Must not know: links, HTTP.
+When engines die again and again, the requests that ran on them are not all given up. One engine is set aside, and each
+suspect is tried on it alone. A request that gets past the point where engines died joins the others again. A request
+under which the engine dies is given up, and the other suspects go free. Must not know: links, HTTP.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from dataclasses import dataclass, field
 from tokenmill.server.engines.state import Engine, Open
 
 PASSED = 16
-"""Tokens of each output: more than an engine may have been ahead of what it had reported when it died."""
+"""Tokens per output after which a trial is passed: more than a dying engine can have been ahead of its reports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What becomes of a request: sent to one engine, to any that serves all, or (those without an engine) looked at
-    again."""
+    """Callbacks: send a request to one engine, send it to any that serves everybody, or look again at requests that
+    have no engine."""
 
     send: Callable[[Open, int], None]
     dispatch: Callable[[Open], None]
@@ -28,8 +28,8 @@ class Ways:
 
 @dataclass(slots=True)
 class Trials:
-    """`most`: deaths that make a suspect; `engine`: kept free for trials (-1: none); `current`: who is tried there;
-    `left`: tokens until it has passed (None: only its end will do); `passed`: trials that were passed."""
+    """`most`: deaths that make a suspect. `engine`: the one set aside for trials (-1: none). `current`: the request on
+    trial. `left`: tokens until it passes (None: it must end). `passed`: how many trials were passed."""
 
     engines: Sequence[Engine]
     most: int
@@ -41,27 +41,27 @@ class Trials:
     passed: int = 0
 
     def replay(self, entry: Open) -> None:
-        """Its engine has died: it goes on elsewhere, or waits for its turn."""
+        """The request's engine has died: continue it elsewhere, or have it wait for its trial."""
         if entry.deaths < self.most:
             self.ways.dispatch(entry)
         else:
             self.waiting.append(entry)
 
     def lost(self, engine: Engine, *, explained: bool) -> None:
-        """An engine has died, and all its requests were replayed; `explained`: the one to blame is known."""
+        """An engine has died, and all its requests were replayed. `explained`: the request to blame is known."""
         if not self.waiting:
             return
         if self.engine < 0:
             self.engine = engine.number
-        if explained or engine.trouble is not None:  # or there is nowhere to try them
+        if explained or engine.trouble is not None:  # or no engine is there for trials
             free, self.waiting = self.waiting, []
             for entry in free:
-                entry.deaths = self.most - 1  # another one makes a suspect again
+                entry.deaths = self.most - 1  # one more death makes it a suspect again
                 self.ways.dispatch(entry)
         self.go_on()
 
     def said(self, entry: Open, tokens: int) -> None:
-        """Tokens have come."""
+        """Count tokens of the request on trial."""
         if entry is self.current and self.left is not None:
             self.left -= tokens
             if self.left <= 0:
@@ -69,7 +69,7 @@ class Trials:
                 self.over(entry)
 
     def over(self, entry: Open) -> None:
-        """It has passed, or it has ended."""
+        """The request has passed its trial, or it has ended."""
         if entry in self.waiting:
             self.waiting.remove(entry)
         if entry is self.current:
@@ -77,14 +77,14 @@ class Trials:
             self.go_on()
 
     def go_on(self) -> None:
-        """The next one's turn, once the engine that is kept free serves; after the last it serves all again."""
+        """Try the next suspect once the engine for trials is ready. After the last one, it serves everybody again."""
         if self.engine < 0 or self.current is not None:
             return
         if not self.waiting:
             self.engine = -1
             self.ways.unpark()
         elif self.engines[self.engine].ready:
-            entry = min(self.waiting, key=lambda each: each.num_said)  # most harm is done by a prompt
+            entry = min(self.waiting, key=lambda each: each.num_said)  # prompts do most harm
             self.waiting.remove(entry)
             self.current = entry
             self.left = None if entry.deaths > 3 * self.most else PASSED * entry.num_outputs
