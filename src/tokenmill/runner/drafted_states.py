@@ -24,12 +24,12 @@ def settle_states(
     rows: Rows,
     stand: tuple[list[int], Tensor] | None,
 ) -> None:
-    """Keep what the plan wants kept, and take rows back to their last token that stands.
+    """Keep the states that the plan wants kept, and take rows back to the state behind their last token that stands.
 
-    stand: grants with the counts of tokens that stand; the rows have moved on by them."""
+    stand: the verified grants, and how many of their samples stand; the rows have already advanced by these."""
     if states is None or batch is None or not (plan.saves or plan.guesses):
         return
-    if not states.trail:  # no drafts are tried: grants end just there
+    if not states.trail:  # no drafts are tried: grants end exactly at these positions
         states.save([(save.row, save.slot) for save in plan.saves])
         return
     firsts, at = {}, states.first
@@ -49,7 +49,7 @@ def settle_states(
 
 
 def _keep(states: StatePool, plan: StepPlan, batch: Batch, rows: Rows, firsts: dict[int, int]) -> None:
-    """The states at these positions, of rows that this step took there or past them."""
+    """Keep the states at the wanted positions of rows that this step took there or past them."""
     grant = {row: i for i, row in enumerate(plan.rows)}
     told = [_line(save, grant[save.row], plan, batch, firsts) for save in plan.saves]
     row_ids, slots, positions, first, tried, begins = send(
@@ -62,6 +62,6 @@ def _keep(states: StatePool, plan: StepPlan, batch: Batch, rows: Rows, firsts: d
 
 
 def _line(save: StateSave, i: int, plan: StepPlan, batch: Batch, firsts: dict[int, int]) -> list[int]:
-    """What devices must know of a save in grant i."""
+    """The numbers that the device needs for a save in grant i."""
     begin = batch.ends[i] - plan.counts[i]
     return [save.row, save.slot, save.position, firsts.get(i, 0), plan.guesses.get(i, 0), begin]

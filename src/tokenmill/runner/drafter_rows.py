@@ -18,8 +18,8 @@ from tokenmill.runner.rows import Rows
 
 @dataclass(slots=True)
 class Side:
-    """As Rows and KVPool for what a step's tensors are derived from (runner/batch.py). `computed` [R + 1]: the next
-    position of each row, `length` [R + 1]: where its next token is written."""
+    """Takes the place of Rows and KVPool when a drafter's tensors are derived (runner/batch.py). `computed` [R + 1]:
+    each row's next position. `length` [R + 1]: where its next token is written."""
 
     tokens: Tensor
     computed: Tensor
@@ -33,10 +33,10 @@ class Side:
     groups: list[int]
     state_views: list[tuple[Tensor, ...]] = field(default_factory=list)
     adapters: Tensor | None = None
-    """Drafters take none: what they guess is verified."""
+    """Drafters use no adapters: what they guess is verified."""
 
     def moved(self, computed: Tensor) -> Side:
-        """The same at other positions."""
+        """The same, with other positions."""
         return Side(
             self.tokens, computed, self.length, self.tables, self.first, self.held, self.views, self.layout,
             self.device, self.groups,
@@ -44,7 +44,7 @@ class Side:
 
 
 def side_of(rows: Rows, pool: KVPool, specs: tuple[KVSpec, ...]) -> Side:
-    """What belongs to a model whose layers, with these specs, are the last ones of the pool's layout."""
+    """The view for a drafter whose layers, with these specs, are the last ones of the pool's layout."""
     layout = pool.layout
     groups = [layout.group_specs.index(spec) for spec in dict.fromkeys(specs)]
     return Side(

@@ -15,9 +15,9 @@ from tokenmill.sampling.arrays import send, to_device
 
 @dataclass(slots=True)
 class Outcome:
-    """What came of the grants behind whose samples drafts are left. lines: the grant of each sampled line; places:
-    that line's token in the batch; stand: grants that were verified, and how many of their samples stand; last: of each
-    of these, how many lines behind its first the last one that stands is, if drafts were trees."""
+    """The results of the grants behind which new drafts are left. lines: the grant of each sampled line. places: that
+    line's token in the batch. stand: the verified grants, and how many of their samples stand. last: if drafts were
+    trees, the last line that stands of each of these grants, counted from the grant's first line."""
 
     plan: StepPlan
     lines: list[int]
@@ -33,13 +33,13 @@ class Outcome:
         return [firsts[i] for i in self.plan.proposes]
 
     def _of(self, found: Tensor) -> Tensor:
-        """What belongs to the grants that propose, of something about those that were verified."""
+        """Select, from values by verified grant, those of the grants that propose."""
         assert self.stand is not None
         grants = [self.stand[0].index(i) for i in self.plan.proposes]
         return found[to_device(grants, torch.int64, self.device)]
 
     def _kept(self) -> Tensor | None:
-        """How many samples of each stand; None: one of each."""
+        """How many samples of each proposing grant stand; None: one of each."""
         return None if self.stand is None else self._of(self.stand[1])
 
     def newest(self) -> Tensor:
@@ -51,7 +51,7 @@ class Outcome:
         return at if kept is None else at + kept - 1
 
     def samples(self, ids: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """See Drafting.samples; ids: of each line."""
+        """See Drafting.samples; ids: the token of each line."""
         assert ids is not None, "nothing was sampled"
         counts = [1 + self.plan.guesses.get(i, 0) for i in self.plan.proposes]
         first, count = send(torch.tensor([self._firsts(), counts], dtype=torch.int64), self.device)
@@ -61,7 +61,7 @@ class Outcome:
 
 
 class Forgetful:
-    """A drafter that keeps nothing beside the rows: what follows has no meaning for it."""
+    """The base of drafters that keep nothing besides the rows: these methods have nothing to do."""
 
     most = 0
     levels = 0
@@ -69,7 +69,7 @@ class Forgetful:
     catches_up = "on"
 
     def bind(self, rows: Any, pool: Any) -> None:
-        """Rows come with each proposal."""
+        """Nothing to keep: rows come with each proposal."""
 
     def warm(self) -> None:
         """Nothing is recorded."""
@@ -81,11 +81,11 @@ class Forgetful:
         """Nothing is proposed."""
 
     def forget_weights(self) -> None:
-        """There are none."""
+        """There are no weights."""
 
 
 class NoDeviceDrafter(Forgetful):
-    """Leaves no drafts behind. most: of those that a later stage's drafter leaves in the rows of all stages."""
+    """Makes no drafts. most: how many drafts a later stage's drafter leaves in the rows of all stages."""
 
     def __init__(self, most: int = 0) -> None:
         self.most = most

@@ -28,7 +28,8 @@ from tokenmill.runner.trees import climb_each
 from tokenmill.sampling.arrays import send
 
 Key = tuple[int, Flags, bool, bool]
-"""Tokens, which KV groups have shifted tables, whether all tokens are one row's, whether rows have adapters."""
+"""The rung of tokens, which KV groups have shifted tables, whether all tokens are one row's, whether rows have
+adapters."""
 
 
 class TreeTokens(Layout[Key]):
@@ -37,13 +38,13 @@ class TreeTokens(Layout[Key]):
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
         super().__init__(model, kernels, rows, pool)
         self.alone = 1 + rows.parents.shape[1]
-        """Tokens of one row whose tree is as large as can be."""
+        """How many tokens one row with the largest possible tree has."""
         self.rungs = sorted({self.alone, *TOKENS})
         self.packed: dict[int, Tensor] = {}
         self.every = torch.arange(self.rungs[-1], device=rows.device)
 
     def takes(self, plan: StepPlan) -> bool:
-        """Few tokens, and nothing but hidden states of this moment is wanted."""
+        """Is it a short step with trees, and are only logits needed?"""
         return (
             bool(plan.nodes)
             and plan.num_tokens <= self.rungs[-1]
@@ -52,15 +53,15 @@ class TreeTokens(Layout[Key]):
         )
 
     def key(self, plan: StepPlan) -> Key:
-        """The rung, and how the tables are."""
+        """The rung and the kinds of tables."""
         rows, rung = self.rows, self.rungs[bisect_left(self.rungs, plan.num_tokens)]
         one = len(plan.rows) == 1 and plan.num_tokens == rung
         one = one and all(len(blocks[plan.rows[0]]) >= SHARED_ENTRIES for blocks in rows.blocks)
         return rung, rows.moved_or_may(plan.rows), one, rows.adapted(plan.rows)
 
     def fill(self, key: Key, plan: StepPlan | None) -> None:
-        """Each token's row, its place behind what the row has computed, and how deep its tree may be; -1: it is of
-        none."""
+        """Write each token's row, its place behind what the row has computed, and how deep its tree may be (-1: the
+        token is in no tree)."""
         tokens, filled = key[0], []
         for i, (row, count) in enumerate(zip(plan.rows, plan.counts, strict=True)) if plan is not None else ():
             most = plan.guesses[i] if plan is not None and i in plan.nodes else -1
@@ -72,7 +73,7 @@ class TreeTokens(Layout[Key]):
         self.packed[tokens].copy_(wanted)
 
     def computing(self, key: Key) -> Callable[[], Made]:
-        """From tokens' places to hidden states."""
+        """Computes from tokens' places to hidden states."""
         rows, packed = self.rows, self.packed[key[0]]
         starts = apart(self.every[: key[0]])
         shares = (key[2],) * len(rows.tables)
@@ -93,7 +94,7 @@ class TreeTokens(Layout[Key]):
         return compute
 
     def step(self, key: Key, plan: StepPlan, made: Made) -> Step:
-        """What was computed for the plan's rows."""
+        """The part of the results that belongs to the plan's rows."""
         total = plan.num_tokens
         given = send(torch.tensor([plan.rows, plan.counts], dtype=torch.int64), self.rows.device)
         batch = Batch(
@@ -103,7 +104,7 @@ class TreeTokens(Layout[Key]):
         return Step(batch, made.hidden[:total])
 
     def ahead(self) -> Iterator[Key]:
-        """Every rung, as long as no table is shifted that is not read so anyway."""
+        """Every rung, with tables as recorded steps first see them."""
         moved = self.rows.may_shift
         for tokens in reversed(self.rungs):
             for adapted in self.kinds:
@@ -112,10 +113,11 @@ class TreeTokens(Layout[Key]):
                     yield tokens, moved, True, adapted
 
     def follow(self, key: Key, made: Made) -> None:
-        """What attends beside prompts, whose steps are not recorded: by how many nodes there are, other kernels."""
+        """Compile the kernels that attend to trees in steps with prompts, which are not recorded. They depend on the
+        number of nodes."""
         if key[0] in (self.rungs[0], self.rungs[-1]) and not key[2]:
             self.model.forward(made.tokens, replace(made.ctx, max_query=2))
 
     def adapted(self, key: Key) -> bool:
-        """Are there adapters in steps of this key?"""
+        """Do steps of this key have adapters?"""
         return key[3]

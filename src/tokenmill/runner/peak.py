@@ -10,7 +10,8 @@ from tokenmill.kvcache.pool import CacheLayout
 
 
 def peak_plan(max_rows: int, step_tokens: int, max_len: int, layout: CacheLayout) -> tuple[StepPlan, list[int], int]:
-    """-> a plan of as many rows as a step can have, the blocks that it needs per pool, and its rows' length."""
+    """Make a plan of the largest possible step; -> the plan, the blocks that it needs of each pool, its rows'
+    length."""
     rows = min(max_rows, step_tokens)
     count = min(-(-step_tokens // rows), max_len)
     held = -(-count // layout.block_size)
@@ -27,7 +28,7 @@ def peak_plan(max_rows: int, step_tokens: int, max_len: int, layout: CacheLayout
             plan.edits.append(TableEdit(row, group, 0, 0, list(range(first, first + held)), starts))
     plan.rows = list(range(rows))
     plan.counts = [count] * rows
-    if rows > 1:  # and one row that decodes, so that both kinds of kernels are compiled
+    if rows > 1:  # with one row that decodes, so that both kinds of kernels are compiled
         plan.counts[-1] = 1
         plan.starts[-1].computed = count - 1
     plan.samples = [True] * rows

@@ -19,26 +19,26 @@ from tokenmill.device.graphs import Recorder, Recording
 
 T = TypeVar("T")
 ROOM = 32 << 20
-"""Bytes that the temporary tensors of native tapes may take: they run one after the other."""
+"""Bytes that the temporary tensors of native tapes may take together: tapes run one after the other."""
 MOST = 256
-"""Recordings that are kept; further work is computed call by call."""
+"""The most recordings that are kept; further work is computed call by call."""
 
 
 class Replays:
-    """Recordings of one drafter. record: False where nothing is recorded at all."""
+    """Recordings of one drafter. record: False if nothing is recorded at all."""
 
     def __init__(self, kernels: Kernels, *, record: bool) -> None:
         self.kernels = kernels
         self.possible = record
         self.made: dict[Hashable, tuple[Any, Callable[[], object], object]] = {}
-        """What was made, how to make it again, and what holds the memory that this reads."""
+        """The result, how to compute it again, and what holds the memory that this reads."""
         self.seen: set[Hashable] = set()
         self.room: Tensor | None = None
         self.recorder: Recorder | None = None
 
     def make_or_replay(self, key: Hashable, computing: Callable[[], Callable[[], T]]) -> T:
-        """What computing() makes when it is called; what computing itself does is no part of a recording. Work of equal
-        keys is the same on the same memory."""
+        """What the function that `computing` returns makes. Only that function is recorded, not the call of
+        `computing`. Equal keys must mean the same work on the same memory."""
         found = self.made.get(key)
         if found is not None:
             found[1]()
@@ -49,7 +49,8 @@ class Replays:
         return self._tape(key, compute) if self.kernels.records else self._graph(key, compute)
 
     def forget_weights(self) -> None:
-        """Tapes name copies that kernels made of small tensors; a graph reads what a weight settled into."""
+        """Drop tapes, which name copies that kernels made of small tensors. Graphs stay: they read what a weight
+        settled into."""
         if self.kernels.records:
             self.made.clear()
             self.seen.clear()
@@ -58,7 +59,7 @@ class Replays:
         if key not in self.seen:
             self.seen.add(key)
             return compute()
-        if self.room is None:  # numpy's zeros take memory when they are first used
+        if self.room is None:  # numpy's zeros take memory only when they are first used
             self.room = torch.from_numpy(np.zeros(ROOM, dtype=np.uint8))
         made, again = self.kernels.record(compute, self.room)
         if again is None:
@@ -69,7 +70,7 @@ class Replays:
 
     def _graph(self, key: Hashable, compute: Callable[[], T]) -> T:
         before = self.kernels.waits
-        made = compute()  # kernels are compiled and scratch is taken
+        made = compute()  # compiles kernels and allocates scratch memory
         self.possible = self.kernels.waits == before
         if self.possible:
             self.recorder = self.recorder or Recorder()

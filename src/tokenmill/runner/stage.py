@@ -12,7 +12,7 @@ from tokenmill.compute.model import CausalLM, Words
 
 
 class FromInbox:
-    """A model whose forward pass takes the states [most tokens, hidden] of the stage before."""
+    """A model whose forward pass takes the hidden states [most tokens, hidden] of the stage before."""
 
     def __init__(self, model: CausalLM, inbox: Tensor) -> None:
         self.model = model
@@ -20,18 +20,18 @@ class FromInbox:
         self.spec: ModelSpec = model.spec
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
-        """tokens [T] are known by their number alone -> [T, hidden]."""
+        """Only the number of tokens [T] is used -> [T, hidden]."""
         return self.model.forward(self.inbox[: tokens.shape[0]], ctx)
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """As the model gives them."""
+        """The model's own."""
         return self.model.logits(hidden, ctx)
 
     @property
     def words(self) -> Words | None:
-        """As the model's."""
+        """The model's own."""
         return self.model.words
 
     def own_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """As the model gives them."""
+        """The model's own."""
         return self.model.own_logits(hidden, ctx)

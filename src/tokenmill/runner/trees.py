@@ -24,23 +24,23 @@ from tokenmill.sampling.arrays import send
 
 @dataclass(slots=True)
 class Climbed:
-    """Of G trees with N drafts: how deep the newest known token and each draft stand [G, 1 + N], and by depth what they
-    descend from, themselves included [G, 1 + N, W] (behind their own depth: themselves). Of single nodes [T]: [T] and
-    [T, W]."""
+    """Depths and ancestors of the nodes of G trees with N drafts each; node 0 is the newest known token. Depth [G, 1 +
+    N]; by depth the ancestors of each node, itself included [G, 1 + N, W] (behind its own depth: itself again). For
+    single nodes [T]: [T] and [T, W]."""
 
     depth: Tensor
     places: Tensor
 
 
 def climb(parents: Tensor, most: Tensor, levels: int) -> Climbed:
-    """parents [G, N] as Kernels.accept_ has them, trees of up to `levels`. most [G]: what is deeper stands there:
-    it is computed in vain, and its position exists."""
+    """parents [G, N] as Kernels.accept_ has them, for trees of up to `levels`. most [G]: deeper nodes are put at this
+    depth. They are computed in vain, but their position exists."""
     own = torch.arange(parents.shape[1] + 1, device=parents.device).expand(parents.shape[0], -1)
     return _climb(parents, own, most[:, None], levels)
 
 
 def climb_each(parents: Tensor, node: Tensor, most: Tensor, levels: int) -> Climbed:
-    """The same of single nodes [T], each with its own tree; parents [T, N]."""
+    """The same for single nodes [T], each with its own tree; parents [T, N]."""
     found = _climb(parents, node[:, None], most[:, None], levels)
     return Climbed(found.depth[:, 0], found.places[:, 0])
 
@@ -57,14 +57,14 @@ def _climb(parents: Tensor, own: Tensor, most: Tensor, levels: int) -> Climbed:
 
 
 def climb_trees(plan: StepPlan, rows: Rows) -> tuple[Tensor, Climbed]:
-    """The rows that try trees [G], and these."""
+    """The rows that try trees [G], and their trees."""
     tried = [[plan.rows[i], plan.guesses[i]] for i in plan.nodes]
     row_ids, most = send(torch.tensor(tried, dtype=torch.int64).t().contiguous(), rows.device)
     return row_ids, climb(rows.parents[row_ids, : max(plan.nodes.values())], most, rows.levels)
 
 
 def make_tree_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Batch:
-    """As make_batch, where some of the plan's grants try trees."""
+    """The same as make_batch, for plans in which some grants try trees."""
     device = rows.device
     granted = send(torch.tensor([plan.rows, plan.counts], dtype=torch.int64), device)
     row_ids, counts, tree, node = send(_sequences(plan), device)
@@ -111,7 +111,7 @@ def _sequences(plan: StepPlan) -> Tensor:
 
 
 def all_parents(plan: StepPlan, rows: Rows, grants: list[int], row_ids: Tensor) -> Tensor:
-    """[S, N]: what each of the grants' drafts goes on from; those of the host are chains."""
+    """[S, N]: the parent of each draft of these grants; drafts of the host are chains."""
     width = max(plan.nodes.get(i, plan.guesses.get(i, 0)) for i in grants)
     chain = torch.arange(width, device=rows.device)
     real = send(torch.tensor([i in plan.nodes for i in grants]), rows.device)
@@ -122,8 +122,8 @@ def all_parents(plan: StepPlan, rows: Rows, grants: list[int], row_ids: Tensor) 
 
 
 def move_path(kernels: Kernels, pool: KVPool, batch: Batch, first: Tensor, kept: Tensor, path: Tensor) -> None:
-    """Keys and values of the samples that stand to their positions. first [S]: the token of each row's first line in
-    the batch; kept, path: what stands (verdict.py)."""
+    """Move the keys and values of the drafts that stand to their positions. first [S]: the token in the batch of each
+    row's first line. kept, path: what stands (verdict.py)."""
     ahead = torch.arange(path.shape[1], device=path.device)
     stays = (ahead >= kept[:, None]) | (path == ahead)
     src, dst = first[:, None] + torch.where(stays, 0, path), first[:, None] + torch.where(stays, 0, ahead)

@@ -21,8 +21,8 @@ from tokenmill.sampling.arrays import send
 
 @dataclass(slots=True)
 class Verdict:
-    """How many samples stand [S] of each of these grants. path [S, W]: where drafts are trees, which of its lines they
-    are; else they are its first ones."""
+    """How many samples of each verified grant stand [S]. path [S, W]: if drafts are trees, the lines that stand;
+    otherwise the first lines stand."""
 
     grants: list[int]
     kept: Tensor
@@ -30,15 +30,15 @@ class Verdict:
 
     @property
     def last(self) -> Tensor | None:
-        """[S]: the line of the last one that stands, where drafts are trees."""
+        """[S]: the last line that stands of each grant, if drafts are trees."""
         return None if self.path is None else self.path.gather(1, self.kept[:, None] - 1)[:, 0]
 
     def beside(self, marked: Tensor) -> Tensor:
-        """The samples with the verdict behind them, to be read as one."""
+        """The samples and the verdict behind them in one tensor, so that they are read at once."""
         return torch.cat((marked, self.kept) if self.path is None else (marked, self.kept, self.path.flatten()))
 
     def read(self, told: list[int]) -> dict[int, list[int]]:
-        """What the host has read behind the samples -> the lines that stand, by grant, counted from its first."""
+        """The numbers read behind the samples -> by grant the lines that stand, counted from the grant's first line."""
         count = len(self.grants)
         if self.path is None:
             return {i: list(range(n)) for i, n in zip(self.grants, told, strict=True)}
@@ -47,8 +47,8 @@ class Verdict:
 
 
 def verify(batch: Batch, lines: list[int], marked: Tensor, rows: Rows, kernels: Kernels) -> Verdict:
-    """Rows move on by the samples that stand. lines: the grant of each sampled line; marked [n]: each line's sample,
-    ~id if it is bad."""
+    """Verify drafts and advance the rows by the samples that stand. lines: the grant of each sampled line. marked [n]:
+    each line's sample, ~id if it is bad."""
     plan, params = batch.plan, rows.sampling.params
     rows.computed.index_add_(0, batch.row_ids, batch.counts)
     firsts = {i: n for n, i in reversed(list(enumerate(lines))) if not params[plan.rows[i]].num_candidates}

@@ -14,12 +14,12 @@ from tokenmill.compute.model import CausalLM, Words
 
 
 def words_of(model: CausalLM, kernels: Kernels) -> Words | None:
-    """Of which words `logits_of` gives logits; None: of all."""
+    """The words for which `logits_of` gives logits; None: for all."""
     return None if kernels.chooses else model.words
 
 
 def logits_of(model: CausalLM, kernels: Kernels, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-    """[n, hidden] -> what is chosen from [n, words]."""
+    """[n, hidden] -> the logits [n, words] that tokens are chosen from."""
     if words_of(model, kernels) is None:
         return model.logits(hidden, ctx)
     return model.own_logits(hidden, ctx)
