@@ -18,7 +18,7 @@ from tokenmill.kvcache.snapshots import Snapshots
 
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
-    """One KV group: which pool its blocks come from and its window (0: every position is kept)."""
+    """One KV group: the pool that its blocks come from, and its window (0: every position is kept)."""
 
     pool: int
     window: int = 0
@@ -36,7 +36,7 @@ class BlockTables:
         prefix_cache: bool = True,
         snapshots: Snapshots | None = None,
     ) -> None:
-        """snapshots: of a model whose rows have states besides their blocks."""
+        """snapshots: given for a model whose rows have states besides their blocks."""
         self.layouts = layouts
         self.block_size = block_size
         self.pools = [BlockPool(n) for n in num_blocks]
@@ -46,21 +46,21 @@ class BlockTables:
         self.windowed = [g for g, layout in enumerate(layouts) if layout.window]
         self.snapshots = snapshots
         self.shares_followed = True
-        """Is what a drafter has seen of a block of use to others who find it?"""
+        """If a drafter has seen a block's tokens, does that hold for other sequences that find the block?"""
         if snapshots is not None:
             self.cache.drop_snapshot = snapshots.drop
 
     # ------------------------------------------------------------ capacity
 
     def max_length(self) -> int:
-        """The longest sequence that can be held alone."""
+        """The length of the longest sequence that the cache can hold alone."""
         groups = [0] * len(self.pools)
         for layout in self.layouts:
             groups[layout.pool] += 1
         return min(p.num_blocks // g for p, g in zip(self.pools, groups, strict=True) if g) * self.block_size
 
     def has_room(self, seq: Sequence, length: int) -> bool:
-        """Are there blocks for `length` tokens of `seq` now?"""
+        """Are there enough blocks for `length` tokens of `seq` now?"""
         need = [0] * len(self.pools)
         for group, layout in enumerate(self.layouts):
             end = seq.tables[group].end if seq.tables else 0
@@ -68,7 +68,7 @@ class BlockTables:
         return all(n <= pool.available for n, pool in zip(need, self.pools, strict=True))
 
     def usage(self) -> float:
-        """Share of blocks with a holder."""
+        """The share of blocks that have a holder."""
         return sum(p.held for p in self.pools) / max(1, sum(p.num_blocks for p in self.pools))
 
     # ------------------------------------------------------------ life of a table
@@ -82,13 +82,13 @@ class BlockTables:
             self.snapshots.look_ahead(seq, 0)
 
     def match(self, seq: Sequence, position: int, limit: int) -> int:
-        """Extend `seq`, planned up to block-aligned `position`, with cached blocks; -> tokens gained."""
+        """Extend `seq`, planned up to block-aligned `position`, by cached blocks; returns the tokens gained."""
         if not self.caching or seq.published < position or position % self.block_size:
             return 0
         cache, start = self.cache, seq.node
         assert isinstance(start, Node)
         if not start.alive:
-            return 0  # our own place in the tree was evicted or retracted
+            return 0  # the sequence's own place in the tree was evicted or retracted
         path = cache.walk(start, seq.keys, position, limit)
         if not path:
             return 0
@@ -116,7 +116,7 @@ class BlockTables:
         return count * self.block_size
 
     def comes(self, seq: Sequence) -> bool:
-        """Does a running row soon keep a state that spares this waiting sequence tokens which others compute?"""
+        """Will a running row soon keep a state that saves this waiting sequence from computing the same tokens?"""
         snapshots = self.snapshots
         if snapshots is None or not snapshots.coming or not seq.group.reads_cache:
             return False
@@ -129,7 +129,7 @@ class BlockTables:
         first = position // size
         if window:
             kept = max(0, (end - window + 1) // size)
-            if kept > first:  # everything the sequence holds so far lies behind the window of the hit
+            if kept > first:  # everything the sequence holds so far lies before the window of the hit
                 self._drop_head(table, pool, len(table.blocks))
                 first = kept
         for i in range(first, len(nodes)):
@@ -140,7 +140,8 @@ class BlockTables:
         table.end = end
 
     def grow(self, seq: Sequence, position: int, length: int, plan: StepPlan) -> bool:
-        """Make sure that positions [position, length) have blocks of their own; False: not enough free blocks."""
+        """Make sure that positions [position, length) have blocks that `seq` may write; False: too few blocks are
+        free."""
         size = self.block_size
         need = [0] * len(self.pools)
         todo: list[tuple[int, int, bool]] = []
@@ -179,7 +180,7 @@ class BlockTables:
         table.sent = min(table.sent, index)
 
     def fork(self, parent: Sequence, child: Sequence, length: int) -> None:
-        """Child shares the parent's blocks of positions [0, length); whoever writes first copies."""
+        """Let `child` share the parent's blocks of positions [0, length); whichever writes first copies the block."""
         child.tables = []
         for group, table in enumerate(parent.tables):
             count = sum(1 for f in table.first if f < length)
@@ -194,7 +195,7 @@ class BlockTables:
         child.capacity = parent.capacity = 0
 
     def trim(self, seq: Sequence) -> None:
-        """Give back blocks that fell out of every window."""
+        """Give back blocks that have fallen out of their window."""
         for group in self.windowed:
             table = seq.tables[group]
             dead = seq.computed - self.layouts[group].window + 1 - self.block_size
@@ -224,7 +225,8 @@ class BlockTables:
     # ------------------------------------------------------------ prefix cache
 
     def publish(self, seq: Sequence, upto: int) -> list[Node]:
-        """Make full blocks of known tokens in positions [published, upto) matchable; -> nodes that are new."""
+        """Let the prefix cache find full blocks of known tokens in positions [published, upto); returns the new
+        nodes."""
         size = self.block_size
         new: list[Node] = []
         if seq.published + size > upto or seq.node is None:
@@ -234,7 +236,7 @@ class BlockTables:
             node = seq.node
             assert isinstance(node, Node)
             if not node.alive:
-                seq.node = None  # our place in the tree is gone: publish no more
+                seq.node = None  # its place in the tree is gone: publish no more
                 break
             start = seq.published
             blocks = [self._block_at(table, start) for table in seq.tables]
@@ -247,10 +249,10 @@ class BlockTables:
         return new
 
     def _mark_followed(self, seq: Sequence) -> None:
-        """The drafter has seen the sequence's tokens: so has it those of the blocks that others may find."""
+        """Mark blocks that the cache can find as seen by the drafter, if it has seen their tokens."""
         node, end = seq.node, seq.published
         while isinstance(node, Node) and node.parent is not None and not node.followed:
-            if seq.in_step or end <= seq.followed:  # and in these very blocks: others may have come first
+            if seq.in_step or end <= seq.followed:  # only this sequence's own blocks: another may have published first
                 own = [self._block_at(table, end - self.block_size) for table in seq.tables]
                 node.followed = own == node.blocks
             node, end = node.parent, end - self.block_size
@@ -262,14 +264,14 @@ class BlockTables:
         return table.blocks[index] if index < len(table.blocks) else -1
 
     def forget(self, seq: Sequence) -> None:
-        """Nothing this sequence wrote may be reused (it produced NaN, say)."""
+        """Forget every block that this sequence wrote, so that none is reused (for example because it produced NaN)."""
         for group, table in enumerate(seq.tables):
             for block in table.blocks:
                 self.cache.forget_block(group, block)
         seq.node = None
 
     def edits(self, seq: Sequence, plan: StepPlan) -> None:
-        """Append what the devices do not know yet of this sequence's tables to the plan."""
+        """Append to the plan what the devices do not know yet about this sequence's tables."""
         for group, table in enumerate(seq.tables):
             if table.dropped or table.sent < len(table.blocks):
                 plan.edits.append(

@@ -19,21 +19,21 @@ class BlockPool:
         self.cached: dict[int, object] = {}
         self.idle: dict[int, None] = {}
         self.shared = 0
-        """Blocks with two holders or more."""
+        """How many blocks have two or more holders."""
         self.on_evict: Callable[[int], None] | None = None
 
     @property
     def available(self) -> int:
-        """Blocks that `take` could give now."""
+        """How many blocks `take` could give now."""
         return len(self.stack) + len(self.idle)
 
     @property
     def held(self) -> int:
-        """Blocks with at least one holder."""
+        """How many blocks have at least one holder."""
         return self.num_blocks - self.available
 
     def take(self, count: int) -> list[int]:
-        """`count` blocks with one holder each; the caller has checked `available`."""
+        """Take `count` blocks, which then have one holder each; the caller has checked `available`."""
         stack, refs = self.stack, self.refs
         while len(stack) < count:
             self._evict_one()
@@ -43,7 +43,7 @@ class BlockPool:
         return taken
 
     def share(self, block: int) -> None:
-        """One more holder of a held or idle block."""
+        """Add a holder to a held or idle block."""
         if self.refs[block] == 0:
             del self.idle[block]
         elif self.refs[block] == 1:
@@ -51,7 +51,8 @@ class BlockPool:
         self.refs[block] += 1
 
     def release(self, blocks: Iterable[int]) -> None:
-        """One holder less for each; pass a sequence's blocks last first, so that leaves are evicted before roots."""
+        """Remove a holder from each block. Pass a sequence's last block first, so that leaves are evicted before
+        roots."""
         for block in blocks:
             left = self.refs[block] = self.refs[block] - 1
             assert left >= 0, f"block {block} released twice"

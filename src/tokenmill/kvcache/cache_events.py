@@ -16,20 +16,20 @@ MARK_BYTES = 8
 
 
 def salt_of(adapter: int, salt: str | None) -> str:
-    """What keeps beginnings of one tenant and adapter apart from those of others."""
+    """The salt that keeps the prefixes of one tenant and adapter apart from those of others."""
     return f"{adapter}\x00{salt or ''}" if adapter or salt else ""
 
 
 def root_mark(salt: str) -> bytes:
-    """The mark of no tokens."""
+    """The mark of an empty prefix."""
     return blake2b(salt.encode(errors="surrogatepass"), digest_size=MARK_BYTES).digest()
 
 
 def next_mark(before: bytes, keys: Iterable[int]) -> bytes:
-    """The mark of a block that holds these keys, after one."""
+    """The mark of a block that holds these keys and follows the block with mark `before`."""
     try:
         said = array("q", keys).tobytes()
-    except OverflowError:  # a picture's keys may be longer
+    except OverflowError:  # a picture's keys may be larger
         said = repr(tuple(keys)).encode()
     return blake2b(before + said, digest_size=MARK_BYTES).digest()
 
@@ -44,7 +44,8 @@ def prompt_marks(keys: list[int], salt: str, block_size: int, most: int) -> list
 
 
 class Told(Protocol):
-    """What is read and kept of a node of the prefix cache. mark: none yet if empty; told: it was published."""
+    """What listeners use of a node of the prefix cache. mark: empty if not computed yet. told: it was reported as
+    published."""
 
     key: tuple[int | str, ...]
     mark: bytes
@@ -52,39 +53,39 @@ class Told(Protocol):
 
     @property
     def parent(self) -> Told | None:
-        """The block before it; None of a root, whose key is its salt."""
+        """The block before this one; None for a root, whose key is its salt."""
         ...
 
     @property
     def alive(self) -> bool:
-        """Is it in the tree?"""
+        """Is it still in the tree?"""
         ...
 
 
 class Listener(Protocol):
-    """Who wants to hear of a cache's blocks."""
+    """Is called when a cache's blocks come and go."""
 
     def published(self, nodes: Iterable[Told]) -> None:
-        """What these blocks hold has been written."""
+        """The contents of these blocks have been written."""
         ...
 
     def gone(self, node: Told) -> None:
-        """No hit may end behind this block any more."""
+        """No hit can end behind this block any more."""
         ...
 
     def take(self) -> tuple[bytes, bytes]:
-        """Marks, one after the other: of blocks that were published, and of blocks that are gone, since last time."""
+        """The joined marks of blocks published since the last call, and those of blocks that are gone since then."""
         ...
 
 
 class NoListener:
-    """Nobody chooses between engines."""
+    """The listener of an engine that no router chooses."""
 
     def published(self, nodes: Iterable[Told]) -> None:
-        """Nobody hears it."""
+        """Nothing is kept."""
 
     def gone(self, node: Told) -> None:
-        """Nobody hears it."""
+        """Nothing is kept."""
 
     def take(self) -> tuple[bytes, bytes]:
         """Nothing."""
@@ -92,20 +93,20 @@ class NoListener:
 
 
 class CacheEvents:
-    """Keeps what has changed, until it is taken. Of a block that came and went only the end is told."""
+    """Keeps changes until they are taken. If a block came and went in between, only its end is reported."""
 
     def __init__(self) -> None:
         self.changes: dict[bytes, bool] = {}
 
     def published(self, nodes: Iterable[Told]) -> None:
-        """A node that is no longer in the tree went down with a step that failed, or was evicted before its commit."""
+        """Nodes that have left the tree are skipped: their step failed, or they were evicted before its commit."""
         for node in nodes:
             if node.alive and not node.told:
                 node.told = True
                 self.changes[_mark_of(node)] = True
 
     def gone(self, node: Told) -> None:
-        """One that was never told is no news."""
+        """Nodes that were never reported are skipped."""
         if node.told:
             node.told = False
             self.changes[_mark_of(node)] = False
@@ -122,7 +123,7 @@ class CacheEvents:
 
 
 def _mark_of(node: Told) -> bytes:
-    """Worked out once per node, from the first ancestor that has one."""
+    """A node's mark; computed once, from the nearest ancestor that has one."""
     todo: list[Told] = []
     at: Told | None = node
     while at is not None and not at.mark:

@@ -27,12 +27,13 @@ from tokenmill.kvcache.states import StatePool
 from tokenmill.kvcache.zeros import zeros
 
 ALIGN = 16
-"""Bytes: shares begin at multiples of it, so that every part of one is aligned for its type."""
+"""In bytes. Layers' shares begin at multiples of it, so that every part of a share is aligned for its type."""
 
 
 @dataclass(frozen=True, slots=True)
 class CacheLayout:
-    """KV groups of a model: `group_of[layer]`, one GroupLayout per group, bytes of a page per pool."""
+    """The KV groups of a model: `group_of[layer]`, a GroupLayout for each group, and the bytes of a page in each
+    pool."""
 
     specs: tuple[KVSpec, ...]
     group_specs: tuple[KVSpec, ...]
@@ -43,11 +44,11 @@ class CacheLayout:
     format: KVFormat
 
     def pool_of(self, layer: int) -> int:
-        """The pool that this layer's pages lie in."""
+        """The number of the pool that this layer's pages lie in."""
         return self.groups[self.group_of[layer]].pool
 
     def share_bytes(self, spec: KVSpec) -> int:
-        """Bytes of one layer's part of a page."""
+        """The bytes of one layer's share of a page."""
         return _share_bytes(spec, self.block_size, self.format)
 
 
@@ -57,8 +58,8 @@ def make_layout(
     kv_format: KVFormat,
     apart: Mapping[KVSpec, tuple[int, ...]] | None = None,
 ) -> CacheLayout:
-    """Group equal specs (in order of first appearance); equal page sizes share a pool. apart: what tells pools apart
-    instead, where the layers are those of one stage of several (stages.py)."""
+    """Group equal specs, in order of first appearance; groups with equal page sizes share a pool. apart: for the layers
+    of one of several stages, what separates pools instead of page sizes (stages.py)."""
     for spec in specs:
         _check(spec, kv_format)
     group_specs = tuple(dict.fromkeys(specs))
@@ -96,7 +97,7 @@ def _share_bytes(spec: KVSpec, block_size: int, kv_format: KVFormat) -> int:
 
 
 def buy_blocks(layout: CacheLayout, budget_bytes: int, max_length: int, slack: int) -> list[int]:
-    """Blocks per pool for this many bytes, shared in proportion to what one longest sequence needs of each pool.
+    """How many blocks each pool gets for this many bytes, in proportion to what one longest sequence needs of each.
 
     `slack`: tokens of one step, which a window group may hold beyond its window.
     """
@@ -125,8 +126,8 @@ class KVPool:
         make: Callable[[int, int, str], Tensor] = zeros,
         drafter_states: StatePool | None = None,
     ) -> None:
-        """states: of a model whose rows have states besides their pages; make: zeroed memory; drafter_states: of a
-        drafter's own layers, which says what lies where."""
+        """states: the state pool of a model whose rows have states besides their pages. make: makes zeroed memory.
+        drafter_states: the states of a drafter's own layers; the drafter says what lies where."""
         self.layout = layout
         self.states = states
         self.state_views = [] if states is None else states.views
@@ -139,7 +140,7 @@ class KVPool:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all pages."""
+        """The bytes of all pages."""
         return sum(s.numel() for s in self.storage)
 
     def group_views(self, group: int) -> list[KVView]:
@@ -147,7 +148,7 @@ class KVPool:
         return [view for view, g in zip(self.views, self.layout.group_of, strict=True) if g == group]
 
     def copy_blocks(self, group: int, src: list[int], dst: list[int]) -> None:
-        """Whole blocks of a group's layers; every source is read before any is written."""
+        """Copy whole blocks of a group's layers; every source is read before any block is written."""
         for view in self.group_views(group):
             for part in page_parts(view):
                 plain = part.view(torch.uint8)
@@ -165,7 +166,8 @@ class KVPool:
         return views
 
     def _share(self, layer: int, offset: int) -> tuple[Tensor, int]:
-        """Pages [blocks + 1, ...] and the byte in them where the layer's share begins; offset: within its page."""
+        """The pages [blocks + 1, ...] and the byte in each where the layer's share begins. offset: place within its
+        page."""
         layout, pool = self.layout, self.layout.pool_of(layer)
         pages = self.storage[pool]
         shares = {layout.share_bytes(s) for i, s in enumerate(layout.specs) if layout.pool_of(i) == pool}
@@ -177,19 +179,19 @@ class KVPool:
 
 @dataclass(slots=True)
 class _Share:
-    """One layer's part of the pages [blocks + 1, bytes], cut off piece by piece from `at`."""
+    """One layer's share of the pages [blocks + 1, bytes], cut into pieces from byte `at` on."""
 
     pages: Tensor
     at: int
     block_size: int
 
     def cut(self, heads: int, dim: int, dtype: torch.dtype) -> Tensor:
-        """The next [blocks + 1, heads, block_size, dim]."""
+        """The next piece, as [blocks + 1, heads, block_size, dim]."""
         start, self.at = self.at, self.at + heads * self.block_size * dim * dtype.itemsize
         return self.pages[:, start : self.at].view(dtype).unflatten(1, (heads, self.block_size, dim))
 
     def numbers(self, heads: int, dim: int, kv_format: KVFormat) -> Tensor:
-        """The next numbers of keys in this format."""
+        """The next piece, as numbers of keys in this format."""
         if kv_format.packed:
             return self.cut(heads, dim // 2, torch.uint8)
         return self.cut(heads, dim, getattr(torch, kv_format.dtype))

@@ -18,9 +18,9 @@ from tokenmill.kvcache.cache_events import Listener, NoListener
 
 
 class Node:
-    """One full block of tokens: `blocks[g]` holds its K/V in group g, or -1. A root's key is its salt. `snapshot`: the
-    slot that keeps a row's states behind the block's last token, or -1. `followed`: a drafter with K/V of its own has
-    seen the tokens, too. `mark`, `told`: see cache_events.py."""
+    """One full block of tokens: block number `blocks[g]` holds its K/V in group g (-1: none). A root's key is its salt.
+    `snapshot`: the slot that keeps a row's states behind the block's last token, or -1. `followed`: a drafter with K/V
+    of its own has also seen the tokens. `mark`, `told`: see cache_events.py."""
 
     __slots__ = ("blocks", "children", "followed", "key", "mark", "parent", "snapshot", "told")
 
@@ -41,10 +41,11 @@ class Node:
 
 
 class RadixCache:
-    """Finds the longest reusable prefix and remembers new full blocks."""
+    """Finds the longest reusable prefix of a sequence, and remembers new full blocks."""
 
     def __init__(self, pools: list[BlockPool], windows: list[int], block_size: int) -> None:
-        """`pools[g]` and `windows[g]` (0 = every position) by KV group; groups may share a pool."""
+        """`pools[g]` and `windows[g]` belong to KV group g (window 0: every position is kept); groups may share a
+        pool."""
         self.pools = pools
         self.windows = windows
         self.block_size = block_size
@@ -57,15 +58,16 @@ class RadixCache:
             pool.on_evict = lambda block, pool=pool: self._evicted(pool, block)
 
     def root(self, salt: str) -> Node:
-        """The tree of one tenant and adapter; a new one is remembered once it holds something."""
+        """The root of one tenant and adapter's tree; a new root is remembered once it has a child."""
         return self.roots.get(salt) or Node((salt,), None, len(self.pools))
 
     def _living(self, node: Node) -> Node:
-        """A root that was pruned, or not remembered yet, while a sequence pointed at it is looked up again."""
+        """The node itself; but a root is looked up again, because it may have been pruned while a sequence pointed at
+        it."""
         return self.roots.get(str(node.key[0]), node) if node.parent is None else node
 
     def walk(self, start: Node, keys: list[int], position: int, limit: int) -> list[Node]:
-        """Nodes that continue `start` (which ends at `position`) along `keys`, over at most positions < limit."""
+        """The nodes that continue `start` (which ends at `position`) along `keys`; none ends behind `limit`."""
         size = self.block_size
         path: list[Node] = []
         node = self._living(start)
@@ -100,7 +102,8 @@ class RadixCache:
         return all(nodes[i].blocks[group] >= 0 for i in range(first, end))
 
     def add(self, parent: Node, key: tuple[int, ...], blocks: list[int]) -> tuple[Node, bool]:
-        """Remember one full block after `parent`; existing nodes keep their own blocks. -> node, whether new."""
+        """Remember one full block after `parent`; existing nodes keep their own blocks. Returns the node, and if it is
+        new."""
         parent = self._living(parent)
         if parent.parent is None:
             self.roots[str(parent.key[0])] = parent
@@ -123,7 +126,7 @@ class RadixCache:
             self._drop(node)
 
     def unfollow(self) -> None:
-        """What a drafter has seen of any block is in doubt."""
+        """Mark every block as not seen by a drafter: what it has seen is in doubt."""
         stack = list(self.roots.values())
         while stack:
             node = stack.pop()
@@ -131,7 +134,7 @@ class RadixCache:
             stack.extend(node.children.values())
 
     def forget_block(self, group: int, block: int) -> None:
-        """Forget the node that names this block, if one does."""
+        """Forget the node that holds this block, if there is one."""
         entry = self.pools[group].cached.get(block)
         if entry is not None:
             assert isinstance(entry, tuple)
@@ -176,7 +179,7 @@ class RadixCache:
         self._prune(node)
 
     def _prune(self, node: Node) -> None:
-        """Remove empty leaves upwards; roots stay only while they hold something."""
+        """Remove empty leaves, from this node upwards; a root stays only while it has children."""
         while node.parent is not None and not node.children and all(b < 0 for b in node.blocks):
             if node.alive:
                 del node.parent.children[node.key]

@@ -22,7 +22,7 @@ from tokenmill.core.step import StateSave, StepPlan
 from tokenmill.kvcache.radix import Node
 
 PROTECTED = 0.8
-"""The share of slots that states which were used again may have for themselves."""
+"""The share of slots that is protected for states which were used again."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Snapshots:
     """Slots 0 .. num_slots - 1, lent to nodes of the prefix cache."""
 
     def __init__(self, num_slots: int, block_size: int, every: int = 1024, turn: int = 64) -> None:
-        """every, turn: rounded up to whole blocks."""
+        """every, turn: how many tokens apart prompts' and answers' states are kept; rounded up to whole blocks."""
         self.num_slots = num_slots
         self.block_size = block_size
         self.every = -(-every // block_size) * block_size
@@ -49,13 +49,14 @@ class Snapshots:
         self.proven: dict[int, Node] = {}
         self.readers: dict[int, int] = {}
         self.coming: dict[Node, Sequence] = {}
-        """Nodes where others parted, and the rows that are on their way to keep the states there."""
+        """Nodes where other sequences diverged, and the rows that are on their way to keep the states there."""
         self.saved = self.hits = self.evicted = 0
 
     # ------------------------------------------------------------ slots
 
     def take(self) -> int:
-        """A slot to write to: a free one, else that of the state whose loss costs least; -1: all are being read."""
+        """A slot to write to: a free one, or else the slot of the state whose loss costs least; -1: all are being
+        read."""
         if self.free:
             return self.free.pop()
         for order in (self.fresh, self.proven):
@@ -67,7 +68,7 @@ class Snapshots:
         return -1
 
     def attach(self, node: Node, slot: int) -> None:
-        """The state of this slot is the one behind `node`; where it has one, or is gone, the slot is free again."""
+        """Give this slot's state to `node`. If the node has a state already, or is gone, free the slot."""
         if node.snapshot >= 0 or not node.alive:
             self.free.append(slot)
             return
@@ -93,7 +94,7 @@ class Snapshots:
                 self.free.append(slot)
 
     def _used(self, slot: int) -> None:
-        """A state that was used again outlives those that were not; the oldest of too many is one of these again."""
+        """Protect a state that was used again. If too many are protected, the oldest of them loses its protection."""
         node = self.fresh.pop(slot, None) or self.proven.pop(slot)
         self.proven[slot] = node
         self.hits += 1
@@ -104,8 +105,8 @@ class Snapshots:
     # ------------------------------------------------------------ reading
 
     def matched(self, seq: Sequence, position: int, parting: Node) -> None:
-        """The prefix cache takes `seq` to `position`; what was to be kept on the way is not passed any more. parting:
-        the last node that it shares with others, at `seq.diverges`."""
+        """The prefix cache takes `seq` to `position`, so it does not pass states that were to be kept before that.
+        parting: the last node that it shares with other sequences, at `seq.diverges`."""
         if seq.save_slot >= 0:
             self.free.append(seq.save_slot)
             seq.save_slot = -1
@@ -115,18 +116,18 @@ class Snapshots:
             self.coming[parting], seq.parting = seq, parting
 
     def comes(self, node: Node, seq: Sequence) -> bool:
-        """Will a row that is no less urgent than `seq` soon have kept the state behind `node`?"""
+        """Is a row that is no less urgent than `seq` about to keep the state behind `node`?"""
         keeper = self.coming.get(node)
         return keeper is not None and keeper is not seq and keeper.rank <= seq.rank
 
     def _give_up(self, seq: Sequence) -> None:
-        """Nobody need wait for what this row keeps any longer."""
+        """Nobody needs to wait for this row's states any longer."""
         parting, seq.parting = seq.parting, None
         if isinstance(parting, Node) and self.coming.get(parting) is seq:
             del self.coming[parting]
 
     def restore(self, seq: Sequence, node: Node) -> None:
-        """`seq` goes on behind `node`; its state stays where it is until the devices have been told."""
+        """`seq` continues behind `node`, whose state keeps its slot until the devices have been told."""
         if seq.restore >= 0:
             self._let_go(seq.restore)
         seq.restore = node.snapshot
@@ -140,7 +141,7 @@ class Snapshots:
         seq.restore = -1
 
     def close(self, seq: Sequence) -> None:
-        """`seq` gives its row back; none of its plans is in flight."""
+        """`seq` gives its row back. None of its plans is in flight."""
         if seq.restore >= 0:
             self._let_go(seq.restore)
         if seq.save_slot >= 0:
@@ -152,7 +153,7 @@ class Snapshots:
     # ------------------------------------------------------------ keeping
 
     def look_ahead(self, seq: Sequence, position: int) -> None:
-        """Where the state of a row that has reached `position` is to be kept next."""
+        """Set the next position at which the state of a row that has reached `position` is kept."""
         size = self.block_size
         last = (len(seq.tokens) - 1) // size * size
         if position < last:
@@ -163,11 +164,11 @@ class Snapshots:
             seq.save_at = (position // self.turn + 1) * self.turn
 
     def save(self, seq: Sequence, position: int, end: int, plan: StepPlan) -> Kept | None:
-        """Have this grant, which lies in [position, end) at most, keep the row's state at `seq.save_at`.
+        """Let this grant, of positions [position, end) at most, keep the row's state at `seq.save_at`.
 
-        What is kept behind known tokens is returned, to be attached once the plan is complete. An answer's tokens are
-        not known yet: its state waits in `seq.save_slot` for the commit, and is asked for by every plan that may get
-        there (how many drafts stand is known to the devices alone).
+        A state behind known tokens is returned; it is attached once the plan is complete. An answer's tokens are not
+        known yet, so its state waits in `seq.save_slot` for the commit. Every plan that may reach it asks for it,
+        because only the devices know how many drafts stand.
         """
         at = seq.save_at
         if seq.published == at and position < at and seq.save_slot < 0:
@@ -180,7 +181,7 @@ class Snapshots:
             plan.saves.append(StateSave(seq.row, slot, at))
             assert isinstance(node, Node)
             return Kept(seq, node, slot, at)
-        self._give_up(seq)  # its place in the tree is gone, or it is past its prompt
+        self._give_up(seq)  # its place in the tree is gone, or its prompt is done
         least = seq.computed + seq.inflight if seq.pending and seq.most_guesses else position
         if least < at and seq.node is not None:
             if seq.save_slot < 0:
@@ -192,14 +193,14 @@ class Snapshots:
         return None
 
     def planned(self, kept: list[Kept]) -> None:
-        """The plan is complete: from the next one on its states can be found."""
+        """The plan is complete: the next plan can find its states."""
         for one in kept:
             self._keep(one.seq, one.node, one.slot, one.position)
             if one.node is one.seq.parting:
                 self._give_up(one.seq)
 
     def confirm(self, seq: Sequence) -> None:
-        """A commit took `seq` to `save_at` or beyond, and its tokens there are published."""
+        """A commit took `seq` to `save_at` or beyond and published its tokens up to there: attach the state."""
         at, slot, node = seq.save_at, seq.save_slot, seq.node
         seq.save_slot = -1
         self.look_ahead(seq, max(at, seq.computed + seq.ahead))
@@ -213,13 +214,13 @@ class Snapshots:
             self.free.append(slot)
 
     def failed(self, kept: list[Kept]) -> None:
-        """The plan failed, and with it what it should have kept."""
+        """The plan failed, so the states that it should have kept do not exist."""
         for one in kept:
             if one.node.snapshot == one.slot:
                 self.drop(one.node)
 
     def _keep(self, seq: Sequence, node: Node, slot: int, position: int) -> None:
-        """An answer's newest state takes the place of the one before it, if nobody has used that."""
+        """Attach a state. An answer's newest state replaces the one before it, if nobody has used that one."""
         self.attach(node, slot)
         if position <= seq.num_prompt or node.snapshot != slot:
             return

@@ -19,7 +19,7 @@ from tokenmill.kvcache.pool import CacheLayout, make_layout
 
 
 class Said(msgspec.Struct, frozen=True):
-    """What a stage says of its attention layers. stands_in: it has none, and keeps pages that nothing reads."""
+    """What a stage reports about its attention layers. stands_in: it has none, and keeps pages that nothing reads."""
 
     specs: tuple[KVSpec, ...]
     stands_in: bool
@@ -27,8 +27,8 @@ class Said(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StageLayout:
-    """One stage's pages among those of all. groups: of the whole model; own: the stage's number of each that it has;
-    pools: the whole model's number of each of the stage's pools."""
+    """One stage's pages among those of all stages. groups: the groups of the whole model. own: the stage's number for
+    each group that it has. pools: the whole model's number for each of the stage's pools."""
 
     cache: CacheLayout
     groups: tuple[GroupLayout, ...]
@@ -36,18 +36,18 @@ class StageLayout:
     pools: tuple[int, ...]
 
     def everywhere(self, blocks: list[int], many: int) -> list[int]:
-        """Blocks by the stage's pools -> by the whole model's; many: of those that the stage does not have."""
+        """Block counts by the stage's pools -> by the whole model's. many: the count for pools that the stage lacks."""
         found = [many] * (1 + max(group.pool for group in self.groups))
         for pool, count in zip(self.pools, blocks, strict=True):
             found[pool] = count
         return found
 
     def here(self, blocks: list[int]) -> list[int]:
-        """Blocks by the whole model's pools -> by the stage's."""
+        """Block counts by the whole model's pools -> by the stage's pools."""
         return [blocks[pool] for pool in self.pools]
 
     def translate(self, plan: StepPlan) -> None:
-        """Changes a plan for the whole model into one for this stage."""
+        """Change a plan for the whole model into one for this stage, in place."""
         plan.edits = [edit for edit in plan.edits if edit.group in self.own]
         plan.copies = [copy for copy in plan.copies if copy.group in self.own]
         for edit in plan.edits:
@@ -57,7 +57,7 @@ class StageLayout:
 
 
 def lay_out_stage(every: Sequence[Said], stage: int, block_size: int, kv_format: KVFormat) -> StageLayout:
-    """The pages of one stage; every: what each stage says."""
+    """The page layout of one stage. every: what each stage reports."""
     real = [said.specs for said in every if not said.stands_in] or [said.specs for said in every]
     specs = tuple(dict.fromkeys(spec for layers in real for spec in layers))
     sizes: list[dict[KVSpec, int]] = []

@@ -22,38 +22,38 @@ Make = Callable[[int, int, str], Tensor]
 
 
 class StatePool:
-    """`views[i]`: the parts of layer i's states by row and, from `first` on, by place: [rows + 1 + trail, ...] each."""
+    """`views[i]`: the parts of layer i's states by row and, from `first` on, by draft: [rows + 1 + trail, ...] each."""
 
     def __init__(
         self, specs: tuple[StateSpec, ...], rows: int, slots: int, device: str, trail: int = 0, make: Make = zeros
     ) -> None:
-        """trail: as many drafts may be tried in a step; make: zeroed memory."""
+        """trail: how many drafts may be tried in a step. make: makes zeroed memory."""
         self.trail = trail
         self.first = rows + 1
         self.nowhere = slots
-        """A slot for what is not to be kept."""
+        """The slot for states that are not to be kept."""
         self.views = [_zeros(spec, rows + 1 + trail, device, make) for spec in specs]
         self.kept = [_zeros(spec, slots + (trail > 0), device, make) for spec in specs]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all states, kept ones included."""
+        """The bytes of all states, kept ones included."""
         return sum(part.nbytes for layer in (*self.views, *self.kept) for part in layer)
 
     def restore(self, pairs: list[tuple[int, int]]) -> None:
-        """Rows take up kept states: (row, slot) each."""
+        """Copy kept states to rows: pairs of (row, slot)."""
         self._copy(self.kept, [slot for _, slot in pairs], self.views, [row for row, _ in pairs])
 
     def save(self, pairs: list[tuple[int, int]]) -> None:
-        """The states of rows are kept: (row, slot) each."""
+        """Keep the states of rows: pairs of (row, slot)."""
         self._copy(self.views, [row for row, _ in pairs], self.kept, [slot for _, slot in pairs])
 
     def move(self, froms: Tensor, rows: Tensor) -> None:
-        """States [n] become those of rows [n]."""
+        """Copy the states at places `froms` [n] to `rows` [n]."""
         self._copy(self.views, froms, self.views, rows)
 
     def keep(self, froms: Tensor, slots: Tensor) -> None:
-        """States [n] are kept in slots [n]."""
+        """Keep the states at places `froms` [n] in `slots` [n]."""
         self._copy(self.views, froms, self.kept, slots)
 
     def _copy(
@@ -71,7 +71,7 @@ class StatePool:
 
 
 def row_bytes(specs: tuple[StateSpec, ...]) -> int:
-    """Bytes of one row's states."""
+    """The bytes of one row's states."""
     return sum(spec.size_bytes for spec in specs)
 
 

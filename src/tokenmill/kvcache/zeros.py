@@ -14,7 +14,7 @@ _PRIVATE: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if h
 
 
 def zeros(count: int, size: int, device: str) -> Tensor:
-    """Bytes [count, size]. On a CPU the system hands memory out when a page is first used: a cache that nobody fills
+    """Zeroed bytes [count, size]. On a CPU the system provides memory when a page is first used, so an unfilled cache
     costs neither time nor memory."""
     if device != "cpu":
         return torch.zeros(count, size, dtype=torch.uint8, device=device)
