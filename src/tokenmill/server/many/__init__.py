@@ -1,1 +1,2 @@
-"""Many models behind one address: what there is, what is loaded, and who goes when memory ends."""
+"""Many models behind one address: which are configured, which are loaded, and which are unloaded when memory is
+short."""

@@ -1,10 +1,11 @@
-"""Which models are loaded. Owns: the states of all entries, who waits for a load, and who goes when memory ends.
+"""Which models are loaded. Owns: the states of all entries, which requests wait for a load, and which model is unloaded
+when memory is short.
 
-`unloaded -> loading -> ready -> draining -> unloaded`, and `failed`, from which a later request tries again. Loads
-wait for room in turn: the least recently used entry without open requests goes; if all have some, the least recently
-used one takes no new ones until its open ones have ended. One that may sleep goes to `sleeping`, from which it wakes as
-others load; the least recently used sleeper is unloaded where that does not do. All of it happens in the event loop's
-thread. Must not know: HTTP, what a model is.
+States: `unloaded -> loading -> ready -> draining -> unloaded`, and `failed`, from which a later request tries again. A
+load waits for room. The least recently used entry without open requests is unloaded. If all have some, the least
+recently used one takes no new requests until its open ones have ended. An entry that may sleep goes to `sleeping`
+instead; waking works like loading. If that frees too little, the least recently used sleeper is unloaded. Everything
+runs in the event loop's thread. Must not know: HTTP, what a model is.
 """
 
 from __future__ import annotations
@@ -24,28 +25,28 @@ from tokenmill.server.many.sleepers import Sleepers, oldest, said
 
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.05
-"""How often who waits for room looks again at what no event tells."""
+"""How often a load that waits for room checks again for changes that raise no event."""
 TRIES = 3
-"""Engines that are started for one load, if somebody waits: one that is killed says nothing of the model."""
+"""Attempts of one load while somebody waits: that an engine was killed says nothing about the model."""
 LEAST_STAY_S = 0.25
-"""A model that has open requests serves so long, and as long as its load took, before others may make it stop."""
+"""A model with open requests serves at least this long, and at least as long as its load took, before it must go."""
 GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """`memory`: bytes of a device for all loaded models (None: what was measured); `queue`: requests that may wait for
-    one model; `patience_s`: how long a load waits for room."""
+    """`memory`: bytes of a device for all loaded models (None: as measured). `queue`: most requests that wait for one
+    model. `patience_s`: how long a load waits for room."""
 
     memory: int | None = None
     queue: int = 256
     patience_s: float = 30.0
     sleep_memory: int | None = None
-    """Host memory of all that sleep (None: half of what the machine has)."""
+    """Host memory of all sleeping models (None: half of the machine's)."""
 
 
 class Catalogue(Generic[U]):
-    """`make`: loads an entry; `predict`: says how many bytes one will take (0: nobody knows)."""
+    """All entries. `make` loads one; `predict` says how many bytes it will take (0: not known)."""
 
     def __init__(
         self,
@@ -56,12 +57,12 @@ class Catalogue(Generic[U]):
         self.make, self.predict = make, predict
         self.bounds = bounds or Bounds()
         self.limits: dict[str, int] = {}
-        """Bytes by device, where they were measured."""
+        """Measured bytes for models, by device."""
         self.entries: dict[str, Entry[U]] = {}
         self.names: dict[str, Entry[U]] = {}
-        """Every name and alias."""
+        """Entries by every name and alias."""
         self.removed: set[Entry[U]] = set()
-        """Without a name, and not gone yet."""
+        """Entries that were removed and are not unloaded yet."""
         self.room = asyncio.Lock()
         self.pulse = asyncio.Event()
         self.started = self.closed = False
@@ -70,7 +71,7 @@ class Catalogue(Generic[U]):
     # ------------------------------------------------------------ what there is
 
     def limit(self, place: str, memory: int) -> None:
-        """So many bytes of a device for models, beside those that are loaded already."""
+        """Set how many bytes of a device models may take besides those that are loaded already."""
         self.limits[place] = memory + sum(each.size for each in self._loaded() if each.spec.place == place)
 
     def memory_of(self, place: str) -> int | None:
@@ -78,7 +79,7 @@ class Catalogue(Generic[U]):
         return self.limits.get(place) if self.bounds.memory is None else self.bounds.memory
 
     async def start(self) -> None:
-        """Load those that are pinned; raises what is wrong with one of them."""
+        """Load the pinned models; raises the first error."""
         for entry in [each for each in self.entries.values() if each.spec.pin]:
             try:
                 await self.load(entry)
@@ -87,7 +88,7 @@ class Catalogue(Generic[U]):
         self.started = True
 
     def adopt(self, spec: Spec, unit: U) -> Entry[U]:
-        """A model that is loaded already."""
+        """Add a model that is loaded already."""
         entry = self.add(spec)
         entry.unit, entry.reserved = unit, True
         self._ready(entry, time.monotonic())
@@ -96,11 +97,11 @@ class Catalogue(Generic[U]):
 
     @property
     def first(self) -> Entry[U]:
-        """Answers where a request names no model."""
+        """The entry that answers requests without a model's name."""
         return next(iter(self.entries.values()))
 
     def find(self, name: str) -> Entry[U] | None:
-        """The entry of this name, alias, or adapter."""
+        """The entry with this name or alias, or with an adapter of this name."""
         found = self.names.get(name)
         if found is None:
             adapted = [each for each in self.entries.values() if name in each.book.by_name]
@@ -108,7 +109,7 @@ class Catalogue(Generic[U]):
         return found
 
     def add(self, spec: Spec) -> Entry[U]:
-        """One more model; it is loaded when somebody asks for it."""
+        """Add a model; it is loaded when a request asks for it."""
         for name in (*spec.names, *spec.adapters):
             if self.find(name) is not None:
                 raise ParameterError(f"Two models are called {name!r}: give each a name of its own.", param="model")
@@ -123,7 +124,7 @@ class Catalogue(Generic[U]):
         return entry
 
     async def remove(self, name: str) -> None:
-        """Nobody may ask for it any more; it goes when its open requests have ended."""
+        """Remove a model: refuse new requests at once, and unload it when its open requests have ended."""
         entry = self.names.get(name)
         if entry is None:
             raise GoneError(name)
@@ -140,7 +141,7 @@ class Catalogue(Generic[U]):
     # ------------------------------------------------------------ requests
 
     async def enter(self, entry: Entry[U], keep: float | None = None) -> U:
-        """A request comes for this model: wait until it is loaded. `keep`: how long it shall stay afterwards."""
+        """Wait until the model is loaded for one more request. `keep`: how long it shall stay loaded afterwards."""
         if entry.removed:
             raise GoneError(entry.name)
         if entry.state is not State.READY:
@@ -165,19 +166,19 @@ class Catalogue(Generic[U]):
             self.stir()
 
     def keep(self, entry: Entry[U], seconds: float) -> None:
-        """It stays so long when nobody asks (below zero: for ever); pinned ones stay anyway."""
+        """Keep a model loaded for so long without requests (below zero: for ever). Pinned models stay anyway."""
         if not entry.spec.pin:
             entry.life.keep = seconds
             if not entry.life.open:
                 self.arm(entry)
 
     async def load(self, entry: Entry[U], keep: float | None = None) -> None:
-        """Have it loaded, without a request."""
+        """Load a model without a request."""
         await self.enter(entry, keep)
         self.leave(entry)
 
     async def unload(self, entry: Entry[U]) -> None:
-        """Let it go once its open requests have ended; new ones wait for its next load."""
+        """Unload a model once its open requests have ended; new requests wait for its next load."""
         await self.sleepers.settled(entry)
         if entry.state in (State.READY, State.SLEEPING):
             self.drain(entry)
@@ -200,7 +201,7 @@ class Catalogue(Generic[U]):
                     entry.task = asyncio.get_running_loop().create_task(self._load(entry))
                 task = entry.task
                 falls_asleep = entry.state is State.DRAINING
-                await asyncio.wait((task,))  # a waiter that leaves does not end it
+                await asyncio.wait((task,))  # a caller that leaves does not cancel the task
                 if (error := task.result()) is not None and not falls_asleep:
                     raise UnreadyError(str(error), error.retry_after, never=error.never)
             if entry.removed:
@@ -217,7 +218,7 @@ class Catalogue(Generic[U]):
     # ------------------------------------------------------------ loading
 
     async def _load(self, entry: Entry[U]) -> UnreadyError | None:
-        """-> why it could not be. Never raises."""
+        """Load or wake an entry; -> the error, or None. Never raises."""
         life, before, tries = entry.life, entry.state, TRIES
         life.state = State.LOADING
         began = time.monotonic()
@@ -241,7 +242,7 @@ class Catalogue(Generic[U]):
             life.state = before if before in (State.FAILED, State.SLEEPING) else State.UNLOADED
             return error
         except Exception as error:
-            if self.started:  # before, whoever starts the server is told
+            if self.started:  # before that, the person who starts the server gets the error
                 ours = None if isinstance(error, UserError | EngineDeadError) else error
                 log.error("a model could not be loaded", exc_info=ours, extra={"data": {"model": entry.name}})
             entry.failed(error)
@@ -257,7 +258,7 @@ class Catalogue(Generic[U]):
             self.stir()
 
     async def _make_or_wake(self, entry: Entry[U]) -> None:
-        """One that sleeps keeps what it is; if it cannot take its memory now, it sleeps on."""
+        """Make the entry's unit, or wake it if it sleeps. If it cannot get its memory back now, it stays asleep."""
         if entry.unit is None:
             entry.unit = await self.make(entry)
             return
@@ -286,7 +287,7 @@ class Catalogue(Generic[U]):
         self.arm(entry)
 
     async def _make_room(self, entry: Entry[U]) -> None:
-        """Wait until this entry may be loaded beside those that are."""
+        """Wait until this entry may be loaded beside the other loaded ones."""
         until = time.monotonic() + self.bounds.patience_s
         closed: list[Entry[U]] = []
         try:
@@ -313,7 +314,8 @@ class Catalogue(Generic[U]):
             raise
 
     def _rivals(self, entry: Entry[U]) -> list[Entry[U]]:
-        """Who must go: those that may not lie beside it, or all if memory is short."""
+        """The entries of which some must go: those that may not be loaded together with it, or all if memory is
+        short."""
         others = [each for each in self._loaded() if each is not entry]
         conflicting = [each for each in others if entry.conflicts(each)]
         memory = self.memory_of(entry.spec.place)
@@ -328,7 +330,7 @@ class Catalogue(Generic[U]):
         return [*others, *asleep]
 
     def _check_size(self, entry: Entry[U], others: Iterable[Entry[U]]) -> None:
-        """Could it ever have room?"""
+        """Refuse an entry that could never fit beside the pinned ones."""
         most = self.memory_of(entry.spec.place) or 0
         fixed = [each for each in others if each.spec.pin]
         left = most - sum(each.size for each in fixed)
@@ -348,7 +350,7 @@ class Catalogue(Generic[U]):
             )
 
     def _close_one(self, rivals: Iterable[Entry[U]]) -> list[Entry[U]]:
-        """The least recently used of those that have served long enough takes no more requests."""
+        """Drain the least recently used of the entries that have served long enough; -> it, or nothing."""
         now = time.monotonic()
         ready = [each for each in rivals if each.state is State.READY and not each.spec.pin]
         able = [each for each in ready if now - each.life.since >= max(LEAST_STAY_S, each.life.load_s)]
@@ -359,17 +361,17 @@ class Catalogue(Generic[U]):
         return [chosen]
 
     def _make_go(self, entry: Entry[U]) -> None:
-        """For others' sake: it sleeps if it may, and is unloaded if it does not or sleeps already."""
+        """Make room for others: put the entry to sleep if it may sleep; unload it if it may not or sleeps already."""
         self.drain(entry, 1 if entry.spec.sleeps and entry.state is State.READY else 0)
 
     def _loaded(self) -> list[Entry[U]]:
-        """All that take memory, those that are leaving the catalogue included."""
+        """All entries that take memory, including those that are being removed."""
         return [each for each in (*self.entries.values(), *self.removed) if each.reserved]
 
     # ------------------------------------------------------------ unloading
 
     def drain(self, entry: Entry[U], level: int = 0) -> None:
-        """level: of the sleep that follows; 0: it is unloaded."""
+        """Take no new requests, then put the entry to sleep at this level (0: unload it)."""
         entry.life.state, entry.stay, entry.rest.level = State.DRAINING, False, level
         if entry.life.expiry is not None:
             entry.life.expiry.cancel()
@@ -378,7 +380,7 @@ class Catalogue(Generic[U]):
     async def unload_now(self, entry: Entry[U]) -> UnreadyError | None:
         while entry.busy:
             await self._change()
-            if entry.stay:  # it was to go, and need not
+            if entry.stay:  # another load gave up, so the entry need not go
                 self.stays(entry)
                 return None
         if entry.rest.level:
@@ -390,7 +392,7 @@ class Catalogue(Generic[U]):
         return None
 
     def stays(self, entry: Entry[U]) -> None:
-        """It was to go, and is ready as before."""
+        """Make a draining entry ready again."""
         entry.life.state, entry.task = State.READY, None
         entry.rest.over()
         self.arm(entry)
@@ -408,9 +410,10 @@ class Catalogue(Generic[U]):
             self.stir()
 
     def broken(self, entry: Entry[U], reason: str) -> None:
-        """Its engines cannot be kept alive: whoever asked has been told; a later request tries again."""
+        """The entry's engines cannot be kept alive. Its requests have got their errors; a later request loads it
+        again."""
         if entry.state not in (State.READY, State.SLEEPING):
-            return  # its load, or its end, sees to it
+            return  # the task that loads or unloads it handles this
         unit, entry.unit = entry.unit, None
         entry.failed(EngineDeadError(reason))
         entry.task = asyncio.get_running_loop().create_task(self._bury(entry, unit))
@@ -421,7 +424,7 @@ class Catalogue(Generic[U]):
         return None
 
     async def close(self) -> None:
-        """The end of all."""
+        """Unload everything and end."""
         self.closed = True
         for entry in self.entries.values():
             if entry.life.expiry is not None:
@@ -436,7 +439,7 @@ class Catalogue(Generic[U]):
     # ------------------------------------------------------------ time
 
     def arm(self, entry: Entry[U]) -> None:
-        """Nobody asks: it goes after a while."""
+        """Start the timer after which an entry without requests is unloaded."""
         life = entry.life
         if life.expiry is not None:
             life.expiry.cancel()
@@ -449,11 +452,11 @@ class Catalogue(Generic[U]):
         entry.life.expiry = None
         if (entry.idle or entry.may_end) and not self.closed:
             self.drain(entry)
-        elif entry.state is State.READY and not entry.life.open:  # somebody waits no more, and it still computes
+        elif entry.state is State.READY and not entry.life.open:  # its client left, but it still computes
             entry.life.expiry = asyncio.get_running_loop().call_later(1.0, self._expire, entry)
 
     def stir(self) -> None:
-        """Something has changed."""
+        """Wake everything that waits for a change."""
         pulse, self.pulse = self.pulse, asyncio.Event()
         pulse.set()
 

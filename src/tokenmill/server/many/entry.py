@@ -1,4 +1,5 @@
-"""One model of a server: what was asked for, and where its life stands. Owns: the records, what may lie together.
+"""One model of a server: what was configured, and its present state. Owns: these records, and which models may be
+loaded together.
 
 Must not know: HTTP, engines, how loading is decided (catalogue.py).
 """
@@ -17,12 +18,12 @@ from tokenmill.engine.adapter_names import read_modules
 from tokenmill.server.adapters import AdapterBook
 
 NEVER = -1.0
-"""Seconds to stay without requests: for ever."""
+"""As seconds to stay loaded without requests: for ever."""
 FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 
 
 class UnreadyError(Exception):
-    """A model cannot be had now. `never`: trying again will not help until somebody changes something."""
+    """A model cannot be loaded now. `never`: trying again does not help until somebody changes something."""
 
     def __init__(self, message: str, retry_after: float = 1.0, *, never: bool = False) -> None:
         super().__init__(message)
@@ -34,7 +35,7 @@ class GoneError(Exception):
 
 
 class State(StrEnum):
-    """Where an entry stands."""
+    """An entry's state."""
 
     UNLOADED = "unloaded"
     LOADING = "loading"
@@ -46,8 +47,8 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Spec:
-    """What is asked of one model. `ttl`: seconds without requests until it is unloaded (0: never). `groups`: of each,
-    one member is loaded at a time; `alone`: nothing else is. `memory`: bytes, if somebody knows better than we do."""
+    """One model's configuration. `ttl`: seconds without requests until it is unloaded (0: never). `groups`: one member
+    of each group is loaded at a time. `alone`: nothing else is loaded with it. `memory`: bytes, if set by hand."""
 
     engine: EngineConfig
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -60,18 +61,18 @@ class Spec:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Its names; the first one is what answers carry."""
+        """The model's names; answers carry the first one."""
         given = [name.strip() for name in (self.engine.model.served_model_name or "").split(",") if name.strip()]
         return (*(given or [self.engine.model.model]), *self.aliases)
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that it is started with."""
+        """Names of the adapters that its engines start with."""
         return tuple(name for name, _ in read_modules(self.engine.adapters.lora_modules or []))
 
     @property
     def place(self) -> str:
-        """The device whose memory it takes, as it was asked for."""
+        """The device whose memory it takes, as configured."""
         return self.engine.execute.device
 
     @property
@@ -81,11 +82,11 @@ class Spec:
 
     @property
     def keep(self) -> float:
-        """How long it stays without requests."""
+        """How long it stays loaded without requests."""
         return NEVER if self.pin or not self.ttl else self.ttl
 
     def with_kv(self, kv_bytes: int) -> Spec:
-        """The same with so much K/V cache."""
+        """The same with this many bytes of K/V cache."""
         cache = replace(self.engine.cache, kv_cache_memory_bytes=kv_bytes)
         return replace(self, engine=replace(self.engine, cache=cache))
 
@@ -94,27 +95,27 @@ class Unit(Protocol):
     """A loaded model."""
 
     def open_requests(self) -> int:
-        """Requests that it still works on, whoever waits for them."""
+        """Requests that it still works on, even if their clients have left."""
         ...
 
     def held_bytes(self) -> int:
-        """What it takes, as it measured itself; 0: it cannot tell."""
+        """Bytes that it takes, by its own measurement; 0: it cannot tell."""
         ...
 
     def kept_bytes(self) -> int:
-        """Host memory that it takes instead while it sleeps."""
+        """Host memory that it takes while it sleeps."""
         ...
 
     async def sleep(self, level: int) -> None:
-        """Give memory back; nothing is open. Raises what is wrong, and stays awake."""
+        """Give memory back; no request is open. If that fails, it raises and stays awake."""
         ...
 
     async def wake(self, tags: Sequence[str]) -> list[str]:
-        """Take memory again; -> tags that are still not here."""
+        """Take memory again; -> tags of memory that is still missing."""
         ...
 
     async def abort_all(self) -> None:
-        """Its open requests end now."""
+        """End its open requests now."""
         ...
 
     async def close(self) -> None: ...
@@ -122,7 +123,7 @@ class Unit(Protocol):
 
 @dataclass(slots=True, eq=False)
 class Life:
-    """What comes and goes with time. `open`: leases; `waiting`: who wants one."""
+    """An entry's changing state. `open`: requests that hold the model; `waiting`: requests that wait for it."""
 
     state: State = State.UNLOADED
     open: int = 0
@@ -135,7 +136,7 @@ class Life:
     load_s: float = 0.0
     error: Exception | None = None
     failures: int = 0
-    """In a row."""
+    """Failed loads in a row."""
     retry_at: float = 0.0
     expiry: asyncio.TimerHandle | None = None
     loads: int = 0
@@ -143,18 +144,18 @@ class Life:
 
 @dataclass(slots=True)
 class Rest:
-    """One model's sleep. `level`: of it, or of the sleep that it drains for (0: it drains to be unloaded); `asleep`:
-    which of its memory is not here; `by_hand`: somebody put it to sleep, and somebody wakes it."""
+    """One model's sleep. `level`: of this sleep, or of the one that it drains for (0: it drains to be unloaded).
+    `asleep`: tags of memory that it has given back. `by_hand`: somebody put it to sleep, and only somebody wakes it."""
 
     level: int = 0
     asleep: tuple[str, ...] = ()
     by_hand: bool = False
     kept: int = 0
-    """Bytes of the host."""
+    """Host memory that it takes while it sleeps, in bytes."""
     wakes: int = 0
 
     def over(self) -> None:
-        """It is awake, or gone."""
+        """Reset: the model is awake or unloaded."""
         self.level, self.asleep, self.by_hand, self.kept = 0, (), False, 0
 
 
@@ -168,26 +169,26 @@ class Entry(Generic[U]):
         self.spec = spec
         self.name = spec.names[0]
         self.book = AdapterBook(spec.engine.adapters, spec.names)
-        """Its adapters outlive what is loaded."""
+        """Its adapters; they outlive a load."""
         self.life = Life(keep=spec.keep)
         self.rest = Rest()
         self.unit: U | None = None
         self.size = spec.memory or 0
-        """Bytes: what was predicted, then what was measured."""
+        """Bytes that it takes: first as predicted, then as measured."""
         self.beside = 0
-        """Of them, what it cannot measure itself."""
+        """The part of `size` that the model cannot measure itself."""
         self.measured = False
         self.reserved = False
-        """Its memory is its own: it is loaded, or being loaded or unloaded."""
+        """Its memory counts as taken: it is loaded, or being loaded or unloaded."""
         self.task: asyncio.Task[UnreadyError | None] | None = None
-        """Its loading, or its unloading."""
+        """The task that loads or unloads it."""
         self.removed = False
         self.stay = False
-        """It drains, and shall not after all."""
+        """It drains, but shall stay loaded after all."""
 
     @property
     def state(self) -> State:
-        """Where it stands."""
+        """Its state."""
         return self.life.state
 
     @property
@@ -197,29 +198,29 @@ class Entry(Generic[U]):
 
     @property
     def idle(self) -> bool:
-        """Could it go now?"""
+        """Could it be unloaded or put to sleep now?"""
         return self.state is State.READY and not self.busy and not self.life.waiting and not self.spec.pin
 
     @property
     def may_end(self) -> bool:
-        """Does it sleep, so that it could be unloaded now?"""
+        """Is it asleep, and could it be unloaded now?"""
         return self.state is State.SLEEPING and not self.spec.pin and not self.life.waiting
 
     @property
     def expires_in(self) -> float | None:
-        """Seconds until it is unloaded if nobody asks; None: never."""
+        """Seconds until it is unloaded if no request comes; None: never."""
         if self.spec.pin or self.life.keep < 0:
             return None
         return self.life.keep if self.busy else max(0.0, self.life.used + self.life.keep - time.monotonic())
 
     def conflicts(self, other: Entry[U]) -> bool:
-        """May they not be loaded together?"""
+        """Must the two not be loaded together?"""
         return other is not self and (
             self.spec.alone or other.spec.alone or not self.spec.groups.isdisjoint(other.spec.groups)
         )
 
     def failed(self, error: Exception) -> None:
-        """It could not be loaded: the next try waits, longer each time."""
+        """Note a failed load: the pause before the next try grows each time."""
         life = self.life
         pause = min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2**life.failures)
         life.state, life.error, life.failures = State.FAILED, error, life.failures + 1

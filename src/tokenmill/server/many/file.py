@@ -1,7 +1,8 @@
-"""A file of models, or several names of models, as what is asked of each. Owns: its fields, and who may use what.
+"""The models file, or several model names on the command line, as one Spec per model. Owns: the file's fields, and
+which key may use which model.
 
-An entry's options have the names of flags; those of the command line hold for every entry that says nothing else. Must
-not know: HTTP, how models are loaded.
+An entry's options have the names of flags. Options of the command line hold for every entry that does not set them.
+Must not know: HTTP, how models are loaded.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ OWN = frozenset(
         "opening",
     )
 )
-"""Options of the server that each model may have of its own."""
+"""Server options that each model may set for itself."""
 
 
 def read_models(
     path: Path, options: Mapping[str, Any], server: ServerConfig
 ) -> tuple[list[Spec], dict[str, frozenset[str]], list[str]]:
-    """(what is asked of each model, models by key as it is shown, those keys) of a file."""
+    """Read a file; -> (a Spec per model, models by key as logs show it, the keys)."""
     found = _load(path)
     unknown = [name for name in found if name not in ("models", "keys")]
     if unknown:
@@ -133,7 +134,7 @@ def _checked_server(mine: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _own(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of an entry that are no options."""
+    """The fields of an entry that are not options."""
     found: dict[str, Any] = {}
     for name, value in own.items():
         if name in ("pin", "alone"):

@@ -1,4 +1,4 @@
-"""A backend where no model is loaded. Owns: nothing; endpoints that are about no model are given it."""
+"""A backend without a model. Owns: nothing. Endpoints that are about no model get it while no model is loaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tokenmill.server.backend import DeltaStream, EngineStats, ModelInfo, Timeli
 
 
 class Nobody:
-    """Takes no requests."""
+    """A Backend that takes no requests."""
 
     def __init__(self) -> None:
         self.observe: Callable[[int], None] = lambda tokens: None

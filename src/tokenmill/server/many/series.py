@@ -1,4 +1,4 @@
-"""The catalogue as Prometheus reads it: a sample of each series per configured model.
+"""The catalogue's metrics for Prometheus: each series has one sample per configured model.
 
 Must not know: HTTP, engines.
 """

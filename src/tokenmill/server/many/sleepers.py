@@ -1,5 +1,5 @@
-"""Models that sleep. Owns: putting one to sleep and waking it by hand, what follows when it cannot, and how much of the
-host's memory sleepers may take. Must not know: HTTP, what a model is, who needs room.
+"""Models that sleep. Owns: putting a model to sleep and waking it by hand, what happens if it cannot sleep, and how
+much host memory sleeping models may take. Must not know: HTTP, what a model is, who needs room.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _FOLDERS = re.compile(r"(?<![\w.:/~-])[~/](?:[^/\s'\"]*/)+(?=[^/\s])")
 
 
 class Models(Protocol):
-    """What this needs of a catalogue."""
+    """What sleepers need from the catalogue."""
 
     bounds: Any
     entries: dict[str, Entry[Any]]
@@ -36,18 +36,18 @@ class Models(Protocol):
 
 
 class Sleepers:
-    """Those of one catalogue."""
+    """The sleeping models of one catalogue."""
 
     def __init__(self, models: Models) -> None:
         self.models = models
 
     def all(self) -> list[Entry[Any]]:
-        """What they cannot give back (a process, recordings) stays taken."""
+        """All sleeping entries. They still take what they cannot give back (a process, recordings)."""
         models = self.models
         return [each for each in (*models.entries.values(), *models.removed) if each.state is State.SLEEPING]
 
     async def sleep(self, entry: Entry[Any], level: int, *, abort: bool = False) -> None:
-        """Put it to sleep by hand, once its open requests have ended; raises why it does not sleep."""
+        """Put a model to sleep by hand, once its open requests have ended; raises why it cannot sleep."""
         await self.settled(entry)
         if entry.unit is None or entry.state not in (State.READY, State.SLEEPING):
             raise UserError(f"{entry.name!r} is not loaded: there is nothing to put to sleep.")
@@ -66,7 +66,7 @@ class Sleepers:
             raise error
 
     async def wake(self, entry: Entry[Any], tags: Sequence[str]) -> None:
-        """Wake it by hand: whole, or a part of it."""
+        """Wake a model by hand: all of its memory, or the parts named by `tags`."""
         await self.settled(entry)
         if entry.state is not State.SLEEPING or entry.unit is None:
             return
@@ -80,12 +80,13 @@ class Sleepers:
             entry.rest.by_hand = by_hand and entry.state is State.SLEEPING
 
     async def settled(self, entry: Entry[Any]) -> None:
-        """It neither loads nor falls asleep."""
+        """Wait until the entry neither loads nor falls asleep."""
         while entry.task is not None and (entry.state is State.LOADING or entry.rest.level):
             await asyncio.wait((entry.task,))
 
     async def lay(self, entry: Entry[Any]) -> UnreadyError | None:
-        """It has drained. If it cannot sleep it stays where somebody asked by hand, and is unloaded for others."""
+        """Put a drained entry to sleep. If it cannot: it stays if asked by hand, and is unloaded if others need
+        room."""
         rest, unit = entry.rest, entry.unit
         assert unit is not None
         try:
@@ -106,7 +107,7 @@ class Sleepers:
         return None
 
     def _bound(self) -> None:
-        """The least recently used ones are unloaded where they take too much of the host's memory."""
+        """Unload the least recently used sleepers while all together take too much host memory."""
         most = self.models.bounds.sleep_memory
         if most is None:
             most = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2
@@ -121,17 +122,17 @@ class Sleepers:
 
 
 def oldest(entries: Iterable[Entry[Any]]) -> Entry[Any]:
-    """The least recently used."""
+    """The least recently used entry."""
     return min(entries, key=lambda each: each.life.used)
 
 
 def said(error: Exception | None) -> str:
-    """What is wrong, in the loader's words; what is not meant for people is not shown, nor where files lie here."""
+    """An error's text for clients. Internal errors are not shown, nor the folders of this machine."""
     if isinstance(error, UserError | EngineDeadError | OSError | MemoryError) and str(error):
         return without_folders(str(error))
     return "it ended with an internal error (the log has it)."
 
 
 def without_folders(text: str) -> str:
-    """A sentence whose absolute paths are their last parts alone."""
+    """A sentence in which absolute paths are cut to their last part."""
     return _FOLDERS.sub("", text)

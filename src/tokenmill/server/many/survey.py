@@ -1,4 +1,5 @@
-"""How large each model will be. Owns: asking a process that may count models, once for all that lie on this machine.
+"""How large each model will be. Owns: asking another process to count the models, once for all whose files are on this
+machine.
 
 Must not know: how models are counted, HTTP.
 """
@@ -26,14 +27,14 @@ Asked = tuple[Sequence[EngineConfig], int | None, int]
 
 
 def count_needs(asked: Asked) -> tuple[int, list[Need]]:
-    """In the other process, which imports torch."""
+    """Count the models. This runs in the other process, which imports torch."""
     from tokenmill.measure.memory_needs import find_needs
 
     return find_needs(*asked)
 
 
 def ask_child(asked: Asked) -> tuple[int, list[Need]]:
-    """Start it, ask, end it."""
+    """Start the other process, ask it, and end it."""
     context = multiprocessing.get_context("spawn")
     quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
     with ProcessPoolExecutor(1, mp_context=context, initializer=signal.signal, initargs=quiet) as pool:
@@ -43,7 +44,8 @@ def ask_child(asked: Asked) -> tuple[int, list[Need]]:
 
 
 class Survey:
-    """Sizes of a catalogue's entries. `ask`: counts several models; `found_memory` hears what they may take in all."""
+    """Sizes of a catalogue's entries. `ask` counts several models; `found_memory` is told what all together may
+    take."""
 
     def __init__(
         self,
@@ -60,7 +62,7 @@ class Survey:
         self.found_memory: Callable[[str, int], None] = lambda place, memory: None
 
     async def size_of(self, entry: Entry[Any]) -> int:
-        """Bytes; 0 where nobody knows. One that does not say how much K/V cache it wants gets its share."""
+        """An entry's bytes; 0: not known. An entry that sets no size of its K/V cache gets its share of memory."""
         async with self.lock:
             if entry.name not in self.known:
                 await self._look(entry)
@@ -71,7 +73,7 @@ class Survey:
         return need.whole
 
     async def _look(self, entry: Entry[Any]) -> None:
-        """This one, and all others whose files are here."""
+        """Count this entry, and all others of its device whose files are on this machine."""
         self.specs.setdefault(entry.name, entry.spec)
         batch, place = [entry.name], entry.spec.place
         mates = [name for name, spec in self.specs.items() if spec.place == place]

@@ -1,1 +1,1 @@
-"""OpenAI's API: request schemas, and handlers that turn requests into token streams and back into its shapes."""
+"""OpenAI's API: request schemas, and handlers that turn requests into token streams, and streams into answers."""

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions. Owns: messages to a prompt, and answers in chat shape, whole or streamed.
+"""POST /v1/chat/completions. Owns: making a prompt from messages, and whole answers in chat shape.
 
 Must not know: engines, sockets.
 """
@@ -38,23 +38,23 @@ class Chat:
     turn: Turn
     created: int = field(default_factory=lambda: int(time.time()))
     kind: str = "chat_completions"
-    """Which API it came through, for figures."""
+    """The API that the request came through, for metrics."""
 
     @property
     def role(self) -> str:
-        """Who answers: the assistant, or whoever's message is continued."""
+        """The answer's role: the assistant, or the role of the message that is continued."""
         return self.body.messages[-1].role if self.body.continue_final_message else self.context.options.response_role
 
     @property
     def echoed(self) -> str:
-        """With `echo`: the last message's text, when the answer goes on in the same role."""
+        """With `echo`: the last message's text, if the answer continues it."""
         last = self.body.messages[-1]
         if not self.body.echo or last.role != self.role:
             return ""
         return last.content if isinstance(last.content, str) else ""
 
     def usage(self, *reasoning: str) -> dict[str, Any]:
-        """Usage, with how many of the tokens were reasoning; each output has its own."""
+        """The usage object, with the number of reasoning tokens. `reasoning`: each output's reasoning text."""
         found = self.job.usage()
         tokenizer = self.context.backend.info.tokenizer
         if any(reasoning) and tokenizer is not None:
@@ -64,14 +64,14 @@ class Chat:
         return found
 
     def ended(self, reason: str | None, calls: int) -> str | None:
-        """One output is whole, with this many calls: why it ended, as the answer says it."""
+        """The finish reason that the answer gives for a complete output with this many calls."""
         if self.turn.tools is not None:
             self.context.metrics.read_calls(self.kind, found=calls > 0, streamed=bool(self.body.stream))
         return self.turn.finish_reason(reason, calls)
 
     @property
     def top(self) -> int:
-        """Alternatives per token."""
+        """How many alternatives per token the answer lists."""
         return self.body.top_logprobs or 0
 
     @property
@@ -84,8 +84,8 @@ Reader = Callable[[], Awaitable[tuple[str, list[int]]]]
 
 
 async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, read: Reader | None = None) -> Chat:
-    """Render, tokenise, check and send; raises before anything is answered. `read`: makes another prompt than the
-    template's."""
+    """Render, tokenise, check and send; errors are raised before the answer begins. `read` makes the prompt in place of
+    the template."""
     model = context.check_model(body.model)
     if job.priority is not None:
         body.priority = job.priority
@@ -133,14 +133,14 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
 
 
 def _usual_length(context: Context) -> int | None:
-    """What the model's own settings say of an answer's length."""
+    """The length of an answer in the model's own generation settings."""
     limit = context.backend.info.generation.get("max_new_tokens")
     return limit if isinstance(limit, int) and not isinstance(limit, bool) and limit > 0 else None
 
 
 async def render(context: Context, body: ChatRequest, size: int, *, counted: bool = False) -> tuple[str, list[int]]:
-    """The prompt that a conversation becomes, as text and ids; `size`: of the body that it came in. `counted`: they are
-    not to be computed."""
+    """A conversation's prompt as text and ids. `size`: bytes of the request's body. `counted`: the ids are only counted
+    and not computed by the model."""
     return await context.text.chat(
         lambda: (
             begun(context.config.messages.opening, [template_message(m) for m in body.messages]),
@@ -171,7 +171,7 @@ def _template(context: Context, body: ChatRequest) -> Any:
 
 def _template_options(context: Context, body: ChatRequest) -> dict[str, Any]:
     kwargs = {**(context.options.default_chat_template_kwargs or {}), **(body.chat_template_kwargs or {})}
-    if body.reasoning_effort is not None:  # templates know it by one name or another
+    if body.reasoning_effort is not None:  # templates use different names for it
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         for switch in ("enable_thinking", "thinking"):
             kwargs.setdefault(switch, body.reasoning_effort != "none")
@@ -186,7 +186,7 @@ def _template_options(context: Context, body: ChatRequest) -> dict[str, Any]:
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: text parts in one spelling, reasoning under one name."""
+    """A message as templates expect it: one form of text parts, one name for reasoning."""
     found = message.model_dump(exclude_none=True, exclude={"content", "reasoning_content"})
     if message.reasoning_content is not None:
         found.setdefault("reasoning", message.reasoning_content)
@@ -208,7 +208,7 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def whole_answer(chat: Chat, gathered: Gathered) -> dict[str, Any]:
-    """chat.completion."""
+    """The `chat.completion` object."""
     task, accumulator = gathered[0]
     result = accumulator.output()
     choices = []
@@ -247,7 +247,7 @@ def whole_answer(chat: Chat, gathered: Gathered) -> dict[str, Any]:
 
 
 def _message(chat: Chat, said: Said) -> dict[str, Any]:
-    """An assistant's message; content is null where there are calls and nothing else."""
+    """An assistant's message; content is null if there are only calls."""
     content = chat.echoed + said.content
     message: dict[str, Any] = {"role": chat.role, "content": content or (None if said.calls else ""), "refusal": None}
     if said.calls:

@@ -1,4 +1,4 @@
-"""Streamed chat answers. Owns: chunks in OpenAI's shape, plain text the fast way.
+"""Streamed chat answers. Owns: chunks in OpenAI's shape, and a fast path for plain text.
 
 Must not know: engines, sockets, message formats.
 """
@@ -20,7 +20,7 @@ _SLOT = "\u0000"
 
 
 class ChatStream:
-    """Chunks of one chat; text-only chunks are three byte strings joined."""
+    """Chunks of one chat. A chunk with only text is three byte strings joined."""
 
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
@@ -34,11 +34,11 @@ class ChatStream:
         self.parsers: dict[int, MessageParser] = {}
         self.reasoning: dict[int, list[str]] = {}
         self.said = 0
-        """Tokens that have been shown: what a running usage counts."""
+        """Tokens shown so far, which usage counts while the stream runs."""
         self.simple = not (body.logprobs or body.return_token_ids or self.usage_always or body.stream_interval)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All events; an error after the start is an event too, and [DONE] always ends the stream."""
+        """All events. An error after the start is an event, too, and [DONE] always ends the stream."""
         try:
             async for batch in self.chat.job.batches():
                 data = b"".join([self._events(delta) for _, delta in batch])
@@ -73,7 +73,7 @@ class ChatStream:
         return plain.chunk(text)
 
     def _read(self, index: int, text: str, *, ended: bool) -> list[Event]:
-        """What a text adds to the message; reasoning that nobody wants to see is only counted."""
+        """The events that a text adds to the message. Reasoning that the client does not want is only counted."""
         if self.chat.turn.plain:
             return [Event("content", text)] if text else []
         parser = self.parsers.get(index)
@@ -84,7 +84,7 @@ class ChatStream:
         return found if self.chat.body.include_reasoning else [said for said in found if said.kind != "reasoning"]
 
     def _delta(self, said: Event) -> dict[str, Any]:
-        """An event as OpenAI writes it; a call's id and name come once, with its first piece."""
+        """An event in OpenAI's shape. A call's id and name come once, with its first piece."""
         if said.kind == "content":
             return {"content": said.text}
         if said.kind == "reasoning":

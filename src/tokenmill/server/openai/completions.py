@@ -1,4 +1,4 @@
-"""POST /v1/completions. Owns: prompts of every form (text, ids, batches), echo, and answers in completion shape.
+"""POST /v1/completions. Owns: all forms of prompts (text, ids, batches), echo, and answers in completion shape.
 
 Must not know: engines, sockets.
 """
@@ -38,7 +38,7 @@ class Completion:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def columns(self, task: Task) -> CompletionColumns:
-        """Fresh logprob columns for one choice."""
+        """Empty logprob columns for one choice."""
         tokenizer, body = self.context.backend.info.tokenizer, self.body
         before = [] if body.echo else task.request.prompt_ids
         decoder = None if tokenizer is None else StreamDecoder(tokenizer, before, body.skip_special_tokens)
@@ -56,7 +56,7 @@ class Completion:
 
     @property
     def only_echo(self) -> bool:
-        """max_tokens = 0: nothing but the prompt is wanted."""
+        """Does the client want only the prompt (max_tokens = 0)?"""
         return self.body.max_tokens == 0
 
 
@@ -67,7 +67,8 @@ Batch = list[tuple[Task, TextDelta]]
 async def open_completion(
     context: Context, body: CompletionRequest, job: Job, base: str, reader: Callable[[], Awaitable[Read]] | None = None
 ) -> Completion:
-    """Tokenise, check and send all prompts; raises before anything is answered. `reader`: makes them in another way."""
+    """Tokenise, check and send all prompts; errors are raised before the answer begins. `reader` makes other
+    prompts."""
     model = context.check_model(body.model)
     prompts = _prompts(body.prompt)
     if job.priority is not None:
@@ -102,7 +103,7 @@ async def open_completion(
 
 
 async def _read_all(context: Context, body: CompletionRequest, prompts: list[Any]) -> Read:
-    """(text, ids) of the prompts, cut as the request wants them."""
+    """(text, ids) of each prompt, truncated as the request asks."""
     read = []
     for prompt in prompts:
         cut = body.truncate_prompt_tokens is not None
@@ -116,7 +117,7 @@ async def _read_all(context: Context, body: CompletionRequest, prompts: list[Any
 
 
 async def _fill_all(context: Context, body: CompletionRequest, prompts: list[Any]) -> Read:
-    """The same for gaps between each prompt and the suffix."""
+    """The same for prompts that fill the gap between each prompt and the suffix."""
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise ParameterError("suffix needs prompts of text.", param="suffix")
     if body.truncate_prompt_tokens is not None:
@@ -125,7 +126,7 @@ async def _fill_all(context: Context, body: CompletionRequest, prompts: list[Any
 
 
 def _prompts(given: Any) -> list[Any]:
-    """One prompt or several: a list of integers is one."""
+    """The list of prompts. A list of integers is one prompt."""
     return [given] if isinstance(given, str) or isinstance(given[0], int) else given
 
 
@@ -140,7 +141,7 @@ def _check(context: Context, body: CompletionRequest) -> None:
 
 
 def whole_answer(completion: Completion, gathered: Gathered) -> dict[str, Any]:
-    """text_completion with all prompts' choices."""
+    """The `text_completion` object with the choices of all prompts."""
     choices = []
     for task, accumulator in gathered:
         result = accumulator.output()
@@ -207,13 +208,13 @@ class CompletionStream:
         self.columns: dict[int, CompletionColumns] = {}
         self.held: dict[int, list[TextDelta]] = {}
         self.said = 0
-        """Tokens that have been shown: what a running usage counts."""
+        """Tokens shown so far, which usage counts while the stream runs."""
         self.prompt_rows: dict[int, list[Row | None]] = {}
         rich = body.logprobs is not None or body.return_token_ids or self.usage_always or body.stream_interval
         self.simple = not rich and not completion.only_echo
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All events; an error after the start is an event too, and [DONE] always ends the stream."""
+        """All events. An error after the start is an event, too, and [DONE] always ends the stream."""
         try:
             async for batch in self.completion.job.batches():
                 told = partial(self._told, batch)
@@ -230,7 +231,7 @@ class CompletionStream:
         yield DONE
 
     def _weight(self, batch: Batch) -> int:
-        """Bytes of the prompts' scores in what this tells: every choice begins with those of its prompt."""
+        """Bytes of prompt scores that this batch writes: every choice begins with the scores of its prompt."""
         body = self.completion.body
         if not body.echo or body.logprobs is None:
             return 0
@@ -244,7 +245,7 @@ class CompletionStream:
 
     def _events(self, task: Task, delta: TextDelta) -> bytes:
         index = self.completion.place(task, delta.index)
-        if delta.prompt_logprobs is not None:  # they come before the first token, of output 0 alone
+        if delta.prompt_logprobs is not None:  # they come before the first token, and only with output 0
             self.prompt_rows.setdefault(task.index, [None]).extend(delta.prompt_logprobs)
             if not delta.token_ids and delta.finish_reason is None:
                 return b""

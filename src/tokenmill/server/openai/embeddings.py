@@ -1,4 +1,4 @@
-"""POST /v1/embeddings. Owns: inputs of every form, and vectors as lists or base64. Must not know: engines."""
+"""POST /v1/embeddings. Owns: all forms of inputs, and vectors as lists or base64. Must not know: engines."""
 
 from __future__ import annotations
 
@@ -48,13 +48,13 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
 
 
 def pooled(found: dict[str, Any]) -> dict[str, Any]:
-    """The same answer as vLLM's /pooling writes it."""
+    """The same answer in the shape of vLLM's /pooling."""
     data = [{"index": e["index"], "object": "pooling", "data": e["embedding"]} for e in found["data"]]
     return {**found, "id": found["id"].replace("embd-", "pool-", 1), "created": int(time.time()), "data": data}
 
 
 def _encode(vector: list[float], body: EmbeddingRequest) -> msgspec.Raw | str:
-    """One by one: written together, thousands would keep the interpreter from everything else."""
+    """Encode one vector. Thousands encoded in one call would keep the interpreter from all other work."""
     if body.encoding_format == "float":
         return msgspec.Raw(msgspec.json.encode(vector))
     values = array.array("f", vector)

@@ -1,4 +1,4 @@
-"""Log-probabilities in OpenAI's two shapes. Owns: the chat list and the completions columns.
+"""Log-probabilities in OpenAI's two shapes. Owns: the list of chat answers and the columns of completions.
 
 Must not know: how they were computed.
 """
@@ -14,7 +14,7 @@ from tokenmill.text.stream_decoder import StreamDecoder
 
 Row = dict[int, TokenLogprob]
 FLOOR = -9999.0
-"""JSON has no minus infinity."""
+"""Written in place of minus infinity, which JSON does not have."""
 
 
 class TokenNames:
@@ -53,19 +53,19 @@ def _entry(token: int, entry: TokenLogprob, names: TokenNames) -> dict[str, Any]
 
 
 class CompletionColumns:
-    """The `logprobs` object of a completion, growing; `offset`: characters of the text that tokens have made so far.
+    """The growing `logprobs` object of a completion. `offset`: characters of text that the tokens have made so far.
 
-    Tokens are keys here, so each needs a name of its own: parts of a character are written as OpenAI writes them."""
+    Tokens are keys here, so each needs its own name: parts of a character are written as OpenAI writes them."""
 
     def __init__(self, names: TokenNames, top: int, decoder: StreamDecoder | None) -> None:
-        """decoder: of the text that the tokens become, from the first of them on; None: they become none."""
+        """decoder: decodes the tokens' text from the first token on; None: the tokens become no text."""
         self.names = names
         self.top = top
         self.decoder = decoder
         self.offset = 0
 
     def take(self, rows: Sequence[Row | None], token_ids: Sequence[int]) -> dict[str, Any]:
-        """The columns of some tokens; the very first prompt token has no probability."""
+        """The columns of some tokens. The first prompt token has no probability."""
         out: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for row, token in zip(rows, token_ids, strict=False):
             if row is None:
@@ -82,7 +82,7 @@ class CompletionColumns:
         return out
 
     def _likely(self, row: Row, token: int) -> dict[str, float]:
-        """Of names that two tokens share, the chosen one's, else the likelier one's stays."""
+        """Log-probabilities by name. If two tokens share a name, the chosen one wins, otherwise the likelier one."""
         found: dict[str, float] = {}
         for each, entry in sorted(row.items(), key=lambda item: (item[0] != token, item[1].rank)):
             if entry.rank <= self.top or each == token:
@@ -96,7 +96,7 @@ class CompletionColumns:
         return text if raw is None or is_text(raw) else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
 
     def _place(self, token: int, text: str) -> int:
-        """Where the token's text begins: what completes a character makes more of it than is its own."""
+        """Where the token's text begins. A token that completes a character gives more text than its own bytes."""
         before = self.offset
         self.offset += len(self.decoder.push([token])) if self.decoder is not None else 0
         return max(before, self.offset - len(text))

@@ -1,4 +1,5 @@
-"""From request fields to SamplingParams. Owns: the order request value, generation_config, neutral; limits by flag.
+"""From request fields to SamplingParams. Owns: which value wins (the request's, then generation_config's, then the
+neutral one), and limits by flag.
 
 Must not know: HTTP, engines.
 """
@@ -35,7 +36,7 @@ _AS_GIVEN = (
     "temperature_last",
 )
 MOST_TOGETHER = {"bad_words": 8192, "dry_sequence_breakers": 256}
-"""Characters of all of them: an engine finds their tokens between two steps, and everybody's answers wait for it."""
+"""Most characters of all together. An engine finds their tokens between two steps, while all answers wait."""
 _IF_GIVEN = (*SAMPLER_FIELDS, "dry_sequence_breakers", "samplers")
 
 
@@ -49,7 +50,7 @@ def sampling_params(
     echo: bool = False,
     detokenize: bool = True,
 ) -> SamplingParams:
-    """Checked parameters; ParameterError names the field that is wrong. `echo`: the prompt's tokens are scored too."""
+    """Checked parameters; ParameterError names the wrong field. `echo`: the prompt's tokens are scored, too."""
     _check_limits(body, limits, logprobs)
     neutral = SamplingParams() if body.use_beam_search else default_params(generation)
     values: dict[str, Any] = {name: getattr(body, name) for name in _AS_GIVEN}
@@ -73,7 +74,7 @@ def sampling_params(
 
 
 def all_of_them(body: Any, names: Sequence[str], vocab_size: int) -> None:
-    """-1 asks for the log-probabilities of the whole vocabulary; no number can ask for more."""
+    """Turn -1 (the whole vocabulary) into the vocabulary's size, and lower larger numbers to it."""
     for name in names:
         wanted = getattr(body, name)
         if wanted is not None:
@@ -93,7 +94,7 @@ def truncate(ids: list[int], body: Any, max_model_len: int, max_tokens: int | No
 
 
 def within(params: SamplingParams, room: int) -> SamplingParams:
-    """A length that nobody asked for ends where the context does."""
+    """Shorten a length that the request did not ask for to the room that the context has."""
     if params.max_tokens is None or not 0 < room < params.max_tokens:
         return params
     return msgspec.structs.replace(params, max_tokens=room)

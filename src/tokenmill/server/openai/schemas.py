@@ -45,7 +45,7 @@ class StreamOptions(BaseModel):
 
     @property
     def usage_at_end(self) -> bool:
-        """Who wants it all the time wants it at the end, too."""
+        """Does the client want usage at the end? (Also if it wants usage in every chunk.)"""
         return self.continuous_usage_stats if self.include_usage is None else self.include_usage
 
 
@@ -60,7 +60,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Text, any JSON object, JSON of a schema (llama.cpp has it beside `type`), or spans of a text held to forms."""
+    """Text, any JSON object, JSON of a schema (llama.cpp puts it beside `type`), or structural tags."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -72,7 +72,7 @@ class ResponseFormat(BaseModel):
 
 
 class SamplingFields(BaseModel):
-    """Fields that both endpoints share; unset ones follow the model's generation_config, then neutral values."""
+    """Fields that chat and completions share. Unset ones take the model's generation_config, then neutral values."""
 
     model_config = STRICT
     model: str | None = Field(None, max_length=1024)

@@ -1,6 +1,7 @@
-"""Every spelling of structured output. Owns: OpenAI's response_format, vLLM's, SGLang's and llama.cpp's field names.
+"""All ways to ask for structured output. Owns: OpenAI's response_format, and the field names of vLLM, SGLang and
+llama.cpp.
 
-All become `structured_outputs` as the engine takes it; two that disagree are refused. Must not know: grammars.
+All become `structured_outputs`, as the engine takes it. Two that disagree are refused. Must not know: grammars.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _DIRECT = {
 }
 _OURS = "structured_outputs"
 _SWITCHES = frozenset(("json_object", *SWITCHES))
-"""What clients send as false when they do not mean it; a schema that is false is one that no value fits."""
+"""Fields where clients send false to mean "no". (A schema that is false is one that no value fits.)"""
 
 
 def structure(body: SamplingFields) -> dict[str, Any] | None:
@@ -60,7 +61,7 @@ def structured_by(body: SamplingFields) -> str | None:
 
 
 def said_of_structure(body: SamplingFields) -> AbstractContextManager[None]:
-    """What is wrong with a structure in here is said of the field that it came in; it may be made of tools."""
+    """Inside this context, an error about a structure names the field that it came in, which may be `tools`."""
     name = structured_by(body) or ("tools" if getattr(body, "tools", None) else _OURS)
     return nullcontext() if name == _OURS else in_names_of({_OURS: name})
 
@@ -81,12 +82,12 @@ def _asked(body: SamplingFields) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _check_size(given: dict[str, Any]) -> None:
-    """What is too large is refused here, before it travels to an engine."""
+    """Refuse a structure that is too large before it is sent to an engine."""
     try:
         size = len(msgspec.json.encode(given))
     except RecursionError:
         size = 2 * MAX_SPEC_BYTES + 1
-    if size > 2 * MAX_SPEC_BYTES:  # as written; the exact limit is looked at where it is worked out
+    if size > 2 * MAX_SPEC_BYTES:  # as written; the exact limit is checked where the structure is lowered
         refuse(f"it is larger than {MAX_SPEC_BYTES >> 10} KiB, or nested too deeply.")
 
 

@@ -17,7 +17,7 @@ from tokenmill.server.text import Talk
 
 
 async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[str, Any]:
-    """Ids of a prompt or a conversation; `size`: of the body that it came in."""
+    """Ids of a prompt or a conversation. `size`: bytes of the request's body."""
     context.check_model(body.model)
     if body.content is not None:
         if body.prompt is not None or body.messages is not None:
@@ -46,7 +46,7 @@ async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[s
 
 
 async def _pieces(context: Context, body: TokenizeRequest, text: str) -> dict[str, Any]:
-    """llama.cpp's answer: ids, or ids with their texts (bytes where they are no text)."""
+    """llama.cpp's answer: ids, or ids with their texts (bytes where a token is not valid text)."""
     tokenizer = context.backend.info.tokenizer
     if tokenizer is None:
         raise ParameterError("This server has no tokenizer.", param="content")
@@ -68,7 +68,7 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 def talk(context: Context, body: Any) -> Talk:
-    """Messages and options of the template, from a body that has them."""
+    """The messages and the template's options of a body."""
     options = {
         "chat_template": context.chat_template,
         "chat_template_kwargs": body.chat_template_kwargs,
@@ -88,11 +88,11 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any
     if (highest := max(body.tokens, default=0)) >= size:
         raise ParameterError(f"tokens holds token id {highest}, outside the vocabulary of {size}.", param="tokens")
     text = await context.text.run_in_thread(lambda: context.text.decode(body.tokens), len(body.tokens))
-    return {"prompt": text, "content": text}  # vLLM's name of it, and llama.cpp's
+    return {"prompt": text, "content": text}  # vLLM's name for it, and llama.cpp's
 
 
 def tokenizer_info(context: Context) -> dict[str, Any]:
-    """What a model's tokenizer_config.json says, as far as it is used here."""
+    """The part of a model's tokenizer_config.json that is used here."""
     tokenizer = context.backend.info.tokenizer
     if tokenizer is None:
         raise HttpError(404, "This server has no tokenizer.")
@@ -140,5 +140,5 @@ def model_card(shown: Shown, created: int) -> dict[str, Any]:
 
 
 def model_list(models: Iterable[Shown], created: int) -> dict[str, Any]:
-    """All served names."""
+    """The list of all served names."""
     return {"object": "list", "data": [model_card(shown, created) for shown in models]}

@@ -49,7 +49,7 @@ def tool_wish(body: ChatRequest) -> ToolWish:
 
 
 def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """The schema of a function's arguments; one that names none takes none, so its calls say `{}`."""
+    """The schema of a function's arguments. A function that names none takes none, so its calls say `{}`."""
     found = parameters or {}
     described = found.keys() - {"type", "title", "description", "$schema", "required"}
     if any(found.get(name) for name in described) or found.get("type", "object") != "object" or found.get("required"):
@@ -60,7 +60,7 @@ def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _choice(given: Any) -> tuple[str, str | None, list[str] | None]:
-    """-> none, auto or required; the named function; the names that are allowed."""
+    """-> (none, auto or required; the function that is named; the names that are allowed)."""
     if given is None or isinstance(given, str):
         return given or "auto", None, None
     kind = given.get("type", "function")
@@ -88,7 +88,7 @@ def _name(tool: Any) -> str | None:
 
 
 def call_objects(turn: Turn, message: Message) -> list[dict[str, Any]]:
-    """tool_calls of a whole message."""
+    """The `tool_calls` of a complete message."""
     return [
         {"id": turn.call_id(c.id), "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
         for c in message.calls
