@@ -21,10 +21,11 @@ class AdapterSite:
 
         y * gain + shift + up @ (down @ x)        gain 1 and shift 0 where there are no tensors
 
-    The product's columns are cut into parts at `borders` (q, k and v; gate and up), each with an adapter of its own;
-    rank r of a slot: lane p * r + j of `down` belongs to part p. down [slots, in, lanes], up [slots, most rank, out] in
+    The product's columns are cut into parts at `borders` (q, k and v; gate and up). Each part has an adapter of its
+    own: in a slot of rank r, lane p * r + j of `down` belongs to part
+    p. down [slots, in, lanes], up [slots, most rank, out] in
     the compute dtype, ranks [slots] int32 (0: the adapter leaves this product alone); gains and shifts [slots, out]
-    float32. `whole`: weights that replace the product's own in a slot, by slot.
+    float32. `whole`: by slot, weights that replace the product's own.
     """
 
     columns: int
@@ -38,24 +39,24 @@ class AdapterSite:
     shifts: Tensor | None = None
     whole: dict[int, Any] = field(default_factory=dict)
     why_not: str = ""
-    """Why adapters cannot change this product, if so."""
+    """Why adapters cannot change this product; empty if they can."""
     stack: SiteStack | None = None
-    """It is one expert's, and its tensors lie between those of the others."""
+    """Set for an expert's product: its tensors lie between those of the other experts."""
 
     @property
     def parts(self) -> int:
-        """How many adapters of one slot lie side by side here."""
+        """How many adapters of one slot lie side by side at this site."""
         return len(self.borders) - 1
 
     @property
     def used(self) -> bool:
-        """Has any adapter had business here?"""
+        """Has any adapter changed this product so far?"""
         return self.down is not None
 
 
 @dataclass(slots=True, eq=False)
 class SiteStack:
-    """One product of every expert of a mixture, for backends that multiply by all experts at once: the sites' tensors
+    """One product of every expert of a mixture, for backends that multiply by all experts at once. The sites' tensors
     lie one behind the other. down [E, slots, in, lanes], up [E, slots, most rank, out], ranks [E, slots]."""
 
     sites: list[AdapterSite]
@@ -65,22 +66,22 @@ class SiteStack:
 
     @property
     def parts(self) -> int:
-        """Of each site."""
+        """The same for each site."""
         return self.sites[0].parts
 
     @property
     def borders(self) -> tuple[int, ...]:
-        """Of each site."""
+        """The same for each site."""
         return self.sites[0].borders
 
 
 @dataclass(slots=True, eq=False)
 class Delta:
-    """What a step's adapters do to one product: `low` [T, lanes] float32 is down @ x, to be carried up behind the sum;
-    None: whoever multiplies goes down as well.
+    """What a step's adapters do to one product. `low` [T, lanes] float32 is down @ x, which `up` multiplies after the
+    sum; None: the product computes it as well.
 
-    inputs: x, normed. rows [T] and slots [R + 1]: the row of each token, and each row's slot. scale: of up @ low; other
-    than 1 for embeddings only.
+    inputs: x, normed. rows [T] and slots [R + 1]: the row of each token, and each row's slot. scale: factor of up @
+    low, which only embeddings set.
     """
 
     site: AdapterSite
@@ -92,13 +93,14 @@ class Delta:
 
 
 class AdapterSites(Protocol):
-    """Where adapters go in a model under construction: layers pass what they multiply by through here."""
+    """Finds the products of a model under construction that adapters may change: layers pass every weight through
+    it."""
 
     def adapted(
         self, weight: Any, path: str, rows: Tensor | None = None, share: tuple[int, int, int] | None = None
     ) -> Any:
-        """The weight stored as `path`, which adapters may change; rows: its rows are these of what is stored; share: it
-        is (dimension, part, parts) of that."""
+        """The weight stored as `path`, made changeable by adapters. rows: which rows of the stored matrix it has.
+        share: which share of that, as (dimension, part, parts)."""
         ...
 
     def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite | None:
@@ -106,29 +108,29 @@ class AdapterSites(Protocol):
         ...
 
     def stack(self, weights: Sequence[Any]) -> SiteStack:
-        """The sites of these settled weights, one product of every expert, for a backend that holds their matrices as
-        one: the weights hold theirs no longer."""
+        """The sites of these settled weights (one product of every expert), for a backend that holds all matrices as
+        one. The weights no longer hold their own."""
         ...
 
 
 class AdapterStore(Protocol):
-    """Adapters of a device: known by number, kept in host memory, put into slots."""
+    """A device's adapters: each has a number, is kept in host memory and is loaded into a slot."""
 
     def command(self, message: dict[str, Any]) -> dict[str, Any]:
-        """read, state, drop: see lora/store.py."""
+        """Handle a message to read an adapter, report the state or drop an adapter: see lora/store.py."""
         ...
 
     def load(self, loads: Sequence[tuple[int, int]]) -> bool:
-        """(slot, adapter) each; True: recordings that were made do not know all that they must."""
+        """Load pairs of (slot, adapter); True: existing recordings lack a change and must be made again."""
         ...
 
     def eager(self, slots: Iterable[int]) -> bool:
-        """Does an adapter in these slots change what recordings cannot hold?"""
+        """Does an adapter in these slots change anything that recordings cannot contain?"""
         ...
 
 
 class NoAdapters:
-    """There are none."""
+    """The store of an engine without adapters."""
 
     def command(self, message: dict[str, Any]) -> dict[str, Any]:
         """Nothing is known."""

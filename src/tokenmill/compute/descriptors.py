@@ -20,7 +20,7 @@ Act = Literal["silu", "gelu", "gelu_tanh", "relu", "silu_mul", "gelu_mul", "gelu
 
 @dataclass(frozen=True, slots=True)
 class KVSpec:
-    """What one layer keeps per token. Layers with equal specs form a KV group (one block table per sequence).
+    """What one layer keeps for each token. Layers with equal specs form a KV group (one block table per sequence).
 
     kind: "full" every position; "window" only the last `window` positions are ever read; "latent" one shared
     vector per token (MLA): `key_dim` wide, values are its first `value_dim` entries, nothing stored twice.
@@ -35,7 +35,8 @@ class KVSpec:
 
 @dataclass(frozen=True, slots=True)
 class StateSpec:
-    """What one recurrent layer keeps per row, however long the row is: parts of (dtype by torch's name, shape)."""
+    """What one recurrent layer keeps for each row, whatever the row's length: parts of (torch's name of the dtype,
+    shape)."""
 
     parts: tuple[tuple[str, tuple[int, ...]], ...]
 
@@ -50,16 +51,16 @@ _STATE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 _BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "int8": 8, "float8_e4m3fn": 8, "int4": 4}
 _HALVES = 2
-"""Groups of a head in int4, unless told."""
+"""How many groups a head has in int4, unless `group` says otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVFormat:
-    """How a cache stores numbers: plainly, in 8 bits with one bfloat16 scale per token, head and `group` of them, or
-    in 4 with a scale and a least value.
+    """How a cache stores numbers: plainly; in 8 bits with one bfloat16 scale for each `group` of numbers of a token's
+    head; or in 4 bits with a scale and a least value for each group.
 
-    dtype is torch's name of the stored type, or int4; group 0 means that a whole head (of K, of V) shares a scale, in
-    int4 each half of one. values: the type of values where it is another than that of keys.
+    dtype is torch's name of the stored type, or int4. group 0: a whole head (of K, of V) shares a scale; in int4 each
+    half does. values: the type of values, if it differs from that of keys.
     """
 
     dtype: str
@@ -68,12 +69,12 @@ class KVFormat:
 
     @property
     def of_values(self) -> KVFormat:
-        """That of values, as if keys had it, too."""
+        """The format of values, as if keys had it, too."""
         return KVFormat(self.values or self.dtype, self.group)
 
     @property
     def element_bytes(self) -> float:
-        """Bytes of one stored number, on average over keys and values."""
+        """The bytes of one stored number, averaged over keys and values."""
         return (_BITS[self.dtype] + _BITS[self.values or self.dtype]) / 16
 
     @property
@@ -87,11 +88,12 @@ class KVFormat:
         return self.dtype == "int4"
 
     def groups(self, dim: int) -> int:
-        """Parts of a head of `dim` numbers that have a scale each."""
+        """How many groups, each with a scale, a head of `dim` numbers has."""
         return dim // self.group if self.group else _HALVES if self.packed else 1
 
     def scales(self, dim: int) -> int:
-        """Numbers in bfloat16 beside a head of `dim` numbers: scales, and in int4 as many least values."""
+        """How many bfloat16 numbers are stored with a head of `dim` numbers: scales, and in int4 as many least
+        values."""
         return 0 if not self.scaled else self.groups(dim) * (2 if self.packed else 1)
 
     def head_bytes(self, dim: int) -> int:
@@ -137,7 +139,8 @@ class NormSpec:
 class RopeSpec:
     """Rotary embedding: cos and sin [max_positions, dim / 2] in float32 (scaling already applied).
 
-    `dim` leading entries of each head rotate (`start` skips some). interleaved: pairs (0,1),(2,3),...; else halves.
+    The first `dim` entries of each head rotate (after `start` entries). interleaved: pairs (0,1),(2,3),...; else
+    halves.
     """
 
     cos: Tensor
@@ -151,8 +154,9 @@ class RopeSpec:
 class AttentionSpec:
     """One attention layer. `layer` indexes ForwardContext.kv, `group` indexes ForwardContext.groups.
 
-    value head h of query head i is i // (heads / kv_heads). window w: a query at position p sees (p - w, p]; below 0:
-    positions are cut into chunks of -w, and a query sees those of its own chunk.
+    Query head i uses key and value head i
+    (heads / kv_heads). A window w > 0: a query at position p sees (p - w, p]. Below 0: positions are cut into chunks of
+    -w, and a query sees the positions of its own chunk.
     """
 
     layer: int
@@ -171,8 +175,8 @@ class AttentionSpec:
 
 @dataclass(slots=True)
 class DeltaSpec:
-    """One layer with a gated delta rule: every key head serves value_heads / key_heads value heads, which follow each
-    other, or (tiled) lie so many apart as there are key heads; rate and shift [Hv] in float32 say how fast one forgets.
+    """One layer with a gated delta rule. Every key head serves value_heads / key_heads value heads: neighbours, or
+    (tiled) heads that lie key_heads apart. rate and shift [Hv] in float32 say how fast each value head forgets.
     """
 
     key_heads: int
@@ -186,8 +190,8 @@ class DeltaSpec:
 
 @dataclass(slots=True)
 class SpaceSpec:
-    """One state-space layer (Mamba-2): every group of b and c serves heads / groups heads; rate, shift and skip [H] in
-    float32; the pace of a token is held between low and high."""
+    """One state-space layer (Mamba-2). Every group of b and c serves heads / groups heads; rate, shift and skip [H] are
+    float32. A token's pace is kept between low and high."""
 
     heads: int
     head_dim: int
@@ -202,7 +206,7 @@ class SpaceSpec:
 
 @dataclass(slots=True)
 class ConvSpec:
-    """A short convolution of each channel: weight [K, C] and bias [C] in float32; silu: of the sum."""
+    """A short convolution of each channel: weight [K, C] and bias [C] in float32. silu: apply it to the sum."""
 
     weight: Tensor
     bias: Tensor | None = None
@@ -211,7 +215,8 @@ class ConvSpec:
 
 @dataclass(slots=True)
 class ScanSpec:
-    """One state-space layer with a decay of each number (Mamba-1): rate [N, C] and skip [C] in float32."""
+    """One state-space layer in which every number decays at a rate of its own (Mamba-1): rate [N, C], skip [C] in
+    float32."""
 
     rate: Tensor
     skip: Tensor
@@ -219,14 +224,14 @@ class ScanSpec:
 
 @dataclass(slots=True)
 class StepRows:
-    """Whose a step's tokens are: the row of each sequence [S] and of each token [T] (int64). What belongs to a row (an
-    adapter, a recurrent state) is found by it, in recorded steps, too. The spare row fills up recorded steps.
-    `states[i]`: the parts of recurrent layer i's states by row [R + 1 ...]; layers overwrite them. adapters [R + 1]
-    int32: each row's slot (compute/adapters.py); None: no row of this step has one.
+    """The row of each sequence [S] and of each token [T] of a step (int64). Operations find what belongs to a row (an
+    adapter, a recurrent state) by it, in recorded steps, too. The spare row fills up recorded steps. `states[i]`: the
+    parts of recurrent layer i's states by row [R + 1 ...]; layers overwrite them. adapters [R + 1] int32: each row's
+    slot (compute/adapters.py); None: no row of this step has an adapter.
 
-    Recurrent layers alone: `left` [T] int64: where the state behind each token is left, -1: nowhere (never for the last
-    one of a sequence); None: with the row, behind its last token. `borders` [S + 1] int32: where the tokens of
-    `sequences` begin; None: these are the sequences of the context."""
+    Only for recurrent layers: `left` [T] int64 says where the state behind each token is left (-1: nowhere; the last
+    token of a sequence always has a place); None: only the state behind each row's last token, with the row. `borders`
+    [S + 1] int32: where the tokens of `sequences` begin; None: they are the sequences of the context."""
 
     sequences: Tensor
     tokens: Tensor
@@ -238,14 +243,14 @@ class StepRows:
 
 @dataclass(slots=True)
 class GroupPlan:
-    """Block tables of one KV group for the sequences of this step, in batch order.
+    """One KV group's block tables for the sequences of this step, in batch order.
 
     tables [S, max_entries] block ids; first [S, max_entries] first position of each entry, or None when entry j
     starts at j * block_size everywhere (the contiguous case); entries [S] counts; slots [T] block * size + offset.
-    `first` ascends within each row's counted entries; positions that no entry covers are not attended to.
-    `shared` is a hint: all tables begin with the same entries, so a backend may read those once for all.
-    `reach` is one, too: at most so many positions are read by sequences with several new tokens (0: not known).
-    `paths`: some sequences are nodes of trees; None: none is, and keys lie at the positions that they stand at.
+    `first` ascends within each row's counted entries; positions that no entry covers are not attended to. `shared` is a
+    hint: all tables begin with the same entries, so a backend may read those once for all sequences. `reach` is a hint,
+    too: an upper bound of the positions read by sequences with several new tokens (0: unknown). `paths`: given if some
+    sequences are nodes of trees; None: every key lies at the position that it stands at.
     """
 
     tables: Tensor
@@ -259,18 +264,18 @@ class GroupPlan:
 
 @dataclass(frozen=True, slots=True)
 class Paths:
-    """Where the newest tokens of sequences lie that are nodes of trees: the one at position roots[s] + k lies, in every
-    KV group, at position roots[s] + places[s, k]; earlier ones lie where they stand. roots [S] int64, places [S, W]
-    int32.
+    """Where the newest tokens lie of sequences that are nodes of trees. The token that stands at position roots[s] + k
+    lies at position roots[s] + places[s, k] in every KV group; earlier tokens lie where they stand. roots [S] int64,
+    places [S, W] int32.
 
-    A sequence is one node, which sees what it descends from, each at the position of its depth: so keys are rotated
-    and added up as they will be once the path is a chain. Another sequence's root is its kv_len."""
+    Each such sequence is one node. It sees its ancestors, each at the position of its depth, so keys are rotated and
+    added up as they will be once the path is a chain. For any other sequence roots[s] is its kv_len."""
 
     roots: Tensor
     places: Tensor
 
     def of(self, sequences: Tensor) -> Paths:
-        """Those of some sequences."""
+        """The paths of some of the sequences."""
         return Paths(self.roots[sequences], self.places[sequences])
 
 
@@ -296,7 +301,7 @@ class RouteSpec:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """What the engine must know of a built model: vocabulary, context, and the KV spec of each of its layers."""
+    """What the engine must know about a built model: vocabulary, context, and the KV spec of each of its layers."""
 
     vocab_size: int
     max_positions: int
@@ -305,18 +310,18 @@ class ModelSpec:
     flops_per_token: float = 0.0
     states: tuple[StateSpec, ...] = ()
     ends: tuple[bool, bool] = (True, True)
-    """Does it begin at token ids, does it end at logits? A stage of a pipeline may not."""
+    """(begins at token ids, ends at logits); a stage of a pipeline may lack either."""
     extras: dict[str, object] = field(default_factory=dict)
 
 
 DRAWN = 1 << 30
-"""In a line's word (Kernels.choose): the line is drawn."""
+"""The flag in a line's word (Kernels.choose) that says: this line is drawn at random."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """By row, what drops unlikely tokens of drawn lines (sampling/filters.py defines it), in this order: log_min_p [R]
-    float32, top_k [R] int64, top_p [R] float32; None where no line asks for it."""
+    """By row, the filters that drop unlikely tokens of drawn lines (defined in sampling/filters.py), in this order:
+    log_min_p [R] float32, top_k [R] int64, top_p [R] float32; None if no line asks for that filter."""
 
     log_min_p: Tensor | None
     top_k: Tensor | None
@@ -325,7 +330,7 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """What lines of logits are drawn with: row_ids [n] and positions [n] (of their last known tokens) int64; by row
+    """What drawing from lines of logits needs: row_ids [n] and positions [n] (of the last known tokens) int64; by row
     streams and num_prompt [R] int64, inverse_temperature [R] float32. sampling/noise.py has the formula."""
 
     row_ids: Tensor

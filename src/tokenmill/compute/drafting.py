@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class RowState(Protocol):
-    """What a device knows of its rows: tokens [R, L] int32, the first length [R] of them known (int64); parents [R,
-    most] int64, where drafts are trees: what each of them goes on from, 1 + an earlier one's number, or 0: the newest
-    token."""
+    """What a drafter sees of the device's rows: tokens [R, L] int32, of which the first length [R] (int64) are known.
+    parents [R, most] int64, if drafts are trees: the parent of each draft, as 1 + the number of an earlier draft, or 0
+    for the newest token."""
 
     tokens: Tensor
     length: Tensor
@@ -26,10 +26,10 @@ class RowState(Protocol):
 class Drafting:
     """What a DeviceDrafter works with after a step's sampling.
 
-    `row_list`, `row_ids` [S]: the rows that get `count` drafts each; none has over `longest` known tokens, the newest
-    included. places(): [S], where in the step's batch the tokens lie that the rows' newest ones were sampled from.
-    samples(): what was sampled behind each of a row's tried drafts, wrong ones included, and before them [S, W]; of how
-    many of these there are [S]; and how many became known tokens [S].
+    `row_list`, `row_ids` [S]: the rows that get `count` drafts each; none has more than `longest` known tokens, the
+    newest included. places(): [S], the places in the step's batch of the tokens that the rows' newest tokens were
+    sampled from. samples(): the tokens [S, W] that were sampled before a row's tried drafts and behind each of them,
+    wrong ones included; how many these are [S]; and how many became known tokens [S].
     """
 
     rows: RowState
@@ -44,26 +44,27 @@ class Drafting:
 @dataclass(slots=True)
 class Seen:
     """A step that has been computed and sampled: its context, and the final hidden states [T, hidden] of its tokens.
-    (The context of a recorded step may have more tokens: the spare row's.)"""
+    (The context of a recorded step may have more tokens, which are the spare row's.)"""
 
     ctx: ForwardContext
     hidden: Tensor
 
 
 class DeviceDrafter(Protocol):
-    """Guesses the next tokens where the rows are, without waiting for the device. Runs right after sampling."""
+    """Guesses the next tokens on the device, without waiting for it. Runs right after sampling."""
 
     most: int
-    """So many drafts may lie behind a row's known tokens."""
+    """How many drafts may lie behind a row's known tokens."""
 
     levels: int
-    """Its drafts are trees, at most so deep, whose parents it leaves beside them; 0: they are chains."""
+    """How deep its drafts are if they are trees (it then leaves their parents beside them); 0: drafts are chains."""
 
     follows: bool
-    """It keeps something for every position (K/V, in pages of its own) and must be told of those it has not seen."""
+    """It keeps something for every position (K/V, in pages of its own) and must be shown positions that it has not
+    seen."""
 
     def bind(self, rows: Any, pool: Any) -> None:
-        """The rows and the cache that it will work on, once they are there."""
+        """Receive the rows and the cache to work on, once they exist."""
         ...
 
     def warm(self) -> None:
@@ -71,12 +72,12 @@ class DeviceDrafter(Protocol):
         ...
 
     catches_up: str
-    """How it takes in what it has missed of a row: from there ("on"), by seeing every token of the row again, as it
-    keeps states, which rows do not share ("anew"), or not at all ("")."""
+    """How it takes in tokens of a row that it has missed: from there ("on"); by seeing every token of the row again,
+    because it keeps states, which rows do not share ("anew"); or not at all ("")."""
 
     def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
-        """Take in known tokens: (row, first position, how many), each row once; called in every step in which drafts
-        are left behind, too."""
+        """Take in known tokens: (row, first position, how many), each row once. Also called in every step in which
+        drafts are left behind."""
         ...
 
     def propose(self, step: Drafting) -> None:
@@ -84,5 +85,5 @@ class DeviceDrafter(Protocol):
         ...
 
     def forget_weights(self) -> None:
-        """Weights have new numbers where they stand."""
+        """Weights were changed in place."""
         ...

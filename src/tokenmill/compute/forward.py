@@ -74,7 +74,7 @@ __all__ = [
 
 T = TypeVar("T")
 SpanTensors = tuple["Tensor", "Tensor", "Tensor", "Tensor", "Tensor", list[tuple["Tensor", "Tensor", "Tensor"]]]
-"""What Kernels.gather_spans gives."""
+"""What Kernels.gather_spans returns."""
 Recurrence = ConvSpec | DeltaSpec | SpaceSpec | ScanSpec
 
 
@@ -82,9 +82,9 @@ Recurrence = ConvSpec | DeltaSpec | SpaceSpec | ScanSpec
 class ForwardContext:
     """Everything a step's forward pass needs besides the token ids; made fresh each step, read-only for layers.
 
-    T tokens of S sequences lie one sequence after the other: query_start [S + 1] (int32) are their borders,
-    kv_len [S] (int32) how many positions each may read (its own new tokens included), positions [T] (int64).
-    `spans` mirrors (query_start, query count, kv_len) as host integers where the device is the host, else None.
+    T tokens of S sequences lie one sequence after the other. query_start [S + 1] (int32) are the sequences' borders,
+    kv_len [S] (int32) how many positions each may read (its own new tokens included), positions [T] (int64). `spans`
+    has (query_start, query count, kv_len) as host integers if the device is the host, else it is None.
     `embeds` (rows [n] of this batch, values [n, hidden]) replace those rows' embeddings before the first layer.
     `taps`: the model fills taps[i] with layer i's output [T, hidden] for every i that is a key, and taps[-1] with the
     final hidden states.
@@ -104,7 +104,8 @@ class ForwardContext:
     block_size: int = 16
 
     def of(self, tokens: Any) -> ForwardContext:
-        """The context for these tokens alone (an index or a slice), where operands are found by each token's row."""
+        """The context for these tokens alone (an index or a slice), for operations that find operands by a token's
+        row."""
         rows = self.rows
         if rows is None or rows.adapters is None:
             return self
@@ -118,12 +119,12 @@ class ForwardContext:
 
 @dataclass(slots=True)
 class Mixture:
-    """One mixture of experts: the router's matrix, one gate_up and one down per expert, and what lies beside them.
+    """One mixture of experts: the router's matrix, a gate_up and a down for each expert, and what belongs to these.
 
-    `shared`: (up, down) of experts that every token visits, with the same activation; shared_gate [1, hidden]: their
-    share is the sigmoid of its product. fixed: none of this is changed by adapters. wide: logits in float32.
-    first: the number of the first expert in the lists; the router may know more, which are other ranks'. slots_for:
-    experts have no fixed place, and `first` is a slot: it gives the slots [T, k] of chosen experts [T, k].
+    `shared`: (up, down) of experts that every token visits, with the same activation. shared_gate [1, hidden]: the
+    sigmoid of its product scales them. fixed: adapters change none of this. wide: logits in float32. first: the number
+    of the first expert in the lists; the router may know more experts, which other ranks hold. slots_for: given if
+    experts have no fixed place: `first` is then a slot, and this gives the slots [T, k] of chosen experts [T, k].
     """
 
     router: Weight
@@ -138,13 +139,13 @@ class Mixture:
     first: int = 0
     slots_for: Callable[[Tensor, ForwardContext], Tensor] | None = None
     operands: tuple[SiteStack, SiteStack] | None = None
-    """What adapters do to the experts' two products: before the activation, and before gates; they read what is
-    multiplied before it is rounded for that. Filled when a backend has taken the experts."""
+    """What adapters do to the experts' two products: before the activation, and before gates. They read the inputs
+    before these are rounded for the product. Filled when a backend has taken the experts."""
 
 
 class FusedMixture(Protocol):
-    """A mixture of experts as a backend runs it. takes: it holds the shared experts and their gate as well; else it
-    adds those without a gate, and layers add others."""
+    """A mixture of experts as a backend runs it. takes: it also holds the shared experts and their gate. Otherwise it
+    adds shared experts that have no gate, and layers add the others."""
 
     takes: bool
 
@@ -157,12 +158,12 @@ class FusedMixture(Protocol):
         residual: Tensor | None = None,
         ahead: Weight | None = None,
     ) -> Tensor:
-        """residual + experts(norm(x)) + shared experts; x [T, hidden] -> [T, hidden]. ahead: the weight that multiplies
-        next, which may be brought near meanwhile."""
+        """residual + experts(norm(x)) + shared experts; x [T, hidden] -> [T, hidden]. ahead: the weight of the next
+        product, which may be prefetched meanwhile."""
         ...
 
     def chosen(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
-        """The routed experts alone, where layers choose: ids [T, k] among those in the lists; others add nothing."""
+        """The routed experts alone, if layers choose them: ids [T, k]; ids that are not in the lists add nothing."""
         ...
 
 
@@ -181,8 +182,8 @@ class Weight(Protocol):
         residual: Tensor | None = None,
         delta: Delta | None = None,
     ) -> Tensor:
-        """residual + act(norm(x) @ W.T + bias). The base composes; formats fuse what they can. delta: what adapters do
-        to the product before its activation."""
+        """residual + act(norm(x) @ W.T + bias). The base class composes it; formats fuse what they can. delta: what
+        adapters do to the product before its activation."""
         ...
 
     def concat(self, others: list[Any]) -> Weight:
@@ -190,12 +191,12 @@ class Weight(Protocol):
         ...
 
     def take(self, index: Tensor) -> Self:
-        """The rows (of out) named by index [n], in that order: fused and interleaved checkpoints come apart so."""
+        """The rows (of out) named by index [n], in that order; used to take apart fused and interleaved checkpoints."""
         ...
 
     def split(self, dim: int, part: int, parts: int) -> Self: ...
     def settle(self, kernels: Kernels) -> Weight:
-        """No concatenating or splitting follows: -> the weight in the form that the backend multiplies fastest."""
+        """The weight in the form that the backend multiplies fastest; it is not concatenated or split afterwards."""
         ...
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -207,15 +208,15 @@ class Weight(Protocol):
         ...
 
     def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
-        """What else must be known of the format ("dense": nothing) and its tensors by name, the numbers as "table",
-        for backends that stack many weights into one; None: cannot be stacked."""
+        """For backends that stack many weights into one: what else describes the format ("dense": nothing), and its
+        tensors by name (the numbers as "table"). None: it cannot be stacked."""
         ...
 
     def bytes(self) -> int: ...
 
 
 class Packed(Protocol):
-    """A matrix in a backend's own form, its bias within. One that the backend's `product` does not know has
+    """A matrix in a backend's own form, its bias included. A form that the backend's `product` does not know has
     `product(x)` -> x @ matrix.T + bias."""
 
     def rows(self, ids: Tensor, dtype: Any) -> Tensor:
@@ -227,12 +228,12 @@ class Packed(Protocol):
         ...
 
     def bytes(self) -> int:
-        """Bytes held."""
+        """The bytes that it takes."""
         ...
 
 
 class Again(Protocol):
-    """Makes what was recorded once more, in the same tensors. spilled: bytes of them that did not fit into the room."""
+    """Computes what was recorded again, in the same tensors. spilled: bytes of these that did not fit into the room."""
 
     spilled: int
 
@@ -240,22 +241,23 @@ class Again(Protocol):
 
 
 class Kernels(Protocol):
-    """Coarse operations; built per engine. `kernels/reference.py` is the specification, backends override.
+    """Coarse operations; each engine has its own. `kernels/reference.py` is the specification, and backends override
+    it.
 
     Shapes: T tokens, H query heads, D head dim. All outputs are new tensors unless the name ends in `_`.
-    On CPU every result of a row is the same bytes whatever other rows are in the call.
+    On a CPU every result of a row has the same bytes, whatever other rows are in the call.
     """
 
     waits: int
-    """How often an operation has waited for the device so far: such steps cannot be recorded."""
+    """How often operations have waited for the device so far; steps that wait cannot be recorded."""
 
     def counters(self) -> dict[str, dict[str, int]]:
         """{op: {"calls": n, "fallbacks": m}} since the start."""
         ...
 
     chooses: bool
-    """`greedy` and `choose` read logits as the head's product left them, so that nothing need widen them; `choose`
-    takes draws with cuts, and `least_kept` says where they are."""
+    """`greedy` and `choose` read logits as the head's product left them, without widening; `choose` takes draws with
+    cuts, and `least_kept` finds the cuts."""
 
     records: bool
     """Can `record` succeed?"""
@@ -264,12 +266,12 @@ class Kernels(Protocol):
     """Does attention follow `GroupPlan.paths`?"""
 
     def forget_weights(self) -> None:
-        """Weights have new numbers where they stand: forget what was made of the old ones."""
+        """Weights were changed in place: forget everything made from the old numbers."""
         ...
 
     def record(self, compute: Callable[[], T], room: Tensor | None = None) -> tuple[T, Again | None]:
-        """What `compute` makes, and what makes it again in the same tensors; None: it cannot be recorded. room [bytes]:
-        where these tensors may lie, for recordings that are done with before another one in it begins."""
+        """What `compute` returns, and what computes it again in the same tensors; None: it cannot be recorded. room
+        [bytes]: where these tensors may lie; recordings that share it must not overlap in time."""
         ...
 
     def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
@@ -279,12 +281,13 @@ class Kernels(Protocol):
     def norm(
         self, x: Tensor, spec: NormSpec, gate: Tensor | None = None, size: int = 0, *, first: bool = False
     ) -> Tensor:
-        """x [..., D] normed. With a gate (x and gate [T, D]): silu(gate) norm(x), or norm(silu(gate) x) if the gate
-        comes `first`, by the root mean square of every `size` columns; spec.weight [size] or [D]."""
+        """The norm of x [..., D]. With a gate (x and gate [T, D]): silu(gate) norm(x), or norm(silu(gate) x) if the
+        gate comes `first`, by the root mean square of every `size` columns; spec.weight [size] or [D]."""
         ...
 
     def pack(self, matrix: StoredMatrix) -> Packed | None:
-        """The form in which `product` is fastest; None: it has none for this kind, multiply the matrix as it is."""
+        """The form in which `product` is fastest; None: the backend has none for this kind, so multiply the matrix as
+        it is."""
         ...
 
     def product(
@@ -300,22 +303,22 @@ class Kernels(Protocol):
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias) [T, N] in x's dtype, sums in float32; x [T, K].
 
-        weight: a tensor [N, K], a matrix as it is stored, or what `pack` made of one (the bias is within these two).
-        x [T, H, K] and a tensor [H, N, K]: head by head, [T, H, N], and nothing around it. delta: see `add_delta`,
-        which comes before the activation. On a CPU integers multiply activations that are rounded to int8 as well, in
-        groups of 32 with scale max|x| / 127: sums within a group are exact, groups add up ascending in float32."""
+        weight: a tensor [N, K], a matrix as it is stored, or what `pack` made of one (both of these include the bias).
+        x [T, H, K] and a tensor [H, N, K] multiply head by head, [T, H, N], with no other operation. delta: see
+        `add_delta`, applied before the activation. On a CPU integer weights multiply activations that are also rounded
+        to int8, in groups of 32 with scale max|x| / 127. Sums within a group are exact; groups add up ascending in
+        float32."""
         ...
 
     def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
         """weight [N, K] -> q [N, K] int8 and scales [N, ceil(K / group)] float16, rounded to nearest (8 or 4 bits).
-        group: columns that share a scale; 0: as many as the backend multiplies fastest."""
+        group: how many columns share a scale; 0: the number that the backend multiplies fastest."""
         ...
 
     def adapt(self, x: Tensor, site: AdapterSite, rows: Tensor, slots: Tensor) -> Tensor | None:
-        """What each token's adapter makes of x [T, in]: down @ x -> [T, lanes] float32; None: the product or
-        `add_delta` will do that, too. rows [T] name the tokens' rows and slots [R + 1] each row's adapter. What lies
-        behind an adapter's own lanes is not defined. x [T] int64: ids of a table of embeddings, whose rows of `down`
-        are taken."""
+        """down @ x of each token's adapter, for x [T, in] -> [T, lanes] float32; None: the product or `add_delta` will
+        compute it. rows [T] name the tokens' rows, slots [R + 1] each row's adapter. Lanes behind an adapter's own are
+        undefined. x [T] int64 are ids of an embedding table; they select rows of `down`."""
         ...
 
     def add_delta(self, y: Tensor, delta: Delta) -> Tensor:
@@ -323,8 +326,8 @@ class Kernels(Protocol):
         ...
 
     def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
-        """act(x) [T, D], or [T, D / 2] for the kinds that hold a gate themselves; with a gate [T, D]: act(gate) x, act
-        being silu or sigmoid."""
+        """act(x) [T, D], or [T, D / 2] for the kinds whose x contains a gate. With a gate [T, D]: act(gate) x, where
+        act is silu or sigmoid."""
         ...
 
     def add(self, x: Tensor, y: Tensor, scale: float = 1.0, *, within: NormSpec | None = None) -> Tensor:
@@ -334,21 +337,22 @@ class Kernels(Protocol):
     def add_norm(
         self, x: Tensor, y: Tensor, norm: NormSpec, scale: float = 1.0, *, within: NormSpec | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The same, and what a norm makes of it; x, y [T, D]. Every step is rounded to x's type."""
+        """The result of `add`, and its norm; x, y [T, D]. Every step is rounded to x's type."""
         ...
 
     def attend(self, x: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """Against the paged K/V as stored, causal by position -> [T, H * Dv].
+        """Attention to the paged K/V as stored, causal by position -> [T, H * Dv].
 
-        x [T, H*Dk + Hkv*Dk + Hkv*Dv]: queries and keys are normed and rotated first, k and v go to their slots.
-        Latent: x [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the rotated part of each query head
-        and of the key is its last `rope.dim` entries (RopeSpec.start). x [T, H, Dk]: queries that are ready, against
+        x [T, H*Dk + Hkv*Dk + Hkv*Dv]: queries and keys are normed and rotated first, and k and v are written to their
+        slots. Latent: x [T, H*Dk + Dk] (queries already absorbed; then latent | rope key); the last `rope.dim` entries
+        of each query head and of the key are rotated (RopeSpec.start). x [T, H, Dk]: finished queries, which attend to
         what another layer has stored."""
         ...
 
     def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """What a recurrent layer makes of its inputs and the states of the step's rows (kernels/states.py has the
-        formulas); rows at position 0 begin with zeros. The state is in float32, but that of convolutions in x's type:
+        """What a recurrent layer computes from its inputs and the states of the step's rows (kernels/states.py has the
+        formulas). Rows at position 0 begin with zeros. States are float32, except those of convolutions, which have x's
+        type:
 
             ConvSpec   x [T, C]                                          state [R + 1, K - 1, C]       -> [T, C]
             DeltaSpec  mixed [T, (q | k | v)], gates [T, (beta | rate)]  state [R + 1, Hv, Dk, Dv]     -> [T, Hv, Dv]
@@ -374,18 +378,20 @@ class Kernels(Protocol):
         """weights (gate_up, down), one of each per expert: sum over j = 0..k-1, in this order and in float32, of
         gates[t, j] * down[ids[t, j]](act(gate_up[ids[t, j]](x[t]))) -> [T, hidden] in x's dtype.
 
-        Without gates only the first half: act(...) in row t * k + j -> [T * k, inner]. Without an activation only the
-        second: x [T * k, inner] is that. An id outside 0..len - 1 (an expert of another rank) adds nothing.
-        With `first`, the number of the first expert in the lists, and without gates: both halves, not added up
-        (`add_experts`), in row t * k + j [T * k, hidden] in float32; zeros where the chosen one is elsewhere."""
+        Without gates it computes only the first half: act(...) in row t * k + j -> [T * k, inner]. Without an
+        activation only the second half: x [T * k, inner] is the first. An id outside 0..len - 1 (an expert of another
+        rank) adds nothing. With `first`, the number of the first expert in the lists, and without gates: both halves,
+        not added up (`add_experts` does that), in row t * k + j [T * k, hidden] in float32; zeros if another rank has
+        the expert."""
         ...
 
     def add_experts(self, parts: Tensor, gates: Tensor, dtype: torch.dtype) -> Tensor:
-        """Parts of `experts` [T * k, hidden] that are all there now, added up as it does -> [T, hidden]."""
+        """Add up parts [T * k, hidden] of `experts`, once all ranks' parts are there, as it does -> [T, hidden]."""
         ...
 
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
-        """The whole layer as the backend runs it fastest, its lists of experts emptied; None: `route`, `experts`."""
+        """The whole layer as the backend runs it fastest; empties the mixture's lists. None: call `route` and
+        `experts`."""
         ...
 
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -397,18 +403,19 @@ class Kernels(Protocol):
     def choose(
         self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """`greedy` among the tokens that masks allow, with the noise of `draws` where a line is drawn; None: it cannot.
+        """`greedy` among the tokens that masks allow, with the noise of `draws` for drawn lines; None: it cannot do
+        this.
 
-        words [n] int32: 1 + a line's mask, or 0, plus DRAWN (None: no masks, all lines are drawn); masks [m, W] int32,
-        the lowest bit first, 1 = allowed. -> ids, marked (~id as well if no allowed token is finite), and the largest
-        logits, forbidden ones included."""
+        words [n] int32: 1 + the number of a line's mask, or 0 for none, plus DRAWN (None: no masks, all lines are
+        drawn). masks [m, W] int32, the lowest bit first, 1 = allowed. -> ids, marked ids (~id also if no allowed token
+        is finite), and the largest logits, those of forbidden tokens included."""
         ...
 
     def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
-        """The score [n] from which tokens of scaled logits s [n, V], the largest of which is 0, are kept: the k [n]
-        int64 likeliest ones, then those of them that together reach probability p [n] float32. None: it cannot.
+        """The least score [n] at which tokens are kept, of scaled logits s [n, V] whose largest is 0: the k [n] int64
+        likeliest tokens, then as many of these as together reach probability p [n] float32. None: it cannot do this.
 
-        What it gives is what `choose` uses for draws with cuts; only a backend that has both says `chooses`."""
+        `choose` uses the same scores for draws with cuts; only a backend that has both operations says `chooses`."""
         ...
 
     def gather_rows(
@@ -420,9 +427,9 @@ class Kernels(Protocol):
         block_size: int,
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-        """What a step needs of the rows' state for one token of each of row_ids [S], the next one or one `offsets` [S]
-        later: tokens [R, L], computed [R] and tables [R, W] (entry j begins at j * block_size) -> token ids [S],
-        positions [S], kv_len [S] int32, and per table (tables [S, W], counted entries [S], slots [S])."""
+        """Gather a step with one token for each of row_ids [S]: the row's next token, or the one `offsets` [S] behind
+        it. tokens [R, L], computed [R] and tables [R, W] (entry j begins at j * block_size) -> token ids [S], positions
+        [S], kv_len [S] int32, and for each table (tables [S, W], counted entries [S], slots [S])."""
         ...
 
     def gather_spans(
@@ -435,14 +442,14 @@ class Kernels(Protocol):
         tables: list[tuple[Tensor, Tensor, int]],
         block_size: int,
     ) -> SpanTensors:
-        """What a step needs of the rows' state where row_ids [S] compute counts [S] tokens each, size: `total` and the
-        longest; tables: (table [R, W] whose entry j begins at j * block_size, held [R], how many entries count).
-        -> token ids [T], their rows [T], positions [T], query_start [S + 1], kv_len [S] (both int32), and per table
-        (tables [S, width], held entries [S], slots [T])."""
+        """Gather a step in which row_ids [S] compute counts [S] tokens each. size: the total and the largest count.
+        tables: (table [R, W] whose entry j begins at j * block_size, held [R], how many entries to take). -> token ids
+        [T], their rows [T], positions [T], query_start [S + 1], kv_len [S] (both int32), and for each table (tables [S,
+        width], held entries [S], slots [T])."""
         ...
 
     def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
-        """One token more in each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""
+        """Append one token to each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""
         ...
 
     def accept_(
@@ -455,29 +462,29 @@ class Kernels(Protocol):
         length: Tensor,
         computed: Tensor,
     ) -> tuple[Tensor | None, Tensor]:
-        """grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most `most`), which lie
-        behind its known tokens. A row has a line more than drafts; marked [n]: each line's sample, ~id if it is bad.
-        Samples stand up to and including the first that is not its draft, and a bad one only if it is the row's
-        first: they become known tokens. Then computed = length - 1, length being the new one. -> None, how many stand
-        [S].
+        """Verify drafts. grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most
+        `most`), which lie behind its known tokens. A row has one line more than drafts; marked [n]: each line's sample,
+        ~id if it is bad. Samples stand up to and including the first that differs from its draft; a bad one stands only
+        as the row's first. Samples that stand become known tokens, and computed = the new length - 1. -> None, how many
+        stand [S].
 
-        parents [S, N] int64: drafts are nodes of trees. It says what the j-th draft goes on from, 1 + an earlier one's
-        number, or 0: the newest known token. Line 1 + j is the j-th draft's; grants [4, S] say last how many drafts may
-        stand one behind the other (at most `most`). A draft is right if it is the sample behind its parent; of equal
-        ones the first. -> path [S, 1 + most]: the line, counted from the row's first, of each sample that may stand,
-        and how many do stand [S]."""
+        parents [S, N] int64: drafts are nodes of trees. It has the parent of the j-th draft: 1 + an earlier draft's
+        number, or 0 for the newest known token. Line 1 + j is the j-th draft's. The last row of grants [4, S] says how
+        many drafts may stand one behind the other (at most `most`). A draft is right if it is the sample behind its
+        parent; of equal drafts the first is. -> path [S, 1 + most]: the line, counted from the row's first, of each
+        sample that may stand, and how many do stand [S]."""
         ...
 
     def look_up_(
         self, row_ids: Tensor, count: int, sizes: tuple[int, int], reach: int, tokens: Tensor, length: Tensor
     ) -> None:
-        """Leave `count` guesses behind the known tokens, at most `reach`, of each of row_ids [S]: what followed the
-        latest earlier occurrence of the row's last tokens. sizes: at least and at most so many of them, the longest
-        match first. What follows is taken again from its beginning where the row ends; without an occurrence it is the
-        last token. tokens [R, L] int32, length [R]."""
+        """Leave `count` guesses behind the known tokens (at most `reach`) of each of row_ids [S]: the tokens that
+        followed the latest earlier occurrence of the row's last tokens. sizes: the least and the most tokens to match,
+        the longest match first. If the row ends before `count` tokens, they repeat from their beginning; without an
+        occurrence the last token is taken. tokens [R, L] int32, length [R]."""
         ...
 
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
-        """Copy what lies in slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no slots;
-        in a line no copy reads what one before it has written, and one whose slots are the same does nothing."""
+        """Copy the contents of slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no
+        slots. In a line no copy reads what an earlier one has written, and a copy of a slot to itself does nothing."""
         ...

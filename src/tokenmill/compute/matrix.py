@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class StoredMatrix:
-    """A matrix [N, K] as `kind` says. dense: makes its numbers in the compute dtype. taken: called from time to time
-    while it is packed, when what was read so far is not needed again."""
+    """A matrix [N, K] as it is stored; `kind` says how. dense: makes its numbers in the compute dtype. taken: called
+    from time to time during packing, when what was read so far is not needed again."""
 
     kind: str
     shape: tuple[int, int]
@@ -56,5 +56,5 @@ class StoredMatrix:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all parts."""
+        """The bytes of all parts."""
         return sum(tensor.nbytes for _, tensor in self.parts)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """The part of a vocabulary whose logits one rank of several makes: `count` ids from `first` on."""
+    """The part of a vocabulary whose logits one of several ranks computes: `count` ids from `first` on."""
 
     group: Group
     first: int
@@ -29,7 +29,7 @@ class CausalLM(Protocol):
 
     @property
     def words(self) -> Words | None:
-        """Whose logits `own_logits` gives; None: of all words, on every rank."""
+        """The words whose logits `own_logits` gives; None: all words, on every rank."""
         ...
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
@@ -41,7 +41,7 @@ class CausalLM(Protocol):
         ...
 
     def own_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """The same of this rank's words alone [n, words.count], without a word to the others."""
+        """The logits of this rank's words alone [n, words.count], without communication with other ranks."""
         ...
 
 
@@ -69,23 +69,24 @@ class Checkpoint(Protocol):
 class Group(Protocol):
     """A set of ranks that compute one thing together. SoloGroup returns x unchanged.
 
-    exact: layers exchange what they multiply, not sums, so that every number is added up by one rank, in the order in
-    which one rank alone would do it."""
+    exact: layers exchange inputs instead of sums, so that one rank adds up each number, in the order of a single-rank
+    model."""
 
     rank: int
     size: int
     exact: bool
     calls: int
-    """How often this rank has met the others; ranks that failed alike have met equally often."""
+    """How often this rank has met the others; ranks that failed at the same place have met equally often."""
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The sum over ranks (+ residual); the same bytes on each. x may be overwritten."""
+        """The sum over ranks (+ residual), with the same bytes on each rank. x may be overwritten."""
         ...
 
     def all_reduce_norm(
         self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """residual + scale * within(the sum over ranks), and its norm; None: not at once, and x is as it was."""
+        """residual + scale * within(the sum over ranks), and its norm; None: it cannot do all at once, and x is
+        unchanged."""
         ...
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
@@ -93,7 +94,7 @@ class Group(Protocol):
         ...
 
     def agree(self, values: list[int]) -> list[int]:
-        """The least that any rank says, number by number."""
+        """For each number, the least value that any rank gives."""
         ...
 
     def begin(self, epoch: int) -> None:
@@ -101,7 +102,7 @@ class Group(Protocol):
         ...
 
     def fail(self) -> None:
-        """This rank cannot go on in this epoch: whoever waits for it fails, too."""
+        """This rank cannot continue in this epoch: ranks that wait for it fail, too."""
         ...
 
     def close(self) -> None: ...

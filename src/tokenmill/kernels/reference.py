@@ -308,9 +308,9 @@ class ReferenceKernels:
         block_size: int,
         offsets: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]]]:
-        """What a step needs of the rows' state for one token of each of row_ids [S], the next one or one `offsets` [S]
-        later: tokens [R, L], computed [R] and tables [R, W] (entry j begins at j * block_size) -> token ids [S],
-        positions [S], kv_len [S] int32, and per table (tables [S, W], counted entries [S], slots [S])."""
+        """Gather a step with one token for each of row_ids [S]: the row's next token, or the one `offsets` [S] behind
+        it. tokens [R, L], computed [R] and tables [R, W] (entry j begins at j * block_size) -> token ids [S], positions
+        [S], kv_len [S] int32, and for each table (tables [S, W], counted entries [S], slots [S])."""
         self.count("gather_rows")
         positions = computed[row_ids] if offsets is None else computed[row_ids] + offsets
         entry = positions // block_size
@@ -330,15 +330,15 @@ class ReferenceKernels:
         tables: list[tuple[Tensor, Tensor, int]],
         block_size: int,
     ) -> SpanTensors:
-        """What a step needs of the rows' state where row_ids [S] compute counts [S] tokens each, size: `total` and the
-        longest; tables: (table [R, W] whose entry j begins at j * block_size, held [R], how many entries count).
-        -> token ids [T], their rows [T], positions [T], query_start [S + 1], kv_len [S] (both int32), and per table
-        (tables [S, width], held entries [S], slots [T])."""
+        """Gather a step in which row_ids [S] compute counts [S] tokens each. size: the total and the largest count.
+        tables: (table [R, W] whose entry j begins at j * block_size, held [R], how many entries to take). -> token ids
+        [T], their rows [T], positions [T], query_start [S + 1], kv_len [S] (both int32), and for each table (tables [S,
+        width], held entries [S], slots [T])."""
         self.count("gather_spans")
         return gather_spans(row_ids, counts, size, tokens, computed, tables, block_size)
 
     def advance_(self, row_ids: Tensor, ids: Tensor, tokens: Tensor, length: Tensor, computed: Tensor) -> None:
-        """One token more in each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""
+        """Append one token to each of these rows: tokens[row, length[row]] = id; length and computed grow by one."""
         self.count("advance_")
         tokens[row_ids, length[row_ids]] = ids.to(torch.int32)
         length.index_add_(0, row_ids, torch.ones_like(row_ids))
@@ -354,17 +354,17 @@ class ReferenceKernels:
         length: Tensor,
         computed: Tensor,
     ) -> tuple[Tensor | None, Tensor]:
-        """grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most `most`), which lie
-        behind its known tokens. A row has a line more than drafts; marked [n]: each line's sample, ~id if it is bad.
-        Samples stand up to and including the first that is not its draft, and a bad one only if it is the row's
-        first: they become known tokens. Then computed = length - 1, length being the new one. -> None, how many stand
-        [S].
+        """Verify drafts. grants [3, S] int64: rows, the first line of each, and how many drafts it tried (at most
+        `most`), which lie behind its known tokens. A row has one line more than drafts; marked [n]: each line's sample,
+        ~id if it is bad. Samples stand up to and including the first that differs from its draft; a bad one stands only
+        as the row's first. Samples that stand become known tokens, and computed = the new length - 1. -> None, how many
+        stand [S].
 
-        parents [S, N] int64: drafts are nodes of trees. It says what the j-th draft goes on from, 1 + an earlier one's
-        number, or 0: the newest known token. Line 1 + j is the j-th draft's; grants [4, S] say last how many drafts may
-        stand one behind the other (at most `most`). A draft is right if it is the sample behind its parent; of equal
-        ones the first. -> path [S, 1 + most]: the line, counted from the row's first, of each sample that may stand,
-        and how many do stand [S].
+        parents [S, N] int64: drafts are nodes of trees. It has the parent of the j-th draft: 1 + an earlier draft's
+        number, or 0 for the newest known token. Line 1 + j is the j-th draft's. The last row of grants [4, S] says how
+        many drafts may stand one behind the other (at most `most`). A draft is right if it is the sample behind its
+        parent; of equal drafts the first is. -> path [S, 1 + most]: the line, counted from the row's first, of each
+        sample that may stand, and how many do stand [S].
 
         (What follows a wrong draft is no part of the text; a bad line that is fails again, as its row's first.)"""
         self.count("accept_")
@@ -383,16 +383,16 @@ class ReferenceKernels:
     def look_up_(
         self, row_ids: Tensor, count: int, sizes: tuple[int, int], reach: int, tokens: Tensor, length: Tensor
     ) -> None:
-        """Leave `count` guesses behind the known tokens, at most `reach`, of each of row_ids [S]: what followed the
-        latest earlier occurrence of the row's last tokens. sizes: at least and at most so many of them, the longest
-        match first. What follows is taken again from its beginning where the row ends; without an occurrence it is the
-        last token. tokens [R, L] int32, length [R]."""
+        """Leave `count` guesses behind the known tokens (at most `reach`) of each of row_ids [S]: the tokens that
+        followed the latest earlier occurrence of the row's last tokens. sizes: the least and the most tokens to match,
+        the longest match first. If the row ends before `count` tokens, they repeat from their beginning; without an
+        occurrence the last token is taken. tokens [R, L] int32, length [R]."""
         self.count("look_up_")
         lookup.look_up_(row_ids, count, sizes, reach, tokens, length)
 
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
-        """Copy what lies in slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no slots;
-        in a line no copy reads what one before it has written, and one whose slots are the same does nothing."""
+        """Copy the contents of slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no
+        slots. In a line no copy reads what an earlier one has written, and a copy of a slot to itself does nothing."""
         self.count("move_kv_")
         src, dst = src.flatten(), dst.flatten()
         for view in kv:
