@@ -43,7 +43,7 @@ class RequestOutputKind(enum.IntEnum):
 
 
 class StructuredOutputsParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
-    """What an answer must match: one of json, regex, choice, grammar, json_object or structural_tag."""
+    """What an answer must match: exactly one of json, regex, choice, grammar, json_object and structural_tag."""
 
     json: str | dict[str, Any] | None = None
     regex: str | None = None
@@ -72,13 +72,14 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
                 )
 
     def as_options(self) -> dict[str, Any]:
-        """The dict that `SamplingParams.structured_outputs` holds. Backends and fallbacks: all enforce the same."""
+        """The dict for `SamplingParams.structured_outputs`. Backends and fallbacks are dropped: all enforce the
+        same."""
         names = ("json", "regex", "choice", "grammar", "json_object", "structural_tag", "whitespace_pattern")
         return {name: getattr(self, name) for name in names if getattr(self, name) not in (None, False)}
 
 
 GuidedDecodingParams = StructuredOutputsParams
-"""The older name."""
+"""An older name of the class."""
 
 
 class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
@@ -92,7 +93,7 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
     include_stop_str_in_output: bool = False
 
     def as_sampling(self) -> SamplingParams:
-        """The same as SamplingParams; refuses what cannot be meant."""
+        """The same parameters as SamplingParams; refuses values that make no sense."""
         if type(self.beam_width) is not int:
             raise ParameterError(
                 f"beam_width must be a whole number, got {shown(self.beam_width)}.", param="beam_width"
@@ -110,7 +111,8 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
 
 
 class PoolingParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
-    """How a prompt becomes a vector. pooling: its last token's final hidden state, or the mean of all."""
+    """How a prompt becomes a vector. pooling: "last" takes the last token's final hidden state, "mean" the mean of
+    all."""
 
     truncate_prompt_tokens: int | None = None
     dimensions: int | None = None
@@ -120,11 +122,11 @@ class PoolingParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
     pooling: str = "last"
 
     def check(self) -> None:
-        """Raise a ParameterError that names what cannot be done."""
+        """Raise a ParameterError that names a value which is not supported."""
         for name in ("truncate_prompt_tokens", "dimensions"):
             value = getattr(self, name)
             if name == "truncate_prompt_tokens" and value == -1:
-                continue  # as much as the context holds
+                continue  # -1: as many tokens as the context holds
             if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                 raise ParameterError(f"{name} must be a positive integer, got {value!r}.", param=name)
         for name in ("normalize", "use_activation"):
@@ -139,7 +141,8 @@ class PoolingParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
 
 
 class LoRARequest(msgspec.Struct):
-    """An adapter's name, vLLM's number for it, and where it lies: a PEFT folder, or a GGUF file. The name decides."""
+    """An adapter's name, vLLM's number for it, and its path (a PEFT folder or a GGUF file). Only the name identifies
+    it."""
 
     lora_name: str
     lora_int_id: int
@@ -147,13 +150,13 @@ class LoRARequest(msgspec.Struct):
 
 
 def refuse_prompt_adapter(given: Any, name: str = "prompt_adapter_request") -> None:
-    """Adapters of prompts are not built."""
+    """Refuse prompt adapters: they are not implemented."""
     if given is not None and given != []:
         raise ParameterError(f"{name}: prompt adapters are not built; LoRA adapters are (lora_request).", param=name)
 
 
 def refuse_media(name: str, given: Any) -> None:
-    """Pictures and sound are not read."""
+    """Refuse pictures and sound: they are not supported."""
     if isinstance(given, Mapping) and not given:
         return
     if given is not None:

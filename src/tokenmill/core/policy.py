@@ -9,12 +9,12 @@ if TYPE_CHECKING:
 
 
 class SchedulePolicy(Protocol):
-    """Who goes first and who gives way. Lower rank goes first; ties are broken by arrival."""
+    """Decides which sequences go first and which are preempted. A lower rank goes first; ties are broken by arrival."""
 
     static: bool
-    """True: a sequence's rank never changes while it lives."""
+    """True: a sequence's rank never changes."""
 
     def rank(self, seq: Sequence) -> tuple: ...
     def reserve(self, seq: Sequence) -> int:
-        """Tokens for which blocks must be free before a waiting sequence is admitted."""
+        """For how many tokens blocks must be free before a waiting sequence is admitted."""
         ...

@@ -13,7 +13,7 @@ from tokenmill.core.request import TokenLogprob
 
 
 class PoolingOutput(msgspec.Struct, kw_only=True):
-    """What a pooler makes of a prompt, as a tensor."""
+    """The result of pooling a prompt, as a tensor."""
 
     data: Any
 
@@ -25,7 +25,7 @@ class EmbeddingOutput(msgspec.Struct, kw_only=True):
 
     @property
     def hidden_size(self) -> int:
-        """Numbers in the vector."""
+        """How many numbers the vector has."""
         return len(self.embedding)
 
 
@@ -41,13 +41,13 @@ class ClassificationOutput(msgspec.Struct, kw_only=True):
 
 
 class ScoringOutput(msgspec.Struct, kw_only=True):
-    """How well two texts go together."""
+    """How well two texts match."""
 
     score: float
 
 
 class PoolingRequestOutput(msgspec.Struct, kw_only=True):
-    """A prompt with what became of it."""
+    """A prompt with its result."""
 
     request_id: str
     prompt_token_ids: list[int]
@@ -74,7 +74,7 @@ class ClassificationRequestOutput(PoolingRequestOutput, kw_only=True):
 
 
 class ScoringRequestOutput(PoolingRequestOutput, kw_only=True):
-    """A pair of texts with its score; the ids are those of both, one after the other."""
+    """A pair of texts with its score; the prompt's token ids are those of both texts, joined."""
 
     outputs: ScoringOutput
 

@@ -29,7 +29,7 @@ from tokenmill.core.step import RowLogprobs
 
 MAX_N = 128
 MAX_LOGPROBS = 1 << 20
-"""More than any vocabulary has; a server allows as many as `--max-logprobs` says."""
+"""More than any vocabulary has words. A server allows as many as `--max-logprobs` says."""
 MAX_STOP = 16
 MAX_STOP_CHARS = 256
 SEED_BITS = 64
@@ -39,8 +39,8 @@ LogitsProcessor = Callable[..., Any]
 
 
 class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True):
-    """Where reasoning stands in what the model says: it ends with `close`; without `open` the prompt has begun it, else
-    it may begin so. `tokens`: control tokens that these texts hold, by text."""
+    """Where reasoning lies in an answer: it may begin with `open` and ends with `close`; without `open` the prompt has
+    begun it. `tokens`: by text, the control tokens in these texts."""
 
     close: str
     open: str = ""
@@ -48,7 +48,7 @@ class ReasoningSpan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Spelled(msgspec.StructMeta):
-    """Structs that tell what an unknown field may have meant."""
+    """Metaclass of structs that refuse an unknown field and suggest the one that was meant."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
         known = cls.__struct_fields__
@@ -62,15 +62,16 @@ class Spelled(msgspec.StructMeta):
 
 
 class SpelledAsElsewhere(Spelled):
-    """The same for SamplingParams: vLLM's names that are no fields are taken or refused by their list."""
+    """The same for SamplingParams. Names of vLLM's that are no fields are taken or refused as core/sampling_names.py
+    says."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:
         return super().__call__(*args, **fields_alone(given))
 
 
 class SamplingParams(SamplerFields, kw_only=True, omit_defaults=True, metaclass=SpelledAsElsewhere):
-    """How to continue a prompt. Field names and meanings are vLLM's, then llama.cpp's, then text-generation-webui's;
-    neutral defaults switch a feature off."""
+    """How to continue a prompt. Field names and meanings are vLLM's, or else llama.cpp's or text-generation-webui's.
+    The defaults switch a feature off."""
 
     n: int = 1
     best_of: int | None = None
@@ -116,15 +117,15 @@ class SamplingParams(SamplerFields, kw_only=True, omit_defaults=True, metaclass=
 
     @classmethod
     def from_optional(cls, **given: Any) -> SamplingParams:
-        """Parameters from fields of which None means the default."""
+        """Make parameters from fields in which None means the default."""
         return cls(**{name: value for name, value in given.items() if value is not None})
 
     def check(self) -> None:
-        """Raise a ParameterError that names an unusable field; for fields that were set after the making."""
+        """Raise a ParameterError that names an unusable field; for fields that were set after construction."""
         _check(self)
 
     def clone(self) -> SamplingParams:
-        """A copy of its own."""
+        """An independent copy."""
         return copy.deepcopy(self)
 
     @property
@@ -136,17 +137,17 @@ class SamplingParams(SamplerFields, kw_only=True, omit_defaults=True, metaclass=
 
     @property
     def greedy(self) -> bool:
-        """True when the most likely token is taken."""
+        """Is always the most likely token taken?"""
         return self.temperature < 1e-5
 
     @property
     def num_sequences(self) -> int:
-        """How many sequences decode at once: beams, best_of or n."""
+        """How many sequences are decoded at once: beams, best_of or n."""
         return max(self.n, self.best_of or 1)
 
     @property
     def num_outputs(self) -> int:
-        """How many outputs the engine reports: beams end as n of them, best_of's candidates all count."""
+        """How many outputs the engine reports: n of the beams, or all best_of candidates."""
         return self.n if self.use_beam_search else self.num_sequences
 
 
@@ -177,7 +178,7 @@ def _ids(name: str, value: object, most: int) -> None:
     if not isinstance(value, (list, tuple)) or len(value) > most:
         raise ParameterError(f"{name} must be a list of at most {most} token ids.", param=name)
     if not value or (set(map(type, value)) == {int} and min(value) >= 0 and max(value) < 2**31):
-        return  # a vocabulary's worth of them must not hold up others
+        return  # checking a whole vocabulary of them would delay others
     for item in value:
         _integer(name, item, 0, 2**31 - 1)
 
@@ -219,7 +220,7 @@ def _check(p: SamplingParams) -> None:
         p.structured_outputs = as_options()
     for name in p.__struct_fields__:
         value = getattr(p, name)
-        if type(value) is not float and getattr(value, "shape", None) == ():  # a number of numpy's or torch's
+        if type(value) is not float and getattr(value, "shape", None) == ():  # a scalar of numpy or torch
             setattr(p, name, value.item())
     for name, (low, high, open_low) in _RANGES.items():
         _number(name, getattr(p, name), low, high, open_low=open_low)
@@ -315,13 +316,13 @@ def _check_contradictions(p: SamplingParams) -> None:
 
 
 class Request(msgspec.Struct, kw_only=True):
-    """One accepted prompt with its parameters; `prompt_ids` are checked against the vocabulary by the engine.
+    """One accepted prompt with its parameters; the engine checks `prompt_ids` against the vocabulary.
 
-    A replayed request carries what an engine that died has already said: `emitted[i]` are the tokens of output i,
-    `ended` the outputs that need nothing more, `mus` what mirostat's state was behind them. The border between prompt
-    and output stays where it was. `prompt_keys`: what the prefix cache knows the prompt's tokens by, where that is not
-    their ids: all placeholders of a picture have one id, and each stands for a part of that picture. `scored_from`: the
-    first prompt token whose log-probability is told; what comes before it may be in the cache.
+    A replayed request carries the output of an engine that died: `emitted[i]` are the tokens of output i, `ended` the
+    outputs that are complete, `mus` mirostat's states behind them. The border between prompt and output stays where it
+    was. `prompt_keys`: the keys of the prompt's tokens in the prefix cache, if they are not the ids: all placeholders
+    of a picture have the same id, but each stands for another part of it. `scored_from`: the first prompt token whose
+    log-probability is reported; tokens before it may come from the cache.
     """
 
     id: str
@@ -351,8 +352,8 @@ class TokenLogprob(msgspec.Struct, gc=False):
 
 class TokenDelta(msgspec.Struct, gc=False):
     """What one commit added to one sequence. `finish` is set exactly once per sequence, on its last delta. `drafted`,
-    `accepted`: drafts that the step tried, and those of them that were right; `saved`: seconds that drafts have saved,
-    about."""
+    `accepted`: how many drafts the step tried, and how many were right. `saved`: an estimate of the seconds that drafts
+    have saved."""
 
     request_id: str
     index: int
@@ -372,8 +373,8 @@ class TokenDelta(msgspec.Struct, gc=False):
 
 
 class ScoredRows:
-    """Log-probabilities of a part of a prompt, as the engine gave them. They become objects where they are iterated
-    over: a long prompt has so many that whoever must not wait leaves that to another thread."""
+    """Log-probabilities of a part of a prompt, as the engine gave them. Iterating makes them into objects. A long
+    prompt has very many, so code that must not wait leaves this to another thread."""
 
     __slots__ = ("_read", "rows")
 
@@ -386,7 +387,7 @@ class ScoredRows:
 
     @property
     def count(self) -> int:
-        """Log-probabilities in all."""
+        """How many log-probabilities there are."""
         return sum(len(row.ids) for row in self.rows)
 
 
@@ -432,7 +433,7 @@ class RequestMetrics(msgspec.Struct, kw_only=True):
     drafted_tokens: int = 0
     accepted_tokens: int = 0
     draft_saved_s: float = 0.0
-    """What drafts have saved its outputs, added up; below zero: what they have cost. Estimated."""
+    """An estimate of the time that drafts have saved in all outputs together; below zero: they have cost time."""
 
 
 class RequestOutput(msgspec.Struct, kw_only=True):

@@ -16,7 +16,7 @@ from tokenmill.core.errors import ParameterError, shown
 
 
 class SamplerFields(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Numbers that a request says and that its row is given as they are; the defaults switch everything off."""
+    """Numbers that a request sets and its row gets unchanged; the defaults switch everything off."""
 
     repeat_last_n: int = -1
     top_n_sigma: float = -1.0
@@ -52,11 +52,11 @@ ASKED: dict[str, Callable[[Any], bool]] = {
     "top_a": lambda p: p.top_a > 0.0,
     "xtc": lambda p: p.xtc_probability > 0.0,
 }
-"""The steps from temperature on, in their usual order, and whether parameters (SamplingParams, RowSampling) want
-them."""
+"""The steps from temperature on in their usual order, each with a test: do these parameters (SamplingParams,
+RowSampling) ask for it?"""
 USUAL_ORDER = tuple(ASKED)
 LAST = ("temperature", "smoothing")
-"""What `temperature_last` moves behind the others."""
+"""The steps that `temperature_last` moves behind the others."""
 EDITS = ("penalties", "dry")
 MOST_SAMPLERS = 32
 MOST_BREAKERS, MOST_BREAKER_CHARS = 32, 40
@@ -78,7 +78,7 @@ SAMPLER_RANGES: dict[str, tuple[float, float, bool]] = {
     "dry_multiplier": (0.0, 100.0, False),
     "dry_base": (1.0, 100.0, False),
 }
-"""Least, most, and whether the least itself is too little."""
+"""The least value, the largest value, and whether the least value itself is excluded."""
 SAMPLER_COUNTS: dict[str, tuple[int, int]] = {
     "repeat_last_n": (-1, 2**31 - 1),
     "mirostat": (0, 2),
@@ -87,12 +87,12 @@ SAMPLER_COUNTS: dict[str, tuple[int, int]] = {
     "no_repeat_ngram_size": (0, 1024),
 }
 SAMPLER_FIELDS = SamplerFields.__struct_fields__
-"""Numbers that rows are given as they are asked for."""
+"""The names of these numbers."""
 NOT_OF_BEAMS = {
     **dict.fromkeys(("top_n_sigma", "epsilon_cutoff", "eta_cutoff", "top_a", "xtc_probability"), 0),
     **dict.fromkeys(("dynatemp_range", "smoothing_factor", "mirostat"), 0),
 }
-"""Fields that beam search refuses, and up to which value they ask for nothing."""
+"""Fields that beam search refuses, with the largest value that asks for nothing."""
 
 _LETTERS = {
     **{"e": "penalties", "d": "dry", "s": "top_n_sigma", "k": "top_k", "y": "typical_p", "p": "top_p"},
@@ -107,7 +107,7 @@ _SPELLINGS = {
 
 
 def read_samplers(given: str | Sequence[str]) -> list[str]:
-    """The names of `samplers`, spelled as in USUAL_ORDER and EDITS; ParameterError where one is unknown or
+    """The names in `samplers`, spelled as in USUAL_ORDER and EDITS; raises a ParameterError if one is unknown or
     misplaced."""
     letters = isinstance(given, str) and ";" not in given
     if isinstance(given, str) and not letters:  # as on llama.cpp's command line
@@ -127,8 +127,8 @@ def read_samplers(given: str | Sequence[str]) -> list[str]:
 
 
 def order_of(params: Any) -> list[str] | None:
-    """The steps from temperature on that these parameters take; None: they come as usual (llama.cpp's page writes its
-    order into every request, and mostly it makes no difference)."""
+    """The steps from temperature on that these parameters take; None: they are in the usual order. (llama.cpp's page
+    writes its order into every request, and mostly it makes no difference.)"""
     samplers: str | Sequence[str] | None = params.samplers
     names = [n for n in read_samplers(samplers) if n not in EDITS] if samplers is not None else list(USUAL_ORDER)
     if params.temperature_last:

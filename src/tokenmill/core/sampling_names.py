@@ -17,7 +17,7 @@ HARMLESS = {
     "skip_clone": "a wish about speed: parameters are never written to, so none are copied",
     "flat_logprobs": "a wish about memory: log-probabilities come as one dict per token",
 }
-"""Taken, and of no effect, because none is missing."""
+"""Accepted without effect, because nothing is lost."""
 
 REFUSED = {
     "extra_args": "it is read by plugins, and there are none: give logits_processors=[f], whose f may hold anything",
@@ -28,7 +28,7 @@ REFUSED = {
 
 
 def fields_alone(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields alone: older names become the fields that they mean, harmless ones go, and what would be lost is told."""
+    """Keep only our own fields: rename older names, drop harmless ones, and refuse values that would be lost."""
     fields: dict[str, Any] = {}
     for name, value in given.items():
         if name in HARMLESS:

@@ -24,16 +24,16 @@ if TYPE_CHECKING:
 
 WAITING, RUNNING, FINISHED = 0, 1, 2
 Trail = tuple["Trail | None", RowLogprobs]
-"""Logprobs of positions, the newest first: beams that part share what lies behind them."""
+"""Logprobs of positions as a linked list, the newest first: beams that diverge share their common beginning."""
 NEVER = 1 << 60
-"""No position lies so far."""
+"""A position that no sequence reaches."""
 
 
 @dataclass(slots=True, eq=False)
 class Table:
     """One sequence's block table in one KV group. `first[i]` is the first position held by `blocks[i]`.
 
-    `sent` entries are known to the devices as they stand; `dropped` leading entries await a drop there.
+    The devices know the first `sent` entries; they must still drop the first `dropped` entries of their copy.
     `end` is the first position that has no block yet.
     """
 
@@ -46,10 +46,10 @@ class Table:
 
 @dataclass(slots=True, eq=False)
 class SequenceGroup:
-    """One request with its sequences (n samples or beams); the unit that ends exactly once.
+    """One request with its sequences (n samples or beams). It ends exactly once.
 
-    Of beams, by sequence: `candidates` of this step, `branches`: the logprobs of each of them. `dead_end`: why one of
-    them could not go on. `scored`: positions of the prompt that need no scores, or none any more.
+    For beams, by sequence: this step's `candidates`, and in `branches` the logprobs of each candidate. `dead_end`: why
+    a beam could not go on. `scored`: how many prompt positions need no scores, or none any more.
     """
 
     request: Request
@@ -69,27 +69,28 @@ class SequenceGroup:
     scored: int = 0
 
     def matchable(self, length: int) -> int:
-        """How many of a sequence's tokens may come from the cache: one is computed, and so is what is to be scored."""
+        """How many of a sequence's tokens may come from the cache: at least one is computed, and so are those to be
+        scored."""
         return length - 1 if self.sampling.num_prompt_logprobs < 0 else min(length - 1, self.scored)
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """One continuation being decoded: tokens, what is computed, where its K/V lies.
+    """One continuation that is being decoded: its tokens, how far it is computed, where its K/V lies.
 
-    `fresh`: the devices must be told everything (RowStart) with the next grant. `leaving`: to be preempted when
-    its plans in flight are committed. `needs_host`: its next forward needs the last commit (host drafts, beams).
-    `mu`: mirostat's state behind `tokens`. `trail`: a beam's logprobs, the newest position first.
+    `fresh`: the next grant must send everything to the devices (RowStart). `leaving`: it is preempted when its plans in
+    flight are committed. `needs_host`: its next forward pass needs the last commit (host drafts, beams). `mu`:
+    mirostat's state behind `tokens`. `trail`: a beam's logprobs, the newest position first.
 
-    Of a DeviceDrafter: `most_guesses`: so many of its drafts may be granted at once; `behind`: so many lie behind the
-    row's last planned sample. `told`: its drafts come back to the host, as `drafts`. `followed`: positions that it has
-    certainly seen; `in_step`: it has guessed behind every sample since, and has seen all but the newest; `hoped`: so
-    many drafts are tried by plans in flight.
+    With a DeviceDrafter: `most_guesses`: how many of its drafts may be granted at once. `behind`: how many lie behind
+    the row's last planned sample. `told`: its drafts come back to the host, as `drafts`. `followed`: how many positions
+    it has certainly seen. `in_step`: it has guessed behind every sample since, and has seen all tokens but the newest.
+    `hoped`: how many drafts the plans in flight try.
 
-    Of a model whose rows have states (kvcache/snapshots.py): `save_at`: the next position whose state is kept, in
-    `save_slot` if it is an answer's; `restore`: the slot that devices shall restore; `diverges`: where others with
-    this beginning went another way, and `parting`: the node there, if others may wait until its state is kept;
-    `rolled`: the node with the answer's last kept state.
+    If rows have states (kvcache/snapshots.py): `save_at`: the next position whose state is kept, in `save_slot` if it
+    belongs to an answer. `restore`: the slot that the devices must restore. `diverges`: where other sequences with this
+    beginning continued differently. `parting`: the node there, if others may wait until its state is kept. `rolled`:
+    the node with the answer's last kept state.
     """
 
     id: int
@@ -137,7 +138,7 @@ class Sequence:
 
     @property
     def keys(self) -> list[int]:
-        """What the prefix cache knows the tokens by: their ids, unless the request says otherwise of its prompt."""
+        """The tokens' keys in the prefix cache: their ids, unless the request gives other keys for its prompt."""
         known = self.group.request.prompt_keys
         return self.tokens if known is None else known + self.tokens[len(known) :]
 
@@ -152,7 +153,7 @@ class Search(Protocol):
 
     @property
     def width(self) -> int:
-        """Candidates wanted per row and step; 0: the sampler chooses and nothing branches."""
+        """How many candidates each row needs per step; 0: the sampler chooses and nothing branches."""
         ...
 
     def spawn(self, group: SequenceGroup) -> int:
@@ -162,6 +163,7 @@ class Search(Protocol):
     def advance(
         self, group: SequenceGroup, candidates: Mapping[int, list[tuple[int, float]]]
     ) -> list[tuple[Sequence, list[tuple[int, float]]]]:
-        """Candidates by sequence id -> for each live sequence its (token, score) children: none drops it, the
-        first continues in place, further ones fork. Sequences that end are recorded by the search itself."""
+        """Candidates by sequence id -> the children (token, score) of each live sequence. Without children it is
+        dropped; the first child continues it in place, further children fork it. The search itself records sequences
+        that end."""
         ...

@@ -18,12 +18,12 @@ WEIGHTS, CACHE = "weights", "kv_cache"
 TAGS = (WEIGHTS, CACHE)
 LEVELS = (1, 2)
 MODES = ("wait", "abort")
-"""What becomes of open requests: they end first, or are ended with what they have said."""
+"""What happens to open requests: wait until they end, or end them with the output they have."""
 
 
 class Slept(msgspec.Struct, array_like=True):
-    """What sleeping or waking has brought. `asleep`: tags that are not back; `freed`: bytes of the device that were
-    given back; `kept`: bytes of pinned host memory that are taken instead."""
+    """The result of sleeping or waking. `asleep`: tags that still sleep. `freed`: bytes of device memory that were
+    given back. `kept`: bytes of pinned host memory that are used instead."""
 
     asleep: list[str] = []
     freed: int = 0
@@ -32,22 +32,22 @@ class Slept(msgspec.Struct, array_like=True):
 
 
 class Sleeper(Protocol):
-    """Gives a runner's memory back, and takes it again. `asleep`: tags that are not here."""
+    """Gives a runner's memory back, and takes it again. `asleep`: tags whose memory is given back."""
 
     @property
     def asleep(self) -> list[str]:
-        """Tags that are not here."""
+        """Tags whose memory is given back."""
         ...
 
     def sleep(self, level: int) -> Slept: ...
     def wake(self, tags: Iterable[str]) -> Slept: ...
     def changed(self) -> None:
-        """Weights have new numbers: what was kept of the old ones is wrong."""
+        """Weights were changed: copies of the old numbers are wrong now."""
         ...
 
 
 class NoSleep:
-    """The Sleeper of an engine that was not told to have one."""
+    """The Sleeper of an engine that was started without sleep."""
 
     def __init__(self) -> None:
         self.asleep: list[str] = []
@@ -56,7 +56,7 @@ class NoSleep:
         raise UserError("this engine cannot sleep: load it with --enable-sleep-mode (enable_sleep_mode=True).")
 
     def wake(self, tags: Iterable[str]) -> Slept:
-        """It is awake."""
+        """Nothing to do: it is awake."""
         return Slept()
 
     def changed(self) -> None:
@@ -64,7 +64,7 @@ class NoSleep:
 
 
 def check_level(level: object) -> int:
-    """1 or 2."""
+    """Return the level, 1 or 2; refuse anything else."""
     if type(level) is not int or level not in LEVELS:
         raise ParameterError(
             f"level must be 1 (weights are kept in host memory) or 2 (they are read again), got {level!r}.",
@@ -74,7 +74,7 @@ def check_level(level: object) -> int:
 
 
 def check_tags(tags: Iterable[str] | None) -> list[str]:
-    """Known tags; None or nothing: all."""
+    """Return the tags; refuse unknown ones. None or an empty list means all."""
     if isinstance(tags, str):
         tags = [tags]
     if tags is not None and not isinstance(tags, Iterable):
@@ -87,7 +87,7 @@ def check_tags(tags: Iterable[str] | None) -> list[str]:
 
 
 def check_mode(mode: object) -> str:
-    """How requests that are open end."""
+    """Return the mode, which says how open requests end; refuse an unknown one."""
     if mode not in MODES:
         more = ": requests are not frozen across a sleep" if mode == "keep" else ""
         raise ParameterError(f"mode must be {' or '.join(MODES)}, got {mode!r}{more}.", param="mode")
@@ -95,7 +95,7 @@ def check_mode(mode: object) -> str:
 
 
 def obey(sleeper: Sleeper, message: dict[str, Any]) -> dict[str, Any]:
-    """A control message: what came of it, or what is wrong, as plain data."""
+    """Obey a control message; returns the result or the error as plain data."""
     try:
         said = sleeper.sleep(message["level"]) if message["what"] == "sleep" else sleeper.wake(message["tags"])
     except (UserError, OSError, MemoryError) as error:

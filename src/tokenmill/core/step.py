@@ -20,7 +20,7 @@ from tokenmill.core.samplers import SamplerFields
 
 
 class RowSampling(SamplerFields, kw_only=True, omit_defaults=True):
-    """Sampling parameters of one row, as the devices need them; neutral defaults."""
+    """Sampling parameters of one row, as the devices need them; the defaults switch everything off."""
 
     temperature: float = 0.0
     top_k: int = 0
@@ -32,7 +32,7 @@ class RowSampling(SamplerFields, kw_only=True, omit_defaults=True):
     frequency_penalty: float = 0.0
     dry_breakers: list[tuple[list[int], list[int]]] = msgspec.field(default_factory=list)
     order: list[str] | None = None
-    """The steps from temperature on, by name, if they are not in the usual order; those left out are not taken."""
+    """The names of the steps from temperature on, if they are not in the usual order; only these steps are taken."""
     seed: int = 0
     min_tokens: int = 0
     end_ids: list[int] = msgspec.field(default_factory=list)
@@ -46,7 +46,7 @@ class RowSampling(SamplerFields, kw_only=True, omit_defaults=True):
 
     @property
     def forbids(self) -> bool:
-        """May some token be forbidden, even one that a grammar leaves no choice about?"""
+        """May some token be forbidden, even one that a grammar forces?"""
         banned = self.allowed_ids is not None or self.no_repeat_ngram_size > 0 or bool(self.bad_words)
         return banned or self.has_processors
 
@@ -54,7 +54,7 @@ class RowSampling(SamplerFields, kw_only=True, omit_defaults=True):
 class TableEdit(msgspec.Struct, gc=False):
     """Change one row's block table in one KV group: drop `drop` leading entries, then write `blocks` from `at` on.
 
-    `first[i]` is the first token position that `blocks[i]` holds: an entry's index is not its position.
+    `first[i]` is the first token position that `blocks[i]` holds; an entry's index does not give its position.
     `at` counts entries after the drop. The table ends after the last written entry.
     """
 
@@ -67,7 +67,7 @@ class TableEdit(msgspec.Struct, gc=False):
 
 
 class RowStart(msgspec.Struct, kw_only=True):
-    """A row begins (or is sent again whole): everything a worker must know about it, tables excepted."""
+    """A row begins, or is sent again whole: everything that a worker must know about it, except its tables."""
 
     row: int
     tokens: list[int]
@@ -83,7 +83,7 @@ class RowStart(msgspec.Struct, kw_only=True):
 
 
 class BlockCopy(msgspec.Struct, gc=False):
-    """Copy block `src` to block `dst` in one KV group, before this step's stores."""
+    """Copy block `src` to block `dst` in one KV group, before this step writes K/V."""
 
     group: int
     src: int
@@ -103,16 +103,19 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
     A grant covers positions [computed, computed + count) of its row, where the row itself knows `computed`.
     The last `guesses[i]` of them are unverified drafts: `drafts[i]` if the host made them, otherwise what a
-    DeviceDrafter left behind the row's known tokens. If these are a tree, the last `nodes[i]` are its drafts, of which
-    at most `guesses[i]` may stand. `appended[row]` are tokens that the host adds first.
-    `restores` are (row, slot): the states of a row that starts or jumps come from a snapshot slot.
-    `samples[i]` says whether the grant reaches the end of what is known, so that tokens are sampled.
-    `follows` are (row, first position, count): tokens that a DeviceDrafter with K/V of its own has not seen, known by
-    the end of this step. `proposes` are the grants, by index, behind whose samples it leaves `depth` new drafts each;
-    those of rows with LateInputs come back with the result, because the host decides which of them may be tried.
-    `jumps` are (row, computed): positions that the prefix cache gave a row in mid-prompt. `late`: rows with LateInputs.
-    `loads` are (slot, adapter): adapters that rows which start need in a slot.
-    After a failed plan every later plan of the same epoch fails too; a new epoch ends every row.
+    DeviceDrafter left behind the row's known tokens. If the drafts are a tree, the last `nodes[i]` tokens are its
+    drafts, of which at most `guesses[i]` may stand.
+    `appended[row]`: tokens that the host adds first.
+    `restores`: (row, slot) of rows that start or jump, whose states come from a snapshot slot.
+    `samples[i]`: does the grant reach the end of the known tokens, so that tokens are sampled?
+    `follows`: (row, first position, count) of tokens that a DeviceDrafter with K/V of its own has not seen and that are
+    known by the end of this step.
+    `proposes`: indices of the grants behind whose samples the DeviceDrafter leaves `depth` new drafts each. Drafts of
+    rows with LateInputs come back with the result, because the host decides which of them may be tried.
+    `jumps`: (row, computed) of rows that got positions from the prefix cache in mid-prompt.
+    `late`: rows with LateInputs.
+    `loads`: (slot, adapter) of adapters that starting rows need.
+    After a failed plan every later plan of the same epoch fails, too; a new epoch ends every row.
     """
 
     id: int
@@ -143,15 +146,15 @@ class StepPlan(msgspec.Struct, kw_only=True):
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that the step computes."""
+        """How many tokens the step computes."""
         return sum(self.counts)
 
 
 class LateInputs(msgspec.Struct, kw_only=True):
-    """What only sampling needs and what may follow its plan: packed token masks (bit = allowed) by row, one mask per
-    sampled line (a row with d drafts brings 1 + d of them, one after the other).
+    """Inputs that only sampling needs, so they may be sent after their plan: by row, packed token masks (bit =
+    allowed), one mask per sampled line (a row with d drafts has 1 + d of them, joined).
 
-    `processors` are Python callables by row and never cross a process border.
+    `processors` are Python callables by row; they never cross a process border.
     """
 
     masks: dict[int, bytes] = {}
@@ -169,8 +172,8 @@ class RowLogprobs(msgspec.Struct, gc=False):
 class StepResult(msgspec.Struct, kw_only=True):
     """What a step produced, by index into the plan's grants.
 
-    `tokens[i]`: new tokens of grant i: [] if it did not sample, else 1 + accepted drafts of them. `branches[i]`: the
-    logprobs of each of its candidates, if it wants any.
+    `tokens[i]`: the new tokens of grant i: none if it did not sample, otherwise 1 + the number of accepted drafts.
+    `branches[i]`: the logprobs of each of its candidates, if it asks for them.
     """
 
     plan_id: int

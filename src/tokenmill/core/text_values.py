@@ -12,7 +12,7 @@ _SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "fals
 
 
 def read_count(text: str) -> int | None:
-    """4096, 32k, 2M, 4GiB, as vLLM reads them: k is 1,000 and K 1,024; of bytes, GB is decimal and GiB is not. None: no
+    """Read 4096, 32k, 2M or 4GiB as vLLM does: k is 1,000 and K is 1,024; GB is decimal and GiB binary. None: not a
     number."""
     found = _COUNT.fullmatch(text.strip())
     if found is None:
@@ -25,7 +25,8 @@ def read_count(text: str) -> int | None:
 
 
 def read_written(text: str, kind: Any) -> tuple[Any, str]:
-    """The value of an option of this type (None: it is none), and what the option wants, in words."""
+    """The value of an option of this type (None: the text is not such a value), and in words what the option
+    expects."""
     plain = [k for k in getattr(kind, "__args__", (kind,)) if k is not type(None)]
     if bool in plain:
         return _SWITCHES.get(text.strip().lower()), "true or false"
