@@ -44,14 +44,15 @@ SWITCHES = frozenset(
 """Flags without a value."""
 
 SPELLINGS: Mapping[str, str] = {}
-"""Flags that are other names of options of the server."""
+"""Flags that are other names for options of the server."""
 
 _ALL = "all of these are done by themselves"
 
 
 @dataclass(frozen=True, slots=True)
 class Other:
-    """What becomes of a name. neutral: values that ask for nothing (None does not, either); harmless: all of them."""
+    """What to do with a name. neutral: values that ask for nothing (None never does). harmless: no value has an
+    effect."""
 
     why: str
     neutral: tuple[Any, ...] = ()
@@ -178,7 +179,7 @@ ENGINE: Mapping[str, Other] = {
     **_harmless("offline outputs hold the whole text, reasoning too", "reasoning_parser"),
     **_refused("traces are the server's", "otlp_traces_endpoint"),
 }  # fmt: skip
-"""Keyword arguments of LLM and EngineArgs; flags of every verb that loads a model."""
+"""Keyword arguments of LLM and EngineArgs, and flags of every verb that loads a model."""
 
 SERVER: Mapping[str, Other] = {
     **_harmless("prompts and answers are never logged, so no length of them is", "max_log_len"),
@@ -223,14 +224,14 @@ STORED_AS = frozenset(
         *("modelopt", "modelopt_fp4", "gpt_oss_mxfp4"),
     }
 )
-"""Values of `quantization` that say how a file holds its weights, which the file says itself: it is asked."""
+"""Values of `quantization` that say how a file stores its weights. They are not needed: the file says it itself."""
 
 LOAD_AS = frozenset({"gguf", "hf", "fastsafetensors", "runai_streamer"})
-"""Values of `load_format` that say how files are read, which is found out."""
+"""Values of `load_format` that say how files are read. They are not needed: it is detected."""
 
 
 def options_alone(given: Mapping[str, Any], *lists: Mapping[str, Other]) -> dict[str, Any]:
-    """Options alone: harmless names go, and a value that would be lost is told with its reason."""
+    """Keep only our own options: drop harmless names, and refuse a value that would be lost, with the reason."""
     kept: dict[str, Any] = {}
     for name, value in given.items():
         other = next((each[name] for each in lists or (ENGINE,) if name in each), None)
@@ -260,7 +261,7 @@ def parsed(text: Any) -> Any:
 
 
 def _plain(name: str, value: Any) -> Any:
-    """Values as vLLM's programs write them."""
+    """A value in our spelling, given as programs for vLLM write it."""
     if name == "dtype" and not isinstance(value, str):
         return str(value).removeprefix("torch.")  # torch.bfloat16
     if name == "quantization" and value in STORED_AS:

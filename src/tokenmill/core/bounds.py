@@ -6,7 +6,7 @@ Must not know: what options do.
 from __future__ import annotations
 
 ALL = {"max_logprobs": -1}
-"""Values that stand for no limit."""
+"""Option values that mean "no limit"."""
 POSITIVE = frozenset(
     {
         "block_size",
@@ -57,7 +57,7 @@ MOST: dict[str, int] = {
     "pipeline_parallel_size": 64,
     "data_parallel_size": 1024,
 }
-"""Ceilings of what would otherwise fill the memory or the process table before it fails."""
+"""Ceilings of options that could otherwise fill the memory or the process table before anything fails."""
 
 LEFT_OUT = ("fusion", "cascade", "dependent-launch", "many-rows", "all-reduce")
-"""What kernels of a GPU can do without, to measure its worth: `--disable` names some of them."""
+"""Parts of GPU kernels that `--disable` can switch off, to measure what they gain."""

@@ -50,7 +50,7 @@ class ModelOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Where a model's files come from, beside its name, and whose code runs them."""
+    """Where a model's files come from, besides its name, and whose code runs them."""
 
     tokenizer_revision: str | None = option(None, "Branch, tag or commit of a hub tokenizer.")
     download_dir: str | None = option(None, "Folder for downloads (default: the hub's cache).")
@@ -187,7 +187,7 @@ class TuningOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ListenOptions:
-    """Where the server listens, and who may speak to it."""
+    """Where the server listens, and who may use it."""
 
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on (0: any free one).")
@@ -204,7 +204,7 @@ class ListenOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
-    """Ceilings of the server; each refuses before the first byte of an answer."""
+    """Ceilings of the server; a request over one is refused before the first byte of an answer."""
 
     max_num_queued_reqs: int = option(1024, "Outputs that may be open or waiting; more get 503.", "max_queued_requests")
     max_body_bytes: int = option(16 << 20, "Largest request body; larger ones get 413.")
@@ -240,7 +240,7 @@ class StoreOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class PatienceOptions:
-    """How long the server waits for whom."""
+    """How long the server waits, and for what."""
 
     request_timeout: float = option(3600.0, "Seconds after which a request is ended (0: never).")
     read_timeout: float = option(30.0, "Seconds in which a client must have sent its request.")
@@ -312,7 +312,7 @@ SERVER_GROUPS: dict[str, type] = {
     "messages": MessageOptions,
     "models": ModelsOptions,
 }
-"""Options of the server alone; engines know nothing of them."""
+"""Options of the server alone; engines do not know them."""
 
 GROUPS: dict[str, type] = {
     "model": ModelOptions,
@@ -342,12 +342,12 @@ class EngineConfig:
     tuning: TuningOptions = field(default_factory=TuningOptions)
     number: int = 0
     engines: int = 1
-    """Which of several engines this is, and how many share the machine."""
+    """`number` says which of several engines this is, `engines` how many share the machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServerConfig:
-    """All options of a server, its engine's apart."""
+    """All options of a server, except its engine's."""
 
     listen: ListenOptions = field(default_factory=ListenOptions)
     limits: LimitOptions = field(default_factory=LimitOptions)
@@ -369,7 +369,7 @@ def all_options(groups: Mapping[str, type] = GROUPS) -> dict[str, tuple[str, Fie
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Options that may be written into a file of results."""
+    """The options without secrets, so that they may be written into a file of results."""
     secret = {name for name, (_, item, _) in all_options().items() if not item.repr}
     return {name: value for name, value in options.items() if name not in secret}
 
@@ -380,18 +380,18 @@ def make_config(environment: Mapping[str, str] | None = None, **flat: Any) -> En
 
 
 def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any) -> ServerConfig:
-    """ServerConfig from flat names, as make_config does it."""
+    """ServerConfig from flat names, in the same way as make_config."""
     return ServerConfig(**_read_groups(SERVER_GROUPS, environment, options_alone(flat, SERVER)))
 
 
 def cache_dir() -> Path:
-    """Where what can be made again is kept."""
+    """The folder for files that can be made again."""
     base = os.environ.get("TOKENMILL_CACHE") or os.environ.get("XDG_CACHE_HOME")
     return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
 
 
 def data_dir() -> Path:
-    """Where what was asked for is kept: stored models."""
+    """The folder for files that were asked for: stored models."""
     home = os.environ.get("TOKENMILL_HOME")
     if home:
         return Path(home).expanduser()
@@ -465,7 +465,7 @@ def _check(name: str, value: Any, item: Field, kind: Any) -> None:
 
 
 def wanted_faults() -> str:
-    """What TOKENMILL_FAULTS asks engines to suffer: for tests of reliability alone (engine/faults.py)."""
+    """The faults that TOKENMILL_FAULTS asks for; used only by tests of reliability (engine/faults.py)."""
     return os.environ.get("TOKENMILL_FAULTS", "")
 
 
@@ -475,16 +475,16 @@ def wants_no_colour() -> bool:
 
 
 LINKS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}
-"""Environment of ranks on GPUs: multicast over NVLink is never set up. Some machines forbid it, and it gains little."""
+"""Environment of ranks on GPUs: never set up multicast over NVLink. Some machines forbid it, and it gains little."""
 
 
 def environment_with(more: Mapping[str, str]) -> dict[str, str]:
-    """This process's, or a child's."""
+    """This process's environment with `more` added, for a child."""
     return {**os.environ, **more}
 
 
 def calm_threads() -> None:
-    """Let idle OpenMP threads sleep; call it before torch is imported. They spin by default: with another process busy
-    on the same cores every parallel region then costs a scheduler slice (milliseconds instead of microseconds)."""
+    """Let idle OpenMP threads sleep; call it before torch is imported. By default they spin. If another process is busy
+    on the same cores, every parallel region then costs a scheduler slice (milliseconds instead of microseconds)."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")

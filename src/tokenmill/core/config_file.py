@@ -13,7 +13,7 @@ MAX_FILE_BYTES = 1 << 20
 
 
 class Unsaid(str):
-    """A default that was not typed, so that a file or the environment may say it."""
+    """A default that the person did not type, so a file or the environment may replace it."""
 
 
 DEFAULT_MODEL = Unsaid("demo")
@@ -21,7 +21,7 @@ _LISTS = ("api_key", "allowed_hosts", "allowed_origins")
 
 
 def read_config_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(engine options, server options) of a file; dashes and underscores are the same."""
+    """(engine options, server options) of a file; dashes and underscores mean the same."""
     if path is None:
         return {}, {}
     import yaml
@@ -51,7 +51,7 @@ def read_config_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]
 
 
 def _counts() -> set[str]:
-    """Names of options that are whole numbers: 32k stands for one, as it does on the command line."""
+    """Names of options that are whole numbers: a file may write 32k for one, as the command line may."""
     every = {**all_options(), **all_options(SERVER_GROUPS)}
     kinds = {name: getattr(kind, "__args__", (kind,)) for name, (_, _, kind) in every.items()}
     counts = [name for name, of in kinds.items() if int in of and str not in of]
@@ -59,8 +59,8 @@ def _counts() -> set[str]:
 
 
 def with_config_file(options: dict[str, Any]) -> dict[str, Any]:
-    """Keyword arguments of an engine, with those of the file that `config` names below them; the server's are left
-    out, so that one file serves both."""
+    """Keyword arguments of an engine, completed from the file that `config` names. The server's options are left out,
+    so that one file serves both."""
     given = {name: value for name, value in options.items() if name != "config" and value is not DEFAULT_MODEL}
     path = options.get("config")
     if path is not None and not isinstance(path, (str, Path)):

@@ -14,39 +14,40 @@ class Constraint(Protocol):
     """What a sequence may say next. Masks are packed little-endian bits, 1 = allowed, one bit per token id."""
 
     def mask(self) -> bytes | None:
-        """Allowed next tokens; None: all."""
+        """The allowed next tokens; None: all."""
         ...
 
     def accept(self, tokens: list[int]) -> None: ...
     def forced(self) -> list[int]:
-        """Tokens that must come next whatever the model says (may be empty)."""
+        """The tokens that must come next, whatever the model says (may be empty)."""
         ...
 
     def validate(self, tokens: list[int]) -> int:
-        """How many of these (draft) tokens are allowed in a row from here."""
+        """How many of these drafts are allowed one after the other from here."""
         ...
 
     def finished(self) -> bool: ...
     def failure(self) -> str | None:
-        """What went wrong inside if `mask` allows nothing any more; None: nothing did."""
+        """What went wrong inside if `mask` no longer allows any token; None: nothing did."""
         ...
 
     def fork(self) -> Constraint: ...
 
 
 class ConstraintCompiler(Protocol):
-    """Makes constraints from `structured_outputs`; what it cannot enforce is a UserError. `bytes`: what it keeps."""
+    """Makes constraints from `structured_outputs`; raises a UserError for what it cannot enforce. `bytes`: memory it
+    keeps."""
 
     bytes: int
 
     def prepare(self, spec: Any, reasoning: ReasoningSpan | None = None) -> Future[None]:
-        """Compile in the background, so that `constraint` will be quick; the future raises what is wrong."""
+        """Compile in the background, so that `constraint` is quick later; the future raises any error."""
         ...
 
     def constraint(self, spec: Any, reasoning: ReasoningSpan | None = None, budget: int | None = None) -> Constraint:
-        """The constraint at its start. With `reasoning` it begins after that, which `budget` tokens may take."""
+        """A new constraint. With `reasoning` it begins after the reasoning, which may take `budget` tokens."""
         ...
 
     def close(self) -> None:
-        """Compile no more."""
+        """Stop compiling."""
         ...

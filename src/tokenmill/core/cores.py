@@ -6,5 +6,5 @@ import os
 
 
 def usable_cores() -> int:
-    """Those that the system lets it run on; a container may grant less of their time."""
+    """How many cores the system lets this process run on; a container may grant less of their time."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -20,34 +20,34 @@ class HostDrafter(Protocol):
 
 
 class DraftControl(Protocol):
-    """How many drafts are worth their cost. What it says changes the time that tokens take, never the tokens."""
+    """Decides how many drafts are worth their cost. This changes how long tokens take, never the tokens."""
 
     def depth(self, rows: int) -> int:
-        """Drafts to leave behind each of this many rows."""
+        """How many drafts to leave behind each row, if there are this many rows."""
         ...
 
     def observe(self, tried: int, accepted: int) -> None:
-        """A row's drafts were verified."""
+        """Note that a row's drafts were verified."""
         ...
 
     def timed(self, rows: int, depth: int, seconds: float) -> None:
-        """So long took a step in which each of `rows` tried `depth` drafts and got as many new ones."""
+        """Note the duration of a step in which each of `rows` tried `depth` drafts and got as many new ones."""
         ...
 
     def worked(self, tokens: int, rows: int, seconds: float) -> None:
-        """So long took a step without drafts of a device, in which rows computed so many tokens in all: those that they
-        sample behind, drafts among them."""
+        """Note the duration of a step without device drafts, in which rows computed `tokens` in all. Every one is
+        sampled behind; drafts of the host count, too."""
         ...
 
     def price(self, rows: int, depth: int, tried: int) -> tuple[float, float]:
-        """Seconds of a step of so many rows without drafts, and what drafts add to it: `depth` are left behind each
-        row, `tried` are verified in all. Zeros: it is not known."""
+        """How many seconds a step of these rows takes without drafts, and how many drafts add: `depth` are left behind
+        each row, and `tried` are verified in all. Zeros: it is not known."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class AllOfThem:
-    """The null control: as many drafts as may be, always."""
+    """The null control: always as many drafts as the limits allow."""
 
     most: int = 0
 

@@ -13,17 +13,17 @@ TokenmillError
 from __future__ import annotations
 
 OWN_FAULT = "The request forbids every answer: "
-"""How the text of a sequence's error begins that its own request brought about: a person can fix it."""
+"""The beginning of a sequence's error text if its own request caused the error: a person can fix it."""
 TOO_FEW = "The request leaves fewer answers than it asks for: "
-"""The same where it leaves some."""
+"""The same, if the request leaves some answers."""
 OVER_LIMIT = "The request needs more than this engine grants: "
-"""The same where a limit of this program was hit: a simpler request fits."""
+"""The same, if a limit of this program was hit: a simpler request fits."""
 OUR_FAULT = "An internal failure: "
-"""How the text of a sequence's error begins that is nobody's fault but this program's: a new try may succeed."""
+"""The beginning of a sequence's error text if this program caused the error: a retry may succeed."""
 
 
 MOST_TOLD = 4000
-"""Characters of a sentence for people, whatever was quoted in it."""
+"""The most characters of a message for people, whatever it quotes."""
 
 
 class TokenmillError(Exception):
@@ -31,7 +31,7 @@ class TokenmillError(Exception):
 
 
 class UserError(TokenmillError, ValueError):
-    """Something the person can fix; the message says what is wrong and what to do."""
+    """An error that the person can fix; the message says what is wrong and what to do."""
 
     def __init__(self, message: str, *, param: str | None = None) -> None:
         super().__init__(message if len(message) <= MOST_TOLD else f"{message[:MOST_TOLD]} ...")
@@ -47,7 +47,7 @@ class ModelError(UserError):
 
 
 class NoWeightsError(ModelError):
-    """A model folder without weight files: there is nothing wrong with what is there."""
+    """A model folder without weight files; the files that it has are fine."""
 
 
 class TooLargeError(UserError):
@@ -55,10 +55,11 @@ class TooLargeError(UserError):
 
 
 class ContextError(TooLargeError):
-    """A prompt, or a prompt and its answer, that the context cannot hold. Clients act on its first sentence."""
+    """A prompt, or a prompt with its answer, is too long for the context. Clients act on the message's first
+    sentence."""
 
     def __init__(self, context: int, prompt: int, new: int | None = None, *, exact: bool = True) -> None:
-        """`new`: tokens that were asked for, where the prompt alone would fit; `exact`: the prompt was tokenised."""
+        """new: tokens that were asked for, if the prompt alone would fit. exact: the prompt was tokenised."""
         self.context, self.prompt, self.new = context, prompt, new
         if new is None:
             least = "" if exact else "at least "
@@ -75,7 +76,7 @@ class ContextError(TooLargeError):
 
 
 class BusyError(UserError):
-    """There is no room, time or process for it now; the same request may be accepted later."""
+    """There is no room, time or process for the request now; it may be accepted later."""
 
 
 class SequenceError(TokenmillError):
@@ -87,11 +88,11 @@ class EngineDeadError(TokenmillError):
 
 
 class EngineLostError(EngineDeadError):
-    """It ended before it was ready, and said nothing: another one may get further."""
+    """The engine ended before it was ready and gave no reason: another one may get further."""
 
 
 def why(error: OSError | UnicodeDecodeError) -> str:
-    """What is wrong with a file, without numbers of errors and positions of bytes."""
+    """What is wrong with a file, without error numbers and byte positions."""
     if isinstance(error, UnicodeDecodeError):
         return "it is not UTF-8 text"
     return error.strerror or str(error)
@@ -101,7 +102,7 @@ MOST_SHOWN = 100
 
 
 def shown(value: object) -> str:
-    """A value for a message: never long, whatever it is."""
+    """A value as text for a message; never long, whatever it is."""
     if isinstance(value, int) and value.bit_length() > 64:
         return f"an integer of {value.bit_length()} bits"
     try:

@@ -7,14 +7,15 @@ from typing import Any, Protocol
 
 
 class Balancer(Protocol):
-    """Decides for all ranks which experts move. balancedness: mean over maximum of the ranks' tokens when it was last
-    looked at (0: not yet); moved: experts that have come to a slot."""
+    """Decides for all ranks which experts move. balancedness: mean / maximum of the ranks' tokens when it was last
+    computed (0: not yet). moved: how many experts have been put into a slot."""
 
     balancedness: float
     moved: int
 
     def between(self, steps: int, epoch: int, *, flying: bool) -> bool:
-        """Before a plan: do what is due behind so many steps. False: it is due when no plan is in flight."""
+        """Called before a plan: do what is due after so many steps. False: something is due that must wait until no
+        plan is in flight."""
         ...
 
 
@@ -30,16 +31,16 @@ class NoBalance:
 
 
 class Movers(Protocol):
-    """What moves the experts of one rank."""
+    """Moves the experts of one rank."""
 
     def obey(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A control message, and its answer."""
+        """Obey a control message; returns the answer."""
         ...
 
 
 class NoMovers:
-    """Of a rank whose experts stay."""
+    """The Movers of a rank whose experts stay where they are."""
 
     def obey(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Nobody asks."""
+        """Refuse: nothing can move."""
         raise ValueError(f"experts stay where they are: {message.get('op')!r}")

@@ -22,7 +22,7 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 
 
 def present(path: Path) -> bool:
-    """Is there anything of this name? A link that leads nowhere counts: it is damage, not absence."""
+    """Does anything with this name exist? A link that leads nowhere counts: that is damage, not absence."""
     return os.path.lexists(path)
 
 
@@ -41,11 +41,11 @@ _FIRST: tuple[tuple[bytes, str], ...] = (
 )
 _PAGE = re.compile(rb"\s*(<!--|<!doctype html|<html|<head|<\?xml)", re.IGNORECASE)
 LOOK = 64
-"""Bytes of a file's beginning that tell what it is."""
+"""How many first bytes of a file are read to find out what it is."""
 
 
 def told_by(first: bytes) -> str | None:
-    """What a file is by its first bytes, where that is another thing than its name says; None: not known."""
+    """What a file really is, judged by its first bytes, if its name says otherwise; None: not known."""
     for magic, what in _FIRST:
         if first.startswith(magic):
             return what
@@ -61,10 +61,10 @@ def told_by(first: bytes) -> str | None:
 
 
 def open_regular(path: Path | str, most: int | None = None) -> BinaryIO:
-    """A regular file of at most `most` bytes, open for reading; raises ModelError that names it."""
+    """Open a regular file of at most `most` bytes for reading; raises a ModelError that names it."""
     try:
         _check(path, os.stat(path), most)
-        # Not blocking, in case it has become a pipe since then.
+        # Non-blocking, in case it has become a pipe since the check.
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK), "rb")
     except FileNotFoundError:
         raise ModelError(f"{path}: there is no such file; the model folder is incomplete") from None
@@ -79,19 +79,19 @@ def open_regular(path: Path | str, most: int | None = None) -> BinaryIO:
 
 
 def read_regular(path: Path | str, most: int) -> bytes:
-    """All bytes of a regular file; raises ModelError that names it."""
+    """Read a regular file whole; raises a ModelError that names it."""
     with open_regular(path, most) as file:
         try:
             data = file.read(most + 1) or b""
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({why(error)})") from error
-    if len(data) > most:  # some file systems state sizes that are not so
+    if len(data) > most:  # some file systems report wrong sizes
         raise ModelError(f"{path}: more than {most} bytes, the limit for such a file")
     return data
 
 
 def read_object(path: Path | str, most: int) -> dict[str, Any]:
-    """The JSON object in a file; raises ModelError that names the file."""
+    """Read the JSON object in a file; raises a ModelError that names the file."""
     data = read_regular(path, most)
     try:
         value = json.loads(data)

@@ -14,7 +14,8 @@ _was_on = True
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Collections wait until the last one is out of here; if they were off before the first came in, they stay off."""
+    """Garbage collection is off until the last caller has left. If it was off before the first entered, it stays
+    off."""
     global _at_work, _was_on
     with _lock:
         if not _at_work:

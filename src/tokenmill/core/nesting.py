@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def deeper_than(value: object, most: int) -> bool:
-    """Do more than `most` lists and objects lie within each other?"""
+    """Are lists and objects nested more than `most` deep?"""
     level = [value]
     for _ in range(most):
         level = [
