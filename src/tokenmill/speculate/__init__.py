@@ -1,1 +1,1 @@
-"""Guessing the next tokens: each drafter in one file, attached through the HostDrafter or the DeviceDrafter seam."""
+"""Guessing the next tokens. Each drafter has one file and implements the HostDrafter or the DeviceDrafter protocol."""

@@ -1,17 +1,17 @@
 """A suffix automaton that grows token by token. Owns: which strings have occurred, and where each last ended.
 
-Each state stands for the strings that have ended at the same places; a link leads to the longest suffix that has ended
-elsewhere, too. Growing takes constant time on average. Knows nothing of sequences or drafts.
+Each state stands for the strings that have ended at the same places. A state's link leads to its longest suffix that
+has ended at other places, too. Adding a token takes constant time on average. Must not know: sequences, drafts.
 """
 
 from __future__ import annotations
 
 REFRESHED = 4
-"""Links along which a newer end replaces an older one: the longest matches are the ones that are asked for."""
+"""How many links a newer end is passed along to replace older ones. Only the longest matches are asked for."""
 
 
 class Automaton:
-    """Over `tokens`; state 0 stands for the empty string."""
+    """The automaton of `tokens`; state 0 stands for the empty string."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -22,7 +22,7 @@ class Automaton:
         self.last = 0
 
     def add(self, token: int) -> None:
-        """One token more."""
+        """Append one token."""
         follow, link, length, end = self.next, self.link, self.length, self.end
         self._refresh()
         self.tokens.append(token)
@@ -40,7 +40,7 @@ class Automaton:
         self.last = made
 
     def _split(self, at: int, token: int, found: int) -> int:
-        """A state of its own for what ends here with `token` and is shorter than the rest of its kind."""
+        """Split a state: the shorter strings, which also end here with `token`, get a state of their own."""
         twin = len(self.length)
         self.next.append(dict(self.next[found]))
         self.length.append(self.length[at] + 1)
@@ -53,7 +53,7 @@ class Automaton:
         return twin
 
     def _refresh(self) -> None:
-        """What the text ends with has ended here, too."""
+        """Note the new end in the states of the text's longest suffixes."""
         at, here = self.link[self.last], len(self.tokens)
         for _ in range(REFRESHED):
             if at <= 0:
@@ -62,12 +62,13 @@ class Automaton:
             at = self.link[at]
 
     def repeated(self) -> tuple[int, int]:
-        """The longest end of the text that has occurred before -> its length, and where it ended."""
+        """The longest suffix of the text that occurred before -> its length, and where it ended."""
         at = self.link[self.last]
         return (self.length[at], self.end[at]) if at > 0 else (0, 0)
 
     def walk(self, state: int, matched: int, token: int) -> tuple[int, int]:
-        """From the longest end of another text that occurs here, by one token of it -> the same."""
+        """Follow another text by one token: from the state and length of its longest suffix that occurs here -> the new
+        ones."""
         while state and token not in self.next[state]:
             state = self.link[state]
             matched = self.length[state]

@@ -1,7 +1,7 @@
-"""Rows that a drafter guesses for. Owns: where their numbers lie for recorded work, and how a guess is chosen.
+"""The rows that a drafter guesses for. Owns: where recorded work reads their numbers, and how a guess is chosen.
 
-A row that samples gets the token that its own noise draws from the drafter's logits: this is the target's choice the
-more often the more alike the two models are. Must not know: where logits come from.
+For a row that samples, the guess is what the row's own noise draws from the drafter's logits. The more alike the two
+models are, the more often this is the target's choice. Must not know: where logits come from.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from tokenmill.sampling.arrays import send
 from tokenmill.sampling.noise import noisy_, position_keys
 
 LADDER = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
-"""Row counts that work on a GPU is filled up to."""
+"""Rungs: the numbers of rows that work on a GPU is filled up to."""
 MOST_ROWS = 32
-"""Of native tapes: above, products take longer than the way to them."""
+"""Most rows of a native tape. With more, products take longer than the calls that a tape saves."""
 
 
 class Placed:
-    """Some rows, by rung, filled up with the spare row: `row_ids` [rung], the same `twice` over with a 0 and then a 1
-    for each (`back`), and `words` [rung] as Kernels.choose wants them."""
+    """Rows, filled up to a rung with the spare row: `row_ids` [rung]; the same two times over (`twice`), with `back` 0
+    in the first half and 1 in the second; and `words` [rung] as Kernels.choose takes them."""
 
     def __init__(self, rung: int, spare: int, device: torch.device) -> None:
         self.row_ids = torch.full((rung,), spare, dtype=torch.int64, device=device)
@@ -36,7 +36,7 @@ class Placed:
 
 
 class Choosing:
-    """Rows and choices of one drafter. exact: no rungs (a CPU)."""
+    """Rows and choices of one drafter. exact: rows are not filled up to rungs (a CPU)."""
 
     def __init__(self, kernels: Kernels, rows: Rows, *, exact: bool) -> None:
         self.kernels = kernels
@@ -46,7 +46,7 @@ class Choosing:
         self.placed: dict[int, Placed] = {}
 
     def place(self, row_list: list[int]) -> tuple[Placed, bool]:
-        """Where these rows' numbers lie, and whether any of them samples."""
+        """Put these rows' numbers where recorded work reads them; -> (their places, does any of them sample?)."""
         rows, count = self.rows, len(row_list)
         rung = count if self.exact else self.ladder[bisect_left(self.ladder, count)]
         if rung not in self.placed:

@@ -1,9 +1,8 @@
-"""How many drafts are worth their cost. Owns: estimates of how drafts survive and of how long steps take.
+"""How many drafts are worth their cost. Owns: estimates of how many drafts stand and of how long steps take.
 
-Drafts are verified without loss, so this decides about time alone, and may look at clocks. What a depth is worth is
-(1 + the drafts that are expected to survive) / (the time of a step that makes and tries so many), for steps of about
-this many rows; the best depth is used, its neighbours are measured again from time to time. Must not know: plans,
-models.
+Verification loses nothing, so this decides about time only and may look at clocks. The worth of a depth, for steps of
+about this many rows, is (1 + the drafts expected to stand) / (the time of a step that makes and verifies that many).
+The best depth is used, and its neighbours are measured again from time to time. Must not know: plans, models.
 """
 
 from __future__ import annotations
@@ -15,26 +14,26 @@ from tokenmill.speculate.curve import taken_in
 
 DEPTHS = (0, 1, 2, 3, 4, 6, 8, 12, 16)
 FORGET = 0.05
-"""Weight of a new observation of survival, when there have been many."""
+"""Weight of a new observation of which drafts stood, once there have been many."""
 FIRST = 4
-"""Times of a depth from which it can be judged; the first ones may have compiled or recorded something."""
+"""A depth is judged after this many timed steps: the first ones may have compiled or recorded something."""
 HOPE = 0.75
-"""A depth that was never tried is taken to cost so much of what others make it seem."""
+"""A depth that was never tried is assumed to cost this share of what the times of other depths suggest."""
 OFTEN = 16
-"""After so many steps the best depth is chosen again."""
+"""Steps after which the best depth is chosen again."""
 EVERY, PROBE = 256, 6
-"""After so many steps another depth is measured for so many."""
+"""After EVERY steps, another depth is measured for PROBE steps."""
 ALLOWED = 0.005
-"""Of all time, for measuring depths that are not the best one."""
+"""The share of all time that may be spent on measuring depths other than the best one."""
 FEW, RARELY = 16, 4096
-"""With more rows, each of which would have to catch up, there are at least so many steps between two measurements."""
+"""With more than FEW rows, each of which has to catch up, two measurements are at least RARELY steps apart."""
 MARGIN = 1.02
-"""Another depth must be better by this."""
+"""Another depth must be better by this factor."""
 
 
 @dataclass(slots=True)
 class Crowd:
-    """What is known about steps of some number of rows."""
+    """What is known about steps of about the same number of rows."""
 
     seconds: dict[int, float] = field(default_factory=dict)
     seen: dict[int, int] = field(default_factory=dict)
@@ -49,10 +48,10 @@ class Crowd:
 
 
 class Control:
-    """One per engine."""
+    """Chooses the number of drafts; there is one per engine."""
 
     def __init__(self, most: int, most_rows: int | None, most_tokens: int) -> None:
-        """most_rows: with more rows there are no drafts at all; most_tokens: drafts of all rows in a step."""
+        """most_rows: with more rows there are no drafts. most_tokens: most drafts of all rows in a step."""
         self.most = most
         self.most_rows = most_rows
         self.most_tokens = most_tokens
@@ -62,7 +61,7 @@ class Control:
         self.crowds: dict[int, Crowd] = {}
 
     def depth(self, rows: int) -> int:
-        """Drafts to leave behind each of this many rows."""
+        """How many drafts to make for each row, when there are this many rows."""
         if not rows or (self.most_rows is not None and rows > self.most_rows):
             return 0
         crowd = self.crowds.setdefault(rows.bit_length(), Crowd())
@@ -81,7 +80,7 @@ class Control:
         return min(crowd.probing if crowd.next - crowd.steps > crowd.every - PROBE else crowd.best, most)
 
     def observe(self, tried: int, accepted: int) -> None:
-        """The first `accepted` of `tried` drafts survived; those behind the first wrong one say nothing."""
+        """The first `accepted` of `tried` drafts stood. Those behind the first wrong one tell nothing."""
         for place in range(min(tried, accepted + 1)):
             right = 1.0 if place < accepted else 0.0
             self.observed[place] += 1
@@ -89,7 +88,7 @@ class Control:
             self.survival[place] += weight * (right - self.survival[place])
 
     def timed(self, rows: int, depth: int, seconds: float) -> None:
-        """The smallest time counts most: what is longer had something else to do."""
+        """A step was timed. The smallest time counts most: in longer ones the machine did something else, too."""
         crowd = self.crowds.setdefault(rows.bit_length(), Crowd())
         count = crowd.seen[depth] = crowd.seen.get(depth, 0) + 1
         known = crowd.seconds.get(depth)
@@ -99,7 +98,7 @@ class Control:
             crowd.seconds[depth] = taken_in(known, seconds)
 
     def worked(self, tokens: int, rows: int, seconds: float) -> None:
-        """Where a device makes drafts, `timed` tells it all."""
+        """Nothing to learn: where a device makes the drafts, `timed` says all."""
 
     def price(self, rows: int, depth: int, tried: int) -> tuple[float, float]:
         crowd = self.crowds.get(rows.bit_length())
@@ -121,7 +120,7 @@ class Control:
         return self.expected(depth) / seconds if seconds else 0.0
 
     def _hopeful(self, crowd: Crowd, depth: int) -> bool:
-        """Could a depth that is not known yet be the best one, going by those below it?"""
+        """Judging by the depths below it, could this untried depth be the best one?"""
         known = sorted(d for d, seen in crowd.seen.items() if d < depth and seen >= FIRST)
         if len(known) < 2:
             return True
@@ -131,33 +130,33 @@ class Control:
         return self.expected(depth) / seconds > max(self._worth(crowd, d) for d in known)
 
     def _judge(self, crowd: Crowd) -> None:
-        """Take the best depth."""
+        """Choose the best depth."""
         best = max(crowd.seconds, key=lambda d: self._worth(crowd, d))
         if crowd.best < 0 or self._worth(crowd, best) > MARGIN * self._worth(crowd, crowd.best):
             crowd.best = best
 
     def _ask_again(self, crowd: Crowd, rows: int) -> None:
-        """Choose another depth to be measured, and how long no other one is."""
+        """Choose another depth to measure, and how many steps must pass before the next one."""
         at = self.depths.index(crowd.best) + (1, -1, 2, -2)[crowd.turn % 4]
         crowd.turn += 1
         crowd.probing = self.depths[min(max(at, 0), len(self.depths) - 1)]
         lost = 1.0 - self._worth(crowd, crowd.probing) / max(1e-12, self._worth(crowd, crowd.best))
-        needed = int(PROBE * lost / ALLOWED)  # times are uncertain at first, so that is not believed at once
+        needed = int(PROBE * lost / ALLOWED)  # times are uncertain at first, so this is not believed at once
         crowd.every = max(EVERY, min(needed, EVERY << crowd.turn - 1)) if rows <= FEW else max(RARELY, needed)
         crowd.next = crowd.steps + crowd.every
 
 
 class TreeControl(Control):
-    """Where drafts are trees: all of their nodes or none."""
+    """For drafts that are trees: a row gets a whole tree or none."""
 
     def __init__(self, most: int, most_rows: int | None, most_tokens: int) -> None:
         super().__init__(most, most_rows, most_tokens)
         self.depths = [0, most]
         self.right = 1.0
-        """Drafts of a tree that stand."""
+        """How many drafts of a tree stand on average."""
 
     def observe(self, tried: int, accepted: int) -> None:
-        """`accepted` stood, of `tried` levels."""
+        """Of a tree with `tried` levels, `accepted` drafts stood."""
         self.observed[0] += 1
         self.right += max(FORGET, 1 / (2 + self.observed[0])) * (accepted - self.right)
 

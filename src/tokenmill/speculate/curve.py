@@ -1,7 +1,7 @@
-"""What a step costs by how many tokens it computes. Owns: measured times of steps, and what lies between them.
+"""How long a step takes, by the number of tokens it computes. Owns: measured times of steps, and values between them.
 
-A step of a few tokens more may cost next to nothing (weights are read once for all) or nearly as much as these tokens
-alone; where that changes is a matter of the machine and the model. So it is measured. Must not know: drafts, plans.
+A few more tokens may cost next to nothing (weights are read once for all), or nearly as much as these tokens alone.
+Where that changes depends on the machine and the model, so it is measured. Must not know: drafts, plans.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 
 DOWN, UP, MOST_UP = 0.5, 0.04, 1.5
-"""Weights of a time below and above what is known, and how many times that it may count for: what takes longer than
-usual had something else to do."""
+"""Weight of a time below the known one, weight of a time above it, and the largest multiple of the known time that
+counts: in a long step the machine did something else, too."""
 FIRST = 3
-"""Times of which the smallest one counts, as the first one may have compiled something."""
+"""Of the first times, only the smallest counts: the first one may have compiled something."""
 FINE, COARSE = 64, 16
-"""Up to so many tokens each number is a place of its own, from there on so many share one."""
+"""Up to FINE tokens each number has its own place; above, COARSE numbers share one."""
 
 
 class Curve:
-    """Seconds of a step by its tokens."""
+    """Seconds of a step, by its number of tokens."""
 
     def __init__(self) -> None:
         self.seconds: dict[int, float] = {}
@@ -37,15 +37,15 @@ class Curve:
             self.seconds[at] = min(before, seconds) if self.seen[at] <= FIRST else taken_in(before, seconds)
 
     def knows(self, tokens: int) -> bool:
-        """Were steps of so many tokens timed?"""
+        """Have steps of this many tokens been timed?"""
         return self.seen.get(_place(tokens), 0) >= FIRST
 
     def taken(self, tokens: int) -> float | None:
-        """Seconds of a step of so many tokens; None: none were timed."""
+        """Seconds of a step of this many tokens; None: no step was timed."""
         return self.seconds.get(_place(tokens))
 
     def more(self, tokens: int, base: int) -> float | None:
-        """What a step of so many tokens costs beside one of `base`, in such steps; None: nothing above is known."""
+        """The time of a step of this many tokens in steps of `base` tokens; None: nothing above `base` is known."""
         first, at, low = self.seconds[_place(base)], _place(tokens), _place(base)
         if at in self.seconds:
             return max(0.0, self.seconds[at] / first - 1.0)
@@ -54,16 +54,16 @@ class Curve:
             low = self.known[here - 1]
         elif here == len(self.known):
             return None
-        if here < len(self.known):  # in a line to the next one
+        if here < len(self.known):  # linear between this place and the next
             share = (at - low) / (self.known[here] - low)
             found = (1 - share) * self.seconds[low] + share * self.seconds[self.known[here]]
-        else:  # as far on
+        else:  # linear beyond the last place
             found = first + (self.seconds[low] - first) * (at - base) / (low - base)
         return max(0.0, found / first - 1.0)
 
 
 def taken_in(before: float, seconds: float) -> float:
-    """What is known of a time when it was measured once more."""
+    """The estimate of a time after one more measurement."""
     if seconds < before:
         return before + DOWN * (seconds - before)
     return before + UP * (min(seconds, MOST_UP * before) - before)

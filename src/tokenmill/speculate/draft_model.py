@@ -1,9 +1,9 @@
-"""A smaller model that guesses. Owns: keeping its K/V up with the rows, and guessing token by token.
+"""A smaller model as drafter. Owns: computing its K/V for the rows' tokens, and guessing token by token.
 
-Its layers have pages of their own in the rows' block tables, so that prefixes, forks and evictions need nothing else.
-It takes in prompts as the target computes them (`follow`); where it guesses it first computes the newest two tokens,
-which is all that verification can have left it without. The states of recurrent layers are kept apart
-(draft_states.py). Must not know: plans, verification, checkpoints.
+Its layers have pages of their own in the rows' block tables, so prefixes, forks and evictions need nothing more. It
+computes prompts when the target does (`follow`). Before it guesses, it computes a row's newest two tokens: after
+verification it can lack no more than these. The states of recurrent layers are kept apart (draft_states.py).
+Must not know: plans, verification, checkpoints.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenmill.speculate.draft_states import DraftStates
 from tokenmill.speculate.passes import Model, Passes
 
 PROMPTS = (1, 2, 4, 8, 16, 32, 64, 256, 2400, 3000)
-"""Tokens of prompts that are followed once while loading on a GPU, so that kernels are compiled."""
+"""Lengths of prompts that are followed once while loading on a GPU, so that kernels are compiled."""
 
 
 class DraftModel:
@@ -37,7 +37,7 @@ class DraftModel:
         self.kernels = kernels
         self.most = most
         self.catches_up = "anew" if made.model.spec.states else "on"
-        # On a CPU ids that must be cut keep a pass from being a native tape.
+        # On a CPU, ids that must be clamped keep a pass from being a native tape.
         self.replays = Replays(kernels, record=record and (not kernels.records or made.known == made.words))
         self.rows: Rows
         self.side: Side
@@ -46,7 +46,7 @@ class DraftModel:
         self.states: DraftStates | None = None
 
     def bind(self, rows: Rows, pool: KVPool) -> None:
-        """Its layers are the pool's last ones."""
+        """Take the rows and the pool, whose last layers are the drafter's."""
         self.rows, self.side = rows, side_of(rows, pool, self.made.model.spec.kv_specs)
         self.choosing = Choosing(self.kernels, rows, exact=rows.device.type == "cpu")
         if pool.drafter_states is not None:
@@ -54,7 +54,7 @@ class DraftModel:
         self.passes = Passes(self.made, self.kernels, self.side, self.choosing, self.replays, self.states)
 
     def warm(self) -> None:
-        """Record the passes with the row that is nobody's, the larger ones first, whose memory serves the others."""
+        """Record the passes with the spare row, larger ones first, because smaller ones reuse their memory."""
         if self.choosing.exact:
             return
         self.side.computed[self.rows.spare] = 1
@@ -72,7 +72,7 @@ class DraftModel:
         self.follow([(self.rows.spare, 0, 1), (self.rows.spare, 0, 2)])
 
     def follow(self, spans: list[tuple[int, int, int]], seen: Seen | None = None) -> None:
-        """Compute tokens for their K/V alone."""
+        """Compute known tokens, only for their K/V."""
         if not spans:
             return
         device = self.rows.device
@@ -91,7 +91,7 @@ class DraftModel:
         self.made.forward(tokens, ctx)
 
     def propose(self, step: Drafting) -> None:
-        """The newest two tokens of each row give the first guess, each guess gives the next one."""
+        """Guess for each row: its newest two tokens give the first guess, each guess gives the next one."""
         side, shifted = self.side, self._shifted(step.row_list)
         placed, drawn = self.choosing.place(step.row_list)
         row_ids = placed.row_ids
@@ -102,7 +102,7 @@ class DraftModel:
         self.passes.older.computed[row_ids] = newest - 1
         if self.states is not None:
             self.states.go_back(row_ids, length)
-        real = slice(len(step.row_list))  # a spare row that fills up a rung would move on once for each place it fills
+        real = slice(len(step.row_list))  # the spare row would move on once for each place of the rung that it fills
         for n in range(step.count):
             if self.states is not None:
                 self.states.place(row_ids, n)
@@ -110,16 +110,17 @@ class DraftModel:
             self.kernels.advance_(row_ids[real], ids[real], side.tokens, side.length, side.computed)
 
     def forget_weights(self) -> None:
-        """What was made of the old ones is made again."""
+        """Drop what was made from the old weights; it is made again from the new ones."""
         self.replays.forget_weights()
 
     def _entries(self, group: int, row_list: list[int]) -> int:
-        """Entries of the longest of these rows' tables. The spare row counts none: all of its entries may be read."""
+        """Entries of the longest table of these rows. The spare row does not count: all of its entries may be read."""
         blocks = self.rows.blocks[group]
         if self.rows.spare in row_list:
             return self.rows.tables[group].shape[1]
         return max(len(blocks[row]) for row in row_list)
 
     def _shifted(self, row_list: list[int]) -> tuple[bool, ...]:
-        """Which of its groups' tables do not begin at j * block size."""
+        """For each of its KV groups: have the tables lost their first entries, so that entry j is not block j of the
+        text?"""
         return tuple(not self.rows.shifted[g].isdisjoint(row_list) for g in self.side.groups)

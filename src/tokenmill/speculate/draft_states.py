@@ -1,9 +1,9 @@
-"""States of a draft model with recurrent layers. Owns: places for those behind a row's newest tokens, and which of them
-guessing goes on from.
+"""States of a draft model with recurrent layers. Owns: where the states behind a row's newest tokens are kept, and
+which of them guessing continues from.
 
-Verification may leave a row with any number of the guesses, so the states behind all of them are kept: of each row one
-place to go on from, and one behind each token from `begun` on. What a row was not guessed for is not made up for: the
-scheduler has it followed from its first token again. Must not know: models, plans.
+Any number of guesses may stand after verification, so the states behind all of them are kept. Each row has one place to
+continue from, and one place behind each token from `begun` on. If a row misses steps, its states are not repaired here:
+the scheduler has the drafter follow the row again from its first token. Must not know: models, plans.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tokenmill.kvcache.states import StatePool
 
 
 def places_of(most: int) -> int:
-    """Of each row, where up to `most` tokens are guessed."""
+    """Places per row, if up to `most` tokens are guessed."""
     return most + 2
 
 
 class DraftStates:
-    """By row: the place to go on from, then one behind each of the newest tokens, the first of which is `begun`."""
+    """Per row: the place to continue from, then one place behind each of the newest tokens, which start at `begun`."""
 
     def __init__(self, pool: StatePool, rows: int, most: int) -> None:
         """rows: the spare one included."""
@@ -34,7 +34,8 @@ class DraftStates:
         self.left: dict[int, Tensor] = {}
 
     def follow(self, spans: list[tuple[int, int, int]], ctx: ForwardContext) -> ForwardContext:
-        """Known tokens are computed: (row, first position, how many), each going on from where the last one ended."""
+        """Known tokens are computed: (row, first position, count). Each span continues where the row's last one
+        ended."""
         row_ids, ends, left, single = [], [], [], []
         for row, first, count in spans:
             base = row * self.count
@@ -51,14 +52,15 @@ class DraftStates:
         return self._seen(ctx, self._here(at), self._here(torch.tensor(left)))
 
     def go_back(self, row_ids: Tensor, length: Tensor) -> None:
-        """Rows [S] have `length` [S] known tokens, of which the newest two are computed next."""
+        """Go back to before the newest two of the rows' [S] `length` [S] known tokens, which are computed next."""
         at, newest = row_ids * self.count, length - 2
         stand = (newest - 1 - self.begun[row_ids]).clamp_(0, self.count - 2)
         self._move(at + 1 + stand, at)
         self.begun[row_ids] = newest
 
     def place(self, row_ids: Tensor, n: int) -> None:
-        """The n-th pass over these rows: the first one takes two tokens of each, one after the other."""
+        """Set the places for the n-th pass over these rows. The first pass takes two tokens per row, one after the
+        other."""
         rung, wide = row_ids.shape[0], n == 0
         size = 2 * rung if wide else rung
         reads, left = self._of(rung), self._of(size, left=True)
@@ -70,7 +72,7 @@ class DraftStates:
             left.copy_(at + n + 2)
 
     def seen(self, ctx: ForwardContext, rung: int, *, wide: bool) -> ForwardContext:
-        """A pass's context with the places that lie where `place` puts them."""
+        """A pass's context, with the places that `place` has set."""
         return self._seen(ctx, self._of(rung), self._of(2 * rung if wide else rung, left=True))
 
     def _seen(self, ctx: ForwardContext, reads: Tensor, left: Tensor) -> ForwardContext:

@@ -1,8 +1,8 @@
-"""EAGLE heads: one layer that guesses the target's next hidden state from its last ones.
+"""EAGLE heads: one layer that guesses the target's next hidden state from its previous ones.
 
-Position p of its K/V joins what the target made of position p with the token at p + 1. So it follows the very steps in
-which the target computes, over the same batch, and goes on alone from there: its own states then stand for the
-target's. What it has missed it cannot make up for. Must not know: plans, verification, checkpoints.
+At position p, the head's K/V joins the target's hidden state of position p with the token at p + 1. So the head runs
+behind each step of the target, over the same batch. From there it goes on alone, with its own states in place of the
+target's. It cannot make up for steps that it has missed. Must not know: plans, verification, checkpoints.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ FINAL = -1
 
 
 class Net(Protocol):
-    """A layer that guesses. taps: what it reads of the target, side by side; norm, head (None: the target's) and what
-    each of its own words means (None: itself) make words of its states."""
+    """A network that guesses. taps: the target's layers that it reads, side by side. norm and head (None: the target's)
+    turn its states into logits; words: the token that each of its own words means (None: the same id)."""
 
     @property
     def taps(self) -> tuple[int, ...]: ...
@@ -44,11 +44,12 @@ class Net(Protocol):
     def words(self) -> Tensor | None: ...
 
     def begin(self, tokens: Tensor, taps: Tensor, ctx: ForwardContext) -> Tensor:
-        """tokens [T], each one behind its tap [T, hidden of all taps] -> states [T, hidden]."""
+        """tokens [T], each behind the token of its taps [T, hidden of all taps] -> states [T, hidden]."""
         ...
 
     def go_on(self, tokens: Tensor, states: Tensor, ctx: ForwardContext) -> Tensor:
-        """tokens [T], each one behind a state of its own making [T, hidden] -> states [T, hidden]."""
+        """tokens [T], each behind the token of a state [T, hidden] that the network itself made -> states [T,
+        hidden]."""
         ...
 
 
@@ -58,7 +59,7 @@ class EagleHead:
     follows = True
     catches_up = ""
     ways = 1
-    """So many of a row's first guesses are each made in a way of its own."""
+    """How many of a row's first guesses are each computed by a different procedure (LaterSteps has more than one)."""
 
     def __init__(
         self,
@@ -89,12 +90,12 @@ class EagleHead:
         self.choosing: Choosing
 
     def bind(self, rows: Rows, pool: KVPool) -> None:
-        """Its layer is the pool's last one."""
+        """Take the rows and the pool, whose last layers are the head's."""
         self.rows, self.side = rows, side_of(rows, pool, self.specs)
         self.choosing = Choosing(self.kernels, rows, exact=rows.device.type == "cpu")
 
     def warm(self) -> None:
-        """Record the passes with the row that is nobody's."""
+        """Record the passes with the spare row."""
         if self.choosing.exact:
             return
         for rung in reversed(self.choosing.ladder):
@@ -106,7 +107,7 @@ class EagleHead:
                     self._pass(placed, 1 + n)
 
     def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
-        """The whole batch: what is rejected of it is written over in the next step."""
+        """Run over the target's whole batch. What verification rejects is overwritten in the next step."""
         ctx, mine = seen.ctx, self._mine(seen.ctx)
         assert ctx.rows is not None and ctx.taps is not None
         taps = [ctx.taps[tap] for tap in self.net.taps]
@@ -114,12 +115,13 @@ class EagleHead:
         self.out = self.net.begin(tokens, taps[0] if len(taps) == 1 else torch.cat(taps, -1), mine)
 
     def _mine(self, ctx: ForwardContext) -> ForwardContext:
-        """A step of the target as the drafter's own layers see it."""
+        """The context of a target's step, for the drafter's own layers."""
         side = self.side
         return replace(ctx, kv=side.views, groups=[ctx.groups[g] for g in side.groups], taps=None)
 
     def propose(self, step: Drafting) -> None:
-        """The states of the step give the first guess, each guess a state and so the next one."""
+        """Guess for each row: the step's states give the first guess; each guess gives a state, and that the next
+        guess."""
         assert self.out is not None
         side = self.side
         placed, drawn = self.choosing.place(step.row_list)
@@ -131,7 +133,7 @@ class EagleHead:
         if self.growth is not None:
             self._grow(step, placed, length, drawn=drawn)
             return
-        real = slice(len(step.row_list))  # a spare row that fills up a rung would move on once for each place it fills
+        real = slice(len(step.row_list))  # the spare row would move on once for each place of the rung that it fills
         for n in range(step.count):
             if n:
                 self._pass(placed, n)
@@ -139,7 +141,7 @@ class EagleHead:
             self.kernels.advance_(row_ids[real], ids[real], side.tokens, side.length, side.computed)
 
     def _grow(self, step: Drafting, placed: Placed, length: Tensor, *, drawn: bool) -> None:
-        """A tree for each row in place of a chain."""
+        """Guess a tree for each row instead of a chain."""
         assert self.growth is not None
         net, sampled, rows = self.net, placed.words > 0, step.rows
 
@@ -155,21 +157,21 @@ class EagleHead:
         rows.parents[placed.row_ids, : step.count] = parents
 
     def _net(self, n: int) -> Net:
-        """What makes the n-th guess."""
+        """The network that makes the n-th guess."""
         return self.net
 
     def _logits(self, states: Tensor) -> Tensor:
-        """Of words behind states [n, hidden]."""
+        """Logits of the words that follow states [n, hidden]."""
         net, ctx = self.net, bare(self.kernels, states.shape[0], states.device)
         x = states if net.norm is None else self.kernels.norm(states, net.norm)
         return self.target.logits(x, ctx) if net.head is None else net.head.matmul(x, ctx).float()
 
     def forget_weights(self) -> None:
-        """What was made of the old ones is made again."""
+        """Drop what was made from the old weights; it is made again from the new ones."""
         self.replays.forget_weights()
 
     def _states(self, rung: int, found: Tensor | None) -> Tensor:
-        """Where passes of this rung read and leave their states."""
+        """The tensor in which passes of this rung read and write their states."""
         if rung not in self.states:
             shape = rung, self.target.spec.hidden_size
             self.states[rung] = torch.zeros(shape, dtype=self.dtype, device=self.rows.device)
@@ -196,7 +198,7 @@ class EagleHead:
         return self.replays.make_or_replay(("guess", rung, drawn, min(n, self.ways - 1)), computing)
 
     def _pass(self, placed: Placed, n: int) -> None:
-        """The newest of n guesses of each row, and the state that it was guessed from, give the next state."""
+        """Compute each row's next state from the newest of its n guesses and the state that this was guessed from."""
         rung, side, row_ids = placed.row_ids.shape[0], self.side, placed.row_ids
         states, shifted = self.states[rung], self._shifted()
 
@@ -214,7 +216,7 @@ class EagleHead:
         states.copy_(made)
 
     def _shifted(self) -> tuple[bool, ...]:
-        """Which of its groups' tables do not begin at j * block size, in any row."""
+        """For each of its KV groups: has any row's table lost its first entries?"""
         return tuple(bool(self.rows.shifted[g]) for g in self.side.groups)
 
 

@@ -1,8 +1,8 @@
-"""Trees of an EAGLE head. Owns: growing them level by level, the likeliest nodes first.
+"""Trees of an EAGLE head. Owns: growing them level by level, likeliest nodes first.
 
-A level's likeliest nodes, by what all of their tokens are worth together, are given to the head, which makes a state of
-each, and so their children; of all that were seen the likeliest stay. Nodes lie in the head's own pages behind one
-another, each seeing what it descends from (runner/trees.py). Must not know: networks, plans, verification.
+The likeliest nodes of a level (by the product of the probabilities on their path) go through the head, which gives each
+a state and so its children. Of all nodes seen, the likeliest stay. Nodes lie behind one another in the head's own
+pages; each sees only its ancestors (runner/trees.py). Must not know: networks, plans, verification.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from tokenmill.speculate.tree import likeliest, likeliest_words
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """nodes: that stay; levels; width: nodes of a level that are given to the head, which its pages have room for."""
+    """nodes: how many stay. levels: how deep trees are. width: nodes per level that go through the head (and its
+    pages)."""
 
     nodes: int
     levels: int
@@ -37,9 +38,9 @@ class Growth:
 
 @dataclass(slots=True)
 class Head:
-    """What a tree needs of a head. scores(states [n, hidden], rows [n], positions [n]) -> [n, V] of words behind tokens
-    at these positions; ids: what these words mean [V], None: themselves; go_on(tokens [n], states [n, hidden], context)
-    -> states."""
+    """What a tree needs from a head. scores(states [n, hidden], rows [n], positions [n]) -> [n, V], for the words that
+    follow tokens at these positions. ids [V]: the token that each word means (None: the same id).
+    go_on(tokens [n], states [n, hidden], context) -> states."""
 
     scores: Callable[[Tensor, Tensor, Tensor], Tensor]
     ids: Tensor | None
@@ -51,22 +52,23 @@ class Head:
 
 @dataclass(slots=True)
 class Seen:
-    """All nodes so far, of S rows: worth, tokens and parents [S, n] (1 + a node's number; 0: the root)."""
+    """All nodes so far of S rows: worth, tokens and parents [S, n]. A parent is 1 + its node's number; 0 is the
+    root."""
 
     worth: Tensor
     tokens: Tensor
     parents: Tensor
 
     def join(self, worth: Tensor, tokens: Tensor, parents: Tensor) -> Seen:
-        """With one more level."""
+        """The same with one more level."""
         pairs = ((self.worth, worth), (self.tokens, tokens), (self.parents, parents))
         return Seen(*(torch.cat(pair, 1) for pair in pairs))
 
 
 def grow(head: Head, growth: Growth, row_ids: Tensor, known: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-    """row_ids [S] with `known` [S] tokens, and the states behind the newest ones [S, hidden] -> tokens and parents of
-    `growth.nodes` drafts [S, nodes]."""
-    count, root = row_ids.shape[0], (known - 1).clamp(min=0)  # the spare row knows nothing
+    """Grow a tree per row: row_ids [S] with `known` [S] tokens, and the states [S, hidden] of the newest ones -> tokens
+    and parents of `growth.nodes` drafts [S, nodes]."""
+    count, root = row_ids.shape[0], (known - 1).clamp(min=0)  # the spare row has no known tokens
     none = known.new_zeros((count, 0))
     seen = Seen(states.new_zeros((count, 0), dtype=torch.float32), none, none)
     beam = states[:, None]
@@ -101,7 +103,7 @@ def grow(head: Head, growth: Growth, row_ids: Tensor, known: Tensor, states: Ten
 
 
 def _context(head: Head, row_ids: Tensor, root: Tensor, line: Tensor) -> ForwardContext:
-    """One level's nodes: line [S, n, depth] says what each descends from, itself at the end."""
+    """The context of one level's nodes. line [S, n, depth]: each node's path from the root's child to itself."""
     side, (_, wide, depth) = head.side, line.shape
     owners, roots = row_ids.repeat_interleave(wide), root.repeat_interleave(wide)
     places = line.flatten(0, 1)

@@ -1,9 +1,9 @@
 """Lookahead: guesses from what the model itself said behind wrong guesses. No other model, no training.
 
-Every step verifies a chain of guesses, and says a token behind each of them, behind wrong ones, too: a Jacobi iteration
-of the text to come. What was said behind which two tokens is kept in a pool of each row, and is what is guessed where
-the text comes to such tokens; where the pool knows nothing, the iteration itself goes on. Where trees can be verified,
-windows.py goes further. Must not know: plans, verification.
+Each step verifies a chain of guesses and gives a token behind each of them, also behind wrong ones. This is a Jacobi
+iteration of the coming text. A pool per row keeps which token was said behind which two tokens. When the text comes to
+two such tokens again, that token is the guess; where the pool has nothing, the iteration itself continues. If trees can
+be verified, windows.py goes further. Must not know: plans, verification.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tokenmill.runner.drafts import Forgetful
 from tokenmill.speculate.same_text import SameText
 
 POOL = 1 << 12
-"""Places of a row's pool: pairs of tokens fall into them by a hash, and the latest of each place stays."""
+"""Places of a row's pool. A hash puts each pair of tokens into a place, where the latest pair stays."""
 MIX = 40503
 
 
 class Lookahead(Forgetful):
-    """A DeviceDrafter with a pool of three tokens: two, and the one that was said behind them."""
+    """A DeviceDrafter with a pool of token triples: two tokens, and the one that was said behind them."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -31,13 +31,13 @@ class Lookahead(Forgetful):
         self.text: SameText
 
     def bind(self, rows: Any, pool: Any) -> None:
-        """A pool for each row, and which text it is of."""
+        """Make a pool for each row, and a mark of the text that it belongs to."""
         count, device = rows.tokens.shape[0], rows.device
         self.pool = torch.full((count, POOL), -1, dtype=torch.int32, device=device)
         self.text = SameText(count, device)
 
     def propose(self, step: Drafting) -> None:
-        """Take in what was said, then go on from pair to pair."""
+        """Learn what was said, then guess from pair to pair."""
         rows, row_ids = step.rows, step.row_ids
         known = rows.length[row_ids]
         said, count, kept = step.samples()
@@ -58,7 +58,7 @@ class Lookahead(Forgetful):
         The first wrong guess has been written over by what stands there; the later ones still lie in the row."""
         for n in range(said.shape[1]):
             before, last = (tokens[row_ids, (known + n - m).clamp(min=0)].long() for m in (2, 1))
-            gone = (n >= kept) & (n < kept + 2)  # the pair holds the one that was written over
+            gone = (n >= kept) & (n < kept + 2)  # the pair holds the guess that was overwritten
             place = _place(before, last)
             old = self.pool[row_ids, place]
             self.pool[row_ids, place] = torch.where((n < count) & ~gone, said[:, n].to(torch.int32), old)
@@ -72,5 +72,5 @@ class Lookahead(Forgetful):
 
 
 def _place(before: Tensor, last: Tensor) -> Tensor:
-    """Of a pair [S]."""
+    """The pool's place of a pair of tokens [S]."""
     return (before * MIX + last) % POOL

@@ -1,6 +1,7 @@
-"""Prompt lookup where the rows are: what NgramDrafter proposes, found by the backend, which waits for nothing.
+"""Prompt lookup on the device: it proposes what NgramDrafter proposes. The backend searches the rows, so the host waits
+for nothing.
 
-Knows nothing of models or plans.
+Must not know: models, plans.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class NgramLookup(Forgetful):
         self.rows = rows
 
     def warm(self) -> None:
-        """Compile the search, with the row that is nobody's; it stays where it was."""
+        """Compile the search with the spare row, which stays unchanged."""
         rows = self.rows
         row_ids = torch.tensor([rows.spare], device=rows.device)
         rows.length[rows.spare] = 1
@@ -36,6 +37,6 @@ class NgramLookup(Forgetful):
         rows.length[rows.spare] = 0
 
     def propose(self, step: Drafting) -> None:
-        """What followed the end of each row before."""
+        """Propose what followed when each row's last tokens occurred before."""
         rows = step.rows
         self.kernels.look_up_(step.row_ids, step.count, self.sizes, step.longest, rows.tokens, rows.length)

@@ -1,7 +1,7 @@
-"""Medusa heads: small networks on the target's last hidden state, head i guessing the token i + 1 places on.
+"""Medusa heads: small networks on the target's last hidden state. Head i guesses the token i + 1 places ahead.
 
-Each head is a few residual blocks and a matrix over the vocabulary, which may be the target's own. They keep nothing:
-what the newest token was sampled from is all they read. Must not know: plans, verification, checkpoints.
+Each head is a few residual blocks and a matrix over the vocabulary, which may be the target's own. Heads keep no state:
+they read only the hidden state that the newest token was sampled from. Must not know: plans, verification, checkpoints.
 """
 
 from __future__ import annotations
@@ -68,17 +68,17 @@ class MedusaHeads(Forgetful):
         self.seen: Seen
 
     def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
-        """What the newest tokens were sampled from is among the step's hidden states."""
+        """Keep the hidden states of the step: the newest tokens were sampled from some of them."""
         self.seen = seen
 
     def bind(self, rows: Rows, pool: KVPool) -> None:
-        """The rows alone: there are no pages."""
+        """Take the rows; heads have no pages."""
         self.choosing = Choosing(self.kernels, rows, exact=rows.device.type == "cpu")
         if self.shape is not None:
             self.picking = Picking(self.shape, self.levels, rows.device)
 
     def propose(self, step: Drafting) -> None:
-        """A guess of each head, whatever the others guess; of trees several."""
+        """Take one guess from each head (several for trees), independent of the other heads' guesses."""
         placed, drawn = self.choosing.place(step.row_list)
         hidden, rung, count = self.seen.hidden[step.places()], placed.row_ids.shape[0], len(step.row_list)
         if rung not in self.given:
@@ -112,11 +112,11 @@ class MedusaHeads(Forgetful):
         rows.tokens[row_ids[:, None], rows.length[row_ids][:, None] + ahead] = guesses.to(torch.int32)
 
     def forget_weights(self) -> None:
-        """What was made of the old ones is made again."""
+        """Drop what was made from the old weights; it is made again from the new ones."""
         self.replays.forget_weights()
 
     def _guess(self, n: int, given: Tensor, ctx: ForwardContext, *, drawn: bool) -> Tensor:
-        """The n-th head's guesses [rung], or its logits where they are drawn from."""
+        """The n-th head's guesses [rung], or its logits if guesses are drawn from them."""
         words, x = self.heads[n].words, self.heads[n].hidden(given, ctx)
         logits = self.target.logits(x, ctx) if words is None else words.matmul(x, ctx)
         if words is not None and not self.kernels.chooses:

@@ -1,4 +1,4 @@
-"""A checkpoint's own layer that guesses later tokens, as EAGLE's passes run it (eagle.py).
+"""A checkpoint's own layer that guesses later tokens, wrapped so that EAGLE's passes can run it (eagle.py).
 
 Must not know: plans, verification, checkpoints.
 """
@@ -15,7 +15,7 @@ from tokenmill.speculate.eagle import FINAL, Embed
 
 
 class LaterNet:
-    """What EagleHead asks of a network; embeddings and head are the target's."""
+    """The network that EagleHead runs; embeddings and head are the target's."""
 
     taps = (FINAL,)
     head: Weight | None = None
@@ -31,7 +31,7 @@ class LaterNet:
         return self.go_on(tokens, taps, ctx)
 
     def go_on(self, tokens: Tensor, states: Tensor, ctx: ForwardContext) -> Tensor:
-        """The same behind states of its own making."""
+        """The same behind states that the layer itself made."""
         made, kernels = self.made, ctx.kernels
         words, before = kernels.norm(self.embed(tokens, ctx), made.norms[0]), kernels.norm(states, made.norms[1])
         found = whole(made.layer(made.join.matmul(torch.cat((words, before), -1), ctx), ctx), ctx)

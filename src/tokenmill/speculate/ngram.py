@@ -1,6 +1,6 @@
-"""Prompt lookup: the last n tokens occurred before, so propose what followed them then.
+"""Prompt lookup: if the last n tokens occurred before, propose what followed them then.
 
-Owns: an index of n-grams per sequence, grown as tokens come. Knows nothing of models; proposals are verified.
+Owns: an index of n-grams per sequence, which grows with the tokens. Must not know: models. Proposals are verified.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.sequence import Sequence
 
 MOST_TOKENS = 64
-"""Of an n-gram: each length up to the longest is one more entry per token, or one more look at all of them."""
+"""Longest n-gram: each length costs one more entry per token, or one more search of all tokens."""
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class NgramDrafter:
         return []
 
     def observe(self, seq: Sequence, proposed: int, accepted: int) -> None:
-        """How many guesses pay is found out elsewhere (patience.py)."""
+        """Nothing to learn here: patience.py finds out how many guesses pay."""
 
     def forget(self, seq: Sequence) -> None:
         self.indexes.pop(seq.id, None)

@@ -1,7 +1,7 @@
-"""One pass of a drafter's model. Owns: from rows to what it makes of their newest tokens, recorded where that can be.
+"""One pass of a drafter's model. Owns: computing guesses from the rows' newest tokens, recorded where possible.
 
-A pass computes each row's next token, or its newest two (`wide`), which is all that a row in step can lack. Nothing
-in it moves a row on. Must not know: plans, how guesses are verified.
+A pass computes each row's newest token, or its newest two (`wide`): a row that missed no step lacks no more than that.
+A pass does not advance any row. Must not know: plans, how guesses are verified.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tokenmill.speculate.draft_states import DraftStates
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A drafter's model: ids from `words` on are none of the target's, and those from `known` on none of its own."""
+    """A drafter's model. The target has no ids from `words` on; the drafter itself has none from `known` on."""
 
     model: CausalLM
     words: int
@@ -40,13 +40,13 @@ class Model:
         return self.model.forward(tokens, ctx)
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """Over words of the target."""
+        """Logits over the target's vocabulary."""
         logits = self.model.logits(hidden, ctx)
         return logits if self.known <= self.words else logits[:, : self.words].contiguous()
 
 
 class Passes:
-    """Of one model, beside the rows at `side`; `older` stands one position before it in each row."""
+    """The passes of one model, whose rows are `side`; `older` is one position before it in each row."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Passes:
         replays: Replays,
         states: DraftStates | None = None,
     ) -> None:
-        """states: of a model with recurrent layers; they have been placed before each pass."""
+        """states: those of a model with recurrent layers; they are placed before each pass."""
         self.made = made
         self.states = states
         self.kernels = kernels
@@ -69,13 +69,13 @@ class Passes:
     def guess_behind(self, placed: Placed, shifted: tuple[bool, ...], *, wide: bool, drawn: bool) -> Tensor:
         """-> a guess for each placed row [rung]."""
         rung, exact = placed.row_ids.shape[0], self.choosing.exact
-        chooses = not (drawn and exact)  # such a choice is no part of a native tape
+        chooses = not (drawn and exact)  # a native tape cannot hold such a choice
 
         def computing() -> Callable[[], Tensor]:
             lay = self._wide(placed, shifted) if wide else self._narrow(placed.row_ids, shifted)
             return lambda: self._compute(lay(), placed, wide=wide, drawn=drawn if chooses else None)
 
-        # Two tokens of a row that has states lie one behind the other, which no native tape lays out.
+        # Two tokens of a row with recurrent states must follow each other, and native tapes have no such layout.
         if any(shifted) or (exact and (rung > MOST_ROWS or (wide and self.states is not None))):
             made = computing()()
         else:
@@ -90,7 +90,7 @@ class Passes:
         """Guesses, or logits where `drawn` is None."""
         tokens, ctx = laid
         hidden = self.made.forward(tokens, ctx)
-        if wide:  # of each row's two tokens the newest one
+        if wide:  # the newer of each row's two tokens
             hidden = hidden[placed.row_ids.shape[0] :] if ctx.max_query == 1 else hidden[1::2].contiguous()
         logits = self.made.logits(hidden, ctx)
         if drawn is None:

@@ -1,10 +1,10 @@
-"""When a drafter of the host had better guess less, or nothing. Owns: of each sequence how often guesses are right, and
-a balance of what they have cost and saved; of all of them what a step of more tokens costs.
+"""When a host drafter should guess less, or not at all. Owns: per sequence, how often guesses are right and a balance
+of what they cost and saved; over all sequences, what a step of more tokens costs.
 
-A guess that is tried takes a part of a step's time, and a right one saves a row its part of a step. Of a sequence so
-many guesses are tried as give most tokens for the time that such steps have taken here. Whatever that says, nothing is
-tried that the balance cannot pay for: it begins with CREDIT tokens and gains ALLOWED for each one, so text in which all
-guesses fail loses no more. Must not know: where guesses come from, clocks.
+A tried guess costs part of a step's time; a right one saves a row its share of a step. For a sequence, the number of
+guesses tried is the one that gives most tokens for the time that such steps have taken here. But nothing is tried that
+the balance cannot pay for. It begins with CREDIT tokens and gains ALLOWED per token, so a text in which all guesses
+fail loses no more than that. Must not know: where guesses come from, clocks.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from tokenmill.speculate.curve import Curve
 CREDIT, MOST_CREDIT = 1.0, 4.0
 """The balance that a sequence begins with, and the most that right guesses may save up."""
 ALLOWED = 0.01
-"""Of the time that tokens take, for guesses that fail."""
+"""The share of the time of tokens that failed guesses may cost."""
 HOPE, TRUST = 0.6, 3.0
-"""How often guesses are taken to be right before any was tried, and for how many tried ones that stands."""
+"""How often guesses are assumed to be right before any was tried, and how many tried ones this counts for."""
 FORGET = 0.95
-"""What older guesses count for beside one newer step's."""
+"""Weight of older guesses beside those of one newer step."""
 PLAIN = 64
-"""One of so many steps is without guesses, so that what they cost stays known."""
+"""One step in this many has no guesses, so that their cost stays known."""
 LITTLE = 0.1
-"""What a guess is hoped to cost, in tokens, where nothing has been measured."""
+"""The assumed cost of a guess, in tokens, before anything is measured."""
 ASKED = 2
-"""Guesses that are tried to find out whether more of them pay by now."""
+"""Guesses tried to find out whether more of them pay by now."""
 
 
 class HostControl:
-    """A DraftControl for guesses of the host: it makes none, and hears how long steps take."""
+    """A DraftControl for host drafters. It allows no device drafts; it learns how long steps take."""
 
     def __init__(self, most_rows: int | None = None) -> None:
-        """most_rows: with more rows nothing is guessed at all."""
+        """most_rows: with more rows there are no guesses."""
         self.most_rows = most_rows
         self.curve = Curve()
         self.rows, self.turn = 1, 0
         self.others = 0.0
-        """Guesses that one row's neighbours try in a step, about."""
+        """About how many guesses the other rows try in a step."""
         self.paid = 1.0
-        """What each guess of the last step that tried any has cost, in tokens."""
+        """What each guess cost, in tokens, in the last step that tried any."""
 
     @property
     def closed(self) -> bool:
-        """Are there too many rows for any guesses, or is it to be found out what a step without them takes?"""
+        """Are there too many rows for guesses, or is the time of a step without them to be measured?"""
         many = self.most_rows is not None and self.rows > self.most_rows
         return many or self.turn % PLAIN == 0 or not self.curve.knows(self.rows)
 
@@ -55,10 +55,10 @@ class HostControl:
         return 0
 
     def observe(self, tried: int, accepted: int) -> None:
-        """Each sequence's guesses are its own matter."""
+        """Nothing to learn: each sequence counts its own guesses."""
 
     def timed(self, rows: int, depth: int, seconds: float) -> None:
-        """No drafts of a device."""
+        """Nothing to learn: there are no drafts of a device."""
 
     def worked(self, tokens: int, rows: int, seconds: float) -> None:
         self.curve.learn(tokens, seconds)
@@ -75,8 +75,8 @@ class HostControl:
         return plain, plain * (self.curve.more(rows + tried, rows) or 0.0)
 
     def cost(self, count: int, unknown: float = 1.0) -> float:
-        """Of so many guesses of one row beside those of the others, in tokens; all that are tried share what they cost
-        together. unknown: what each is taken to cost where nothing is known."""
+        """The cost, in tokens, of `count` guesses of one row beside those of the others: all guesses of a step share
+        their cost. unknown: the assumed cost of each where nothing is measured."""
         return count * min(
             self._each(count, round(self.others), unknown), self._each(count, (self.rows - 1) * count, unknown)
         )
@@ -86,8 +86,8 @@ class HostControl:
         return unknown if more is None else self.rows * more / (others + count)
 
     def best(self, right: float, most: int) -> int:
-        """How many guesses, each of which is right so often if those before it are, give most tokens for their time;
-        now and then one more or less, because what lies between measured steps may be otherwise than a line."""
+        """How many guesses give most tokens for their time. right: how often a guess is right if those before it are.
+        Now and then it is one more or less, because times between measured steps need not be linear."""
         best, worth, alive, gained = 0, 1.0, 1.0, float(self.rows)
         for count in range(1, most + 1):
             alive *= right
@@ -101,8 +101,8 @@ class HostControl:
 
 @dataclass(slots=True)
 class Patience:
-    """Of one sequence, in tokens; `seen`: how many of them it had when it was last looked at; `owed`: guesses that were
-    tried since, what they cost may have become known in between."""
+    """One sequence's balance, in tokens. `seen`: the sequence's length at the last look. `owed`: guesses tried since,
+    whose cost may have become known in between."""
 
     balance: float = CREDIT
     right: float = HOPE * TRUST
@@ -111,7 +111,7 @@ class Patience:
     owed: int = 0
 
     def most(self, tokens: int, most: int, control: HostControl) -> int:
-        """How many guesses to try behind so many tokens."""
+        """How many guesses to try behind this many tokens."""
         if self.owed:
             self.balance = max(-MOST_CREDIT, self.balance - control.paid * self.owed)
             self.owed = 0
@@ -126,7 +126,7 @@ class Patience:
         return count
 
     def learn(self, proposed: int, accepted: int) -> None:
-        """Of its guesses so many were right; those behind the first wrong one say nothing."""
+        """`accepted` of the sequence's guesses were right. Those behind the first wrong one tell nothing."""
         self.owed = proposed
         self.balance = min(MOST_CREDIT, self.balance + accepted)
         self.right = FORGET * self.right + accepted
@@ -134,7 +134,7 @@ class Patience:
 
 
 class Careful:
-    """A HostDrafter that asks another one for as many guesses as pay."""
+    """A HostDrafter that asks another one for only as many guesses as pay."""
 
     def __init__(self, drafter: HostDrafter, control: HostControl) -> None:
         self.drafter = drafter

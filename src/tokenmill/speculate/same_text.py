@@ -1,4 +1,4 @@
-"""Does a row still hold the text that it held? Owns: what is kept of each row to tell. Must not know: who asks."""
+"""Does a row still hold the same text? Owns: what is kept per row to tell. Must not know: who asks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class SameText:
         self.tail = torch.full((rows,), -1, dtype=torch.int32, device=device)
 
     def goes_on(self, rows: RowState, row_ids: Tensor, kept: Tensor) -> Tensor:
-        """[S]: has the row's text gone on by `kept` [S] tokens since (else it is somebody else's)? It is seen now."""
+        """[S]: is the row's text the one last seen, `kept` [S] tokens longer? If not, it is another text. Marks it as
+        seen."""
         known = rows.length[row_ids]
         earlier = known - kept
         same = (self.grown[row_ids] == earlier) & (self.tail[row_ids] == rows.tokens[row_ids, earlier - 1])

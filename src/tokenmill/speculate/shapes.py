@@ -14,13 +14,13 @@ from typing import Any
 
 MOST_NODES, MOST_LEVELS, MOST_CHILDREN = 64, 16, 16
 LONGEST = 4096
-"""Characters of a shape that is written down."""
+"""Most characters of a written shape."""
 Path = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """paths: of a tree that is always the same; None: the `nodes` likeliest ones, found anew each time."""
+    """paths: the nodes of a fixed tree; None: the `nodes` likeliest ones, found anew each time."""
 
     nodes: int
     paths: tuple[Path, ...] | None = None
@@ -55,7 +55,7 @@ def read_shape(said: Any, nodes: int | None) -> Shape:
 
 
 def parents_of(paths: tuple[Path, ...]) -> list[int]:
-    """1 + the number of what each path goes on from; 0: the newest known token."""
+    """Each path's parent: 1 + its node's number; 0: the newest known token."""
     places = {path: n + 1 for n, path in enumerate(paths)}
     return [places[path[:-1]] if len(path) > 1 else 0 for path in paths]
 
@@ -79,8 +79,8 @@ class Windows:
         return self.window + self.length - 2
 
     def parents(self) -> list[int]:
-        """1 + the number of what each node goes on from; 0: the newest token. Candidates come one after the other, then
-        the first guesses of all lines, the second ones, ..."""
+        """Each node's parent: 1 + its number; 0: the newest token. Candidates come one after the other, then the first
+        guesses of all lines, then the second ones, ..."""
         deep = self.length - 1
         first = self.candidates * deep
         runs = [at if at % deep else 0 for at in range(first)]

@@ -1,8 +1,8 @@
-"""Suffix lookup: whatever the text ends with occurred before, however long, so propose what followed it then.
+"""Suffix lookup: find where the text's longest suffix occurred before, and propose what followed it there.
 
-Owns: an automaton per sequence, and stores of earlier answers, one per tenant and adapter as the prefix cache has
-them. A store holds the answers of two generations; when the younger one is full, the older one is dropped. Knows
-nothing of models; proposals are verified.
+Owns: an automaton per sequence, and stores of earlier answers, one per tenant and adapter (as in the prefix cache). A
+store holds two generations of answers; when the younger one is full, the older one is dropped. Must not know: models.
+Proposals are verified.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ GENERATION = 1 << 15
 STORES = 16
 """Tenants and adapters whose answers are kept."""
 SHORTEST, NEVER_MORE = 2, 32
-"""Matches that a sequence begins to guess from, and that it asks for after many wrong guesses."""
+"""The length of a match that a sequence asks for at first, and the most that it asks for after wrong guesses."""
 BETWEEN = -1
-"""Between two answers: no token."""
+"""Stands between two answers; it is no token."""
 
 
 @dataclass(slots=True)
@@ -51,8 +51,8 @@ class Store:
 
 @dataclass(slots=True)
 class Index:
-    """What is known of a sequence: its own text, where it stands in each generation of its store, and how long a
-    match it asks for."""
+    """A sequence's records: its own text, its place in each generation of its store, and how long a match it asks
+    for."""
 
     store: Store
     turn: int
@@ -100,7 +100,7 @@ class SuffixDrafter:
             index.need = max(SHORTEST, index.need - accepted)
 
     def forget(self, seq: Sequence) -> None:
-        """The answer may serve others."""
+        """The sequence has ended: keep its answer for others."""
         if self.indexes.pop(seq.id, None) is None or not self.kept:
             return
         answer = seq.tokens[seq.num_prompt :]
@@ -111,18 +111,18 @@ class SuffixDrafter:
         request = seq.group.request
         key = f"{request.adapter}\x00{request.salt}"
         store = self.stores.pop(key, None) or Store()
-        self.stores[key] = store  # the one used last is the last to go
+        self.stores[key] = store  # the store used last is dropped last
         if len(self.stores) > STORES:
             del self.stores[next(iter(self.stores))]
         return store
 
     def _extend(self, index: Index, tokens: list[int]) -> None:
-        """Take in what is new."""
+        """Add the new tokens."""
         own, store = index.own, index.store
         new = tokens[len(own.tokens) :]
         for token in new:
             own.add(token)
-        if index.turn != store.turn:  # what was younger is older: begin again with the newest tokens
+        if index.turn != store.turn:  # the younger generation is the older one now: begin again with the newest tokens
             index.turn, index.places, new = store.turn, [(0, 0), (0, 0)], tokens[-self.depth :]
         new = new[-self.depth :]
         for n, generation in enumerate(store.generations):

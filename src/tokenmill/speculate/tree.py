@@ -1,4 +1,4 @@
-"""Draft trees of a shape. Owns: which nodes are the likeliest, and the drafts that stand at them.
+"""Draft trees of a shape. Owns: which nodes are likeliest, and the drafts at them.
 
 Must not know: who guesses, plans.
 """
@@ -13,8 +13,8 @@ from tokenmill.speculate.shapes import MOST_CHILDREN, Path, Shape, parents_of
 
 
 def candidates(nodes: int, levels: int, children: int) -> tuple[Path, ...]:
-    """Every path that can be among the `nodes` likeliest, where the guesses of a level do not depend on those before:
-    whatever takes no later guess at any level is at least as likely."""
+    """Every path that can be among the `nodes` likeliest, if a level's guesses do not depend on those before: a path
+    that takes no later guess than another at any level is at least as likely."""
     found: list[Path] = []
     level: list[tuple[Path, int]] = [((), 1)]
     for _ in range(levels):
@@ -61,7 +61,7 @@ def likeliest_words(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     of their shares."""
     top = scores.topk(count, dim=1)
     largest = top.values[:, :1]
-    if scores.device.type == "cpu":  # torch wakes its threads for a sum, which costs more than all of the tree
+    if scores.device.type == "cpu":  # a sum would wake torch's threads, which costs more than the whole tree
         total = torch.from_numpy(np.exp(scores.numpy() - largest.numpy()).sum(1, keepdims=True))
     else:
         total = (scores - largest).exp().sum(1, keepdim=True)

@@ -1,10 +1,10 @@
 """Lookahead with windows: guesses from Jacobi iterations that run beside the text. No other model, no training.
 
-A row's drafts are one tree. Its window holds, for each of the next `window` places, a line of guesses: the first ones
-form a chain behind the newest token, and from each of these its own line goes on. Every step the model says a token
-behind the end of each line: with it the line is a run of `length` tokens that the model means, which goes into the
-row's pool, and the lines move on by a place. Candidates stand beside the window: runs of the pool, and of the text
-itself, that begin with the newest token. Must not know: plans, verification.
+A row's drafts are one tree. Its window holds a line of guesses for each of the next `window` places. The first guesses
+of all lines form a chain behind the newest token; each line continues from its own first guess. In each step the model
+says a token behind the end of each line. With it, the line is a run of `length` tokens that the model means: the run
+goes into the row's pool, and the lines move on by one place. Beside the window, the tree holds candidates: runs of the
+pool, and of the text itself, that begin with the newest token. Must not know: plans, verification.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from tokenmill.speculate.same_text import SameText
 from tokenmill.speculate.shapes import Windows
 
 PLACES = 1 << 10
-"""Of a row's pool: first tokens of runs fall into them by a hash."""
+"""Places of a row's pool. A hash of its first token puts a run into a place."""
 READ = 32
-"""Runs of the known text that are taken in each step: a prompt is read over several."""
+"""Runs of the known text that are read per step; a prompt is read over several steps."""
 BEHIND = 1 << 10
-"""Tokens of a prompt, its last ones, that are read at all."""
+"""Only this many last tokens of a prompt are read."""
 MIX = 40503
 
 
 class RunPool:
-    """Runs [rows, PLACES + 1, candidates, length] by row and first token, the latest ones; -1: none. The last place
-    is nobody's: what is not kept is written there. `era`: which text of a row they are of; others do not count."""
+    """The latest runs [rows, PLACES + 1, candidates, length], by row and first token; -1: none. Runs that are not kept
+    are written to the last place, which is never read. `era`: the row's text that a run is of; others do not count."""
 
     def __init__(self, rows: int, shape: Windows, device: torch.device) -> None:
         self.most = shape.candidates
@@ -71,7 +71,7 @@ class RunPool:
 
 
 class LookaheadWindows(Forgetful):
-    """A DeviceDrafter of such trees."""
+    """A DeviceDrafter that makes these trees."""
 
     def __init__(self, shape: Windows) -> None:
         self.shape = shape
@@ -85,8 +85,8 @@ class LookaheadWindows(Forgetful):
         self.tried: Tensor
 
     def bind(self, rows: Any, pool: Any) -> None:
-        """Of each row: its pool, its window [length - 1, window], which text they are of, how much of it has been read,
-        and how many nodes were left behind it."""
+        """Make for each row: a pool, a window [length - 1, window], the text that they are of, how much of it has been
+        read, and how many nodes were left behind it."""
         count, device = rows.tokens.shape[0], rows.device
         self.pool = RunPool(count, self.shape, device)
         self.parents = torch.tensor(self.shape.parents(), device=device)
@@ -95,7 +95,7 @@ class LookaheadWindows(Forgetful):
         self.text = SameText(count, device)
 
     def propose(self, step: Drafting) -> None:
-        """Take in what was said, move the window on, and leave candidates and window behind the text."""
+        """Learn what was said, move the window on, and write candidates and window behind the text."""
         rows, row_ids = step.rows, step.row_ids
         known = rows.length[row_ids]
         said, count, kept = step.samples()
@@ -120,7 +120,7 @@ class LookaheadWindows(Forgetful):
         return said[:, at.clamp(max=said.shape[1] - 1)].long()
 
     def _read(self, tokens: Tensor, row_ids: Tensor, known: Tensor, same: Tensor) -> None:
-        """Runs of the text itself: the next ones that have not been read."""
+        """Put the next unread runs of the text itself into the pool."""
         length = self.shape.length
         begun = torch.where(same, self.read[row_ids], (known - BEHIND).clamp(min=0))
         first = begun[:, None] + torch.arange(READ, device=known.device)

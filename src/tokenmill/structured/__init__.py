@@ -1,1 +1,1 @@
-"""What a sequence may say: constraints behind the Constraint seam, compiled from `structured_outputs`."""
+"""What a sequence may say: implementations of the Constraint protocol, compiled from `structured_outputs`."""

@@ -1,7 +1,7 @@
-"""Intersection, union and complement of sets of JSON values. Owns: working lazy nodes out, and memory of what it was.
+"""Intersection, union and complement of sets of JSON values. Owns: expanding lazy nodes, and remembering the results.
 
-Exact: what cannot be said exactly is refused, naming the keyword that asked. Must not know: how schemas are spelled
-(`read` does), or how sets become grammars.
+It is exact: what cannot be expressed exactly is refused, and the error names the keyword. Must not know: how schemas
+are spelled (`read` does), how sets become grammars.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def refuse_keyword(path: Path, why: str) -> NoReturn:
 
 @dataclass(slots=True)
 class Algebra:
-    """Sets of one schema; `read` gives what the subschema at a path admits."""
+    """The sets of one schema. `read` gives what the subschema at a path admits."""
 
     read: Callable[[Path], Sum]
     budget: Budget = field(default_factory=Budget)
@@ -58,7 +58,7 @@ class Algebra:
     busy: set[Node] = field(default_factory=set)
 
     def force(self, node: Node) -> Sum:
-        """Work a node out, one level deep."""
+        """Expand a node, one level deep."""
         if isinstance(node, Sum):
             return node
         if node == ANY:
@@ -204,7 +204,7 @@ class Algebra:
         self.budget.spend()
         try:
             found = self.force(node)
-        except ParameterError:  # refused where it is needed, if it is
+        except ParameterError:  # it is refused where it is needed, if at all
             return False
         if found.null or found.flags or found.numbers or found.strings:
             return False
@@ -278,7 +278,7 @@ def tidy_object(o: Object) -> Object | None:
 
 
 def _meet_patterns(a: Object, b: Object) -> tuple[tuple[str, Node], ...]:
-    """Names by pattern of both. A name that one side's pattern has and the other's has not is under its `extra`."""
+    """The pattern properties of both. A name that matches no pattern of one side falls under that side's `extra`."""
     mine, yours = dict(a.patterns), dict(b.patterns)
     found: dict[str, Node] = {}
     for pattern in [*mine, *yours]:

@@ -1,8 +1,8 @@
-"""Finished answers, judged once more. Owns: reading a value against the plain schema that its grammar was made of.
+"""Judges finished answers once more. Owns: checking a value against the plain schema that its grammar was made from.
 
-The grammar engine is trusted with patterns inside of JSON strings; this reads the same patterns with Python's `re`, so
-that a difference between the two is found where it happens (--check-structured). Formats and spelling are left to the
-engine. Must not know: how plain schemas are made, what is done about a difference.
+The grammar engine is trusted with patterns inside JSON strings. This reads the same patterns with Python's `re`, so a
+difference between the two is found where it happens (--check-structured). Formats and spelling are left to the engine.
+Must not know: how plain schemas are made, what is done about a difference.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KINDS: dict[str, tuple[type, ...]] = {
 
 
 class Checker:
-    """Judges answers of one grammar."""
+    """Checks answers of one grammar."""
 
     def __init__(self, schema: Any) -> None:
         self.schema = schema
@@ -33,7 +33,7 @@ class Checker:
 
     @classmethod
     def of(cls, grammar: str) -> Checker | None:
-        """For a grammar's text; None where it is not a JSON schema alone."""
+        """The checker of a grammar's text; None if the grammar is more than a JSON schema."""
         if not grammar.startswith("{"):
             return None
         parts = json.loads(grammar)["grammars"]
@@ -41,7 +41,7 @@ class Checker:
         return None if schema is None else cls(schema)
 
     def misfit(self, answer: bytes) -> str | None:
-        """Where an answer is not in the schema, and which keyword says so; None: it fits."""
+        """Where an answer violates the schema, and which keyword says so; None: it fits."""
         try:
             value = json.loads(answer)
         except ValueError:
@@ -91,7 +91,7 @@ class Checker:
                 continue
             found = [s for p, s in schema.get("patternProperties", {}).items() if matches(_inner(p), name)]
             for part in found or [schema.get("additionalProperties", True)]:
-                yield from self._misfits(part, item, f"{place}/*")  # a name that was made up stays untold
+                yield from self._misfits(part, item, f"{place}/*")  # names that the model made up are not shown
 
 
 def _text(schema: dict[str, Any], value: str, place: str) -> Iterator[str]:

@@ -2,9 +2,9 @@
 
 Must not know: expressions.
 
-Readers differ about the classes: to ECMA-262 a word is ASCII, to Python's `re` and to Rust it has the letters of all
-scripts. What is said must hold for all of them, so a class is read narrowly where its characters are wanted and widely
-where they are excluded.
+Readers disagree about the classes: in ECMA-262 a word character is ASCII; in Python's `re` and in Rust it is a letter
+of any script. What the model says must hold for all readers, so a class is read narrowly where its characters are
+wanted and widely where they are excluded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SPACE: Ranges = (
     (0x205F, 0x205F),
     (0x3000, 0x3000),
 )
-"""What ECMA-262 and Python call a space, both."""
+"""What both ECMA-262 and Python call a space."""
 _SPACE_OF_SOME: Ranges = (*SPACE, (0x1C, 0x1F), (0x85, 0x85), (0xFEFF, 0xFEFF))
 NEWLINE: Ranges = ((10, 10), (13, 13), (0x2028, 0x2029))
 _MARKS: Ranges = (
@@ -86,7 +86,7 @@ def _digits_of_some() -> Ranges:
 
 @cache
 def _no_words() -> Ranges:
-    """Characters that are part of a word to nobody."""
+    """Characters that no reader counts as part of a word."""
     codes = (code for low, high in _MARKS for code in range(low, high + 1))
     return normalise(tuple((code, code) for code in codes if _is_mark(unicodedata.category(chr(code)))))
 

@@ -1,8 +1,9 @@
 """From a request's `structured_outputs` to a Constraint. Owns: the cache of compiled grammars, and the budgets of
 compiling and of walking.
 
-`prepare` lowers in a process of its own and compiles in one thread (the engine's library lets go of the interpreter
-meanwhile); after it `constraint` only looks up and copies. Must not know: schemas' meaning, requests' other fields.
+`prepare` lowers in a process of its own and compiles in one thread (the engine's library releases the interpreter's
+lock meanwhile). Afterwards, `constraint` only looks up and copies. Must not know: schemas' meaning, requests' other
+fields.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ from tokenmill.structured.vocabulary import Vocabulary
 log = logging.getLogger("tokenmill.structured")
 CACHE_BYTES = 192 << 20
 GRAMMAR_BYTES = 256 << 10
-"""What a compiled grammar takes beside what its text does, with use: its sequences share the states of its lexer, which
-they find as they go (measured: 200 KB after a hundred tokens)."""
+"""What a compiled grammar takes in use besides the cost of its text: its sequences add states to the lexer that they
+share (measured: 200 KB after a hundred tokens)."""
 TEXT_FACTOR = 112
 """Bytes of a compiled JSON grammar per byte of its text, measured on schemas of 1 to 9 KB; regexes and choices take a
 tenth."""
 PROBES = (3, 12, 12)
-"""Steps of the walks that a new grammar must bear: the first says the lowest tokens, the others any."""
+"""Steps of the trial walks of a new grammar. The first walk takes the lowest allowed tokens, the others random ones."""
 HEAVY_S, LONG_PROBE, LONG_S = 0.02, 128, 0.15
-"""A grammar whose walks take so long must bear one of so many steps, or as far as it comes in this time."""
+"""If the trial walks take HEAVY_S, one more walk of LONG_PROBE steps follows, which ends after LONG_S at the latest."""
 NICE = 10
 
 
@@ -56,7 +57,7 @@ class Compiler:
     """Compiled grammars over one vocabulary; safe to use from several threads."""
 
     def __init__(self, vocabulary: Callable[[], Vocabulary], check: float = 0.0) -> None:
-        """vocabulary: called once, when the first grammar is compiled. check: share of answers to judge again."""
+        """vocabulary: called once, for the first grammar. check: the share of answers to check once more."""
         self._check, self._made = check, 0
         self._make_vocabulary = vocabulary
         self._vocabulary: Vocabulary | None = None
@@ -68,7 +69,7 @@ class Compiler:
         self.bytes = 0
 
     def prepare(self, spec: Any, reasoning: ReasoningSpan | None = None) -> Future[None]:
-        """Lower in a process of its own and compile in a thread; the future raises what is wrong with `spec`."""
+        """Lower in the helper process and compile in a thread. The future raises what is wrong with `spec`."""
         with self._lock:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "tokenmill-grammar", _let_others_go_first)
@@ -79,7 +80,7 @@ class Compiler:
             self._ready(spec, reasoning)
 
     def constraint(self, spec: Any, reasoning: ReasoningSpan | None = None, budget: int | None = None) -> Constraint:
-        """The constraint at its start, compiled now if it is not known. `spec` may be None where there is a budget."""
+        """The constraint at its start, compiled now if it is not cached. `spec` may be None if there is a budget."""
         inner = None if spec is None else self._begun(self._ready(spec, reasoning))
         if reasoning is not None and budget is not None and budget >= 0:
             return ThinkingBudget(self._border(reasoning), budget, self.vocabulary, inner)
@@ -120,7 +121,7 @@ class Compiler:
                 found = self._find(key)
                 if found is None:
                     found = self._built(self._helper.lower(spec, plain), key)
-        found.share()  # here, not in the engine's thread, if its lexer has died
+        found.share()  # replaces a dead lexer here, and not in the engine's thread
         return found
 
     def _find(self, key: bytes) -> Compiled | None:
@@ -132,7 +133,7 @@ class Compiler:
             return entry[0]
 
     def _built(self, text: str, key: bytes) -> Compiled:
-        """A new grammar; what only we can have done wrong is not the request's fault."""
+        """Compile a new grammar. An error that only our own code can have caused does not blame the request."""
         try:
             return self._build(text, key)
         except UserError:
@@ -166,13 +167,13 @@ def _report(checker: Checker, answer: bytes) -> None:
 
 
 def _let_others_go_first() -> None:
-    """This thread only: the engine's must not wait for it."""
+    """Lower the priority of this thread, so that the engine's does not wait for it."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
 def _probe(constraint: GrammarConstraint, steps: int, chance: random.Random | None, until: float = math.inf) -> None:
-    """Walk a little, so that what cannot be walked within the limits is refused and the first masks are warm."""
+    """Walk a few steps: refuse a grammar that cannot be walked within the limits, and warm up the first masks."""
     for _ in range(steps):
         if constraint.finished() or time.thread_time() > until:
             return

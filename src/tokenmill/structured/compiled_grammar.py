@@ -1,8 +1,8 @@
 """A compiled grammar. Owns: the lexers that its sequences walk with, and their limits.
 
-Copies of a matcher share one lexer, whose states they find as they go: that makes masks quick, and it lets one sequence
-use a limit up for all. A lexer that has hit one is dead for everybody, so it is replaced: the sequence that hit it goes
-on with a lexer of its own, the others share a new one. Must not know: what was said, schemas, caches.
+Copies of a matcher share one lexer and add states to it as they walk. That makes masks quick, but one sequence can use
+up a limit for all. A lexer that has hit a limit is dead for everybody and is replaced: the sequence that hit it
+continues with a lexer of its own, the others share a new one. Must not know: what was said, schemas, caches.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from tokenmill.structured.vocabulary import Vocabulary
 
 MAX_GRAMMAR_BYTES = 1 << 20
 STEP_FUEL = 200_000
-"""Work of one mask, in the engine's units: about 14,000 a millisecond."""
+"""Most work for one mask, in the engine's units: about 14,000 take a millisecond."""
 ALONE = 3
-"""A lexer of one's own may work so many times as long for a mask: it begins cold, where the shared one was warm."""
+"""A sequence's own lexer may work this many times as long for a mask, because it starts cold."""
 MOST_STATES = 20_000
-"""Of one lexer: about 14 MB."""
+"""Most states of one lexer: about 14 MB."""
 NO_TOKEN = "no token of this model's vocabulary says what must follow"
 _JSON = re.compile(r'"json_schema":\s*\{|%json')
 _TOKENS = re.compile(r"<[\w|\[]")
-"""Where a grammar may name tokens; texts that hold such signs only cost a look."""
+"""Finds grammars that may name tokens. A grammar that only looks like it costs one check."""
 
 
 class Compiled:
-    """`root`: a matcher at its start, on the lexer that is shared; None: that one has died. `has_json`: it has JSON
-    parts; `has_tokens`: it may name tokens."""
+    """`root`: a matcher at its start, on the shared lexer (None: that lexer is dead). `has_json`: the grammar has JSON
+    parts. `has_tokens`: it may name tokens."""
 
     __slots__ = ("has_json", "has_tokens", "root", "text", "vocabulary")
 
     def __init__(self, text: str, vocabulary: Vocabulary) -> None:
-        """Compile; refuses what is too large or what the engine does not take."""
+        """Compile; refuses a grammar that is too large or that the engine does not take."""
         if len(text) > MAX_GRAMMAR_BYTES:
             refuse("the grammar is too large once it is written out. Simplify it.")
         self.text = text
@@ -46,18 +46,18 @@ class Compiled:
             refuse(f"the grammar engine refuses it: {reason(self.root)}")
 
     def share(self) -> LLMatcher:
-        """The root on a living lexer."""
+        """The root, on a new lexer if the shared one is dead."""
         root = self.root
         if root is None:
             root = self.root = self._fresh(1)
         return root
 
     def alone(self) -> LLMatcher:
-        """A matcher at its start, on a lexer that nobody shares."""
+        """A matcher at its start, on a lexer of its own."""
         return self._fresh(ALONE)
 
     def died(self, root: LLMatcher) -> bool:
-        """The lexer of `root` hit a limit; -> was nobody here before to say so?"""
+        """Note that the lexer of `root` hit a limit; -> is this the first report?"""
         first = self.root is root
         if first:
             self.root = None
@@ -81,6 +81,6 @@ def limits(times: int = 1) -> LLParserLimits:
 
 
 def reason(matcher: LLMatcher) -> str:
-    """What the engine says about its error, short."""
+    """The engine's own error message, shortened."""
     found = str(matcher.get_error()).split("<")[0].strip().replace("\n", " ")[:300]
     return NO_TOKEN if found.startswith("NoExtension") else found

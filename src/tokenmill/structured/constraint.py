@@ -1,8 +1,8 @@
-"""A grammar that a sequence is held to. Owns: the walk of one sequence through a compiled grammar.
+"""The grammar that a sequence must follow. Owns: one sequence's walk through a compiled grammar.
 
-Text that the grammar forces is forced in its usual tokens: the mask allows just the next of them, so a sequence says
-the same whether such tokens were sampled one by one, drafted, or appended without a step. When a limit of the shared
-lexer was hit, by whomever, the walk goes on from the same place on another one. Must not know: schemas.
+Text that the grammar forces is written in its usual tokens: the mask allows only the next of them. So a sequence says
+the same whether such tokens are sampled one by one, drafted, or appended without a step. If the shared lexer has hit a
+limit, in whichever sequence, the walk continues from the same place on another lexer. Must not know: schemas.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from tokenmill.structured.sheltered import FAILED
 from tokenmill.structured.vocabulary import Vocabulary
 
 FEWEST = 4
-"""A lexer of a sequence's own that does not last for so many tokens is not replaced by another one."""
+"""If a sequence's own lexer dies within this many tokens, it is not replaced."""
 PIECE = 512
-"""So many tokens are said again between two masks: those give a lexer its fuel back."""
+"""Tokens that a new lexer repeats between two masks; each mask restores its fuel."""
 REFUSED = "a token that it allowed was not taken"
 
 
 class GrammarConstraint:
-    """`pending`: tokens that must come next (None: not looked up yet); `broken`: nothing can be said any more;
-    `ready`: the next mask, if it has been worked out ahead; `said`: all tokens so far; `root`: whose lexer is used
-    (None: one of its own, `since` so many tokens); `why` it is broken; `check`: is
-    shown the finished text, once."""
+    """`pending`: tokens that must come next (None: not looked up yet). `broken`: no token can follow any more, and
+    `why`. `ready`: the next mask, if it was computed ahead. `said`: all tokens so far. `root`: the matcher whose lexer
+    is used (None: a lexer of its own, since token `since`). `check`: called once with the finished text."""
 
     __slots__ = ("broken", "check", "compiled", "ended", "matcher", "pending", "ready", "root", "said", "since", "why")
 
@@ -54,11 +53,11 @@ class GrammarConstraint:
         return self.ready is None and not (self.broken or self.ended or self._forced())
 
     def give_mask(self, found: bytes) -> None:
-        """The mask that the matcher gave for this place."""
+        """Take the mask that the matcher gave for this place."""
         self.ready = found
 
     def mask(self) -> bytes:
-        """Allowed next tokens; none at all when the grammar's limits were hit, which ends the sequence as failed."""
+        """Allowed next tokens. If the grammar's limits were hit, none are, which ends the sequence as failed."""
         while not self.broken:
             forced = self._forced()
             if self.broken:
@@ -66,7 +65,7 @@ class GrammarConstraint:
             if forced or self.ended:
                 return self._bits(forced[:1] or sorted(self.vocabulary.end_ids))
             found: bytes = self.ready if self.ready is not None else self.matcher.compute_bitmask()
-            if not self.matcher.is_error():  # its mask would allow the end
+            if not self.matcher.is_error():  # with an error, its mask would allow the end
                 found = found[: self.vocabulary.mask_bytes]  # it may be a word longer
                 found = self.vocabulary.numerals.bounded(found, self.said) if self.compiled.has_json else found
                 found = self._without_ends(found) if self.compiled.has_tokens else found
@@ -78,10 +77,10 @@ class GrammarConstraint:
         return self._bits([])
 
     def accept(self, tokens: list[int]) -> None:
-        """Tokens that were said."""
+        """Advance by tokens that were said."""
         self.ready = None
         pending = self.pending
-        if pending is not None and not (self.broken or self.ended):  # the common cases, spelled out
+        if pending is not None and not (self.broken or self.ended):  # the common cases, written out for speed
             forced = bool(pending) and tokens == pending[: len(tokens)]
             if forced or (not pending and len(tokens) == 1 and tokens[0] not in self.vocabulary.end_ids):
                 if self.matcher.try_consume_tokens(tokens) == len(tokens):
@@ -110,7 +109,7 @@ class GrammarConstraint:
         return count
 
     def finished(self) -> bool:
-        """Has the text ended, or can nothing follow?"""
+        """Has the text ended, or can no token follow?"""
         found = self.ended or (not self.broken and self.matcher.is_stopped() and self.matcher.is_accepting())
         if found and self.check is not None:
             check, self.check = self.check, None
@@ -118,7 +117,7 @@ class GrammarConstraint:
         return found
 
     def failure(self) -> str | None:
-        """Why nothing can be said any more; None: something can."""
+        """Why no token can follow any more; None: one can."""
         if self.why is None:
             return None
         if self.why == REFUSED:
@@ -126,7 +125,7 @@ class GrammarConstraint:
         return f"{OVER_LIMIT}its structure cannot be followed any further ({self.why}). Simplify the structure."
 
     def fork(self) -> GrammarConstraint:
-        """The same place in a walk of its own."""
+        """An independent copy at the same place."""
         twin = GrammarConstraint.__new__(GrammarConstraint)
         twin.compiled, twin.root, twin.since, twin.why = self.compiled, self.root, self.since, self.why
         twin.matcher, twin.check = self.matcher.deep_copy(), self.check
@@ -136,7 +135,7 @@ class GrammarConstraint:
         return twin
 
     def _mend(self) -> None:
-        """Go on from here on another lexer, as this one is dead; `broken` if none can bear this grammar."""
+        """The lexer is dead: continue from here on another one. Sets `broken` if no lexer can bear this grammar."""
         why = reason(self.matcher)
         self.ready = self.pending = None
         if self.root is None and len(self.said) - self.since < FEWEST:
@@ -158,8 +157,8 @@ class GrammarConstraint:
         self.matcher = fresh
 
     def _again(self, tokens: list[int]) -> None:
-        """These were not taken: the lexer is dead, or they are not allowed."""
-        self.matcher.compute_bitmask()  # nothing else tells that a lexer is dead
+        """The matcher refused these tokens: either the lexer is dead, or they are not allowed."""
+        self.matcher.compute_bitmask()  # only this shows whether a lexer is dead
         if self.matcher.is_error():
             self._mend()
             walk = _Walk(self)
@@ -183,7 +182,7 @@ class GrammarConstraint:
         return self.pending
 
     def _without_ends(self, found: bytes) -> bytes:
-        """A token that ends answers says nothing else, even if the grammar names it in the midst of one."""
+        """The mask without end tokens, unless the text may end here: such a token can only end an answer."""
         if self.matcher.is_accepting():
             return found
         kept = bytearray(found)

@@ -1,7 +1,7 @@
-"""From sets of JSON values to the plain schema that the grammar engine compiles. Owns: the few keyword forms that the
-engine enforces exactly, and enumerating what it cannot say otherwise (unique items, contains, counts of names).
+"""From sets of JSON values to the plain schema that the grammar engine compiles. Owns: the few forms of keywords that
+the engine enforces exactly, and enumerating what these cannot express (unique items, contains, counts of names).
 
-Whatever is left that has no such form is refused. Must not know: how schemas are spelled by people.
+What has no such form is refused. Must not know: how people spell schemas.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ LARGEST = 1 << 53
 MAX_LISTED = 1000
 MAX_SPLIT = 8
 MAX_PLACES = 16
-"""contains: the item is among so many first ones."""
+"""contains: the item must be among this many first ones."""
 MAX_GAPS = 24
 MAX_STEP = 10_000
 
@@ -158,7 +158,7 @@ class Emitter:
             options.append(made)
 
     def _integers(self, n: Number) -> list[int]:
-        """All of them, or those near zero: a narrower set is safe."""
+        """All integers of the set, or only those near zero: a narrower set is safe."""
         lo = -MAX_LISTED // 2 if n.lo is None else int(n.lo)
         hi = max(lo, 0) + MAX_LISTED // 2 if n.hi is None else int(n.hi)
         lo = max(lo, hi - MAX_LISTED) if n.lo is None else lo
@@ -209,7 +209,7 @@ class Emitter:
                 return
         made: Plain = {"type": "string"}
         lo, hi = s.lo, s.hi
-        for low, high in map(regex.width, s.patterns):  # lengths that a pattern has anyway cost the engine much
+        for low, high in map(regex.width, s.patterns):  # bounds that the pattern implies are costly for the engine
             if (high is not None and high < lo) or (hi is not None and low > hi):
                 return
             lo, hi = 0 if low >= lo else lo, None if hi is None or (high is not None and high <= hi) else hi
@@ -262,7 +262,7 @@ class Emitter:
             options.append(made)
 
     def _told_apart(self, a: Array) -> bool:
-        """Can no two items be equal anyway?"""
+        """Are the items different by their schemas already?"""
         if a.hi is None or a.hi > 16:
             return False
         nodes = [item_at(a, i) for i in range(a.hi)]
@@ -301,7 +301,7 @@ class Emitter:
         return all(any(not self.algebra.empty(both(literal(v), s), 99) for v in values) for s in a.some)
 
     def _values(self, node: Node) -> list[Any]:
-        """Everything in it, if that is a short list of scalars."""
+        """All values of a node, if they are a short list of scalars."""
         found = self.algebra.force(node)
         if found.arrays or found.objects:
             self._refuse("uniqueItems can only be enforced for short lists of scalars (give items an enum)")

@@ -1,7 +1,8 @@
-"""An expression less a few texts. Owns: writing what a portable expression matches beside texts that are listed.
+"""An expression without some texts. Owns: writing an expression for what a portable expression matches, except listed
+texts.
 
-The grammar engine has no difference of expressions in a schema. A text is followed character by character: where it
-leaves every listed text, the rest of the expression stands as it is. Must not know: schemas.
+The grammar engine cannot subtract expressions in a schema. So a text is followed character by character: where it
+leaves all listed texts, the rest of the expression is unchanged. Must not know: schemas.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from tokenmill.structured.classes import Ranges, complement, normalise
 from tokenmill.structured.regex import Alt, Chars, Item, Rep, Seq, read, width_of, write
 
 Rest = tuple[Item, ...]
-"""What may follow, one after the other."""
+"""The items that must follow, in order."""
 
 
 @dataclass
 class _Place:
-    """A beginning of listed texts: where each next character leads, and is one of them complete?"""
+    """A common beginning of listed texts: where each next character leads, and whether one of them is complete."""
 
     after: dict[str, _Place] = field(default_factory=dict)
     complete: bool = False
 
 
 def without(portable: str, texts: frozenset[str]) -> str | None:
-    """An expression for what `portable` matches and `texts` does not hold; None: nothing."""
+    """An expression for what `portable` matches except `texts`; None: nothing is left."""
     start = _Place()
     for text in sorted(texts):
         at = start
@@ -36,7 +37,7 @@ def without(portable: str, texts: frozenset[str]) -> str | None:
 
 
 def _less(rests: list[Rest], place: _Place) -> Alt | None:
-    """What one of `rests` matches and no listed text, from `place` on, is."""
+    """What one of `rests` matches, except the ends of listed texts from `place` on."""
     heads = [head for rest in rests for head in _heads(rest)]
     taken = normalise(tuple((ord(c), ord(c)) for c in place.after))
     options = [Seq((Chars(free), *rest)) for chars, rest in heads if (free := _beside(chars, taken))]

@@ -1,6 +1,6 @@
-"""From one kind of structure to the grammar engine's text. Owns: regex, choice, Lark, GBNF and structural tags.
+"""From each kind of structure to the grammar engine's text. Owns: regex, choice, Lark, GBNF and structural tags.
 
-Must not know: tokens, caching, requests. JSON schemas inside of grammars are lowered like all others.
+Must not know: tokens, caching, requests. JSON schemas inside grammars are lowered like all others.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ MAX_CHOICES = 10_000
 MAX_TAGS = 256
 WHITESPACE: Ranges = ((9, 10), (13, 13), (32, 32))
 USUAL_WHITESPACE = r"[ \t]{1,2}|\r?\n[ \t]{0,64}"
-"""Between JSON's tokens by default: a space or two, or a line end and indentation. Without a bound, a model that has
-lost its way spends all its tokens on blanks."""
+"""White space allowed between JSON's tokens by default: one or two blanks, or a line end and indentation. Without a
+bound, a model that has lost its way spends all its tokens on white space."""
 
 
 @dataclass(frozen=True, slots=True)
 class JsonStyle:
-    """vLLM's switches: no white space at all, its pattern, and objects closed unless they say otherwise."""
+    """vLLM's switches: no white space, a pattern for white space, and closed objects unless a schema says otherwise."""
 
     compact: bool = False
     whitespace: str | None = None
     closed: bool = False
 
     def options(self) -> Any:
-        """As the engine takes them; `lenient` is never given."""
+        """The options in the engine's form; `lenient` is never set."""
         # One spelling per character: with \u0061 a listed name could come again under rules for unlisted ones.
         spelling = {"json_allowed_escapes": '"\\bfnrt'}
         if self.compact:
@@ -141,7 +141,7 @@ def _tidied(text: str) -> str:
 
 
 def _plain_escape(match: re.Match[str]) -> str:
-    """The converter loses leading zeros of \\u escapes, so none is left to it."""
+    """A \\u escape as a character or \\x escape: the converter loses leading zeros of \\u escapes."""
     digits = match[1][: 4 if match[0][1] == "u" else 8]
     code, rest = int(digits, 16), match[1][len(digits) :]
     if len(digits) not in (4, 8) or code > LAST or 0xD800 <= code < 0xE000:

@@ -1,4 +1,4 @@
-"""Lowering in a process of its own. Owns: its budget, and the words for what went wrong.
+"""Lowering in a helper process. Owns: its budget, and the error messages.
 
 Must not know: what lowering is, how processes are kept.
 """
@@ -13,21 +13,21 @@ from tokenmill.structured.limits import PARAM, refuse
 from tokenmill.structured.lowering import plain_schema
 
 BUDGET_S = 1.0
-"""Of work. On a busy machine a process of low priority waits most of the time: that is no fault of the schema."""
+"""Seconds of processor time. Waiting does not count: a low-priority process waits a lot on a busy machine."""
 HELPER = Helper("tokenmill.structured.worker")
 
 
 class LoweringProcess:
-    """Lowers structures elsewhere, one at a time."""
+    """Lowers structures in another process, one at a time."""
 
     def __init__(self, budget_s: float = BUDGET_S) -> None:
         self.budget_s = budget_s
         self.pool = Pool(most=1, busy=1)
 
     def lower(self, spec: Any, reasoning: dict[str, Any] | None) -> str:
-        """The grammar's text; ParameterError says what is wrong, or that the budget was not enough. BusyError: neither
-        is known, the process was lost or got no time."""
-        if isinstance(spec, dict):  # models of schemas are data from here on
+        """The grammar's text. ParameterError: the structure is wrong, or the budget was not enough. BusyError: neither
+        is known, because the process was lost or got no processor time."""
+        if isinstance(spec, dict):  # from here on, pydantic models are plain data
             spec = {name: plain_schema(value) for name, value in spec.items()}
         try:
             found = self.pool.ask(HELPER, {"spec": spec, "reasoning": reasoning}, self.budget_s)

@@ -1,4 +1,4 @@
-"""Ceilings of structured output. Owns: the numbers, and counting against them. Knows nothing of schemas."""
+"""Ceilings of structured output. Owns: the numbers, and counting against them. Must not know: schemas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SPEC_BYTES = 256 << 10
 MAX_DEPTH = 64
 MAX_ENUM = 10_000
 MAX_LITERAL = 4096
-"""Characters of one literal string: every mask inside a literal walks its rest."""
+"""Most characters of a literal string: every mask inside it walks the rest of it."""
 MAX_COUNT = 100_000
 """Largest minItems, minLength, minProperties: what no context could hold is refused."""
 MAX_PROPERTIES = 1000
@@ -24,7 +24,7 @@ MAX_WORK = 40_000
 """Elementary operations of one schema's lowering: about a third of a second."""
 MAX_ALTERNATIVES = 2000
 SLICE = 32
-"""After so many steps the compiling thread lets others run: the engine's thread must not wait for the lock."""
+"""Steps after which the compiling thread lets others run, so that the engine's thread does not wait for the lock."""
 
 
 def refuse(message: str) -> NoReturn:
@@ -34,7 +34,7 @@ def refuse(message: str) -> NoReturn:
 
 @dataclass(slots=True)
 class Budget:
-    """Work that is left."""
+    """The work that may still be done."""
 
     left: int = MAX_WORK
     polite: int = 0

@@ -1,8 +1,8 @@
-"""Masks of many sequences at once. Owns: the threads that work them out, and one buffer per call.
+"""Masks of many sequences at once. Owns: the threads that compute them, and one buffer per call.
 
-A step's masks are independent of each other and the grammar engine computes them outside of the interpreter's lock, so
-they share the cores; on a GPU the forward pass runs meanwhile. What `fill` leaves out (text is forced, something is
-broken) `mask` works out by itself. Must not know: grammars, requests, steps.
+The masks of a step are independent, and the grammar engine computes them without the interpreter's lock, so they share
+the cores; on a GPU the forward pass runs meanwhile. `fill` skips sequences with forced text or an error; their `mask`
+computes its own. Must not know: grammars, requests, steps.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tokenmill.structured.sheltered import Sheltered
 from tokenmill.structured.thinking import ThinkingBudget
 
 FEWEST = 8
-"""Fewer masks than this are sooner made one after the other than handed to threads."""
+"""Fewer masks than this are computed faster one after the other than in threads."""
 SMALL = 24_000
 """Masks of fewer tokens take a few microseconds: waking threads takes longer."""
 MOST_THREADS = 4
-"""More are woken one after the other for longer than they help: a mask mostly takes some ten microseconds."""
+"""More threads take longer to wake than they help: most masks take some ten microseconds."""
 
 
 class MaskPool:
@@ -35,7 +35,7 @@ class MaskPool:
         self._starting = threading.Lock()
 
     def fill(self, constraints: Sequence[Constraint]) -> None:
-        """Work out the next masks of these constraints together; their `mask` finds them."""
+        """Compute the next masks of these constraints together; their `mask` returns them."""
         grammars = (g for c in constraints if (g := _grammar(c)) is not None)
         first = next(grammars, None)
         if first is None or len(constraints) < FEWEST or first.vocabulary.size < SMALL:
@@ -62,7 +62,7 @@ class MaskPool:
 def _wants(grammar: GrammarConstraint) -> bool:
     try:
         return grammar.wants_mask()
-    except Exception:  # `mask` will meet it again, where it ends one sequence
+    except Exception:  # `mask` will raise it again, and there it ends one sequence only
         return False
 
 

@@ -1,8 +1,8 @@
-"""Numbers that no double holds: `1e999` is JSON, and most programs read it as infinity. Owns: telling from what was
-said and what may follow that such a number would be written, and taking those tokens away.
+"""Numbers that no double holds: `1e999` is JSON, but most programs read it as infinity. Owns: seeing, from what was
+said and what may follow, that such a number would be written, and forbidding the tokens that would write it.
 
-The grammar engine's numbers have no such limit. In a JSON number at least one of `,`, `}`, `]`, a blank or the end may
-follow a digit and no quote; in a string a quote may. Must not know: grammars, walks.
+The grammar engine's numbers have no such limit. After a digit of a JSON number, at least one of `,`, `}`, `]`, white
+space or the end may follow, and no quote; inside a string a quote may. Must not know: grammars, walks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Numerals:
         self.large = sum(1 << i for i, piece in enumerate(table) if piece[-1:].isdigit() and _LARGE.match(piece))
         self.stops = sum(1 << i for i in {*end_ids, *(ids[s] for s in _STOPS if s in ids)})
         self.quote = 1 << ids[b'"'] if b'"' in ids else 0
-        self.letter = 1 << ids[b"q"] if b"q" in ids else 0  # begins no value, but stands in most strings
+        self.letter = 1 << ids[b"q"] if b"q" in ids else 0  # begins no value; most strings allow it
 
     def bounded(self, mask: bytes, said: list[int]) -> bytes:
         """The mask without tokens that would make a number too large for a double."""

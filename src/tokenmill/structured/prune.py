@@ -1,7 +1,7 @@
-"""Branches of a plain schema that no finite value fits. Owns: finding them, and cutting them off.
+"""Branches of a plain schema that no finite value fits. Owns: finding them and removing them.
 
-The grammar engine refuses a whole schema for one definition that is false, and walks for ever in one that always asks
-for itself. Must not know: how schemas are written by people, or how plain ones are made (`emit` does).
+The grammar engine refuses a whole schema because of one definition that is false, and never ends on a definition that
+always needs itself. Must not know: how people write schemas, how plain ones are made (`emit` does).
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ Plain = dict[str, Any]
 
 
 def prune(document: Plain) -> Plain | None:
-    """The same values without dead branches; None: there are none."""
+    """A schema for the same values without dead branches; None: no value fits."""
     defs: dict[str, Any] = document.get("$defs", {})
     alive: set[str] = set()
     order, found = list(defs), True
-    while found:  # forth and back: a chain of references is followed in one turn
+    while found:  # forwards, then backwards, so that a chain of references is followed in one pass
         found = False
         for name in order:
             if name not in alive and _lives(defs[name], alive):
@@ -31,7 +31,7 @@ def prune(document: Plain) -> Plain | None:
 
 
 def _lives(schema: Any, alive: set[str]) -> bool:
-    """Is there a value of it that needs no definitions but those in `alive`?"""
+    """Does some value fit that needs only the definitions in `alive`?"""
     if isinstance(schema, bool):
         return schema
     if "$ref" in schema:

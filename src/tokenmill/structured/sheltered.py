@@ -1,6 +1,6 @@
-"""A constraint whose own errors end its own sequence and nothing else. Owns: turning exceptions into empty masks.
+"""A constraint whose own errors end only its own sequence. Owns: turning exceptions into empty masks.
 
-An empty mask leaves no token, so the sampler ends that sequence with an error while the others of the step go on.
+An empty mask allows no token, so the sampler ends that sequence with an error while the others of the step continue.
 Must not know: grammars.
 """
 
@@ -56,14 +56,14 @@ class Sheltered:
         return FAILED if self.broken else found
 
     def fork(self) -> Sheltered:
-        """The same place in a walk of its own."""
+        """An independent copy at the same place."""
         inner = self._tried(lambda: self.inner.fork(), self.inner)
         twin = Sheltered(inner, self.size)
         twin.broken = self.broken
         return twin
 
     def _tried(self, work: Callable[[], T], otherwise: T) -> T:
-        """What the inner constraint says; `otherwise` once it has failed."""
+        """The inner constraint's result; `otherwise` once it has failed."""
         if self.broken:
             return otherwise
         try:

@@ -1,8 +1,8 @@
-"""Structural tags: text that is free in one place and held to a form in another. Owns: the tree of formats and its
-grammar.
+"""Structural tags: text that is free in some places and must follow a form in others. Owns: the tree of formats, and
+its grammar.
 
-The tree is the one that xgrammar, vLLM and SGLang take under `structural_tag.format`. Control tokens in literals are
-tokens if `special_tokens` names them: text never spells one. Must not know: message formats, requests.
+The tree is the one that xgrammar, vLLM and SGLang take under `structural_tag.format`. A control token in a literal is a
+token if `special_tokens` names it: ordinary text never becomes one. Must not know: message formats, requests.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Embed = Callable[[Any], str]
 
 
 class TagGrammar:
-    """Writes one tree as rules. `embed` writes a JSON schema as it stands inside of a grammar."""
+    """Writes one tree as rules. `embed` writes a JSON schema as a part of a grammar."""
 
     def __init__(self, embed: Embed, tokens: Any) -> None:
         self.embed = embed

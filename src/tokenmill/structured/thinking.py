@@ -1,4 +1,4 @@
-"""A ceiling on reasoning. Owns: counting a sequence's reasoning tokens, and ending the reasoning when they are spent.
+"""A limit on reasoning. Owns: counting a sequence's reasoning tokens, and ending the reasoning when they are used up.
 
 What follows (a grammar, or nothing) is a constraint of its own. Must not know: message formats, requests.
 """
@@ -16,7 +16,7 @@ State = Literal["before", "inside", "ending", "done"]
 
 @dataclass(frozen=True, slots=True)
 class Border:
-    """How reasoning begins (empty: it has) and ends, as bytes; `closing`: the tokens that end it."""
+    """How reasoning begins (empty: it has begun) and ends, as bytes. `closing`: the tokens that end it."""
 
     opened: bytes
     close: bytes
@@ -24,7 +24,7 @@ class Border:
 
 
 class ThinkingBudget:
-    """Says no more than `left` tokens of reasoning; `inner` sees every token as well."""
+    """Allows no more than `left` further tokens of reasoning; `inner` sees every token as well."""
 
     __slots__ = ("border", "inner", "left", "pending", "state", "tail", "vocabulary")
 
@@ -81,7 +81,7 @@ class ThinkingBudget:
         return None if self.inner is None else self.inner.failure()
 
     def fork(self) -> ThinkingBudget:
-        """The same place in a walk of its own."""
+        """An independent copy at the same place."""
         inner = None if self.inner is None else self.inner.fork()
         twin = ThinkingBudget(self.border, self.left, self.vocabulary, inner)
         twin.state, twin.tail, twin.pending = self.state, self.tail, list(self.pending)

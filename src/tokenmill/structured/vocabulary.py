@@ -1,7 +1,7 @@
-"""The token table that grammars are walked with. Owns: making the engine's trie from a vocabulary's exact bytes.
+"""The token table that grammars are walked with. Owns: making the engine's trie from the exact bytes of a vocabulary.
 
-Must not know: grammars, requests. Special tokens are never text; ids without bytes can never be said. The tokens of a
-text have exactly its bytes: where the tokenizer changes a text, the longest tokens that fit are taken instead.
+Special tokens are never text, and ids without bytes can never be said. The tokens of a text have exactly its bytes: if
+the tokenizer would change a text, the longest tokens that fit are taken instead. Must not know: grammars, requests.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from llguidance import LLTokenizer, TokenizerWrapper
 from tokenmill.structured.numerals import Numerals
 
 SLICE_LENGTHS = (5, 6, 7, 8, 10, 13, 20)
-"""Measured on a trained vocabulary of 128k: no string with a maxLength takes a millisecond a mask. Each length is a
-trie of its own: with more of them prefixes are walked more often, with fewer whole words are. Below five no length
-helps: what is longer has to be walked that far in any case."""
+"""Lengths with a trie of their own. Measured on a trained vocabulary of 128k: no string with a maxLength takes a
+millisecond per mask. With more lengths, prefixes are walked more often; with fewer, whole words are. A length below
+five does not help: longer tokens have to be walked that far anyway."""
 
 KNOWN_TEXTS = 4096
 SHORT = 64
-"""Forced texts come again and again (names, brackets): the tokens of so many, of so many characters, are kept."""
+"""Forced texts repeat (names, brackets): the tokens of this many texts, of up to this many characters, are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Vocabulary:
 
     @property
     def mask_bytes(self) -> int:
-        """Every mask has this size."""
+        """The size of every mask."""
         return (self.trie.vocab_size + 7) // 8
 
     @classmethod
@@ -50,7 +50,7 @@ class Vocabulary:
     ) -> Vocabulary:
         """`bytes_of[i]`: what token i adds to a text; `encode`: the usual tokens of a text without special ones."""
         size = len(bytes_of)
-        # Without an end token a constraint still ends when nothing can follow: an id past the end stands in.
+        # Without an end token, a constraint still ends when nothing can follow: an id past the end stands in for it.
         ends = [i for i in end_ids if i < size] or [size]
         table = list(bytes_of) + ([b"<end>"] if ends == [size] else [])
         hidden = sorted({*special, *ends})
@@ -63,9 +63,9 @@ class Vocabulary:
 
 
 def _slices() -> list[str]:
-    """Parts of the vocabulary whose masks are known where a string may go on for so many characters.
+    """Parts of the vocabulary with ready masks for strings that may go on for a given number of characters.
 
-    The engine's own list has ten and thirty; a string with a maxLength comes below that, and would walk all tokens."""
+    The engine's own list has 10 and 30. Near its maxLength, a string is below that and would walk all tokens."""
     blanks, *_, rest = LLTokenizer.json_slices()
     return [blanks, *(rest.removesuffix("+") + f"{{1,{n}}}" for n in SLICE_LENGTHS), rest]
 
@@ -87,7 +87,7 @@ class _Exact:
         return self._longest(data)
 
     def _longest(self, data: bytes) -> list[int]:
-        """The longest tokens from the left; nothing where a byte has none."""
+        """The longest tokens from the left; empty if a byte has no token."""
         if not self.ids:
             self.ids = {piece: i for i, piece in enumerate(self.table) if piece and i not in self.hidden}
         most, at, found = max(map(len, self.ids), default=0), 0, []
@@ -102,7 +102,7 @@ class _Exact:
 
 
 class _Source:
-    """What the wrapper wants to find in a tokenizer."""
+    """The attributes of a tokenizer that the wrapper reads."""
 
     def __init__(self, tokens: list[bytes], special: list[int], end: int, encode: Callable[[str], list[int]]) -> None:
         self.tokens = tokens

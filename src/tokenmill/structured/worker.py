@@ -1,5 +1,6 @@
-"""The process that lowers schemas. Owns: its answers, and a first compilation: what the grammar engine takes too long
-for, or breaks over, does so here. Must not know: who asks, tokens, fences."""
+"""The helper process that lowers schemas. Owns: its answers, and a first compilation, so that a grammar that takes the
+engine too long, or breaks it, does so here. Must not know: who asks, tokens, fences.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tokenmill.structured.lowering import lower_spec
 
 NICE = 10
 MOST_COMPILING_S = 0.5
-"""Of work: the engine's process compiles it once more, with its own vocabulary."""
+"""Seconds of processor time. The engine's process compiles the grammar again, with its own vocabulary."""
 _TOKEN = re.compile(r"<\[[^\]]*\]>")
 _SOME_TOKEN = "<[257]>"
 
@@ -30,14 +31,14 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         return {"text": text}
     except UserError as error:
         return {"error": str(error), "param": error.param}
-    except (MemoryError, RecursionError):  # what is left is our own mistake, and must not end the process
+    except (MemoryError, RecursionError):  # our own mistake, which must not end the process
         return {"error": "structured_outputs: it needs too much memory. Simplify it.", "param": "structured_outputs"}
     except Exception as error:
         return {"error": f"structured_outputs: it could not be read ({type(error).__name__}).", "param": None}
 
 
 def _compile(text: str) -> None:
-    """Once over plain bytes, which takes about the time that any vocabulary takes. Errors are told by the engine's."""
+    """Compile over plain bytes, which takes about as long as any vocabulary. The engine's process reports errors."""
     began = time.process_time()
     LLMatcher(LLTokenizer("byte"), _TOKEN.sub(_SOME_TOKEN, text), log_level=0, limits=limits())
     if time.process_time() - began > MOST_COMPILING_S:
