@@ -1,6 +1,7 @@
-"""Making a tokenizer when there is no tokenizer.json. Owns: the recipes for SentencePiece models, `vocab.json` with
-`merges.txt`, and rank files. Takes plain data, so other containers of the same data (GGUF) can use them too.
-Must not know: files, special token settings of a model folder."""
+"""Making a tokenizer without a tokenizer.json. Owns: the recipes for SentencePiece models, for `vocab.json` with
+`merges.txt`, and for rank files. It takes plain data, so other containers of the same data (GGUF) can use it, too.
+Must not know: files, special token settings of a model folder.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ MAX_WORK = 300_000_000
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _ENDINGS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-# Splitting patterns by the longest run of digits that stays one word.
+# Splitting patterns, named by the longest run of digits that stays one word.
 WORDS_DIGITS_1 = f"{_ENDINGS}|{_LETTERS}|\\p{{N}}|{_TAIL}"
 WORDS_DIGITS_3 = f"{_ENDINGS}|{_LETTERS}|\\p{{N}}{{1,3}}|{_TAIL}"
 
@@ -62,7 +63,7 @@ def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
 def from_marked_merges(
     tokens: Sequence[str], merges: Sequence[tuple[str, str]], unknown: int, kinds: Sequence[int]
 ) -> Tokenizer:
-    """A BPE tokenizer of whole texts, whose spaces are marks, and which spells in bytes what has no token."""
+    """A BPE tokenizer that merges across whole texts; spaces are marks, and bytes spell what has no token."""
     vocab = {token: index for index, token in enumerate(tokens)}
     core = models.BPE(vocab=vocab, merges=list(merges), unk_token=tokens[unknown], fuse_unk=True, byte_fallback=True)
     tokenizer = Tokenizer(core)
@@ -128,7 +129,7 @@ def from_merges(
 
 
 def _check_work(lengths: Iterable[int]) -> None:
-    """Refuse vocabularies whose tokens are so long that taking them apart would never end."""
+    """Refuse vocabularies with tokens so long that splitting them would never end."""
     if sum(length * length for length in lengths) > MAX_WORK:
         raise ModelError("its tokens are too long to be a vocabulary")
 

@@ -1,5 +1,6 @@
-"""Chat messages to prompt text. Owns: the ChatTemplate class, which of several templates is used, and which names a
-caller may pass. Rendering itself happens in a process of its own (template_worker.py). Must not know: tokens, HTTP."""
+"""Chat messages to prompt text. Owns: the ChatTemplate class, choosing one of several templates, and which names a
+caller may pass. Rendering happens in a process of its own (template_worker.py). Must not know: tokens, HTTP.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +79,8 @@ class ChatTemplate:
         documents: Sequence[Mapping[str, Any]] | None = None,
         **kwargs: Any,
     ) -> str:
-        """The prompt text; `kwargs` are the template's own switches. The generation prompt is added unless the last
-        message is to be continued. Raises UserError when the template refuses, overruns or breaks."""
+        """The prompt text. `kwargs` are the template's own switches. The generation prompt is added unless the last
+        message is to be continued. Raises UserError if the template refuses, fails or takes too long."""
         if continue_final_message and add_generation_prompt:
             raise ParameterError(
                 "add_generation_prompt and continue_final_message exclude each other", param="continue_final_message"

@@ -1,6 +1,7 @@
 """Text to token ids and back. Owns: the Tokenizer class, which wraps the `tokenizers` library, and its rules: encoding
-lets other threads run, typed text cannot become control tokens, decoding is exact per byte. Must not know: files
-(see tokenizer.py), requests, models."""
+lets other threads run, typed text cannot become control tokens, decoding is exact to the byte. Must not know: files
+(see tokenizer.py), requests, models.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +85,7 @@ class Tokenizer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Bytes of the longest token, so that so many characters are at least one token."""
+        """Bytes of the longest token. A text of more characters than this has more than one token."""
         return max((len(self.token_bytes(index)) for index in range(self.vocab_size)), default=1)
 
     @cached_property
@@ -96,7 +97,7 @@ class Tokenizer:
         return inside_twin(plain_twin(self._inner))
 
     def encode_inside(self, text: str) -> list[int]:
-        """Ids of a text that follows another one: nothing is put before it. Control tokens stay ordinary text."""
+        """Ids of a text that continues another one: nothing is put before it. Control tokens stay ordinary text."""
         row = self._rows(self._inside, [_well_formed(text)], False)[0]
         return self._without_controls(row, framed=False)
 
@@ -107,7 +108,7 @@ class Tokenizer:
     def encode_batch(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, allow_special: bool = True
     ) -> list[list[int]]:
-        """encode() for several texts at once, on several cores; long ones piece by piece."""
+        """encode() for several texts at once, on several cores. Long texts are encoded in pieces."""
         inner = self._inner if allow_special else self._plain
         rows = self._rows(inner, [_well_formed(text) for text in texts], add_special_tokens)
         return rows if allow_special else [self._without_controls(row, add_special_tokens) for row in rows]
@@ -120,13 +121,13 @@ class Tokenizer:
 
     def _long_row(self, inner: tokenizers.Tokenizer, text: str) -> list[int]:
         def encode(part: str) -> list[int]:
-            with self._turn if is_long(part) else nullcontext():  # what cannot be cut takes much memory: one at a time
+            with self._turn if is_long(part) else nullcontext():  # a text without cuts takes much memory: one at a time
                 return _encoded(inner, [part], False)[0]
 
         return encode_in_pieces(text, encode)
 
     def probe(self) -> None:
-        """Encode and decode a little text: what the library only finds out then is found out now."""
+        """Encode and decode a little text, so that errors that the library finds only then are found now."""
         for text in ("", "a", "Plain text, 12 words.\n", "é 中 \U0001f600\u200d \x00"):
             self.decode(self.encode(text))
 
@@ -164,7 +165,7 @@ class Tokenizer:
         return "".join(self._inner.decode(run, skip_special_tokens=False) for run in runs)
 
     def piece_table(self, skip_special_tokens: bool) -> PieceTable | None:
-        """id -> bytes; None for the few decoders whose tokens have no bytes of their own."""
+        """The table id -> bytes; None for the few decoders whose tokens have no fixed bytes."""
         return self._tables[skip_special_tokens] if self._tables else None
 
     def shows(self, token_id: int, skip_special_tokens: bool) -> bool:

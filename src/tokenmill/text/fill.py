@@ -1,7 +1,7 @@
-"""Fill in the middle: the prompts of code models that were taught to write between two texts. Owns: the table of token
-names, and the order in which the parts stand.
+"""Fill in the middle: prompts of code models that can write between two texts. Owns: the table of token names, and the
+order of a prompt's parts.
 
-A form holds for a tokenizer that has its tokens. Must not know: models, requests.
+A form fits a tokenizer that has its tokens. Must not know: models, requests.
 """
 
 from __future__ import annotations
@@ -51,19 +51,19 @@ FORMS = (
 
 _MARKS = sorted({name for form in FORMS for name in (*form.names, *form.ends, *_FILES)}, key=len, reverse=True)
 _CUT = re.compile("|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in _MARKS))
-"""The place after the first character of every mark."""
+"""Matches the place after the first character of every mark."""
 
 
 def find_fill(tokenizer: Tokenizer | None) -> FillForm | None:
-    """The form that a tokenizer has the tokens of."""
+    """The form whose tokens the tokenizer has."""
     if tokenizer is None:
         return None
     return next((form for form in FORMS if form.held_by(tokenizer)), None)
 
 
 def fill_ids(tokenizer: Tokenizer, form: FillForm, gap: tuple[str, str], begun: str = "") -> list[int]:
-    """The prompt: what comes after it belongs into the gap between prefix and suffix, after `begun`. Marks in the
-    texts stay text."""
+    """The prompt. The answer continues `begun` in the gap between prefix and suffix. Marks inside the texts stay
+    text."""
     prefix, suffix = gap
     first = [_id(tokenizer, form.prefix), *_encode(tokenizer, prefix, inside=False)]
     second = [_id(tokenizer, form.suffix), *_encode(tokenizer, suffix, inside=True)]
@@ -73,7 +73,7 @@ def fill_ids(tokenizer: Tokenizer, form: FillForm, gap: tuple[str, str], begun: 
 
 
 def snippet_ids(tokenizer: Tokenizer, files: Sequence[tuple[str, str]]) -> list[int]:
-    """What stands before the prompt: names and texts of other files, as the model was shown the files of a project."""
+    """The part before the prompt: names and texts of other files, in the form in which the model saw projects."""
     mark = next((each for name in _FILES if (each := tokenizer.token_to_id(name)) is not None), None)
     found: list[int] = []
     for name, text in files:
@@ -84,7 +84,7 @@ def snippet_ids(tokenizer: Tokenizer, files: Sequence[tuple[str, str]]) -> list[
 
 
 def fill_ends(tokenizer: Tokenizer, form: FillForm) -> list[int]:
-    """Ids that end an answer: it is whole, or another text would begin."""
+    """Ids that end an answer: it is complete, or another text would begin."""
     found = (tokenizer.token_to_id(name) for name in (*form.ends, *form.names))
     return list(dict.fromkeys(token for token in found if token is not None))
 
@@ -96,7 +96,7 @@ def _id(tokenizer: Tokenizer, name: str) -> int:
 
 
 def _encode(tokenizer: Tokenizer, text: str, *, inside: bool) -> list[int]:
-    """Ids of a text; a mark that is typed in it is cut in two, because not every tokenizer calls its marks special."""
+    """Ids of a text. A mark typed in it is cut in two, because not every tokenizer declares its marks as special."""
     found: list[int] = []
     for i, piece in enumerate(_CUT.split(text)):
         if piece:

@@ -19,12 +19,12 @@ from tokenmill.text.sentencepiece import ModelKind, Piece, PieceKind, SentencePi
 
 MAX_TOKENS = 1 << 22
 HUGGING_FACE = "tokenizer.huggingface.json"
-"""A whole tokenizer.json, which says more than the other keys can."""
+"""The key of a complete tokenizer.json, which says more than the other keys can."""
 _ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
     "<EOT>", "_<EOT>", "<|end_of_text|>",
 )  # fmt: skip
-"""Control tokens that end an answer under whatever id."""
+"""Control tokens that end an answer, whatever their ids."""
 _IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -166,7 +166,7 @@ def _byte_level(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.
 
 
 def _merges(read: _Keys) -> list[tuple[str, str]]:
-    """Pairs of tokens that become one, the first first."""
+    """Pairs of tokens that merge, in order of priority."""
     merges = read.get("merges")
     if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
         raise ModelError("its merges are absent, or one is no text")
@@ -177,7 +177,7 @@ def _merges(read: _Keys) -> list[tuple[str, str]]:
 
 
 def _marked_spaces(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
-    """Gemma 4: merges of whole texts whose spaces are marks, bytes for what has no token."""
+    """Gemma 4's tokenizer: merges across whole texts, spaces as marks, bytes for what has no token."""
     unknown = read.id("unknown", len(tokens))
     if unknown is None:
         raise ModelError("it names no token for what is unknown")
@@ -199,7 +199,7 @@ def _frame(read: _Keys, inner: tokenizers.Tokenizer, strings: Mapping[str, str],
 
 
 def _end_ids(read: _Keys, tokens: list[str], kinds: list[int]) -> tuple[int, ...]:
-    """The end token, and every control token that is known to end an answer."""
+    """The end token's id, and those of all control tokens that are known to end an answer."""
     found = [read.id(name, len(tokens)) for name in ("eos", "eot", "eom")]
     at = {token: index for index, token in enumerate(tokens) if kinds[index] == PieceKind.CONTROL}
     found += [at[token] for token in _ENDS if token in at]

@@ -1,5 +1,5 @@
-"""How byte-level tokenizers split words, by the names in `tokenizer.ggml.pre`. Owns: the patterns, which of these
-tokenizers take a whole word that is a token, normalise, or begin a text with the first token when a file is silent.
+"""How byte-level tokenizers split words, by the names in `tokenizer.ggml.pre`. Owns: the patterns, and which of these
+tokenizers normalise, keep a whole word that is a token, or (if a file does not say) put the first token before a text.
 
 Patterns are data of the published tokenizers. Must not know: vocabularies, files.
 """
@@ -87,7 +87,7 @@ PATTERNS: dict[str, str | tuple[str, ...] | None] = {
     "tekken": _TEKKEN,
     "default": _DEFAULT,
 }  # fmt: skip
-"""None: GPT-2's own pattern; several patterns split one after the other."""
+"""Patterns by name. None: GPT-2's own pattern. Several patterns split one after the other."""
 REFUSED = {
     **dict.fromkeys(("jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v5-nano", "roberta-bpe",
                      "modern-bert", "f2llmv2", "granite-embed-multi-97m", "granite-embed-multi-311m", "whitespace"),
@@ -95,7 +95,7 @@ REFUSED = {
     **dict.fromkeys(("chameleon", "superbpe", "youtu", "spark2_5", "hy_v4", "sarvam-moe", "ufakzeka",
                      "talkie"), "no architecture whose GGUF files are read here has it"),
 }  # fmt: skip
-"""Names that the format's usual reader knows, too, and why they are not read."""
+"""Further names that the format's usual reader knows, and why they are not read here."""
 WHOLE_WORDS = frozenset({"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
                          "tekken", "gpt-4o", "llama4", "minicpm5"})  # fmt: skip
 COMPOSED = frozenset({"qwen2", "deepseek-r1-qwen", "qwen35"})

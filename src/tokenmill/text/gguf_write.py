@@ -1,8 +1,8 @@
-"""A model folder's tokenizer as GGUF metadata. Owns: what the `tokenizer.*` keys get. `gguf.py` reads them back.
+"""A model folder's tokenizer as GGUF metadata. Owns: the values of the `tokenizer.*` keys. `gguf.py` reads them back.
 
-Byte-level BPE goes by its vocabulary, merges and the name of its splitting rule; SentencePiece by pieces and scores.
-Where a reader could not rebuild exactly that from the keys (a splitting rule that has no name, merges of pieces), the
-whole tokenizer.json goes along under the key that the format has for it. Must not know: tensors, configs, containers.
+Byte-level BPE is written as vocabulary, merges and the name of its splitting rule; SentencePiece as pieces and scores.
+If a reader could not rebuild exactly this from the keys (a splitting rule without a name, merges of pieces), the whole
+tokenizer.json is added under the format's key for it. Must not know: tensors, configs, containers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tokenmill.text.tokenizer import MAX_VOCABULARY_BYTES, Tokenizer, load_token
 
 _IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 _NEAREST = "qwen2"
-"""The rule that is named when none is exact; readers that know the other key do not use it."""
+"""The rule to name if none is exact. Readers that know the key of the tokenizer.json do not use it."""
 
 
 def tokenizer_metadata(folder: Path, size: int, ends: list[int]) -> tuple[dict[str, Any], str | None]:
@@ -58,7 +58,7 @@ def tokenizer_metadata(folder: Path, size: int, ends: list[int]) -> tuple[dict[s
 
 
 def _pieces(folder: Path, state: Mapping[str, Any], tokenizer: Tokenizer, size: int) -> list[Piece]:
-    """One piece per id; ids that no token has get names of their own."""
+    """One piece per id; ids without a token get made-up names."""
     model, path = state["model"], folder / "tokenizer.model"
     scores: dict[str, float] = {}
     if model.get("byte_fallback"):
@@ -92,7 +92,7 @@ def _pieces(folder: Path, state: Mapping[str, Any], tokenizer: Tokenizer, size: 
 
 
 def _rule(state: Mapping[str, Any]) -> str | None:
-    """The name of the splitting rule; None: it has none."""
+    """The splitting rule's name; None: it has none."""
     steps = state.get("pre_tokenizer") or {}
     steps = steps.get("pretokenizers", [steps])
     patterns = [s["pattern"].get("Regex") for s in steps if s.get("type") == "Split"]
@@ -110,7 +110,7 @@ def _rule(state: Mapping[str, Any]) -> str | None:
 
 
 def _adds_space(tokenizer: Tokenizer) -> bool:
-    """Does a text begin with a space of the tokenizer's own?"""
+    """Does the tokenizer put a space before a text?"""
     first = tokenizer.encode("a", add_special_tokens=False)
     return bool(first) and (tokenizer.id_to_token(first[0]) or "").startswith("▁")
 

@@ -1,8 +1,8 @@
-"""Go templates of Ollama's models as Jinja chat templates. Owns: reading the part of Go's language that can be said in
-Jinja exactly, and refusing anything else by name.
+"""Go templates of Ollama's models as Jinja chat templates. Owns: translating the part of Go's template language that
+has an exact counterpart in Jinja, and refusing anything else by name.
 
-A template that names .Messages is rendered once; an older one, of .System, .Prompt and .Response, once for every turn,
-and what follows .Response is left out of the last one. Must not know: tokens, models, who asks.
+A template that names .Messages is rendered once. An older one, made of .System, .Prompt and .Response, is rendered once
+per turn; in the last turn, what follows .Response is left out. Must not know: tokens, models, who asks.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _GATHER = (
     "{%- else -%}{%- set mill.messages = mill.messages + [{'role': message.role, 'content': words}] -%}{%- endif -%}"
     "{%- endfor -%}{%- set mill.system = mill.system or '' -%}"
 )
-"""Neighbours of the same role are one message, as Ollama has it."""
+"""Neighbouring messages of the same role become one, as in Ollama."""
 _TURNS = (
     "{%- set now = namespace(system='', prompt='', response='') -%}"
     "{%- for message in mill.messages -%}"
@@ -54,12 +54,12 @@ _TURNS = (
 
 
 class TemplateError(UserError):
-    """A Go template that cannot be said in Jinja."""
+    """A Go template that cannot be expressed in Jinja."""
 
 
 @dataclass(slots=True)
 class Node:
-    """text: itself; print: a value; if, range: a head, what is inside, and what is inside `else`."""
+    """A text, a print of a value, or an if or range with its head, its body and the body of its `else`."""
 
     kind: str
     head: str = ""
@@ -70,7 +70,7 @@ class Node:
 
 
 def to_jinja(template: str) -> str:
-    """The chat template that makes the same prompts; TemplateError names what has no counterpart."""
+    """The Jinja template that makes the same prompts; TemplateError names what has no counterpart."""
     if len(template) > MOST_CHARS:
         raise TemplateError(f"the template has more than {MOST_CHARS} characters.")
     nodes, rest = _parse(list(_pieces(template.replace("\r\n", "\n"))), 0, 0)
@@ -87,7 +87,7 @@ def to_jinja(template: str) -> str:
 
 
 def _pieces(template: str) -> Iterator[Node]:
-    """Texts, trimmed as the actions beside them want it, and actions."""
+    """Actions, and the texts between them, trimmed as the actions ask."""
     at, trim = 0, False
     for found in _ACTION.finditer(template):
         text = template[at : found.start()]
@@ -135,7 +135,7 @@ def _words(body: str, line: int) -> list[str]:
 
 
 def _parse(pieces: list[Node], at: int, depth: int) -> tuple[list[Node], int]:
-    """A tree of all pieces from `at` on; -> it, and 0 when all is read, else the place of the `else` or `end`."""
+    """Parse pieces from `at` on; -> (the tree, 0 if all is read, else the place of the `else` or `end`)."""
     if depth > MOST_DEPTH:
         raise TemplateError(f"the template nests more than {MOST_DEPTH} levels deep: {OWN}.")
     found: list[Node] = []
@@ -155,12 +155,12 @@ def _parse(pieces: list[Node], at: int, depth: int) -> tuple[list[Node], int]:
 
 
 def _branch(node: Node, pieces: list[Node], at: int, depth: int) -> int:
-    """What is inside; -> the place behind its end."""
+    """Parse a node's body; -> the place behind its end."""
     node.inside, at = _parse(pieces, at, depth + 1)
     closing = pieces[at]
     if closing.kind == "end":
         return at + 1
-    if closing.words[:1] == ["if"]:  # else if: its end is ours
+    if closing.words[:1] == ["if"]:  # else if: both share one end
         inner = Node("if", words=closing.words[1:], line=closing.line)
         at = _branch(inner, pieces, at + 1, depth + 1)
         node.other = [inner]
@@ -181,7 +181,7 @@ def _names(nodes: list[Node]) -> Iterator[str]:
 
 
 def _until_response(nodes: list[Node]) -> tuple[list[Node], bool]:
-    """The nodes without those behind the one that prints .Response; -> they, and was it there?"""
+    """-> (the nodes up to and including the one that prints .Response, was there one?)."""
     kept: list[Node] = []
     for node in nodes:
         if node.kind == "print" and ".Response" in node.words:
@@ -197,7 +197,7 @@ def _until_response(nodes: list[Node]) -> tuple[list[Node], bool]:
 
 
 class _Writer:
-    """Writes nodes as Jinja; `whole`: of all messages, else of one turn."""
+    """Writes nodes as Jinja. `whole`: the template renders all messages; otherwise one turn."""
 
     def __init__(self, *, whole: bool) -> None:
         self.whole = whole
@@ -227,7 +227,7 @@ class _Writer:
         return self._text(node.words[0], node.line)
 
     def _text(self, word: str, line: int) -> str:
-        """A text: a field or a quoted one."""
+        """A string: a field or a quoted text."""
         if word[0] in '"`':
             return literal(_unquoted(word, line))
         if self.inside and word in MESSAGE:
@@ -258,7 +258,7 @@ class _Writer:
         return found
 
     def _operand(self, words: list[str], line: int, depth: int, *, alone: bool) -> tuple[str, list[str]]:
-        """One condition from the front of the words; alone: a function may stand without brackets."""
+        """Read one condition from the front of the words. alone: a function needs no brackets."""
         if not words or depth > MOST_DEPTH:
             raise _wrong(line, "a condition is not complete")
         word, rest = words[0], words[1:]

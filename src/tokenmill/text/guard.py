@@ -1,6 +1,7 @@
-"""Keeping typed text and control tokens apart in a rendered chat. Owns: marking control tokens that people typed before
-a template sees them, and encoding the rendered text so that only the template's own become tokens.
-Must not know: templates, HTTP."""
+"""Keeps typed text and control tokens apart in a rendered chat. Owns: marking control tokens that people typed, before
+a template sees them, and encoding the rendered text so that only the template's own become tokens. Must not know:
+templates, HTTP.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any
 from tokenmill.text.chat_template import ChatTemplate
 from tokenmill.text.codec import Tokenizer
 
-# A code point that is never text. It survives templates, and is taken out again before encoding.
+# A code point that is never text. It survives templates and is removed before encoding.
 _MARK = "\ufdd0"
 
 
@@ -25,7 +26,7 @@ class ControlGuard:
         self._find = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
 
     def protect(self, value: Any) -> Any:
-        """A JSON value whose strings hold no control token any more: each is broken by a mark."""
+        """The JSON value with every control token in its strings broken by a mark."""
         if self._find is None:
             return value
         if isinstance(value, str):

@@ -1,5 +1,6 @@
-"""A twin of a tokenizer for text that stands inside of another text. Owns: taking away what is put before, or cut off,
-where a text begins: SentencePiece's space above all. Must not know: files, grammars, what the text is for."""
+"""A twin of a tokenizer, for text inside another text. Owns: removing what a tokenizer adds or cuts off at the
+beginning of a text, above all SentencePiece's space. Must not know: files, grammars, what the text is for.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ _EDGES = ("Prepend", "Strip")
 
 
 def inside_twin(tokenizer: Tokenizer) -> Tokenizer:
-    """`tokenizer` itself, changed to encode a text as its middle is encoded."""
+    """`tokenizer` itself, changed to encode every text as if it were in the middle of another one."""
     for part, empty in (("normalizer", normalizers.Sequence), ("pre_tokenizer", pre_tokenizers.Sequence)):
         step = getattr(tokenizer, part)
         if step is None:
@@ -28,7 +29,7 @@ def inside_twin(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def _without_edges(state: dict[str, Any]) -> dict[str, Any] | None:
-    """One step's description without what it does at the edges of a text; None: nothing is left of it."""
+    """The description of one step, without what it does at the edges of a text; None: nothing is left."""
     kind = state["type"]
     if kind in _EDGES:
         return None

@@ -1,6 +1,7 @@
-"""The process in which a stranger's patterns are tried (see patterns.py): stands alone, ends by itself.
+"""The process in which patterns of untrusted files are tried (see patterns.py). It imports nothing of this package and
+ends by itself.
 
-Reads a JSON list of patterns; after each that is usable, writes one word.
+It reads a JSON list of patterns and writes one word for each usable one.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ CPU_S = 3
 MEMORY_BYTES = 4 << 30
 LENGTH = 3000
 ENDS = ("", "!", "b!", f"x!{string.printable}é中!")
-"""The last ones hold what a pattern may look for before it begins to try."""
+"""Ends of the trial texts. The last ones hold characters that a pattern may need before it starts backtracking."""
 UNITS = ("a", " ", "0", "-", "\n", "x", "A", "ab", "a ", "A1", "é", "中", "'s", "\r\n", "\t ")
 TEXTS = (
     *(unit * (LENGTH // len(unit)) + end for unit in UNITS for end in ENDS),
@@ -23,7 +24,7 @@ TEXTS = (
 
 
 def main() -> None:
-    """Try what comes from standard input."""
+    """Try the patterns from standard input."""
     wanted = json.loads(sys.stdin.buffer.read())
     from tokenizers import Regex, normalizers, pre_tokenizers
 

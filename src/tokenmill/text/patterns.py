@@ -1,7 +1,7 @@
-"""Patterns by which a tokenizer splits words. Owns: that those of a stranger's file neither run for ever nor bring the
-process down: they are tried in a process of its own, with a budget of CPU time and memory, before they are used.
+"""Patterns by which a tokenizer splits words. Owns: making sure that patterns of an untrusted file neither run for ever
+nor crash the process. They are tried in a process of its own, with limits of CPU time and memory, before they are used.
 
-Patterns that are known are not tried: they cost nothing. Must not know: files, vocabularies.
+Known patterns are not tried, so they cost nothing. Must not know: files, vocabularies.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tokenmill.text import build, pattern_worker
 MAX_PATTERNS = 256
 MAX_CHARS = 100_000
 DEADLINE_S = 60.0
-"""Of the whole trial; only a machine that is very busy comes near it, because CPU time is limited to much less."""
+"""Seconds for the whole trial. CPU time is limited to much less, so only a very busy machine comes near it."""
 _FOUND = re.compile(rb'"Regex"\s*:\s*("(?:[^"\\]|\\.)*")')
 _SPELLED = re.compile(rb"\\u00(52|65|67|78)")
 KNOWN = frozenset(
@@ -37,7 +37,7 @@ def check_patterns(data: bytes | str) -> None:
     """Raise ModelError (without a file name) if a pattern in the bytes of a tokenizer.json is not usable."""
     raw = data.encode("utf-8", "replace") if isinstance(data, str) else data
     try:
-        if _SPELLED.search(raw):  # the name may be written in escapes, which no honest writer does
+        if _SPELLED.search(raw):  # the name may be hidden in escapes, which no honest writer does
             found = set(_inside(json.loads(raw)))
         else:
             found = {str(json.loads(match[1])) for match in _FOUND.finditer(raw)}

@@ -1,7 +1,7 @@
-"""Long texts are encoded piece by piece. Owns: where a text may be cut so that its tokens are those of the whole.
+"""Encoding long texts in pieces. Owns: where a text may be cut so that its tokens are those of the whole.
 
-The library takes up to 600 times a text's size in memory while it encodes it, and gives it back only in the end. A cut
-comes where a word ends, and only where a window around it has the same tokens cut and whole. Must not know: requests.
+While it encodes a text, the library takes up to 600 times its size in memory, and frees it only at the end. A cut is at
+the end of a word, and only where a window around it has the same tokens cut and whole. Must not know: requests.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Iterator
 from tokenmill.core.errors import TooLargeError
 
 PIECE = 1 << 17
-"""Characters of a piece, about. Texts up to twice as long are encoded whole."""
+"""About how many characters a piece has. Texts up to twice as long are encoded whole."""
 MOST_WHOLE = 4 << 20
-"""Bytes of UTF-8 without a place to cut. Only a text of one word without end has so many."""
+"""Most bytes of UTF-8 without a place to cut. Only a text that is one endless word has more."""
 _AROUND = 128
 _TRIES = 32
-"""Places that are tried before a text goes on for another piece."""
+"""Places to try before a piece is made longer by another piece."""
 _SLICE = 1 << 16
-"""Characters that are searched at once: meanwhile no other thread runs."""
+"""Characters searched in one call, during which no other thread runs."""
 _WORD_ENDS = re.compile(r"(?<=\S)(?=\s)|(?<=\w)(?=\W)")
 
 Encode = Callable[[str], list[int]]
@@ -31,17 +31,17 @@ def is_long(text: str) -> bool:
 
 
 def encode_in_pieces(text: str, encode: Encode) -> list[int]:
-    """The ids that `encode` gives for the whole. A piece is read behind the end of the one before, which is dropped:
-    so nothing that belongs to a text's beginning comes into its middle."""
+    """The ids that `encode` gives for the whole text. Each piece is encoded together with the end of the one before,
+    whose ids are dropped: so nothing that belongs to a text's beginning gets into its middle."""
     ids: list[int] = []
-    shared: dict[int, int] = {}  # one object for each id: a number of its own takes four times its place in a list
+    shared: dict[int, int] = {}  # one object per id: a separate number takes four times its place in a list
     begin = 0
     while begin < len(text):
         end = _next_cut(text, begin, encode)
         head = text[max(0, begin - _AROUND) : begin]
         known, row = (encode(head) if head else []), encode(head + text[begin:end])
         if row[: len(known)] != known:
-            return encode(text)  # what comes later changed the end before: such tokenizers read a text whole
+            return encode(text)  # later text changed an earlier end: such a tokenizer must read a text whole
         ids += [shared.setdefault(index, index) for index in row[len(known) :]]
         begin = end
     return ids

@@ -1,5 +1,6 @@
-"""A twin of a tokenizer for text that people type. Owns: making sure that no spelling of a control token becomes one.
-Must not know: files, requests, templates."""
+"""A twin of a tokenizer, for text that people type. Owns: making sure that typed text never becomes a control token.
+Must not know: files, requests, templates.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from collections.abc import Collection
 
 from tokenizers import AddedToken, Tokenizer, models
 
-# Added tokens that steer a model although their authors did not mark them as special.
+# Added tokens that act as control tokens although their authors did not mark them as special.
 _STEERING = re.compile(
     r"<[|｜].*[|｜]>|\[/?[A-Z_]{2,}\]|</?(?:think|reasoning|tools?|tool_calls?|tool_responses?|tool_results?)>"
     r"|</?(?:start_of_turn|end_of_turn|bos|eos|s|pad|unk|mask|fim_\w+)>"
@@ -18,12 +19,12 @@ _STEERING = re.compile(
 
 
 def steers(token: AddedToken) -> bool:
-    """Is this added token one that only templates and models may write?"""
+    """May only templates and models write this added token?"""
     return token.special or bool(_STEERING.fullmatch(token.content))
 
 
 def control_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids that typed text must never produce; the unknown token is left out, because odd text earns it."""
+    """Ids that typed text must never produce. The unknown token is not among them: odd text may produce it."""
     unknown = _unknown_id(tokenizer)
     added = tokenizer.get_added_tokens_decoder().items()
     return frozenset(index for index, token in added if steers(token) and index != unknown)

@@ -1,5 +1,5 @@
-"""Tokenizers that are stored as byte strings with ranks: tiktoken's files and Mistral's tekken.json. Owns: which
-pattern splits words (it lies in a model's Python code, or in the file), and which special tokens there are.
+"""Tokenizers stored as byte strings with ranks: tiktoken's files and Mistral's tekken.json. Owns: which pattern splits
+words (it is in a model's Python code, or in the file), and which special tokens there are.
 
 Must not know: folders, other tokenizers.
 """
@@ -29,12 +29,12 @@ _BY_CLASS = {
 }
 """`tokenizer_class` of tokenizer_config.json -> the pattern in its code."""
 _RESERVED = 256
-"""Ids behind Kimi's byte strings; those that no list names are called after their number."""
+"""Ids behind Kimi's byte strings. Those without a listed name are named after their number."""
 MAX_SPECIAL = 100_000
 
 
 def from_rank_file(data: bytes, name: str, config: Mapping[str, Any]) -> tokenizers.Tokenizer:
-    """The tokenizer of a rank file of this name; refused where the pattern of its class is not known."""
+    """The tokenizer of the rank file `name`; refused if its class's pattern is not known."""
     kind = config.get("tokenizer_class")
     if kind is None:
         pattern = build.WORDS_DIGITS_1 if name.startswith("qwen") else build.WORDS_DIGITS_3
@@ -65,8 +65,8 @@ def _named(config: Mapping[str, Any]) -> dict[int, str]:
 
 
 def from_tekken(data: bytes) -> tuple[tokenizers.Tokenizer, dict[str, str]]:
-    """The tokenizer of a tekken.json, and its special strings: special tokens come first, then so many byte strings
-    that the vocabulary has the size that the file states."""
+    """The tokenizer of a tekken.json, and its special strings. Special tokens come first, then as many byte strings as
+    fill the vocabulary to the size that the file states."""
     whole = _object(json.loads(data), "the file")
     config = _object(whole.get("config"), "config")
     size, special = _count(config, "default_vocab_size"), _count(config, "default_num_special_tokens")

@@ -1,5 +1,6 @@
-"""Reading a SentencePiece `tokenizer.model`. Owns: the protobuf wire format, as far as that file uses it, and the
-plain record that comes out. Must not know: how a tokenizer is built from it (see build.py)."""
+"""Reading a SentencePiece `tokenizer.model`. Owns: the part of the protobuf wire format that this file uses, and the
+plain record that it becomes. Must not know: how a tokenizer is built from it (see build.py).
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Stop strings over streamed text. Owns: finding the first stop string that completes, however the text is cut into
-pieces, and holding back only what may still become one. Must not know: tokens, sequences, requests."""
+"""Stop strings in streamed text. Owns: finding the first stop string that completes, however the text is cut into
+pieces, and holding back only text that may still become one. Must not know: tokens, sequences, requests.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +9,10 @@ from collections.abc import Sequence
 
 
 class Stops:
-    """Stop strings, made ready once for all the texts that they may end.
+    """Stop strings, prepared once for all texts that they may end.
 
-    `falls[i][k]`: how much of string i still matches when k + 1 characters of it did and the next one did not. A few
-    bytes for every character: a request may bring thousands of them, for a hundred texts."""
+    `falls[i][k]`: how much of string i still matches if its first k + 1 characters matched and the next did not. This
+    takes a few bytes per character, because a request may bring thousands of characters for a hundred texts."""
 
     __slots__ = ("__weakref__", "falls", "firsts", "words")
 
@@ -22,10 +23,10 @@ class Stops:
 
 
 class StopChecker:
-    """Feed it text with push(); it gives what may be shown and the stop string that ended the text.
+    """Takes text with push(); gives the text that may be shown, and the stop string that ended the text.
 
-    The stop string that completes first wins; of those that complete together, the longest. So the answer never
-    depends on how the text was cut, and no token is generated after a stop string is complete."""
+    The stop string that completes first wins; among those that complete together, the longest. So the result does not
+    depend on how the text was cut, and no token is generated after a stop string is complete."""
 
     def __init__(self, stop: Sequence[str] | Stops, include_stop: bool = False) -> None:
         self._stops = stop if isinstance(stop, Stops) else Stops(stop)
@@ -51,7 +52,7 @@ class StopChecker:
         return whole[:cut], None
 
     def flush(self) -> str:
-        """What was held back, when the text has ended without a stop string."""
+        """The text that was held back; call it when the text has ended without a stop string."""
         rest, self._held = self._held, ""
         self._matched = [0] * len(self._matched)
         return rest

@@ -1,7 +1,8 @@
-"""Text from a stream of token ids. Owns: which characters have become certain. Must not know: requests, stop strings.
+"""Text from a stream of token ids. Owns: which characters are certain already. Must not know: requests, stop strings.
 
-Promise: for every cut of the ids, all pushes and the flush together are decode(prompt + output) without
-decode(prompt). A prompt that ends inside a character gives that character to the output."""
+Promise: however the ids are cut, all pushes and the flush together give decode(prompt + output) without decode(prompt).
+If a prompt ends inside a character, that character belongs to the output.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ class StreamDecoder:
         self.push = self._inner.push  # bound once: this is called for every token
 
     def flush(self) -> str:
-        """The rest; an unfinished character becomes U+FFFD."""
+        """The rest of the text. An unfinished character becomes U+FFFD."""
         return self._inner.flush()
 
 

@@ -1,5 +1,6 @@
-"""Templates that render elsewhere. Owns: the processes' shares and budgets, and the words for what went wrong.
-Must not know: messages, how processes are kept."""
+"""Templates that render in another process. Owns: the processes' shares and budgets, and the error messages.
+Must not know: messages, how processes are kept.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +34,8 @@ class TemplateProcesses:
         self._told(None)
 
     def ask(self, request: dict[str, Any]) -> str:
-        """The rendered text; UserError when the template fails or overruns its time, BusyError when its process was
-        lost or got no time."""
+        """The rendered text. UserError: the template failed or took too long. BusyError: its process was lost or got no
+        processor time."""
         return str(self._told(request)["text"])
 
     def close(self) -> None:

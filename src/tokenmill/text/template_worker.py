@@ -1,6 +1,7 @@
-"""The process that renders chat templates. Owns: the jinja2 sandbox, its helpers, and shaping messages for a template.
-A template may loop for ever or fill the memory inside one native call, and only a process can be stopped then.
-Must not know: who asks, fences, tokens."""
+"""The helper process that renders chat templates. Owns: the jinja2 sandbox, its functions, and shaping messages for a
+template. A template may loop for ever, or fill the memory, inside one native call; only a process can then be stopped.
+Must not know: who asks, fences, tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from tokenmill.process.worker import Answer, Task, Unusable, serve
 
 Message = dict[str, Any]
-_END = "\ufdd1"  # a code point that is never text: marks where an unfinished last message stops
+_END = "\ufdd1"  # a code point that is never text; it marks the end of an unfinished last message
 TEXT_PARTS = {
     "text": "text",
     "input_text": "text",
@@ -19,12 +20,12 @@ TEXT_PARTS = {
     "refusal": "refusal",
     "thinking": "thinking",
 }
-"""Parts of a message's content that are text, and where each has it."""
+"""Types of content parts that are text, and the field that holds it."""
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 
 
 class Refused(Exception):
-    """The messages do not fit the template, in words for the person who sent them."""
+    """The messages do not fit the template. The text is for the person who sent them."""
 
 
 def prepare(setup: dict[str, Any]) -> Answer:
@@ -49,7 +50,7 @@ def prepare(setup: dict[str, Any]) -> Answer:
 
 def _words(error: Exception) -> str:
     line = getattr(error, "lineno", None)
-    if isinstance(error, OSError):  # whose words name a file of this machine
+    if isinstance(error, OSError):  # its text would name a file of this machine
         text = "it needs a file, and none may be opened here"
     else:
         text = (str(error) or type(error).__name__)[:500]
@@ -82,7 +83,7 @@ class Compiled:
 class ContentShape(NamedTuple):
     """What a template expects of a message's content."""
 
-    parts: bool  # it loops over content parts
+    parts: bool  # the template loops over content parts
     wraps: bool  # it never asks whether content is text, so text must come as a part
     nulls: bool  # it asks for none, so an absent content must be null instead of missing
 
@@ -244,10 +245,10 @@ def content_shape(tree: Any) -> ContentShape:
 
 
 def _warm() -> None:
-    """Do everything once that opens files, because the fence forbids it afterwards."""
+    """Do everything that opens files once, because the fence forbids it afterwards."""
     _now("%d %b %Y %A")
     probe = "{{ {'a': [1]}|tojson(indent=2) }}{% for x in [1] %}{% generation %}{{ x }}{% endgeneration %}{% endfor %}"
-    late = "{{ 'a b'|wordwrap(1) }}{{ [1]|pprint }}"  # filters that import their modules when they are used
+    late = "{{ 'a b'|wordwrap(1) }}{{ [1]|pprint }}"  # these filters import their modules when they are used
     list(_environment().from_string(probe + late).generate())
     for broken in ("{{ raise_exception('x') }}", "{{ undefined.name.name }}", "{{ 'x'.__class__.__mro__ }}"):
         try:
@@ -257,5 +258,5 @@ def _warm() -> None:
 
 
 def run_helper() -> None:
-    """As a process of its own: no new files or sockets."""
+    """Run as a helper process, without new files or sockets."""
     serve(Task(prepare, warm=_warm, files=3))

@@ -1,9 +1,10 @@
-"""From token ids to bytes. Owns: reading a decoder description into rules, the table id -> exact bytes that follows
+"""From token ids to bytes. Owns: reading a decoder's description into rules, the table id -> exact bytes that follows
 from them, and what is trimmed at the very start of a text. Must not know: files, requests, streaming.
 
 Byte-level and SentencePiece vocabularies have one byte string per token, so a text is the joined bytes read as UTF-8
 (broken sequences become U+FFFD by the Unicode "maximal subpart" practice). That makes decoding a dictionary lookup and
-streaming exact. Other decoders (WordPiece, `</w>` suffixes) have no such table."""
+streaming exact. Other decoders (WordPiece, `</w>` suffixes) have no such table.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ class PieceRules:
     byte_level: bool = False
     byte_fallback: bool = False
     replace: tuple[tuple[str, str], ...] = ()
-    strip: tuple[str, int] = ("", 0)  # up to so many of this character vanish at the start of a text
+    strip: tuple[str, int] = ("", 0)  # up to this many of this character vanish at the start of a text
     first_drops: str = ""  # the first visible token loses every occurrence of this
 
 
@@ -63,7 +64,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 class PieceTable(dict[int, bytes]):
-    """id -> bytes, filled when first asked; ids that are hidden or unknown give b""."""
+    """id -> bytes, filled on first use. Hidden and unknown ids give b""."""
 
     def __init__(
         self,
@@ -86,7 +87,7 @@ class PieceTable(dict[int, bytes]):
         return data
 
     def visible(self, token_id: int) -> bool:
-        """Does this id take part in a text at all (even as an empty string)?"""
+        """Is this id part of a decoded text (even as an empty string)?"""
         return token_id >= 0 and token_id not in self._hidden and self._token_of(token_id) is not None
 
     def first_form(self, token_id: int) -> bytes:
@@ -112,7 +113,7 @@ class PieceTable(dict[int, bytes]):
 
 
 class Head:
-    """What is still to be trimmed at the start of a text; feed it every id from the first one on."""
+    """Trims the start of a text. Give it every id from the first one on."""
 
     __slots__ = ("_first", "_strip", "_table")
 

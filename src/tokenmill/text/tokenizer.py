@@ -1,5 +1,6 @@
-"""Finding and reading a model folder's tokenizer. Owns: which files are tried in which order, what the accompanying
-settings files mean, and naming the file in every error. Must not know: how text is encoded, requests, models."""
+"""Finding and reading a model folder's tokenizer. Owns: which files are tried in which order, the meaning of the
+settings files beside them, and naming the file in every error. Must not know: how text is encoded, requests, models.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ __all__ = ["Tokenizer", "load_tokenizer"]
 
 T = TypeVar("T")
 MAX_TOKENIZER_BYTES = 64 << 20
-"""Of a tokenizer.json, which is read by native code; the other files are read line by line in Python."""
+"""Most bytes of a tokenizer.json, which native code reads. The other files are read line by line in Python."""
 MAX_VOCABULARY_BYTES = 16 << 20
 MAX_SETTINGS_BYTES = 16 << 20
 MAX_TEMPLATE_BYTES = 4 << 20
@@ -43,7 +44,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         made.probe()
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
-    except BaseException as error:  # a panic of the native library is no Exception
+    except BaseException as error:  # a panic of the native library is not an Exception
         raise ModelError(f"{folder}: its tokenizer cannot be used ({str(error)[:200]})") from error
     return made
 

@@ -1,7 +1,8 @@
-"""Text that arrives in pieces, read as if it were whole. Owns: waiting for more exactly where an answer depends on it.
+"""Text that arrives in pieces, read as if it were complete. Owns: waiting for more text exactly where a result depends
+on it.
 
-Every reader is a generator that yields when it needs more text. None looks at where pieces end, so what is read does
-not depend on how the text was cut. Each character is passed once. Must not know: formats, messages.
+Every reader is a generator that yields when it needs more text. No reader looks at where pieces end, so the result does
+not depend on how the text was cut. Each character is read once. Must not know: formats, messages.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _NOT_SPACE = re.compile(r"\S")
 
 
 class Markers:
-    """Texts to look for; of those that begin at one place the longest counts."""
+    """Texts to look for. Among those that begin at the same place, the longest counts."""
 
     __slots__ = ("find", "longest", "prefixes", "texts")
 
@@ -37,12 +38,12 @@ class Markers:
 
 @lru_cache(maxsize=1024)
 def markers(*texts: str) -> Markers:
-    """Markers, remembered."""
+    """The Markers of these texts, cached."""
     return Markers(texts)
 
 
 class Source:
-    """The text so far. `kept` collects everything that is read while it is a list."""
+    """The text so far. While `kept` is a list, it collects everything that is read."""
 
     __slots__ = ("at", "ended", "kept", "text")
 
@@ -53,7 +54,7 @@ class Source:
         self.kept: list[str] | None = None
 
     def push(self, text: str) -> None:
-        """More text has come."""
+        """Append text."""
         self.text = self.text[self.at :] + text
         self.at = 0
 
@@ -71,7 +72,7 @@ class Source:
         return self.text[self.at : self.at + count]
 
     def skip(self, count: int) -> None:
-        """Pass characters that have been seen."""
+        """Pass `count` characters that have arrived."""
         self._pass(self.at + count)
 
     def spaces(self) -> Reading[str]:
@@ -145,9 +146,9 @@ class Source:
         return value if isinstance(value, str) else None
 
     def json(self, sink: Sink, kinds: str = "") -> Reading[bool]:
-        """One JSON value as it is written; False if it does not end (or begins with none of `kinds`).
+        """Give one JSON value, as written, to `sink`; False if it does not end (or begins with none of `kinds`).
 
-        Brackets are counted, not matched: what is broken inside stays as the model wrote it."""
+        Brackets are counted, not matched: broken JSON inside stays as the model wrote it."""
         first = yield from self.peek()
         if not first or (kinds and first not in kinds):
             return False

@@ -1,4 +1,5 @@
-"""One call, read step by step. Owns: each step of a description, and when a call is certain enough to be said.
+"""Reading one tool call, step by step. Owns: each step of a description, and when a call is certain enough to be
+reported.
 
 Must not know: what surrounds a call, any format by name.
 """
@@ -19,7 +20,7 @@ MAX_NAME = 256
 
 
 class Turn(Protocol):
-    """What a call needs of the turn that it belongs to."""
+    """What a call needs from the turn that it belongs to."""
 
     source: Source
     tools: Mapping[str, Any] | None
@@ -30,7 +31,7 @@ class Turn(Protocol):
 
 
 def fits(block: Calls, seen: str) -> bool:
-    """Can a block go on with this character?"""
+    """Can a block continue with this character?"""
     return seen == "[" if block.array else begins(block.steps[0], seen)
 
 
@@ -46,7 +47,7 @@ def begins(step: Step, seen: str) -> bool:
 
 
 class CallReader:
-    """One call as it is read. It begins, for the reader of events, when its name is certain."""
+    """One call while it is read. Its first event comes when its name is certain."""
 
     def __init__(self, parser: Turn, block: Calls) -> None:
         self.parser = parser
@@ -91,7 +92,7 @@ class CallReader:
     # ------------------------------------------------------------ beginning, saying
 
     def begin(self) -> bool:
-        """The name is certain: say it. False: it is no call."""
+        """The name is certain: report it. False: this is not a call."""
         if self.begun:
             return True
         tools = self.parser.tools or {}
@@ -110,7 +111,7 @@ class CallReader:
         return True
 
     def say(self, text: str) -> None:
-        """More of the arguments."""
+        """Report more of the arguments."""
         if not self.begun:
             self.held.append(text)
         elif not self.muted:
@@ -134,7 +135,7 @@ class CallReader:
         return True
 
     def _upto(self, words: Sequence[str], parts: list[str]) -> Reading[None]:
-        """Everything before the first of some texts, which stay."""
+        """Read everything before the first of some texts, which are not passed."""
         first = re.compile("|".join(sorted({re.escape(w[0]) for w in words})))
         while True:
             parts.append((yield from self.source.span(first)))
@@ -197,7 +198,8 @@ class CallReader:
         return self._complete(given)
 
     def _broken(self, seen: str) -> bool:
-        """The object ends without its bracket, where something else begins: a call that has begun stays one."""
+        """Does the object end without its bracket, because something else begins? A call that has begun stays a
+        call."""
         return self.begun and bool(seen)
 
     def _complete(self, given: bool) -> bool:
@@ -318,8 +320,8 @@ def _keyword(written: str) -> tuple[str, str]:
 
 
 class _Value:
-    """A parameter's text: strings go on as they come, the rest when it is whole. `framed`: a line end before its
-    closing mark belongs to the mark."""
+    """A parameter's text. Strings are passed on as they come, other values when they are complete. `framed`: a line end
+    before the closing mark belongs to the mark."""
 
     def __init__(self, call: CallReader, types: frozenset[str], framed: bool) -> None:
         self.call = call
@@ -332,7 +334,7 @@ class _Value:
             call.say('"')
 
     def push(self, piece: str) -> None:
-        """More of it."""
+        """Append text."""
         if not self.streams:
             self.parts.append(piece)
             return
@@ -341,7 +343,7 @@ class _Value:
         self.call.say(values.escaped(piece[: len(piece) - len(self.tail)]))
 
     def end(self) -> None:
-        """It is whole."""
+        """The value is complete."""
         if self.streams:
             self.call.say('"')
             return
@@ -351,7 +353,7 @@ class _Value:
         self.call.say(values.by_type(found, self.types))
 
     def cut(self) -> None:
-        """The text ended inside of it."""
+        """The text ended inside the value."""
         if not self.streams:
             self.call.say(values.escaped("".join(self.parts)))
 

@@ -1,7 +1,7 @@
-"""The small language in which message formats are described. Owns: what a description can say.
+"""The small language that describes message formats. Owns: what a description can say.
 
-A description holds its literals as a model writes them, white space included; readers pass any white space around
-them. One description serves the parser, the grammar that holds a model to it, and the writer that tests use.
+A description holds its literals as a model writes them, including white space; readers pass any white space around
+them. One description serves the parser, the grammar that holds a model to the format, and the writer for tests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Lit:
-    """A fixed text; `optional`: models leave it out."""
+    """A fixed text. `optional`: models may leave it out."""
 
     text: str
     optional: bool = False
@@ -21,7 +21,7 @@ class Lit:
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Anything up to and including `until`; `written` is what stands there."""
+    """Anything up to and including `until`; `written`: the text that models usually write there."""
 
     until: str
     written: str = ""
@@ -31,8 +31,8 @@ class Skip:
 class Name:
     """The function's name, up to one of `until`, which is passed unless `keep`.
 
-    `pattern` finds the name (group 1) in what was read; `is_id`: the whole is the call's id. `written` spells it with
-    {name} and {index}."""
+    `pattern` finds the name (group 1) in the text read. `is_id`: the whole text is the call's id. `written`: how it is
+    spelled, with {name} and {index}."""
 
     until: tuple[str, ...]
     keep: bool = False
@@ -43,7 +43,7 @@ class Name:
 
 @dataclass(frozen=True, slots=True)
 class Id:
-    """An optional call id between two texts; the second is left for the next part."""
+    """An optional call id between two texts; the second text is left for the next step."""
 
     open: str
     until: str
@@ -56,7 +56,7 @@ class Args:
 
 @dataclass(frozen=True, slots=True)
 class Object:
-    """A JSON object that holds the name and the arguments (and an id) under one of these keys each."""
+    """A JSON object with the name and the arguments (and an id), each under one of these keys."""
 
     name: tuple[str, ...] = ("name",)
     args: tuple[str, ...] = ("arguments", "parameters")
@@ -65,7 +65,7 @@ class Object:
 
 @dataclass(frozen=True, slots=True)
 class Pairs:
-    """Arguments one by one: `open` key `mid` value `close`; values are text, or JSON if the tool's schema says so."""
+    """Arguments one by one: `open` key `mid` value `close`. Values are text, or JSON if the tool's schema says so."""
 
     open: str
     mid: str
@@ -89,10 +89,10 @@ Step = Lit | Skip | Name | Id | Args | Object | Pairs | Python | Loose
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """A block of calls: `open`, calls of these steps, `close`. `array`: in brackets, with commas between.
+    """A block of calls: `open`, calls made of these steps, `close`. `array`: in brackets, with commas between.
 
-    `many`: several calls may stand in one block; `between` is written there. `bare`: it may begin the answer without
-    `open`, and is then believed only if the function is known. `ends`: `close` is a token that ends the turn."""
+    `many`: a block may hold several calls, with `between` written between them. `bare`: a block may begin the answer
+    without `open`; it then counts only if the function is known. `ends`: `close` is a token that ends the turn."""
 
     open: str
     steps: tuple[Step, ...]
@@ -106,10 +106,10 @@ class Calls:
 
 @dataclass(frozen=True, slots=True)
 class Thinking:
-    """Reasoning between `open` and `close`. `lead` is written before what follows, `answer` before a text.
+    """Reasoning between `open` and `close`. `lead` is written before whatever follows, `answer` before a text.
 
-    `anywhere`: it may come again later. `calls_end`: a call ends it, too (its markers are tokens of their own).
-    `drop`: texts around it that mean nothing."""
+    `anywhere`: reasoning may come again later. `calls_end`: a call ends it, too (calls have tokens of their own as
+    markers). `drop`: texts around it that mean nothing."""
 
     open: str
     close: str
@@ -137,13 +137,13 @@ class CallFormat:
 
 @dataclass(frozen=True, slots=True)
 class MessageFormat:
-    """What an assistant's turn can hold; None: no such thing."""
+    """What an assistant's turn can hold. None: the format has no reasoning, or no calls."""
 
     thinking: Thinking | None = None
     calls: CallFormat | None = None
 
     def markers(self) -> tuple[str, ...]:
-        """Every literal that must be visible in the text for this format to be read."""
+        """All literals that must be visible in the text so that this format can be read."""
         found: list[str] = []
         if self.thinking is not None:
             found += [

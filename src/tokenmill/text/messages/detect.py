@@ -1,6 +1,6 @@
-"""Which format a model writes. Owns: reading the chat template's marks, and the names that people may give.
+"""Which format a model writes. Owns: finding it by the chat template's literals, and the names that people may give.
 
-A template shows earlier calls and reasoning as the model writes them, so its literals tell the family. Must not know:
+A template shows earlier calls and reasoning as the model writes them, so its literals reveal the family. Must not know:
 models' names, requests.
 """
 
@@ -14,7 +14,7 @@ from tokenmill.text.messages.describe import CallFormat, MessageFormat, Thinking
 from tokenmill.text.messages.families import CALL_ALIASES, CALL_FORMATS, KIMI, THINK, THINKING, THINKING_ALIASES
 
 AUTO, NONE = "auto", "none"
-_CALL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # all of them must be there; the first that fits
+_CALL_MARKS: tuple[tuple[tuple[str, ...], str], ...] = (  # all of them must be there; the first row that fits
     (("<|channel|>", "to=functions"), "harmony"),
     (("<|channel|>", "commentary"), "harmony"),
     (("<|tool_calls_section_begin|>",), "kimi_k2"),
@@ -80,11 +80,11 @@ def thinking_names() -> list[str]:
 
 
 def find_format(template: str | Mapping[str, str] | None, calls: str = AUTO, thinking: str = AUTO) -> MessageFormat:
-    """The format by template, or by the names that were given."""
+    """The format, found by the template or by the given names."""
     text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
     found = MessageFormat(_thinking(text, thinking), _calls(text, calls))
     if thinking == AUTO and found.thinking is THINK and found.calls is KIMI:
-        return MessageFormat(THINKING["think_tokens"], found.calls)  # its calls may begin without an end of reasoning
+        return MessageFormat(THINKING["think_tokens"], found.calls)  # its calls may begin before reasoning has ended
     return found
 
 
@@ -120,7 +120,7 @@ def _thinking(text: str, name: str) -> Thinking | None:
 
 
 def thinks_by_itself(template: str | Mapping[str, str] | None, thinking: Thinking | None) -> bool:
-    """May the model begin to reason where the prompt did not? Not if the template itself opens the reasoning."""
+    """May the model begin reasoning by itself? Not if the template opens the reasoning."""
     if thinking is None:
         return False
     text = "\n".join(template.values()) if isinstance(template, Mapping) else template or ""
@@ -131,10 +131,10 @@ def thinks_by_itself(template: str | Mapping[str, str] | None, thinking: Thinkin
 
 
 def opens_thinking(prompt: str, thinking: Thinking | None) -> bool:
-    """Does the prompt end inside of reasoning?"""
+    """Does the prompt end inside reasoning?"""
     return thinking is not None and prompt.rstrip().endswith(thinking.open.strip())
 
 
 def closed_thinking(prompt: str, thinking: Thinking | None) -> bool:
-    """Does the prompt end with reasoning that is over (an empty one, to switch it off)?"""
+    """Does the prompt end with closed reasoning (an empty one, which switches it off)?"""
     return thinking is not None and prompt.rstrip().endswith(thinking.close.strip())

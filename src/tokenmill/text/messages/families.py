@@ -313,7 +313,7 @@ TOOL_CALLS = CallFormat(
     ),
 )
 PLAIN = CallFormat("plain", (Calls("", (Object(),), array=True, many=True, between=", ", bare=True),), glue="")
-"""A JSON array of calls: what models are held to whose own format no grammar is made for."""
+"""A JSON array of calls. Models whose own format has no grammar are held to it."""
 
 XLAM = CallFormat(
     "xlam",

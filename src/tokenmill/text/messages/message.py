@@ -10,8 +10,8 @@ Kind = Literal["content", "reasoning", "call", "arguments"]
 
 
 class Event(NamedTuple):
-    """More of a message: text of this kind. `call` begins call `number`: its text is the name, `id` what the model
-    gave; `arguments` goes on with it."""
+    """A piece of a message: text of this kind. `call` begins call `number`: its text is the name, `id` the model's id.
+    `arguments` continues that call."""
 
     kind: Kind
     text: str
@@ -37,7 +37,7 @@ class Message:
     calls: list[Call] = field(default_factory=list)
 
     def add(self, events: Iterable[Event]) -> None:
-        """Take in what came."""
+        """Add events to the message."""
         for event in events:
             if event.kind == "content":
                 self.content += event.text

@@ -1,7 +1,7 @@
-"""The one parser of all formats. Owns: walking a description over text that arrives in pieces.
+"""The one parser of all formats. Owns: applying a description to text that arrives in pieces.
 
-Whole and streamed results are the same events, added up. What looks like a call and turns out to be none is content,
-as it stands; nothing is read twice, so hostile text costs linear time. Must not know: any format by name.
+Whole and streamed results are the same events, added up. What looks like a call but is none becomes content, unchanged.
+Nothing is read twice, so hostile text costs linear time. Must not know: any format by name.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from tokenmill.text.messages.message import Event, Kind, Message
 
 
 class MessageParser:
-    """Reads one assistant turn. `tools`: parameters' schema by function name; None: calls are not looked for.
+    """Reads one assistant turn. `tools`: the parameters' schema by function name; None: do not look for calls.
 
-    `thinking`: the prompt ended inside of reasoning. `drop`: further texts that mean nothing (control tokens).
-    `most`: calls beyond so many are left out.
+    `thinking`: the prompt ended inside reasoning. `drop`: further texts that mean nothing (control tokens).
+    `most`: calls beyond this number are left out.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class MessageParser:
         self._reader: Reading[None] | None = self._read()
 
     def feed(self, text: str) -> list[Event]:
-        """More text; -> what it added."""
+        """Take more text; -> the events that it adds."""
         self.source.push(text)
         return self._go()
 
     def finish(self) -> list[Event]:
-        """No more text will come; -> the rest."""
+        """End the text; -> the remaining events."""
         self.source.ended = True
         return self._go()
 
@@ -77,7 +77,7 @@ class MessageParser:
         return [event for event in found if event.text or event.kind == "call"]
 
     def emit(self, kind: Kind, text: str, index: int = -1, call_id: str | None = None) -> None:
-        """Say something; neighbours of one kind become one event."""
+        """Add an event; neighbours of one kind become one event."""
         if kind != "call" and self.out and self.out[-1][0] == kind and self.out[-1][1] == index:
             self.out[-1][3].append(text)
         else:
@@ -109,13 +109,13 @@ class MessageParser:
                 self.content.fresh = True
 
     def _think(self) -> Reading[str]:
-        """Reasoning up to its end; -> the marker of a call that ended it, or a space if its own end did."""
+        """Read reasoning to its end; -> the marker of the call that ended it, or a space if its own end did."""
         assert self.form.thinking is not None
         close = self.form.thinking.close.strip()
         ends = markers(close, *(self.blocks if self.ends_thinking else ()))
         self.reasoning.fresh = True
         yield from self.source.spaces()
-        yield from self.source.word(self.opens)  # some say again what the prompt has said
+        yield from self.source.word(self.opens)  # some models repeat the opening that the prompt ends with
         marker = yield from self.source.until(ends, self.reasoning.push)
         self.reasoning.drop_space()
         self.thinking = False
@@ -128,14 +128,14 @@ class MessageParser:
         return " "
 
     def _start(self) -> Reading[None]:
-        """Where an answer begins: texts that are dropped there, and calls without an opening."""
+        """Read an answer's beginning: texts that are dropped there, and calls without an opening."""
         for word in self.start_drop:
             if (yield from self.source.word(word)):
                 self.content.fresh = True
                 return
         for block in self.bare:
             if block.open and (yield from self.source.sees(block.open.strip())):
-                return  # it comes with its opening
+                return  # the call comes with its opening
         if self.bare:
             yield from self._block(self.bare, "")
 
@@ -167,7 +167,7 @@ class MessageParser:
         yield from self._close(block)
 
     def _another(self, block: Calls) -> Reading[bool]:
-        """Does a further call follow in this block?"""
+        """Does another call follow in this block?"""
         if not (block.many or block.array):
             return False
         yield from self.source.spaces()
@@ -193,14 +193,14 @@ class MessageParser:
             self.content.push(space)
 
     def _give_up(self) -> None:
-        """What was kept is no call."""
+        """The kept text is not a call: report it as content."""
         kept, self.source.kept = self.source.kept, None
         for part in kept or ():
             self.content.push(part)
 
 
 class _Text:
-    """Text of one kind. White space waits for what follows: around calls and reasoning it is left out."""
+    """Text of one kind. White space is held back until more text follows: around calls and reasoning it is left out."""
 
     def __init__(self, parser: MessageParser, kind: Kind) -> None:
         self.parser = parser
