@@ -11,12 +11,12 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.demo.files import demo_dir
 
 DEMO = "demo:"
-"""Begins the path of an adapter that comes with the demo model: demo:pirate, demo:sql."""
+"""The prefix of the path of an adapter that comes with the demo model: demo:pirate, demo:sql."""
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 _.:/@+-]{0,127}")
 
 
 def check_name(name: Any) -> None:
-    """Refuse what would be no usable model name."""
+    """Refuse a name that could not be used as a model name."""
     if not isinstance(name, str) or not NAME.fullmatch(name) or ".." in name:
         raise ParameterError(
             "an adapter's name is 1 to 128 letters, digits or _.:/@+- and begins with a letter or digit, not "
@@ -26,7 +26,7 @@ def check_name(name: Any) -> None:
 
 
 def located(path: str) -> str:
-    """Where an adapter lies; those of the demo model come with this program."""
+    """The path of an adapter; the demo model's adapters come with this program."""
     if not path.startswith(DEMO):
         return path
     found = demo_dir(f"lora-{path.removeprefix(DEMO)}")
@@ -36,7 +36,7 @@ def located(path: str) -> str:
 
 
 def read_modules(given: Iterable[str]) -> list[tuple[str, str]]:
-    """lora_modules: NAME=PATH each, several with commas between, or vLLM's JSON objects."""
+    """Read lora_modules: NAME=PATH, several with commas between them, or vLLM's JSON objects."""
     found = []
     for text in given:
         if text.lstrip().startswith("{"):

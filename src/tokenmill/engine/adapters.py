@@ -20,7 +20,7 @@ from tokenmill.engine.adapter_names import check_name, located, read_modules
 from tokenmill.scheduler.scheduler import Scheduler
 
 ASK_S = 0.02
-"""How often devices are asked whether an adapter has been read."""
+"""The time between questions to the devices whether an adapter has been read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +32,7 @@ class Entry:
     path: str
     ready: bool = False
     given: int = 0
-    """vLLM's number for it: callers' own."""
+    """The caller's own number for it, as vLLM has them."""
 
 
 class AdapterDesk:
@@ -45,16 +45,17 @@ class AdapterDesk:
         self.next_number = 1
         self.asked = 0.0
         self.leaving: list[Entry] = []
-        """Without a name, and still used by open requests."""
+        """Adapters that have lost their name and are still used by open requests."""
         self.failed: dict[int, str] = {}
-        """Why adapters could not be read."""
+        """By number, why an adapter could not be read."""
         for name, path in read_modules(options.lora_modules or []):
             self.register(name, path)
 
     # ------------------------------------------------------------ names
 
     def register(self, name: str, path: str, number: int | None = None) -> int:
-        """A name for an adapter's files; -> its number, an old one if both are known already."""
+        """Register a name for an adapter's files; returns its number, which is the old one if both are known
+        already."""
         if not self.enabled:
             raise ParameterError(
                 "this engine was loaded without adapters: enable_lora=True (--enable-lora) takes them.",
@@ -78,13 +79,14 @@ class AdapterDesk:
         return number
 
     def serve(self, name: str, path: str, number: int) -> None:
-        """The same for who gives numbers himself: the name is this one's now, and others stay until they are let go."""
+        """The same for callers that give numbers. The name now belongs to this adapter; its former owners stay until
+        dismissed."""
         if number not in self.numbers:
             self.names.pop(name, None)
             self.register(name, path, number)
 
     def dismiss(self, number: int) -> None:
-        """It goes when no request uses it any more."""
+        """Remove this adapter as soon as no request uses it."""
         entry = self.numbers.get(number)
         if entry is None or entry in self.leaving:
             return
@@ -94,7 +96,8 @@ class AdapterDesk:
         self.let_go()
 
     def take(self, request: Any) -> int:
-        """The number of vLLM's LoRARequest; 0 for None. Its adapter is ready then, or refused."""
+        """The number for vLLM's LoRARequest (0 for None), after its adapter has been read; refuses one that cannot be
+        read."""
         if request is None:
             return 0
         number = self.note(self.checked(request))
@@ -102,7 +105,7 @@ class AdapterDesk:
         return number
 
     def checked(self, request: Any) -> LoRARequest:
-        """A LoRARequest, or a word that it is none."""
+        """Return the LoRARequest; refuse anything else."""
         if not isinstance(request, LoRARequest) or not isinstance(request.lora_path, str) or not request.lora_path:
             raise ParameterError(
                 f"lora_request must be a LoRARequest(name, id, path), not {type(request).__name__}.",
@@ -111,13 +114,14 @@ class AdapterDesk:
         return request
 
     def note(self, request: LoRARequest, number: int | None = None) -> int:
-        """The number of a LoRARequest's adapter, which is not read yet; number: what another engine calls it."""
+        """The number of a LoRARequest's adapter, without reading it. number: the one that another engine uses for
+        it."""
         number = self.register(request.lora_name, request.lora_path, number)
         self.numbers[number].given = request.lora_int_id
         return number
 
     def remove_given(self, given: int) -> bool:
-        """The same by vLLM's number."""
+        """Remove an adapter by vLLM's number; False: there was none."""
         names = [entry.name for entry in self.names.values() if entry.given == given]
         return len([name for name in names if self.remove(name)]) > 0
 
@@ -126,7 +130,7 @@ class AdapterDesk:
         return {entry.given for entry in self.names.values() if entry.given}
 
     def remove(self, name: str) -> bool:
-        """The name is gone now, its adapter when no request uses it any more; False: there was none."""
+        """Remove the name now, and its adapter when no request uses it any more; False: there was none."""
         entry = self.names.get(name)
         if entry is None:
             return False
@@ -146,7 +150,7 @@ class AdapterDesk:
             del self.numbers[entry.number]
 
     def forget_fits(self) -> None:
-        """The base has other weights: what was worked out from it is worked out anew."""
+        """The base has other weights: everything computed from the old ones must be computed again."""
         if not self.enabled:
             return
         self.scheduler.roster.adapters.forget()
@@ -157,24 +161,24 @@ class AdapterDesk:
     # ------------------------------------------------------------ states
 
     def check(self, number: int) -> None:
-        """Refuse a request whose adapter nobody knows."""
+        """Refuse a request with an unknown adapter."""
         if number and number not in self.numbers:
             raise ParameterError("The adapter is not loaded.", param="model")
 
     def begin(self, number: int) -> Reading | None:
-        """Have devices read an adapter; None: they have."""
+        """Let the devices start to read an adapter; None: they have read it already."""
         if not number or number not in self.numbers:
             return None
         entry = self.numbers[number]
         if entry.ready and not self.scheduler.roster.adapters.held.get(number):
-            entry.ready = number in self._state([number], wait=False)  # its copy may have been let go
+            entry.ready = number in self._state([number], wait=False)  # its copy may have been dropped
         if entry.ready:
             return None
         self.executor.control_all({"what": "adapter", "op": "read", "id": number, "path": located(entry.path)})
         return Reading(self, number)
 
     def wait(self, number: int) -> None:
-        """Read an adapter now; raises what is wrong with it."""
+        """Read an adapter now; raises its error if it is unusable."""
         reading = self.begin(number)
         if reading is not None:
             self.ask([number], wait=True)
@@ -183,7 +187,7 @@ class AdapterDesk:
                 raise error
 
     def ask(self, numbers: Iterable[int], *, wait: bool) -> None:
-        """Have devices say which of these they have read."""
+        """Ask the devices which of these they have read."""
         now = time.monotonic()
         if wait or now - self.asked >= ASK_S:
             self._state(list(numbers), wait=wait)
@@ -205,18 +209,18 @@ class AdapterDesk:
 
 
 def unknown_to_all(said: list[dict[str, str]]) -> list[str]:
-    """What ranks say of modules that none of them has; said: of those that each of them lacks."""
+    """The messages about modules that no rank has. said: each rank's messages about modules that it lacks."""
     return [why for module, why in said[0].items() if all(module in each for each in said)]
 
 
 class Reading:
-    """An adapter that devices are reading; asked as a Future is."""
+    """An adapter that devices are reading, with the interface of a Future."""
 
     def __init__(self, desk: AdapterDesk, number: int) -> None:
         self.desk, self.number = desk, number
 
     def done(self) -> bool:
-        """Is it there, or known to be unusable?"""
+        """Has it been read, or is it known to be unusable?"""
         entry = self.desk.numbers.get(self.number)
         if entry is None or entry.ready or self.number in self.desk.failed:
             return True

@@ -20,18 +20,18 @@ from tokenmill.structured.sheltered import Sheltered
 
 Encode = Callable[[str], list[int]]
 WORD = 64
-"""Ids that take as long to check as one bad word takes to tokenise."""
+"""How many ids can be checked in the time that it takes to tokenise one bad word."""
 
 
 def work_of(request: Request) -> int:
-    """How much there is to check in a request, in token ids."""
+    """The work of checking a request, in units of one token id."""
     params = request.params
     ids = (request.prompt_ids, params.allowed_token_ids, params.logit_bias, params.stop_token_ids)
     return sum(len(each) for each in ids if each is not None) + WORD * len(params.bad_words or ())
 
 
 def needs_head(request: Request, text: bool) -> None:
-    """The `check_engine` of a model that has no head."""
+    """The `check_engine` of a model without a head: refuses requests for text."""
     if text:
         raise ParameterError(
             "This model has no head for tokens (its folder holds the layers alone): it gives vectors "
@@ -42,8 +42,8 @@ def needs_head(request: Request, text: bool) -> None:
 
 @dataclass(slots=True)
 class Admission:
-    """The facts that requests are checked against. `encode` is None without a tokenizer; `encode_inside`: the same of
-    what stands within a text."""
+    """The facts that requests are checked against. `encode` is None without a tokenizer; `encode_inside` encodes a
+    piece from the middle of a text."""
 
     vocab_size: int
     max_model_len: int
@@ -55,15 +55,16 @@ class Admission:
     compiler: ConstraintCompiler | None = None
     in_process: bool = True
     breakers: Callable[[str], tuple[tuple[list[int], list[int]], ...]] | None = None
-    """All ways in which a text may lie in tokens: DRY asks for those that end a repetition."""
+    """All ways in which a text may lie in tokens; DRY needs them for texts that end a repetition."""
     banned: list[list[int]] = field(default_factory=list)
-    """Token sequences that no answer of this model may hold."""
+    """Token sequences that no answer of this model may contain."""
     check_engine: Callable[[Request, bool], None] = lambda request, text: None
-    """Refuses what the engine cannot take now: an adapter that nobody knows, anything while it sleeps, text (not
-    vectors) from a model without a head."""
+    """Refuses what the engine cannot accept now: an unknown adapter; anything while it sleeps; text (not vectors) from
+    a model without a head."""
 
     def prepare(self, params: SamplingParams) -> Future[None] | None:
-        """Start compiling what these parameters ask for, so that `check` need not; None: nothing to compile."""
+        """Start to compile the grammar of these parameters, so that `check` need not; None: there is nothing to
+        compile."""
         if params.structured_outputs is None or self.compiler is None:
             return None
         return self.compiler.prepare(params.structured_outputs, params.reasoning)
@@ -78,7 +79,7 @@ class Admission:
             raise BusyError(f"{num_open} requests are open already; try again later.")
         if not ids:
             raise ParameterError("The prompt is empty: give at least one token.", param="prompt")
-        if len(ids) >= self.max_model_len:  # before any look at each of them
+        if len(ids) >= self.max_model_len:  # before looking at each id
             raise ContextError(self.max_model_len, len(ids))
         self._check_ids("prompt", ids)
         most = self.max_model_len - len(ids)
@@ -116,7 +117,7 @@ class Admission:
 
     def _check_ids(self, name: str, ids: list[int]) -> None:
         if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) < self.vocab_size)):
-            return  # as a rule; a loop of Python's takes ten times as long
+            return  # usually all is fine; a Python loop takes ten times as long
         for token in ids:
             if isinstance(token, bool) or not isinstance(token, int):
                 raise ParameterError(f"{name} must hold integer token ids, got {token!r}.", param=name)
@@ -202,13 +203,14 @@ class Admission:
         return [way for text in texts for way in self.breakers(text)]
 
     def _likely(self, wanted: int | None) -> int:
-        """How many of the likeliest tokens are told: -1 asks for all of them; nothing asked for is -1 in a row."""
+        """How many of the likeliest tokens are reported. In a request -1 asks for all; in a row -1 stands for none
+        asked for."""
         if wanted is None:
             return -1
         return self.vocab_size if wanted < 0 else min(wanted, self.vocab_size)
 
     def _bad_words(self, params: SamplingParams) -> list[list[int]]:
-        """Each bad word as tokens: at the start of a text, within one, and after a space."""
+        """The tokens of each bad word: at the start of a text, within one, and after a space."""
         words = {tuple(ids): ids for ids in self.banned}
         for word in params.bad_words or ():
             assert self.encode is not None

@@ -23,7 +23,7 @@ from tokenmill.runner.runner import Runner, Running
 
 @dataclass(slots=True)
 class InProcessTicket:
-    """A plan that has been begun, or waits to be."""
+    """A plan that has begun or waits to begin."""
 
     executor: InProcessExecutor
     plan: StepPlan
@@ -31,7 +31,7 @@ class InProcessTicket:
     late: LateInputs | None = None
 
     def ready(self) -> bool:
-        """Would `wait` only read what is computed? Where plans run when they are waited for, it is as good as that."""
+        """Would `wait` return at once? If plans run only when they are waited for, the answer is yes."""
         return self.running is None or self.executor.runner.ready(self.running)
 
     def wait(self) -> StepResult:
@@ -54,8 +54,8 @@ class InProcessTicket:
 
 @dataclass(slots=True)
 class InProcessExecutor:
-    """`lazy`: run at wait (CPU); else enqueue at submit (GPU). A plan's tokens feed the next one, so plans behind one
-    whose late inputs are missing are `held` back until these have come."""
+    """`lazy`: run plans in `wait` (CPU); otherwise enqueue them in `submit` (GPU). A plan's tokens feed the next plan.
+    So if a plan's late inputs are missing, the plans behind it are `held` back until these have come."""
 
     runner: Runner
     num_blocks: list[int]
@@ -77,7 +77,7 @@ class InProcessExecutor:
                 with self.here():
                     self._enqueue()
             except BaseException as error:
-                self.interruption = error  # for the next wait: a plan that nobody holds would never be committed
+                self.interruption = error  # raised by the next wait: a plan without a ticket would never be committed
         return ticket
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:
@@ -86,7 +86,8 @@ class InProcessExecutor:
             self._enqueue()
 
     def _enqueue(self) -> None:
-        """Give the device all that it can do: forward passes in order, each one's sampling before the next."""
+        """Enqueue everything that can run now: forward passes in order, each plan's sampling before the next forward
+        pass."""
         while self.held:
             ticket = self.held[0]
             if ticket.running is None:
@@ -97,7 +98,7 @@ class InProcessExecutor:
             self.held.popleft()
 
     def catch_up(self, ticket: InProcessTicket) -> None:
-        """Go on where an interruption stopped; late inputs of this plan that have not come will not come any more."""
+        """Continue after an interruption. Late inputs of this plan that have not come by now never will."""
         self._enqueue()
         if self.held and self.held[0] is ticket:
             self.held.popleft()
@@ -107,11 +108,11 @@ class InProcessExecutor:
             return answer(self.runner, message)
 
     def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """There is one runner."""
+        """The answer of the only runner."""
         return [self.control(message)]
 
     def progress(self) -> int:
-        """Operations so far; they grow within a step, too."""
+        """How many operations have run so far; this also grows within a step."""
         return operations(self.runner)
 
     def close(self) -> None:
@@ -134,22 +135,22 @@ class FailedTicket:
 
 
 def operations(runner: Runner) -> int:
-    """How many a runner's kernels have done; another thread may ask. They grow within a step, too."""
+    """How many operations a runner's kernels have run. It grows within a step, too; another thread may ask."""
     try:
         return sum(op["calls"] + op["fallbacks"] for op in runner.kernels.counters().values())
-    except RuntimeError:  # the runner's thread has just met one for the first time
+    except RuntimeError:  # the runner's thread has just added a new operation to the dict
         return 0
 
 
 def only_asks(message: dict[str, Any]) -> bool:
-    """Does it change nothing that plans before it might need?"""
+    """Is it a mere question, which changes nothing that earlier plans might need?"""
     if message.get("what") == "experts":
         return False
     return message.get("what") == "counters" or message.get("op") in ("state", "read")
 
 
 def answer(runner: Runner, message: dict[str, Any]) -> dict[str, Any]:
-    """Control messages that every runner understands."""
+    """Answer the control messages that every runner understands."""
     if message.get("what") == "counters":
         return {"kernels": runner.kernels.counters()}
     if message.get("what") == "adapter":

@@ -57,7 +57,7 @@ ABSENT = {
     "wait_for_completion": "call llm_engine.step() while llm_engine.has_unfinished_requests()",
     "init_weight_transfer_engine": "update_weights() takes tensors or a file; there are no ranks to connect",
 }
-"""Methods of vLLM's LLM that are not here, and what to use instead."""
+"""Methods of vLLM's LLM that this class lacks, and what to use instead."""
 
 
 class LLM:
@@ -81,7 +81,7 @@ class LLM:
 
     @functools.cached_property
     def _gauges(self) -> list[Gauges]:
-        """Of each engine; made when somebody asks: start-up need not open the device's energy counter."""
+        """Gauges of each engine, made at the first use, so that start-up does not open the device's energy counter."""
         return [Gauges(replace(self.built, engine=part)) for part in self.engine.parts]
 
     @classmethod
@@ -100,7 +100,7 @@ class LLM:
         lora_request: LoraRequests = None,
         **others: Any,
     ) -> list[RequestOutput]:
-        """Continue each prompt; bad input raises before any work, failures of single prompts do not end others."""
+        """Continue each prompt. Bad input raises before any work; if one prompt fails, the others go on."""
         self._check_open()
         _check_others("generate", others)
         many = _as_list(_prompts(prompts, prompt_token_ids))
@@ -155,7 +155,8 @@ class LLM:
         use_tqdm: bool | Callable[..., Any] = False,
         concurrency_limit: int | None = None,
     ) -> list[BeamSearchOutput]:
-        """The `beam_width` best continuations of each prompt; concurrency_limit: the engine batches by itself."""
+        """The `beam_width` best continuations of each prompt. concurrency_limit has no effect: the engine batches by
+        itself."""
         if not isinstance(params, BeamSearchParams):
             raise ParameterError("beam_search wants BeamSearchParams(beam_width=..., max_tokens=...).", param="params")
         outputs = self.generate(_as_list(prompts), params.as_sampling(), use_tqdm, lora_request=lora_request)
@@ -174,7 +175,7 @@ class LLM:
         lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """Unit vectors: the last token's final hidden state, or the mean over the prompt (pooling="mean")."""
+        """A unit vector of each prompt: the last token's final hidden state, or the mean of all (pooling="mean")."""
         _check_others("embed", others)
         params = _pooling(pooling_params, pooling=pooling, truncate_prompt_tokens=truncate_prompt_tokens)
         return self._pooler(use_tqdm, lora_request).embed(_as_list(prompts), params)
@@ -190,7 +191,7 @@ class LLM:
         lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> list[PoolingRequestOutput]:
-        """What `embed` gives, as tensors in `outputs.data`."""
+        """The same vectors as `embed`, as tensors in `outputs.data`."""
         _check_others("encode", others)
         params = _pooling(pooling_params, task=pooling_task, truncate_prompt_tokens=truncate_prompt_tokens)
         found = self._pooler(use_tqdm, lora_request).embed(_as_list(prompts), params)
@@ -215,8 +216,8 @@ class LLM:
         lora_request: LoRARequest | None = None,
         **more: Any,
     ) -> list[ScoringRequestOutput]:
-        """How well texts go together, one with all or one with one, as the server's /score tells it: the cosine of
-        their embeddings, or how likely the model calls the second an answer to the first (method="likelihood")."""
+        """How well texts match, one with all or pair by pair, as the server's /score says it: the cosine of their
+        embeddings, or how likely the model says that the second answers the first (method="likelihood")."""
         params = _pooling(more.pop("pooling_params", None), truncate_prompt_tokens=more.pop(_CUT, None))
         _check_others("score", more)
         return self._pooler(use_tqdm, lora_request).score(data_1, data_2, params, method, instruction)
@@ -231,7 +232,8 @@ class LLM:
         lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> list[ClassificationRequestOutput]:
-        """Which of `labels` fits each text: the shares of their likelihoods as answers of the language model."""
+        """How well each of `labels` fits each text: its share of the labels' likelihoods as answers of the language
+        model."""
         _check_others("classify", others)
         if labels is None:
             raise ParameterError(
@@ -242,7 +244,7 @@ class LLM:
         return self._pooler(use_tqdm, lora_request).classify(prompts, labels, instruction)
 
     def reward(self, prompts: Any, /, **_: Any) -> list[PoolingRequestOutput]:
-        """Refused: reward models have a head that is not built."""
+        """Refused: reward models need a head that is not implemented."""
         raise UserError(
             "models with a reward head are not built yet: score(query, answer, method='likelihood') asks the language "
             "model whether an answer is right."
@@ -251,14 +253,14 @@ class LLM:
     # ------------------------------------------------------------ the engine
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer, with the names of Transformers'; None without one."""
+        """The model's tokenizer, with the method names of Transformers' tokenizers; None if there is none."""
         inner = self.built.tokenizer
         if inner is None:
             return None
         return HubTokenizer(inner, self.reader.render, self.built.config.model.model, self.built.context)
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What generation_config.json suggests."""
+        """The sampling parameters that generation_config.json suggests."""
         return default_params(self.built.generation)
 
     @property
@@ -268,29 +270,29 @@ class LLM:
         return LLMEngine(self.built, self.driver, self.reader)
 
     def get_metrics(self) -> list[Metric]:
-        """The engine's numbers of now, under the names of the server's series."""
+        """The engine's current numbers, under the names of the server's metrics."""
         self._check_open()
         with self.driver.alone():
             name = self.built.config.model.model
             return [one for i, each in enumerate(self._gauges) for one in read_metrics(each.read(), name, i)]
 
     def update_weights(self, weights: Weights) -> int:
-        """New numbers for weights, in place: pairs of name and tensor, a dict of them, or a safetensors file or folder.
+        """Replace weights in place, from pairs of name and tensor, a dict of them, or a safetensors file or folder.
 
-        -> how many tensors were taken. Cached prefixes are forgotten; recorded steps stay. All that one layer holds is
-        given at once, unless the rest of it is still as it was loaded. Between start_weight_update() and
-        finish_weight_update() nothing is applied, so that parts may come one by one."""
+        Returns how many tensors were taken. Cached prefixes are forgotten; recorded steps stay. All tensors of a layer
+        must come in one call, unless the rest of the layer is still as it was loaded. Between start_weight_update() and
+        finish_weight_update() nothing is applied, so parts may come one by one."""
         self._check_open()
         with self.driver.alone():
             return self._weights.update(weights)
 
     def start_weight_update(self) -> None:
-        """Keep what update_weights() is given until finish_weight_update()."""
+        """From now on only collect what update_weights() is given, until finish_weight_update()."""
         self._check_open()
         self._weights.start()
 
     def finish_weight_update(self) -> int:
-        """Apply what has been given since start_weight_update(); -> how many tensors."""
+        """Apply what was given since start_weight_update(); returns how many tensors were taken."""
         self._check_open()
         with self.driver.alone():
             return self._weights.finish()
@@ -302,7 +304,7 @@ class LLM:
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[Any]:
-        """Call something on the one worker there is: a function of it, or one of its methods by name."""
+        """Call a function with the only worker, or one of the worker's methods by name."""
         self._check_open()
         worker = runner_of(self.built)
         if isinstance(method, str) and (method.startswith("_") or not callable(getattr(worker, method, None))):
@@ -312,31 +314,32 @@ class LLM:
             return [call(*args, **(kwargs or {}))]
 
     def apply_model(self, func: Callable[[Any], Any]) -> list[Any]:
-        """func(model) in a list; weights that it changes are not noticed: see update_weights()."""
+        """Return [func(model)]. Weights that it changes are not noticed: use update_weights() for that."""
         self._check_open()
         with self.driver.alone():
             return [func(runner_of(self.built).model)]
 
     def sleep(self, level: int = 1, mode: str = "wait") -> None:
-        """Give the model's memory back: docs/sleep.md. mode: open requests go on to their end ("wait") or "abort"."""
+        """Give the model's memory back (docs/sleep.md). mode: let open requests end first ("wait"), or end them
+        ("abort")."""
         self._check_open()
         fall_asleep(self.built.sleep, self.driver, level, mode)
 
     def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take memory again: all of it, or "weights" or "kv_cache" alone."""
+        """Take memory again: all of it, or only "weights" or "kv_cache"."""
         self._check_open()
         wake(self.built.sleep, self.driver, tags)
 
     @property
     def is_sleeping(self) -> bool:
-        """Is something of it not here?"""
+        """Is any of the model's memory given back?"""
         return bool(self.built.sleep.asleep)
 
     def reset_mm_cache(self) -> None:
-        """Nothing: there is no cache of media."""
+        """Do nothing: there is no cache of media."""
 
     def get_world_size(self, include_dp: bool = True) -> int:
-        """Processes that a model is spread over."""
+        """How many processes the model is spread over."""
         return 1
 
     def start_profile(self, profile_prefix: str | None = None) -> None:
@@ -345,7 +348,7 @@ class LLM:
         self._profiler.start(profile_prefix)
 
     def stop_profile(self) -> Path:
-        """Write what was recorded; -> the trace's file, which browsers' tracing pages read."""
+        """Write the recording; returns the trace's file, which browsers' tracing pages can read."""
         return self._profiler.stop()
 
     def reset_prefix_cache(self) -> bool:
@@ -403,7 +406,7 @@ class LLM:
         )
 
     def _adapters(self, given: LoraRequests, count: int) -> list[int]:
-        """The number of each prompt's adapter: one for all, or a list; they are read now."""
+        """The number of each prompt's adapter, from one adapter for all or a list; reads the adapters' files."""
         many = list(given) if isinstance(given, (list, tuple)) else [given] * count
         if len(many) != count:
             raise ParameterError(f"{count} prompts but {len(many)} adapters.", param="lora_request")
@@ -425,7 +428,7 @@ class LLM:
         return [accumulator.output() for accumulator in self._drive(requests, use_tqdm, None)]
 
     def _drive(self, requests: list[Request], use_tqdm: Any, pooling: str | None) -> list[Accumulator]:
-        """Add all, step until all have ended; other calls wait, programs that share the engine get on."""
+        """Add all requests and step until all have ended. Other calls wait; programs that share the engine go on."""
         found = {request.id: Accumulator(request) for request in requests}
         driver = self.driver
         with driver.alone(), progress_of(use_tqdm, len(found)) as advance:
@@ -445,14 +448,14 @@ class LLM:
                     driver.add(request, hear, pooling)
                 while left:
                     if self._ending.is_set():
-                        raise SystemExit  # of this thread, silently
+                        raise SystemExit  # ends this thread, silently
                     driver.step()
             finally:
                 driver.leave(found if left else ())
         return list(found.values())
 
     def _check_all(self, requests: list[Request], pooling: str | None) -> None:
-        """What is wrong with one of them is told before any work begins."""
+        """Raise the error of a bad request before any work begins."""
         admission = self.engine.admission
         for place, request in enumerate(requests):
             if pooling is None:
@@ -462,7 +465,7 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """One prompt or several: a list of integers is one prompt, and so is what cannot be a list (to be refused)."""
+    """The prompts as a list. A list of integers is one prompt; so is anything that is no list (it is refused later)."""
     if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
         return [prompts]
     many = list(prompts)
@@ -470,14 +473,14 @@ def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
 
 
 def _prompts(prompts: Any, ids: Any) -> Any:
-    """Older programs give token ids beside the texts, or in their place."""
+    """The prompts of older programs, which give token ids besides the texts or instead of them."""
     if ids is None:
         return prompts
     return ids if not ids or isinstance(ids[0], int) else [{"prompt_token_ids": row} for row in ids]
 
 
 def _check_others(verb: str, others: Mapping[str, Any]) -> None:
-    """Keyword arguments that vLLM knows and that ask for nothing may come; others are told."""
+    """Accept vLLM's keyword arguments if they ask for nothing; refuse others by name."""
     for name, value in others.items():
         if name == "prompt_adapter_request":
             refuse_prompt_adapter(value, name)

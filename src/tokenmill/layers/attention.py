@@ -21,7 +21,7 @@ from tokenmill.layers.qkv_touches import Touch
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """How one layer's heads are shaped, before splitting over ranks."""
+    """The shape of one layer's heads, before they are split over ranks."""
 
     heads: int
     kv_heads: int
@@ -29,13 +29,13 @@ class Heads:
 
     @property
     def parts(self) -> tuple[Rows, Rows, Rows]:
-        """Rows of q, k and v."""
+        """The rows of q, k and v in the matrix."""
         kv = Rows(self.kv_heads * self.dim, self.kv_heads, repeats=True)
         return Rows(self.heads * self.dim, self.heads), kv, kv
 
     @property
     def width(self) -> int:
-        """Entries of all query heads."""
+        """The width of all query heads together."""
         return self.heads * self.dim
 
 
@@ -76,7 +76,8 @@ def local_heads(b: Build, values: Tensor) -> Tensor:
 
 
 def alibi_slopes(heads: int) -> Tensor:
-    """One slope per head [H]: a geometric series for a power of two, interleaved with the next one otherwise."""
+    """One slope for each head [H]: a geometric series if H is a power of two, otherwise interleaved with the next
+    series."""
     power = 1 << (heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * i / power) for i in range(1, power + 1)]
     slopes += [2.0 ** (-4.0 * i / power) for i in range(1, 2 * (heads - power), 2)]
@@ -84,17 +85,17 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 def per_head_order(heads: Heads) -> Tensor:
-    """Row order that takes a matrix fused head by head, [H, (q, k, v), D], apart into [q | k | v]."""
+    """The row order that turns a matrix fused head by head, [H, (q, k, v), D], into [q | k | v]."""
     return torch.arange(3 * heads.width).view(heads.heads, 3, heads.dim).transpose(0, 1).reshape(-1)
 
 
 def per_head_order_if_many(heads: Heads) -> Tensor | None:
-    """The same, where keys have as many heads as queries; else [q | k | v] already."""
+    """The same, if keys have as many heads as queries; otherwise None: the matrix is [q | k | v] already."""
     return None if heads.kv_heads == 1 else per_head_order(heads)
 
 
 def codegen_order(heads: Heads) -> Tensor:
-    """Row order that takes a matrix fused in four parts, [4, (q, v, k), H / 4, D], apart into [q | k | v]."""
+    """The row order that turns a matrix fused in four parts, [4, (q, v, k), H / 4, D], into [q | k | v]."""
     if heads.heads % 4:
         raise ModelError(
             f"config.json: {heads.heads} attention heads ('num_attention_heads' or 'n_head') cannot be shared out to "
@@ -135,8 +136,8 @@ class Attention(Projected):
         within: NormSpec | None = None,
         gate: ColumnLinear | None = None,
     ) -> None:
-        """touches: what is done to qkv before it is prepared; within: a norm before the output projection; gate: its
-        sigmoid multiplies what attention gives."""
+        """touches: what is done to qkv before it is prepared. within: a norm before the output projection. gate: its
+        sigmoid multiplies the output of attention."""
         self.qkv = qkv
         self.output = output
         self.spec = spec

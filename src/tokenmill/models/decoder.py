@@ -20,12 +20,13 @@ from tokenmill.layers.build import Build, bare
 from tokenmill.layers.embedding import Embedding, Head, splits
 
 Layer = Callable[[Tensor, ForwardContext], Stream]
-"""x [T, hidden], context -> [T, hidden]. One that gives a sum takes one, too (layers/block.py)."""
+"""x [T, hidden], context -> [T, hidden]. A layer that returns a Sum accepts one, too (layers/block.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """What lies before the first and after the last layer. Names are below `body`, the head's below the root."""
+    """What lies before the first and after the last layer. Names are below `body`, except the head's, which is at the
+    root."""
 
     norm: Callable[[Build], NormSpec] | None
     embed: str = "embed_tokens"
@@ -35,16 +36,16 @@ class Ends:
     logit_scale: float = 1.0
     head_bias: bool = False
     before: Callable[[Build], Callable[[Tensor, ForwardContext], Tensor]] | None = None
-    """Made once, called on the embeddings: adds learned positions, norms, projects."""
+    """Built once and called with the embeddings: adds learned positions, applies a norm, projects."""
     after: Callable[[Build], Weight] | None = None
     """A projection between the final norm and the head."""
     width: int = 0
-    """Width of embedding and head where it is not the hidden size."""
+    """The width of embedding and head, if it is not the hidden size."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Counts every family has."""
+    """The sizes that every family has."""
 
     vocab: int
     hidden: int
@@ -53,7 +54,7 @@ class Sizes:
 
 
 class Decoder:
-    """A causal language model: one pipeline stage of it, or all."""
+    """A causal language model, or one pipeline stage of it."""
 
     def __init__(self, b: Build, body: Build, sizes: Sizes, ends: Ends, layer: Callable[[Build, int], Layer]) -> None:
         if b.book.headless:
@@ -62,29 +63,29 @@ class Decoder:
         first, last = b.layers(sizes.layers, sizes.hidden, sizes.vocab * width)
         self.first = first
         self.taps: tuple[int, ...] = ()
-        """Layers whose outputs a drafter reads in every step (ForwardContext.taps)."""
+        """The layers whose outputs a drafter reads in every step (ForwardContext.taps)."""
         self.is_first, self.is_last = first == 0, last == sizes.layers
         self.embedding: Embedding | None = None
         if sizes.tied and self.is_last:
             _check_tied(b.checkpoint, body.path(f"{ends.embed}.weight"), b.path(f"{ends.head}.weight"))
         if self.is_first or (self.is_last and (sizes.tied or b.place.words)):
             self.embedding = Embedding(body, ends.embed, (sizes.vocab, width), scale=ends.scale, tied=sizes.tied)
-            if sizes.tied and not self.is_last and b.place.stages > 1:  # in the form that one process reads
+            if sizes.tied and not self.is_last and b.place.stages > 1:  # in the form that a single process would read
                 self.embedding.weight = b.settled(self.embedding.weight)
         self.before = ends.before(body) if ends.before is not None and self.is_first else None
         self.head: Head | None = None
-        if self.is_last and sizes.tied:  # settled before there is much else: two copies of it are held meanwhile
+        if self.is_last and sizes.tied:  # settled early, while little else is loaded: two copies of it exist meanwhile
             assert self.embedding is not None
             self.head = Head(b, self._head_weight(b, sizes, ends, width), split=self.embedding.split)
         self.layers = [layer(body, i) for i in range(first, last)]
         if self.head is not None:
             b.comes_next(self.head.weight)
         stand_in = not b.book.kv_specs
-        if stand_in:  # of states alone: positions are counted, and beginnings found again, by pages
+        if stand_in:  # layers with states only: positions are still counted, and prefixes found, by pages
             b.add_kv(KVSpec("full", 1, 16, 16))  # as small as can be, and nothing reads them
         self.softcap, self.logit_scale = ends.softcap, ends.logit_scale
         self.bias: Tensor | None = None
-        """Of a tied head: the embedding's matrix has none."""
+        """The bias of a tied head, because the embedding's matrix has none."""
         if self.is_last and sizes.tied and ends.head_bias:
             self.bias = b.tensor(f"{ends.head}.bias", (sizes.vocab,), torch.float32)
         self.norm: NormSpec | None = None
@@ -95,7 +96,7 @@ class Decoder:
             if self.head is None:
                 self.head = Head(b, self._head_weight(b, sizes, ends, width), split=splits(b.group, sizes.vocab))
             if sizes.tied and self.embedding is not None:
-                self.embedding.weight = bare(self.head.weight)  # settled: the only form that is held
+                self.embedding.weight = bare(self.head.weight)  # settled: only this form is kept
         self.spec = ModelSpec(
             vocab_size=sizes.vocab,
             max_positions=b.max_positions,
@@ -134,8 +135,8 @@ class Decoder:
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> final-norm hidden states [T, hidden].
 
-        A later pipeline stage takes the hidden states [T, hidden] of the one before it in place of tokens, and any
-        but the last returns such.
+        A later pipeline stage takes the hidden states [T, hidden] of the stage before it instead of tokens. Every stage
+        but the last returns such states.
         """
         x: Any = self._embed(tokens, ctx) if self.is_first else tokens
         taps = ctx.taps
@@ -152,7 +153,7 @@ class Decoder:
         return found
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """[n, hidden] -> [n, vocab], logit scale and soft-cap applied; in float32, or see Kernels.chooses."""
+        """[n, hidden] -> [n, vocab], logit scale and soft-cap applied; in float32, or as Kernels.chooses says."""
         assert self.head is not None, "only the last pipeline stage has logits"
         return self._scaled(self.head(self._before_head(hidden, ctx), ctx), self.bias)
 
@@ -165,7 +166,7 @@ class Decoder:
         return Words(group, group.rank * count, count)
 
     def own_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """[n, hidden] -> [n, words.count], as `logits` has them."""
+        """[n, hidden] -> [n, words.count]; the same logits, for this rank's words."""
         assert self.head is not None, "only the last pipeline stage has logits"
         words, bias = self.words, self.bias
         if words is not None and bias is not None:
@@ -194,7 +195,7 @@ class Decoder:
 
 
 def _check_tied(checkpoint: Checkpoint, embedding: str, head: str) -> None:
-    """A checkpoint may hold a tied matrix twice; two different ones are no tied matrix."""
+    """Refuse two different matrices where they should be tied. (A checkpoint may hold a tied matrix twice.)"""
     if not {embedding, head} <= set(checkpoint.names()):
         return
     one, other = checkpoint.tensor(embedding), checkpoint.tensor(head)
@@ -206,7 +207,7 @@ def _check_tied(checkpoint: Checkpoint, embedding: str, head: str) -> None:
 
 
 def check_heads(heads: int, kv_heads: int) -> None:
-    """Refuse head counts that do not group."""
+    """Refuse head counts that do not divide into groups."""
     if heads % kv_heads:
         raise ModelError(
             f"config.json: {heads} attention heads cannot share {kv_heads} key/value heads evenly: see "

@@ -51,10 +51,10 @@ NONE_LEFT = (
 
 @dataclass(slots=True)
 class Pending:
-    """What `collect` reads: largest logits before and after the edits [n]; measured lines with their line numbers.
-    branches: of lines that have candidates and want logprobs: what was measured, the candidates, place by place, and
-    how many likely tokens each line wants. mus: what lines of rows with mirostat leave [m], with their line numbers,
-    for whoever moves the rows on."""
+    """What `collect` reads: the largest logits before and after the edits [n], and measured lines with their line
+    numbers. branches: for lines that have candidates and want logprobs, the measurements, the candidates by place, and
+    how many likely tokens each line wants. mus: mirostat's states [m] behind their lines, with the line numbers; the
+    runner stores them when it advances the rows."""
 
     before: Tensor
     after: Tensor
@@ -104,8 +104,8 @@ class Sampled:
 def sample(
     logits: Tensor, lines: Lines, table: SamplingTable, *, consume: bool = False, kernels: Kernels | None = None
 ) -> Sampled:
-    """logits [n, vocab] float32 (left as they are unless `consume`) -> one token per line; kernels: of a backend that
-    cuts without sorting."""
+    """logits [n, vocab] float32 (unchanged unless `consume`) -> one token per line. kernels: given if the backend can
+    find cuts without sorting."""
     assert logits.shape == (len(lines.rows), table.vocab_size), "one line of the table's vocabulary per row"
     bits = _line_bits(lines, table)
     numbers = [i for i, b in enumerate(bits) if b & features.CHOICES]
@@ -154,7 +154,7 @@ def _line_bits(lines: Lines, table: SamplingTable) -> list[int]:
 
 
 def _few_allowed(bits: list[int], masks: dict[int, bytes], table: SamplingTable) -> FewAllowed | None:
-    """The lines that a mask alone leaves few tokens."""
+    """The lines that want no more than a mask, which leaves them few tokens."""
     plain = features.CHOICES | features.FILTERS
     numbers = [i for i in masks if bits[i] & plain & ~features.SAMPLED == features.MASKED]
     return find_few_allowed(numbers, [masks[i] for i in numbers], table.vocab_size) if numbers else None
@@ -163,7 +163,7 @@ def _few_allowed(bits: list[int], masks: dict[int, bytes], table: SamplingTable)
 def _work_out(
     changed: ChangedLines, largest: Tensor, pending: Pending, kernels: Kernels | None
 ) -> tuple[Tensor, Tensor]:
-    """Edits, candidates and choice of these lines: largest logits after the edits [m] and ids [m]."""
+    """Edit these lines, note candidates and choose; returns the largest logits after the edits [m] and the ids [m]."""
     if changed.users(features.EDITS):
         edit_(changed)
         largest = changed.x.amax(-1)
@@ -195,8 +195,8 @@ def _draw(
     pending: Pending,
     kernels: Kernels | None,
 ) -> Tensor:
-    """Sample lines x [m, V], lines `sampled` of the changed, at their rows' temperatures: ids [m]. scores: x and its
-    largest [m]."""
+    """Draw a token for each line of x [m, V] at its row's temperature -> ids [m]. The lines are the lines `sampled` of
+    `changed`. scores: x and its largest logits [m]."""
     x, largest = scores
     table, lines = changed.table, changed.lines
     numbers = pick([changed.numbers[j] for j in sampled], len(lines.rows), x.device)
@@ -231,7 +231,8 @@ def _draw(
 
 
 def steps_of(bits: list[int], params: list[RowSampling]) -> Iterator[tuple[list[Step], list[int]]]:
-    """Which steps which lines take, one after the other: the usual order, then lines with their own, alike together."""
+    """Groups of lines with the steps they take: first the usual order, then lines with orders of their own, equal ones
+    together."""
     used = 0
     for some in bits:
         used |= some
@@ -253,7 +254,7 @@ def steps_of(bits: list[int], params: list[RowSampling]) -> Iterator[tuple[list[
 
 
 def _follow(changed: ChangedLines, users: list[int], scaled: Tensor, keys: Tensor, pending: Pending) -> Tensor:
-    """Draw the lines of rows with mirostat: ids [m]. A row's lines follow one another."""
+    """Draw for rows with mirostat -> ids [m]. A row's lines are drawn one after the other."""
     table, numbers = changed.table, [changed.numbers[j] for j in users]
     rows = to_device([changed.lines.rows[i] for i in numbers], torch.int64, scaled.device)
     columns = table.columns
@@ -279,8 +280,8 @@ def _follow(changed: ChangedLines, users: list[int], scaled: Tensor, keys: Tenso
 
 
 def measure_logprobs(logits: Tensor, ids: Tensor, rows: list[int], table: SamplingTable, pending: Pending) -> None:
-    """Of the lines whose rows want it, from the logits as the model made them: of the chosen tokens, or of each of a
-    beam's candidates."""
+    """Measure logprobs for lines whose rows want them, from the model's unedited logits: of the chosen tokens, or of
+    each candidate of a beam."""
     wanted = {i: table.params[row].num_logprobs for i, row in enumerate(rows) if table.bits[row] & features.LOGPROBS}
     if pending.candidates is not None and wanted:
         best, lines = pending.candidates
