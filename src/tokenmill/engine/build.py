@@ -49,12 +49,12 @@ from tokenmill.text.tokenizer import Tokenizer
 
 log = logging.getLogger("tokenmill.engine")
 ANY = 1 << 30
-"""Drafts of the host in a step where nothing bounds them."""
+"""The bound on host drafts in a step if nothing else bounds them."""
 
 
 @dataclass(slots=True)
 class Built:
-    """An engine with what its callers need around it."""
+    """An engine together with what its callers need."""
 
     engine: Engine
     facts: Facts
@@ -67,19 +67,19 @@ class Built:
 
     @property
     def context(self) -> int:
-        """Tokens of the longest prompt with its output."""
+        """How many tokens the longest prompt and its output may have together."""
         return self.facts.max_model_len
 
     @property
     def prefix_block(self) -> int:
-        """Tokens of what is found again at once; 0: nothing is."""
+        """How many tokens a block of the prefix cache has; 0: there is no prefix cache."""
         return self.config.cache.block_size if self.config.cache.enable_prefix_caching else 0
 
 
 def make_limits(
     options: ScheduleOptions, step_tokens: int, max_drafts: int = 0, max_guesses: int = 0, *, cohorts: int = 0
 ) -> Limits:
-    """What the scheduler may do; max_drafts, max_guesses: of the host's and of the device's drafter."""
+    """The scheduler's limits. max_drafts, max_guesses: how many drafts the host's and the device's drafter may make."""
     return Limits(
         max_rows=options.max_num_seqs,
         max_step_tokens=step_tokens,
@@ -93,7 +93,7 @@ def make_limits(
 
 
 def build_engine(config: EngineConfig) -> Built:
-    """Everything between a request and its token deltas."""
+    """Build everything between a request and its token deltas."""
     if config.parallel.data_parallel_size > 1:
         raise ParameterError(
             "data_parallel_size > 1 needs `serve`, LLM or AsyncLLM: this way in steps one engine.",
@@ -101,7 +101,7 @@ def build_engine(config: EngineConfig) -> Built:
         )
     check_options(config)
     source = find_model(config)
-    read_config(config, source)  # what is wrong with it is told before the tokenizer is looked for
+    read_config(config, source)  # reports errors in the config before the tokenizer is looked for
     speculation = read_speculation(config.speculate)
     check_ranks(config, source.config())
     drafter, most = host_drafter(speculation)
@@ -117,7 +117,7 @@ def build_engine(config: EngineConfig) -> Built:
         prefix_cache=config.cache.enable_prefix_caching,
         snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
     )
-    if config.engines > 1:  # somebody chooses between them
+    if config.engines > 1:  # a router chooses between them
         tables.cache.listener = CacheEvents()
     cohorts = 0 if executor.chains else executor.depth
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, cohorts=cohorts)
@@ -158,7 +158,7 @@ def build_engine(config: EngineConfig) -> Built:
 
 
 def checks_of(adapters: AdapterDesk, sleep: SleepDesk, *, headless: bool) -> Callable[[Request, bool], None]:
-    """What an engine cannot take now."""
+    """The check that refuses what an engine cannot accept now."""
 
     def check(request: Request, text: bool) -> None:
         needs_head(request, text and headless)
@@ -169,7 +169,7 @@ def checks_of(adapters: AdapterDesk, sleep: SleepDesk, *, headless: bool) -> Cal
 
 
 def build_llm(config: EngineConfig) -> Built:
-    """The engine of a caller who steps it: one, or several behind the face of one."""
+    """Build the engine for a caller who steps it: one engine, or several with the interface of one."""
     count = config.parallel.data_parallel_size
     if count == 1:
         return build_engine(config)
@@ -184,7 +184,7 @@ def build_llm(config: EngineConfig) -> Built:
 
 
 def build_replicas(config: EngineConfig) -> list[Built]:
-    """--data-parallel-size engines, in processes of their own; or one."""
+    """Build --data-parallel-size engines, each in processes of its own; or a single engine."""
     count = config.parallel.data_parallel_size
     if count == 1:
         return [build_engine(config)]
@@ -201,7 +201,7 @@ def build_replicas(config: EngineConfig) -> list[Built]:
 
 
 def _replica(config: EngineConfig, number: int, count: int) -> EngineConfig:
-    """One of several engines, in processes of its own."""
+    """The configuration of one of several engines."""
     alone = replace(config.parallel, data_parallel_size=1)
     execute = replace(config.execute, executor="process")
     return replace(config, parallel=alone, execute=execute, number=number, engines=count)
@@ -227,7 +227,7 @@ def runs_here(config: EngineConfig) -> bool:
 
 
 def plans_in_flight(config: EngineConfig, device: str) -> int:
-    """Two, so that the host plans while the device computes; one where the host is the device. One more than stages, so
-    that each of them has a step while the host plans."""
+    """Two, so that the host plans while the device computes; one if the host is the device. With stages, one more than
+    there are stages, so that each of them has a step while the host plans."""
     alone, stages = device == "cpu" and runs_here(config), config.parallel.pipeline_parallel_size
     return config.execute.pipeline_depth or (1 if alone else 1 + stages)

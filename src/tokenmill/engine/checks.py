@@ -25,7 +25,8 @@ _SCALED = ("fp8", "int8", "int4", "int4-fp8k")
 
 
 def check_options(config: EngineConfig, *, later: bool = False) -> None:
-    """Refuse what no model and no device could make right; later: adapters may still come to where they are to lie."""
+    """Refuse options that are wrong for every model and device. later: adapters' files may still be put in their
+    place."""
     if config.model.max_model_len is not None and config.model.max_model_len < _SHORTEST:
         raise ParameterError(
             f"max_model_len must be at least {_SHORTEST}, a token of the prompt and one of the answer; got "
@@ -56,7 +57,7 @@ def check_options(config: EngineConfig, *, later: bool = False) -> None:
 
 
 def left_out(config: EngineConfig) -> list[str]:
-    """What `--disable` names."""
+    """The parts that `--disable` names."""
     return [part.strip() for part in (config.execute.disable or "").split(",") if part.strip()]
 
 

@@ -19,16 +19,17 @@ Hear = Callable[[TextDelta], None]
 
 @dataclass(slots=True)
 class Asked:
-    """A request that has outputs to come: who hears of them, and how many."""
+    """A request with outputs still to come: who receives them, and how many there are."""
 
     hear: Hear
     left: int
 
 
 class Deliveries:
-    """Token deltas in; each text delta goes to who asked. abort: ends an output whose text has stopped.
+    """Takes token deltas and gives each text delta to whoever asked for it. abort: ends an output whose text has
+    stopped.
 
-    mistake: told of a request in whose delivery something of ours was raised; the others get theirs."""
+    mistake: called with a request whose delivery raised an unexpected exception; other requests get their deltas."""
 
     def __init__(
         self,
@@ -47,12 +48,12 @@ class Deliveries:
         self.asked[request.id] = Asked(hear, request.params.num_outputs)
 
     def drop(self, request_id: str) -> None:
-        """Nobody hears of this request any more."""
+        """Deliver nothing more of this request."""
         self.processor.drop(request_id)
         self.asked.pop(request_id, None)
 
     def deliver(self, deltas: list[TokenDelta]) -> None:
-        """What a stop string has ended is aborted, then everybody is told."""
+        """Abort outputs that a stop string has ended, then deliver all text."""
         texts = self._texts(deltas)
         for request_id, index in self.processor.stopped:
             self.safely(request_id, self.abort, request_id, index)
@@ -65,7 +66,7 @@ class Deliveries:
                 asked.left -= 1
                 if not asked.left:
                     self.drop(delta.request_id)
-            try:  # not `safely`: this is done for every delta
+            try:  # not `safely`, because this runs for every delta
                 asked.hear(delta)
             except Exception:
                 self._note_mistake(delta.request_id)
@@ -83,14 +84,14 @@ class Deliveries:
         return texts
 
     def safely(self, request_id: str, work: Callable[..., object], *args: object) -> None:
-        """Do what concerns one request: where something of ours is raised, `mistake` is told."""
+        """Do work for one request; if it raises an unexpected exception, call `mistake`."""
         try:
             work(*args)
         except Exception:
             self._note_mistake(request_id)
 
     def _note_mistake(self, request_id: str) -> None:
-        """From within the handling of an exception: whose request it is hears of it, or the caller does."""
+        """Call it while an exception is handled: reports it to `mistake`, or else raises it to the caller."""
         if self.mistake is None:
             raise
         self.mistake(request_id)

@@ -16,17 +16,17 @@ from tokenmill.engine.engine import Engine
 from tokenmill.text.codec import Tokenizer
 
 EXIT_S = 10.0
-"""Seconds that an exit waits for a step of another thread."""
+"""How many seconds the interpreter's exit waits for a step of another thread."""
 
 
 def take_last_turn(ending: threading.Event, turn: threading.RLock) -> None:
-    """At the interpreter's exit: a daemon thread that is inside native code when Python goes down ends the process."""
+    """Wait for the last step at the interpreter's exit: a daemon thread in native code would end the process then."""
     ending.set()
     turn.acquire(timeout=EXIT_S)
 
 
 class Driver:
-    """An engine that callers step by turns; `stepping` refuses a call from inside a step (by a logits processor)."""
+    """An engine that callers step in turns. `stepping` refuses calls from inside a step (by a logits processor)."""
 
     def __init__(self, engine: Engine, tokenizer: Tokenizer | None) -> None:
         self.engine = engine
@@ -36,19 +36,19 @@ class Driver:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """One thread at a time touches the engine."""
+        """Within this context no other thread touches the engine."""
         with self.lock:
             self._refuse_from_inside()
             yield
 
     def add(self, request: Request, hear: Hear, pooling: str | None = None) -> None:
-        """Accept a request, or raise a UserError that says why not. pooling: for an embedding."""
+        """Accept a request, or raise a UserError that says why not. pooling: how to pool an embedding."""
         with self.alone():
             self.engine.add(request, pooling)
             self.deliveries.add(request, hear)
 
     def step(self) -> None:
-        """One step, of everything that has been added by anybody."""
+        """Make one step, of all requests that any caller has added."""
         with self.lock:
             self._refuse_from_inside()
             self.stepping = True
@@ -63,7 +63,7 @@ class Driver:
             raise ParameterError("This LLM is answering already: what it calls cannot ask it in between.")
 
     def leave(self, request_ids: Iterable[str]) -> None:
-        """Nobody waits for these any more; plans in flight come in, or fail as well."""
+        """Drop requests that nobody waits for any more; plans in flight are committed or fail."""
         names = list(request_ids)
         with self.lock:
             for name in names:

@@ -37,15 +37,16 @@ _PASSING = ("out of memory", "alloc_failed", "invalid configuration", "invalid a
 
 
 def ends_process(failure: str) -> bool:
-    """Does a step's failure say that the device's context is broken? Every later step fails with it then, whoever
-    takes part, until a new process makes a new context. A lack of memory and a bad launch pass."""
+    """Does a step's failure mean that the device's context is broken? Then every later step fails, whatever its
+    sequences, until a new process makes a new context. After a lack of memory or a bad launch, later steps can
+    succeed."""
     text = failure.lower()
     named = text.startswith("acceleratorerror") or "cuda error" in text or "triton error [cuda]" in text
     return named and not any(word in text for word in _PASSING)
 
 
 class FailedSteps:
-    """What steps failed of, in the log: each reason once, for a step that fails may fail often."""
+    """Logs why steps failed: each reason once, because a failing step may fail often."""
 
     most = 20
 
@@ -61,7 +62,7 @@ class FailedSteps:
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is to go wrong; steps count from 1."""
+    """The faults to cause; steps count from 1."""
 
     kill_at: int = 0
     hang_at: int = 0
@@ -74,7 +75,7 @@ class Faults:
 
 
 def read_faults(text: str) -> Faults:
-    """The faults that a line names; ValueError for one that is unknown."""
+    """Read the faults that a line names; raises a ValueError if one is unknown."""
     found: dict[str, Any] = {}
     for item in filter(None, (part.strip() for part in text.split(";"))):
         name, at, step = item.partition("@")
@@ -92,7 +93,7 @@ def read_faults(text: str) -> Faults:
 
 
 class FaultyExecutor:
-    """An Executor around another one."""
+    """An Executor around another one, which causes the faults."""
 
     def __init__(self, inner: Executor, faults: Faults) -> None:
         self.inner, self.faults = inner, faults
@@ -131,7 +132,7 @@ class FaultyExecutor:
         self.inner.close()
 
     def _follow(self, plan: StepPlan) -> None:
-        """Which rows hold guilty prompts now."""
+        """Note which rows now hold prompts that cause faults."""
         self.guilty_rows.difference_update(plan.ended)
         for start in plan.starts:
             self.guilty_rows.discard(start.row)
@@ -168,5 +169,5 @@ def _holds(tokens: list[int], part: tuple[int, ...]) -> bool:
 
 
 def inject(built: Any, text: str) -> None:
-    """Let a built engine suffer what a line of faults asks."""
+    """Make a built engine suffer the faults that a line names."""
     built.engine.executor = FaultyExecutor(built.engine.executor, read_faults(text))

@@ -17,7 +17,7 @@ from tokenmill.engine.wire import EngineStats
 from tokenmill.kvcache.snapshots import Snapshots
 
 SLOW_S = 2.0
-"""What takes a look elsewhere (the process, the kernels' counters) is looked at this often."""
+"""How often values are read that come from elsewhere (the process, the kernels' counters)."""
 
 
 class Gauges:
@@ -40,7 +40,7 @@ class Gauges:
         self.measured_at, self.joules, self.watts = time.monotonic(), 0.0, 0.0
 
     def read(self) -> EngineStats:
-        """Gauges and totals of now."""
+        """The current gauges and totals."""
         scheduler = self.engine.scheduler
         roster, c = scheduler.roster, scheduler.counters
         compiler = self.engine.admission.compiler
@@ -90,9 +90,11 @@ class Gauges:
         )
 
     def _estimate(self, steps: int, tokens: int, held: int) -> None:
-        """A step reads the weights once and about what the running sequences hold; a token writes its K/V once.
+        """Estimate bytes and operations. A step reads the weights once and about as much K/V as the running sequences
+        hold; a token writes its K/V once.
 
-        Attention's own operations are left out: they are few beside the matrices' until contexts are long.
+        Attention's own operations are left out: until contexts are long, they are few compared with those of the
+        matrices.
         """
         facts = self.facts
         new_steps, new_tokens = steps - self.steps, tokens - self.tokens
@@ -111,7 +113,7 @@ class Gauges:
         self.fallback_calls = sum(op["fallbacks"] for op in counted)
 
     def _measure_energy(self, now: float) -> None:
-        """Joules since this engine's start, and watts since the last look."""
+        """Measure joules since this engine's start and watts since the last measurement."""
         if self.energy is None or now <= self.measured_at:
             return
         joules = self.energy()
@@ -120,7 +122,7 @@ class Gauges:
 
 
 def _states(snapshots: Snapshots | None) -> dict[str, int]:
-    """What the prefix cache keeps of recurrent layers, by names of EngineStats."""
+    """Numbers about kept states of recurrent layers, by their names in EngineStats."""
     if snapshots is None:
         return {}
     return {

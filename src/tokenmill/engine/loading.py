@@ -62,15 +62,16 @@ DTYPES = {
     "half": torch.float16,
 }
 MOST_PADDED = 1024
-"""Tokens that recorded steps of few tokens are filled up to."""
+"""The most tokens that short recorded steps are filled up to."""
 MANY_BLOCKS = 1 << 40
-"""Of a pool that a stage does not have: the others say how many there are."""
+"""The block count of a pool that a stage lacks: the other stages say how many blocks there are."""
 IMPORTED_IN = os.getpid()
-"""In a fork of this process the threads of torch's own operations do not exist, and it would wait for them forever."""
+"""Tells whether this is a fork: in a fork the threads of torch's operations do not exist, and it would wait for them
+forever."""
 
 
 class Facts(msgspec.Struct):
-    """What the engine must know of a loaded model; crosses from a worker."""
+    """What the engine must know about a loaded model; a worker sends it."""
 
     vocab_size: int
     max_model_len: int
@@ -91,40 +92,41 @@ class Facts(msgspec.Struct):
     adapter_slots: int = 0
     adapter_bytes: int = 0
     guesses: int = 0
-    """Drafts that a DeviceDrafter leaves behind a row."""
+    """How many drafts a DeviceDrafter leaves behind a row."""
     levels: int = 0
-    """How deep they lie, if they are trees."""
+    """How deep these drafts are, if they are trees."""
     follows: bool = False
-    """It keeps something for every position."""
+    """Does the drafter keep something for every position?"""
     headless: bool = False
-    """It gives vectors, and no text."""
+    """The model gives vectors and no text."""
     catches_up: str = "on"
-    """It can take in later what it has missed."""
+    """How the drafter takes in what it has missed (compute/drafting.py)."""
     snapshots: int | None = None
-    """Slots for kept states; None: this model's rows have none."""
+    """How many slots there are for kept states; None: this model's rows have no states."""
     trail: int | None = None
-    """Drafts that can be tried in a step, of all rows, where these have states; None: they have none."""
+    """If rows have states, how many drafts all rows together can try in a step; None: they have none."""
 
 
 def find_model(config: EngineConfig) -> ModelSource:
-    """Where the model comes from."""
+    """Find where the model comes from."""
     return find_source(config.model.model, config.model.revision, hub_of(config))
 
 
 def hub_of(config: EngineConfig) -> Hub:
-    """How files are downloaded."""
+    """The hub that files are downloaded from."""
     return Hub(config.files.download_dir, config.files.hf_token)
 
 
 def read_generation(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
-    """What generation_config.json says, or another folder's, or nothing; with --override-generation-config."""
+    """The contents of generation_config.json (or of another folder's, or nothing), changed by
+    --override-generation-config."""
     where = config.files.generation_config
     found = {} if where == "vllm" else source.generation() if where == "auto" else read_generation_config(Path(where))
     return {**found, **(config.files.override_generation_config or {})}
 
 
 def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
-    """What config.json says, with --hf-overrides; refuses a length that the model does not reach."""
+    """The contents of config.json, changed by --hf-overrides; refuses a length that the model does not support."""
     raw = overridden(source.config(), config.model.hf_overrides or {})
     if config.files.stored_as is not None:
         check_stored(raw, config.files.stored_as, str(source.path), gguf=isinstance(source, GgufSource))
@@ -138,7 +140,7 @@ def read_config(config: EngineConfig, source: ModelSource) -> dict[str, Any]:
 
 
 def device_of(config: EngineConfig, rank: int = 0) -> str:
-    """The device of one rank of an engine: engines and their ranks take one after the other, from the named one on."""
+    """The device of one rank of an engine. Engines and their ranks take devices in order, from the named one on."""
     device = pick_device(config.execute.device)
     parallel = config.parallel
     size = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
@@ -163,8 +165,8 @@ def device_of(config: EngineConfig, rank: int = 0) -> str:
 
 
 def _take_place(config: EngineConfig, mesh: Mesh, ahead: Compiling | None, reasons: list[str]) -> tuple[str, Compiling]:
-    """The device of this rank, which this thread uses from now on, and what compiles kernels for it (`ahead`, or what
-    begins here, before the device is used). Engines and ranks on one CPU share its cores."""
+    """The device of this rank, which this thread uses from now on, and the process that compiles kernels for it
+    (`ahead`, or one started here, before the device is used). Engines and ranks on one CPU share its cores."""
     device = device_of(config, mesh.rank)
     compiling = ahead or compile_ahead(config, device)
     use(device)
@@ -179,14 +181,14 @@ def _take_place(config: EngineConfig, mesh: Mesh, ahead: Compiling | None, reaso
 
 
 def _recordable(kernels: Kernels, model: CausalLM, device: str) -> bool:
-    """May steps be recorded? What others' code does with numbers on the host is not known: no native tape has it."""
+    """May steps be recorded? Native tapes cannot hold foreign code, because it may compute with numbers on the host."""
     return (kernels.records and not model.spec.extras.get("foreign")) or records(device)
 
 
 def load_runner(
     config: EngineConfig, source: ModelSource | None = None, mesh: Mesh | None = None, ahead: Compiling | None = None
 ) -> tuple[Runner, dict[str, Any]]:
-    """Load the model, or a rank's share of it, and its cache onto the device; -> runner and Facts as plain data."""
+    """Load the model (or a rank's share) and its cache onto the device; returns the runner, and Facts as plain data."""
     reasons: list[str] = []
     mesh = mesh or Mesh()
     device, compiling = _take_place(config, mesh, ahead, reasons)
@@ -266,13 +268,13 @@ def load_runner(
 
 
 def _step_tokens(config: EngineConfig, device: str, length: int) -> int:
-    """The most tokens of a step, where sequences have this length at most."""
+    """The most tokens of a step, if sequences have at most this length."""
     tokens = config.schedule.max_num_batched_tokens or (2048 if device == "cpu" else 8192)
     return tokens if config.schedule.enable_chunked_prefill else max(tokens, length)
 
 
 def check_stages(model: CausalLM, mesh: Mesh) -> None:
-    """Refuse a checkpoint with tensors that no stage asked for, and whole experts where there are none."""
+    """Refuse a checkpoint with tensors that no stage asked for, and expert options for a model without experts."""
     if mesh.place.whole_experts and not any(mesh.by_stage(model.spec.extras.get("mixtures", 0))):
         raise ModelError("--enable-expert-parallel: this model has no experts to share out; leave it out.")
     if mesh.place.stages > 1:
@@ -281,7 +283,7 @@ def check_stages(model: CausalLM, mesh: Mesh) -> None:
 
 
 def _check_damage(config: EngineConfig, checkpoint: CheckedCheckpoint, source: ModelSource, reasons: list[str]) -> None:
-    """Numbers that are none are told, or end the load."""
+    """Report NaN and infinite weights, or refuse to load them."""
     if damaged := checkpoint.damaged():
         more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
         said = f"the file is damaged: {', '.join(damaged[:3])}{more} holds NaN or infinity"
@@ -291,7 +293,7 @@ def _check_damage(config: EngineConfig, checkpoint: CheckedCheckpoint, source: M
 
 
 def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int, int], reasons: list[str]) -> Facts:
-    """What the runner itself tells; lengths: of the longest sequence, of the largest step."""
+    """The facts that the runner itself knows. lengths: of the longest sequence and of the largest step."""
     pool, spec, ranks = runner.pool, runner.model.spec, config.parallel.ranks
     return Facts(
         vocab_size=spec.vocab_size,
@@ -318,8 +320,8 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
 
 
 def check_ranks(config: EngineConfig, raw: dict[str, Any]) -> None:
-    """Refuse more ranks than there are parts, before a process is started; what else cannot be shared out among them is
-    found when they load it."""
+    """Refuse more ranks than there are parts, before a process is started. Ranks find out when they load if anything
+    else cannot be shared among them."""
     text = raw.get("text_config")
     asked = (
         ("tensor_parallel_size", "num_attention_heads", config.parallel.tensor_parallel_size, "attention heads"),
@@ -333,7 +335,7 @@ def check_ranks(config: EngineConfig, raw: dict[str, Any]) -> None:
 
 
 def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype, device: str) -> Sites | None:
-    """Where adapters go in a model that is about to be built; None: it takes none."""
+    """The sites of adapters in a model that is about to be built; None: it takes no adapters."""
     said = config.adapters
     if not said.enable_lora:
         return None
@@ -347,7 +349,7 @@ def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype,
 
 
 def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:
-    """What was not built as asked."""
+    """Report what was not built as asked for."""
     if changed := extras.get("changed"):
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")
     if extras.get("kv_scales"):
@@ -357,7 +359,7 @@ def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:
 
 
 def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:
-    """What makes the model: code of our own, or Transformers', which is said."""
+    """The function that makes the model: our own, or Transformers' (which is reported)."""
     if not is_elsewhere(raw, config.files.model_impl):
         if NOTE in raw:
             reasons.append(str(raw[NOTE]))
@@ -383,7 +385,7 @@ def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:
 
 
 def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:
-    """The type to compute in: what was asked for, else what the config says; `reasons` grows where that is changed."""
+    """The type to compute in: the one asked for, or else the config's. If it must be another, `reasons` says so."""
     if wanted != "auto":
         return DTYPES[wanted]
     text = raw.get("text_config") if isinstance(raw.get("text_config"), dict) else {}

@@ -38,18 +38,18 @@ from tokenmill.engine.wire import (
 
 log = logging.getLogger("tokenmill.engine")
 BEAT_S = 0.25
-"""An idle engine says that it lives this often; a busy one does so with every step."""
+"""How often an idle engine reports that it lives; a busy one does so with every step."""
 COMPILING_BEAT_S = 0.005
-"""How often an engine without other work looks whether a grammar has been compiled."""
+"""How often an engine without other work checks whether a grammar has been compiled."""
 
 Pending = Future[None] | Reading
 """What a request waits for before it is added."""
 Receive = Callable[[float], list[Command] | None]
-"""Commands that have come, waiting at most this long for one; None: the other side wants the loop to end."""
+"""The commands that have arrived; waits at most this long for one. None: the other side wants the loop to end."""
 
 
 def describe(built: Built, load_s: float) -> Ready:
-    """What the server must know of a loaded engine."""
+    """What the server must know about a loaded engine."""
     facts: dict[str, Any] = msgspec.to_builtins(built.facts)
     facts["root"] = str(built.config.model.model)
     facts["max_rows"] = built.config.schedule.max_num_seqs
@@ -88,7 +88,7 @@ class EngineLoop:
         self.rounds = 0
 
     def run_loop(self) -> None:
-        """Until Stop, or until `receive` says that nobody listens any more."""
+        """Run until a Stop comes, or until `receive` says that nobody listens any more."""
         while True:
             self.rounds += 1
             idle = COMPILING_BEAT_S if self.compiling or self.adapting else BEAT_S
@@ -108,12 +108,12 @@ class EngineLoop:
             self._finish(report)
 
     def done(self) -> int:
-        """Grows while a step gets on; another thread may ask."""
+        """A number that grows while a step makes progress; another thread may ask."""
         done = self.engine.executor.progress()
         return done + int(time.process_time() * 4) if self.resting else done
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
-        """End a request or one of its outputs now; its terminal deltas."""
+        """End a request or one of its outputs now; returns the terminal deltas."""
         waiting = [add for add, _ in self.compiling if add.request.id == request_id]
         self.compiling = [(add, f) for add, f in self.compiling if add.request.id != request_id]
         ended = [TokenDelta(request_id, i, [], finish="abort") for a in waiting for i in range(a.num_outputs)]
@@ -136,7 +136,8 @@ class EngineLoop:
             self._end(command, report)
 
     def _sleep_or_wake(self, command: Sleep | Wake) -> Slept:
-        """Between requests; what is wrong with it is told, and the engine stays as it was."""
+        """Sleep or wake while no request is open. If that fails, the reason is reported and the engine stays as it
+        was."""
         desk, self.rest, self.resting = self.built.sleep, None, True
         try:
             return desk.sleep(command.level) if isinstance(command, Sleep) else desk.wake(command.tags)
@@ -146,7 +147,7 @@ class EngineLoop:
             self.resting = False
 
     def _adapt(self, command: Adapt, report: Report) -> None:
-        """Take an adapter, which is read beside the loop, or let it go."""
+        """Take an adapter, which is read while the loop goes on, or let it go."""
         adapters = self.built.adapters
         try:
             if command.path is None:
@@ -163,7 +164,7 @@ class EngineLoop:
                 self.adapting.append((command, reading))
 
     def _take_adapted(self, report: Report) -> None:
-        """Adapters that have been read, or cannot be."""
+        """Report adapters that have been read, or cannot be."""
         for command, reading in [each for each in self.adapting if each[1].done()]:
             error = reading.exception()
             report.adapted[command.number] = "" if error is None else str(error)
@@ -172,7 +173,7 @@ class EngineLoop:
         self.adapting = [each for each in self.adapting if each[0].number not in report.adapted]
 
     def _end(self, command: Abort | Broken, report: Report) -> None:
-        """Nobody reads this request or output any more; its terminal deltas have no reader on the other side."""
+        """End a request or output that nobody reads any more; its terminal deltas are not sent."""
         index = command.index if isinstance(command, Abort) else None
         try:
             self.abort(command.request_id, index)
@@ -182,7 +183,7 @@ class EngineLoop:
             report.failed[command.request_id] = "the engine could not read what it was told"
 
     def _fail(self, request_id: str, error: Exception, report: Report) -> None:
-        """A mistake of our own in what this request asked for: it ends, and nothing of it stays."""
+        """End a request after an unexpected exception in its work, and remove everything of it."""
         log.exception("a request could not be handled", exc_info=error)
         report.failed[request_id] = f"the engine could not handle it ({type(error).__name__})"
         try:
@@ -191,7 +192,8 @@ class EngineLoop:
             log.exception("a request could not be ended", exc_info=again)
 
     def _prepare(self, command: Add, report: Report) -> None:
-        """Grammars are compiled and adapters read beside the loop; their request is added when that is done."""
+        """Compile a request's grammar or read its adapter while the loop goes on; the request is added when that is
+        done."""
         try:
             grammar = self.engine.admission.prepare(command.request.params)
             self.built.adapters.check(command.request.adapter)
@@ -246,7 +248,7 @@ class EngineLoop:
                 report.accepted.append(request.id)
 
     def _begin(self, group: SequenceGroup) -> None:
-        """Its first sequence has a row; the order is the scheduler's, not that of arrival."""
+        """Note that the group's first sequence has a row; the order is the scheduler's, not that of arrival."""
         if group.request.id in self.queued:
             self.queued.remove(group.request.id)
             self.begun.append((group, time.monotonic()))
@@ -277,12 +279,12 @@ class EngineLoop:
     def _stats(self) -> EngineStats | None:
         try:
             return self.gauges.read()
-        except Exception:  # numbers to look at must not end an engine
+        except Exception:  # an error in mere statistics must not end an engine
             log.exception("the engine's gauges could not be read")
             return None
 
     def _prefilled(self) -> dict[str, int]:
-        """Prompts of which more is computed now; those that are whole are watched no longer."""
+        """Prompts of which more has been computed; prompts that are complete are not watched any longer."""
         found: dict[str, int] = {}
         for request_id, (seq, before) in list(self.prefilling.items()):
             done = min(seq.computed, seq.num_prompt)

@@ -21,20 +21,22 @@ from tokenmill.runner.runner import Runner
 
 CPU_CACHE_BYTES = 2 << 30
 SHORT_STEPS = (4, 8, 16, 32, 64, 256, 2300, 2400, 2812, 3000, 3324, 3580)
-"""Tokens of steps that run once while loading on a GPU: of two rows, half as many and one. At 1151, 1407, 1663 or 1791
-tokens a product's tiles fill all multiprocessors, for hidden sizes from 2304 to 3840, and another kernel makes it."""
+"""Sizes of steps that run once while loading on a GPU. Each has two rows, and half as many tokens plus one. At 1151,
+1407, 1663 or 1791 tokens a product's tiles fill all multiprocessors, for hidden sizes from 2304 to 3840, and another
+kernel makes it."""
 STATES_SHARE = 0.5
-"""Of the cache's memory that the states of rows may take: rows need pages, too."""
+"""The share of the cache's memory that the states of rows may take: rows need pages, too."""
 SNAPSHOTS_SHARE = 0.1
-"""Of the cache's memory for states that are kept for others with the same beginning."""
+"""The share of the cache's memory for states that are kept for later sequences with the same prefix."""
 MOST_SNAPSHOTS = 4096
 TRAIL_SHARE = 0.15
-"""Of the cache's memory for states behind drafts: as many can be tried in a step."""
+"""The share of the cache's memory for states behind drafts. It bounds how many drafts a step can try."""
 STEP_GUESSES = 256
-"""Drafts of the device in one step: about as many tokens as a GPU computes while it reads the weights. More of them,
-of which some are wrong, would take the time of tokens that are certain."""
+"""The most device drafts in one step: about as many tokens as a GPU computes while it reads the weights. Some drafts
+are wrong, so more of them would take time from tokens that are certain."""
 GRAPH_BYTES = 1 << 30
-"""Left for recorded steps, which keep their temporary tensors, and for what libraries take on first use."""
+"""Memory left for recorded steps, which keep their temporary tensors, and for libraries, which take some at first
+use."""
 
 
 def kv_format(options: CacheOptions, dtype: torch.dtype) -> KVFormat:
@@ -47,10 +49,10 @@ def kv_format(options: CacheOptions, dtype: torch.dtype) -> KVFormat:
 def count_states(
     config: EngineConfig, specs: tuple[StateSpec, ...], budget: int, reasons: list[str], guesses: int = 0
 ) -> tuple[int, int, int]:
-    """Rows that states leave room for, slots for kept ones, and places for those behind drafts, in this many bytes of
-    cache; guesses: the most drafts of a row."""
+    """How many rows, slots for kept states and places for states behind drafts fit into this many bytes of cache.
+    guesses: the most drafts of a row."""
     rows, each = config.schedule.max_num_seqs, row_bytes(specs)
-    if not each:  # none here; another stage may have some
+    if not each:  # no states here; another stage may have some
         return rows, MOST_SNAPSHOTS, STEP_GUESSES
     fits = max(1, int(budget * STATES_SHARE) // each - 1)
     if fits < rows:
@@ -62,7 +64,7 @@ def count_states(
 
 
 def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str], shares: int = 1) -> int:
-    """Bytes for pages, states and what is kept of them; shares: how many ranks and engines a host's memory serves."""
+    """The bytes for pages, states and kept states. shares: how many ranks and engines share a host's memory."""
     budget = config.cache.kv_cache_memory_bytes
     reasons = reasons if config.cache.num_gpu_blocks_override is None else []
     if budget is None:
@@ -93,10 +95,10 @@ def peak_step_bytes(
     max_len: int,
     step_tokens: int,
 ) -> int:
-    """Run the largest step there can be, and see what it takes beside weights and cache."""
+    """Run the largest possible step, and measure the memory that it takes besides weights and cache."""
     model, kernels, layout = made
     peak, most = 0, config.schedule.max_num_seqs
-    # The most rows, ordinary prompts, the longest chunk, and short ones: they run, and compile, what a mixed step runs.
+    # The most rows, ordinary prompts, the longest chunk, and short ones: together they compile what mixed steps run.
     cuts = [(rows, step_tokens) for rows in sorted({min(n, most) for n in (most, 64, 2)})]
     short = [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]
     every = [(*cut, False, False) for cut in cuts + short]
