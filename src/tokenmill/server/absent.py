@@ -1,6 +1,6 @@
-"""Paths of other servers that are not here, and why. Owns: what a client that asks for one is told.
+"""Paths of other servers that do not exist here, and why. Owns: the message for a client that asks for one.
 
-Must not know: the paths that are here.
+Must not know: the paths that do exist.
 """
 
 from __future__ import annotations

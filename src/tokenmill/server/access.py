@@ -1,6 +1,6 @@
-"""Who may speak to the server. Owns: keys, Host and Origin checks, and CORS headers. Must not know: endpoints.
+"""Who may use the server. Owns: keys, Host and Origin checks, and CORS headers. Must not know: endpoints.
 
-Keys are kept as digests and compared in constant time, each of them, whatever matched before.
+Keys are kept as digests. Each of them is compared in constant time, even after one has matched.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the engines did in the last minutes. Owns: one sample a second while they work, in a bounded ring.
+"""What the engines did in the last minutes. Owns: one sample per second while they work, in a bounded ring.
 
-Nothing runs while they rest: a step starts the clock, and a second without steps ends it. Must not know: HTTP.
+Nothing runs while engines are idle: a step starts the clock, and a second without steps stops it. Must not know: HTTP.
 """
 
 from __future__ import annotations

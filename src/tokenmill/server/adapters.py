@@ -1,7 +1,7 @@
-"""Adapters that are served. Owns: their names, numbers and folders, and which of them come and go as a server runs.
+"""Adapters that are served. Owns: their names, numbers and folders, and which of them come and go while a server runs.
 
-Numbers are those of every engine: the adapters that it is started with count from 1, later ones go on from there, so
-that a new life of an engine knows a replayed request's adapter. Must not know: HTTP, engines' processes.
+All engines use the same numbers. The adapters that engines start with count from 1; later ones continue from there. So
+a new life of an engine knows the adapter of a replayed request. Must not know: HTTP, engines' processes.
 """
 
 from __future__ import annotations

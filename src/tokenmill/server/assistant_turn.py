@@ -1,5 +1,5 @@
-"""What a request wants of the assistant's turn. Owns: tools and reasoning as parameters for the engine, and the reader
-of what comes back; every API with messages uses it.
+"""What a request wants of the assistant's turn. Owns: turning tools and reasoning into parameters for the engine, and
+the reader of the model's text. Every API with messages uses it.
 
 Must not know: HTTP, any one API's shapes, formats by name.
 """
@@ -70,7 +70,7 @@ class Turn:
         return MessageParser(self.form, tools=self.tools, thinking=self.thinking, drop=self.drop, most=self.most)
 
     def read(self, text: str) -> Message:
-        """A whole output."""
+        """Read a complete output."""
         parser, message = self.parser(), Message()
         message.add(parser.feed(text))
         message.add(parser.finish())
@@ -155,7 +155,7 @@ def _check_names(wish: ToolWish, marks: Mapping[str, int]) -> None:
 def _structure(
     form: MessageFormat, wish: ToolWish, given: dict[str, Any] | None, span: Thinking | None, inside: bool
 ) -> tuple[dict[str, Any] | None, Any]:
-    """What holds the model to its tools -> structure, and the format that its calls will have."""
+    """-> (the structure that holds the model to its tools, the format that its calls will have)."""
     most = None if wish.parallel and wish.named is None else 1
     tools = wish.tools if wish.named is None else {wish.named: wish.tools[wish.named]}
     if wish.forced:

@@ -1,8 +1,8 @@
-"""What a body may hold. Owns: counting strings, containers, members, values, depth and numbers on the bytes themselves.
+"""What a body may hold. Owns: counting strings, containers, members, values, depth and numbers in the bytes themselves.
 
-Two megabytes of `{}` are a gigabyte of objects, so what is too much is refused before anything becomes an object. The
-pass goes slice by slice, so that no single call keeps other threads waiting. Must not know: schemas, HTTP. What is not
-JSON passes here: the decoder says so.
+Two megabytes of `{}` become a gigabyte of objects, so a body is refused before anything becomes an object. The check
+goes slice by slice, so that no single call keeps other threads waiting. Text that is not JSON passes here; the decoder
+refuses it. Must not know: schemas, HTTP.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _LONG = b"0" * 19
 _EXPONENT = re.compile(rb"[eE]\+?[0-9]{3}")
 _TOKEN = re.compile(rb"[0-9.eE+\-]+")
 _MOST_LONG = 1 << 14
-"""Numbers that are long enough to be looked at one by one."""
+"""Most numbers that are long enough to need a check of their own."""
 
 
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
 def check_ceilings(data: bytes) -> None:
-    """TooLargeError or ParameterError for the first ceiling that a JSON text is over."""
+    """Raise TooLargeError or ParameterError for the first ceiling that a JSON text exceeds."""
     if wrong := _count(data):
         field = _field_with_number(data)
         shown = wrong[:40] + ("..." if len(wrong) > 40 else "")
@@ -59,7 +59,7 @@ def _field_with_number(data: bytes) -> str | None:
 
 
 def _count(data: bytes) -> str | None:
-    """Raise for what is too much; -> the first number that is too large."""
+    """Raise if a count is too high; -> the first number that is too large."""
     counter = _Counter()
     start, inside = 0, 0
     while start < len(data):

@@ -1,6 +1,6 @@
 """Deadlines of many connections. Owns: one timer for all that end in the same quarter of a second.
 
-A timer of its own costs a connection more memory than everything else that is kept of it while it waits.
+A timer per connection would take more memory than all else that is kept of a waiting connection.
 Must not know: what ends.
 """
 
@@ -11,11 +11,11 @@ import math
 from typing import Protocol
 
 A_SECOND = 4
-"""Timers in a second: how much later than asked a deadline may be."""
+"""Timers per second. A deadline may be late by the time between two of them."""
 
 
 class Ending(Protocol):
-    """What has a deadline. `due` is what `Deadlines.add` said last, None when there is no deadline."""
+    """Something with a deadline. `due`: the last result of `Deadlines.add`; None: no deadline."""
 
     due: int | None
 
@@ -25,13 +25,13 @@ class Ending(Protocol):
 
 
 class Deadlines:
-    """All of one event loop."""
+    """All deadlines of one event loop."""
 
     def __init__(self) -> None:
         self._ends: dict[int, set[Ending]] = {}
 
     def add(self, loop: asyncio.AbstractEventLoop, ending: Ending, seconds: float) -> int:
-        """`late` is called so many seconds from now, unless `drop` comes first."""
+        """Call `late` this many seconds from now, unless `drop` is called first."""
         due = math.ceil((loop.time() + seconds) * A_SECOND)
         together = self._ends.get(due)
         if together is None:
@@ -41,7 +41,7 @@ class Deadlines:
         return due
 
     def drop(self, ending: Ending, due: int) -> None:
-        """It came in time."""
+        """Cancel the deadline."""
         together = self._ends.get(due)
         if together is not None:
             together.discard(ending)

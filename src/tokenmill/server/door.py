@@ -1,8 +1,8 @@
-"""Which model a request is for, and the wait until it is loaded. Owns: reading the name before any other work, who may
-ask for what, refusals, and the comments that keep a stream's connection alive meanwhile.
+"""Finds the model that a request is for, and waits until it is loaded. Owns: reading the name before any other work,
+which key may use which model, refusals, and the comments that keep a stream's connection alive meanwhile.
 
-The name is the path's, the query's or the body's `model`; without one, the first entry answers that this key may use. A
-server of one model reads nothing: the model itself says whether the name is one of its own. Must not know: any one API.
+The name is the `model` of the path, the query or the body. Without one, the first entry that this key may use answers.
+A server of one model does not read the name here: the model itself checks it. Must not know: any one API.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tokenmill.server.sse import HEADERS
 
 ModelHandler = Callable[[Request, Context], Awaitable[Response]]
 FIRST_COMMENT_S = 1.0
-"""Until then a stream's answer has not begun, so that a refusal still has a status of its own."""
+"""How long a stream's answer does not begin, so that a refusal can still have its own status."""
 COMMENT_S = 5.0
 COMMENT = b": loading\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Paths whose answers are server-sent events: where the body says `stream`, or always (there a path's
-    last part will do); and how an error is said once such an answer has begun."""
+    """Paths whose answers are server-sent events, always (such a path may be given by its last part) or if the body
+    says `stream`; and the form of an error after such an answer has begun."""
 
     asked: frozenset[str] = frozenset()
     always: frozenset[str] = frozenset()
@@ -48,7 +48,7 @@ class Streams:
 
 
 class ModelAnswer(Response):
-    """An answer that a model gives: it is found, loaded, and held while it answers."""
+    """An answer by a model, which is found, loaded, and kept loaded while it answers."""
 
     def __init__(self, handler: ModelHandler, request: Request, names: tuple[str, ...] = ("model",)) -> None:
         """`names`: where the body names the model."""
@@ -93,7 +93,7 @@ class ModelAnswer(Response):
 
 @contextlib.asynccontextmanager
 async def asked_model(house: House, request: Request) -> AsyncIterator[Context]:
-    """The parts of the model that a message over a socket is for, while it is answered."""
+    """The context of the model that a WebSocket message is for, held while it answers."""
     fields = await peek(house, request) if len(house.models.entries) > 1 else {}
     async with held(house, find_entry(house, request, text_of(fields, "model"))) as context:
         yield context
@@ -101,7 +101,7 @@ async def asked_model(house: House, request: Request) -> AsyncIterator[Context]:
 
 @contextlib.asynccontextmanager
 async def held(house: House, entry: Entry[Model]) -> AsyncIterator[Context]:
-    """A model's parts, while they are used."""
+    """A model's context; the model stays loaded while it is used."""
     unit = await entered(house, entry)
     try:
         yield unit.context
@@ -110,7 +110,7 @@ async def held(house: House, entry: Entry[Model]) -> AsyncIterator[Context]:
 
 
 async def entered(house: House, entry: Entry[Model]) -> Model:
-    """Wait until it is loaded; refusals as clients see them."""
+    """Wait until the model is loaded; refusals are raised as clients see them."""
     try:
         async with asyncio.timeout(house.config.patience.request_timeout or None):
             return await house.models.enter(entry)
@@ -122,12 +122,12 @@ async def entered(house: House, entry: Entry[Model]) -> Model:
 
 
 def refusal(error: UnreadyError) -> HttpError:
-    """507 for what does not fit at all, else 503; the loader's own sentence."""
+    """507 for a model that can never fit, otherwise 503, with the loader's own sentence."""
     return HttpError(507 if error.never else 503, str(error), retry_after=error.retry_after)
 
 
 async def peek(house: House, request: Request) -> Mapping[str, msgspec.Raw]:
-    """The body's fields, unread; the body stays where it is."""
+    """The body's fields, not decoded; the body stays in its parcel."""
     parcel = request.scope["state"].get("body")
     if parcel is None:
         return {}
@@ -144,7 +144,7 @@ def text_of(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
 
 
 def find_entry(house: House, request: Request, named: str | None) -> Entry[Model]:
-    """The entry that a request is for; 404 where there is none, or not for this key."""
+    """The entry that a request is for; 404 if there is none that this key may use."""
     models, allowed = house.models, rights(house, request)
     if len(models.entries) == 1 and allowed is None:
         return models.first
@@ -158,7 +158,7 @@ def find_entry(house: House, request: Request, named: str | None) -> Entry[Model
 
 
 def find(house: House, request: Request, name: str) -> Entry[Model]:
-    """The entry of this name; 404 where there is none, or not for this key."""
+    """The entry of this name; 404 if there is none that this key may use."""
     models, allowed = house.models, rights(house, request)
     entry = models.find(name) or models.find(name.removesuffix(LATEST))
     if entry is None or (allowed is not None and entry.name not in allowed):
@@ -183,7 +183,7 @@ def find_streams(request: Request) -> Streams | None:
 
 
 class _Late:
-    """An answer that begins with comments. What comes then is its body; its head has been sent."""
+    """An answer that begins with comments: its head has been sent, and what follows is its body."""
 
     def __init__(self, send: Any, failed: Callable[[HttpError], bytes]) -> None:
         self.inner, self.failed = send, failed
@@ -192,7 +192,7 @@ class _Late:
         self.said = b""
 
     async def tell(self) -> None:
-        """Comments, until somebody ends this."""
+        """Send comments until this is cancelled."""
         await asyncio.sleep(FIRST_COMMENT_S)
         self.begun = True
         await self.inner({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -213,7 +213,7 @@ class _Late:
                 await self.inner({**message, "body": b"data: " + self.said + b"\n\n"})
 
     async def fail(self, found: HttpError) -> None:
-        """It ends with an error, as this API says it in a stream."""
+        """End with an error, in the form that this API uses in streams."""
         await self.inner({"type": "http.response.body", "body": self.failed(found), "more_body": False})
 
     async def _body(self, data: bytes) -> None:

@@ -1,5 +1,5 @@
-"""What an operator should know of: restarts, engines that do not start, refusals. Owns: the newest of them, with their
-times; the same refusal again within a minute is counted, not listed. Must not know: HTTP, who was refused.
+"""What an operator should know: restarts, engines that do not start, refusals. Owns: the newest events with their
+times. A refusal that repeats within a minute is counted, not listed again. Must not know: HTTP, who was refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What schemas are made of. Owns: ceilings of lists and names of every API; a list ends at its first finding.
+"""Building blocks of schemas. Owns: ceilings of lists and names for every API. A list stops at its first error.
 
-Pydantic builds a finding for each bad item of each branch of a union, at a thousand times the size of the item; with
-`few` it stops at the first. Must not know: any one API.
+Otherwise pydantic would build an error for each bad item and each branch of a union, a thousand times the size of the
+item; `few` stops at the first. Must not know: any one API.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is wrong with a body, in one sentence. Owns: which of pydantic's findings is told, and in which API's names.
+"""What is wrong with a body, in one sentence. Owns: which of pydantic's errors is shown, and in which API's names.
 
 Must not know: HTTP, any one API.
 """

@@ -1,7 +1,7 @@
-"""What every request passes first. Owns: access, the body's ceiling and deadline, disconnects, ids, logs, figures.
+"""The first step of every request. Owns: access, the body's ceiling and deadline, disconnects, ids, logs, metrics.
 
-A plain ASGI function around the app: nothing behind it sees a request that is too large, foreign, or gone.
-Must not know: what endpoints do.
+It is a plain ASGI function around the app. So the app sees no request that is too large, not allowed, or whose client
+has left. Must not know: what endpoints do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PHRASES = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _TYPES = (b"application/json", b"text/json", b"application/octet-stream", b"")
 Headers = dict[bytes, bytes]
 ONCE = frozenset({b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding"})
-"""Headers that decide something: of two, nobody could say which one another server on the way has looked at."""
+"""Headers that decide something may come only once: a proxy on the way may have read the other of two."""
 
 
 class Guard:
@@ -53,13 +53,13 @@ class Guard:
         self.access = Access(self.config.listen)
         self.load = Load()
         self.telling = frozenset(api.header for api in apis if api.header)
-        """Headers that say whose a shared path is."""
+        """Headers that tell which API a shared path belongs to."""
         self.wordings: dict[tuple[str, frozenset[bytes]], Callable[[HttpError], bytes]] = {}
         self.series: dict[tuple[str, str, str], tuple[Counter, Histogram, Histogram]] = {}
         self.next_line = 0.0
         self.untold = 0
         self.root = "/" + self.config.listen.root_path.strip("/")
-        """What stands before every path, whether a proxy strips it or not; `/`: nothing does."""
+        """The prefix of all paths, whether or not a proxy strips it; `/`: none."""
 
     def inner_path(self, path: str) -> str:
         """A path without the prefix that --root-path names."""
@@ -68,7 +68,7 @@ class Guard:
         return path
 
     def wording(self, path: str, headers: Headers) -> Callable[[HttpError], bytes]:
-        """How errors on a path are said."""
+        """The function that words errors on a path."""
         key = path, self.telling.intersection(headers)
         found = self.wordings.get(key) or error_shape(self.apis, path, key[1])
         if path in self.routes:
@@ -76,7 +76,7 @@ class Guard:
         return found
 
     def count(self, handler: str, method: str, status: str, seconds: float, received: int) -> None:
-        """One more request has been answered."""
+        """Count an answered request."""
         found = self.series.get((handler, method, status))
         if found is None:
             found = self.series[handler, method, status] = self.metrics.series_of(handler, method, status)
@@ -86,7 +86,7 @@ class Guard:
         sizes.observe(received)
 
     def tell_refusal(self, request_id: str, found: HttpError) -> None:
-        """A line a second at most: a burst has thousands. Access lines and /metrics have them all."""
+        """Log a refusal, at most one per second: a burst has thousands. The access log and /metrics have all."""
         now = time.monotonic()
         if now < self.next_line:
             self.untold += 1
@@ -98,11 +98,11 @@ class Guard:
         self.next_line, self.untold = now + 1, 0
 
     def is_shut(self, scope: Any) -> bool:
-        """Would this request be turned away, whatever its body says?"""
+        """Would this request be refused whatever its body says?"""
         return self.gate.is_shut() and scope["method"] == "POST" and self.inner_path(scope["path"]) in self.generating
 
     def turn_away(self, scope: Any, usual: Pairs) -> bytes | None:
-        """The whole answer to a request that cannot come in, for less than a task costs; None: it may come in."""
+        """The complete refusal of a request, made without the cost of a task; None: the request may enter."""
         return _Visit(self, scope, None, None).turn_away(usual)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -136,7 +136,7 @@ class _Visit:
         self.began = time.monotonic()
 
     def turn_away(self, usual: Pairs) -> bytes | None:
-        """The whole answer, if there is no place for somebody who may ask. Other refusals leave the connection open."""
+        """The complete refusal, if an allowed client finds no place. Other refusals leave the connection open."""
         state = self.scope["state"]
         try:
             self._meet()
@@ -192,14 +192,14 @@ class _Visit:
             parcel.release()
 
     def _meet(self) -> None:
-        """What its head says of where it comes from."""
+        """Read from the head where the request comes from."""
         if self.twice:
             raise HttpError(400, f"The header {min(self.twice).decode()} came twice.")
         self.guard.access.check_host(self.headers)
         self.origin = self.guard.access.check_origin(self.headers)
 
     async def _gather(self, parcel: Parcel) -> None:
-        """The whole body, within its ceiling and its time."""
+        """Read the whole body, within its ceiling and its deadline."""
         limit = self.guard.config.limits.max_body_bytes
         coded = self.headers.get(b"content-encoding", b"identity").lower() != b"identity"
         if coded or self.headers.get(b"transfer-encoding", b"chunked").lower() != b"chunked":
@@ -226,7 +226,7 @@ class _Visit:
             raise HttpError(408, "The body did not arrive in time.") from None
 
     async def _watched(self) -> None:
-        """Run the app; a client that leaves cancels it. The body lies in the parcel, not in messages."""
+        """Run the app; cancel it if the client leaves. The body is in the parcel, not in messages."""
         task = asyncio.current_task()
         assert task is not None
         gone = False
@@ -268,7 +268,7 @@ class _Visit:
         await self.send(message)
 
     def _own_headers(self, state: dict[str, Any]) -> Pairs:
-        """What every answer bears. A page reads only those headers that are named."""
+        """The headers of every answer. A page in a browser may read only headers that are named."""
         headers = [(b"x-request-id", self.id.encode())]
         if self.origin:
             exposed = (b"access-control-expose-headers", CORS_EXPOSED)
@@ -298,7 +298,7 @@ class _Visit:
             await self._send({"type": "http.response.body", "body": body})
 
     def _body_of(self, found: HttpError) -> bytes:
-        """A refusal in the words of the path's API."""
+        """The body of a refusal, in the form of the path's API."""
         if found.status > 500:
             self.guard.tell_refusal(self.id, found)
         found.request_id = self.id
@@ -324,7 +324,7 @@ class _Visit:
 
 
 class _GoneError(Exception):
-    """The client left before its request was whole."""
+    """The client left before its request was complete."""
 
 
 def _headers_of(found: HttpError, body: bytes) -> Pairs:

@@ -1,10 +1,10 @@
-"""Clients that have closed their half of a connection. Owns: telling those that wait for an answer from those that are
-gone.
+"""Clients that have closed their half of a connection. Owns: telling clients that still wait for an answer from those
+that are gone.
 
-A client that says that it will send no more (`nc -N` does, and whatever calls shutdown) looks like one that has closed
-altogether, until something is written: the system of one that is gone refuses that, and so what is written next fails.
-Before an answer begins, what may be written is an interim answer, which every client of HTTP/1.1 passes over; clients
-of HTTP/1.0 (many proxies) may get none, so they have a moment for their answer. Must not know: requests, handlers.
+A client that announces it will send no more (`nc -N`, or anything that calls shutdown) looks like one that is gone,
+until something is written: the system of a client that is gone refuses it, so the next write fails. Before an answer
+begins, only an interim answer may be written; every HTTP/1.1 client skips it. HTTP/1.0 clients (many proxies) must get
+none, so they only have a moment for their answer. Must not know: requests, handlers.
 """
 
 from __future__ import annotations

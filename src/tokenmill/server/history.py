@@ -1,4 +1,4 @@
-"""What became of recent requests, for GET /v1/requests/{id}. Owns: a bounded number of records without any text.
+"""What became of recent requests, for GET /v1/requests/{id}. Owns: a bounded number of records, without any text.
 
 Must not know: HTTP, engines.
 """

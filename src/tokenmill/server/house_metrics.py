@@ -1,4 +1,5 @@
-"""Numbers of the whole server for Prometheus, and one text of all. Owns: the registry of what no model is to blame for.
+"""Metrics of the whole server, and the one text that Prometheus reads. Owns: the registry of metrics that belong to no
+model.
 
 Must not know: endpoints, engines.
 """

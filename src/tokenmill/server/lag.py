@@ -1,4 +1,5 @@
-"""How late the event loop is. Owns: one sleeper that looks at the clock when it wakes. Must not know: metrics, HTTP."""
+"""How late the event loop is. Owns: a task that sleeps and compares the clock when it wakes. Must not know: metrics,
+HTTP."""
 
 from __future__ import annotations
 

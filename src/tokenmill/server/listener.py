@@ -1,6 +1,6 @@
 """uvicorn around the application. Owns: its protocol and bounds, its tasks, and how it ends.
 
-Imported late: what loads a model does not wait for it. Must not know: signals, engines, endpoints.
+It is imported late, so that loading a model does not wait for it. Must not know: signals, engines, endpoints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Log lines. Owns: their two forms, JSON and for people, and what may be in one: never prompts, outputs or keys.
+"""Log lines. Owns: their two forms (JSON, and for people), and what a line may hold: never prompts, outputs or keys.
 
 Must not know: requests.
 """

@@ -1,4 +1,4 @@
-"""What conversations begin with, if the server is told so (--opening). Owns: its form, and putting it before messages.
+"""What every conversation begins with, if --opening sets it. Owns: its form, and putting it before the messages.
 
 Must not know: templates, APIs.
 """

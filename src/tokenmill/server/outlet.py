@@ -1,7 +1,7 @@
-"""Lines on their way to standard error. Owns: a thread that writes, so that nobody who logs ever waits for a reader.
+"""Log lines on their way to standard error. Owns: a thread that writes, so that no code that logs waits for a reader.
 
-When whoever reads the pipe stops, a bounded number of lines waits and the rest is counted instead. Must not know: what
-lines say.
+If the reader of the pipe stops, a bounded number of lines waits, and further lines are only counted. Must not know:
+what lines say.
 """
 
 from __future__ import annotations

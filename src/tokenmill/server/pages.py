@@ -1,4 +1,4 @@
-"""Lists that come in pages, as OpenAI's do. Owns: `after`, `limit` and `order` of a query, and the list object.
+"""Lists in pages, as in OpenAI's API. Owns: a query's `after`, `limit` and `order`, and the list object.
 
 Must not know: what is listed.
 """

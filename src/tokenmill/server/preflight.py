@@ -1,6 +1,6 @@
-"""What is checked before the model is loaded. Owns: options of the server that name files, formats and keys.
+"""Checks before the model is loaded. Owns: the server's options that name files, formats and keys.
 
-A load may take minutes, so what can be refused without the model is refused first. Must not know: sockets (run.py),
+A load may take minutes, so whatever can be refused without the model is refused first. Must not know: sockets (run.py),
 engines.
 """
 

@@ -1,4 +1,4 @@
-"""What a request costs, where somebody has set prices. Owns: reading them, and the sum. Must not know: requests."""
+"""What a request costs, if prices are set. Owns: reading them, and the sum. Must not know: requests."""
 
 from __future__ import annotations
 

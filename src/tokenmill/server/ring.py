@@ -1,7 +1,7 @@
-"""Byte strings in one buffer that is there from the start. Owns: where they lie, and which goes for the newest.
+"""Byte strings in one buffer that is allocated at the start. Owns: where they lie, and which is dropped for the newest.
 
-Small objects that outlive a burst of requests would keep the heap of the whole burst from being given back: each lies
-on a page among thousands that are free. Must not know: what the bytes mean.
+Small objects that outlive a burst of requests would keep the burst's whole heap from being given back: each would lie
+on a page among thousands of free ones. Must not know: what the bytes mean.
 """
 
 from __future__ import annotations

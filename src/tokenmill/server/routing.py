@@ -1,5 +1,5 @@
-"""What every family of endpoints is made of. Owns: Api (routes and how they word errors), the frame of a job, JSON
-answers.
+"""The building blocks of every family of endpoints. Owns: Api (routes and how they word errors), the frame of a job,
+JSON answers.
 
 Must not know: any one API.
 """
@@ -31,7 +31,7 @@ from tokenmill.server.job import Job
 from tokenmill.server.sse import EventStream, LineStream
 
 Handler = Callable[[Request], Awaitable[Response]] | ModelHandler
-"""One that takes a context as well is about one model: it is chosen and loaded first (door.py)."""
+"""A handler that also takes a context is about one model, which is found and loaded first (door.py)."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 MAX_SESSION = 256
 encode = msgspec.json.Encoder().encode
@@ -42,15 +42,15 @@ class Api:
     """One family of endpoints."""
 
     add: Callable[[FastAPI, Context], None]
-    """Puts its routes into the application."""
+    """Adds its routes to the application."""
     generating: frozenset[str] = frozenset()
     """Paths that are refused before their body is read while the server is full."""
     keyless: frozenset[str] = frozenset()
     """Paths that anybody may GET: they hold no data."""
     unlogged: frozenset[str] = frozenset()
-    """Paths that are asked so often, or say so little, that the access log leaves them out."""
+    """Paths that the access log leaves out, because they are requested often or say little."""
     prefixes: tuple[str, ...] = ()
-    """Paths that begin so get their errors from `error`."""
+    """Errors on paths with these prefixes are worded by `error`."""
     error: Callable[[HttpError], bytes] = error_bytes
     """The body of an error answer."""
     streams: Streams = field(default_factory=Streams)
@@ -59,14 +59,14 @@ class Api:
     """Bodies are read as JSON whatever their Content-Type says: this API's own server does so, and `curl -d` without a
     header calls every body a form."""
     streamed: tuple[str, ...] = ()
-    """POSTs to paths that begin so bring bytes, which their handlers read as they come."""
+    """Prefixes of paths whose POSTs bring bytes, which their handlers read as they arrive."""
     header: bytes = b""
     shared: tuple[str, ...] = ()
-    """Prefixes of paths that are another API's as well: requests with `header` are this one's."""
+    """Prefixes of paths that another API has, too: requests with `header` belong to this one."""
 
 
 def error_shape(apis: Iterable[Api], path: str, headers: Collection[bytes] = ()) -> Callable[[HttpError], bytes]:
-    """How errors on `path` are worded: the API with the longest prefix decides, else OpenAI's way."""
+    """The function that words errors on `path`: that of the API with the longest matching prefix, or else OpenAI's."""
     own = [(api, (*api.prefixes, *(api.shared if api.header in headers else ()))) for api in apis]
     found = [(len(prefix), api.error) for api, prefixes in own for prefix in prefixes if _covers(prefix, path)]
     return max(found, key=lambda pair: pair[0])[1] if found else error_bytes
@@ -78,7 +78,7 @@ def reads_any_type(apis: Iterable[Api], path: str) -> bool:
 
 
 def _covers(prefix: str, path: str) -> bool:
-    """Does a path belong to a prefix? `/` stands for itself alone."""
+    """Does a path belong to a prefix? `/` covers only itself."""
     return path == prefix if prefix == "/" else path.startswith(prefix)
 
 
@@ -88,7 +88,7 @@ def json_answer(value: Any, status: int = 200) -> Response:
 
 
 async def written_answer(context: Context, job: Job, make: Callable[[], Any]) -> Response:
-    """A JSON body; where much lies in it, it is made and written off the loop."""
+    """A JSON answer. A large one is made and encoded off the loop."""
     return await context.bodies.run_in_thread(job.weight, lambda: json_answer(make()))
 
 
@@ -98,7 +98,8 @@ Fields = dict[str, Any]
 async def read_body(
     context: Context, request: Request, schema: Schema[B], first: Callable[[Fields], None] | None = None
 ) -> B:
-    """The body, checked; it is let go before anything else happens. `first` sees its fields and may take some out."""
+    """The checked body. Its bytes are released before anything else happens. `first` sees its fields and may remove
+    some."""
     parcel: Parcel = request.scope["state"]["body"]
     try:
         judge_around(context, request)
@@ -108,7 +109,7 @@ async def read_body(
 
 
 def body_size(request: Request) -> int:
-    """Bytes of the body that came."""
+    """Bytes of the received body."""
     size: int = request.scope["state"]["body"].size
     return size
 
@@ -125,7 +126,7 @@ def _parse(
 
 
 def judge(context: Context, request: Request, plan: str, raw: dict[str, Any]) -> None:
-    """Refuse what is refused by name; unknown names are counted, and told in the answer's headers."""
+    """Refuse names on the list of refused ones. Unknown names are counted, and reported in the answer's headers."""
     unknown, known = Unknown(), context.bodies.plans[plan]
     look(raw, known, unknown)
     kwargs = raw.get("chat_template_kwargs") if "chat_template_kwargs" in known.fields else None
@@ -138,7 +139,7 @@ def judge(context: Context, request: Request, plan: str, raw: dict[str, Any]) ->
 
 
 def judge_around(context: Context, request: Request) -> None:
-    """The same for the query's names, and for headers that ask for what is not done."""
+    """The same for names in the query, and for headers that ask for something that is not done."""
     if request.scope.get("query_string"):
         unknown = Unknown()
         judge_query(getattr(request.scope.get("route"), "path", ""), request.query_params, unknown)
@@ -150,7 +151,7 @@ def judge_around(context: Context, request: Request) -> None:
 
 
 def _tell(context: Context, request: Request, plan: str, unknown: Unknown) -> None:
-    """Names that have no effect here; with --strict-fields they are refused."""
+    """Report names that have no effect here, or refuse them with --strict-fields."""
     if not unknown.names:
         return
     context.house.metrics.ignored.labels(plan).inc(len(unknown.names))
@@ -167,7 +168,7 @@ class Work:
         self.request = request
         self.handed_over = False
         self.after: list[Callable[[], None]] = []
-        """What is done when it is over, however that comes, a stream that never began included."""
+        """What to do when the job is over, however it ends, even if its stream never began."""
         self.on_gone: set[Callable[[], None]] = request.scope["state"].get("on_gone", set())
 
     async def __aenter__(self) -> Work:
@@ -182,7 +183,7 @@ class Work:
             self._close()
 
     def detach(self) -> None:
-        """The job goes on without its client; whoever takes it closes it."""
+        """Let the job continue without its client; its new owner closes it."""
         self.handed_over = True
         self.on_gone.discard(self.job.abandon)
 
@@ -193,7 +194,7 @@ class Work:
             end()
 
     async def read(self, schema: Schema[B], first: Callable[[Fields], None] | None = None) -> B:
-        """The body; its `timeout`, or the server's, begins to count. `first` sees its fields before anybody."""
+        """Read the body and start its `timeout`, or the server's. `first` sees its fields before anything else."""
         self.job.size = body_size(self.request)
         body = await read_body(self.context, self.request, schema, first)
         self._heed_headers()
@@ -201,11 +202,11 @@ class Work:
         return body
 
     def judge(self, plan: str, raw: dict[str, Any]) -> None:
-        """The names of fields that lie deeper in the body."""
+        """Judge the names of an object that lies deeper in the body."""
         judge(self.context, self.request, plan, raw)
 
     def heed(self, body: BaseModel) -> None:
-        """Fields that concern the job: `timeout`, `session_id`; a priority in a header wins, as it does in vLLM."""
+        """Apply the fields about the job: `timeout`, `session_id`. A priority in a header wins, as in vLLM."""
         if self.job.priority is not None and "priority" in type(body).model_fields:
             body.priority = self.job.priority  # type: ignore[attr-defined]
         if getattr(body, "priority", 0) and not self.context.backend.info.priorities:
@@ -218,7 +219,7 @@ class Work:
         self.job.set_deadline(getattr(body, "timeout", None) or self.context.config.patience.request_timeout)
 
     def _heed_headers(self) -> None:
-        """Headers that say what fields say."""
+        """Apply headers that mean the same as fields."""
         headers = self.request.headers
         self.job.priority = _integer_header(headers, "x-vllm-priority")
         self.job.inbox.rank = _integer_header(headers, "x-data-parallel-rank", least=0)
@@ -229,7 +230,7 @@ class Work:
         return given or self.request.scope["state"]["request_id"]
 
     def stream(self, chunks: AsyncIterator[bytes], headers: Pairs | None = None) -> Response:
-        """Answer with events; the job ends with them."""
+        """Answer with events; the job ends when they end."""
         self.handed_over = True
         return EventStream(chunks, self._close, headers)
 
@@ -249,12 +250,12 @@ def _integer_header(headers: Mapping[str, str], name: str, least: int = -(2**31)
 
 
 def tenant(request: Request) -> str:
-    """Whose key asks."""
+    """The key that the request came with."""
     return request.scope["state"].get("tenant", "anonymous")
 
 
 def of_model(handler: Handler, fields: tuple[str, ...] = ("model",)) -> Endpoint:
-    """A handler as routes take it. `fields`: where its body names the model."""
+    """A handler in the form that routes take. `fields`: the body's fields that name the model."""
     if len(signature(handler).parameters) == 1:
         return cast(Endpoint, handler)
     about = cast(ModelHandler, handler)
@@ -275,7 +276,7 @@ def get(app: FastAPI, path: str, handler: Handler, *, documented: bool = True) -
 
 
 def get_with_header(app: FastAPI, path: str, handler: Handler, header: bytes) -> None:
-    """The same for requests that carry this header alone; others look for a route further on."""
+    """The same, only for requests with this header; others look for a later route."""
     app.router.routes.append(_HeaderRoute(path, _judged(path, handler), header))
 
 
@@ -291,7 +292,7 @@ class _HeaderRoute(Route):
 
 
 def delete(app: FastAPI, path: str, handler: Handler) -> None:
-    """A route that forgets something; a body is not looked at."""
+    """A route that deletes something; a body is not read."""
     app.add_api_route(path, _judged(path, handler), methods=["DELETE"], response_class=Response)
 
 
@@ -322,7 +323,7 @@ def _described(schema: type[BaseModel]) -> dict[str, Any]:
 
 
 _NULL = {"type": "null"}
-"""A field that need not be given is absent if it is null, in every object."""
+"""In every object, null for an optional field means that it is absent."""
 
 
 def post(

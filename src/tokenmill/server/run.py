@@ -1,4 +1,4 @@
-"""A server from its start to its end. Owns: sockets, loading, signals, draining, and the order in which things end.
+"""A server from its start to its end. Owns: sockets, loading, signals, draining, and the order of shutting down.
 
 Must not know: endpoints.
 """
@@ -42,8 +42,8 @@ BACKLOG = 4096
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """What the command line wants to know. `loading` is told before, `serving` after the model is loaded; `ending` when
-    the end begins: how many answers are waited for, and for how many seconds at most."""
+    """Callbacks for the command line: `loading` before and `serving` after the model is loaded; `ending` when shutdown
+    begins, with the number of answers to wait for and the most seconds to wait."""
 
     loading: Callable[[str], None] = lambda model: None
     serving: Callable[[str, ModelInfo | None], None] = lambda url, info: None
@@ -73,7 +73,7 @@ def serve_models(
 
 
 def import_http() -> None:
-    """What answers requests: a second of imports."""
+    """Import the modules that answer requests, which takes a second."""
     with no_collection():
         import tokenmill.server.app
         import tokenmill.server.listener  # noqa: F401
@@ -101,7 +101,7 @@ def make_fleet(spec: Spec, book: AdapterBook, build: Build) -> Fleet:
 
 
 def count_engines(engine: EngineConfig, server: ServerConfig) -> int:
-    """Engines behind this server; 0: one in its own process."""
+    """The number of engine processes; 0: one engine in the server's own process."""
     asked, size = server.serve.engines, engine.parallel.data_parallel_size
     if size > 1 and asked not in (1, size):
         raise UserError(f"--engines {asked} and --data-parallel-size {size} say different things: give one of them.")
@@ -120,7 +120,7 @@ class Opening:
         self.broken: Callable[[str], None] = lambda reason: None
 
     def catalogue(self, specs: Sequence[Spec]) -> Catalogue[Model]:
-        """All models, none of them loaded."""
+        """The catalogue of all models, none of them loaded."""
         given = self.server.models
         several = len(specs) > 1 or not specs[0].pin or self.server.store.allow_model_changes
         self.survey = survey = Survey(specs, given.models_memory)
@@ -146,7 +146,7 @@ class Opening:
         return self.house
 
     async def load(self, entry: Entry[Model]) -> Model:
-        """One model, from nothing to where it answers."""
+        """Load one model completely, so that it can answer."""
         from tokenmill.server.switch.loaded import Loaded
 
         if self.beside is None:
@@ -164,7 +164,7 @@ class Opening:
             raise
 
     def _broken(self, entry: Entry[Model], reason: str) -> None:
-        """Engines of one model cannot be kept alive: a server of that model alone gives up."""
+        """One model's engines cannot be kept alive. A server that has only this model gives up."""
         assert self.models is not None
         if len(self.models.entries) == 1:
             self.broken(reason)
@@ -189,7 +189,7 @@ async def _serve(
         hooks.loading(name)
     try:
         if await shutdown.unless_ended(models.start()):
-            models.predict = opening.survey.size_of  # a single model is loaded uncounted; others may be added
+            models.predict = opening.survey.size_of  # a single model is loaded without counting; others may be added
             await _serve_loaded(await opening.shared(), hooks, shutdown, sock)
     finally:
         await models.close()
@@ -203,7 +203,7 @@ async def _serve_loaded(house: House, hooks: Hooks, shutdown: Shutdown, sock: so
     server, first = house.config, house.models.first
     http = HttpServer(make_app(first.unit.context if first.unit is not None else make_front(house)), server, sock)
     await http.start()
-    gc.freeze()  # what is there now stays: the collector need not look at it again, with the loop standing still
+    gc.freeze()  # these objects stay: the collector need not scan them again while the loop stands still
     url = _url(server, sock)
     hooks.serving(url, first.unit.context.backend.info if first.unit is not None else None)
     log.info("serving", extra={"data": {"model": first.name, "url": url}})
@@ -234,14 +234,14 @@ class Shutdown:
         self.ending.set()
 
     def give_up(self, reason: str) -> None:
-        """The engines cannot be kept alive."""
+        """Shut down because the engines cannot be kept alive."""
         log.error("giving up", extra={"data": {"reason": reason}})
         self.status = BROKEN_EXIT
         self.hurry.set()
         self.ending.set()
 
     async def unless_ended(self, work: Any) -> bool:
-        """Run something; False when a signal came first (it is then cancelled)."""
+        """Run `work`; False: a signal came first, and it was cancelled."""
         task = asyncio.ensure_future(work)
         ended = asyncio.ensure_future(self.ending.wait())
         await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -255,7 +255,7 @@ class Shutdown:
         return False
 
     async def wait(self, gate: Gate, ending: Callable[[int, float], None]) -> None:
-        """Until a signal, and then until nothing runs, the grace is over, or a second signal."""
+        """Wait for a signal, and then until nothing runs, the grace period is over, or a second signal comes."""
         await self.ending.wait()
         gate.draining = True
         ending(gate.open, self.grace)
@@ -267,7 +267,7 @@ class Shutdown:
 
 
 def _bind(server: ServerConfig) -> socket.socket:
-    """The listening address, taken before the model is loaded, so that a port in use is told at once."""
+    """The listening socket, bound before the model is loaded, so that a port in use is reported at once."""
     listen = server.listen
     where = listen.uds or f"{listen.host}:{listen.port}"
     try:

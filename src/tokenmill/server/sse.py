@@ -1,6 +1,7 @@
-"""Server-sent events as bytes. Owns: chunk encoding with cached borders, and the response that writes them.
+"""Server-sent events as bytes. Owns: encoding chunks with cached beginnings and ends, and the response that writes
+them.
 
-Nothing here builds a model per token: a plain text chunk is prefix + JSON string + suffix.
+No object is built per token: a plain text chunk is prefix + JSON string + suffix.
 """
 
 from __future__ import annotations

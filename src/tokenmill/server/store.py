@@ -1,7 +1,7 @@
-"""What is kept for later, of every API. Owns: who may see it, how much of it there is, and what makes room for more.
+"""What is kept for later, for every API. Owns: who may see it, how much there is, and what is dropped to make room.
 
-What is kept is kept as encoded bytes and counts as such. When it is too much, the key that keeps most loses what it
-used least recently: no key can push out another's. Must not know: HTTP, what any API keeps.
+Things are kept as encoded bytes, and these are counted. If there is too much, the key that keeps most loses its least
+recently used thing: no key can push out another's. Must not know: HTTP, what any API keeps.
 """
 
 from __future__ import annotations
@@ -14,27 +14,27 @@ from tokenmill.core.errors import TooLargeError
 from tokenmill.server.errors import HttpError
 
 MOST = 4096
-"""Things of all kinds and keys."""
+"""Most things, of all kinds and keys."""
 MOST_BYTES = 256 << 20
 MOST_BYTES_EACH = 32 << 20
-"""Of one thing when it begins or is added to; an answer comes on top."""
+"""Most bytes of one thing when it begins or is added to; an answer comes on top."""
 OBJECTS = 2048
-"""What the objects around one thing's bytes weigh."""
+"""Bytes that count for the objects around one thing's bytes."""
 
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """One thing under its owner's key and id; the store alone changes `number` and `weight`."""
+    """One thing, found by its owner's key and its id. Only the store changes `number` and `weight`."""
 
     kind: ClassVar[str] = "thing"
     param: ClassVar[str] = "id"
-    """What requests call its id."""
+    """The name of its id in requests."""
     owner: str
     id: str
     number: int = field(default=0, init=False)
     """Its place in the order of creation."""
     weight: int | None = field(default=None, init=False)
-    """What the store counts for it; None: it is not in the store."""
+    """Bytes that the store counts for it; None: it is not in the store."""
 
     @property
     def size(self) -> int:
@@ -43,11 +43,11 @@ class Kept:
 
     @property
     def busy(self) -> bool:
-        """Is something still writing to it? Then it does not make room for others."""
+        """Is something still writing to it? Then it is not dropped to make room."""
         return False
 
     def dropped(self) -> None:
-        """It was deleted by its owner: whatever runs for it ends."""
+        """Its owner has deleted it: end whatever runs for it."""
 
 
 K = TypeVar("K", bound=Kept)
@@ -78,7 +78,8 @@ class Store:
         return sum(len(shelf.kept) for shelf in self.shelves.values())
 
     def add(self, kept: Kept) -> None:
-        """Keep one; others that nothing writes to make room. One of the same key and id is replaced."""
+        """Keep a thing, and drop others that nothing writes to if room is short. The same key and id replaces the old
+        one."""
         self.check(kept, 0)
         shelf = self.shelves.setdefault(kept.owner, Shelf())
         if kept.id in shelf.kept:
@@ -93,13 +94,13 @@ class Store:
             raise HttpError(503, "All that fits is still being written; try again.", retry_after=5)
 
     def check(self, kept: Kept, more: int) -> None:
-        """Refuse what would be too large with so many more bytes."""
+        """Refuse if the thing would be too large with this many more bytes."""
         size = kept.size + more
         if size > min(MOST_BYTES_EACH, self.most_bytes):
             raise TooLargeError(f"A {kept.kind} of {size >> 20} MiB is too large to be kept.", param=kept.param)
 
     def weigh(self, kept: Kept) -> None:
-        """One has grown or shrunk."""
+        """Count a thing again after it has grown or shrunk."""
         if kept.weight is None:
             return
         size = kept.size
@@ -112,11 +113,11 @@ class Store:
             self.drop(victim)
 
     def holds(self, kept: Kept) -> bool:
-        """May anybody ask for it?"""
+        """Is it in the store?"""
         return kept.weight is not None
 
     def find(self, kind: type[K], name: str, owner: str) -> K:
-        """One that this key made; 404 otherwise."""
+        """The thing of this kind and id that this key made; 404 if there is none."""
         shelf = self.shelves.get(owner)
         found = None if shelf is None else shelf.kept.get(name)
         if shelf is None or not isinstance(found, kind):
@@ -131,13 +132,13 @@ class Store:
         return sorted((k for k in shelf.kept.values() if isinstance(k, kind)), key=lambda kept: kept.number)
 
     def delete(self, kind: type[K], name: str, owner: str) -> None:
-        """Forget one; what runs for it ends."""
+        """Delete one; whatever runs for it ends."""
         kept = self.find(kind, name, owner)
         kept.dropped()
         self.drop(kept)
 
     def drop(self, kept: Kept) -> None:
-        """Keep one no longer, if it is kept."""
+        """Remove one, if it is in the store."""
         if kept.weight is None:
             return
         shelf = self.shelves[kept.owner]
@@ -151,7 +152,7 @@ class Store:
         return len(self) > self.most or self.size > self.most_bytes
 
     def _victim(self, keep: Kept) -> Kept | None:
-        """The least recently used of the key that keeps most; what is still written to stays."""
+        """The least recently used thing of the key that keeps most, without those that are still written to."""
         crowded = len(self) > self.most
         shelves = sorted(self.shelves.values(), key=lambda s: len(s.kept) if crowded else s.size, reverse=True)
         idle = (kept for shelf in shelves for kept in shelf.kept.values() if not kept.busy and kept is not keep)

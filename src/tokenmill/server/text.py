@@ -1,4 +1,5 @@
-"""Prompts become token ids off the event loop. Owns: a few threads, a time budget, and an early word on huge texts.
+"""Turning prompts into token ids off the event loop. Owns: a few threads, a time budget, and early refusals of huge
+texts.
 
 Must not know: HTTP, engines.
 """

@@ -1,7 +1,8 @@
-"""The beginning of an encrypted connection. Owns: handshakes, which are counted and have a deadline as all else has.
+"""The beginning of an encrypted connection. Owns: handshakes, which are counted and have a deadline like everything
+else.
 
-Event loops tell nobody of a connection before its handshake is over, so thousands could wait in it unseen. Here a
-connection is seen when it is accepted, and handed on when it is encrypted. Must not know: HTTP.
+Event loops report a connection only after its handshake, so thousands could wait in handshakes unseen. Here a
+connection counts from the moment it is accepted, and is handed on when it is encrypted. Must not know: HTTP.
 """
 
 from __future__ import annotations

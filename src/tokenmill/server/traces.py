@@ -1,7 +1,7 @@
-"""Spans of requests for OpenTelemetry. Owns: what a span says, and the way to a collector (extra `otel`).
+"""Spans of requests for OpenTelemetry. Owns: what a span holds, and sending it to a collector (extra `otel`).
 
-One span per HTTP request, made when it has ended, with children queue, prefill and decode; texts are never in it.
-Must not know: HTTP, engines. Nothing of OpenTelemetry is imported unless --otlp-traces-endpoint is given.
+There is one span per HTTP request, made at its end, with the children queue, prefill and decode. Spans never hold
+texts. OpenTelemetry is imported only if --otlp-traces-endpoint is given. Must not know: HTTP, engines.
 """
 
 from __future__ import annotations

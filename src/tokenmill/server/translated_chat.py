@@ -1,7 +1,7 @@
-"""An answer as it is said, for APIs other than OpenAI's. Owns: one output's events and its end, from a chat's deltas.
+"""Answers for APIs other than OpenAI's. Owns: turning a chat's deltas into one output's events and its end.
 
-A chat is opened from OpenAI's request model, which every API with messages is translated into; what comes back is
-read here once. Must not know: any API's shapes.
+Every API with messages translates its requests into OpenAI's request model, from which the chat is opened. What comes
+back is read here, once for all of them. Must not know: any API's shapes.
 """
 
 from __future__ import annotations

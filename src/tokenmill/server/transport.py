@@ -1,4 +1,5 @@
-"""A connection's way out. Owns: what its client has taken of what was written, a close that it can hear, who waits.
+"""A connection's writing side. Owns: how much of the output its client has taken, a close that the client can notice,
+and who waits for either.
 
 Must not know: HTTP.
 """

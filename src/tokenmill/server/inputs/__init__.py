@@ -1,1 +1,1 @@
-"""What becomes of every name that a client may send: done, refused by name, harmless, or told as ignored."""
+"""How every name that a client may send is treated: used, refused by name, harmless, or reported as ignored."""

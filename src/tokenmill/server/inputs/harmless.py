@@ -1,4 +1,4 @@
-"""Names that are taken and have no effect, because none is missing: the one list of them, each with its reason.
+"""Names that are accepted and rightly have no effect: the one list of them, each with its reason.
 
 Keys are names of plans, as in `refused.py`. Must not know: schemas, HTTP.
 """

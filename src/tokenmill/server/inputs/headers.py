@@ -1,6 +1,6 @@
-"""What stands around a body: request headers and query parameters. Owns: what becomes of each that clients rely on.
+"""What comes beside a body: request headers and query parameters. Owns: how each one that clients rely on is treated.
 
-Other headers pass in silence: browsers and proxies add them. Must not know: bodies, endpoints.
+Other headers pass in silence, because browsers and proxies add them. Must not know: bodies, endpoints.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What a body says beside what is read. Owns: refusing names, moving other spellings, and finding unknown names.
+"""The names in a body that no schema reads. Owns: refusing names, renaming other spellings, and finding unknown names.
 
-One walk over the objects before they are validated; its cost is that of the names. Must not know: HTTP, any one API.
+It walks over the objects once before they are validated; the cost is that of the names. Must not know: HTTP, any one
+API.
 """
 
 from __future__ import annotations

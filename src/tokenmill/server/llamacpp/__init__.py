@@ -1,1 +1,1 @@
-"""llama.cpp's own API over the same service: completions, infill, and what its clients ask about a server."""
+"""llama.cpp's own API over the same service: completions, infill, and its endpoints that describe a server."""

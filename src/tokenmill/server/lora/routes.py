@@ -1,6 +1,7 @@
-"""Adapters that come and go while the server runs. Owns: vLLM's two paths, and who may name which folder.
+"""Loading and unloading adapters while the server runs. Owns: vLLM's two paths, and who may name which folder.
 
-Off unless --lora-folder names the one folder whose adapters may be loaded. Must not know: how adapters are read.
+These paths are off unless --lora-folder names the one folder whose adapters may be loaded. Must not know: how adapters
+are read.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A response as it grows. Owns: output items, and the events that tell of them, in OpenAI's order.
+"""A response while it grows. Owns: output items, and their events in OpenAI's order.
 
 Must not know: engines, sockets, where responses are kept.
 """

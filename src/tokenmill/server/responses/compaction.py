@@ -1,6 +1,6 @@
-"""Long conversations become short ones. Owns: what the model is asked for that, and the object that comes back.
+"""Making long conversations short. Owns: the request to the model for this, and the object that comes back.
 
-What the model writes is a `compaction` item; its text lies there in the open. Must not know: HTTP, what is kept.
+What the model writes becomes a `compaction` item, whose text is not encrypted. Must not know: HTTP, what is kept.
 """
 
 from __future__ import annotations

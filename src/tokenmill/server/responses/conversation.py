@@ -1,4 +1,4 @@
-"""Conversations that are kept. Owns: their items in order, each encoded, and how they are shown.
+"""Stored conversations. Owns: their items in order, each encoded, and how they are shown.
 
 Must not know: HTTP, what items mean.
 """

@@ -1,5 +1,5 @@
-"""Items: the pieces of a conversation as the Responses API writes them. Owns: what they mean as messages of a chat, and
-their full form, in which they are kept and listed.
+"""Items: the pieces of a conversation in the Responses API. Owns: what they mean as chat messages, and the full form in
+which they are kept and listed.
 
 Must not know: requests, HTTP, where items are kept.
 """

@@ -1,4 +1,4 @@
-"""Responses that are kept. Owns: their events, whoever follows them, and runs that go on without their client.
+"""Stored responses. Owns: their events, the clients that follow them, and runs that continue without their client.
 
 Must not know: HTTP, shapes.
 """

@@ -1,4 +1,4 @@
-"""Endpoints that read a conversation and keep nothing. Owns: how many tokens it has, and how it becomes short.
+"""Endpoints that read a conversation and store nothing. Owns: counting its tokens, and compaction.
 
 Must not know: how answers are made.
 """

@@ -1,5 +1,5 @@
-"""One response from its request to its end. Owns: what it goes on with, what is kept of it, and its events, whoever
-listens: a waiting client, a stream, a socket, or nobody.
+"""One response from its request to its end. Owns: what it continues, what is kept of it, and its events, whether a
+waiting client, a stream, a socket or nobody listens.
 
 Must not know: paths, how answers are made.
 """

@@ -1,7 +1,7 @@
 """The Responses API over one WebSocket. Owns: its messages, one response after the other, and errors as events.
 
-`response.create` holds what a request holds; `generate: false` only reads the input, so that the next answer begins
-sooner. With `store: false` the last response can still be gone on with, on the same connection. Must not know: frames.
+`response.create` takes the fields of a request. `generate: false` only reads the input, so that the next answer begins
+sooner. With `store: false`, the last response can still be continued on the same connection. Must not know: frames.
 """
 
 from __future__ import annotations

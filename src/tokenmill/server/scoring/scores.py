@@ -1,6 +1,5 @@
-"""How relevance and labels are computed over a service. Owns: the requests that it takes; what is made of their
-results is engine/scores.py's. Every answer is one engine request that scores its own prompt. Must not know: HTTP,
-shapes of answers.
+"""How relevance and labels are computed over a service. Owns: the engine requests for them; engine/scores.py evaluates
+their results. Each answer is one engine request that scores its own prompt. Must not know: HTTP, shapes of answers.
 """
 
 from __future__ import annotations

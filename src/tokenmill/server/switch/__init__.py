@@ -1,1 +1,1 @@
-"""Models that are loaded: what each is made of, what lists say of them, and switching them by hand."""
+"""Loaded models: what each is made of, how lists show them, and loading and unloading them by hand."""

@@ -1,4 +1,4 @@
-"""What lists say of models, loaded or not. Owns: their names, facts and states, and the server's health.
+"""How lists show models, loaded or not. Owns: their names, facts and states, and the server's health.
 
 Must not know: any one API's shapes.
 """

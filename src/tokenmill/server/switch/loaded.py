@@ -1,4 +1,4 @@
-"""A loaded model: its engines, and what endpoints need of it. Owns: its making and its end.
+"""A loaded model: its engines, and what endpoints need from it. Owns: making and ending it.
 
 Must not know: other models.
 """

@@ -1,7 +1,7 @@
-"""Models that are loaded and unloaded by hand, on the paths of llama.cpp's router. Owns: those paths, and who may.
+"""Loading and unloading models by hand, on the paths of llama.cpp's router. Owns: those paths, and who may use them.
 
-Off unless --models-control allows it: any key that may use a model may then load and unload it. Must not know: how
-models are loaded.
+They are off unless --models-control allows them: any key that may use a model may then load and unload it.
+Must not know: how models are loaded.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Models that sleep and wake by hand, on vLLM's paths. Owns: those paths, their queries, and who may.
+"""Putting models to sleep and waking them by hand, on vLLM's paths. Owns: those paths, their queries, and who may use
+them.
 
-Off unless --enable-sleep-mode says that a model may sleep; of several models only where --models-control allows clients
-to switch them. Must not know: how memory goes and comes back.
+They are off unless --enable-sleep-mode lets a model sleep; with several models, --models-control must also let clients
+switch them. Must not know: how memory goes and comes back.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From an HTTP request to a WebSocket. Owns: the handshake, and the answer that becomes a conversation.
+"""From an HTTP request to a WebSocket. Owns: the handshake, and the answer that becomes a connection for messages.
 
 Must not know: any one API.
 """

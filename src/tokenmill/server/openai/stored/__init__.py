@@ -1,1 +1,1 @@
-"""Chat completions with `store: true`, and what can be asked of them later. Must not know: engines."""
+"""Chat completions with `store: true`, and the endpoints that read them later. Must not know: engines."""

@@ -1,5 +1,5 @@
-"""A chat on its way into the store. Owns: its place there from the beginning, so that a full store refuses it before
-any work, and its end, whole or not.
+"""Storing a chat. Owns: taking its place in the store at the beginning, so that a full store refuses it before any
+work, and ending it, complete or not.
 
 Must not know: paths, how answers are made.
 """

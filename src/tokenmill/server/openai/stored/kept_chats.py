@@ -1,4 +1,4 @@
-"""Chats that are kept. Owns: what was asked and what was answered, encoded, and how both are shown.
+"""Stored chats. Owns: the request and the answer, both encoded, and how they are shown.
 
 Must not know: HTTP, how answers are made.
 """

@@ -1,6 +1,6 @@
-"""A stream of chunks as the completion that it was. Owns: putting deltas together.
+"""Turns a stream of chunks back into one completion. Owns: putting deltas together.
 
-What a client was sent is what is kept, ids of calls included. Must not know: HTTP, how chunks are made.
+Exactly what the client was sent is stored, including the ids of calls. Must not know: HTTP, how chunks are made.
 """
 
 from __future__ import annotations
