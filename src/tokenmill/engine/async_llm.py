@@ -30,7 +30,7 @@ from tokenmill.engine.service import Service
 from tokenmill.engine.weights import Weights, WeightUpdates
 
 LOOK_S = 0.01
-"""How often one that is to sleep looks whether its requests have ended."""
+"""How often a model that is about to sleep checks whether its requests have ended."""
 
 
 class AsyncLLM:
@@ -39,13 +39,13 @@ class AsyncLLM:
     def __init__(self, model: str = DEFAULT_MODEL, **options: Any) -> None:
         config = make_config(**with_config_file({"model": model, **options}))
         self.services = [Service(built) for built in build_replicas(config)]
-        """One for each engine of data_parallel_size."""
+        """One service for each engine of data_parallel_size."""
         self.service = self.services[0]
         self.router = Router(self.service.built.prefix_block) if len(self.services) > 1 else None
         self.owners: dict[str, int] = {}
         self._weights = WeightUpdates(self.service.built)
         self.reader = PromptReader(self.service.built.tokenizer, self.service.built.facts.max_model_len)
-        # Dropped without close(), it must not leave a thread that holds the model.
+        # If the object is dropped without close(), no thread may keep the model.
         self._end = weakref.finalize(self, _close, self.reader, self.services)
 
     @classmethod
@@ -62,7 +62,7 @@ class AsyncLLM:
         priority: int = 0,
         lora_request: LoRARequest | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """The output so far, after every step that added to it (or what `output_kind` asks for); leaving the loop
+        """Yield the output so far after every step that added to it, or what `output_kind` asks for. Leaving the loop
         aborts the request."""
         check_priority(priority, self.service.built.config.schedule.scheduling_policy)
         adapter = await self._adapter(lora_request)
@@ -109,7 +109,7 @@ class AsyncLLM:
             await self.services[number].abort(request_id)
 
     async def get_tokenizer(self) -> HubTokenizer | None:
-        """The model's tokenizer, with the names of Transformers'; None without one."""
+        """The model's tokenizer, with the method names of Transformers' tokenizers; None if there is none."""
         built = self.service.built
         if built.tokenizer is None:
             return None
@@ -128,12 +128,12 @@ class AsyncLLM:
         return True
 
     async def update_weights(self, weights: Weights) -> int:
-        """New numbers for weights, in place, while no request is open: see LLM.update_weights."""
+        """Replace weights in place, while no request is open: see LLM.update_weights."""
         return await self.service.call(functools.partial(self._weights.update, weights))
 
     async def sleep(self, level: int = 1, mode: str = "wait") -> None:
-        """Give the model's memory back (see LLM.sleep); open requests end first, or now (mode="abort"), and new ones
-        are refused meanwhile."""
+        """Give the model's memory back (see LLM.sleep). Open requests end first, or at once (mode="abort"); new ones
+        are refused."""
         check_level(level)
         check_mode(mode)
         for service in self.services:
@@ -150,16 +150,16 @@ class AsyncLLM:
                 service.built.sleep.closing = False
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Take memory again: all of it, or "weights" or "kv_cache" alone."""
+        """Take memory again: all of it, or only "weights" or "kv_cache"."""
         for service in self.services:
             await service.call(functools.partial(service.built.sleep.wake, tags))
 
     async def is_sleeping(self) -> bool:
-        """Is something of it not here?"""
+        """Is any of the model's memory given back?"""
         return any(service.built.sleep.asleep for service in self.services)
 
     async def add_lora(self, lora_request: LoRARequest) -> bool:
-        """An adapter's name and files; it is read beside the steps that run."""
+        """Add an adapter by name and files; it is read while steps go on."""
         return bool(await self._adapter(lora_request))
 
     async def remove_lora(self, lora_id: int) -> bool:
@@ -174,7 +174,7 @@ class AsyncLLM:
 
     @property
     def first_adapter(self) -> LoRARequest | None:
-        """The first of lora_modules, which verbs answer with that have no way to name one."""
+        """The first of lora_modules, for verbs that have no way to name an adapter."""
         entry = next(iter(self.service.built.adapters.names.values()), None)
         return None if entry is None else LoRARequest(entry.name, entry.number, entry.path)
 
@@ -224,7 +224,7 @@ class AsyncLLM:
 
     @contextlib.contextmanager
     def _owner(self, request: Request) -> Iterator[Service]:
-        """The engine that takes this request, while it is open."""
+        """Choose the engine for this request; it counts as that engine's while the context is open."""
         if request.id in self.owners:
             raise ParameterError(f"The request id {request.id!r} is in use: choose another one.", param="request_id")
         number = 0
@@ -244,7 +244,7 @@ class AsyncLLM:
 
 
 def _news(request: Request, delta: TextDelta, whole: Accumulator) -> RequestOutput:
-    """One step's tokens of one output, and nothing from before."""
+    """The new tokens of one output, without earlier ones."""
     piece = Accumulator(request)
     piece.add(delta)
     return msgspec.structs.replace(piece.output(), finished=whole.finished, metrics=whole.metrics)

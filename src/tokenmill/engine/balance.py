@@ -19,15 +19,15 @@ from tokenmill.parallel.experts import Move, Placement, apply_move, first_placem
 
 log = logging.getLogger("tokenmill.engine")
 PAUSE_BYTES = 64 << 20
-"""Bytes of experts that a pause moves, at least one of them."""
+"""How many bytes of experts one pause moves (at least one expert)."""
 PAUSE_STEPS = 4
-"""Steps between two pauses while moves are left."""
+"""How many steps lie between two pauses while moves are left."""
 
 
 @dataclass(frozen=True, slots=True)
 class BalanceConfig:
-    """--eplb-config, spelled as vLLM spells it. window_size: steps whose tokens are counted; step_interval: steps from
-    one decision to the next."""
+    """--eplb-config, with vLLM's names. window_size: how many steps' tokens are counted. step_interval: how many steps
+    lie between two decisions."""
 
     window_size: int = 1000
     step_interval: int = 3000
@@ -36,7 +36,7 @@ class BalanceConfig:
 
 
 def read_balance(said: ParallelOptions) -> BalanceConfig | None:
-    """What is asked for; None: experts stay where they are."""
+    """Read what the options ask for; None: experts stay where they are."""
     given = dict(said.eplb_config or {})
     if not said.enable_eplb:
         if given:
@@ -63,7 +63,7 @@ def read_balance(said: ParallelOptions) -> BalanceConfig | None:
 
 
 def check_balance(config: EngineConfig) -> None:
-    """Refuse what does not go with experts that move."""
+    """Refuse options that do not work with experts that move."""
     if read_balance(config.parallel) is None:
         return
     for wrong, why in (
@@ -77,7 +77,7 @@ def check_balance(config: EngineConfig) -> None:
 
 
 class Balance:
-    """Looks after the experts of one engine."""
+    """Keeps the experts of one engine balanced over its ranks."""
 
     def __init__(self, executor: Executor, config: BalanceConfig, ranks: int) -> None:
         self.executor, self.config, self.ranks = executor, config, ranks
@@ -86,17 +86,18 @@ class Balance:
         redundant = config.num_redundant_experts
         self.placements: list[Placement] = [first_placement(count, ranks, redundant) for count in said["experts"]]
         self.windows: deque[list[list[int]]] = deque(maxlen=-(-config.window_size // config.step_interval))
-        """Counts of the last intervals."""
+        """The token counts of the last intervals."""
         self.left: deque[tuple[int, Move]] = deque()
         self.balancedness = 0.0
-        """Mean over maximum of the ranks' tokens when it was last looked at, all mixtures together."""
+        """Mean / maximum of the ranks' tokens when it was last computed, over all mixtures together."""
         self.moved = 0
         self.decides, self.pauses = config.step_interval, 0
         self.counts_from = max(0, config.step_interval - config.window_size)
-        """The step before which nothing counts."""
+        """Steps before this one are not counted."""
 
     def between(self, steps: int, epoch: int, *, flying: bool) -> bool:
-        """Do what is due behind this many steps; False: it is when nothing is in flight, so no further plan now."""
+        """Do what is due after this many steps; False: something must wait until nothing is in flight, so make no plan
+        now."""
         counts = self.counts_from and steps >= self.counts_from
         pauses = self.left and steps >= self.pauses
         if not (counts or pauses or steps >= self.decides):
@@ -122,7 +123,8 @@ class Balance:
         return found
 
     def _decide(self) -> None:
-        """Where every expert should be, by the counts of the window; what was left of the last decision is dropped."""
+        """Decide where every expert should lie, by the counts of the window. Moves that are left of the last decision
+        are dropped."""
         self.windows.append(self._counts())
         counts = [[sum(each) for each in zip(*layer, strict=True)] for layer in zip(*self.windows, strict=True)]
         self._measure()
@@ -134,7 +136,7 @@ class Balance:
             log.info("experts: balancedness %.3f, %d moves follow", self.balancedness, len(self.left))
 
     def _measure(self) -> None:
-        """How well the present placements have served the last interval."""
+        """Measure how well the present placements have served the last interval."""
         means, most = 0.0, 0.0
         for seen, present in zip(self.windows[-1], self.placements, strict=True):
             each = loads(seen, present, self.ranks)
@@ -142,7 +144,7 @@ class Balance:
         self.balancedness = means / most if most else 1.0
 
     def _move(self, epoch: int) -> None:
-        """As many moves as a pause takes."""
+        """Make as many moves as fit into one pause."""
         moves: list[tuple[int, list[Any]]] = []
         room = PAUSE_BYTES
         while self.left and (room > 0 or not moves):

@@ -31,7 +31,7 @@ from tokenmill.text.stream_decoder import StreamDecoder
 
 @dataclass(slots=True)
 class Track:
-    """Decoding state of one output of one request."""
+    """The decoding state of one output of a request."""
 
     decoder: StreamDecoder | None
     stop: StopChecker | None
@@ -41,21 +41,21 @@ class Track:
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that has outputs to come."""
+    """A request with outputs still to come."""
 
     request: Request
     tracks: dict[int, Track] = field(default_factory=dict)
 
 
 class OutputProcessor:
-    """Turns TokenDeltas into TextDeltas; outputs that a stop string ended are named in `stopped`."""
+    """Turns TokenDeltas into TextDeltas; `stopped` names the outputs that a stop string has ended."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self.tokenizer = tokenizer
         self.open: dict[str, OpenRequest] = {}
         self.stopped: list[tuple[str, int]] = []
         self._stops: WeakValueDictionary[tuple[str, ...], Stops] = WeakValueDictionary()
-        """Of outputs in progress: those of one request have the same."""
+        """The stop strings of outputs in progress, shared by the outputs of a request."""
 
     def add(self, request: Request) -> None:
         """Expect deltas of this request."""
@@ -66,7 +66,7 @@ class OutputProcessor:
         self.open.pop(request_id, None)
 
     def process(self, deltas: Iterable[TokenDelta]) -> list[TextDelta]:
-        """Text of each delta; deltas of unknown requests and of outputs that have ended are left out."""
+        """The text of each delta; deltas of unknown requests and of ended outputs are left out."""
         texts = []
         for delta in deltas:
             entry = self.open.get(delta.request_id)
@@ -78,7 +78,7 @@ class OutputProcessor:
                     if track is None:
                         track = entry.tracks[delta.index] = self._track(entry.request)
                     texts.append(self._text(entry.request, track, delta))
-                except Exception as error:  # whatever is wrong with one output's text, the others go on
+                except Exception as error:  # an error in one output's text must not end the others
                     entry.tracks[delta.index] = Track(None, None, ended=True)
                     texts.append(self._broken(delta, error))
         return texts
@@ -141,7 +141,7 @@ class OutputProcessor:
         return out
 
     def _decode(self, request: Request, track: Track, delta: TokenDelta, out: TextDelta) -> str | None:
-        """Fill the delta's text; -> the stop string that ended it, if one did."""
+        """Fill in the delta's text; returns the stop string that ended it, if one did."""
         params, decoder = request.params, track.decoder
         assert decoder is not None
         tokens = delta.tokens
@@ -175,7 +175,7 @@ class OutputProcessor:
         return None
 
     def _logprobs(self, row: RowLogprobs, shown: bool) -> dict[int, TokenLogprob]:
-        """Chosen token first; a chosen token among the likeliest appears once. shown: as text, too."""
+        """The chosen token first; it appears once even if it is among the likeliest. shown: add the tokens' text."""
         found: dict[int, TokenLogprob] = {}
         for place, (token, logprob) in enumerate(zip(row.ids, row.logprobs, strict=True)):
             if token not in found:
@@ -242,8 +242,8 @@ class Accumulator:
             self.ended += 1
 
     def output(self) -> RequestOutput:
-        """Everything so far; with best_of, the n likeliest per token once all have ended. What is handed out while
-        more is to come stays as it is."""
+        """Everything so far; with best_of, the n likeliest per token once all have ended. Later deltas do not change an
+        output that was handed out."""
         request, params = self.request, self.request.params
         outputs = [self.outputs[i] for i in sorted(self.outputs)]
         if params.best_of is not None and params.best_of > params.n and not params.use_beam_search:
@@ -279,6 +279,6 @@ class Accumulator:
 
 
 def _as_it_is(out: CompletionOutput) -> CompletionOutput:
-    """A copy that does not grow."""
+    """A copy that does not grow with later deltas."""
     logprobs = None if out.logprobs is None else out.logprobs[:]
     return msgspec.structs.replace(out, token_ids=out.token_ids[:], logprobs=logprobs)

@@ -36,11 +36,11 @@ from tokenmill.engine.scores import (
 )
 
 Make = Callable[..., Request]
-"""(text, ids, params, **fields) -> a request of its own name."""
+"""(text, ids, params, **fields) -> a request with an id of its own."""
 Drive = Callable[[list[Request], str | None], list[Accumulator]]
-"""Run requests; pooling: for vectors."""
+"""(requests, pooling) -> their results; pooling: how to make vectors, None for text."""
 LONGEST = -1
-"""Of truncate_prompt_tokens: as much as the context holds."""
+"""The value of truncate_prompt_tokens that means: as many tokens as the context holds."""
 
 
 class Pooler:
@@ -70,7 +70,7 @@ class Pooler:
     def score(
         self, first: Any, second: Any, params: PoolingParams, method: str, instruction: str | None
     ) -> list[ScoringRequestOutput]:
-        """How well texts go together: one with all, or one with one."""
+        """How well texts match: one with all, or pair by pair."""
         pairs = pair_up(_texts(first), _texts(second))
         if method == "embedding" and instruction is None:
             texts = list(dict.fromkeys(text for pair in pairs for text in pair))
@@ -100,7 +100,7 @@ class Pooler:
     def classify(
         self, prompts: Any, labels: Sequence[str], instruction: str | None
     ) -> list[ClassificationRequestOutput]:
-        """The likeliest of these labels, as the language model sees it."""
+        """How likely each of these labels is, by the language model."""
         check_labels(labels)
         questions = [label_question(text, labels, instruction) for text in _texts(prompts)]
         return [
@@ -135,7 +135,7 @@ class Pooler:
 
 
 def _texts(given: Any) -> list[Any]:
-    """Texts, alone or in dicts; one or several."""
+    """The texts, given alone or in dicts, one or several."""
     many = [given] if isinstance(given, (str, dict)) else list(given) if isinstance(given, (list, tuple)) else []
     found = [each.get("prompt", each.get("text")) if isinstance(each, dict) else each for each in many]
     if not found or not all(isinstance(text, str) and text for text in found):

@@ -29,21 +29,22 @@ CHAT_OPTIONS = (
     *("chat_template", "chat_template_kwargs", "tools", "documents", "add_generation_prompt"),
     *("continue_final_message", "enable_thinking", "reasoning_effort"),
 )
-"""What `chat` and most templates know."""
+"""Options that `chat` or most templates know."""
 _OF_CHAT = ("chat_template", "chat_template_kwargs", "add_generation_prompt", "continue_final_message")
-"""Those that `chat` itself acts on; the others are nothing but what a template makes of them."""
+"""The options that `chat` itself acts on; only templates use the others."""
 _OF_PROMPTS = ("prompt", "prompt_token_ids", "cache_salt")
 _NOT_TEXT = (
     *("multi_modal_data", "multi_modal_uuids", "mm_processor_kwargs", "prompt_embeds", "token_type_ids"),
     *("encoder_prompt", "decoder_prompt"),
 )
-"""Keys of prompt dicts that other engines know: empty ones ask for nothing."""
+"""Keys of prompt dicts that other engines know; if they are empty, they ask for nothing."""
 MAX_SALT_CHARS = 128
 _MEDIA = ("image", "audio", "video", "file", "document")
 
 
 class PromptReader:
-    """Reads prompts for one model; texts that cannot fit into `max_model_len` tokens are refused unread."""
+    """Reads prompts for one model; refuses texts that cannot fit into `max_model_len` tokens without tokenising
+    them."""
 
     def __init__(self, tokenizer: Tokenizer | None, max_model_len: int | None = None) -> None:
         self.tokenizer = tokenizer
@@ -52,7 +53,8 @@ class PromptReader:
         self._guard: ControlGuard | None = None
 
     def read(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[str | None, list[int], str]:
-        """-> text (if there was one), token ids, cache salt. `params` may ask for the end of a prompt of any length."""
+        """Returns text (if there was one), token ids and cache salt. `params` may ask to keep only the end of a
+        prompt."""
         _check_budget(params)
         if isinstance(prompt, str):
             return prompt, self._encode(prompt, params), ""
@@ -99,14 +101,15 @@ class PromptReader:
         return self.chat(messages, None, **options, chat_template_kwargs=kwargs)
 
     def with_reasoning(self, text: str, params: SamplingParams) -> SamplingParams:
-        """Parameters for the answer to a rendered chat: structures and budgets must know where reasoning ends."""
+        """The parameters for a rendered chat's answer, with the place of its reasoning: structures and budgets need
+        it."""
         wanted = params.structured_outputs is not None or params.thinking_token_budget is not None
         if not wanted or params.reasoning is not None or self.tokenizer is None:
             return params
         return msgspec.structs.replace(params, reasoning=span_after(text, self.tokenizer))
 
     def check_options(self, options: Mapping[str, Any]) -> None:
-        """Refuse options of a chat that would do nothing: misspelt ones, and those the template never reads."""
+        """Refuse chat options without effect: misspelt ones, and those that the template never reads."""
         _check_names(options)
         source = options.get("chat_template") or (self.tokenizer and self.tokenizer.chat_template) or ""
         text = source if isinstance(source, str) else "\n".join(map(str, source.values()))
@@ -162,12 +165,12 @@ def make_request(
 ) -> Request:
     """A Request with its seed fixed: one without a seed gets a random one, so that it can be replayed exactly.
 
-    context: the model's, where an answer that does not fit ends with it; else it is refused."""
+    context: the model's context, if an answer that does not fit shall end there; None: such a request is refused."""
     if not isinstance(params, SamplingParams):
         raise ParameterError(f"sampling_params must be a SamplingParams, not {type(params).__name__}.")
-    params.check()  # fields may have been set since it was made
+    params.check()  # fields may have been set since its construction
     if (keep := params.truncate_prompt_tokens) is not None:
-        if keep == -1:  # as much as fits beside the answer
+        if keep == -1:  # as many tokens as fit together with the answer
             keep = len(ids) if context is None else max(1, context - max(1, params.max_tokens or 1))
         ids = ids[-keep:]
     if context is not None and params.max_tokens is not None and 0 < context - len(ids) < params.max_tokens:
@@ -177,7 +180,7 @@ def make_request(
 
 
 def check_salt(salt: Any) -> str:
-    """A prompt's `cache_salt`: prompts share cached prefixes only with those of the same one."""
+    """Check a prompt's `cache_salt`: prompts share cached prefixes only with prompts of the same salt."""
     if salt is None:
         return ""
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_CHARS:
@@ -198,7 +201,7 @@ def _check_keys(prompt: Mapping[str, Any]) -> None:
 
 
 def _check_budget(params: SamplingParams | None) -> None:
-    """Refuse a budget for reasoning where nothing says what of a text is reasoning: only chats do."""
+    """Refuse a reasoning budget outside chats: only there is it known which text is reasoning."""
     if not isinstance(params, SamplingParams) or params.reasoning is not None:
         return
     if params.thinking_token_budget is not None and params.thinking_token_budget >= 0:
@@ -209,7 +212,7 @@ def _check_budget(params: SamplingParams | None) -> None:
 
 
 def _check_names(options: Mapping[str, Any]) -> None:
-    """Refuse misspelt names: what `chat` does not know goes to the template."""
+    """Refuse misspelt names. Other names that `chat` does not know go to the template."""
     for name in options:
         close = difflib.get_close_matches(name, CHAT_OPTIONS, n=1, cutoff=0.8)
         if close and name not in CHAT_OPTIONS:
@@ -227,14 +230,14 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
 
 def check_priority(priority: int, policy: str) -> int:
-    """Refuse a priority that nobody would look at."""
+    """Refuse a priority that the policy would ignore."""
     if priority and policy != "priority":
         raise ParameterError("priority needs scheduling_policy='priority'.", param="priority")
     return priority
 
 
 def _check_parts(messages: Any) -> None:
-    """Refuse what only looks like text to a template: it would drop a picture without a word."""
+    """Refuse content that a template would take for text: it would silently drop a picture."""
     for message in messages if isinstance(messages, (list, tuple)) else ():
         if not isinstance(message, Mapping):
             continue
@@ -262,7 +265,7 @@ def _check_parts(messages: Any) -> None:
 
 
 def _chars(messages: Any) -> int:
-    """Characters of the plain texts in a conversation."""
+    """How many characters the plain texts of a conversation have."""
     contents = [m.get("content") for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
     return sum(len(content) for content in contents if isinstance(content, str))
 
@@ -274,5 +277,5 @@ def _ids(value: Any) -> list[int]:
 
 
 def _as_plain(value: Any) -> str:
-    """What to do with an array or tensor, or one number of it."""
+    """A hint for a message: what to do with an array or tensor, or with one number of it."""
     return " Its tolist() is one." if hasattr(value, "tolist") else ""

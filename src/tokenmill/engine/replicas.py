@@ -18,10 +18,10 @@ from tokenmill.process.pipe import LOOK_S
 
 
 class Replicas:
-    """What callers use of an Engine, over several."""
+    """Several engines, with the interface that callers use of an Engine."""
 
     def __init__(self, parts: list[Engine], prefix_block: int = 0) -> None:
-        """prefix_block: tokens per block of their prefix caches; 0: they have none."""
+        """prefix_block: tokens per block of the engines' prefix caches; 0: they have none."""
         self.parts = parts
         self.admission, self.executor, self.scheduler = parts[0].admission, parts[0].executor, parts[0].scheduler
         self.router = Router(prefix_block)
@@ -34,12 +34,12 @@ class Replicas:
 
     @property
     def flying(self) -> deque[Any]:
-        """Plans in flight, of all."""
+        """The plans in flight of all engines."""
         return deque(plan for part in self.parts for plan in part.flying)
 
     @property
     def has_work(self) -> bool:
-        """Is there anything to step for?"""
+        """Does any engine have work?"""
         return any(part.has_work for part in self.parts)
 
     def add(self, request: Request, pooling: str | None = None) -> None:
@@ -55,7 +55,7 @@ class Replicas:
         self.owners[request.id] = number
 
     def abort(self, request_id: str, index: int | None = None, reason: str = "abort") -> list[TokenDelta]:
-        """End a request, or one of its outputs; its terminal deltas."""
+        """End a request, or one of its outputs; returns the terminal deltas."""
         number = self.owners.get(request_id)
         if number is None:
             return []
@@ -67,7 +67,7 @@ class Replicas:
             part.forget_prefixes()
 
     def step(self) -> list[TokenDelta]:
-        """Give every engine all that it takes, and commit what has come; waits until something has."""
+        """Submit all plans that the engines can take, and commit results that have come; waits for at least one."""
         for part in self.parts:
             while part.has_work and len(part.flying) < part.executor.depth and part.submit():
                 pass
@@ -80,12 +80,12 @@ class Replicas:
         return []
 
     def close(self) -> None:
-        """Stop all."""
+        """Stop all engines."""
         for part in self.parts:
             part.close()
 
     def _seen(self, number: int, deltas: list[TokenDelta]) -> list[TokenDelta]:
-        """The same; what they say of an engine's load is noted."""
+        """The deltas unchanged; what they say about an engine's load is noted."""
         for delta in deltas:
             self.router.computed(number, delta.request_id, 1, 0)
             self.router.said(number, delta.request_id, len(delta.tokens))
@@ -97,6 +97,6 @@ class Replicas:
 
 
 def _is_ready(ticket: Any) -> bool:
-    """Has everybody answered? Tickets of processes know."""
+    """Have all ranks answered? Only tickets of processes know."""
     ready: bool = ticket.ready()
     return ready

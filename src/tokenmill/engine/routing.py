@@ -19,24 +19,26 @@ from tokenmill.core.request import Request
 from tokenmill.kvcache.cache_events import MARK_BYTES, prompt_marks, salt_of
 
 MOST_TOKENS = 16_384
-"""Of a prompt's beginning that are looked for."""
+"""How many of a prompt's first tokens are looked for in caches."""
 MAX_REMEMBERED = 16_384
 AGAIN = 4
-"""What a token counts that would be computed though it is cached elsewhere: it holds up whoever comes behind it, and
-pushes others out of the cache. Of 200 prompts with 16 beginnings (tests/pure/test_routing_prefixes.py) four engines
-lost 1 to 2 points of one's hit rate with 4, and 5 with 1; with 6 and more their work was up to 15 % from even."""
+"""The cost of a token that one engine would compute although another has it cached: it delays later requests and pushes
+others out of the cache. With 200 prompts of 16 prefixes (tests/pure/test_routing_prefixes.py), four engines lost 1 to 2
+points of a single engine's hit rate at a cost of 4, and 5 points at 1. At 6 and more their work was up to 15 % from
+even."""
 ANSWER = 32
-"""What an open request counts while it is answered."""
+"""The cost of an open request while it is answered."""
 PER_BLOCK = 1
-"""What each block that it reads counts besides."""
+"""The additional cost of each block that it reads."""
 STAY = 512 * AGAIN
-"""So much more may it cost to stay with a session's engine: its history would lie twice."""
+"""How much more it may cost to stay with a session's engine. Elsewhere the session's history would be stored twice."""
 MOST_AHEAD = 4096
-"""An engine that was given more work than others, in prompt tokens, is so much ahead at most: the rest is forgiven."""
+"""The most prompt tokens by which an engine counts as ahead of others in work given; more is forgotten."""
 
 
 class Memory:
-    """Values by owner and key, at most `most`: the owner with most of them loses those it used least recently."""
+    """At most `most` values by owner and key. The owner with the most values loses those that it used least
+    recently."""
 
     def __init__(self, most: int = MAX_REMEMBERED) -> None:
         self.most = most
@@ -44,7 +46,7 @@ class Memory:
         self.owners: dict[str, OrderedDict[Hashable, int]] = {}
 
     def get(self, owner: str, key: Hashable) -> int | None:
-        """What was put under this key by this owner."""
+        """The value that this owner put under this key."""
         own = self.owners.get(owner)
         return None if own is None else own.get(key)
 
@@ -62,7 +64,7 @@ class Memory:
             self.owners.pop(owner, None)
 
     def _shrink(self) -> None:
-        """The largest owner gives up what is too much, but no more than to the size of the next one."""
+        """Remove the excess from the largest owner, down to the size of the next one at most."""
         first, *rest = heapq.nlargest(2, self.owners, key=lambda name: len(self.owners[name]))
         largest = self.owners[first]
         floor = len(self.owners[rest[0]]) if rest else 0
@@ -75,8 +77,8 @@ class Memory:
 
 @dataclass(slots=True)
 class Work:
-    """One open request at an engine. left: prompt tokens to compute; length: its prompt and what it has said; brings:
-    the marks of blocks that its prompt is about to leave there."""
+    """One open request at an engine. left: prompt tokens still to compute. length: tokens of its prompt and output.
+    brings: the marks of blocks that its prompt will leave in the cache."""
 
     left: int
     length: int
@@ -85,8 +87,8 @@ class Work:
 
 @dataclass(slots=True)
 class Load:
-    """One engine. held: marks of the blocks that it has said are in its cache; coming: of those that open requests are
-    about to bring, by how many; given: work that it was given so far, in prompt tokens."""
+    """One engine's load. held: marks of the blocks that it reports in its cache. coming: marks of blocks that open
+    requests will bring, with the number of these requests. given: work that it was given so far, in prompt tokens."""
 
     open: dict[str, Work] = field(default_factory=dict)
     pending: int = 0
@@ -97,12 +99,12 @@ class Load:
 
     @property
     def cost(self) -> int:
-        """What comes before a new request's own tokens, and a share for every answer."""
+        """The work that comes before a new request's own tokens, and a cost for every open answer."""
         return self.pending + ANSWER * len(self.open) + PER_BLOCK * self.blocks
 
     def known(self, marks: list[bytes]) -> int:
-        """How many blocks of a prompt need not be computed. A mark stands for all before it, so the last one counts:
-        of layers with a window earlier ones go first."""
+        """How many blocks of a prompt need not be computed. A mark stands for all blocks before it, so the last known
+        mark counts. (Layers with a window lose earlier blocks first.)"""
         held, coming = self.held, self.coming
         for count in range(len(marks), 0, -1):
             if marks[count - 1] in held or marks[count - 1] in coming:
@@ -110,7 +112,7 @@ class Load:
         return 0
 
     def arrived(self, work: Work) -> None:
-        """Its prompt is computed, or never will be: what it left is told by the engine."""
+        """The request's prompt is computed, or never will be; the engine itself reports the blocks that it left."""
         for mark in work.brings:
             self.coming[mark] -= 1
             if not self.coming[mark]:
@@ -120,7 +122,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What the choice depends on. keys: what the prefix cache knows the prompt's tokens by."""
+    """What the choice of an engine depends on. keys: the prompt's keys in the prefix cache."""
 
     name: str
     keys: list[int]
@@ -136,16 +138,18 @@ def asked_of(request: Request, session: str | None = None, owner: str = "") -> A
 
 
 class Router:
-    """Chooses engines. Sessions are remembered for each owner apart: no key makes it forget another one's."""
+    """Chooses engines. Each owner's sessions are remembered separately, so that no API key makes it forget
+    another's."""
 
     def __init__(self, block_size: int = 0) -> None:
-        """block_size: of the engines' prefix caches; 0: there are none."""
+        """block_size: block size of the engines' prefix caches; 0: there are none."""
         self.block_size = block_size
         self.loads: dict[int, Load] = {}
         self.sessions = Memory()
 
     def pick_engine(self, engines: Iterable[int], asked: Asked, *, only: int | None = None) -> int:
-        """The engine for a request, which counts as sent there from now on. only: it is settled already."""
+        """Choose the engine for a request, which then counts as sent there. only: the engine, if it is fixed
+        already."""
         able = [only] if only is not None else list(engines)
         several = len(able) > 1 or len(self.loads) > 1
         marks = (
@@ -172,13 +176,13 @@ class Router:
         return best
 
     def cached(self, engine: int, published: bytes, gone: bytes) -> None:
-        """What the engine tells of its cache: marks, one after the other."""
+        """Take in what an engine reports about its cache, as joined marks."""
         held = self._load(engine).held
         held.update(_marks(published))
         held.difference_update(_marks(gone))
 
     def computed(self, engine: int, name: str, tokens: int, prompt: int) -> None:
-        """So many of the prompt's tokens are computed, or were cached."""
+        """Note how many of a prompt's tokens are computed or were cached."""
         load, work = self._open(engine, name)
         if work is not None:
             before = work.left
@@ -188,14 +192,14 @@ class Router:
                 load.arrived(work)
 
     def said(self, engine: int, name: str, tokens: int) -> None:
-        """So many tokens more have been answered."""
+        """Note that the answer has grown by so many tokens."""
         load, work = self._open(engine, name)
         if work is not None:
             load.blocks += self._blocks(work.length + tokens) - self._blocks(work.length)
             work.length += tokens
 
     def done(self, engine: int, name: str) -> None:
-        """The request has ended there."""
+        """Note that the request has ended there."""
         load, work = self._open(engine, name)
         if work is not None:
             del load.open[name]
@@ -204,20 +208,20 @@ class Router:
             load.arrived(work)
 
     def forget(self, engine: int) -> None:
-        """That engine's cache is gone, and what it had to do."""
+        """Forget an engine's cache and its requests: they are gone."""
         self.loads.pop(engine, None)
 
     def _blocks(self, length: int) -> int:
         return -(-length // self.block_size) if self.block_size else 0
 
     def _open(self, engine: int, name: str) -> tuple[Load, Work | None]:
-        """Where a request is; it may have ended, or gone down with its engine."""
+        """A request's engine and work; None if it has ended or died with its engine."""
         load = self.loads.get(engine) or Load()
         return load, load.open.get(name)
 
     def _load(self, engine: int) -> Load:
         found = self.loads.get(engine)
-        if found is None:  # a new life is not behind the others
+        if found is None:  # a new life starts level with the others
             least = min((load.given for load in self.loads.values()), default=0)
             found = self.loads[engine] = Load(given=least)
         return found

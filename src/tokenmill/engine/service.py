@@ -54,7 +54,8 @@ class Service:
         self.callers: dict[str, Caller] = {}
         self.commands: queue.SimpleQueue[Add | Callable[[], None] | None] = queue.SimpleQueue()
         self.cached: deque[tuple[bytes, bytes]] = deque()
-        """What the engine has told of its prefix cache, where somebody chooses between several (wire.py: Report)."""
+        """What the engine reports about its prefix cache, if a router chooses between several engines (wire.py:
+        Report)."""
         self.dead: str | None = None
         self.loop = EngineLoop(built, self._receive, self._heard)
         self.thread = threading.Thread(target=self._drive_loop, name="tokenmill-engine", daemon=True)
@@ -63,7 +64,7 @@ class Service:
     # ------------------------------------------------------------ callers' side
 
     async def generate(self, request: Request) -> AsyncIterator[TextDelta]:
-        """Deltas of all outputs, until each has ended. Leaving early aborts the request."""
+        """Yield deltas of all outputs until each has ended. Leaving early aborts the request."""
         async for delta in self._stream(Add(request)):
             yield delta
 
@@ -99,9 +100,9 @@ class Service:
         return await done
 
     def close(self) -> None:
-        """Abort what runs, stop the thread and the executor."""
+        """Abort open requests, then stop the thread and the executor."""
         self.commands.put(None)
-        if threading.current_thread() is not self.thread:  # the collector of garbage works in any thread
+        if threading.current_thread() is not self.thread:  # garbage collection may run in any thread
             self.thread.join(timeout=30)
         self.engine.close()
 
@@ -115,7 +116,7 @@ class Service:
         caller = self.callers[name] = Caller(asyncio.get_running_loop(), asyncio.Queue(), left)
         self.commands.put(command)
         try:
-            if self.dead is not None:  # it died in between, and may have looked for callers before
+            if self.dead is not None:  # it died in between, perhaps after it looked for callers
                 raise EngineDeadError(self.dead)
             while left:
                 delta = await caller.inbox.get()
@@ -126,7 +127,7 @@ class Service:
                 yield delta
         finally:
             if left and self.dead is None:
-                caller.gone = True  # the id stays taken until the engine has let go of the request
+                caller.gone = True  # the id stays taken until the engine has dropped the request
                 self.commands.put(lambda: self._leave(name))
             else:
                 self.callers.pop(name, None)
@@ -141,7 +142,7 @@ class Service:
         self._end_all(self.dead or "the engine was closed")
 
     def _receive(self, timeout: float) -> list[Command] | None:
-        """What callers want, waiting at most this long for something; None: close."""
+        """The callers' commands; waits at most this long for one. None: close."""
         found: list[Command] = []
         with contextlib.suppress(queue.Empty):
             item = self.commands.get(timeout=timeout) if timeout else self.commands.get_nowait()
@@ -157,7 +158,7 @@ class Service:
 
     def _begin(self, command: Add, found: list[Command]) -> None:
         caller = self.callers.get(command.request.id)
-        if caller is not None and not caller.gone:  # else the caller left before the engine heard of it
+        if caller is not None and not caller.gone:  # otherwise the caller left before the engine got the request
             self.deliveries.add(command.request, self._sort)
             found.append(command)
 
@@ -168,7 +169,7 @@ class Service:
             log.exception("a caller's wish could not be fulfilled")
 
     def _mistake(self, request_id: str) -> None:
-        """To be called where an exception is handled: the request that it concerns ends, and nothing else."""
+        """Call it while an exception is handled: ends the request that it concerns, and nothing else."""
         log.exception("what concerns one request could not be handled")
         kind = type(sys.exception()).__name__
         self._call(lambda: self._fail(request_id, f"it could not be handled ({kind})"))
@@ -191,7 +192,7 @@ class Service:
             self._post({caller.loop: [(caller.inbox, kind(refused.message, param=refused.param))]})
 
     def _fail(self, request_id: str, message: str) -> None:
-        """Terminal deltas for every output that has none."""
+        """Send a terminal delta for every output that has none."""
         self.deliveries.drop(request_id)
         caller = self.callers.get(request_id)
         if caller is not None:
@@ -210,7 +211,7 @@ class Service:
         self._post(coming)
 
     def _sort(self, delta: TextDelta) -> None:
-        """Each event loop is woken once for all that a step brought."""
+        """Sort a delta by event loop, so that each loop is woken once for all deltas of a step."""
         caller = self.callers.get(delta.request_id)
         if caller is not None:
             caller.left -= delta.finish_reason is not None
@@ -218,16 +219,16 @@ class Service:
 
     def _post(self, by_loop: ByLoop) -> None:
         for loop, items in by_loop.items():
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody is left to tell
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nobody is left to receive it
                 loop.call_soon_threadsafe(_put_all, items)
 
     def _end_all(self, reason: str) -> None:
-        """Every open request ends with an error, whatever happened."""
+        """End every open request with an error."""
         self.dead = self.dead or reason
         for name, caller in list(self.callers.items()):
             self._post({caller.loop: [(caller.inbox, delta) for delta in _ends(name, caller, reason)]})
         with contextlib.suppress(queue.Empty):
-            while True:  # whoever waits for a call must hear of it
+            while True:  # callers that wait for an answer must get one
                 item = self.commands.get_nowait()
                 if callable(item):
                     self._call(item)

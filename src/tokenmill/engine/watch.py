@@ -13,39 +13,39 @@ from collections.abc import Sequence
 from tokenmill.process.client import STOPPED, state_of, work_of
 
 QUIET_S = 2.0
-"""So long may workers stand still that ought to compute."""
+"""How long workers that should compute may stand still."""
 STOPPED_S = 1.0
 FACTOR = 3.0
-"""So many times its expected length may a step take before it counts as endless."""
+"""How many times its expected duration a step may take before it counts as endless."""
 LEAST_WORK = 0.02
-"""Share of a core that tells one that computes from one that waits: its own beats take far less."""
+"""The share of a core that separates a worker that computes from one that waits: its beats alone take far less."""
 SHORT = 64
-"""Tokens of steps that all take about as long: they read the weights once."""
+"""Steps of up to so many tokens all take about the same time: they read the weights once."""
 
 
 class Pace:
-    """How long steps take, as seen."""
+    """How long steps have taken so far."""
 
     def __init__(self) -> None:
         self.short = 0.0
         self.per_token = 0.0
 
     def saw(self, tokens: int, seconds: float) -> None:
-        """A step of so many tokens took so long."""
+        """Note how long a step of so many tokens took."""
         if tokens <= SHORT:
             self.short = max(self.short * 0.99, seconds)
         else:
             self.per_token = max(self.per_token * 0.99, seconds / tokens)
 
     def expect(self, tokens: int) -> float | None:
-        """Seconds, or None: no such step has been seen."""
+        """The expected seconds; None: no such step has been seen."""
         if not self.short or (tokens > SHORT and not self.per_token):
             return None
         return self.short + (self.per_token * tokens if tokens > SHORT else 0.0)
 
 
 class Watch:
-    """Over the processes of one engine's ranks. on_device: they wait for a GPU, and use a core meanwhile."""
+    """Watches the processes of one engine's ranks. on_device: they use a core while they wait for a GPU."""
 
     def __init__(self, pids: Sequence[int], *, on_device: bool) -> None:
         self.pids = pids
@@ -59,36 +59,36 @@ class Watch:
         self.states = [""] * len(pids)
 
     def begin(self, tokens: int) -> None:
-        """A step is waited for from now on."""
+        """From now on a step is waited for."""
         self.tokens = tokens
         self.began = self.moved = self.advanced = self.looked = time.monotonic()
         self.stopped = None
 
     def end(self) -> None:
-        """It is done."""
+        """The step is done."""
         self.pace.saw(self.tokens, time.monotonic() - self.began)
 
     def beat(self, rank: int, operations: int, waits: bool) -> None:
-        """How far a rank is, by its own word, and whether it waits for its device."""
+        """Note how far a rank says it is, and whether it waits for its device."""
         if (operations, waits) != self.done[rank]:
             self.done[rank] = operations, waits
             self.advanced = time.monotonic()
 
     def look(self) -> str | None:
-        """Why there is nothing to wait for any more; None: it may still come."""
+        """Why waiting is pointless; None: the result may still come."""
         now = time.monotonic()
         late = now - self.looked
         if late < 0.05:
             return None
         self.looked = now
-        if late > 1.0:  # this process stood still itself
+        if late > 1.0:  # this process itself stood still
             self.began, self.moved, self.advanced = self.began + late, self.moved + late, self.advanced + late
         work = [work_of(pid) for pid in self.pids]
         states = [state_of(pid) for pid in self.pids]
         starved = [one == other == "R" for one, other in zip(states, self.states, strict=True)]
         self.states = states
         worked = [new - old > LEAST_WORK * late for new, old in zip(work, self.work, strict=True)]
-        if "D" in states or any(starved) or any(worked):  # starved: others have the cores that it would compute on
+        if "D" in states or any(starved) or any(worked):  # starved: other processes use the cores that it needs
             self.moved = now
         self.work = work
         stopped = [rank for rank, state in enumerate(states) if state in STOPPED]

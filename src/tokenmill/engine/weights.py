@@ -35,7 +35,7 @@ HEAD = "lm_head.weight"
 
 
 def runner_of(built: Built) -> Runner:
-    """The one that runs the model, if it is in this process."""
+    """The runner of the model, if it is in this process."""
     executor = built.engine.executor
     if not isinstance(executor, InProcessExecutor):
         raise UserError("the model runs in a process of its own: load it with executor='inprocess' for this.")
@@ -43,7 +43,7 @@ def runner_of(built: Built) -> Runner:
 
 
 class Overlay:
-    """A Checkpoint with some tensors in place of another one's."""
+    """A Checkpoint in which some tensors replace another checkpoint's."""
 
     def __init__(self, inner: Checkpoint, given: Mapping[str, Tensor]) -> None:
         self.inner, self.given = inner, given
@@ -62,7 +62,7 @@ class Overlay:
         return tuple(self.given[name].shape) if name in self.given else self.inner.shape(name)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The given tensor, else the other one's."""
+        """The replacement, or else the other checkpoint's tensor."""
         return self.given[name] if name in self.given else self.inner.tensor(name, shape, dtype)
 
     def part(
@@ -80,7 +80,7 @@ class Overlay:
         return self.inner.part(name, dim, start, stop, shape, dtype)
 
     def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
-        """Quantised blocks, where the other one has such."""
+        """Quantised blocks, if the other checkpoint has any."""
         ask = getattr(self.inner, "blocks", None)
         return None if ask is None or name in self.given else ask(name, shape)
 
@@ -91,27 +91,28 @@ class WeightUpdates:
     def __init__(self, built: Built) -> None:
         self.built = built
         self.names: dict[int, set[str]] = {}
-        """Tensors that each layer is made of, where that is known."""
+        """By layer, the tensors that it is made of, as far as known."""
         self.changed: set[str] = set()
-        """Tensors that are no longer as the checkpoint has them."""
+        """Tensors that differ from the checkpoint's by now."""
         self.coming: dict[str, Tensor] | None = None
         built.sleep.reread = self.changed.clear
 
     def start(self) -> None:
-        """Keep what comes until `finish`."""
+        """From now on collect what comes, until `finish`."""
         if self.coming is not None:
             raise UserError("an update has been started already: finish_weight_update() ends it.")
         self.coming = {}
 
     def finish(self) -> int:
-        """Apply what has come."""
+        """Apply what was collected."""
         if self.coming is None:
             raise UserError("no update has been started: start_weight_update() does, or update_weights() alone.")
         given, self.coming = self.coming, None
         return self._apply(given)
 
     def update(self, weights: Weights) -> int:
-        """Apply these, or keep them if an update has been started (copies: senders use their buffers again)."""
+        """Apply these weights; or collect them, if an update was started (as copies, because senders reuse their
+        buffers)."""
         given = _read(weights)
         if self.coming is None:
             return self._apply(given)
@@ -168,7 +169,7 @@ class WeightUpdates:
         return len(given)
 
     def _check_whole(self, names: set[str], given: set[str]) -> None:
-        """What a layer is made of is given whole, unless the rest of it is still the checkpoint's."""
+        """Check that all tensors of a layer are given, unless the rest of it is still the checkpoint's."""
         missing = sorted((names - given) & self.changed)
         if missing:
             raise UserError(
@@ -202,7 +203,8 @@ def _read(weights: Weights) -> dict[str, Tensor]:
 
 
 def _in_half_where_stored_so(given: dict[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
-    """What a checkpoint has in float16 may be held in 16 bits, other numbers in more: what comes takes that form."""
+    """Convert tensors to float16 or from it, as the checkpoint stores them: the model may hold only those in 16
+    bits."""
     known = set(source.names())
     ask = getattr(source, "blocks", None)
 
@@ -217,7 +219,7 @@ def _in_half_where_stored_so(given: dict[str, Tensor], source: Checkpoint) -> di
 
 
 def _without_copy_of_head(given: dict[str, Tensor], source: Checkpoint) -> dict[str, Tensor]:
-    """Trainers send a tied matrix under both of its names; checkpoints hold it once."""
+    """Drop the second copy of a tied matrix: trainers send it under both names, checkpoints hold it once."""
     if HEAD not in given or source.has(HEAD):
         return given
     head = given[HEAD]
@@ -226,7 +228,7 @@ def _without_copy_of_head(given: dict[str, Tensor], source: Checkpoint) -> dict[
 
 
 def _check(given: Mapping[str, Tensor], source: Checkpoint) -> None:
-    """Refuse, before anything is written, what does not fit the checkpoint that the model was loaded from."""
+    """Before anything is written, refuse tensors that do not fit the checkpoint that the model was loaded from."""
     if not given:
         raise UserError("the update holds no tensors.")
     known = set(source.names())
@@ -246,7 +248,7 @@ def _check(given: Mapping[str, Tensor], source: Checkpoint) -> None:
 
 
 def _fits(name: str, tensor: Tensor, source: Checkpoint) -> bool:
-    """Is it stored as plain numbers, or in the very type that is given?"""
+    """Is the tensor stored as plain numbers, or in exactly the type that is given?"""
     ask = getattr(source, "blocks", None)
     try:
         if ask is not None and ask(name, None) is not None:

@@ -39,16 +39,16 @@ from tokenmill.process.start import own_end
 
 PLAN, LATE, CONTROL, RESULT, FAILED, BEAT, SHARED, CHOSEN = b"p", b"l", b"c", b"r", b"f", b"b", b"s", b"t"
 CALLS = struct.Struct(">Q")
-"""Before a result: how often the rank has met the others."""
+"""The header of a result: how often the rank has met the others."""
 BEAT_S = 0.5
-"""How often a worker that is busy says how far it is."""
+"""How often a busy worker reports its progress."""
 DEPTH = 2
-"""Plans that a device is given ahead of their results."""
+"""How many plans a device gets before the results of the first come back."""
 
 
 class Start(msgspec.Struct):
-    """What a rank must know first of all. rank: among those of its stage; memory: the file of their memory; meeting: a
-    file that all ranks meet by; before, behind: its sockets to the stages around it."""
+    """What a rank must know at its start. rank: its number within its stage. memory: the file of the stage's shared
+    memory. meeting: a file through which all ranks meet. before, behind: its sockets to the stages around it."""
 
     config: EngineConfig
     rank: int = 0
@@ -60,12 +60,12 @@ class Start(msgspec.Struct):
 
     @property
     def size(self) -> int:
-        """Ranks of a stage."""
+        """How many ranks a stage has."""
         return self.config.parallel.tensor_parallel_size
 
     @property
     def place(self) -> Place:
-        """Where this one stands."""
+        """This rank's place among the stages."""
         said = self.config.parallel
         reads = reads_words(read_speculation(self.config.speculate))
         balance = read_balance(said)
@@ -79,7 +79,7 @@ class Start(msgspec.Struct):
 
 
 class Receipt(msgspec.Struct, array_like=True):
-    """What a rank besides the one that speaks says of a step. digest: 0 where nothing is chosen."""
+    """What every rank reports about a step, except the one that sends the result. digest: 0 if it chooses no tokens."""
 
     plan_id: int
     digest: int
@@ -87,12 +87,12 @@ class Receipt(msgspec.Struct, array_like=True):
 
 
 def digest_of(result: StepResult) -> int:
-    """Of the tokens, which all ranks must have chosen alike."""
+    """A digest of the tokens: all ranks must have chosen the same."""
     return zlib.crc32(msgspec.msgpack.encode(result.tokens))
 
 
 def make_mesh(start: Start, pipe: Pipe) -> Mesh:
-    """Where this rank belongs, and its ways to the others."""
+    """This rank's place, and its connections to the others."""
 
     def share(said: Any) -> list[Any]:
         pipe.send(SHARED + msgspec.msgpack.encode(said))
@@ -159,7 +159,7 @@ def run_worker() -> None:
 
 
 def _end(status: int) -> None:
-    """At once: what libraries do at the end of a process may wait for other ranks."""
+    """End the process at once: libraries' clean-up may wait for other ranks."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status)
@@ -179,7 +179,7 @@ class Worker:
         self.waits = False
 
     def serve(self) -> None:
-        """Until the other end is gone."""
+        """Work until the other end is gone."""
         threading.Thread(target=self._beat, name="tokenmill-beat", daemon=True).start()
         while True:
             if self.pipe.poll() or not self._can_finish():
@@ -197,7 +197,7 @@ class Worker:
                 self.waits = True
 
     def _can_finish(self) -> bool:
-        """Is there a plan for which nothing is missing any more?"""
+        """Is there a plan whose inputs are complete?"""
         return bool(self.tickets) and (not self.tickets[0].plan.late or self.tickets[0].plan.id in self.supplied)
 
     def _take(self, kind: bytes, body: bytes) -> None:
@@ -216,7 +216,7 @@ class Worker:
         else:
             message = msgspec.msgpack.decode(body)
             while not only_asks(message) and self._can_finish():
-                self._finish()  # what came before is done first, by every rank
+                self._finish()  # every rank finishes earlier plans first
             self.pipe.send(CONTROL + msgspec.msgpack.encode(answer(self.executor.runner, message)))
 
     def _finish(self) -> None:
@@ -234,7 +234,7 @@ class Worker:
         self.pipe.send(RESULT + CALLS.pack(self.group.calls) + said)
 
     def _beat(self) -> None:
-        """While plans run, say how far they are: whoever waits for a result does not see it otherwise."""
+        """While plans run, report their progress: whoever waits for a result cannot see it otherwise."""
         pause = threading.Event()
         with contextlib.suppress(OSError, ValueError, EOFError):  # the parent is gone
             while self.busy.wait():

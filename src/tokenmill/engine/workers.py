@@ -52,7 +52,7 @@ GONE = "the model's process is gone"
 
 @dataclass(slots=True)
 class Rank:
-    """One worker, and its answers that nobody has asked for yet."""
+    """One worker, with its answers that nobody has asked for yet."""
 
     process: Popen[bytes]
     pipe: Pipe
@@ -63,13 +63,13 @@ class Rank:
 
 @dataclass(slots=True)
 class ProcessTicket:
-    """A plan that the workers have been sent."""
+    """A plan that has been sent to the workers."""
 
     executor: ProcessExecutor
     plan: StepPlan
 
     def ready(self) -> bool:
-        """Has everybody answered? Looks around as well: a rank that is lost is told here, too."""
+        """Have all ranks answered? This also checks the processes, so a lost rank is noticed here, too."""
         return self.executor.has_result_of(self.plan)
 
     def wait(self) -> StepResult:
@@ -78,8 +78,8 @@ class ProcessTicket:
 
 @dataclass(slots=True)
 class ProcessExecutor:
-    """Talks to the ranks of one engine, stage after stage; `depth` plans may be in flight. recovers: ranks that failed
-    a step apart can go on together in the next epoch. choosing: how many ranks the last stage has."""
+    """Talks to the ranks of one engine, stage by stage; `depth` plans may be in flight. recovers: ranks that failed at
+    different places can continue together in the next epoch. choosing: how many ranks the last stage has."""
 
     ranks: list[Rank]
     num_blocks: list[int]
@@ -95,11 +95,12 @@ class ProcessExecutor:
 
     @property
     def process(self) -> Popen[bytes]:
-        """The first rank's."""
+        """The first rank's process."""
         return self.ranks[0].process
 
     def submit(self, plan: StepPlan) -> Ticket:
-        """A plan that cannot be encoded fails as a step would: whose fault it is is found out by smaller steps."""
+        """Send a plan. One that cannot be encoded fails like a step, so smaller steps then find the request to
+        blame."""
         try:
             if plan.epoch == self.failed_epoch:
                 return FailedTicket(plan.id, "an earlier step failed")
@@ -111,7 +112,7 @@ class ProcessExecutor:
         return ProcessTicket(self, plan)
 
     def progress(self) -> int:
-        """Operations of the ranks so far, as they last said."""
+        """How many operations the ranks have run so far, by their last reports."""
         return sum(rank.operations for rank in self.ranks)
 
     def supply(self, plan_id: int, inputs: LateInputs) -> None:
@@ -119,11 +120,11 @@ class ProcessExecutor:
         self._send(LATE + self.encoder.encode((plan_id, inputs.masks)), self.ranks[-self.choosing :])
 
     def control(self, message: dict[str, Any]) -> dict[str, Any]:
-        """Asks the first rank."""
+        """Send a control message to the first rank; returns its answer."""
         return self._ask(self.ranks[:1], message)[0]
 
     def control_all(self, message: dict[str, Any]) -> list[dict[str, Any]]:
-        """Asks every rank; they work on it at the same time."""
+        """Send a control message to every rank; they work on it at the same time."""
         return self._ask(self.ranks, message)
 
     def _ask(self, ranks: list[Rank], message: dict[str, Any]) -> list[dict[str, Any]]:
@@ -140,7 +141,7 @@ class ProcessExecutor:
 
     @property
     def files(self) -> list[int]:
-        """What is readable when a rank says something."""
+        """The files that become readable when a rank sends something."""
         return [rank.pipe.sock.fileno() for rank in self.ranks]
 
     def has_result_of(self, plan: StepPlan) -> bool:
@@ -155,7 +156,7 @@ class ProcessExecutor:
             self.watch.begin(plan.num_tokens)
 
     def result_of(self, plan: StepPlan) -> StepResult:
-        """What the first rank says of the plan, when all have done it."""
+        """The plan's result, from the first rank of the last stage, once all ranks have finished it."""
         self._await(plan)
         for rank in self.ranks:
             while not rank.results:
@@ -239,7 +240,7 @@ class ProcessExecutor:
 
 
 def end_ranks(ranks: list[Rank], patience: float) -> None:
-    """Ask them to end, and make them."""
+    """Ask the ranks to end; kill those that do not."""
     for rank in ranks:
         with contextlib.suppress(OSError):
             rank.pipe.close()
@@ -253,8 +254,7 @@ def end_ranks(ranks: list[Rank], patience: float) -> None:
 
 
 def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
-    """Start the processes of one engine and load the model into them; -> their executor and what the one that speaks
-    says of it."""
+    """Start the processes of one engine and load the model into them; returns their executor and the model's facts."""
     size, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
     device = pick_device(config.execute.device)
     ways = _ways(size, stages, on_cpu=device == "cpu")
@@ -283,8 +283,8 @@ def start_ranks(config: EngineConfig) -> tuple[ProcessExecutor, dict[str, Any]]:
 
 @dataclass(slots=True)
 class _Ways:
-    """How ranks reach each other. memories: of each stage's ranks on a CPU; links: by rank of a stage that is not the
-    last, its end and that of the rank behind it."""
+    """How ranks reach each other. memories: the shared memory of each stage's ranks on a CPU. links: for each rank
+    outside the last stage, its end and the end of the rank behind it."""
 
     memories: list[Any] = field(default_factory=list)
     links: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
@@ -292,7 +292,7 @@ class _Ways:
     cleanup: Callable[[], None] = lambda: None
 
     def give(self, start: Start) -> list[int]:
-        """Tell a rank its ways; -> the files that it inherits."""
+        """Fill in a rank's connections; returns the files that it inherits."""
         if self.memories:
             start.memory = self.memories[start.stage].file
         start.behind = self.links.get((start.stage, start.rank), (None, None))[0]
@@ -300,13 +300,13 @@ class _Ways:
         return [file for file in (start.memory, start.before, start.behind) if file is not None]
 
     def let_go(self) -> None:
-        """Links belong to the ranks alone: each must see when the other end is gone."""
+        """Close this process's copies of the links: each rank must notice when the other end is gone."""
         for file in (end for link in self.links.values() for end in link):
             os.close(file)
         self.links.clear()
 
     def end(self) -> None:
-        """Nobody waits for anybody any more."""
+        """Let no rank wait for another any more."""
         self.let_go()
         for memory in self.memories:
             memory.close()
@@ -314,7 +314,8 @@ class _Ways:
 
 
 def _ways(size: int, stages: int, *, on_cpu: bool) -> _Ways:
-    """For this many ranks in each of so many stages; on a CPU without native kernels torch connects them."""
+    """The connections for `size` ranks in each of `stages` stages; on a CPU without native kernels torch connects
+    them."""
     memories = [_shared_memory(size) for _ in range(stages)] if on_cpu and size > 1 else []
     if size * stages > 1 and (not on_cpu or None in memories):
         folder = tempfile.TemporaryDirectory(prefix="tokenmill-")
@@ -323,7 +324,7 @@ def _ways(size: int, stages: int, *, on_cpu: bool) -> _Ways:
 
 
 def _shared_memory(size: int) -> Any:
-    """For ranks on a CPU, if there are native kernels."""
+    """The shared memory of ranks on a CPU, if there are native kernels."""
     try:
         from tokenmill.parallel.shared_memory import Memory
     except ImportError:
@@ -332,7 +333,7 @@ def _shared_memory(size: int) -> Any:
 
 
 def _loaded(ranks: list[Rank]) -> list[dict[str, Any]]:
-    """What each rank says of the model, when all have loaded; meanwhile they hear from each other."""
+    """Each rank's facts about the model, once all have loaded; until then this passes the ranks' messages on to all."""
     until = time.monotonic() + START_TIMEOUT_S
     found: dict[int, bytes] = {}
     shared: dict[int, bytes] = {}
