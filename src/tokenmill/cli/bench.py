@@ -1,4 +1,4 @@
-"""`tokenmill bench ...`: measure. Owns: the flags of benchmarks and the tables at the end."""
+"""`tokenmill bench ...`: benchmarks. Owns: their flags, and the tables at the end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenmill chat`: talk with a model. Owns: the loop of reading, answering, and telling what an answer cost."""
+"""`tokenmill chat`: talk with a model. Owns: the loop of reading, answering, and showing what an answer cost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
-"""How command lines are read and explained. Owns: one sentence for a wrong one, and help in our own layout.
+"""How command lines are read and explained. Owns: the one-sentence error for a wrong command line, and the layout of
+help.
 
-A flag that a verb lacks is looked up among other programs' (foreign.py) before it is refused. Must not know: verbs.
+A flag that a verb lacks is looked up among other programs' flags (foreign.py) before it is refused. Must not know:
+verbs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`tokenmill completion`: the script that lets a shell complete verbs, flags and values. Owns: one script per shell.
 
-The scripts ask the command itself what could follow (typer answers); where it has nothing to say, files are offered.
+The scripts ask the command itself what can follow (typer answers). If it has no suggestion, files are offered.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A conversation in a terminal. Owns: its messages, what /commands do to it, and which turns still fit the context.
+"""A conversation in a terminal. Owns: its messages, the effect of /commands, and which turns still fit the context.
 
 Must not know: engines, terminals, torch. `count` (messages -> prompt tokens) comes from the caller.
 """

@@ -1,4 +1,5 @@
-"""`tokenmill create`: a stored model from a Modelfile. Owns: its flags, and where paths in a Modelfile lie."""
+"""`tokenmill create`: a stored model from a Modelfile. Owns: its flags, and what paths in a Modelfile are relative
+to."""
 
 from __future__ import annotations
 

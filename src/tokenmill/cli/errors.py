@@ -1,6 +1,6 @@
 """How a verb ends. Owns: exit codes, and the one sentence that a failure prints. Must not know: torch, any verb.
 
-2: something that the person can fix; 3: the engine died; 130: Ctrl-C; 1: one request failed.
+Codes: 1: one request failed; 2: the person can fix it; 3: the engine died; 130: Ctrl-C.
 """
 
 from __future__ import annotations

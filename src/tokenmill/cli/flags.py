@@ -1,6 +1,6 @@
 """The engine's options as flags. Owns: turning every field of core.config into a command-line option.
 
-A field that is added there appears in every verb that loads a model, by itself. Must not know: torch, any verb.
+A field added there appears automatically in every verb that loads a model. Must not know: torch, any verb.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Flags and verbs of llama.cpp, Ollama and vLLM. Owns: what becomes of each when a verb has no flag of that name.
+"""Flags and verbs of llama.cpp, Ollama and vLLM. Owns: how each is treated if a verb has no flag of that name.
 
-A name is another spelling of a flag here, asks for what is done anyway, or is refused with the way to the same end.
-Names that a verb has itself never come here. vLLM's are listed in core/arguments.py. Must not know: verbs.
+Such a name is another spelling of a flag here, or asks for what happens anyway, or is refused with advice on how to
+reach the same end. A verb's own flags never come here. vLLM's names are listed in core/arguments.py. Must not know:
+verbs.
 """
 
 from __future__ import annotations

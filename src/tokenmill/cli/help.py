@@ -1,7 +1,7 @@
 """What --help prints. Owns: which flags are common, and the layout: whole names, groups, text wrapped to the terminal.
 
-An option that is not listed here as common is shown by --help-all alone; flags that a verb declares itself always are.
-Must not know: verbs, what options do.
+An option that is not listed here as common is shown only by --help-all. Flags that a verb declares itself are always
+shown. Must not know: verbs, what options do.
 """
 
 from __future__ import annotations

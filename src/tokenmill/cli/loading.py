@@ -1,7 +1,7 @@
-"""What a person sees while a model loads. Owns: who tells that long work goes on, and the lines that describe a
+"""What a person sees while a model loads. Owns: showing that long work is going on, and the lines that describe a
 loaded model.
 
-Imports rich and the engine only when called.
+It imports rich and the engine only when called.
 """
 
 from __future__ import annotations

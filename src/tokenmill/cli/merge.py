@@ -1,4 +1,4 @@
-"""`tokenmill merge`: an adapter worked into its model. Owns: its arguments and what is shown."""
+"""`tokenmill merge`: write a model with an adapter merged into it. Owns: its arguments and what is shown."""
 
 from __future__ import annotations
 

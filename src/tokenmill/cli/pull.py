@@ -1,5 +1,6 @@
-"""`tokenmill pull`: a model for the store, from the hub or from this machine. Owns: its flags and what is shown on the
-way. Must not know: how files come."""
+"""`tokenmill pull`: put a model into the store, from the hub or from this machine. Owns: its flags, and showing
+progress. Must not know: how files come.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""`tokenmill quality`: what smaller copies of a model keep of it. Owns: its flags, the table and where pictures go."""
+"""`tokenmill quality`: how much quality smaller copies of a model keep. Owns: its flags, the table and where pictures
+go."""
 
 from __future__ import annotations
 

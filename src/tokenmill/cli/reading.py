@@ -1,6 +1,6 @@
 """What a person types. Owns: one message at a time from a terminal (several lines, if wanted) or from a pipe.
 
-Uses prompt_toolkit where it is installed, else the standard library. Must not know: conversations, engines.
+It uses prompt_toolkit if that is installed, otherwise the standard library. Must not know: conversations, engines.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""An answer on its way to a terminal. Owns: wrapping of words, reasoning folded into a line, and nothing that steers.
+"""Showing an answer in a terminal. Owns: wrapping words, folding reasoning into one line, and removing control
+characters.
 
-What is not a terminal gets the answer's text alone, unchanged. Must not know: engines, conversations.
+If the output is not a terminal, it gets the answer's text only, unchanged. Must not know: engines, conversations.
 """
 
 from __future__ import annotations

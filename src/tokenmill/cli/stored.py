@@ -1,6 +1,6 @@
-"""`tokenmill list`, `show`, `rm` and `cp`: the models that are stored here. Owns: what is printed of them.
+"""`tokenmill list`, `show`, `rm` and `cp`: the stored models. Owns: what is printed about them.
 
-Must not know: how they are kept.
+Must not know: how they are stored.
 """
 
 from __future__ import annotations

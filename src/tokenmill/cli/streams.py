@@ -1,6 +1,6 @@
-"""Standard streams that were closed before the start. Owns: putting nothing in their place.
+"""Standard streams that were closed before the start. Owns: opening them on nothing (/dev/null).
 
-A closed descriptor is given to the next file or socket that is opened, and whoever prints then writes into that.
+Otherwise the next file or socket would get the closed descriptor, and prints would be written into that.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Text of a model on its way to a terminal. Owns: writing what is new of a growing text, without control characters.
+"""Writing a model's text to a terminal. Owns: writing the new part of a growing text, without control characters.
 
-A model may say anything, escape sequences too; those would recolour, retitle or overwrite what a person sees.
+A model may say anything, also escape sequences, which would recolour, retitle or overwrite the terminal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What is seen of a model before it is loaded. Owns: whether there can be one under its name, and whether it has a chat
-template: a slip is told at once, not after the imports of an engine.
+"""What can be seen of a model before it is loaded. Owns: whether there can be a model of this name, and whether it has
+a chat template. So a mistake is reported at once, and not after an engine's imports.
 
-Only headers and small files of what lies here are read; a hub model that is not here yet is left to the load.
+It reads only headers and small files on this machine; a hub model that is not here yet is left to the load.
 Must not know: torch, engines.
 """
 

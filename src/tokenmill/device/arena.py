@@ -1,8 +1,8 @@
-"""Memory of a GPU that goes and comes back at the same addresses. Owns: reserved addresses, the pages behind them, and
-tensors cut from them, through the virtual memory calls of NVIDIA's driver.
+"""GPU memory that goes and comes back at the same addresses. Owns: reserved addresses, the pages behind them, and
+tensors cut from them, using the virtual memory calls of NVIDIA's driver.
 
-Recorded steps, tensor maps and views name addresses, so these stay while the pages are given to others. Must not know:
-what lies in it.
+Recorded steps, tensor maps and views hold addresses. So the addresses stay while the pages are given to others.
+Must not know: what lies in it.
 """
 
 from __future__ import annotations

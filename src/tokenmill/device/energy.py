@@ -1,7 +1,7 @@
-"""What a device consumes. Owns: energy counters of NVIDIA's GPUs (NVML) and of CPU packages (RAPL).
+"""How much energy a device uses. Owns: the energy counters of NVIDIA's GPUs (NVML) and of CPU packages (RAPL).
 
-Torch-free; no package is needed: NVML is the driver's own library, RAPL is files of Linux. RAPL counts the whole
-package with its memory, whoever uses it, and many systems let only root read it. Must not know: tokens, prices.
+It needs neither torch nor a package: NVML is the driver's own library, RAPL is files of Linux. RAPL counts the whole
+package with its memory, whatever uses it, and many systems let only root read it. Must not know: tokens, prices.
 """
 
 from __future__ import annotations

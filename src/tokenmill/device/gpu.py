@@ -1,4 +1,4 @@
-"""What kernels are chosen by on a GPU. Owns: its properties as plain data, which may be told to another process."""
+"""The GPU properties by which kernels are chosen. Owns: these as plain data, which can be sent to another process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Recorded device work and late reads. Owns: CUDA graphs of one memory pool, and copies to the host that are awaited.
+"""Recorded device work, and asynchronous copies to the host. Owns: CUDA graphs that share one memory pool, and copies
+that are waited for later.
 
-Must not know: what is recorded. Work is recorded on a stream of its own, then replayed on the caller's.
+Work is recorded on a stream of its own and replayed on the caller's. Must not know: what is recorded.
 """
 
 from __future__ import annotations

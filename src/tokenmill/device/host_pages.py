@@ -1,8 +1,9 @@
 """Host memory that goes and comes back at the same addresses. Owns: which pages tensors lie on, giving them back to the
-system, and the nameless file that holds their contents meanwhile.
+system, and the unnamed file that holds their contents meanwhile.
 
-Pages of a private file map are only let go: the system reads them again. All others are written to the file, once, and
-read from it, as a rule from the system's own cache of files, which it may take for others. Must not know: models.
+Pages of a private file map are simply dropped, because the system can read them again. All other pages are written to
+the file once and read back from it, usually out of the system's file cache, whose memory is free for others.
+Must not know: models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Which device, and how much memory it has. Owns: the only questions about devices that the rest of the package asks.
+"""Which devices there are, and how much memory each has. Owns: the only questions about devices that the rest of the
+package asks.
 
-A device is what torch calls so: the CPU, NVIDIA's and AMD's GPUs (both named cuda), Apple's mps, Intel's xpu. This
-package is the only place that asks torch.cuda outside of Triton kernels.
+Devices have torch's names: the CPU, NVIDIA's and AMD's GPUs (both cuda), Apple's mps, Intel's xpu. Besides Triton
+kernels, only this package asks torch.cuda.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""A GPU that is not there, to prove what can be proved without one. Owns: tensors without numbers, launches that are
-noted instead of made, recordings that are checked. `ahead_worker.py` has kernels compiled by it before a GPU is used;
-bench/gpu_compile.py checks models.
+"""A simulated GPU, to prove what can be proved without a real one. Owns: tensors without numbers, launches that are
+noted instead of made, and recordings that are checked. `ahead_worker.py` uses it to compile kernels before a GPU is
+used; bench/gpu_compile.py uses it to check models.
 
 Everything between a request and a launch runs as on the device: the engine, plans in flight, recorded steps, which
-kernel is chosen, what it is specialised on. Tensors are torch's "meta" tensors: asking one for a number raises, so a
-step that waits for the device where it must not is found. A recording must not cross devices, nor read memory that is
-given back later or that another one makes. Results are made up: every token is the same.
+kernel is chosen and what it is specialised on. Tensors are torch's "meta" tensors, and asking one for a number raises.
+So a step that waits for the device where it must not is found. A recording must not cross devices, nor read memory that
+is given back later or that another recording makes. Results are made up: every token is the same.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Work that torch keeps no history of. Owns: entering its inference mode once, however deep calls lie in each other."""
+"""Work for which torch tracks no gradients. Owns: entering torch's inference mode once, however deeply calls are
+nested.
+"""
 
 from __future__ import annotations
 

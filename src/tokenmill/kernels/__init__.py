@@ -1,4 +1,4 @@
-"""Compute kernels. Owns: which backend serves a device. Knows nothing of models, caches or engines."""
+"""Compute kernels. Owns: which backend serves a device. Must not know: models, caches, engines."""
 
 from __future__ import annotations
 

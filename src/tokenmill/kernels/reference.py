@@ -1,7 +1,7 @@
 """Every operation in plain torch: the specification that other backends are tested against and fall back to.
 
 Owns: the meaning of each operation of `compute.forward.Kernels`, on any device. On a CPU a row's result is the same
-bytes whatever other rows are in the call (see row_stable.py and paged.py for how). Knows nothing of models or engines.
+bytes whatever other rows are in the call (row_stable.py and paged.py show how). Must not know: models, engines.
 """
 
 from __future__ import annotations

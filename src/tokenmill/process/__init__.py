@@ -1,1 +1,1 @@
-"""Processes that may die: what a child does for its parent, and the one client of sandboxed helpers."""
+"""Child processes that may die: how they behave towards their parent, and the one client of sandboxed helpers."""

@@ -1,8 +1,8 @@
-"""The client of sandboxed helpers. Owns: starting them, budgets of work, noticing that one died or was stopped, another
-try on a fresh one, how many live, and never leaving one behind.
+"""The client of sandboxed helpers. Owns: starting them, their budgets of work, noticing that one died or was stopped,
+trying again on a new one, how many there are, and never leaving one behind.
 
-A question is judged by the processor time that its helper uses. On a busy machine that comes slowly, and a helper may
-be killed from outside: then the question is not to blame, and may be asked again. Must not know: what is asked.
+A question is judged by the processor time that its helper uses. On a busy machine a helper may get little of it, or be
+killed from outside. Then the question is not to blame and may be asked again. Must not know: what is asked.
 """
 
 from __future__ import annotations

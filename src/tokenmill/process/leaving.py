@@ -1,7 +1,7 @@
-"""How a process ends once its work is done. Owns: that nothing is lost, and that nobody waits for what comes after.
+"""How a process ends once its work is done. Owns: losing nothing, and not waiting for the interpreter's own shutdown.
 
-An interpreter that is torn down takes torch's modules apart one by one, for a second and more; the system gives memory
-back at once. Must not know: what the work was.
+A normal exit destroys torch's modules one by one, which takes more than a second; the system frees memory at once.
+Must not know: what the work was.
 """
 
 from __future__ import annotations

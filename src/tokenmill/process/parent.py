@@ -1,7 +1,7 @@
 """A child that does not outlive its parent. Owns: how it learns that the parent is gone.
 
-Where the system kills children with their parent, stopped ones and those that hang in native code are reached, too;
-elsewhere a thread waits for the parent. Must not know: what the child does.
+Where the system can kill children together with their parent, even stopped ones and those that hang in native code end.
+On other systems a thread waits for the parent's end. Must not know: what the child does.
 """
 
 from __future__ import annotations

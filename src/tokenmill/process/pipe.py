@@ -1,7 +1,8 @@
-"""Messages between a process and its worker, over a pair of sockets. Owns: frames, and waiting that never gets stuck.
+"""Messages between a process and its worker, over a pair of sockets. Owns: frames, and waiting without deadlocks.
 
-A message is its length (4 bytes, big-endian) and its bytes. The end that starts workers reads while it cannot write, so
-two large messages never wait for each other, and looks around while it waits. Must not know: what messages say.
+A message is its length (4 bytes, big-endian) and its bytes. The end that starts workers keeps reading while it cannot
+write, so two large messages never block each other. While it waits, it runs the caller's checks. Must not know: what
+messages say.
 """
 
 from __future__ import annotations

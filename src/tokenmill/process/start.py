@@ -1,7 +1,7 @@
 """Starting a worker: a process that runs a function of this package. Owns: how it is started, and its socket.
 
-The main script is not run again, so that it needs no guard around what it does. A fork begins at once with all that is
-imported, where no thread of others could hold what it needs. Must not know: what workers do.
+The main script is not run again, so it needs no `__main__` guard. A fork, which starts at once with everything
+imported, is used if no other thread could hold a lock that the worker needs. Must not know: what workers do.
 """
 
 from __future__ import annotations

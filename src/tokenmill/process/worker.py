@@ -1,8 +1,8 @@
 """The inside of a sandboxed helper. Owns: frames, fences, and answering one question after the other until stdin ends.
 
-Frames are 4 bytes of length (big-endian), then JSON. The first is the set-up: it is answered by "ready" when the fences
-stand, and then by "prepared". What a question does may take all the time and memory that it is given: here that
-disturbs nobody, and should the parent be gone, the system ends it. Must not know: what is asked, who asks.
+A frame is 4 bytes of length (big-endian), then JSON. The first frame is the set-up; it is answered by "ready" when the
+fences stand, and then by "prepared". A question may use all the time and memory that it is given: in this process that
+disturbs nobody, and if the parent is gone, the system ends it. Must not know: what is asked, who asks.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Programs over a model in plain Python: text and generations interleaved, many at once in one engine's batch.
+"""Programs in plain Python that interleave text and generations. Many run at once in one engine's batch.
 
 `Session(LLM("demo"))` runs in this process, `Session("http://localhost:8000")` against a server (docs/structured.md).
 """

@@ -1,6 +1,6 @@
-"""Where a program's generations run. Owns: the seam, an engine in this process, and a server over HTTP.
+"""Where a program's generations run. Owns: the Backend protocol, an engine in this process, and a server over HTTP.
 
-Both take token ids, so that a program's text is tokenised once and shares its prefix. Must not know: programs.
+Both backends take token ids, so a program's text is tokenised once and shares its prefix. Must not know: programs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many talks over one model. Owns: waiting, during which everything that was begun goes on together."""
+"""Many talks over one model. Owns: waiting; meanwhile all generations that have begun continue together."""
 
 from __future__ import annotations
 

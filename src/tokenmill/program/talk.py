@@ -1,6 +1,6 @@
-"""A conversation or a plain text that grows. Owns: what was said, and steps that wait for their turn.
+"""A conversation or a plain text that grows. Owns: what was said, and steps that wait to begin.
 
-A step begins when the one before it has ended; nothing blocks until a value is read. Must not know: engines, HTTP,
+A step begins when the one before it has ended. Nothing blocks until a value is read. Must not know: engines, HTTP,
 sessions.
 """
 

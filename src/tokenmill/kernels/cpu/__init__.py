@@ -1,5 +1,6 @@
-"""The native CPU backend. Owns: the way from tensors to csrc's functions. Importing it fails with ImportError where
-the native module was not built (no compiler); the caller then uses plain torch."""
+"""The native CPU backend. Owns: passing tensors to csrc's functions. Importing it raises ImportError if the native
+module was not built (no compiler); the caller then uses plain torch.
+"""
 
 from tokenmill.kernels.cpu.kernels import CpuKernels
 

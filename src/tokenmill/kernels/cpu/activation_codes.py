@@ -1,4 +1,4 @@
-"""Activations as csrc numbers them."""
+"""The numbers by which csrc knows activations."""
 
 from __future__ import annotations
 

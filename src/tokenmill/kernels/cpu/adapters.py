@@ -1,6 +1,6 @@
 """Adapters on csrc. Owns: the addresses of each product's slots, bound once, and of what adapters add to a product.
 
-Must not know: models. None: what csrc does not do, which plain torch does.
+A result of None means that csrc does not do it, and plain torch does. Must not know: models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""What calls name by one object: norms, attention layers, a step's tables, a layer's experts. Owns: their addresses.
+"""Objects that stand for the operands of native calls: norms, attention layers, a step's tables, a layer's experts.
+Owns: their addresses.
 
-Each keeps alive what it points to. Knows nothing of models; `native` is None where csrc must pass.
+Each object keeps alive what it points to. `native` is None if csrc cannot do it. Must not know: models.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Choosing tokens natively. Owns: the way from `Kernels.choose` to the native call. Must not know: parameters."""
+"""Choosing tokens natively. Owns: passing the arguments of `Kernels.choose` to the native call. Must not know:
+parameters.
+"""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Work as native tapes. Owns: recording what runs, and what makes a recording impossible.
 
-A forward pass of a small model is a few dozen native calls of microseconds each, and the way from Python to each costs
-as much again. Recorded while it runs (`_native.Tape`), all calls are made again at once, in the same order on the same
-memory. Operations of torch in between (seen by watching it) cut the tape in pieces and are made again between these;
-work with an operation that cannot be (`torch_between.py`) is not recorded.
+A small model's forward pass is a few dozen native calls of microseconds, and reaching each from Python costs as much
+again. So the pass is recorded while it runs (`_native.Tape`); then all calls are made again at once, in the same order
+on the same memory. Torch operations in between (noticed by watching torch) cut the tape into pieces, and are made again
+between these. Work with an operation that cannot be made again (`torch_between.py`) is not recorded.
 Must not know: what is computed.
 """
 

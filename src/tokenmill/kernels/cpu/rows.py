@@ -1,4 +1,4 @@
-"""The rows' state at both ends of a step. Owns: gathering what one token of each row needs, and moving rows on."""
+"""The rows' state at both ends of a step. Owns: gathering what one token of each row needs, and advancing rows."""
 
 from __future__ import annotations
 

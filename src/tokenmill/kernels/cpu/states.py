@@ -1,6 +1,7 @@
-"""Recurrent layers on csrc. Owns: handing a step's rows and the addresses of their states over.
+"""Recurrent layers on csrc. Owns: passing a step's rows and the addresses of their states.
 
-Must not know: models. None: what csrc does not do (other types, very wide keys), which plain torch does.
+A result of None means that csrc does not do it (other types, very wide keys), and plain torch does. Must not know:
+models.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Torch's operations between native ones. Owns: which of them a recording may make again, and how.
+"""Torch operations between native ones. Owns: which of them a recording may make again, and how.
 
-An operation may be made again if nothing but its arguments' numbers decides its result and no number decides its
-shape: it writes where it wrote before. What reads numbers on the host, draws, or is not listed cannot.
+An operation may be made again if its result depends only on its arguments' numbers, and its shape on no number: it then
+writes where it wrote before. Operations that read numbers on the host, draw random numbers, or are not listed may not.
 Must not know: tapes, what is computed.
 """
 

@@ -1,11 +1,11 @@
-"""A small sum over GPUs that see each other's memory. Owns: pushing parts into the others' buffers, and adding up what
-has come into one's own, with a residual.
+"""A small sum over GPUs that see each other's memory. Owns: pushing parts into the other ranks' buffers, and adding up
+the parts that have arrived in one's own, with a residual.
 
-Nobody waits for a signal: a part is there when its elements are, because an empty one holds a bit pattern that no part
-has (-0.0, which is sent as 0.0). Three slots take turns; each call empties the one of the call before, which others
-write again only when they have seen our parts of the call between. Whose turn it is lies in device memory, block by
-block, so recorded steps go on where the last one stopped. Every rank adds in rank order: all get the same bytes.
-Must not know: groups, layers.
+No rank waits for a signal: a part has arrived when its elements have, because an empty element holds a bit pattern that
+no part contains (-0.0, which is sent as 0.0). Three slots are used in rotation. Each call empties the slot of the call
+before; other ranks write to it again only when they have seen this rank's parts of the call in between. The number of
+the current slot lies in device memory, block by block, so recorded steps continue where the last one stopped. Every
+rank adds in rank order, so all get the same bytes. Must not know: groups, layers.
 """
 
 from __future__ import annotations

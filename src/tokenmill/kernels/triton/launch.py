@@ -1,7 +1,7 @@
-"""What launches on one device share. Owns: how they are made there, and scratch memory.
+"""What all launches on one device share. Owns: how launches are made there, and scratch memory.
 
-`TritonKernels` makes one; products of packed weights and mixtures of experts are given it, and know nothing of the
-backend. What a launch leaves for a later one is not here: it is in the result, or an argument.
+`TritonKernels` makes one object of it. Products of packed weights and mixtures of experts are given this object and
+need not know the backend. What one launch leaves for a later one is not here: it is a result, or an argument.
 """
 
 from __future__ import annotations

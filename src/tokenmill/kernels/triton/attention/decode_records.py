@@ -1,4 +1,4 @@
-"""What the kernel that decodes is told, by what belongs together. Owns: the records, nothing else."""
+"""The arguments of the decode kernel, grouped into records. Owns: the records, nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sums of attention that several programs have parts of. Owns: leaving a part, and joining all of them."""
+"""Attention sums that several programs share. Owns: storing a program's part, and joining all parts."""
 
 from __future__ import annotations
 

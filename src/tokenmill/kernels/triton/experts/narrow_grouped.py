@@ -1,7 +1,8 @@
-"""Tokens through experts of 8 and 4 bit numbers. Owns: the kernel that widens an expert's matrix on its way.
+"""Tokens through experts of 8 and 4 bit numbers. Owns: the kernel that widens an expert's matrix while it reads it.
 
-As grouped.py in who works on what, as narrow_thin.py in how numbers are widened: activations are not rounded, scales
-multiply the sums, or (blocks, groups of columns) each part of them. Must not know: gates, layers, who made the scales.
+Work is divided as in grouped.py, and numbers are widened as in narrow_thin.py. Activations are not rounded. Scales
+multiply the sums, or, for blocks and groups of columns, each part of them. Must not know: gates, layers, who made the
+scales.
 """
 
 from __future__ import annotations

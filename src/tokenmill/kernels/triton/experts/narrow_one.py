@@ -1,8 +1,8 @@
 """One token through experts of 4 bit numbers. Owns: the two launches that stream the touched experts' words once.
 
-As experts.py in who works on what, nearly as narrow_gemv.py in how words are multiplied: activations were rounded to 8
-bits with a step for every four words (`spread_rows`), before the first launch and between the two. Scales lie as the
-kernel of several tokens wants them, by group. Must not know: how experts were chosen, layers, who made the scales.
+Work is divided as in experts.py, and words are multiplied nearly as in narrow_gemv.py. Activations are rounded to 8
+bits, with a step for every four words (`spread_rows`), before the first launch and between the two. Scales lie by
+group, as the kernel for several tokens wants them. Must not know: how experts were chosen, layers, who made the scales.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Pairs come sorted by expert (`sorting.py`). A program has a tile of one expert's pairs and goes over the adapters that
 these have, as `products/adapters.py` does with tokens; an adapter's matrices lie by expert, then by slot
-(compute/adapters.py: SiteStack). The activation of the first product comes behind it, gates are none of its business.
+(compute/adapters.py: SiteStack). The activation of the first product comes later, and gates are not applied here.
 Must not know: how experts were chosen, gates, layers.
 """
 

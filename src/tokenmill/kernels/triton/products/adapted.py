@@ -2,9 +2,9 @@
 
 The launch has programs that go down: an item is one part of the sum for some of the step's adapters. The product's
 programs run beside them, wait for their end once their own sums are made, and carry their own columns up: each adapter
-is read once by all programs together, whichever rows have it. Those that go down wait for nobody and are the first
-ones, or take turns with the others where all are sure to run at once: else a multiprocessor that gets two of them has
-nothing to do afterwards. Rows without an adapter cost nothing but looking. Must not know: models, how adapters got into
+is read once by all programs together, whichever rows have it. Those that go down wait for no other program. They come
+first, or alternate with the others if all are sure to run at once: otherwise a multiprocessor that gets two of them has
+nothing to do afterwards. A row without an adapter costs only a check. Must not know: models, how adapters got into
 their slots.
 """
 

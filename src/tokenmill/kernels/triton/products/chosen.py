@@ -1,4 +1,5 @@
-"""Which way a dense product takes on one device. Owns: ways that were measured for it, found on it, or are near such.
+"""Which way (kernel and tiles) a dense product takes on one device. Owns: ways that were measured for it, found on the
+device, or measured for a similar product.
 
 Must not know: how products are made.
 """

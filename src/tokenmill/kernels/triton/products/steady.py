@@ -1,7 +1,7 @@
-"""Products whose rows do not mind their company. Owns: one order of additions for every number of rows.
+"""Products whose rows do not depend on the other rows. Owns: one order of additions for every number of rows.
 
-A row's sums run over K from the first column to the last, sixteen at a time, on the same tensor core instruction
-whatever the tile is; K is never cut. Tiles grow with the number of rows, which moves work and changes no result.
+A row's sums run over K from the first column to the last, sixteen at a time, on the same tensor core instruction for
+every tile; K is never cut. Tiles grow with the number of rows, which moves work and changes no result.
 """
 
 from __future__ import annotations

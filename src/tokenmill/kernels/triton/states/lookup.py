@@ -1,5 +1,5 @@
-"""Behind a step's sampling, for drafts by prompt lookup. Owns: the search of a row's tokens for where its end occurred
-before, and what it leaves, in one launch.
+"""Prompt lookup after a step's sampling. Owns: searching a row's tokens for where its end occurred before, and writing
+the drafts, in one launch.
 
 Must not know: what verifies the guesses.
 """
