@@ -19,7 +19,7 @@ from tokenmill.layers.linear import RowLinear
 
 
 class Block(Protocol):
-    """Attention, a feed-forward layer, a mixture of experts, a layer with states."""
+    """One block of a layer: attention, a feed-forward network, a mixture of experts, or a recurrent block."""
 
     @property
     def group(self) -> Group:
@@ -33,12 +33,12 @@ class Block(Protocol):
         ...
 
     def part(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
-        """This rank's part of block(norm(x)), where ranks add up."""
+        """This rank's part of block(norm(x)), if ranks add up their parts."""
         ...
 
 
 class Projected:
-    """A block whose last step is a product back to the stream's width: `output` of what `inside` gives."""
+    """A block whose last step is a product back to the stream's width: `output` of the result of `inside`."""
 
     output: RowLinear
 
@@ -48,7 +48,7 @@ class Projected:
         return self.output.group
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
-        """What the last matrix multiplies [T, inner]."""
+        """The input of the last matrix [T, inner]."""
         raise NotImplementedError
 
     def __call__(
@@ -58,13 +58,13 @@ class Projected:
         return self.output(self.inside(x, ctx, norm), ctx, residual=residual)
 
     def part(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
-        """This rank's part of it."""
+        """This rank's part of block(norm(x))."""
         return self.output.weight.matmul(self.inside(x, ctx, norm), ctx)
 
 
 @dataclass(slots=True)
 class Sum:
-    """residual + scale * after(every rank's part, added up) [T, hidden], not made yet."""
+    """residual + scale * after(the sum of all ranks' parts) [T, hidden], not computed yet."""
 
     part: Tensor
     residual: Tensor
@@ -79,7 +79,7 @@ class Sum:
         return ctx.kernels.add(self.residual, self.group.all_reduce(self.part), self.scale, within=self.after)
 
     def normed(self, norm: NormSpec, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
-        """The sum, and what a norm makes of it."""
+        """The sum, and its norm."""
         both = self.group.all_reduce_norm(self.part, self.residual, norm, self.scale, self.after)
         if both is not None:
             return both
@@ -92,7 +92,7 @@ Stream = Tensor | Sum
 
 
 def adds(block: Block) -> bool:
-    """Do ranks have parts of what it gives, to be added up?"""
+    """Does each rank compute a part of the block's result, so that parts must be added up?"""
     return block.group.size > 1 and not block.group.exact
 
 
@@ -102,12 +102,12 @@ def whole(x: Stream, ctx: ForwardContext) -> Tensor:
 
 
 def normed(x: Stream, norm: NormSpec, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
-    """The stream, added up, and what a norm makes of it."""
+    """The stream, added up, and its norm."""
     return x.normed(norm, ctx) if isinstance(x, Sum) else (x, ctx.kernels.norm(x, norm))
 
 
 def read(x: Stream, norm: NormSpec | None, ctx: ForwardContext) -> tuple[Tensor, Tensor, NormSpec | None]:
-    """The stream, added up; what a block reads of it; and the norm that is left to the block's first product."""
+    """The stream, added up; the block's input; and the norm that the block's first product still has to apply."""
     if not isinstance(x, Sum):
         return x, x, norm
     if norm is None:

@@ -26,47 +26,49 @@ from tokenmill.quant.schemes import head_scheme
 _IGNORABLE = re.compile(
     r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias|\.(output|prob)_scale)$"
 )
-"""Buffers that old checkpoints carry and that are computed here; scales of what is rounded by what it is."""
+"""Tensors that are not read: buffers of old checkpoints that are computed here, and scales for values that are rounded
+by their own."""
 _KV_SCALES = re.compile(r"\.(kv|[kvq])_scale$")
-"""Of K/V in 8 bits, measured by whoever made the file; our own follow from what is stored, token by token."""
+"""Scales for K/V in 8 bits that the file's maker measured. Ours are computed from what is stored, token by token."""
 
 
 @dataclass(slots=True)
 class Following:
-    """The matrix that is multiplied after a layer: another layer's, named here so that it can be fetched early."""
+    """The matrix that is multiplied after a layer. It is another layer's, and is named here so that it can be fetched
+    early."""
 
     weight: Weight | None = None
 
 
 @dataclass(slots=True)
 class Book:
-    """What one model under construction has pulled and registered so far."""
+    """What a model under construction has pulled and registered so far."""
 
     used: set[str] = field(default_factory=set)
     kv_specs: list[KVSpec] = field(default_factory=list)
     states: list[StateSpec] = field(default_factory=list)
     ropes: dict[object, RopeSpec] = field(default_factory=dict)
     flops: float = 0.0
-    """Multiply-adds times two that one token costs in the matrices built so far."""
+    """The operations (two for each multiply-add) that one token costs in the matrices built so far."""
     weight_bytes: int = 0
-    """Bytes of every matrix that a step multiplies by; a mixture counts with all its experts."""
+    """The bytes of all matrices that a step multiplies by; a mixture counts with all its experts."""
     repeated: set[str] = field(default_factory=set)
-    """What every rank computes whole."""
+    """The parts of the model that every rank computes whole."""
     changed: set[str] = field(default_factory=set)
-    """Stored formats that are held in another one, for want of a kernel."""
+    """Stored formats that are converted to another one, because there is no kernel for them."""
     mixtures: int = 0
-    """Mixtures of experts built so far."""
+    """How many mixtures of experts have been built so far."""
     placed: list[Any] = field(default_factory=list)
-    """Those whose experts may move between ranks (layers/experts.py: Chosen)."""
+    """The mixtures whose experts may move between ranks (layers/experts.py: Chosen)."""
     waits: Following | None = None
-    """Learns which matrix is multiplied next."""
+    """Is told which matrix is multiplied next."""
     headless: bool = False
-    """The checkpoint has no head: the embedding's matrix stands in its place, and nobody asks for logits."""
+    """The checkpoint has no head: the embedding's matrix takes its place, and nobody asks for logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """Where a constructor finds its tensors; `at` narrows the prefix."""
+    """Gives a constructor its tensors; `at` extends the prefix of their names."""
 
     checkpoint: Checkpoint
     dtype: torch.dtype
@@ -76,24 +78,24 @@ class Build:
     group: Group = field(default_factory=SoloGroup)
     quantization: str | None = None
     how: Mapping[str, object] = field(default_factory=dict)
-    """What config.json says of stored weights (`quant.detect.check_config`)."""
+    """What config.json says about stored weights (`quant.detect.check_config`)."""
     prefix: str = ""
     book: Book = field(default_factory=Book)
     place: Place = field(default_factory=Place)
-    """Which pipeline stage this is, and what else is said of how a model lies on several devices."""
+    """The pipeline stage, and other facts about how the model is spread over devices."""
     adapters: AdapterSites | None = None
-    """Hears of every matrix that adapters may change."""
+    """Is told of every matrix that adapters may change."""
 
     def at(self, name: str) -> Build:
         """The same below `name`."""
         return replace(self, prefix=self.path(name))
 
     def under(self, name: str, probe: str) -> Build:
-        """Below `name` if `probe` is found there, else here: base-model checkpoints lack the outer name."""
+        """Below `name` if `probe` is found there, otherwise unchanged: base-model checkpoints lack the outer name."""
         return self.at(name) if self.checkpoint.has(self.at(name).path(probe)) else self
 
     def limited(self, positions: int) -> Build:
-        """At most that many positions: a table of learned ones ends somewhere."""
+        """The same with at most so many positions: a table of learned positions has an end."""
         return replace(self, max_positions=min(self.max_positions, positions))
 
     def exactly(self, dtype: torch.dtype) -> Build:
@@ -101,14 +103,14 @@ class Build:
         return replace(self, dtype=dtype)
 
     def alone(self, what: str) -> Build:
-        """For what is not split over ranks: each computes all of it."""
+        """The same for parts that are not split over ranks: each rank computes them whole."""
         if self.group.size == 1:
             return self
         self.book.repeated.add(what)
         return self.whole()
 
     def whole(self) -> Build:
-        """The same for what is so small that every rank has all of it."""
+        """The same for parts so small that every rank has them whole."""
         return replace(self, group=SoloGroup())
 
     def path(self, name: str) -> str:
@@ -120,7 +122,7 @@ class Build:
         return self.checkpoint.has(self.path(name))
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
-        """One tensor of exactly this shape, in the compute dtype unless told, on the device."""
+        """One tensor of exactly this shape, on the device, in the compute dtype unless `dtype` is given."""
         checked = _Checked(self.checkpoint, self.book.used)
         found = checked.tensor(self.path(name), shape, dtype or self.dtype).to(self.device)
         if dtype is None:
@@ -128,7 +130,8 @@ class Build:
         return found
 
     def numbers(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        """Matrices that lie in one tensor, for `wrap`: in the compute dtype, or float16 where that is float32."""
+        """Several matrices in one tensor, for `wrap`: in the compute dtype; tensors stored in float16 stay so if that
+        is float32."""
         return numbers(_Checked(self.checkpoint, self.book.used), self.path(name), shape, self.dtype, self.how).to(
             self.device
         )
@@ -147,9 +150,9 @@ class Build:
     ) -> Weight:
         """A matrix [out, in] in whatever format it is stored.
 
-        exact: never quantised at load (embeddings, routers); head: in 8 bits at least, because its outliers matter;
-        bare: adapters do not come here; share: this rank's part alone, of which alone the file is read where it is not
-        quantised.
+        exact: never quantised at load (embeddings, routers). head: in at least 8 bits, because its outliers matter.
+        bare: adapters cannot change it. share: load this rank's part alone; unless quantised, only this part of the
+        file is read.
         """
         request = WeightRequest(self.path(name), shape, bias, transposed, share)
         if not exact:
@@ -160,28 +163,28 @@ class Build:
         return weight if bare else self.adapted(weight, name, share=share)
 
     def adapted(self, weight: Weight, name: str, rows: Tensor | None = None, share: Share | None = None) -> Weight:
-        """The weight stored as `name`, with room for adapters where there are any; rows: its rows are these of it;
-        share: it is this part of it."""
+        """The weight stored as `name`, made changeable by adapters if there are any. rows: which rows of the stored
+        matrix it has. share: which part of it."""
         if self.adapters is None:
             return weight
         found: Weight = self.adapters.adapted(weight, self.path(name), rows, share)
         return found
 
     def wrap(self, weight: Tensor, bias: Tensor | None = None, *, name: str = "", rows: Tensor | None = None) -> Weight:
-        """A matrix [out, in] that a model took out of a larger tensor itself (fused experts), known as `name`; rows:
-        it has these rows of it."""
+        """A matrix [out, in] that a model itself took out of a larger tensor (fused experts), known as `name`. rows:
+        which rows of that it has."""
         self.book.flops += 2.0 * weight.numel()
         made = from_dense(weight, bias, self.quantization, self.dtype if weight.dtype == torch.float16 else None)
         return self.adapted(made, name, rows) if name else made
 
     def stacked(self, name: str, shape: tuple[int, int, int], bias: Tensor | None = None) -> list[Weight]:
-        """Experts [E, out, in] that lie in one tensor of 4 bit floats, with biases [E, out]."""
+        """Experts [E, out, in] stored in one tensor of 4-bit floats, with biases [E, out]."""
         checked = _Checked(self.checkpoint, self.book.used)
         self.book.flops += 2.0 * shape[0] * shape[1] * shape[2]
         return load_stacked(checked, self.path(name), shape, (self.dtype, bias), self.device, self.quantization)
 
     def settled(self, weight: Weight) -> Weight:
-        """A weight in its final form: every layer passes what it multiplies by through here."""
+        """A weight in its final form: every layer passes its weights through here."""
         weight = weight.settle(self.kernels)
         self.book.weight_bytes += weight.bytes()
         for part in getattr(weight, "parts", [weight]):
@@ -190,12 +193,13 @@ class Build:
         return weight
 
     def following(self) -> Following:
-        """What is multiplied after what has been built, known a layer later: layers are built in that order."""
+        """The matrix that follows those built so far. It is known one layer later, because layers are built in
+        order."""
         self.book.waits = Following()
         return self.book.waits
 
     def comes_next(self, weight: Weight) -> None:
-        """This matrix is multiplied next."""
+        """Note that this matrix is multiplied next."""
         if self.book.waits is not None:
             self.book.waits.weight, self.book.waits = weight, None
 
@@ -212,19 +216,19 @@ class Build:
         )
 
     def add_kv(self, spec: KVSpec) -> tuple[int, int]:
-        """Register an attention layer: its index in ForwardContext.kv and in .groups.
+        """Register an attention layer; returns its index in ForwardContext.kv and in .groups.
 
-        Groups are the distinct specs in order of first appearance."""
+        Groups are the distinct specs, in order of first appearance."""
         self.book.kv_specs.append(spec)
         return len(self.book.kv_specs) - 1, list(dict.fromkeys(self.book.kv_specs)).index(spec)
 
     def add_state(self, spec: StateSpec) -> int:
-        """Register a recurrent layer: its index in the states of StepRows."""
+        """Register a recurrent layer; returns its index in the states of StepRows."""
         self.book.states.append(spec)
         return len(self.book.states) - 1
 
     def layers(self, count: int, hidden: int, head: int) -> tuple[int, int]:
-        """[first, last) of this many layers to build; head: the numbers of the output head."""
+        """The range [first, last) of layers to build, of `count`. head: how many numbers the output head has."""
         if self.place.only is not None:
             return self.place.only
         if self.place.is_whole:
@@ -232,13 +236,13 @@ class Build:
         return self.place.layers(*weigh(self.checkpoint, count, hidden, float(head)))
 
     def leftovers(self) -> list[str]:
-        """Tensors that nobody asked for; those without a number in them are none."""
+        """Tensors that nobody asked for. Empty tensors do not count."""
         left = sorted(n for n in self.checkpoint.names() if n not in self.book.used)
         left = [n for n in left if not _IGNORABLE.search(n) and not _KV_SCALES.search(n)]
         return [n for n in left if 0 not in (self.checkpoint.shape(n) or ())]
 
     def kv_scales(self) -> bool:
-        """Does the checkpoint bring scales for K/V? They are not read."""
+        """Does the checkpoint contain scales for K/V? They are not read."""
         return any(_KV_SCALES.search(name) for name in self.checkpoint.names())
 
     def check_leftovers(self) -> None:
@@ -254,12 +258,13 @@ def check_leftovers(left: list[str]) -> None:
 
 
 def bare(weight: Any) -> Any:
-    """A weight without what adapters do to it."""
+    """A weight without its adapters."""
     return getattr(weight, "base", weight)
 
 
 class _Checked:
-    """A checkpoint that notes what is pulled, tells what is missing or misshapen, and gives the dtype asked for."""
+    """A checkpoint that notes what is pulled, refuses missing or misshapen tensors, and converts to the dtype asked
+    for."""
 
     def __init__(self, inner: Checkpoint, used: set[str]) -> None:
         self.inner = inner
@@ -285,7 +290,7 @@ class _Checked:
         return found if dtype is None else found.to(dtype)
 
     def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
-        """The quantised blocks of a matrix, where the checkpoint has such."""
+        """The quantised blocks of a matrix, if the checkpoint has any."""
         ask = getattr(self.inner, "blocks", None)
         if ask is None:
             return None

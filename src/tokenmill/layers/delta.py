@@ -28,7 +28,7 @@ _WHAT = "layers with a delta rule"
 
 @dataclass(frozen=True, slots=True)
 class DeltaHeads:
-    """How heads are shaped: every key head serves value_heads / key_heads value heads; `taps` of the convolution."""
+    """The shape of the heads: every key head serves value_heads / key_heads value heads. `taps`: of the convolution."""
 
     key_heads: int
     value_heads: int
@@ -36,31 +36,31 @@ class DeltaHeads:
     value_dim: int
     taps: int
     tiled: bool = False
-    """Value heads that share a key head do not follow each other, but lie so many apart as there are key heads."""
+    """Value heads that share a key head are not neighbours, but lie key_heads apart."""
 
     @property
     def widths(self) -> tuple[int, int]:
-        """Entries of all keys, of all values."""
+        """The widths of all keys and of all values."""
         return self.key_heads * self.key_dim, self.value_heads * self.value_dim
 
     @property
     def channels(self) -> int:
-        """What the convolution sees: queries, keys and values."""
+        """How many channels the convolution has: queries, keys and values."""
         keys, values = self.widths
         return 2 * keys + values
 
     @property
     def mixed(self) -> list[Rows]:
-        """The same, as parts that go with heads."""
+        """The same channels, as parts that are split with the heads."""
         keys = Rows(self.widths[0], self.key_heads, bare=True, repeats=True)
         return [keys, keys, self.values(self.value_dim)]
 
     def values(self, numbers: int) -> Rows:
-        """So many numbers of every value head."""
+        """A part with so many numbers for every value head."""
         return Rows(self.value_heads * numbers, self.value_heads, bare=True)
 
     def of(self, ranks: int) -> DeltaHeads:
-        """What each of so many ranks has; key heads that are fewer are repeated."""
+        """The heads of each of so many ranks. If key heads are fewer than ranks, they are repeated."""
         return replace(self, key_heads=max(1, self.key_heads // ranks), value_heads=self.value_heads // ranks)
 
     @property
@@ -119,7 +119,7 @@ def _apart(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:
 
 
 def _joined(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:
-    """Stored key head by key head: (q, k, its values, their gates) and (its betas, their rates)."""
+    """The products, stored key head by key head: (q, k, its values, their gates) and (its betas, their rates)."""
     share = heads.value_heads // heads.key_heads
     big = (heads.key_dim, heads.key_dim, share * heads.value_dim, share * heads.value_dim)
     stored = {
@@ -130,6 +130,6 @@ def _joined(b: Build, hidden: int, heads: DeltaHeads) -> list[ColumnLinear]:
 
 
 def _by_part(heads: int, sizes: tuple[int, ...]) -> Tensor:
-    """Row order that takes [heads, (part, part, ...)] apart into [part of all heads | ...]."""
+    """The row order that turns [heads, (part, part, ...)] into [part of all heads | ...]."""
     rows = torch.arange(heads * sum(sizes)).view(heads, sum(sizes))
     return torch.cat([part.reshape(-1) for part in rows.split(sizes, dim=1)])

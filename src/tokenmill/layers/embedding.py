@@ -17,8 +17,8 @@ from tokenmill.quant.dense import DenseWeight
 class Embedding:
     """Token ids -> rows of the table, times a constant.
 
-    The vocabulary is split over ranks that add up, where it divides: each looks up the ids that it has, and the sum has
-    them all. Ranks of an exact group hold all of it: nothing may be added there, not even zeros."""
+    If the vocabulary divides, it is split over ranks that add up: each rank looks up the ids that it has, and the sum
+    has them all. Ranks of an exact group hold the whole table: there nothing may be added, not even zeros."""
 
     def __init__(self, b: Build, name: str, shape: tuple[int, int], *, scale: float = 1.0, tied: bool = False) -> None:
         """shape (vocabulary, hidden); tied: the output head multiplies by the same matrix."""
@@ -75,9 +75,9 @@ def add_positions(table: Tensor) -> Callable[[Tensor, ForwardContext], Tensor]:
 
 
 class Head:
-    """Hidden states -> logits: the vocabulary is split over ranks where it divides, then gathered.
+    """Hidden states -> logits. If the vocabulary divides, it is split over ranks, and the logits are gathered.
 
-    An exact group keeps a matrix that embeddings read, too, whole on every rank, in the one form it has."""
+    If embeddings read the same matrix, an exact group keeps it whole on every rank, in a single form."""
 
     def __init__(self, b: Build, weight: Weight, *, split: bool) -> None:
         """weight: this rank's part, if it is split."""
@@ -86,11 +86,11 @@ class Head:
         self.weight = b.settled(weight)
 
     def __call__(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """[n, hidden] -> [n, vocab] in float32, or as multiplied where the backend reads that."""
+        """[n, hidden] -> [n, vocab] in float32, or in the product's type if the backend can read that."""
         logits = self.own(hidden, ctx)
         return self.group.all_gather(logits) if self.split else logits
 
     def own(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """The same of the words that this rank has."""
+        """The same for the words that this rank has."""
         logits = self.weight.matmul(hidden, ctx)
         return logits if ctx.kernels.chooses else logits.float()

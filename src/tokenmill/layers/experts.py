@@ -32,8 +32,8 @@ ExpertWeights = tuple[list[Weight], list[Weight]]
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What a RouteSpec does not say. wide: the router's logits in float32 whatever the compute dtype; by_hand: another
-    way to choose; inputs: gates multiply what goes into an expert, not what comes out."""
+    """What a RouteSpec does not say. wide: the router's logits are float32, whatever the compute dtype. by_hand:
+    another way to choose. inputs: gates multiply an expert's input, not its output."""
 
     wide: bool = False
     by_hand: RouteByHand | None = None
@@ -42,27 +42,28 @@ class Routing:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Experts that every token visits; gate [1, hidden]: their share is the sigmoid of its product."""
+    """Experts that every token visits. gate [1, hidden]: the sigmoid of its product scales them."""
 
     mlp: MLP
     gate: Weight | None = None
 
 
 class Chosen:
-    """The experts of a mixture over ranks: what this one has of them."""
+    """This rank's share of the experts of a mixture."""
 
     def __init__(self, b: Build, weights: ExpertWeights, count: int, act: Act) -> None:
-        """weights: of as many of all `count` experts as this rank has something of; they settle here."""
+        """weights: of the experts that this rank has a part of, out of all `count`; they settle here."""
         self.group, self.weights = b.group, weights
         self.act: Act = act
         b.book.mixtures += 1
         self.first = held(b, count)[0]
         self.by_expert = b.place.whole_experts and b.group.size > 1
-        """Each rank has some experts, whole."""
+        """Each rank has some of the experts, and these whole."""
         self.placed: Placed | None = None
-        """Experts may move between ranks: then choices go by slot, and `first` is a slot."""
+        """Given if experts may move between ranks: then choices name slots, and `first` is a slot."""
         self.stacked: Any = None
-        """What a backend has made of the weights that it took: their lists are empty then, nothing is held twice."""
+        """The backend's own form of the weights, if it took them. Their lists are then empty: nothing is stored
+        twice."""
         if self.by_expert and b.place.redundant is not None:
             self.placed = Placed(count, b.group.size, b.group.rank, b.place.redundant, b.device)
             self.first = self.placed.first
@@ -80,8 +81,8 @@ class Chosen:
             mixture.operands = b.adapters.stack(ups), b.adapters.stack(downs)
 
     def part(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
-        """The chosen experts of x, added up: a part of the sum; in an exact group, this rank's columns of it, or all
-        where each rank has whole experts."""
+        """The sum of x's chosen experts: this rank's part of it. In an exact group: this rank's columns of the sum, or
+        all columns if each rank has whole experts."""
         if self.placed is not None:
             ids = self.placed.slots_for(ids, ctx)
         if self.by_expert and self.group.exact:
@@ -99,7 +100,7 @@ class Chosen:
         return ctx.kernels.experts(inside, self.weights, ids, gates, None, ctx)
 
     def whole(self, x: Tensor, ids: Tensor, gates: Tensor, ctx: ForwardContext) -> Tensor:
-        """The same with what other ranks have [T, hidden]."""
+        """The same, completed by the other ranks [T, hidden]."""
         y = self.part(x, ids, gates, ctx)
         if self.group.size == 1 or (self.group.exact and self.by_expert):
             return y
@@ -138,7 +139,7 @@ class Experts:
         )  # fmt: skip
         self.chosen.pack(b, mixture)
         self.fused = None if apart else self.chosen.stacked
-        """The whole layer; else layers choose, and add what lies beside."""
+        """The whole layer in the backend's form. None: the layer chooses experts and adds the shared ones itself."""
         if self.fused is not None and self.fused.takes:
             self.shared = self.shared_gate = None
         self.following = b.following()
@@ -158,7 +159,7 @@ class Experts:
         return y if residual is None else ctx.kernels.add(residual, y)
 
     def part(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
-        """This rank's part of experts(norm(x)), where ranks add up."""
+        """This rank's part of experts(norm(x)), if ranks add up their parts."""
         if self.fused is not None and self.shared_gate is None:
             return self.fused(x, ctx, norm=norm, ahead=self.following.weight)
         kernels = ctx.kernels
@@ -173,10 +174,10 @@ class Experts:
         return y
 
     def _gathered(self, h: Tensor, ctx: ForwardContext) -> Tensor:
-        """Routed and shared experts [T, hidden] in an exact group: some columns of the result, then all."""
+        """Routed and shared experts [T, hidden] in an exact group: computes this rank's columns, then gathers all."""
         kernels = ctx.kernels
         y = self._routed(h, ctx)
-        if self.chosen.by_expert:  # nothing of them is missing
+        if self.chosen.by_expert:  # the routed experts are already complete
             if self.shared is None:
                 return y
             y = local_columns(y, self.group).contiguous()
@@ -207,9 +208,10 @@ class Experts:
 
 
 def sparsemixer(jitter: float) -> RouteByHand:
-    """Two experts, one after the other: each one's gate is its softmax among those whose logits come near it.
+    """Choose two experts, one after the other. An expert's gate is its softmax among those whose logits are near to its
+    own.
 
-    Near: (best - logit) / max(|logit|, best) is at most 2 * jitter. The first is out of reach of the second."""
+    Near: (best - logit) / max(|logit|, best) is at most 2 * jitter. The second choice excludes the first."""
 
     def route(logits: Tensor) -> tuple[Tensor, Tensor]:
         logits = logits.float()
@@ -241,13 +243,13 @@ def load_experts(
         weights = _fused(b, count, hidden, inner)
     else:
         weights = _separate(b, count, (hidden, inner), names, bias)
-        b.book.flops = before + (b.book.flops - before) * count / len(weights[0])  # as if all were here
+        b.book.flops = before + (b.book.flops - before) * count / len(weights[0])  # as if this rank had all of them
     count_visited(b, before, route)
     return weights
 
 
 def count_visited(b: Build, before: float, route: RouteSpec) -> None:
-    """Of the operations counted since `before`, keep what one token causes: top_k of the experts."""
+    """Of the operations counted since `before`, keep those that one token causes: top_k of the experts."""
     b.book.flops = before + (b.book.flops - before) * route.top_k / route.experts
 
 
@@ -264,7 +266,7 @@ def _separate(b: Build, count: int, sizes: tuple[int, int], names: tuple[str, st
 
 
 def held(b: Build, count: int) -> Sequence[int]:
-    """The numbers of the experts that this rank has something of."""
+    """The numbers of the experts that this rank has, whole or in part."""
     size, rank = b.group.size, b.group.rank
     if not b.place.whole_experts or size == 1:
         return range(count)
@@ -277,7 +279,8 @@ def held(b: Build, count: int) -> Sequence[int]:
 
 
 def expert_share(b: Build, inner: int, count: int) -> tuple[Build, tuple[int, int], Sequence[int]]:
-    """What experts that are stored one by one are built with, which part of each, and which ones."""
+    """For experts stored one by one: the Build to use, this rank's part of each expert, and the numbers of its
+    experts."""
     own = held(b, count)
     if not b.place.whole_experts or b.group.size == 1:
         return b, Rows(inner, inner).share(b.group), own
@@ -290,7 +293,7 @@ def expert_share(b: Build, inner: int, count: int) -> tuple[Build, tuple[int, in
 
 
 def down_share(b: Build, share: tuple[int, int]) -> Share:
-    """This rank's part of an expert's second matrix; share: of the first one's rows."""
+    """This rank's part of an expert's second matrix. share: its part of the first matrix's rows."""
     return (0, b.group.rank, b.group.size) if b.group.exact else (1, *share)
 
 
@@ -319,7 +322,7 @@ def wrap_each(b: Build, parts: Iterable[Tensor], name: str) -> list[Weight]:
 
 
 def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> ExpertWeights:
-    """This rank's slice of each of these experts, or those that are its own."""
+    """This rank's slice of each of these experts, or the experts that are its own."""
     if b.group.size == 1:
         return gate_up, down
     if b.place.whole_experts:

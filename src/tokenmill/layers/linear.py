@@ -20,22 +20,22 @@ from tokenmill.core.errors import ModelError
 from tokenmill.layers.build import Build
 
 TILE = 64
-"""Columns that a backend computes together: gated activations round otherwise where halves are not whole tiles."""
+"""How many columns a backend computes together. If halves are not whole tiles, gated activations round differently."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """One part of a column-parallel weight: its rows before splitting, and the units they may be split by."""
+    """One part of a column-parallel weight: its rows before splitting, and the units by which they may be split."""
 
     rows: int
     units: int
     bare: bool = False
-    """Nothing is computed together with the product, so that any cut gives the same bytes."""
+    """Nothing is fused with the product, so any cut gives the same bytes."""
     repeats: bool = False
-    """Units that are fewer than ranks are on several of them (keys and values)."""
+    """If there are fewer units than ranks, several ranks have the same unit (keys and values)."""
 
     def share(self, group: Group) -> tuple[int, int]:
-        """(part, parts) of this rank; (0, 1): every rank has all of it."""
+        """(part, parts) of this rank; (0, 1): every rank has the whole."""
         if group.exact and self.units == self.rows and not self.bare and not self._cuts_evenly(group.size):
             return 0, 1
         parts = min(self.units, group.size) if self.repeats else group.size
@@ -44,7 +44,7 @@ class Rows:
         return group.rank * parts // group.size, parts
 
     def _cuts_evenly(self, parts: int) -> bool:
-        """Is a part cut into tiles as the whole is?"""
+        """Is a part cut into the same tiles as the whole?"""
         return self.rows % parts == 0 and (self.rows % TILE != 0 or self.rows // parts % TILE == 0)
 
     def index(self, start: int, group: Group) -> Tensor:
@@ -55,20 +55,20 @@ class Rows:
 
 
 def share_out(b: Build, what: str, units: int, shared: int = 1) -> Build:
-    """b, if its ranks may have equal parts of so many heads, of which each of `shared` groups has some; else each rank
-    computes all of it. what: the layers, for whoever asks."""
+    """b, if `units` heads, which lie in `shared` groups, can be split into equal parts for its ranks; otherwise a Build
+    with which each rank computes all of them. what: the layers' name in reports."""
     size = b.group.size
     return b if units % size == 0 and (shared % size == 0 or size % shared == 0) else b.alone(what)
 
 
 def local_rows(group: Group, parts: Sequence[Rows]) -> Tensor:
-    """The numbers of this rank's rows, in a tensor that holds these parts one behind the other."""
+    """The numbers of this rank's rows in a tensor that holds these parts one behind the other."""
     starts = [sum(part.rows for part in parts[:i]) for i in range(len(parts))]
     return torch.cat([part.index(start, group) for part, start in zip(parts, starts, strict=True)])
 
 
 class ColumnLinear:
-    """[part; part; ...] along out, this rank's share, as `weight`; `names` are the checkpoint paths of the parts."""
+    """`weight` is this rank's share of [part; part; ...] along out; `names` are the checkpoint paths of the parts."""
 
     def __init__(
         self, b: Build, inputs: int, parts: Mapping[str, Rows], *, bias: bool = False, transposed: bool = False
@@ -120,8 +120,8 @@ class ReorderedColumnLinear(ColumnLinear):
 
 
 class GatedColumnLinear(ColumnLinear):
-    """[q; k; v; gate] from three tensors, the first of which holds the rows of q and gate; `order` puts these into
-    [q; gate] first."""
+    """[q; k; v; gate] from three tensors. The first holds the rows of q and gate, which `order` first puts into [q;
+    gate]."""
 
     def __init__(
         self,
@@ -168,7 +168,7 @@ class RowLinear:
         return self.group.all_gather(self.weight.matmul(self.whole(x), ctx, residual=mine))
 
     def whole(self, x: Tensor) -> Tensor:
-        """All columns of x, of which ranks have some each, or all."""
+        """All columns of x, gathered if each rank has only some of them."""
         return x if x.shape[-1] == self.inputs else self.group.all_gather(x)
 
 

@@ -43,7 +43,7 @@ class GatedRecurrence(Projected):
         self.state = b.add_state(StateSpec((self.conv.part, ("float32", (1, len(own))))))
 
     def _gates(self, b: Build, heads: int, own: range) -> list[Weight]:
-        """Of each head of this rank: both gates as one matrix."""
+        """For each head of this rank, both gates as one matrix."""
         width = self.width
         made: list[Weight] = []
         names = ("input_gate", "recurrent_gate")
@@ -68,8 +68,8 @@ class GatedRecurrence(Projected):
         return gated
 
     def _scanned(self, values: Tensor, opened: Tensor, pace: Tensor, ctx: ForwardContext) -> tuple[Tensor, ...]:
-        """What the scan takes, in float32: made in double and rounded once, so that a row's bytes do not depend on how
-        torch cuts the tensor."""
+        """The inputs of the scan in float32. They are computed in double and rounded once, so that a row's bytes do not
+        depend on how torch cuts the tensor."""
         opened, pace = (torch.sigmoid(one.double().flatten(1)) for one in (opened, pace))
         share = torch.sqrt(-torch.expm1(-2.0 * self.rate * pace))
         share = torch.where(ctx.positions[:, None] == 0, 1.0, share)  # the first token has nothing before it

@@ -39,7 +39,7 @@ class MLP(Projected):
         self.within = within
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
-        """What the last matrix multiplies [T, inner]."""
+        """The input of the last matrix [T, inner]."""
         if self.by_hand is None:
             y = self.up.weight.matmul(x, ctx, norm=norm, act=self.act)
         else:
@@ -73,7 +73,8 @@ def gated_by(act: Act) -> ByHand:
 
 
 def mostly_closed(share: float, act: Act, dtype: torch.dtype) -> ByHand:
-    """Gates below the point that `share` of a normal distribution lies below are closed, the others open from there."""
+    """Close every gate below the point that `share` of a normal distribution lies below; the other gates count from
+    there."""
     point = float((torch.erfinv(torch.tensor(2 * share - 1)) * math.sqrt(2)).to(dtype))
 
     def activated(x: Tensor, ctx: ForwardContext) -> Tensor:
@@ -88,7 +89,8 @@ def mostly_closed(share: float, act: Act, dtype: torch.dtype) -> ByHand:
 
 
 def xielu(b: Build) -> ByHand:
-    """The integral of the exponential linear unit; two learned numbers bend its halves, `beta` and `eps` are stored."""
+    """The integral of the exponential linear unit. Two learned numbers shape its halves; `beta` and `eps` are
+    stored."""
     raised, lowered, beta, eps = (
         b.tensor(f"act_fn.{name}", shape, torch.float32)
         for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ()))

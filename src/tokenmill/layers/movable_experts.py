@@ -14,7 +14,7 @@ from tokenmill.compute.forward import ForwardContext
 from tokenmill.parallel.experts import Placement, first_placement, routes
 
 COLUMNS = 16
-"""Tokens that take an expert's slots in turn: where one has three of them they get 6, 5 and 5."""
+"""So many tokens take an expert's slots in turn: if it has three slots, these get 6, 5 and 5 tokens."""
 
 
 class Placed:
@@ -30,7 +30,7 @@ class Placed:
         self.table = torch.zeros(experts * self.columns, dtype=torch.int64, device=device)
         self.counts = torch.zeros(experts, dtype=torch.int64, device=device)
         self.spare = 1 << 30
-        """The row that is nobody's: its tokens fill steps up, and are not counted."""
+        """The spare row: its tokens fill up steps and are not counted."""
         self.follow(self.placement)
 
     @property
@@ -39,13 +39,13 @@ class Placed:
         return self.placement[self.first : self.first + self.slots]
 
     def follow(self, placement: Placement) -> None:
-        """Weights lie like this now."""
+        """Take over a new placement of the weights."""
         self.placement = list(placement)
         found = routes(self.placement, self.experts, self.columns)
         self.table.copy_(torch.tensor(found, dtype=torch.int64))
 
     def slots_for(self, ids: Tensor, ctx: ForwardContext) -> Tensor:
-        """Chosen experts [T, k] -> the slots that compute them [T, k], and one more of each is counted."""
+        """Chosen experts [T, k] -> the slots that compute them [T, k]; also counts the tokens of each expert."""
         flat = ids.reshape(-1)
         self._count(flat, ctx)
         if self.columns > 1:

@@ -18,12 +18,12 @@ Touch = Callable[[Tensor, ForwardContext], Tensor]
 
 
 def clip(limit: float) -> Touch:
-    """Every entry is cut off at +-limit."""
+    """Clip every entry at +-limit."""
     return lambda qkv, ctx: qkv.clamp(-limit, limit)
 
 
 def temper(table: Tensor, width: int) -> Touch:
-    """Queries, the first `width` entries, are multiplied by table [positions]."""
+    """Multiply queries (the first `width` entries) by table [positions]."""
 
     def scaled(qkv: Tensor, ctx: ForwardContext) -> Tensor:
         q = qkv[:, :width].float() * table[ctx.positions][:, None]
@@ -39,7 +39,7 @@ def temperatures(count: int, beta: float, span: float, offset: float) -> Tensor:
 
 
 def turn(rope: RopeSpec, spec: AttentionSpec) -> Touch:
-    """Queries and keys rotate (before norms that come after the rotation)."""
+    """Rotate queries and keys (if norms come after the rotation)."""
     heads, width = spec.heads + spec.kv.heads, spec.kv.key_dim
 
     def turned(qkv: Tensor, ctx: ForwardContext) -> Tensor:
@@ -63,7 +63,7 @@ def rotate(x: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
 
 
 def own_norms(norm: NormSpec, weights: Tensor) -> Touch:
-    """Query and key heads are normed, each with weights of its own [heads + kv heads, width]."""
+    """Norm query and key heads, each with weights of its own [heads + kv heads, width]."""
     heads, width = weights.shape
 
     def normed(qkv: Tensor, ctx: ForwardContext) -> Tensor:
@@ -75,7 +75,7 @@ def own_norms(norm: NormSpec, weights: Tensor) -> Touch:
 
 
 def row_norms(q: NormSpec | None, k: NormSpec | None) -> Touch:
-    """Queries are normed together, and so are keys (before something that comes between norm and rotation)."""
+    """Norm all queries together, and all keys together (if something comes between norm and rotation)."""
     assert q is not None and k is not None
     first, second = q.weight.shape[0], k.weight.shape[0]
 

@@ -26,10 +26,10 @@ _NAMES = frozenset(
         *("short_factor", "long_factor", "low_freq_factor", "high_freq_factor", "finetuned"),
     }
 )
-"""Every name in an object of rope settings."""
+"""Every known name in an object of rope settings."""
 
 _MOST_ROTATED = 1 << 14
-"""Of one head: far more than any model has, and still a table that can be made."""
+"""The most entries of a head that may rotate: far more than any model has, and the table can still be made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ def rope_settings(
     theta: float = 10000.0,
     also: tuple[str, ...] = (),
 ) -> RopeSettings:
-    """Both spellings -> one; where a config has both, the older one counts. `theta` is the family's default base,
+    """Read both spellings into one; if a config has both, the older one counts. `theta` is the family's default base;
     `also` are names that only this family reads."""
     values = _object(config, "rope_scaling") or _object(config, "rope_parameters")
     if any(isinstance(value, dict) for value in values.values()):
@@ -91,7 +91,7 @@ def rope_settings(
 
 
 def _check_names(kind: str, values: Mapping[str, Any], also: tuple[str, ...]) -> None:
-    """Refuse what would be dropped: nothing in this object is there for any other purpose."""
+    """Refuse unknown names: everything in this object is about rotation, so nothing may be dropped."""
     for name, value in values.items():
         if name not in _NAMES and name not in also and value is not None:
             raise ModelError(f"config.json: {name!r} of the rope scaling is not supported.")
@@ -113,7 +113,7 @@ def _number(name: str, value: Any, *, low: float = 0.0, high: float = 1e12) -> f
 
 
 def _frozen(value: Any) -> Any:
-    """Lists as tuples, so that settings can be keys; objects mean nothing here."""
+    """Turn lists into tuples, so that settings can be keys; objects have no meaning here."""
     return tuple(map(_frozen, value)) if isinstance(value, list) else None if isinstance(value, dict) else value
 
 

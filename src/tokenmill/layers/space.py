@@ -21,7 +21,7 @@ from tokenmill.layers.linear import FusedColumnLinear, RowLinear, Rows, local_co
 
 @dataclass(frozen=True, slots=True)
 class SpaceHeads:
-    """How heads of Mamba-2 are shaped; `taps` of the convolution; bounds of a token's pace."""
+    """The shape of Mamba-2's heads, the `taps` of the convolution, and the bounds of a token's pace."""
 
     heads: int
     dim: int
@@ -33,33 +33,34 @@ class SpaceHeads:
 
     @property
     def width(self) -> int:
-        """Entries of all heads."""
+        """The width of all heads together."""
         return self.heads * self.dim
 
     @property
     def channels(self) -> int:
-        """What the convolution sees: values, and what they are written and read with."""
+        """How many channels the convolution has: values, and the vectors that write and read them."""
         return self.width + 2 * self.groups * self.keys
 
     @property
     def mixed(self) -> list[Rows]:
-        """The same, as parts that go with heads."""
+        """The same channels, as parts that are split with the heads."""
         group = Rows(self.groups * self.keys, self.groups, bare=True, repeats=True)
         return [self.each(self.dim), group, group]
 
     def each(self, numbers: int) -> Rows:
-        """So many numbers of every head."""
+        """A part with so many numbers for every head."""
         return Rows(self.heads * numbers, self.heads, bare=True)
 
     def of(self, ranks: int) -> SpaceHeads:
-        """What each of so many ranks has; groups that are fewer are repeated."""
+        """The heads of each of so many ranks. If groups are fewer than ranks, they are repeated."""
         return replace(self, heads=self.heads // ranks, groups=max(1, self.groups // ranks))
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What families differ in around a state: biases of the products and of the convolution, the size of a norm's
-    pieces (0: no norm) and whether the gate comes before it, names of products, factors of the first one's columns."""
+    """How families differ around a state: biases of the products and of the convolution, the size of a norm's pieces
+    (0: no norm), whether the gate comes before the norm, names of the products, factors of the first product's
+    columns."""
 
     bias: bool = False
     conv_bias: bool = True
@@ -76,7 +77,7 @@ class Convolution:
     def __init__(
         self, b: Build, parts: Sequence[Rows], taps: int, *, bias: bool, name: str = "conv1d", silu: bool = True
     ) -> None:
-        """parts: what the channels belong to, which ranks share out."""
+        """parts: the parts of the channels, by which they are split over ranks."""
         channels, own = sum(part.rows for part in parts), local_rows(b.group, parts).to(b.device)
         weight = b.tensor(f"{name}.weight", (channels, 1, taps), torch.float32)[own]
         weight = weight[:, 0].t().contiguous()
@@ -143,7 +144,8 @@ class StateSpace(Projected):
 
 @dataclass(frozen=True, slots=True)
 class ScanSizes:
-    """Channels, numbers kept of each, taps of the convolution, and the width that a token's pace is made from."""
+    """Channels, numbers kept for each channel, taps of the convolution, and the width that a token's pace is made
+    from."""
 
     channels: int
     keys: int
@@ -157,13 +159,13 @@ class SelectiveScan(Projected):
     def __init__(
         self, b: Build, hidden: int, sizes: ScanSizes, around: Around, norms: tuple[NormSpec, ...] = ()
     ) -> None:
-        """norms: of pace, b and c, where a family has them."""
+        """norms: of pace, b and c, if a family has them."""
         b = share_out(b, "layers with a state space", sizes.channels)
         part = Rows(sizes.channels, sizes.channels, bare=True)
         self.product = FusedColumnLinear(b, hidden, "in_proj", (part, part), bias=around.bias)
         self.conv = Convolution(b, [part], sizes.taps, bias=around.conv_bias)
         own = part.index(0, b.group).to(b.device)
-        every = b.whole()  # little comes of all channels, and every rank needs it
+        every = b.whole()  # a small product of all channels, which every rank needs
         inner = [Rows(rows, rows) for rows in (sizes.rank, 2 * sizes.keys)]
         self.inner = FusedColumnLinear(every, sizes.channels, "x_proj", inner)
         self.pace = FusedColumnLinear(b, sizes.rank, "dt_proj", [part], bias=True)

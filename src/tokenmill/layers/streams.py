@@ -14,7 +14,7 @@ from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.build import Build
 
 _LEAST = 1e-5
-"""The least mean square by which a stream is divided."""
+"""The least mean square that a stream is divided by."""
 
 
 def mean_last(x: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class Streams:
         return x.view(-1, self.count, self.hidden)
 
     def predict(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, streams, hidden] -> what is expected of each stream behind the layer."""
+        """x [T, streams, hidden] -> the prediction of each stream behind the layer."""
         shares = self._shares(x[:, self.active], self.predicts, ctx).view(-1, self.count, self.count)
         wide = x.float()
         made = wide
@@ -55,7 +55,7 @@ class Streams:
         return made.to(x.dtype)
 
     def correct(self, expected: Tensor, found: Tensor, ctx: ForwardContext) -> Tensor:
-        """What was expected, corrected by what the layer gave [T, hidden] for the stream that it computed."""
+        """The prediction, corrected by the layer's result [T, hidden] for the stream that it computed."""
         shares = self._shares(found, self.corrects, ctx) + 1.0
         news = (found - expected[:, self.active]).float()
         return (expected.float() + news[:, None] * shares[:, :, None]).to(expected.dtype)
