@@ -1,5 +1,5 @@
-"""Files that clients send to the store, by the digest of their bytes. Owns: receiving them piece by piece, verifying
-them, and how much of them is kept that no model needs.
+"""Files that clients send to the store, named by the digest of their bytes. Owns: receiving them piece by piece,
+verifying them, and how many bytes are kept of files that no model needs.
 
 Must not know: HTTP, what the files hold.
 """

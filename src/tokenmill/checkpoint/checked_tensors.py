@@ -1,7 +1,8 @@
-"""Tensors that were looked at while they were loaded. Owns: finding those that hold NaN or infinity.
+"""Tensors that are checked while they are loaded. Owns: finding those that hold NaN or infinity.
 
-A damaged file is told by the tensor's name instead of showing up as broken answers. The look is one pass per tensor, in
-the order of reading, and its results are read once at the end, so that a GPU is not waited for. Must not know: models.
+So a damaged file is reported by its tensor's name instead of showing up as broken answers. The check is one pass per
+tensor, in the order of reading. Its results are read once at the end, so that loading does not wait for a GPU.
+Must not know: models.
 """
 
 from __future__ import annotations

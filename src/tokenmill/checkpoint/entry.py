@@ -1,4 +1,4 @@
-"""What is known of a stored model. Owns: the records of a manifest, and the digest over them.
+"""The manifest of a stored model. Owns: its records, and the digest over them.
 
 Must not know: where manifests lie, how models are loaded.
 """

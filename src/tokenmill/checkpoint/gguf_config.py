@@ -1,7 +1,7 @@
-"""From GGUF metadata to what config.json would say. Owns: which metadata key means which config key, by architecture.
+"""From GGUF metadata to what config.json would hold. Owns: which metadata key means which config key, by architecture.
 
-Where the format leaves a number out because its usual reader has it built in (Gemma's layer pattern, its query scale),
-that number is here. Must not know: how models are built, tokenizers.
+Some numbers are not in the format because its usual reader has them built in (Gemma's layer pattern, its query scale).
+These numbers are here. Must not know: how models are built, tokenizers.
 """
 
 from __future__ import annotations

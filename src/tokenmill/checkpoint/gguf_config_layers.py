@@ -1,7 +1,7 @@
-"""From GGUF metadata to what config.json would say, for families whose layers are not Llama's.
+"""From GGUF metadata to what config.json would hold, for families whose layers are not Llama's.
 
-Owns: which keys these families have. Numbers that the format leaves out are those of every published model of the
-family, and are said here. Must not know: how models are built, tokenizers.
+Owns: the keys of these families. Numbers that are not in the format are those of every published model of the family,
+and are written here. Must not know: how models are built, tokenizers.
 """
 
 from __future__ import annotations

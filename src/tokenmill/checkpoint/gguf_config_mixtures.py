@@ -1,7 +1,7 @@
-"""From GGUF metadata to what config.json would say, for further mixtures, Gemma 3n, BitNet and MiniCPM 3.
+"""From GGUF metadata to what config.json would hold, for further mixtures of experts, Gemma 3n, BitNet and MiniCPM 3.
 
-Owns: which keys these families have. Numbers that the format leaves out are those of every published model of the
-family, and are said here. Must not know: how models are built, tokenizers.
+Owns: the keys of these families. Numbers that are not in the format are those of every published model of the family,
+and are written here. Must not know: how models are built, tokenizers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""GGUF tensor names of families whose layers are not Llama's: mixtures with shared experts, latent attention, layers
-with states. Owns: one table an architecture, and what undoes the converter's changes there.
+"""GGUF tensor names of families whose layers are not Llama's: mixtures with shared experts, latent attention, recurrent
+layers. Owns: one table per architecture, and how the converter's changes are undone there.
 
-Names and changes are those of the format's own converter. Must not know: metadata other than the config made of it,
+Names and changes are those of the format's own converter. Must not know: metadata other than the config made from it,
 tensor data.
 """
 

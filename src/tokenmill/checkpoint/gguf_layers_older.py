@@ -1,7 +1,7 @@
-"""GGUF tensor names of families from before root-mean-square norms were usual. Owns: one table an architecture, and
-what undoes the converter's changes there.
+"""GGUF tensor names of families from before root-mean-square norms were usual. Owns: one table per architecture, and
+how the converter's changes are undone there.
 
-Must not know: metadata other than the config made of it, tensor data.
+Must not know: metadata other than the config made from it, tensor data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From config.json to GGUF metadata and tensor names: `gguf_config` and `gguf_names` the other way round.
+"""From config.json to GGUF metadata and tensor names: the inverse of `gguf_config` and `gguf_names`.
 Owns: which families can be written. Must not know: tokenizers, how numbers become blocks, files.
 """
 

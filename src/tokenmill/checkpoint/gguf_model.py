@@ -1,5 +1,5 @@
-"""A GGUF file (or its parts) as a model. Owns: joining split files, and serving tensors under the names models pull,
-with what the converter changed undone. Must not know: tokenizers, layers, how a quantised tensor is multiplied.
+"""A GGUF file (or its parts) as a model. Owns: joining split files, and serving tensors under the names that models ask
+for, with the converter's changes undone. Must not know: tokenizers, layers, how a quantised tensor is multiplied.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""From GGUF tensor names to the names that models pull. Owns: the table, and what undoes the converter's changes:
+"""From GGUF tensor names to the names that models ask for. Owns: the table, and how the converter's changes are undone:
 Llama's interleaved query and key rows, Gemma's norms stored plus one, experts stacked in one tensor.
-Must not know: metadata other than the config made of it, tensor data.
+Must not know: metadata other than the config made from it, tensor data.
 """
 
 from __future__ import annotations

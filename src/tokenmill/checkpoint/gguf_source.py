@@ -1,4 +1,4 @@
-"""Where a tensor of ours lies in a GGUF file. Owns: what must be undone of the converter's changes, as plain records.
+"""Where a tensor of a model lies in a GGUF file. Owns: plain records of it, and of the converter's changes to undo.
 
 Must not know: names of families, tensor data.
 """

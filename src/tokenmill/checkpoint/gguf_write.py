@@ -1,7 +1,7 @@
-"""Writing GGUF files. Owns: the container (version 3, little-endian), and that no half-written file is left behind.
+"""Writing GGUF files. Owns: the container (version 3, little-endian), and leaving no half-written file behind.
 
-Values take the type that readers expect of them: whole numbers are uint32 (int32 in lists and below zero), others
-float32. Must not know: what a key means, how numbers become blocks.
+Values have the types that readers expect: whole numbers are uint32 (int32 in lists and below zero), others float32.
+Must not know: what a key means, how numbers become blocks.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """From a model's name to its folder or file. Owns: telling folders from hub names, downloading only what is needed,
 choosing one of several GGUF files, and explaining why a download failed.
 
-The hub's own library downloads, and reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE; `resume.py` keeps what it has of
-large files. Must not know: formats, models."""
+The hub's own library downloads, and reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. `resume.py` keeps the downloaded
+parts of large files. Must not know: formats, models.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Modelfiles, as Ollama has them. Owns: reading one into what it says, with the line of what is wrong, and writing one.
+"""Ollama's Modelfiles. Owns: reading one (errors name the line), and writing one.
 
 Must not know: what names, parameters and templates mean.
 """

@@ -1,7 +1,7 @@
-"""Names of stored models: `mill`, `mill:small`, `owner/model:Q4_K_M`. Owns: what may be one, and the file that stands
-for it. Must not know: what is stored.
+"""Names of stored models: `mill`, `mill:small`, `owner/model:Q4_K_M`. Owns: which names are valid, and a name's file.
 
-Names are plain ASCII, so that nothing that looks like another name is one, and no name leads out of the store's folder.
+Names are plain ASCII, so no two names look alike and no name leads out of the store's folder. Must not know: what is
+stored.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A model folder that is written whole or not at all. Must not know: what is written."""
+"""A model folder that is written completely or not at all. Must not know: what is written."""
 
 from __future__ import annotations
 

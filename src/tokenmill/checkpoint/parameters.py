@@ -1,5 +1,5 @@
 """Ollama's PARAMETERs of a model. Owns: their names and types, and what each becomes here: an option of the engine, a
-default of requests, nothing that could change an answer, or a refusal.
+default for requests, nothing (if it cannot change an answer), or a refusal.
 
 Must not know: Modelfiles, requests.
 """

@@ -1,5 +1,5 @@
-"""Bringing a model into the store: from the hub, or as a reference to what lies on this machine. Owns: what has to be
-fetched, how much of it is there, and which files a removed model takes with it.
+"""Bringing a model into the store: from the hub, or as a reference to files on this machine. Owns: what has to be
+downloaded, how much of it is there already, and which files are deleted with a model.
 
 Must not know: terminals, HTTP answers, Modelfiles.
 """

@@ -1,7 +1,8 @@
-"""A checkpoint under other names. Owns: asking the inner one for the stored name of what is asked for.
+"""A checkpoint under other names. Owns: translating a requested name into the stored one before asking the inner
+checkpoint.
 
-A checkpoint that lists no names (invented weights) is asked by the names as they come. Must not know: architectures,
-why names differ.
+A checkpoint that lists no names (invented weights) is asked by the requested names. Must not know: architectures, why
+names differ.
 """
 
 from __future__ import annotations

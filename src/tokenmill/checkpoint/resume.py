@@ -1,8 +1,9 @@
-"""Large files of a hub, downloaded so that the next try goes on where this one broke off. Owns: the parts of files that
-are not complete, and putting whole ones where the hub's library looks for them.
+"""Resumable downloads of large files from a hub. Owns: the parts of incomplete files, and putting complete ones where
+the hub's library looks for them.
 
-The library goes on within one process; when that ends, it drops what it has of a file. Files that it fetches in chunks
-of its own (Xet) are left to it. Must not know: formats, names of models."""
+The library resumes only within one process; when that ends, it drops its part of a file. Files that it downloads in
+chunks of its own (Xet) are left to it. Must not know: formats, names of models.
+"""
 
 from __future__ import annotations
 

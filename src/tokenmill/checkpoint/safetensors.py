@@ -1,8 +1,9 @@
 """Safetensors files. Owns: reading and strictly checking headers, and zero-copy tensors over memory-mapped files.
-Must not know: models, devices, what a tensor is for.
 
-A file is 8 bytes of header length (little-endian), a JSON header, then data. Tensors must tile the data exactly:
-no overlap, no gap, no rest. Everything the header says is checked before one byte of data is touched."""
+A file is 8 bytes of header length (little-endian), a JSON header, then data. Tensors must cover the data exactly,
+without overlap, gap or rest. Everything in the header is checked before one byte of data is read.
+Must not know: models, devices, what a tensor is for.
+"""
 
 from __future__ import annotations
 

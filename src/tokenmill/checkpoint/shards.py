@@ -1,5 +1,6 @@
-"""Which file of a model folder holds which tensor. Owns: the index file and the rule that shard names stay inside the
-folder; the wording of errors about single tensors. Must not know: file formats."""
+"""Which file of a model folder holds which tensor. Owns: the index file, the rule that shard names stay inside the
+folder, and the wording of errors about single tensors. Must not know: file formats.
+"""
 
 from __future__ import annotations
 

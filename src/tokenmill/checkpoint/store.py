@@ -1,7 +1,7 @@
-"""Models under names of one's own. Owns: the folder of manifests, that each is written whole or not at all, and that
-two processes do not undo each other's changes. Files that clients send are kept by blobs.py.
+"""Stored models, under names that the user chooses. Owns: the folder of manifests, writing each completely or not at
+all, and keeping two processes from undoing each other's changes. blobs.py keeps the files that clients send.
 
-Must not know: Modelfiles, HTTP, engines, and what a manifest's parameters mean.
+Must not know: Modelfiles, HTTP, engines, what a manifest's parameters mean.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""What a stored model's name stands for, wherever MODEL is expected. Owns: where its weights are, and what its manifest
-means as options. Must not know: Modelfiles, verbs, servers.
+"""What a stored model's name stands for, wherever MODEL is expected. Owns: where its weights are, and its manifest as
+options. Must not know: Modelfiles, verbs, servers.
 """
 
 from __future__ import annotations

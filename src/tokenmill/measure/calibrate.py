@@ -1,10 +1,11 @@
-"""What this engine's own kernels reach on this machine, measured in seconds. Owns: what is measured, in which sizes.
+"""What this engine's own kernels reach on this machine, measured within seconds. Owns: what is measured, in which
+sizes.
 
-A plain read and one large product (ceilings.py) bound what is possible; a prediction wants what is usual. Nothing here
-looks at a model that will be predicted. What calling a kernel costs is subtracted: whole steps of tiny models, measured
-with the engine itself (calibrate_host.py), have it as in earnest. On a GPU calls are replayed, so that it is a kernel's
-latency, and what a GPU does for long it does at the clock that its power allows. Run as a module, DEVICE PART, this is
-a process that runs every kernel of a part once (calibrate_compile.py).
+A plain read and one large product (ceilings.py) bound what is possible; a prediction needs what is usual. Nothing here
+depends on a model that will be predicted. The cost of calling a kernel is subtracted, because whole steps of tiny
+models, run by the engine itself (calibrate_host.py), include it as real steps do. On a GPU calls are replayed, so that
+a kernel's latency is measured, and long enough for the clock that the GPU's power limit allows. Run as a module with
+DEVICE PART, this is a process that runs every kernel of a part once (calibrate_compile.py).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Kernels of a GPU's calibration are compiled before it is measured. Owns: the processes that do so side by side.
+"""Compiles the kernels of a GPU's calibration before they are measured. Owns: the processes that do so side by side.
 
-Each runs one part of the calibration once and leaves what it compiled on the disk. If one fails, its part's kernels are
-compiled while they are measured, which takes longer. Must not know: what a part is.
+Each runs one part of the calibration once, and leaves the compiled kernels on disk. If one fails, its part's kernels
+are compiled during the measurement, which takes longer. Must not know: what a part is.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What a step costs besides its arithmetic. Owns: whole steps of tiny models, run by the engine itself.
 
-Their products cost next to nothing, so what is left is planning, launching, waiting for one kernel after the other,
-choosing tokens. Two depths tell what a layer adds; mixtures of experts and large vocabularies are models of their own.
-On a GPU, where the host works meanwhile, the device's part is the time of a step's recording, replayed by itself.
-Run as a module this is a process that holds nothing but such a model, and prints how much memory it took.
+Their products cost next to nothing. What is left is planning, launching, waiting for one kernel after the other, and
+choosing tokens. Two depths show what a layer adds; mixtures of experts and large vocabularies have models of their own.
+On a GPU the host works at the same time, so the device's part is the time of a step's recording, replayed by itself.
+Run as a module, this is a process that holds only such a model and prints how much memory it took.
 """
 
 from __future__ import annotations

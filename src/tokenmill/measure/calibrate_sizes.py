@@ -1,4 +1,5 @@
-"""In which sizes a device is calibrated, and how long. Owns: these tables. Must not know: how anything is measured."""
+"""The sizes in which a device is calibrated, and how long each takes. Owns: these tables. Must not know: how anything
+is measured."""
 
 from __future__ import annotations
 

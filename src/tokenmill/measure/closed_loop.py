@@ -1,4 +1,4 @@
-"""Users in a closed loop on an engine. Owns: who asks when, on whatever clock; the real one, or a predicted one.
+"""Users in a closed loop on an engine. Owns: which user asks when, on a real clock or on a predicted one.
 
 Must not know: servers, terminals.
 """

@@ -1,4 +1,4 @@
-"""Two results side by side. Owns: ratios and how sure they are, by bootstrap. Must not know: engines, terminals."""
+"""Two results side by side. Owns: ratios, and their confidence by bootstrap. Must not know: engines, terminals."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What users of a server ask. Owns: conversations, made up or read from traces (ours, ShareGPT's, Mooncake's).
+"""What users of a server ask. Owns: conversations, made up or read from traces (tokenmill's, ShareGPT's, Mooncake's).
 
-Must not know: servers, engines. A file is checked whole before anything is sent; errors name the entry.
+A file is checked completely before anything is sent; errors name the entry. Must not know: servers, engines.
 """
 
 from __future__ import annotations

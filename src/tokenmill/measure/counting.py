@@ -1,7 +1,7 @@
 """What one step of a model costs, counted by running the model's own layers on tensors without data.
 
-Owns: kernels that note what they are asked for, and the sheet that comes of it. No architecture has a formula here: a
-model is built on the `meta` device and run for a token or two, and every operation leaves its operations and bytes. An
+Owns: kernels that note each operation, and the sheet of all of them. No architecture has a formula here: a model is
+built on the `meta` device and run for a token or two, and every call leaves its number of operations and bytes. An
 operation that cannot be counted is refused, not guessed. Must not know: devices, speeds.
 """
 

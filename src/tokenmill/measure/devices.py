@@ -1,6 +1,6 @@
-"""What devices can do. Owns: the hardware table (data/devices.json) and how much of a ceiling an engine reaches.
+"""What devices can do. Owns: the hardware table (data/devices.json), and how much of a ceiling an engine reaches.
 
-Must not know: models. A device is one that the table names, or this machine, measured (ceilings.py).
+A device is one of the table, or this machine as measured (ceilings.py). Must not know: models.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Measurements of this machine that are kept, so that nobody waits for them twice. Owns: where they lie, for which
-machine, program and types they hold, and until when. Must not know: torch, how anything is measured.
+"""Stored measurements of this machine, so that nobody waits for them twice. Owns: where they lie, for which machine,
+program and types they hold, and until when. Must not know: torch, how anything is measured.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`bench latency`: one fixed batch, again and again. Owns: what is told about it. Must not know: terminals."""
+"""`bench latency`: one fixed batch, again and again. Owns: what is reported. Must not know: terminals."""
 
 from __future__ import annotations
 

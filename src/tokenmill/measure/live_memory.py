@@ -1,6 +1,7 @@
-"""Who holds how much memory. Owns: bytes that an object reaches, and the most that live at once while something runs.
+"""Which objects hold how much memory. Owns: the bytes that an object reaches, and the most that live at once during a
+run.
 
-Works on tensors without data as on others: only sizes of storages count. Must not know: what the tensors are for.
+It works on tensors without data, too: only sizes of storages count. Must not know: what the tensors are for.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What one model will take, as numbers that may travel. Must not know: how they are found (memory_needs.py)."""
+"""How much memory one model will take, as numbers that can be sent. Must not know: how they are found
+(memory_needs.py)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""How much memory models will take here, before any of them is loaded. Owns: the question a server of many models asks.
+"""How much memory models will take here, before any is loaded. Owns: answering this for a server of many models.
 
-The counting is `tokenmill plan`'s. Run in a process of its own: a server does not import torch. Must not know: servers.
+It counts as `tokenmill plan` does. It runs in a process of its own, because a server does not import torch.
+Must not know: servers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What an engine's steps were made of. Owns: noting plans on their way to the executor, and their grants afterwards.
+"""What an engine's steps were made of. Owns: noting plans on their way to the executor, and reading their grants later.
 
-Noting is one append per step; everything else happens after the run, so that the run is not disturbed. Must not know:
-models, speeds. With drafts, a row's length is taken as the most it can be.
+Noting is one append per step. Everything else happens after the run, so that the run is not disturbed. With drafts, a
+row's length is taken as the most it can be. Must not know: models, speeds.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a server says its steps computed and moved. Owns: reading that from /metrics around a run; its MBU and MFU.
+"""What a server reports about the work of its steps. Owns: reading that from /metrics around a run; its MBU and MFU.
 
-Our server tells (and others that have the same series); its counts are estimates: weights once a step, the K/V held by
-running sequences. Must not know: load patterns, terminals, torch (ceilings come from who calls).
+tokenmill's server reports it, and so do others that have the same series. The counts are estimates: weights once per
+step, and the K/V held by running sequences. Must not know: load patterns, terminals, torch (the caller gives ceilings).
 """
 
 from __future__ import annotations

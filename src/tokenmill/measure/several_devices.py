@@ -1,4 +1,4 @@
-"""A model over several devices. Owns: what pipeline stages hold, what they wait for, and what whole experts cost.
+"""A model on several devices. Owns: what pipeline stages hold, what they wait for, and what whole experts cost.
 
 Slices (tensor parallel) are counted from the layers themselves (counting.py); here is what follows from formulae:
 

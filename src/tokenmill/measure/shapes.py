@@ -1,4 +1,4 @@
-"""Weights without data. Owns: a checkpoint of shapes, and what quantised forms of a matrix look like without contents.
+"""Weights without data. Owns: a checkpoint that has only shapes, and the shapes of a matrix's quantised forms.
 
 Must not know: models, costs.
 """

@@ -1,7 +1,7 @@
-"""A workload, predicted. Owns: an executor whose steps take roofline time on a clock of its own.
+"""Predicting a workload. Owns: an executor whose steps take roofline time on a clock of its own.
 
-The scheduler, block tables and prefix cache are the real ones, so that chunking, preemption and shared prefixes count
-as they would. Must not know: tensors.
+Scheduler, block tables and prefix cache are the real ones, so chunking, preemption and shared prefixes count as in a
+real run. Must not know: tensors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`bench startup`: from starting a process to the first token. Owns: the child process and its stamps.
+"""`bench startup`: from starting a process to the first token. Owns: the child process and its time stamps.
 
-Run as a module it is that child: it prints one JSON line of seconds since it was asked for.
+Run as a module, it is that child. It prints one JSON line: the seconds since it was started, for each stage.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""How long a step usually takes. Owns: from what a step must do (roofline.py) and what was measured, to seconds.
+"""How long a step usually takes. Owns: turning what a step must do (roofline.py), and what was measured, into seconds.
 
-Without a calibration a step takes its floor at the assumed shares of the ceilings. Must not know: models, engines.
+Without a calibration, a step takes its roofline time at the assumed shares of the ceilings. Must not know: models,
+engines.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""`tokenmill tune`: which options serve these users best. Owns: what is tried, in which order, what counts as better.
+"""`tokenmill tune`: which options serve these users best. Owns: what is tried, in which order, and what counts as
+better.
 
-One option after the other, from the best so far: each value is first predicted (real scheduler, roofline clock), and
-only those that the prediction does not rule out are run, for seconds. Must not know: terminals, files.
+One option is changed after the other, starting from the best so far. Each value is first predicted (real scheduler,
+roofline clock), and only those that the prediction does not rule out are run, for seconds. Must not know: terminals,
+files.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a benchmark asks for. Owns: reading workload files, and making up uniform workloads.
 
-Must not know: engines, tensors. A file is checked whole before any model loads; errors name the line.
+A file is checked completely before any model loads; errors name the line. Must not know: engines, tensors.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What every weight format shares. Owns: norm -> linear -> act -> residual, and mixtures of differing formats.
+"""What all weight formats share. Owns: norm -> linear -> act -> residual, and mixtures of different formats.
 
-A format implements `take`, `split`, `rows`, `dense` and `bytes`, and is then multiplied by its dense numbers; one that
-backends pack is a PackedWeight (packed.py). `matmul` and `linear` are overridden by those that compose otherwise.
-Knows nothing of layers or models.
+A format that implements `take`, `split`, `rows`, `dense` and `bytes` is multiplied by its dense numbers. A format that
+backends pack is a PackedWeight (packed.py). Formats that work differently override `matmul` and `linear`.
+Must not know: layers, models.
 """
 
 from __future__ import annotations

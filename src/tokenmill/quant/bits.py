@@ -1,6 +1,7 @@
-"""Codes of few bits in words of 32, without gaps: code i of a row begins at bit i * bits. Owns: packing and unpacking.
+"""Codes of few bits in 32 bit words, without gaps: code i of a row begins at bit i * bits. Owns: packing and unpacking.
 
-compressed-tensors and GPTQ tools store so (a code may straddle two words). Must not know: files, what codes mean.
+compressed-tensors and GPTQ tools store codes like this (a code may straddle two words). Must not know: files, what
+codes mean.
 """
 
 from __future__ import annotations

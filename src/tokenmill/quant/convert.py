@@ -1,5 +1,5 @@
-"""A model folder in, a quantised model folder out. Owns: which weights are rounded, and that no half-written folder is
-ever left behind. Must not know: command lines, engines, how a folder is found.
+"""A model folder in, a quantised model folder out. Owns: which weights are rounded, and leaving no half-written folder
+behind. Must not know: command lines, engines, how a folder is found.
 """
 
 from __future__ import annotations

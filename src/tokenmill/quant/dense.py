@@ -1,7 +1,8 @@
-"""Unquantised weights. Owns: a plain matrix and its bias, packed once it is settled. Knows nothing of checkpoints.
+"""Unquantised weights. Owns: a plain matrix and its bias, packed once it is settled.
 
-After settling on a backend that packs, only the packed form is held; rows and the whole matrix are read back from it.
-Numbers that come in float16 for a product in float32 stay in 16 bits, and are widened where they are used: exactly.
+After settling on a backend that packs, only the packed form is held, and rows or the whole matrix are read back from
+it. Numbers that come as float16 for a product in float32 stay in 16 bits, and are widened exactly where they are used.
+Must not know: checkpoints.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Which format a weight is in. Owns: choosing by the tensors that a checkpoint has. Knows nothing of layers.
+"""Which format a weight is in. Owns: choosing by the tensors that a checkpoint has.
 
-Formats that the tensors do not tell apart are told apart by `quantization_config` in config.json.
+Formats with the same tensors are told apart by `quantization_config` in config.json. Must not know: layers.
 """
 
 from __future__ import annotations

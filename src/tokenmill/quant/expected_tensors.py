@@ -1,6 +1,6 @@
-"""What a quantised checkpoint must hold before its numbers mean anything. Owns: refusing a weight without the scales,
-zero points or order that config.json promises, scales that are whole numbers, and factors that its form does not
-multiply by: all of them would be read, and say something else. Must not know: how a form's codes become numbers.
+"""What a quantised checkpoint must hold so that its numbers can be understood. Owns: refusing a weight without the
+scales, zero points or order that config.json promises, scales that are whole numbers, and factors that its form does
+not use. All of these could be read, but would give wrong numbers. Must not know: how a form's codes become numbers.
 """
 
 from __future__ import annotations

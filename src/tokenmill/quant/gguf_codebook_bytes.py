@@ -1,7 +1,7 @@
-"""Rounding matrices into GGUF blocks of codebooks (IQ1, IQ2, IQ3) and of three values (TQ). Owns: how these lie.
+"""Rounding matrices into GGUF blocks of codebooks (IQ1, IQ2, IQ3) and of three values (TQ). Owns: their byte layout.
 
-As in gguf_rounding.py each function takes rows [n, columns] of whole blocks in float32 and what columns count, and
-gives their bytes [n, bytes of a row] uint8. Must not know: how entries are found, files, names, layers.
+As in gguf_rounding.py, each function takes rows [n, columns] of whole blocks in float32 and the columns' importance,
+and gives their bytes [n, bytes of a row] uint8. Must not know: how entries are found, files, names, layers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Rounding matrices into GGUF blocks. Owns: how each type's blocks lie in bytes, and which search finds their numbers.
+"""Rounding matrices into GGUF blocks. Owns: each type's byte layout, and which search finds its numbers.
 
-Each function takes rows [n, columns] of whole blocks in float32 and gives their bytes [n, bytes of a row] uint8;
+Each function takes rows [n, columns] of whole blocks in float32 and gives their bytes [n, bytes of a row] uint8.
 importance [columns] says how much each column's errors count.
 Must not know: files, names, layers.
 """

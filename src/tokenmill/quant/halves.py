@@ -1,8 +1,8 @@
-"""Scales of files in half precision, which is how integers are held. Owns: what becomes of scales that it cannot hold.
+"""Scales from files in half precision, as integer formats hold them. Owns: how scales outside its range are treated.
 
-Larger ones than float16 knows are refused. Where all of a matrix are smaller than its normal numbers they would lose
-their digits, or become zero: the matrix is held dense, as its numbers are. (Single small ones among larger ones lose
-less than the larger ones do.) Must not know: files, layers.
+Scales above float16's range are refused. If all scales of a matrix are below its normal numbers, they would lose their
+digits or become zero, so the matrix is held dense. (Single small scales among larger ones lose less than the larger
+ones do.) Must not know: files, layers.
 """
 
 from __future__ import annotations

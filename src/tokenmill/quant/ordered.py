@@ -1,7 +1,7 @@
 """Integer weights whose columns are grouped in another order than they are stored in (GPTQ's `g_idx`, act-order).
 
-Owns: the order. A row is multiplied with its numbers brought into the order of the groups; inside lies an ordinary
-GridWeight. Must not know: files, layers.
+Owns: the order. A row is multiplied with its numbers in the order of the groups; inside is an ordinary GridWeight.
+Must not know: files, layers.
 """
 
 from __future__ import annotations

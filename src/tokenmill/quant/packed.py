@@ -1,5 +1,5 @@
-"""Weights that a backend may pack when they settle. Owns: what follows from that, whatever the format: settling, and
-products, rows and bytes of the packed form once it is there, else of the stored one. Must not know: formats, layers.
+"""Weights that a backend may pack when they settle. Owns: what all these formats share: settling, and products, rows
+and bytes of the packed form once there is one, before that of the stored form. Must not know: formats, layers.
 """
 
 from __future__ import annotations

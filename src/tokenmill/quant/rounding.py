@@ -1,4 +1,5 @@
-"""Rounding a matrix to integers with the scales that lose least. Owns: the search. Must not know: files, layers."""
+"""Rounding a matrix to integers with the scales that give the least error. Owns: the search. Must not know: files,
+layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What --quantization may say. Owns: the names of schemes, and how one for the output head stands behind another.
+"""What --quantization accepts. Owns: the names of schemes, and how a second scheme for the output head is appended.
 
 Must not know: torch (options are read before it is imported), weights.
 """

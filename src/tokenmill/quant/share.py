@@ -1,9 +1,9 @@
-"""A rank's part of a matrix that is stored in few bits. Owns: which rows and columns of a form's tensors a part of the
-matrix lies in, so that a rank reads these alone.
+"""A rank's part of a quantised matrix. Owns: which rows and columns of a form's tensors hold a part of the matrix, so
+that a rank reads only these.
 
-A form's tensors lie as the matrix does, or turned (GPTQ, AWQ), and hold a number, a word of numbers or a scale for each
-place. Where a cut would go through one of these the whole matrix is read, and split or refused as it can be. Must not
-know: what the tensors mean.
+A form's tensors lie like the matrix, or transposed (GPTQ, AWQ), and hold a number, a word of numbers or a scale per
+place. If a cut would go through one of these, the whole matrix is read, and then split or refused. Must not know: what
+the tensors mean.
 """
 
 from __future__ import annotations

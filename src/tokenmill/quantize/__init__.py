@@ -1,1 +1,1 @@
-"""Making quantised models: methods (statistics, weight) -> codes, the stream over layers, and what files hold."""
+"""Making quantised models: methods (statistics, weight) -> codes, going through the layers, and the forms of files."""

@@ -1,4 +1,4 @@
-"""A model folder in, one GGUF file out. Owns: which type each tensor gets, and undoing what `gguf_names` undoes.
+"""A model folder in, one GGUF file out. Owns: which type each tensor gets, and the inverse of what `gguf_names` does.
 Must not know: command lines, engines, how blocks or containers are laid out.
 """
 

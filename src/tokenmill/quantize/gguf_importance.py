@@ -1,5 +1,5 @@
-"""How large the inputs of each column are, measured on a text. Owns: adding them up, layer by layer, under the names
-that GGUF files have. Must not know: command lines, how rounding uses it.
+"""How large the inputs of each column are, measured on a text. Owns: adding them up layer by layer, under the names of
+GGUF files. Must not know: command lines, how rounding uses it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What GGUF metadata cannot say is refused. Owns: the proof that a config read back from it computes the same.
+"""Refuses what GGUF metadata cannot express. Owns: the proof that a config read back from the metadata computes the
+same.
 
-A small model of the config, and one of what the file would say of it, get the same random tensors: their logits must be
-equal. So whatever changes an answer is found out, also what nobody thought of when the metadata were written. Must not
-know: files, blocks, tokenizers.
+A small model of the config, and one of what the file would say about it, get the same random tensors; their logits must
+be equal. This finds everything that changes an answer, even what the writer of the metadata did not think of.
+Must not know: files, blocks, tokenizers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""GPTQ: columns are rounded one after the other, and what each one loses is made up for by those that follow.
+"""GPTQ: columns are rounded one after the other, and later columns make up for the error of each.
 
-Owns: the method (Frantar et al., 2022), columns in the order of their inputs' energy, groups where they lie. Must not
-know: files.
+Owns: the method (Frantar et al., 2022), with columns in the order of their inputs' energy and groups in their stored
+order. Must not know: files.
 """
 
 from __future__ import annotations

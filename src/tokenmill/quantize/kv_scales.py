@@ -1,7 +1,8 @@
 """Scales of K/V in float8, one for keys and one for values of each layer, for engines that read them from a checkpoint.
-Owns: measuring them on a text, and the names that they have in compressed-tensors files.
+Owns: measuring them on a text, and their names in compressed-tensors files.
 
-Ours has no use for them: what it stores gets scales of its own, token by token. Must not know: methods, command lines.
+This engine does not use them: its stored K/V have scales of their own, token by token. Must not know: methods, command
+lines.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A model folder in, a quantised one out, layer by layer. Owns: the order of work, what lies on disk meanwhile, and
-going on after a stop. Must not know: command lines, engines, how methods work.
+"""A model folder in, a quantised one out, layer by layer. Owns: the order of work, the files on disk meanwhile, and
+resuming after a stop.
 
-While it runs, finished layers lie in `.NAME.partial` beside the target, one file each. A stop leaves them there: the
-same command goes on behind the last one, another one begins anew.
+While it runs, finished layers lie in `.NAME.partial` beside the target, one file each. They stay after a stop: the same
+command continues behind the last one, and a different command starts again. Must not know: command lines, engines, how
+methods work.
 """
 
 from __future__ import annotations

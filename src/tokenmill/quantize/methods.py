@@ -1,4 +1,4 @@
-"""Methods that search a rounding: AutoRound, HQQ, and clipping as AWQ does. Owns: the searches.
+"""Methods that search for the best rounding: AutoRound, HQQ, and clipping as in AWQ. Owns: the searches.
 
 Each takes a weight [out, in] float32 and gives codes. Must not know: files, layers.
 """

@@ -1,4 +1,4 @@
-"""Bits where they count. Owns: sharing out a budget by what each weight loses. Must not know: files, methods."""
+"""More bits where they matter. Owns: dividing a budget of bits by each weight's loss. Must not know: files, methods."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Methods by name. Owns: what each needs, which forms of files hold its result, and config.json's words about them.
+"""Methods by name. Owns: what each needs, which forms of files can hold its result, and its entries in config.json.
 
 Must not know: layers, where tensors come from.
 """

@@ -1,9 +1,8 @@
-"""Where channels, heads and layers lie in a model's tensors. Owns: names of tensors, what of each stays, and
-config.json's words for it. A layer that is built in another way is refused by name.
-Must not know: how is chosen what stays.
+"""Where channels, heads and layers lie in a model's tensors. Owns: names of tensors, which part of each stays after
+pruning, and the entries in config.json. A layer that is built differently is refused by name.
 
-A channel is a row of what feeds the MLP's last matrix and a column of that one. A group of heads is a key head with the
-query heads that read it.
+A channel is a row of the matrices that feed the MLP's last matrix, and a column of that one. A group of heads is a key
+head with the query heads that read it. Must not know: how the parts that stay are chosen.
 """
 
 from __future__ import annotations

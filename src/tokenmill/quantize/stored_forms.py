@@ -1,4 +1,4 @@
-"""What files hold in a weight's place. Owns: the tensors of each form, and the numbers that they mean.
+"""What files hold in place of a weight. Owns: the tensors of each form, and the numbers that they mean.
 
 Forms: `compressed-tensors` (integers of 2 to 8 bits, float8, NVFP4, MXFP4), `gptq`, `awq`, `bitsandbytes`, `bitnet`.
 Must not know: methods, layers.

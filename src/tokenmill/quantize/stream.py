@@ -1,6 +1,8 @@
-"""A model's layers, one after the other. Owns: building each alone, what calibration showed it, and folding scales.
+"""A model's layers, one after the other. Owns: building each layer alone, what calibration shows it, and folding
+scales.
 
-A layer sees what the rounded layers before it give, as it will when the model runs. Must not know: files, forms.
+A layer gets as input what the rounded layers before it give, as it will when the model runs. Must not know: files,
+forms.
 """
 
 from __future__ import annotations
