@@ -26,8 +26,8 @@ from tokenmill.quant.schemes import head_scheme
 _IGNORABLE = re.compile(
     r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias|\.(output|prob)_scale)$"
 )
-"""Tensors that are not read: buffers of old checkpoints that are computed here, and scales for values that are rounded
-by their own."""
+"""Tensors that are not read: buffers of old checkpoints that are computed here, and scales of activations, which are
+rounded by scales of their own."""
 _KV_SCALES = re.compile(r"\.(kv|[kvq])_scale$")
 """Scales for K/V in 8 bits that the file's maker measured. Ours are computed from what is stored, token by token."""
 

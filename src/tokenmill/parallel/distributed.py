@@ -21,13 +21,14 @@ from tokenmill.parallel.link import Link, Turn
 from tokenmill.parallel.stages import Place
 
 _gather: Any = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-"""The older name, which newer torch warns of."""
+"""Falls back to the older name, which newer torch warns about."""
 SLOTS = 2
-"""Steps whose states a stage may have on their way."""
+"""How many steps' states a stage may be sending at one time."""
 
 
 class World:
-    """All ranks of an engine, met. meeting: a file that no other engine uses; rank, size: among those of its stage."""
+    """All ranks of an engine, connected. meeting: a file that no other engine uses. rank, size: within this rank's
+    stage."""
 
     def __init__(self, meeting: str, place: Place, rank: int, size: int, device: str) -> None:
         said = environment_with({})
@@ -46,13 +47,14 @@ class World:
             device_id=self.device if self.on_gpu else None,
         )
         self.group: Any = dist.group.WORLD
-        """Of the ranks of this stage."""
-        if place.stages > 1 and size > 1:  # everybody takes part in making every group
+        """The group of this stage's ranks."""
+        if place.stages > 1 and size > 1:  # every rank must take part in making every group
             made = [dist.new_group([stage * size + each for each in range(size)]) for stage in range(place.stages)]
             self.group = made[place.stage]
 
     def link(self, inbox: Tensor) -> Link:
-        """To the stages around this one: a group for each pair of ranks, so that nothing waits for other traffic."""
+        """The link to the stages around this one. Each pair of ranks has a group, so that nothing waits for other
+        traffic."""
         size, stage = self.size, self.place.stage
         pairs = {
             (before, rank): dist.new_group([before * size + rank, (before + 1) * size + rank])
@@ -63,16 +65,16 @@ class World:
 
 
 class TorchLink(Turn):
-    """Between devices. before, behind: the groups of two; inbox [most tokens, hidden].
+    """A link between devices. before, behind: the groups of two ranks. inbox [most tokens, hidden].
 
-    Sending and receiving are work of the device like any other: nothing here waits for it. What is sent lies in slots
-    of its own, so that the next step does not wait until the stage behind has taken it."""
+    Sending and receiving are enqueued like other device work: nothing here waits for it. Sent states lie in slots of
+    their own, so that the next step need not wait until the stage behind has taken them."""
 
     def __init__(self, before: Any, behind: Any, inbox: Tensor) -> None:
         super().__init__(takes=before is not None, gives=behind is not None)
         self.before, self.behind, self.inbox = before, behind, inbox
         self.sent: deque[tuple[Any, Tensor]] = deque()
-        if before is not None:  # a connection is made when it is first used, by both ends at once
+        if before is not None:  # a connection is made at its first use, by both ends at once
             dist.recv(inbox[:1], group=before, group_src=0)
         if behind is not None:
             dist.send(torch.zeros(1, inbox.shape[1], dtype=inbox.dtype, device=inbox.device), group=behind, group_dst=1)
@@ -81,7 +83,7 @@ class TorchLink(Turn):
         dist.recv(self.inbox[: self.tokens], group=self.before, group_src=0)
 
     def _give(self, x: Tensor | None) -> None:
-        if x is None:  # the plan has failed and is told so; what waits for it goes on
+        if x is None:  # the plan has failed: the stage behind must not wait for it
             x = torch.zeros(self.tokens, self.inbox.shape[1], dtype=self.inbox.dtype, device=self.inbox.device)
         assert x.dtype == self.inbox.dtype, "stages exchange the compute type"
         while len(self.sent) >= SLOTS:
@@ -99,7 +101,8 @@ class TorchGroup:
         self.device, self.group = world.device, world.group
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The sum over ranks (+ residual); x is overwritten. In rank order where two ranks do not settle the order."""
+        """The sum over ranks (+ residual); x is overwritten. In an exact group more than two ranks add up in rank
+        order."""
         if self.exact and self.size > 2:
             parts = self._gather(x)
             total = parts[0].float()
@@ -115,13 +118,13 @@ class TorchGroup:
     def all_reduce_norm(
         self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """Not by torch."""
+        """torch cannot do all at once."""
         return None
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Every rank's x side by side."""
         parts = self._gather(x)
-        if x.shape.numel() == x.shape[dim]:  # one row: they lie side by side
+        if x.shape.numel() == x.shape[dim]:  # one row: the parts lie side by side already
             return parts.view(*x.shape[:dim], -1) if dim in (-1, x.ndim - 1) else torch.cat(list(parts), dim)
         return torch.cat(list(parts), dim)
 
@@ -133,16 +136,16 @@ class TorchGroup:
         return out.view(self.size, *x.shape)
 
     def agree(self, values: list[int]) -> list[int]:
-        """The least of each."""
+        """The least value of each number."""
         said = torch.tensor(values, dtype=torch.int64, device=self.device)
         dist.all_reduce(said, dist.ReduceOp.MIN, group=self.group)
         return [int(least) for least in said.tolist()]
 
     def begin(self, epoch: int) -> None:
-        """Nothing: a rank that fails ends its engine, because what it has not enqueued cannot be made up for."""
+        """Do nothing: a rank that fails ends its engine, because work that it did not enqueue cannot be made up for."""
 
     def fail(self) -> None:
-        """Nothing: see `begin`."""
+        """Do nothing: see `begin`."""
 
     def close(self) -> None:
-        """Nothing waits: processes end, and their communicators with them."""
+        """Do nothing: communicators end with their processes."""

@@ -17,12 +17,12 @@ from tokenmill.core.errors import ModelError
 
 Placement = list[int]
 WORTH = 1.02
-"""A placement is left alone unless another is better balanced by this factor."""
+"""A placement stays unless another is better balanced by this factor."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What lies in slot `source` comes to slot `to`; swap: and the other way round."""
+    """Copy the expert in slot `source` to slot `to`. swap: exchange the two."""
 
     to: int
     source: int
@@ -30,7 +30,7 @@ class Move:
 
 
 def slots_of(experts: int, ranks: int, redundant: int) -> int:
-    """Slots of each rank; refuses what does not go up."""
+    """The number of slots of each rank; refuses numbers that do not divide."""
     if redundant > experts * (ranks - 1):
         raise ModelError(f"num_redundant_experts {redundant}: {ranks} ranks already hold all {experts} experts each.")
     if (experts + redundant) % ranks:
@@ -42,12 +42,12 @@ def slots_of(experts: int, ranks: int, redundant: int) -> int:
 
 
 def first_placement(experts: int, ranks: int, redundant: int) -> Placement:
-    """In the order of their numbers, over and over."""
+    """Experts in the order of their numbers, repeated until all slots are filled."""
     return [slot % experts for slot in range(slots_of(experts, ranks, redundant) * ranks)]
 
 
 def loads(counts: Sequence[int], placement: Placement, ranks: int) -> list[float]:
-    """What each rank computes, where an expert's tokens are shared out evenly over its slots."""
+    """How many tokens each rank computes, if an expert's tokens are spread evenly over its slots."""
     copies, slots = Counter(placement), len(placement) // ranks
     return [
         sum(counts[expert] / copies[expert] for expert in placement[rank * slots : (rank + 1) * slots])
@@ -56,7 +56,7 @@ def loads(counts: Sequence[int], placement: Placement, ranks: int) -> list[float
 
 
 def balance_of(counts: Sequence[int], placement: Placement, ranks: int) -> float:
-    """Mean over maximum of the ranks' loads: 1 is best, 1 / ranks is worst."""
+    """Mean / maximum of the ranks' loads: 1 is best, 1 / ranks is worst."""
     found = loads(counts, placement, ranks)
     most = max(found)
     return sum(found) / ranks / most if most else 1.0
@@ -65,8 +65,8 @@ def balance_of(counts: Sequence[int], placement: Placement, ranks: int) -> float
 def place(counts: Sequence[int], present: Placement, ranks: int) -> Placement:
     """A better placement for these counts of tokens per expert, or the present one.
 
-    Slots to spare go to whichever expert has the most tokens per slot; then the heaviest copy goes first, to the rank
-    with the least so far. A rank has an expert once, as long as that can be."""
+    Each spare slot goes to the expert with the most tokens per slot. Then copies are placed, the heaviest first, each
+    on the rank with the least load so far. If possible, a rank has an expert only once."""
     slots = len(present) // ranks
     copies = _copies(counts, len(present), ranks)
     ranking = sorted(range(len(counts)), key=lambda e: (-counts[e] / copies[e], e))
@@ -85,7 +85,7 @@ def place(counts: Sequence[int], present: Placement, ranks: int) -> Placement:
 
 
 def _copies(counts: Sequence[int], slots: int, ranks: int) -> list[int]:
-    """How many slots each expert gets: one, and then those to spare."""
+    """How many slots each expert gets: one, and then spare ones."""
     copies = [1] * len(counts)
     queue = [(-float(count), expert) for expert, count in enumerate(counts)] if ranks > 1 else []
     heapq.heapify(queue)
@@ -98,7 +98,8 @@ def _copies(counts: Sequence[int], slots: int, ranks: int) -> list[int]:
 
 
 def _in_place(held: list[list[int]], present: Placement, slots: int) -> Placement:
-    """Each heap on the rank that has the most of it already, each expert in its slot where it lies there."""
+    """Put each heap of experts on the rank that already has most of them, and keep an expert that lies there in its
+    slot."""
     ranks = len(held)
     now = [Counter(present[rank * slots : (rank + 1) * slots]) for rank in range(ranks)]
     alike = sorted(
@@ -120,7 +121,7 @@ def _in_place(held: list[list[int]], present: Placement, slots: int) -> Placemen
 
 
 def moves_between(present: Placement, wanted: Placement) -> list[Move]:
-    """The way from one placement to the other; behind each of its moves every expert lies somewhere."""
+    """The moves from one placement to the other; after each move every expert lies in some slot."""
     now, made = list(present), []
     for slot in range(len(now)):
         while now[slot] != wanted[slot]:
@@ -131,7 +132,8 @@ def moves_between(present: Placement, wanted: Placement) -> list[Move]:
 
 
 def _next_move(now: Placement, wanted: Placement, slot: int) -> Move:
-    """Brings `slot` its expert, or what lies there, if it lies nowhere else, where it belongs."""
+    """The move that brings `slot` its expert; or, if the slot holds the only copy of an expert, the move that brings
+    that one to its place."""
     sources = [other for other, expert in enumerate(now) if expert == wanted[slot]]
     astray = [other for other in sources if wanted[other] != now[other]]
     if now.count(now[slot]) > 1:
@@ -143,7 +145,7 @@ def _next_move(now: Placement, wanted: Placement, slot: int) -> Move:
 
 
 def apply_move(placement: Placement, move: Move) -> None:
-    """The placement behind it."""
+    """Change the placement as the move does."""
     came, went = placement[move.source], placement[move.to]
     placement[move.to] = came
     if move.swap:
@@ -151,8 +153,8 @@ def apply_move(placement: Placement, move: Move) -> None:
 
 
 def rounds(moves: Sequence[Move], slots: int) -> list[list[Move]]:
-    """Moves that can be made at one time, each rank having part in one of them; the order of what touches a rank
-    stays."""
+    """Group moves that can be made at one time: each rank takes part in one of them. A rank's moves keep their
+    order."""
     last: dict[int, int] = {}
     found: list[list[Move]] = []
     for move in moves:
@@ -166,7 +168,7 @@ def rounds(moves: Sequence[Move], slots: int) -> list[list[Move]]:
 
 
 def routes(placement: Placement, experts: int, columns: int) -> list[int]:
-    """For every expert the slots that take its tokens in turn, `columns` numbers each."""
+    """For every expert, `columns` numbers: the slots that take its tokens in turn."""
     found: list[list[int]] = [[] for _ in range(experts)]
     for slot, expert in enumerate(placement):
         found[expert].append(slot)

@@ -22,7 +22,7 @@ class SoloGroup:
     def all_reduce_norm(
         self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
     ) -> None:
-        """One rank has nothing to add up."""
+        """None: one rank has nothing to add up."""
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """x itself."""
@@ -33,10 +33,10 @@ class SoloGroup:
         return values
 
     def begin(self, epoch: int) -> None:
-        """Nothing: there is nobody to wait for."""
+        """Do nothing: there is no other rank."""
 
     def fail(self) -> None:
-        """Nothing: nobody waits."""
+        """Do nothing: no rank waits."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""

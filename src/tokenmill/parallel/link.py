@@ -20,27 +20,28 @@ _BUFFER = 4 << 20
 
 
 class Link(Protocol):
-    """One rank's way in and way out. For each plan: begin, take before the layers, give behind them, end."""
+    """One rank's connection to the stages before and behind it. For each plan: begin, take before the layers, give
+    after them, end."""
 
     def begin(self, tokens: int) -> None:
         """A plan of so many tokens follows."""
         ...
 
     def take(self) -> None:
-        """Fill the inbox with what the stage before gives; raises if that has failed."""
+        """Fill the inbox with the states of the stage before; raises if that stage has failed."""
         ...
 
     def give(self, x: Tensor) -> None:
-        """x [tokens, hidden] goes to the stage behind."""
+        """Send x [tokens, hidden] to the stage behind."""
         ...
 
     def end(self) -> None:
-        """Whatever has not been taken or given is made up for."""
+        """Take and give whatever the plan has left out."""
         ...
 
 
 class NoLink:
-    """Of a model in one piece."""
+    """The link of a model that is not split into stages."""
 
     def begin(self, tokens: int) -> None:
         """Nothing comes."""
@@ -56,7 +57,7 @@ class NoLink:
 
 
 class Turn:
-    """What all links have in common: that each plan takes once and gives once."""
+    """The base of links: it sees to it that each plan takes once and gives once."""
 
     def __init__(self, *, takes: bool, gives: bool) -> None:
         self.takes, self.gives = takes, gives
@@ -68,23 +69,23 @@ class Turn:
         self.tokens, self.to_take, self.to_give = tokens, self.takes, self.gives
 
     def take(self) -> None:
-        """Fill the inbox, once a plan."""
+        """Fill the inbox, once for each plan."""
         if self.to_take:
             self.to_take = False
             self._take()
 
     def give(self, x: Tensor | None) -> None:
-        """Pass x on, once a plan; None: there is none."""
+        """Send x, once for each plan; None: there is nothing to send."""
         if self.to_give:
             self.to_give = False
             self._give(x)
 
     def end(self) -> None:
-        """What was not taken is dropped, and who waits hears that nothing comes."""
+        """Drop what was not taken, and tell the stage behind if nothing comes."""
         try:
             self.take()
         except RuntimeError:
-            pass  # said where the plan failed
+            pass  # reported where the plan failed
         finally:
             self.give(None)
 
@@ -96,7 +97,7 @@ class Turn:
 
 
 class SocketLink(Turn):
-    """Between processes of one machine. `before`, `behind`: inherited sockets; inbox [most tokens, hidden]."""
+    """A link between processes of one machine. `before`, `behind`: inherited sockets. inbox [most tokens, hidden]."""
 
     def __init__(self, before: int | None, behind: int | None, inbox: Tensor) -> None:
         super().__init__(takes=before is not None, gives=behind is not None)
@@ -126,7 +127,7 @@ class SocketLink(Turn):
 
 
 def connect() -> tuple[int, int]:
-    """Two ends, for a stage and the one behind it."""
+    """Make the two ends of a link, for a stage and the one behind it."""
     one, other = socket.socketpair()
     for end in (one, other):
         end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _BUFFER)

@@ -17,14 +17,14 @@ from tokenmill.parallel.distributed import TorchGroup, World
 
 log = logging.getLogger("tokenmill.engine")
 MOST = 1 << 20
-"""Elements of the largest tensor that is pushed: 2 MB, from where NCCL is as quick."""
+"""How many elements a pushed tensor may have: 2 MB. From there on NCCL is as fast."""
 MOST_RANKS = 8
 WIDEST = 1 << 14
-"""Elements of the longest row that one program sums and norms."""
+"""How many elements a row may have that one program sums and norms."""
 
 
 class PushGroup(TorchGroup):
-    """As TorchGroup, with a quicker sum of 16-bit tensors where all devices see each other's memory."""
+    """A TorchGroup with a faster sum of 16-bit tensors, if all devices see each other's memory."""
 
     def __init__(self, world: World, *, pdl: bool) -> None:
         super().__init__(world)
@@ -33,16 +33,16 @@ class PushGroup(TorchGroup):
         try:
             self._push: Any = importlib.import_module("tokenmill.kernels.triton.all_reduce")
             made = self._meet() if self.size <= MOST_RANKS else None
-        except Exception as error:  # an interface of torch that is not settled yet, or devices without a link
+        except Exception as error:  # torch's interface is not stable yet; or devices have no link
             log.warning("sums go through NCCL alone: %s", error)
             made = None
         if self.agree([made is not None])[0] and made is not None:
             self.memory, self.buffers = made
             self.turns = torch.zeros(MOST // self._push.BLOCK, dtype=torch.int32, device=self.device)
-        self.agree([0])  # everybody's buffer is empty from here on
+        self.agree([0])  # from here on every rank's buffer is empty
 
     def _meet(self) -> tuple[Any, Tensor]:
-        """This rank's buffer with its handle, and everybody's addresses."""
+        """This rank's buffer with its handle, and the addresses of all ranks' buffers."""
         shared: Any = importlib.import_module("torch.distributed._symmetric_memory")
         buffer = shared.empty(self._push.SLOTS * self.size * MOST, dtype=torch.int16, device=self.device)
         handle = shared.rendezvous(buffer, self.group)
@@ -51,7 +51,7 @@ class PushGroup(TorchGroup):
         return (buffer, handle), addresses
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """The sum over ranks (+ residual), in rank order and rounded once where it is small."""
+        """The sum over ranks (+ residual); small tensors in rank order and rounded once."""
         if self.buffers is None or x.element_size() != 2 or x.numel() > MOST:
             return super().all_reduce(x, residual)
         self.calls += 1
@@ -65,7 +65,7 @@ class PushGroup(TorchGroup):
     def all_reduce_norm(
         self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
     ) -> tuple[Tensor, Tensor] | None:
-        """residual + scale * within(the sum over ranks), and its norm, where rows fit into the buffers."""
+        """residual + scale * within(the sum over ranks), and its norm; None if rows do not fit into the buffers."""
         rows, width = x.shape
         if self.buffers is None or x.element_size() != 2 or residual.dtype != x.dtype or not rows:
             return None

@@ -19,14 +19,14 @@ from tokenmill.compute.forward import NormSpec
 
 _native: Any = importlib.import_module("tokenmill._native")
 SLOT_BYTES = 4 << 20
-"""What a rank may have on its way at a time; longer rows are refused, more rows go one after the other."""
+"""How much a rank may send at one time. Longer rows are refused; more rows go one after the other."""
 CLOSED_AT = 8
-"""Where the group's memory says that nobody looks after the ranks any more (csrc/group.cpp: Head)."""
+"""The place in the group's memory of the flag by which its owner lets waiting ranks give up (csrc/group.cpp: Head)."""
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class Memory:
-    """Anonymous memory for a group of this size, made by whoever starts its ranks; `file` is inherited by them."""
+    """Anonymous memory for a group of this size. The process that starts the ranks makes it; they inherit `file`."""
 
     def __init__(self, size: int) -> None:
         self.bytes = 64 * (size + 1) + 2 * size * SLOT_BYTES
@@ -39,7 +39,7 @@ class Memory:
         self.map: mmap.mmap | None = mmap.mmap(self.file, self.bytes)
 
     def close(self) -> None:
-        """Ranks that wait for each other give up; the memory goes when they do."""
+        """Let ranks that wait for each other give up; the memory is freed when they end."""
         if self.map is not None:
             self.map[CLOSED_AT] = 1
             self.map.close()
@@ -52,7 +52,7 @@ class SharedGroup:
 
     exact = True
     calls = 0
-    """Not counted: an epoch that failed is given up by all, wherever they were."""
+    """Not counted: all ranks give up a failed epoch, wherever they are."""
 
     def __init__(self, file: int, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
@@ -78,7 +78,7 @@ class SharedGroup:
     def all_reduce_norm(
         self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
     ) -> None:
-        """Ranks of an exact group exchange what they multiply."""
+        """None: ranks of an exact group exchange inputs, not sums."""
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """Every rank's x side by side."""
@@ -92,17 +92,17 @@ class SharedGroup:
         return out
 
     def agree(self, values: list[int]) -> list[int]:
-        """The least of each."""
+        """The least value of each number."""
         said = self.all_gather(torch.tensor(values, dtype=torch.int64)[:, None])
         return [int(least) for least in said.amin(-1)]
 
     def begin(self, epoch: int) -> None:
-        """Calls count from here, unless this epoch has begun."""
+        """Count calls from here, unless this epoch has already begun."""
         self.native.begin(epoch)
 
     def fail(self) -> None:
-        """Whoever waits for this rank gives up."""
+        """Let ranks that wait for this one give up."""
         self.native.fail()
 
     def close(self) -> None:
-        """The memory goes with the process."""
+        """Do nothing: the memory is freed with the process."""

@@ -26,8 +26,8 @@ _NUMBER = re.compile(r"\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One of so many stages. only: it is these layers, [first, last), whatever their weight. whole_experts: its ranks
-    share mixtures out by experts, not each of these by columns. words: the last stage has the embeddings, too.
+    """One of several stages. only: it has these layers, [first, last), whatever their weight. whole_experts: its ranks
+    split mixtures by expert, instead of each expert by columns. words: the last stage has the embeddings, too.
     redundant: whole experts may move between ranks, and so many slots hold further copies."""
 
     stage: int = 0
@@ -53,7 +53,7 @@ class Place:
         return self.stage == self.stages - 1
 
     def layers(self, weights: Sequence[float], head: float) -> tuple[int, int]:
-        """[first, last) of this stage's layers, of which these are the weights."""
+        """The range [first, last) of this stage's layers. weights: how heavy each layer of the model is."""
         if len(weights) < self.stages:
             raise ModelError(
                 f"--pipeline-parallel-size {self.stages}: this model has {len(weights)} layers, fewer than stages."
@@ -63,7 +63,8 @@ class Place:
 
 
 def cut(weights: Sequence[float], head: float, stages: int) -> list[int]:
-    """Borders [0, ..., layers] of stages with a layer or more each, the heaviest of which is as light as can be."""
+    """The borders [0, ..., layers] of stages with at least one layer each, so that the heaviest is as light as
+    possible."""
     count = len(weights)
     before = [0.0]
     for weight in weights:
@@ -87,10 +88,10 @@ def cut(weights: Sequence[float], head: float, stages: int) -> list[int]:
 
 
 def weigh(checkpoint: Checkpoint, count: int, hidden: int, head: float) -> tuple[list[float], float]:
-    """How many numbers each layer has, as its tensors say, and the head, which has so many.
+    """How many numbers each layer and the head have; of the layers their tensors tell, and `head` is the head's count.
 
-    Where nothing is known of tensors (dummy weights) layers are alike, have about 12 * hidden^2 numbers, and the head
-    counts as two of them at most."""
+    If nothing is known about tensors (dummy weights), layers are equal and have about 12 * hidden^2 numbers, and the
+    head counts as two layers at most."""
     sizes = [0.0] * count
     for name in checkpoint.names():
         found, shape = _NUMBER.search(name), checkpoint.shape(name)
@@ -104,8 +105,9 @@ def weigh(checkpoint: Checkpoint, count: int, hidden: int, head: float) -> tuple
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """A rank among all ranks of its engine. group: those that share its stage's layers; share: says something plain to
-    all ranks while they load, -> what each of them says, in order; link: given the inbox, the way to other stages."""
+    """A rank among all ranks of its engine. group: the ranks that share its stage's layers. share: gives plain data to
+    all ranks while they load, and returns each rank's data, in order. link: makes the link to other stages from an
+    inbox."""
 
     group: Group = field(default_factory=SoloGroup)
     place: Place = field(default_factory=Place)
@@ -114,20 +116,20 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """Ranks of the engine."""
+        """How many ranks the engine has."""
         return self.group.size * self.place.stages
 
     @property
     def rank(self) -> int:
-        """This one's number."""
+        """This rank's number."""
         return self.place.stage * self.group.size + self.group.rank
 
     def agree(self, values: list[int]) -> list[int]:
-        """The least that any rank says, number by number."""
+        """For each number, the least value that any rank gives."""
         if self.place.stages == 1:
             return self.group.agree(values)
         return [min(each) for each in zip(*self.share(values), strict=True)]
 
     def by_stage(self, said: Any) -> list[Any]:
-        """What the first rank of each stage says."""
+        """The data of the first rank of each stage."""
         return self.share(said)[:: self.group.size]
