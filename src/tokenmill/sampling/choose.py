@@ -35,11 +35,11 @@ from tokenmill.sampling.steps import CUTS
 from tokenmill.sampling.table import SamplingTable
 
 Best = tuple[Tensor, Tensor, Tensor]
-"""What `Kernels.greedy` gives."""
+"""What `Kernels.greedy` returns."""
 
 
 class Way(Enum):
-    """Who chooses."""
+    """Which code chooses the tokens."""
 
     LARGEST = auto()
     BACKEND = auto()
@@ -48,9 +48,9 @@ class Way(Enum):
 
 @dataclass(slots=True)
 class Ask:
-    """What is to be chosen: a token per line, for `rows`, one per line. masks, processors: as in edits.Lines. places:
-    row ids and positions of the lines' last known tokens [n] int64, on the device; longest: as in edits.Lines; both are
-    asked for by ways that need them. tokens: the rows' token buffer. paths: as in edits.Lines."""
+    """What is to be chosen: a token for each line, where `rows` has the row of each line. masks, processors, paths: as
+    in edits.Lines. places: the row ids and positions of the lines' last known tokens [n] int64, on the device. longest:
+    as in edits.Lines. Both of these are functions, called only if they are needed. tokens: the rows' token buffer."""
 
     rows: list[int]
     tokens: Tensor
@@ -64,8 +64,8 @@ class Ask:
 def way(
     rows: list[int], extra: tuple[Mapping[int, Any], Mapping[int, Any]], table: SamplingTable, *, cuts: bool = False
 ) -> Way:
-    """The quickest way that does all that lines of these rows want; extra: masks and processors by row; cuts: the
-    backend's draw drops unlikely tokens itself."""
+    """The fastest way that does everything these rows' lines want. extra: masks and processors by row. cuts: the
+    backend's draw can itself drop unlikely tokens."""
     masks, processors = extra
     used, bits = 0, table.bits
     for row in rows:
@@ -78,21 +78,21 @@ def way(
 
 
 def take_largest(best: Best) -> tuple[Sampled, Tensor]:
-    """What `Kernels.greedy` found, as a choice. A bad line is told by its ~ alone: a comparison on the device would
-    cost more than all else of the choice."""
+    """The result of `Kernels.greedy` as a choice. Only the ~ marks a bad line: a comparison on the device would cost
+    more than the rest of the choice."""
     ids, marked, largest = best
     return Sampled(ids, marked, Pending(largest, largest)), marked
 
 
 def find_largest(logits: Tensor, kernels: Kernels, words: Words | None) -> Best:
-    """As Kernels.greedy, of all words; logits [n, V], or those of `words`."""
+    """The same as Kernels.greedy, over all words; logits [n, V], or those of `words`."""
     return kernels.greedy(logits) if words is None else shards.find_largest(logits, words, kernels)
 
 
 def choose(
     logits: Tensor, ask: Ask, table: SamplingTable, kernels: Kernels, words: Words | None = None
 ) -> tuple[Sampled, Tensor]:
-    """logits [n, V], or those of `words`, which may be overwritten -> a token per line; the same with ~ where it is
+    """logits [n, V], or those of `words`; they may be overwritten -> a token per line; also its id, or ~id if it is
     bad."""
     if words is not None:
         if not (ask.masks or ask.processors) and shards.takes(ask.rows, table, words):

@@ -20,7 +20,7 @@ from tokenmill.sampling.filters import Spread, spread_of
 from tokenmill.sampling.stable import line_sums, wide
 
 UNIT = 1e-4
-"""Of both cut-offs, as text-generation-webui has them."""
+"""The unit of both cut-offs, as in text-generation-webui."""
 
 
 def top_n_sigma_(s: Tensor, n: Tensor) -> None:
@@ -40,7 +40,7 @@ def epsilon_cutoff_(s: Tensor, epsilon: Tensor) -> None:
 
 
 def eta_cutoff_(s: Tensor, eta: Tensor) -> None:
-    """Keep tokens of at least this probability; a flat distribution has a lower bound."""
+    """Keep tokens of at least this probability; for a flat distribution the bound is lower."""
     spread = spread_of(s)
     bound = wide(eta) * UNIT
     _keep_(s, spread, torch.minimum(bound, bound.sqrt() * (-wide(spread.entropy)).exp()))

@@ -26,9 +26,9 @@ from tokenmill.sampling.table import BadWords, SamplingTable
 
 CACHED_BYTES = 2 << 20
 PENALTY_BYTES = 64 << 20
-"""What penalties may take for their histories and counts at one time."""
+"""How much memory penalties may take for histories and counts at one time."""
 HISTORY_BYTES, COUNTS_BYTES = 28, 20
-"""Bytes per known token and per word of the vocabulary, of one line."""
+"""How many bytes one line takes per known token, and per word of the vocabulary."""
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class Lines:
     """What is sampled: n lines of logits.
 
     rows[i], row_ids[i] (int64, on the device): the row of line i. lengths [n] int64, on the device: tokens known
-    before the sample, prompt + output, drafts up to here included. tokens [max_rows, max_len] int32: the rows' token
+    before the sample: prompt, output and drafts up to here. tokens [max_rows, max_len] int32: the rows' token
     buffer. masks: packed allowed bits by row (little-endian, 1 = allowed, ids past the end are forbidden), or a list
     of them, one per line of the row. processors: a callable, or a list of them, by row. longest: an upper bound
     of `lengths` known to the host, 0 if there is none; it only saves work. paths: where the newest tokens of each line
@@ -53,7 +53,7 @@ class Lines:
     paths: Paths | None = None
 
     def history(self, picked: Tensor | None, longest: int) -> Tensor:
-        """The tokens [m, longest] of the picked lines; what lies behind their lengths is stale."""
+        """The tokens [m, longest] of the picked lines; entries behind their lengths are stale."""
         found = self.tokens[:, :longest].index_select(0, take(self.row_ids, picked))
         if self.paths is None:
             return found
@@ -68,7 +68,8 @@ class Lines:
 class ChangedLines:
     """Logits lines that are being changed: `x` [m, V] is owned; line j of `x` is line `numbers[j]` of the call.
 
-    masks: packed allowed bits by line of the call; keys [n] int64: of all its lines' noise, if any is sampled."""
+    masks: packed allowed bits by line of the call. keys [n] int64: the noise keys of all lines of the call, if any is
+    sampled."""
 
     x: Tensor
     numbers: list[int]
@@ -80,7 +81,7 @@ class ChangedLines:
     errors: dict[int, str]
 
     def users(self, feature: int) -> list[int]:
-        """Which lines of `x` use any of these features."""
+        """The lines of `x` that use any of these features."""
         return [j for j, bits in enumerate(self.bits) if bits & feature]
 
     def row(self, j: int) -> int:
@@ -89,7 +90,7 @@ class ChangedLines:
 
 
 def pick(numbers: list[int], total: int, device: torch.device) -> Tensor | None:
-    """Line numbers as a device tensor, or None if they are all `total` lines."""
+    """Line numbers as a device tensor; None if they are all `total` lines."""
     return None if len(numbers) == total else to_device(numbers, torch.int64, device)
 
 
@@ -134,7 +135,7 @@ def _masks_(changed: ChangedLines) -> None:
     size, limits = changed.x.shape[1], changed.table.byte_limits
 
     def apply_(x: Tensor) -> None:
-        # On a CPU a few lines at a time: their limits stay in its cache, and no fresh memory is touched.
+        # On a CPU a few lines at a time: their limits stay in the CPU's cache, and no new memory is touched.
         lines = max(1, CACHED_BYTES // (4 * size)) if x.device.type == "cpu" else len(packed)
         for i in range(0, len(packed), lines):
             part = x[i : i + lines]
@@ -160,8 +161,8 @@ def line_masks(rows: list[int], masks: Mapping[int, bytes | list[bytes]]) -> dic
 def mask_limits(packed: list[bytes], size: int, byte_limits: Tensor) -> Tensor:
     """m packed little-endian masks -> [m, size] float32: inf where a token is allowed, -inf elsewhere and past the end.
 
-    byte_limits [256, 8]: what each byte stands for. Copying eight floats per byte is ten times quicker on a CPU than
-    making booleans, and needs one transfer and one kernel on a GPU."""
+    byte_limits [256, 8]: the limits that each byte stands for. On a CPU, copying eight floats per byte is ten times
+    faster than making booleans. On a GPU it needs one transfer and one kernel."""
     num_bytes = (size + 7) // 8
     data = bytearray(b"".join(p[:num_bytes].ljust(num_bytes, b"\0") for p in packed))
     host = torch.frombuffer(data, dtype=torch.uint8)
@@ -185,8 +186,8 @@ def _bad_words_(changed: ChangedLines) -> None:
 
 
 def _bans(words: BadWords, known: tuple[Tensor, Tensor], length: Tensor, num_prompt: Tensor) -> Tensor:
-    """Per word -inf if the row's output ends with its prefix, else +inf; prompts do not count, as in vLLM. known:
-    tokens [R, L] and which line of them it is."""
+    """For each word -inf if the row's output ends with the word's prefix, else +inf; prompts do not count, as in vLLM.
+    known: tokens [R, L], and the line of these that belongs to the row."""
     tokens, row = known
     reach = words.prefix.shape[1]
     places = length - reach + torch.arange(reach, device=tokens.device)
@@ -250,7 +251,7 @@ def _processed(processors: Any, prompt: list[int], output: list[int], logits: Te
 
 
 def _longest(lines: Lines) -> int:
-    """At least as many tokens as any of these lines knows."""
+    """An upper bound of the number of known tokens of these lines."""
     longest = lines.longest
     if not longest:
         longest = int(lines.lengths.max()) if lines.lengths.device.type == "cpu" else lines.tokens.shape[1]
@@ -258,7 +259,8 @@ def _longest(lines: Lines) -> int:
 
 
 def _penalties_(changed: ChangedLines) -> None:
-    """A few lines at a time where histories are long or the vocabulary is large: what is made here is bounded so."""
+    """Apply penalties, to a few lines at a time if histories are long or the vocabulary is large: this bounds the
+    memory."""
     users, longest = changed.users(features.PENALISED), _longest(changed.lines)
     together = max(1, PENALTY_BYTES // (HISTORY_BYTES * longest + COUNTS_BYTES * changed.x.shape[1]))
     for start in range(0, len(users), together):
@@ -266,7 +268,7 @@ def _penalties_(changed: ChangedLines) -> None:
 
 
 def _repeats_(changed: ChangedLines) -> None:
-    """A few lines at a time, as with penalties."""
+    """Apply limits on repetition, to a few lines at a time as with penalties."""
     table, lines, longest = changed.table, changed.lines, _longest(changed.lines)
     users = changed.users(features.REPEATS)
     together = max(1, PENALTY_BYTES // (repeats.BYTES * longest))
@@ -288,7 +290,7 @@ def _penalise_(changed: ChangedLines, users: list[int], longest: int) -> None:
     history = lines.history(picked, longest)
     places = torch.arange(longest, device=rows.device)
     known = (places < lengths[:, None]) & (places >= (lengths - table.window[rows])[:, None])
-    # Entries past a length are stale and may hold anything: they count as zero times token 0.
+    # Entries behind a length are stale and may have any value: they count as zero times token 0.
     ids = torch.where(known, history, 0).long()
     new = known & (places >= table.num_prompt[rows][:, None])
     shape = (len(users), changed.x.shape[1])

@@ -19,13 +19,13 @@ from tokenmill.sampling.noise import few_exponentials
 
 Array = npt.NDArray[Any]
 MOST_WORDS = 24
-"""64-bit words of a mask that hold an allowed token: with more of them the whole line is looked at."""
+"""The most 64-bit words of a mask with an allowed token in them. With more, the whole line is read."""
 
 
 @dataclass(slots=True)
 class FewAllowed:
-    """`numbers` of the lines [m]; of all their allowed tokens the ids [k], ascending in a line, and which of the lines
-    each belongs to [k]; where each line's begin [m]. No line is empty."""
+    """Lines with few allowed tokens: their `numbers` [m]; the ids [k] of all their allowed tokens, ascending within a
+    line; the line that each id belongs to [k]; and where each line's ids begin [m]. No line is empty."""
 
     numbers: list[int]
     ids: Array
@@ -34,7 +34,8 @@ class FewAllowed:
 
 
 def find_few_allowed(numbers: Sequence[int], masks: Sequence[bytes], size: int) -> FewAllowed | None:
-    """Those of the lines `numbers` whose packed mask, over `size` tokens, leaves few but some; None: there are none."""
+    """The lines of `numbers` whose packed mask, over `size` tokens, allows few tokens but at least one; None: no
+    line."""
     used, whole = (size + 7) // 8, (size + 63) // 64 * 8
     data = np.frombuffer(bytearray().join([m[:used].ljust(whole, b"\0") for m in masks]), dtype=np.uint8)
     if size % 8:
@@ -59,15 +60,16 @@ def choose_allowed_(
     noise: tuple[Tensor, Tensor, list[bool]] | None,
     out: tuple[Tensor, Tensor],
 ) -> None:
-    """logits [n, V] -> of the allowed lines the largest allowed logits and the chosen ids, written into out [n], [n].
+    """logits [n, V] -> for the lines of `allowed` the largest allowed logits and the chosen ids, written into out [n],
+    [n].
 
-    inverse_temperature [m]. noise: the lines' keys [n], the tokens' bases [V], and which lines are sampled [m]; the
-    others take the most likely token."""
+    inverse_temperature [m]. noise: the lines' keys [n], the tokens' bases [V], and which lines are sampled [m]; other
+    lines take the most likely token."""
     line, ids, starts, at = allowed.line, allowed.ids, allowed.starts, np.array(allowed.numbers)
     number = at[line]
     x = logits.numpy()[number, ids]
     largest = np.maximum.reduceat(x, starts)
-    with np.errstate(invalid="ignore"):  # a line of infinities is told to be bad, not computed with
+    with np.errstate(invalid="ignore"):  # a line of infinities is reported as bad; its result is not used
         scores = x - largest[line]
         scores *= inverse_temperature.numpy()[line]
         if noise is not None:

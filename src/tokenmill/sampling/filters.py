@@ -30,7 +30,7 @@ def min_p_(s: Tensor, log_min_p: Tensor) -> None:
 
 
 def keep_at_least_(s: Tensor, least: Tensor) -> None:
-    """Drop what scores less than `least` [n]."""
+    """Drop tokens that score less than `least` [n]."""
     s.masked_fill_(s < least[:, None], -math.inf)
 
 
@@ -47,7 +47,7 @@ def top_p_(s: Tensor, p: Tensor) -> None:
     if s.device.type != "cpu" or size <= 2 * FIRST_LOOK:
         threshold, _ = _mass_threshold(ordered(s), bound)
     else:
-        # Most distributions reach p within few tokens: sort everything only for lines that do not. Prefix sums are
+        # Most distributions reach p within few tokens: only lines that do not are sorted whole. Prefix sums are
         # added one by one in float64, so both ways give the same threshold.
         threshold, reached = _mass_threshold(s.topk(FIRST_LOOK, dim=1).values, bound)
         rest = (~reached).nonzero()[:, 0]
@@ -57,14 +57,14 @@ def top_p_(s: Tensor, p: Tensor) -> None:
 
 
 def ordered(s: Tensor) -> Tensor:
-    """s with each line sorted; numpy's sort is vectorised, torch's on a CPU takes ten times as long."""
+    """s with each line sorted. numpy's sort is vectorised; torch's takes ten times as long on a CPU."""
     if s.device.type == "cpu":
         return torch.from_numpy(-np.sort(-s.numpy(), axis=1))
     return s.sort(dim=1, descending=True).values
 
 
 def _ascending_order(x: Tensor) -> Tensor:
-    """The indexes that sort each line of x; ties in any order, but the same for the same line."""
+    """The indexes that sort each line of x. Ties come in any order, but in the same order for equal lines."""
     if x.device.type == "cpu":
         return torch.from_numpy(np.argsort(x.numpy(), axis=1))
     return x.argsort(dim=1, stable=True)
@@ -80,7 +80,7 @@ def _mass_threshold(ordered: Tensor, bound: Tensor) -> tuple[Tensor, Tensor]:
 
 @dataclass(slots=True)
 class Spread:
-    """Of each line: weights exp(s) [n, V], their sum [n] float64, -log p [n, V], and the entropy [n], in nats."""
+    """For each line: weights exp(s) [n, V], their sum [n] float64, -log p [n, V], and the entropy [n] in nats."""
 
     weights: Tensor
     total: Tensor
@@ -89,7 +89,7 @@ class Spread:
 
 
 def spread_of(s: Tensor) -> Spread:
-    """How a line's probability is spread."""
+    """Compute how each line's probability is spread."""
     weights = s.exp()
     total = wide(line_sums(weights))
     information = total.log().float()[:, None] - s
@@ -98,7 +98,7 @@ def spread_of(s: Tensor) -> Spread:
 
 
 def typical_p_(s: Tensor, p: Tensor) -> None:
-    """Keep the tokens whose surprise is closest to the entropy, together of probability p [n]."""
+    """Keep the tokens whose surprise is closest to the entropy, as many as together reach probability p [n]."""
     spread = spread_of(s)
     surprise = (spread.information - spread.entropy[:, None]).abs_()
     order = _ascending_order(surprise)

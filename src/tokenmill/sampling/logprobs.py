@@ -20,7 +20,8 @@ from tokenmill.sampling.stable import line_sums, top_tokens
 
 @dataclass(slots=True)
 class Measured:
-    """Of n lines: the largest logit [n], sum of exp(logit - largest) [n], the k best tokens' logits and ids [n, k]."""
+    """For n lines: the largest logit [n], the sum of exp(logit - largest) [n], the k best tokens' logits and ids [n,
+    k]."""
 
     largest: Tensor
     total: Tensor
@@ -28,7 +29,7 @@ class Measured:
     ids: Tensor
 
     def candidates(self) -> list[list[tuple[int, float]]]:
-        """Per line the (token, logprob) of the k best tokens, best first; forbidden ones (-inf) are left out."""
+        """For each line (token, logprob) of the k best tokens, best first; forbidden tokens (-inf) are left out."""
         shifts = _shifts(self.largest.tolist(), self.total.tolist())
         lines = zip(self.ids.tolist(), self.values.tolist(), shifts, strict=True)
         return [[(i, v - s) for i, v in zip(ids, values, strict=True) if v > -math.inf] for ids, values, s in lines]
@@ -36,7 +37,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Chosen:
-    """Of n lines: the taken token's id, logit and rank, all [n]."""
+    """For n lines: the chosen token's id, logit and rank, all [n]."""
 
     ids: Tensor
     values: Tensor
@@ -64,7 +65,7 @@ def look_up(x: Tensor, ids: Tensor) -> Chosen:
 
 
 def read(measured: Measured, chosen: Chosen, counts: list[int]) -> list[RowLogprobs]:
-    """To the host: per line the taken token, then the `counts[i]` most likely ones."""
+    """Read to the host: for each line the chosen token, then the `counts[i]` most likely tokens."""
     shifts = _shifts(measured.largest.tolist(), measured.total.tolist())
     taken = zip(chosen.ids.tolist(), chosen.values.tolist(), chosen.ranks.tolist(), strict=True)
     tops = zip(measured.ids.tolist(), measured.values.tolist(), strict=True)

@@ -31,7 +31,7 @@ FITTED = 100
 
 @dataclass(slots=True)
 class Targets:
-    """Of n lines: version, tau and eta [n]; keys [n] of their noise; bases [V]."""
+    """For n lines: version, tau and eta [n], noise keys [n]; and the tokens' bases [V]."""
 
     version: Tensor
     tau: Tensor
@@ -40,17 +40,17 @@ class Targets:
     bases: Tensor
 
     def of(self, lines: Tensor) -> Targets:
-        """Those of some lines."""
+        """The targets of some of the lines."""
         return Targets(self.version[lines], self.tau[lines], self.eta[lines], self.keys[lines], self.bases)
 
 
 def draw(s: Tensor, mu: Tensor, targets: Targets, first: bool) -> tuple[Tensor, Tensor]:
-    """Scaled logits s [n, V] (largest 0; changed), mu [n] -> ids [n] and the mu [n] that they leave. first: any line is
-    of version 1."""
+    """Scaled logits s [n, V] (the largest is 0; overwritten) and mu [n] -> ids [n] and the next mu [n]. first: some
+    line has version 1."""
     several = line_sums((s > -math.inf).float()) > 1
     weights = s.exp()
     total = wide(line_sums(weights))
-    least = (-wide(mu) * math.log(2.0) + total.log()).clamp(max=0.0).float()  # the likeliest stays
+    least = (-wide(mu) * math.log(2.0) + total.log()).clamp(max=0.0).float()  # the likeliest token always stays
     if first:
         least = torch.where(targets.version == 1, _kth(s, mu, total), least)
     keep_at_least_(s, least)

@@ -38,7 +38,7 @@ GOLDEN32 = 0x9E3779B1
 MULTIPLIERS32 = (0x7FEB352D, 0x846CA68B)
 SCALE = float.fromhex("0x1.fffffep-32")
 SLICE = 1 << 18
-"""Scores per slice: the scratch stays in a CPU's cache."""
+"""How many scores a slice has, so that its scratch memory stays in a CPU's cache."""
 
 
 def _signed(value: int, bits: int) -> int:
@@ -64,7 +64,7 @@ def position_keys(streams: Tensor, indexes: Tensor) -> Tensor:
 
 
 def mix_keys(z: Tensor) -> Tensor:
-    """mix64 of int64s."""
+    """mix64 of each int64."""
     z = _shift_xor(z, 30, 64) * _signed(MULTIPLIERS64[0], 64)
     z = _shift_xor(z, 27, 64) * _signed(MULTIPLIERS64[1], 64)
     return _shift_xor(z, 31, 64)
@@ -107,8 +107,8 @@ def exponentials(keys: Tensor, bases: Tensor) -> Tensor:
 
 
 def few_exponentials(keys: npt.NDArray[Any], bases: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """`exponentials` of keys [k] int64 and bases [k] int32, one by one -> log(e) [k] float32, the same bits; for so few
-    that calls of torch would take most of the time."""
+    """log(e) [k] float32 of `exponentials`, for pairs of keys [k] int64 and bases [k] int32, with the same bits. It is
+    for so few pairs that torch's calls would take most of the time."""
     halves = keys.view(np.uint32).reshape(-1, 2)
     h = bases.view(np.uint32) ^ halves[:, 0]
     h ^= h >> 16

@@ -29,10 +29,10 @@ def choose_quickly(
     logits: Tensor, rows: list[int], at: tuple[Tensor, Tensor], masks: Mapping[int, bytes], table: SamplingTable,
     kernels: Kernels,
 ) -> tuple[Sampled, Tensor] | None:  # fmt: skip
-    """logits [n, V] of `rows`, none of which wants more than PLAIN and, of a backend that cuts, CUTS (choose.py sees to
-    that) -> a token per line, and the same with ~ where it is bad; None: the backend cannot.
+    """logits [n, V] of `rows` -> a token per line, and its id, or ~id if it is bad; None: the backend cannot do it. No
+    row may want more than PLAIN and, if the backend cuts, CUTS (choose.py ensures that).
 
-    at: row ids and positions of the lines' last known tokens [n] int64, on the device; masks: packed bits by line."""
+    at: row ids and positions of the lines' last known tokens [n] int64, on the device. masks: packed bits by line."""
     bits = [table.bits[row] for row in rows]
     used = 0
     for some in bits:
@@ -57,7 +57,7 @@ def choose_quickly(
 
 
 def _draws(at: tuple[Tensor, Tensor], table: SamplingTable, cut: int) -> Draws:
-    """cut: the bits of the cuts that any line asks for."""
+    """What the backend needs to draw. cut: the bits of the cuts that any line asks for."""
     min_p, top_k, top_p = (cut & BY_NAME[name].bit for name in ("min_p", "top_k", "top_p"))
     cuts = None
     if cut:
@@ -66,7 +66,7 @@ def _draws(at: tuple[Tensor, Tensor], table: SamplingTable, cut: int) -> Draws:
 
 
 def _send(bits: list[int], masks: Mapping[int, bytes], size: int, device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Words [n] and masks [m, W] on the device, as `Kernels.choose` wants them; equal masks travel once."""
+    """Words [n] and masks [m, W] on the device, as `Kernels.choose` takes them; equal masks are sent once."""
     width, padded = -(-size // 32), -(-len(bits) // ALIGNED) * ALIGNED
     places: dict[int, int] = {}
     lists: list[bytes] = []
@@ -82,7 +82,7 @@ def _send(bits: list[int], masks: Mapping[int, bytes], size: int, device: torch.
     view[: 4 * len(words)] = torch.tensor(words, dtype=torch.int32).numpy().tobytes()
     for i, mask in enumerate(lists):
         start, end = 4 * (padded + width * i), 4 * (padded + width * (i + 1))
-        if len(mask) < 4 * width:  # ids past the end are forbidden
+        if len(mask) < 4 * width:  # ids behind a mask's end are forbidden
             view[start + len(mask) : end] = bytes(4 * width - len(mask))
             view[start : start + len(mask)] = mask
         else:
@@ -92,9 +92,9 @@ def _send(bits: list[int], masks: Mapping[int, bytes], size: int, device: torch.
 
 
 def compile_choices(logits: Tensor, row_ids: Tensor, table: SamplingTable, kernels: Kernels) -> None:
-    """Have all of the backend's ways of choosing ready for so many lines; what they choose means nothing."""
+    """Compile all of the backend's ways of choosing for so many lines; the chosen tokens are not used."""
     kernels.greedy(logits)
-    if kernels.chooses:  # as other ways than the backend's own draw ask for it
+    if kernels.chooses:  # other ways than the backend's own draw use this
         kernels.least_kept(logits.float(), table.top_k[row_ids], table.top_p[row_ids])
     words = torch.ones_like(row_ids, dtype=torch.int32)
     mask = words.new_zeros(1, -(-table.vocab_size // 32))

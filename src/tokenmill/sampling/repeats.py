@@ -29,18 +29,18 @@ from tokenmill.sampling.arrays import send, to_device
 
 SATURATED = 64
 HEAVIEST = 1e30
-"""A penalty that no logit makes up for, and that leaves a finite one."""
+"""A penalty that no logit can make up for, and that keeps logits finite."""
 BYTES = 40
-"""What is made here, per known token of a line."""
+"""How much memory the code here takes per known token of a line."""
 FEW = 8
-"""One place in so many: fewer are compared one by one on a CPU."""
+"""If fewer than one place in so many is left, a CPU compares the places one by one."""
 WINDOW_BYTES = 32 << 20
-"""What may be made at once to compare windows of tokens, on a GPU."""
+"""How much memory comparing windows of tokens may take at once on a GPU."""
 
 
 @dataclass(slots=True)
 class Known:
-    """The tokens of n lines: history [n, L] int32, of which lengths [n] are known (what lies behind is stale)."""
+    """The tokens of n lines: history [n, L] int32, of which lengths [n] are known (entries behind these are stale)."""
 
     history: Tensor
     lengths: Tensor
@@ -49,15 +49,15 @@ class Known:
 
 @dataclass(slots=True)
 class Breakers:
-    """The sequence breakers of a row: alone [V] bool, single tokens; longer: tokens that one may begin with [k], and
-    the tokens that then follow."""
+    """The sequence breakers of a row. alone [V] bool: breakers of a single token. longer: for each longer breaker the
+    tokens that it may begin with [k], and the tokens that then follow."""
 
     alone: Tensor
     longer: list[tuple[Tensor, list[int]]]
 
     @classmethod
     def of(cls, words: Sequence[tuple[list[int], list[int]]], vocab_size: int, device: torch.device) -> Breakers:
-        """From tokens that a breaker may begin with, and those that then follow, if any."""
+        """Make them from pairs: the tokens that a breaker may begin with, and the tokens that then follow, if any."""
         alone = torch.zeros(vocab_size, dtype=torch.bool)
         for heads, rest in words:
             if not rest:
@@ -67,7 +67,7 @@ class Breakers:
 
 
 def limit_(x: Tensor, known: Known, params: list[RowSampling], breakers: list[Breakers | None]) -> None:
-    """What the lines' parameters ask for, in x [n, V]."""
+    """Apply to x [n, V] the limits that the lines' parameters ask for."""
     if any(p.dry_multiplier > 0.0 for p in params):
         dry_(x, known, params, breakers)
     if any(p.no_repeat_ngram_size > 0 for p in params):
@@ -75,7 +75,7 @@ def limit_(x: Tensor, known: Known, params: list[RowSampling], breakers: list[Br
 
 
 def dry_(x: Tensor, known: Known, params: list[RowSampling], breakers: list[Breakers | None]) -> None:
-    """Penalise in x [n, V] what would make a repetition longer."""
+    """Penalise in x [n, V] tokens that would make a repetition longer."""
     device = x.device
     allowed = to_device([p.dry_allowed_length for p in params], torch.int64, device)
     reach = to_device([_window(p.dry_penalty_last_n) for p in params], torch.int64, device)
@@ -90,13 +90,13 @@ def dry_(x: Tensor, known: Known, params: list[RowSampling], breakers: list[Brea
 
 
 def no_repeat_(x: Tensor, known: Known, params: list[RowSampling]) -> None:
-    """Forbid in x [n, V] the last tokens of n-grams that the row holds already."""
+    """Forbid in x [n, V] tokens that would complete an n-gram which the row contains already."""
     size = to_device([p.no_repeat_ngram_size for p in params], torch.int64, x.device)
     rounds = max(p.no_repeat_ngram_size for p in params) - 1
     reach = torch.full_like(size, known.history.shape[1])
     length = _repeated(known, reach, rounds)
     _lower_(x, known, torch.where((length >= size[:, None] - 1) & (size[:, None] > 0), math.inf, -math.inf))
-    if any(p.no_repeat_ngram_size == 1 for p in params):  # the first token stands behind no other one
+    if any(p.no_repeat_ngram_size == 1 for p in params):  # no token precedes the first one
         bans = torch.where((size == 1) & (known.lengths > 0), -math.inf, math.inf)[:, None]
         x.scatter_reduce_(1, known.history[:, :1].long(), bans, "amin")
 
@@ -119,14 +119,14 @@ def _repeated(known: Known, reach: Tensor, rounds: int) -> Tensor:
 
 
 def _equal_by_rounds(known: Known, last: Tensor, first: Tensor, rounds: int) -> Tensor:
-    """How many tokens up to each place, none before `first` [n, 1], equal those up to `last` [n, 1]; until none do.
-    Once few places are left, they alone are looked at."""
+    """How many tokens up to each place (none before `first` [n, 1]) equal those up to `last` [n, 1]. Compares round by
+    round until no place is equal; once few places are left, only these are compared."""
     history, places = known.history, known.places
     length = torch.zeros_like(history, dtype=torch.int64)
     alive = places >= first
     for k in range(rounds):
         tail = history.gather(1, (last - k).clamp(min=0))
-        alive = alive[:, 1:] if k else alive  # place p is column p - k: earlier ones have nothing to compare
+        alive = alive[:, 1:] if k else alive  # place p is column p - k: earlier places have nothing to compare
         alive = alive & (history[:, : history.shape[1] - k] == tail) & (places[: history.shape[1] - k] >= first)
         left = int(alive.count_nonzero())
         length[:, k:] += alive
@@ -140,7 +140,7 @@ def _equal_by_rounds(known: Known, last: Tensor, first: Tensor, rounds: int) -> 
 def _count_on(
     known: Known, left: tuple[Tensor, Tensor], last: Tensor, first: Tensor, length: Tensor, rounds: range
 ) -> None:
-    """The same for these places of lines, whose lengths go on from what they are."""
+    """The same for these places of lines: continues to count from the lengths so far."""
     history, (lines, places) = known.history, left
     for k in rounds:
         if not len(lines):
@@ -152,7 +152,8 @@ def _count_on(
 
 
 def _equal_by_windows(known: Known, last: Tensor, first: Tensor, rounds: int) -> Tensor:
-    """The same without looking at a value: `rounds` tokens up to each place beside the row's last ones."""
+    """The same without reading a value on the host: compares `rounds` tokens up to each place with the row's last
+    ones."""
     history, places = known.history, known.places
     ahead = torch.arange(1 - rounds, 1, device=history.device)
     tail = history.gather(1, (last + ahead).clamp(min=0))[:, None]
@@ -170,7 +171,8 @@ def _equal_by_windows(known: Known, last: Tensor, first: Tensor, rounds: int) ->
 
 
 def _unbroken(known: Known, breakers: list[Breakers | None]) -> Tensor:
-    """How many tokens stand behind the last breaker of each line [n]; lines with the same breakers go together."""
+    """How many tokens lie behind the last breaker of each line [n]; lines with the same breakers are handled
+    together."""
     at = torch.full_like(known.lengths, -1)
     alike: dict[int, list[int]] = {}
     for line, found in enumerate(breakers):
@@ -200,7 +202,8 @@ def _ends(history: Tensor, which: Breakers) -> Tensor:
 
 
 def _lower_(x: Tensor, known: Known, penalty: Tensor) -> None:
-    """Lower the token behind each place by the penalty [n, L] there, once, by the largest; -inf: nothing."""
+    """Lower the token behind each place by the penalty [n, L] there (-inf: none). A token is lowered once, by its
+    largest penalty."""
     ids = torch.where(penalty > -math.inf, known.history.roll(-1, 1), 0).long()
     lowered = torch.where(penalty > -math.inf, x.gather(1, ids) - penalty, math.inf)
     x.scatter_reduce_(1, ids, lowered, "amin")

@@ -31,15 +31,15 @@ from tokenmill.sampling.steps import BY_NAME
 from tokenmill.sampling.table import SamplingTable
 
 Best = tuple[Tensor, Tensor, Tensor]
-"""What `Kernels.greedy` gives."""
+"""What `Kernels.greedy` returns."""
 MIN_P, TOP_K = BY_NAME["min_p"].bit, BY_NAME["top_k"].bit
 ALONE = features.SAMPLED | MIN_P | TOP_K
-"""What lines may want for ranks to choose among their own words."""
+"""The features that lines may use if ranks are to choose among their own words."""
 WANTS = features.CHOICES | features.FILTERS | features.LOGPROBS
 
 
 def takes(rows: list[int], table: SamplingTable, words: Words) -> bool:
-    """Can ranks choose for these rows among their own words, and is that less to tell than all logits?"""
+    """Can ranks choose for these rows among their own words, with less communication than for all logits?"""
     used = most = 0
     for row in rows:
         used |= table.bits[row]
@@ -49,7 +49,8 @@ def takes(rows: list[int], table: SamplingTable, words: Words) -> bool:
 
 
 def find_largest(part: Tensor, words: Words, kernels: Kernels) -> Best:
-    """part [n, words.count] -> as Kernels.greedy of all words. Few operations of torch, and such as a tape can hold."""
+    """part [n, words.count] -> the same as Kernels.greedy over all words. It uses few torch operations, which tapes can
+    record."""
     _, marked, largest = kernels.greedy(part)
     best, marked = _best_of_all(
         largest, torch.where(marked < 0, marked - words.first, marked + words.first), words.group
@@ -58,8 +59,8 @@ def find_largest(part: Tensor, words: Words, kernels: Kernels) -> Best:
 
 
 def _best_of_all(scores: Tensor, ids: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-    """Each rank's best score [n] float32 and id [n] -> the best of all, the lowest rank's of equal ones. Ids travel as
-    floats, which hold every integer below 2^24."""
+    """Each rank's best score [n] float32 and id [n] -> the best of all ranks; of equal scores the lowest rank's. Ids
+    are sent as floats, which can represent every integer below 2^24."""
     told = group.all_gather(torch.stack((scores, ids.to(torch.float32)), -1)).view(len(scores), group.size, 2)
     at = told[:, :, 0].argmax(-1, keepdim=True)
     return told[:, :, 0].gather(1, at)[:, 0], told[:, :, 1].gather(1, at)[:, 0].to(torch.int64)
@@ -68,8 +69,8 @@ def _best_of_all(scores: Tensor, ids: Tensor, group: Group) -> tuple[Tensor, Ten
 def choose_among_own(
     part: Tensor, rows: list[int], at: tuple[Tensor, Tensor], table: SamplingTable, kernels: Kernels, words: Words
 ) -> tuple[Sampled, Tensor]:
-    """part [n, words.count] of `rows`, which `takes` took -> a token per line; the same with ~ where it is bad. at: row
-    ids and positions of the lines' last known tokens [n] int64."""
+    """part [n, words.count] of `rows`, which `takes` has accepted -> a token per line; also its id, or ~id if it is
+    bad. at: row ids and positions of the lines' last known tokens [n] int64."""
     ids, marked, largest = find_largest(part, words, kernels)
     sampled = [i for i, row in enumerate(rows) if table.bits[row] & features.SAMPLED]
     if sampled:
@@ -84,7 +85,7 @@ def choose_among_own(
 def _draw(
     part: Tensor, largest: Tensor, rows: list[int], lines: tuple[Tensor, Tensor], table: SamplingTable, words: Words
 ) -> Tensor:
-    """As sampler.py draws [m]. largest [m]: of all words; lines: row ids and lengths [m]."""
+    """Draw ids [m] as sampler.py does. largest [m]: over all words. lines: row ids and lengths [m]."""
     row_ids, lengths = lines
     s = (part.float() - largest[:, None]).mul_(table.inverse_temperature[row_ids][:, None])
     for bit, cut_ in ((MIN_P, _min_p), (TOP_K, _top_k)):

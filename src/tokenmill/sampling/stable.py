@@ -14,12 +14,12 @@ from torch import Tensor
 
 BLOCK = 64
 WIDE = 1 << 15
-"""From this vocabulary on, the maximum is searched in blocks on a CPU: argmax there is not vectorised."""
+"""From this vocabulary size on, a CPU searches the maximum in blocks, because argmax is not vectorised there."""
 
 
 @cache
 def widest_float(kind: str) -> torch.dtype:
-    """What long sums are added up in on this kind of device: float64, which Apple's GPUs do not have."""
+    """The type of long sums on this kind of device: float64, except on Apple's GPUs, which lack it."""
     try:
         torch.zeros(1, dtype=torch.float64, device=kind)
     except (TypeError, RuntimeError):
@@ -53,7 +53,8 @@ def _block_maxima(x: Tensor, block: int) -> Tensor:
 
 
 def first_max(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x [n, V] -> (maxima [n], the lowest id that has it [n]); NaN counts as the maximum, its id is then any id."""
+    """x [n, V] -> (maxima [n], the lowest id with the maximum [n]). NaN counts as the maximum; the id may then be
+    any."""
     if x.device.type != "cpu" or x.shape[1] < WIDE:
         ids = x.argmax(-1)
         return x.gather(1, ids[:, None])[:, 0], ids
@@ -72,7 +73,7 @@ def _order_keys(x: Tensor, ids: Tensor) -> Tensor:
 
 
 def top_tokens(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """x [n, V] float32 -> (values [n, k], ids [n, k]), best first, equal values by lower id; k is cut to V."""
+    """x [n, V] float32 -> (values [n, k], ids [n, k]), best first, equal values by lower id; k is at most V."""
     size = x.shape[1]
     k = min(k, size)
     places = torch.arange(size, device=x.device)

@@ -23,8 +23,8 @@ FIRST_BIT = 16
 
 @dataclass(slots=True)
 class Part:
-    """Lines that take a step: s [m, V]; their rows [m] and parameters; keys [m] of their positions' noise; columns:
-    the numbers of all rows by name; kernels: a backend that may know a quicker way."""
+    """Lines that take a step: s [m, V], their rows [m] and parameters, the noise keys [m] of their positions. columns:
+    the numbers of all rows by name. kernels: given if a backend may have a faster way."""
 
     s: Tensor
     rows: Tensor
@@ -40,7 +40,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the table. shapes: it changes probabilities without dropping tokens, so it goes before mirostat."""
+    """One entry of the table. shapes: it changes probabilities without dropping tokens, so it also runs before
+    mirostat."""
 
     name: str
     apply_: Callable[[Part], None]
@@ -48,19 +49,20 @@ class Step:
     shapes: bool = False
 
     def asked(self, p: RowSampling) -> bool:
-        """Does a row take it? A fixed temperature in its usual place is multiplied in before."""
+        """Does a row take this step? (A fixed temperature in its usual place is not a step: it is multiplied in
+        before.)"""
         if self.name == "temperature" and p.order is None:
             return p.dynatemp_range > 0.0
         return ASKED[self.name](p)
 
     @property
     def bit(self) -> int:
-        """Which of a row's feature bits says that it takes this step."""
+        """The feature bit of a row that takes this step."""
         return 1 << (FIRST_BIT + USUAL_ORDER.index(self.name))
 
 
 def _cut_(part: Part, k: Tensor | None, p: Tensor | None) -> bool:
-    """Let the backend cut, without sorting; False: it cannot."""
+    """Let the backend cut without sorting; False: it cannot."""
     least = None if part.kernels is None else part.kernels.least_kept(part.s, k, p)
     if least is not None:
         filters.keep_at_least_(part.s, least)
@@ -80,7 +82,7 @@ def _top_p_(part: Part) -> None:
 
 
 def _by(change_: Callable[..., None], *names: str) -> Callable[[Part], None]:
-    """A step that needs s and these numbers, and nothing else."""
+    """A step that needs only s and these numbers."""
     return lambda part: change_(part.s, *map(part.number, names))
 
 
@@ -117,10 +119,10 @@ STEPS = (
 )
 BY_NAME = {step.name: step for step in STEPS}
 CUTS = sum(BY_NAME[name].bit for name in ("min_p", "top_k", "top_p"))
-"""What a backend's own draw may do."""
+"""The bits of the steps that a backend's own draw can do."""
 FILTERS = sum(step.bit for step in STEPS)
 NUMBERS = tuple(dict.fromkeys(name for step in STEPS for name in step.numbers))
-"""Columns that the table of rows keeps for these steps."""
+"""The columns that the table of rows keeps for these steps."""
 
 
 def wanted_steps(p: RowSampling) -> list[Step]:

@@ -22,9 +22,9 @@ from tokenmill.sampling.repeats import Breakers
 
 GREEDY_BELOW: Final = 1e-5
 STATE: Final = ("mirostat", "mirostat_tau", "mirostat_eta", "mu")
-"""Columns of rows with mirostat; the last one is no parameter."""
+"""The columns of rows with mirostat; the last one is not a parameter."""
 MOST_BREAKERS: Final = 32
-"""Sets of sequence breakers that are kept after their rows have ended."""
+"""How many sets of sequence breakers are kept after their rows have ended."""
 
 SAMPLED: Final = 1 << 0
 ALLOWED: Final = 1 << 1
@@ -38,11 +38,11 @@ REPEATS: Final = 1 << 8
 CANDIDATES: Final = 1 << 9
 LOGPROBS: Final = 1 << 10
 ORDERED: Final = 1 << 11
-"""The row's steps come in its own order."""
+"""The row has its own order of steps."""
 MIROSTAT: Final = 1 << 12
 
 TEMPERED: Final = steps.BY_NAME["temperature"].bit | ORDERED
-"""Temperature is a step of its own."""
+"""The row takes temperature as a separate step."""
 EDITS: Final = ALLOWED | MASKED | BAD_WORDS | MIN_TOKENS | BIASED | PROCESSED | PENALISED | REPEATS
 FILTERS: Final = steps.FILTERS | ORDERED | MIROSTAT
 CHOICES: Final = SAMPLED | EDITS | CANDIDATES
@@ -69,7 +69,7 @@ class RowLists:
 
 
 class SamplingTable:
-    """Per-row sampling parameters as tensors on the device plus, on the host, which row uses which feature."""
+    """Each row's sampling parameters as tensors on the device, and on the host which row uses which feature."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: str) -> None:
         self.vocab_size = vocab_size
@@ -93,7 +93,7 @@ class SamplingTable:
         self.byte_limits = _byte_limits().to(self.device)
 
     def set_row(self, row: int, params: RowSampling, num_prompt: int, mu: float | None = None) -> None:
-        """Row `row` samples with `params`; its first `num_prompt` tokens are the prompt. mu: where mirostat stands."""
+        """Row `row` samples with `params`; its first `num_prompt` tokens are the prompt. mu: mirostat's state."""
         self.lists[row] = _row_lists(params, self.vocab_size, self.device)
         if params.dry_breakers and params.dry_multiplier > 0.0:
             self.lists[row].breakers = self._breakers(params.dry_breakers)
@@ -130,10 +130,10 @@ class SamplingTable:
             self._write_end_ids(row, sorted({i for i in params.end_ids if 0 <= i < self.vocab_size}))
 
     def _breakers(self, words: list[tuple[list[int], list[int]]]) -> Breakers:
-        """One object for all rows with these words: they are looked for together."""
+        """One object for all rows with these words, so that these are searched for together."""
         key = tuple((tuple(heads), tuple(rest)) for heads, rest in words)
         found = self._known_breakers.pop(key, None) or Breakers.of(words, self.vocab_size, self.device)
-        self._known_breakers[key] = found  # the last one used is the last to go
+        self._known_breakers[key] = found  # the most recently used is dropped last
         if len(self._known_breakers) > MOST_BREAKERS:
             del self._known_breakers[next(iter(self._known_breakers))]
         return found

@@ -34,8 +34,8 @@ def temperature_(s: Tensor, temperature: Tensor, reach: Tensor, exponent: Tensor
 
 
 def smoothing_(s: Tensor, factor: Tensor, curve: Tensor) -> None:
-    """Bend the logits: those near the largest come closer, those far below fall."""
+    """Bend the logits: move those near the largest closer to it, and lower those far below it."""
     square, cube = (factor * (3 - curve) / 2)[:, None], (factor * (curve - 1) / 2)[:, None]
-    known = s.clamp(min=-1e9)  # so that zero times infinity does not occur; no finite logit is as low
+    known = s.clamp(min=-1e9)  # avoids zero times infinity; no finite logit is that low
     bent = torch.where(s > -math.inf, known * known * (cube * known - square), -math.inf)
     s.copy_(bent.sub_(bent.amax(-1, keepdim=True)))

@@ -28,7 +28,7 @@ def coins(keys: Tensor) -> Tensor:
 
 
 def xtc_(s: Tensor, probability: Tensor, threshold: Tensor, keys: Tensor) -> None:
-    """s [n, V] with 0 as largest, parameters and keys [n]; the largest that stays becomes 0."""
+    """s [n, V] whose largest is 0, parameters [n] and keys [n]; afterwards the largest that stays is 0 again."""
     weights = s.exp()
     bound = (wide(threshold) * wide(line_sums(weights))).float()[:, None]
     above = weights >= bound
