@@ -26,7 +26,7 @@ _KINDS = ("*.safetensors", "*.gguf", "pytorch_model*.bin")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a pull is. digest: of one file, as the hub knows it; total 0: a remark without numbers."""
+    """A pull's progress. digest: of one file, as the hub knows it. total 0: a remark without numbers."""
 
     status: str
     digest: str = ""
@@ -38,7 +38,7 @@ Tell = Callable[[Progress], None]
 
 
 def pull_local(store: Store, path: Path, name: str | None = None) -> Entry:
-    """Store what lies on this machine, where it lies."""
+    """Store a reference to a model on this machine, which stays where it is."""
     path = path.absolute()
     form, size = measured(path)
     full = full_name(name or name_from(path.name))
@@ -46,7 +46,7 @@ def pull_local(store: Store, path: Path, name: str | None = None) -> Entry:
 
 
 def pull_hub(store: Store, given: str, revision: str | None, hub: Hub, tell: Tell, name: str | None = None) -> Entry:
-    """Download a model of the hub, and store it under its own name or another one."""
+    """Download a model from the hub, and store it under its own name or another one."""
     plain = without_hub(given)
     repo, _, tag = plain.partition(":")
     asked = repo if tag.lower() in ("", LATEST) else plain
@@ -66,7 +66,7 @@ def pull_hub(store: Store, given: str, revision: str | None, hub: Hub, tell: Tel
 
 
 def measured(path: Path) -> tuple[str, int]:
-    """(format, bytes of weights); refuses what holds none."""
+    """(format, bytes of weights); refuses a model without weights."""
     if path.is_file() and path.suffix == ".gguf":
         return "gguf", sum(file.stat().st_size for file in parts_of(path))
     if path.is_dir():
@@ -85,7 +85,7 @@ def parts_of(path: Path) -> list[Path]:
 
 
 def drop_files(store: Store, entry: Entry) -> int:
-    """Remove what a pull has brought for this model, unless another stored model needs it; -> bytes."""
+    """Delete what a pull has downloaded for this model, unless another stored model needs it; -> bytes."""
     source = entry.source
     if source.kind != "hub" or not source.fetched:
         return 0
@@ -117,7 +117,7 @@ def _drop(file: Path) -> int:
 
 @contextlib.contextmanager
 def _watched(hub: Hub, repo: str, files: Sequence[Wanted], tell: Tell) -> Iterator[None]:
-    """Tell how much of each large file is there, now and then, until the download ends."""
+    """Report now and then how much of each large file is there, until the download ends."""
     large = [file for file in files if file.name.endswith(LARGE)]
     ended = threading.Event()
     told: dict[str, int] = {}
@@ -145,7 +145,7 @@ def _watched(hub: Hub, repo: str, files: Sequence[Wanted], tell: Tell) -> Iterat
 
 
 def _have(hub: Hub, repo: str, file: Wanted) -> int:
-    """Bytes of a file that lie in the hub's cache, whole or in part."""
+    """Bytes of a complete or partial file in the hub's cache."""
     from huggingface_hub import constants, file_download
 
     if not file.blob:
@@ -160,7 +160,7 @@ def _have(hub: Hub, repo: str, file: Wanted) -> int:
 
 
 def shown(entry: Entry) -> str:
-    """Where it comes from, for people."""
+    """Where a model comes from, in words for people."""
     source = entry.source
     if source.kind == "hub":
         return source.repo + (f"@{source.revision[:12]}" if source.revision else "")

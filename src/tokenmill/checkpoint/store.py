@@ -23,15 +23,15 @@ from tokenmill.core.errors import BusyError, ModelError, UserError, why
 from tokenmill.core.files import read_regular
 
 MOST_BYTES = 8 << 20
-"""Of a manifest."""
+"""Most bytes of a manifest."""
 MOST_MODELS = 10_000
 STALE_S = 24 * 3600.0
-"""Age of what is left over from a process that was killed."""
+"""Unfinished files older than this were left by a killed process."""
 _decode = msgspec.json.Decoder(Entry).decode
 
 
 class NoSuchModelError(UserError):
-    """The store has none of that name."""
+    """The store has no model of that name."""
 
 
 class Store:
@@ -58,7 +58,7 @@ class Store:
         return self.get(name)
 
     def entries(self) -> tuple[list[Entry], list[str]]:
-        """All models, the one that changed last first; and a sentence for every manifest that cannot be read."""
+        """All models, the most recently changed first, and a sentence for every manifest that cannot be read."""
         found, wrong = [], []
         for path in sorted(self.models.glob("*.json"))[:MOST_MODELS]:
             if path.name.startswith("."):
@@ -71,7 +71,7 @@ class Store:
         return sorted(found, key=lambda entry: (-entry.changed, entry.name)), wrong
 
     def put(self, entry: Entry) -> Entry:
-        """Store a model, in the place of one of the same name."""
+        """Store a model; it replaces one of the same name."""
         full = full_name(entry.name)
         entry = msgspec.structs.replace(entry, name=full, changed=entry.changed or time.time())
         data = msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
@@ -88,7 +88,7 @@ class Store:
         return entry
 
     def remove(self, name: str) -> Entry | None:
-        """Forget a model, and the files that clients sent for it alone; -> what it was (None: nobody can read that)."""
+        """Delete a model, and files that clients sent only for it; -> its record (None: it could not be read)."""
         full = full_name(name)
         path = self.models / file_name(full)
         with self.changing():
@@ -105,11 +105,11 @@ class Store:
         return entry
 
     def copy(self, source: str, target: str) -> Entry:
-        """The same model under another name."""
+        """Store the same model under another name."""
         return self.put(msgspec.structs.replace(self.get(source), name=full_name(target, "destination"), changed=0.0))
 
     def blob(self, digest: str) -> Path:
-        """Where the file of a checked digest lies, or would."""
+        """The path of the file with a checked digest, whether or not it exists."""
         return self.blobs / digest.replace(":", "-")
 
     def folder(self, source: Source) -> Path:
@@ -136,7 +136,7 @@ class Store:
             shutil.rmtree(partial, ignore_errors=True)
 
     def collect(self) -> None:
-        """Remove what no model needs: files that nobody has used for a day, and what killed processes left."""
+        """Delete what no model needs: files that were not used for a day, and leftovers of killed processes."""
         with self.changing():
             self._sweep(set())
 
@@ -159,7 +159,7 @@ class Store:
 
     @contextlib.contextmanager
     def changing(self) -> Iterator[None]:
-        """Alone among all processes and threads that change the store."""
+        """Hold the lock on the store against all other processes and threads."""
         try:
             for folder in (self.models, self.blobs, self.files):
                 folder.mkdir(parents=True, exist_ok=True)
@@ -171,12 +171,12 @@ class Store:
 
 
 def unwritable(error: OSError) -> BusyError:
-    """The disk is full, or will not have it: no request is to blame. Clients read this, so it names no path."""
+    """The disk is full or refuses to write, which is no request's fault. Clients read this, so it names no path."""
     return BusyError(f"the folder of stored models (TOKENMILL_HOME) cannot be changed now: {why(error)}.")
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """A file that is there whole or not at all, even if the machine stops."""
+    """Write a file completely or not at all, even if the machine stops."""
     partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         with partial.open("xb") as file:
@@ -189,7 +189,7 @@ def write_whole(path: Path, data: bytes) -> None:
 
 
 def link(file: Path, name: Path) -> None:
-    """The same file under another name, without a copy."""
+    """Give a file another name without copying it."""
     try:
         os.link(file, name)
     except FileNotFoundError:
@@ -199,7 +199,7 @@ def link(file: Path, name: Path) -> None:
 
 
 def _read(path: Path, full: str | None) -> Entry:
-    """A manifest; ModelError that names its file."""
+    """Read a manifest; a ModelError names its file."""
     data = read_regular(path, MOST_BYTES)
     try:
         entry = _decode(data)
@@ -225,7 +225,7 @@ def _is_old(path: Path) -> bool:
 
 
 def _lock(file: int) -> None:
-    """Wait until nobody else holds it; closing the file gives it back."""
+    """Wait for the lock; closing the file releases it."""
     try:
         import fcntl
     except ImportError:  # a system without such locks

@@ -31,7 +31,7 @@ A line that ends with \\ goes on in the next one; a line of three quotes opens a
 Ctrl-C stops an answer."""
 MOST_TEMPERATURE = 100.0
 ANSWER_SHARE = 4
-"""One part in four of the context is kept free for the answer."""
+"""A quarter of the context is kept free for the answer."""
 ANSWER_TOKENS = 256
 ROLES = ("system", "user", "assistant", "tool")
 MOST_BYTES = 16 << 20
@@ -39,18 +39,18 @@ MOST_BYTES = 16 << 20
 
 @dataclass(slots=True)
 class Settings:
-    """How the conversation goes on."""
+    """Settings for the answers from here on."""
 
     temperature: float | None = None
     model: str | None = None
-    """Another model that is wanted."""
+    """The other model that the person asks for."""
     tools: list[dict[str, Any]] = field(default_factory=list)
     folded: bool = True
 
 
 @dataclass(slots=True)
 class Conversation:
-    """What was said so far."""
+    """The messages so far."""
 
     system: str | None = None
     turns: Messages = field(default_factory=list)
@@ -63,7 +63,7 @@ class Conversation:
 
     @property
     def temperature(self) -> float | None:
-        """None: the model's own."""
+        """The temperature; None: the model's own."""
         return self.settings.temperature
 
     def messages(self) -> Messages:
@@ -120,7 +120,7 @@ class Conversation:
         return before - len(self.turns)
 
     def command(self, line: str) -> str:
-        """Do what a /command says; -> what to tell."""
+        """Do what a /command says; -> the text to show."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         if name in ("/exit", "/quit", "/bye"):

@@ -16,12 +16,12 @@ from tokenmill.core.errors import UserError
 
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
 _OFF = ("-1", "0", "")
-"""Values that ask for nothing, or for a default."""
+"""Values that switch a flag off, or ask for a default."""
 _CHOICES = ("on", "off", "auto", "0", "1", "true", "false")
 
 
 class Refused(UserError):
-    """A flag that cannot be used; flag: its name, where nobody knows it."""
+    """A flag that cannot be used. flag: the name of a flag that nobody knows."""
 
     def __init__(self, message: str, flag: str | None = None) -> None:
         super().__init__(message)
@@ -47,7 +47,7 @@ def _same(flag: str, names: str, *nothing: str, takes: int = 1) -> dict[str, For
 
 
 def _unheeded(why: str, names: str, takes: int = 1) -> dict[str, Foreign]:
-    """Asks for what is not done here and changes no answer: it is left out, which is told."""
+    """The flag asks for something that is not done here and changes no answer. It is left out, with a message."""
     return {name: Foreign(into="", takes=takes, note=why) for name in names.split()}
 
 

@@ -62,7 +62,7 @@ class SeveralNames(Verb):
 
 
 def joined_names(args: list[str]) -> list[str]:
-    """All words after the flag, wherever it stands, as one."""
+    """Join all words after the flag, wherever it stands, into one."""
     names: list[str] = []
     kept: list[str] = []
     reading = False
@@ -76,7 +76,7 @@ def joined_names(args: list[str]) -> list[str]:
 
 
 def spread_modules(args: list[str]) -> list[str]:
-    """Every word after the flag for adapters, with a flag of its own."""
+    """Give every word after the flag for adapters a flag of its own."""
     kept: list[str] = []
     reading = False
     for word in args:
@@ -179,7 +179,7 @@ def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) 
 
 
 def catalogue_banner(url: str, specs: Sequence[Spec], *, keyed: bool) -> list[str]:
-    """What there is, and where."""
+    """Lines that list the models and the address."""
     lines = [f"{len(specs)} models; one that is not loaded loads when it is asked for"]
     lines += [f"  {spec.names[0]}{' (loaded, and stays)' if spec.pin else ''}" for spec in specs[:20]]
     if len(specs) > 20:
@@ -191,7 +191,7 @@ def catalogue_banner(url: str, specs: Sequence[Spec], *, keyed: bool) -> list[st
 
 
 def banner(url: str, info: ModelInfo, *, keyed: bool, chats: bool = True) -> list[str]:
-    """What a person needs to begin: the model, what fits, the address, and a line to paste."""
+    """Lines with what a person needs to begin: the model, what fits, the address, and a command to paste."""
     facts = info.details
     lines = [
         f"{info.names[0]}: {size(facts.get('weight_bytes', 0))} of weights in {facts.get('dtype')} on "
@@ -221,7 +221,7 @@ def reachable(url: str) -> str:
 
 
 def open_doors(listen: ListenOptions) -> list[str]:
-    """What a person should know who lets other machines in."""
+    """Warnings for a person who lets other machines connect."""
     here = listen.uds is not None or listen.host in ("localhost", "::1") or listen.host.startswith("127.")
     if here or listen.api_key:
         return []

@@ -19,11 +19,11 @@ from torch import Tensor
 from tokenmill.core.errors import UserError
 
 ALIGN = 512
-"""Bytes: every tensor begins at a multiple of it."""
+"""Every tensor begins at a multiple of this many bytes."""
 PIECE = 1 << 30
-"""Pages are asked of the driver in pieces of at most so many bytes."""
+"""Pages are requested from the driver in pieces of at most this many bytes."""
 HOST_PIECE = 1 << 28
-"""Host copies consist of such pieces: torch rounds what it pins up to powers of two."""
+"""Host copies consist of pieces of this size, because torch rounds pinned memory up to powers of two."""
 
 
 class _Location(ctypes.Structure):
@@ -61,20 +61,20 @@ class Pages(Protocol):
     def reserve(self, size: int) -> int: ...
     def free(self, address: int, size: int) -> None: ...
     def map(self, address: int, size: int) -> None:
-        """Fresh pages behind these addresses."""
+        """Map new pages at these addresses."""
         ...
 
     def unmap(self, address: int, size: int) -> None: ...
     def tensor(self, address: int, size: int, owner: object) -> Tensor:
-        """Bytes that lie there; they keep the owner alive."""
+        """A tensor of the bytes at these addresses; it keeps the owner alive."""
         ...
 
     def wait(self) -> None:
-        """Until the device has done all it was given."""
+        """Wait until the device has done all its work."""
         ...
 
     def trim(self) -> None:
-        """What torch has freed goes back to the device."""
+        """Give memory that torch has freed back to the device."""
         ...
 
 
@@ -134,7 +134,7 @@ class CudaPages:
 
 
 class _Bytes:
-    """Memory as libraries tell each other of it."""
+    """Bytes at an address, described as libraries exchange arrays (`__cuda_array_interface__`)."""
 
     def __init__(self, address: int, size: int, owner: object) -> None:
         self.owner = owner
@@ -148,10 +148,10 @@ class _Bytes:
 
 
 class Arena:
-    """One stretch of addresses; tensors are cut from its beginning on and never given back one by one."""
+    """One range of addresses. Tensors are cut from its beginning on, and never freed one by one."""
 
     def __init__(self, pages: Pages, most: int) -> None:
-        """most: bytes of addresses; they cost nothing."""
+        """most: bytes of addresses to reserve; addresses cost nothing."""
         self.pages = pages
         self.size = _up(most, pages.granule)
         self.address = pages.reserve(self.size)
@@ -160,13 +160,13 @@ class Arena:
         """(address, size) of what is mapped."""
         self.awake = True
         self.host: list[Tensor] | None = None
-        """Its contents, while they are right."""
+        """A copy of its contents, while the copy is valid."""
         self._spare: list[Tensor] = []
         ending = weakref.finalize(self, _release, pages, self.address, self.size, self.pieces)
         ending.atexit = False  # the driver may be gone by then
 
     def take(self, size: int) -> Tensor:
-        """So many bytes, whatever they hold."""
+        """Take this many bytes, with undefined contents."""
         assert self.awake, "nothing is taken while it sleeps"
         start = _up(self.used, ALIGN)
         if start + size > self.size:
@@ -181,11 +181,11 @@ class Arena:
 
     @property
     def mapped(self) -> int:
-        """Bytes of the device that it holds."""
+        """Bytes of device memory that it holds."""
         return sum(size for _, size in self.pieces)
 
     def save(self) -> None:
-        """Copy all that was taken to pinned host memory, unless a copy is there that is right."""
+        """Copy all used bytes to pinned host memory, unless there is a valid copy."""
         if self.host is not None or not self.used:
             return
         whole = self.pages.tensor(self.address, self.used, self)
@@ -201,21 +201,21 @@ class Arena:
         self.host, self._spare = host, []
 
     def changed(self) -> None:
-        """The copy is right no longer; its memory serves the next one."""
+        """The copy is no longer valid; its memory is kept for the next one."""
         if self.host is not None:
             self._spare, self.host = self.host, None
 
     def forget(self) -> None:
-        """The copy's memory is given back."""
+        """Give the copy's memory back."""
         self.host, self._spare = None, []
 
     @property
     def host_bytes(self) -> int:
-        """Of the copy."""
+        """Bytes of the copy."""
         return sum(part.nbytes for part in self.host or self._spare)
 
     def drop(self) -> None:
-        """Give the pages back; nobody may touch the tensors until `restore`."""
+        """Give the pages back. The tensors must not be used until `restore`."""
         if not self.awake:
             return
         self.pages.wait()
@@ -225,7 +225,7 @@ class Arena:
         self.awake = False
 
     def restore(self) -> None:
-        """Fresh pages, with what was saved, else with zeros."""
+        """Map new pages and fill them with the saved contents, or with zeros."""
         if self.awake:
             return
         self.pages.wait()
@@ -248,7 +248,7 @@ class Arena:
         self.pages.wait()
 
     def _grow(self, size: int) -> None:
-        """Pages for the first `size` bytes."""
+        """Map pages for the first `size` bytes."""
         done = self.mapped
         while done < size:
             piece = min(_up(size - done, self.pages.granule), max(PIECE, self.pages.granule))

@@ -24,7 +24,7 @@ KNOWN = ("cuda", "mps", "xpu")
 
 
 def pick_device(wanted: str) -> str:
-    """`auto` becomes cuda where there is one; a device that is not there is a UserError."""
+    """The device of this name. `auto` becomes cuda if there is one; a device that does not exist is a UserError."""
     if wanted == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     kind, colon, index = wanted.partition(":")
@@ -46,7 +46,7 @@ def pick_device(wanted: str) -> str:
 
 
 def use(device: str) -> None:
-    """From here on this thread's work goes to that device, where there are several of its kind."""
+    """Send this thread's work to that device from here on, if there are several of its kind."""
     module = _module(device)
     if ":" in device and hasattr(module, "set_device"):
         module.set_device(int(device.partition(":")[2]))
@@ -86,7 +86,7 @@ def devices_like(device: str) -> list[str]:
 
 
 def free_bytes(device: str) -> int:
-    """Memory that could be taken now, without swapping; cgroup limits count."""
+    """Memory that could be allocated now without swapping, within cgroup limits."""
     return _memory(device)[0]
 
 
@@ -96,7 +96,7 @@ def total_bytes(device: str) -> int:
 
 
 def peak_bytes(device: str) -> int:
-    """Most memory that this process has held: what getrusage says counts the process that started it, too."""
+    """Most memory that this process has held. (getrusage would count the process that started it, too.)"""
     if counts_memory(device):
         return int(_module(device).max_memory_reserved(device))
     with contextlib.suppress(OSError):
@@ -109,7 +109,7 @@ def peak_bytes(device: str) -> int:
 
 
 def counts_memory(device: str) -> bool:
-    """Can it be asked for the most memory that tensors took?"""
+    """Does the device report the most memory that tensors took?"""
     module = _module(device)
     names = ("mem_get_info", "max_memory_allocated", "max_memory_reserved", "reset_peak_memory_stats", "synchronize")
     return module is not None and all(hasattr(module, name) for name in names)
@@ -127,7 +127,7 @@ def growth_bytes(device: str, work: Callable[[], object]) -> int:
 
 
 def release(device: str) -> None:
-    """Give memory that no tensor holds back to the device, or to the system: loading leaves holes in glibc's heap."""
+    """Give memory that no tensor uses back to the device or the system: loading leaves holes in glibc's heap."""
     module = _module(device)
     if module is not None:
         getattr(module, "empty_cache", bool)()
@@ -146,7 +146,7 @@ def describe(device: str) -> str:
 
 
 def uuid_of(device: str) -> str:
-    """By which NVIDIA's own tools know a GPU; nothing for any other device."""
+    """The id by which NVIDIA's tools know a GPU; empty for other devices."""
     if not records(device):
         return ""
     uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
@@ -154,7 +154,7 @@ def uuid_of(device: str) -> str:
 
 
 def _module(device: str) -> Any:
-    """torch's module for this kind of device; None: there is none, as for the CPU."""
+    """torch's module for this kind of device; None: there is none (as for the CPU)."""
     kind = device.partition(":")[0]
     if kind == "cpu":
         return None
@@ -170,7 +170,7 @@ def _there(module: Any) -> bool:
 
 
 def _memory(device: str) -> tuple[int, int]:
-    """Free bytes and all of them."""
+    """(free bytes, all bytes)."""
     module = _module(device)
     if hasattr(module, "mem_get_info"):
         free, total = module.mem_get_info(device)

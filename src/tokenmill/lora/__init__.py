@@ -1,1 +1,1 @@
-"""Adapters (LoRA): reading them, where they go in a model, and what of them lies on a device."""
+"""Adapters (LoRA): reading them, where they apply in a model, and their tensors on a device."""

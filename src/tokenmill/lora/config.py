@@ -1,4 +1,4 @@
-"""What adapter_config.json says. Owns: reading it strictly: what changes a result is done or refused by name.
+"""What adapter_config.json says. Owns: reading it strictly: a key that changes a result is obeyed or refused by name.
 
 Must not know: tensors, models.
 """
@@ -17,7 +17,7 @@ from tokenmill.core.files import present, read_object
 
 FILE = "adapter_config.json"
 MOST_RANK = 1024
-"""Half of it, twice: PEFT itself doubles ranks where experts have gate_proj and up_proj in one tensor."""
+"""Largest rank. It is twice the usual limit, because PEFT doubles ranks where experts join gate_proj and up_proj."""
 _MAX_BYTES = 4 << 20
 _MOST_PATTERNS = 4096
 _MOST_PATTERN_CHARS = 512
@@ -32,7 +32,7 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "task_type": (None, "CAUSAL_LM", "FEATURE_EXTRACTION"),
 }
-"""Keys that change what an adapter computes, with the values that ask for nothing; others are refused."""
+"""Keys that change what an adapter computes, with their neutral values; other values are refused."""
 _READ = frozenset(
     {
         *("r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "use_dora", "target_modules"),
@@ -48,9 +48,9 @@ _OF_TRAINING = frozenset(
         *("enable_lora", "base_model_class", "parent_library", "unsloth_fixed", "torch_dtype", "dtype"),
     }
 )
-"""Keys that say how it was trained, or which modules have an adapter, as the file's tensors do."""
+"""Keys about training, or about which modules have an adapter, which the file's tensors show anyway."""
 _BASE_CHANGED = ("pissa", "olora", "corda", "loftq", "lora_ga")
-"""Starts that leave the base with other weights than those that were published."""
+"""Initialisations that change the base model's published weights."""
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,11 @@ class AdapterConfig:
     ranks: Mapping[str, int] = field(default_factory=dict)
     alphas: Mapping[str, float] = field(default_factory=dict)
     rooted: bool = False
-    """Rank-stabilised: alpha / sqrt(r) in place of alpha / r."""
+    """Rank-stabilised: the scale is alpha / sqrt(r) instead of alpha / r."""
     dora: bool = False
     transposed: bool = False
     saved: tuple[str, ...] = ()
-    """Modules that are stored whole."""
+    """Modules that are stored completely."""
     parameters: tuple[str, ...] = ()
     """Stacked parameters of experts that have adapters, in the order in which wrappers lie."""
     base: str = ""
@@ -182,12 +182,12 @@ _NESTED = re.compile(r"[*+}]\)?[*+{]|\)[*+{]")
 """Repetitions of repetitions and of groups: matching such a pattern may never end."""
 _REPEATED = re.compile(r"(?<!\\)[*+{]")
 _MOST_REPEATED = 4
-"""Each of them multiplies the time by the length of a name."""
+"""Most repetitions in a pattern: each multiplies the matching time by the length of a name."""
 _MOST_MODULE_CHARS = 256
 
 
 def _compiled(file: Path, name: str, pattern: str, *, matched: bool = True) -> None:
-    """Refuse a pattern that cannot be read, or whose matching could go on for ever."""
+    """Refuse a pattern that cannot be read, or whose matching might never end."""
     deep = matched and (_NESTED.search(pattern) or len(_REPEATED.findall(pattern)) > _MOST_REPEATED)
     if deep or len(pattern) > (_MOST_PATTERN_CHARS if matched else _MAX_BYTES):
         raise ModelError(f"{file}: {name} holds a pattern that is too long or too deep: {_shown(pattern)}.")

@@ -1,7 +1,7 @@
-"""An adapter for one model. Owns: from matrices by module to what a slot of each product is filled with.
+"""An adapter for one model. Owns: turning matrices by module into the contents of each product's slot.
 
-Rows and columns follow those of the products (joined, reordered, split over ranks); scales, magnitudes and biases are
-worked in, so that devices know one formula (compute/adapters.py). Must not know: slots, requests.
+Rows and columns are arranged as in the products (joined, reordered, split over ranks). Scales, magnitudes and biases
+are multiplied in, so that devices need only one formula (compute/adapters.py). Must not know: slots, requests.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Piece:
 
 @dataclass(slots=True)
 class Fill:
-    """What one product's slot is filled with; shifts and gains begin at a column of the product. pieces: until they are
-    joined into down [in, lanes] and up [rank, out], which lie as they will in the slot."""
+    """The contents of one product's slot. Shifts and gains begin at a column of the product. pieces: kept until they
+    are joined into down [in, lanes] and up [rank, out], which are laid out as in the slot."""
 
     site: AdapterSite
     pieces: list[Piece] = field(default_factory=list)
@@ -75,13 +75,13 @@ class Fill:
 
 
 class Fitter:
-    """Makes fills of one adapter."""
+    """Makes the fills of one adapter."""
 
     def __init__(self, adapter: Adapter, sites: Sites) -> None:
         self.adapter, self.sites = adapter, sites
         self.fills: dict[int, Fill] = {}
         self.unknown: dict[str, str] = {}
-        """Modules that this rank has nothing of, with what is to be said if no rank has."""
+        """Modules of which this rank holds no part, with the error if no rank does."""
 
     def fit(self) -> list[Fill]:
         """Every product that the adapter changes; raises ModelError for what does not belong to this model."""
@@ -106,7 +106,7 @@ class Fitter:
         return self.fills.setdefault(id(site), Fill(site))
 
     def _places(self, module: str) -> list[Place]:
-        """The products that have something of it; []: it is noted as unknown."""
+        """The products that contain a part of the module; []: it is noted as unknown."""
         places = self.sites.find(module)
         if not places:
             base = f" (it was made for {self.adapter.base[:120]})" if self.adapter.base else ""
@@ -154,7 +154,7 @@ class Fitter:
             raise ModelError(f"{self.adapter.where}: two of its modules are the same matrix of this model.")
         dtype = self.sites.dtype
         piece = Piece(part, down.t().contiguous().to(dtype), up.t().contiguous().to(dtype))
-        if not (all_finite(piece.down) and all_finite(piece.up)):  # kernels multiply other rows' zeros by them
+        if not (all_finite(piece.down) and all_finite(piece.up)):  # kernels multiply other rows' zeros by it
             raise self._refuse(module, f"times its scale is too large for {str(dtype).removeprefix('torch.')}")
         fill.pieces.append(piece)
 

@@ -1,6 +1,6 @@
-"""llama.cpp's adapters: GGUF files of the type `adapter`. Owns: from their tensors to matrices by module.
+"""llama.cpp's adapters: GGUF files of the type `adapter`. Owns: turning their tensors into matrices by module.
 
-Names and the order of query and key rows are those of models in GGUF files. Must not know: the model.
+Names, and the order of query and key rows, are those of models in GGUF files. Must not know: the model.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""An adapter merged into its base. Owns: W + scale * up @ down (DoRA: its rows scaled), matrix by matrix, and that
-no half-written folder is ever left behind. A head that was the embeddings' matrix gets one of its own where the two are
-no longer the same. Must not know: command lines, engines.
+"""Merging an adapter into its base. Owns: W + scale * up @ down (DoRA: with scaled rows), matrix by matrix, and leaving
+no half-written folder behind. A head that shared the embeddings' matrix gets one of its own if the two differ now. Must
+not know: command lines, engines.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SHARD_BYTES = 2 << 30
 _TRANSPOSED = ("GPT2LMHeadModel",)
 _EMBEDDINGS = frozenset({"embed_tokens", "embeddings", "embed_in", "word_embeddings", "wte"})
 _HEADS = {"GPTNeoXForCausalLM": "embed_out", "BioGptForCausalLM": "output_projection"}
-"""What heads are called that are not called lm_head."""
+"""Names of heads that are not called lm_head."""
 Tell = Callable[[str, int, int], None]
 """(weight name, how many are done, how many there are)."""
 

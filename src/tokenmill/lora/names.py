@@ -1,7 +1,7 @@
-"""Names of modules. Owns: which stored matrix an adapter's module is, whatever stands before its layer's number.
+"""Names of modules. Owns: finding the stored matrix of an adapter's module, whatever comes before its layer's number.
 
-Files of adapters name modules of the class that they were trained with; checkpoints name tensors. Both agree from
-"layers.0" on, and some leave out or add what comes before. Must not know: tensors.
+Adapter files name modules of the class that they were trained with; checkpoints name tensors. Both agree from
+"layers.0" on; some omit or add what comes before. Must not know: tensors.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""PEFT's folders. Owns: from an adapter's files to matrices by module, everything about them checked.
+"""PEFT's folders. Owns: turning an adapter's files into matrices by module, with every check of them.
 
-Must not know: the model that it is for (lora/fit.py looks), devices.
+Must not know: the model that the adapter is for (lora/fit.py does), devices.
 """
 
 from __future__ import annotations

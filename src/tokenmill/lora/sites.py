@@ -1,9 +1,9 @@
-"""Where adapters go in one model. Owns: every adapted product's site by the stored matrices it is made of, and the
-sites' tensors.
+"""Where adapters apply in one model. Owns: the site of every adapted product, found by the stored matrices that it is
+made of, and the sites' tensors.
 
-Filled while a model is built (`Build.adapters`), then given memory: a slot's share of every product for adapters of
-the largest allowed rank. Mixtures, embeddings, the head and what few adapters have (gains, shifts) get memory with the
-first adapter that has business there. Must not know: files, which adapters there are.
+Sites are noted while a model is built (`Build.adapters`), then get memory: one slot's share of every product, for
+adapters of the largest allowed rank. Mixtures, embeddings, the head and rare parts (gains, shifts) get memory with the
+first adapter that changes them. Must not know: files, which adapters there are.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Adapters of one device. Owns: reading them beside the steps, keeping them in host memory, and filling slots.
+"""The adapters of one device. Owns: reading them while steps run, keeping them in host memory, and filling slots.
 
-An adapter has a number that is never used again. `read` begins to read one in a thread; `state` tells which are there;
-a plan's loads put them into slots. Host copies beyond `most_kept` are let go, the least recently used first, and read
-again when a plan wants them. Must not know: requests, names, who decides about slots.
+An adapter's number is never used again. `read` starts reading one in a thread; `state` tells which are ready; a plan's
+loads put them into slots. Of host copies beyond `most_kept`, the least recently used are dropped, and read again when a
+plan needs them. Must not know: requests, names, who decides about slots.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A Weight around a Weight. Owns: which rows and columns of which stored matrices a product is made of, and adding
-what adapters do to it.
+"""A Weight around a Weight. Owns: which rows and columns of which stored matrices a product is made of, and adding what
+adapters do to it.
 
-Joining and splitting are noted down until the weight settles: then the product has a site, whose tensors adapters are
-put into. A step without adapted rows multiplies as if this were not here. Must not know: formats, files.
+Joining and splitting are noted until the weight settles. Then the product has a site, whose tensors hold adapters. A
+step without adapted rows multiplies as if this wrapper were not there. Must not know: formats, files.
 """
 
 from __future__ import annotations

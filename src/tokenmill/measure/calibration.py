@@ -14,9 +14,9 @@ from typing import Any
 from tokenmill.core.errors import ParameterError
 
 _SWING = 2.5
-"""What a machine's memory can be expected to change by."""
+"""The factor by which a machine's memory speed may change."""
 _MEMORY_BYTES = float(256 << 20)
-"""A set of this size is read from memory as a whole."""
+"""A set of this size does not fit into caches, so it is read from memory."""
 Points = tuple[tuple[float, float], ...]
 """(where, how much), ascending."""
 
@@ -40,7 +40,7 @@ def reading_of(sets: Points, memory: float, set_bytes: float) -> float:
 
 
 def _near(square: float) -> float:
-    """How much a point at this squared distance counts."""
+    """The weight of a point at this squared distance."""
     return 1.0 / (1e-9 + square * square)
 
 
@@ -79,7 +79,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """What a step of so many rows costs besides its arithmetic: once, per layer; and the least it ever takes."""
+    """What a step of this many rows costs besides its arithmetic: once, per layer; and the least it ever takes."""
 
     rows: float
     step_s: float
@@ -195,7 +195,7 @@ class Calibration:
 
 
 def read_calibration(found: Any) -> Calibration | None:
-    """What `calibrate` gave, or None where a file has none."""
+    """The result of `calibrate`, or None if a file has none."""
     if found is None:
         return None
     missing = [part for part in ("attention", "host") if part in found.get("unfinished", ())]

@@ -42,9 +42,9 @@ from tokenmill.models.registry import build_model
 from tokenmill.quant.gguf_weight import TABLES
 
 PROBE_TOKENS = 2
-"""Tokens of the counting run; everything counted is a multiple of it."""
+"""Tokens of the counting run. All counts are multiples of it."""
 _GROUP = 32
-"""Columns that share a scale where nobody asks for a number."""
+"""Columns per scale, if no number is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Attended:
 
     @property
     def flops(self) -> float:
-        """Of one query against one visible position."""
+        """Operations of one query against one visible position."""
         return 2.0 * self.heads * (self.kv.key_dim + self.kv.value_dim)
 
 
@@ -87,7 +87,7 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """What a model costs on one rank: `body` per token, `head` per line that samples, and what is held in memory."""
+    """A model's costs on one rank: `body` per token, `head` per line that samples, and what is held in memory."""
 
     spec: ModelSpec
     body: Tally
@@ -101,7 +101,7 @@ class Sheet:
 
     @property
     def weight_bytes(self) -> int:
-        """Every matrix that a step can multiply by, all experts among them."""
+        """Bytes of every matrix that a step can multiply by, including all experts."""
         mixed = sum(m.experts * m.bytes for m in self.body.mixtures)
         return int(self.body.weight_bytes + self.head.weight_bytes + mixed)
 
@@ -115,7 +115,7 @@ class CountingKernels(ReferenceKernels):
         self.kind = kind
 
     def count(self, op: str, *, fallback: bool = False) -> None:
-        """Called by operations that are not overridden here: those cannot be counted."""
+        """Refuse operations that are not overridden here: they cannot be counted."""
         raise ModelError(f"This model uses the operation '{op}', whose cost is not known; it cannot be planned.")
 
     def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:

@@ -24,7 +24,7 @@ from tokenmill.measure.stats import summary_ms, thin
 from tokenmill.measure.throughput import Progress, Silent
 
 KNEE_SHARE = 0.9
-"""Beyond the knee fewer requests than this share meet the objective, or they pile up."""
+"""A rate is beyond the knee if a smaller share of requests than this meets the objective, or if requests pile up."""
 SWEEP_SECONDS = 10.0
 _CALM = 3.0
 _GROWTH = 1.6
@@ -35,7 +35,7 @@ _FEWEST = 20
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How users come: `users` at a time (closed loop), or at `rate` per second in this pattern, or as a trace says."""
+    """How users arrive: `users` at a time (closed loop), at `rate` per second in this pattern, or as in a trace."""
 
     kind: str = "closed"
     users: int = 1
@@ -58,7 +58,7 @@ class Drive:
     gate: asyncio.Semaphore | None = None
 
     async def converse(self, conversation: Conversation, planned: float) -> None:
-        """All turns of one user, each after the answer before it and a pause for thought."""
+        """Send all turns of one user, each after the previous answer and a pause for thought."""
         history: list[Any] = []
         for index, turn in enumerate(conversation.turns):
             if index:
@@ -89,7 +89,7 @@ async def serve_load(
     progress: Progress | None = None,
     percentiles: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """Put this load on the server and sum up what came of it."""
+    """Put this load on the server, and sum up the results."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
         target = await ready(session, target, conversations, warmup)
@@ -99,7 +99,7 @@ async def serve_load(
 async def ready(
     session: aiohttp.ClientSession, target: Target, conversations: Sequence[Conversation], warmup: int
 ) -> Target:
-    """The target with a model that the server has; the first requests are asked beforehand, one after the other."""
+    """The target with a model that the server has. The first requests are sent beforehand, one after the other."""
     target = replace(target, model=await find_model(session, target))
     for conversation in conversations[:warmup]:
         turn = conversation.turns[0]
@@ -246,7 +246,7 @@ def _times(conversations: Sequence[Conversation], pattern: Pattern) -> list[floa
 
 
 def describe(pattern: Pattern) -> str:
-    """A load in words."""
+    """Describe a load in words."""
     if pattern.kind == "closed":
         return f"{pattern.users} users"
     if pattern.kind == "trace":
@@ -342,7 +342,7 @@ def _prompt(history: list[Any], said: list[int] | str, chat: bool) -> Any:
 
 
 def _remember(prompt: Any, answer: Answer, chat: bool) -> list[Any]:
-    """What the next turn begins with."""
+    """The history with which the next turn begins."""
     text = "".join(answer.text)
     if chat:
         return [*prompt, {"role": "assistant", "content": text}]

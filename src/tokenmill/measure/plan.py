@@ -43,7 +43,7 @@ BATCHES = (1, 8, 32, 128, 256)
 USEFUL_TOKENS = 2048
 _STEP_TOKENS = {"cpu": 2048, "gpu": 8192}
 _INTEGER_BYTES = 1.5
-"""Bytes per weight below which weights are integers."""
+"""Weights with fewer bytes than this are integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class Setup:
 
     @property
     def spread(self) -> Spread:
-        """How the model lies on the devices."""
+        """How the model is divided over the devices."""
         return Spread(self.ranks, self.stages, self.whole_experts, self.engines)
 
     @property
@@ -73,7 +73,7 @@ class Setup:
 
 @dataclass(frozen=True, slots=True)
 class Layouts:
-    """The memory side of a plan, in bytes per rank."""
+    """A plan's memory, in bytes per rank."""
 
     cache: CacheLayout
     blocks: list[int]
@@ -274,13 +274,13 @@ def peak_in_all(planner: Planner, device: Device) -> int:
 
 
 def _process_bytes(device: Device) -> int:
-    """What the process takes before anything is loaded: measured, or what is usual."""
+    """Bytes that the process takes before anything is loaded: measured, or a usual value."""
     known = 0 if device.calibration is None else device.calibration.process_bytes
     return known or CONTEXT_BYTES[device.kind]
 
 
 def _step_bytes(planner: Planner) -> int:
-    """What a full step needs for a moment, and on a GPU the room that the engine leaves for recorded steps."""
+    """Temporary bytes of a full step, and on a GPU the room that the engine leaves for recorded steps."""
     return planner.sheet.activation_bytes + (memory.GRAPH_BYTES if planner.kind == "gpu" else 0)
 
 
@@ -359,7 +359,7 @@ def _traffic(planner: Planner, setup: Setup) -> dict[str, float]:
 
 
 def rescued(planner: Planner, setup: Setup) -> str | None:
-    """What would make a model fit that does not: fewer bits, or more ranks."""
+    """What would make a model that does not fit do so: fewer bits, or more ranks."""
     for ranks in (setup.ranks, 2 * setup.ranks, 4 * setup.ranks, 8 * setup.ranks):
         for bits in (planner.config.model.quantization, "int8", "int4"):
             config = override(planner.config, "model", quantization=bits)
@@ -404,7 +404,7 @@ def _per_token(planner: Planner) -> dict[str, float]:
 
 
 def _flags(planner: Planner, memory: Layouts, setup: Setup, max_context: int) -> list[str]:
-    """Flags of `serve` for this plan, without what is default; only those that exist."""
+    """The flags of `serve` for this plan, without default values."""
     config, known = planner.config, all_options()
     flags = {
         "device": "cpu" if planner.kind == "cpu" else "cuda",

@@ -1,4 +1,4 @@
-"""What a model keeps of another one's behaviour. Owns: perplexity, divergence and agreement on a text, tasks, sizes.
+"""How closely a model follows another one. Owns: perplexity, divergence and agreement on a text, tasks, sizes.
 
     KL         the mean over positions of sum p log(p / q): p the base's next-token probabilities, q the model's
     agreement  how often the likeliest next token is the base's

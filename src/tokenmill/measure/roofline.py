@@ -62,7 +62,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Cost:
-    """What one step, or several, must do on each rank; `counts` and `seen` are those of one step."""
+    """What one step or several must do on each rank. `counts` and `seen` are those of one step."""
 
     flops: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     weight_bytes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -84,7 +84,7 @@ class Cost:
         return sum(self.weight_bytes.values()) + self.kv_bytes
 
     def add(self, other: Cost) -> None:
-        """Take another step's cost in."""
+        """Add another step's cost."""
         for part in PARTS:
             self.flops[part] += other.flops[part]
             self.weight_bytes[part] += other.weight_bytes[part]
@@ -174,12 +174,12 @@ def _recur(cost: Cost, sheet: Sheet, grants: Sequence[Grant]) -> None:
 
 
 def _seen_before(window: int, grant: Grant) -> float:
-    """Of how many earlier positions a token of this grant sees on average."""
+    """How many of the positions before its grant a token of this grant sees, on average."""
     return max(0.0, min(grant.before, window - (grant.count + 1) / 2)) if window else grant.before
 
 
 def experts_touched(experts: int, top_k: int, tokens: int) -> float:
-    """How many different experts this many tokens are expected to choose, if every choice is equally likely."""
+    """The expected number of different experts for this many tokens, if every choice is equally likely."""
     return experts * (1.0 - (1.0 - top_k / experts) ** tokens)
 
 

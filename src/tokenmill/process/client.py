@@ -27,13 +27,13 @@ from tokenmill.process.parent import starts_last
 from tokenmill.process.worker import FRAME, frame
 
 START_S = 10.0
-"""Of work until a helper is ready."""
+"""Seconds of work until a helper must be ready."""
 PATIENCE = 5.0
-"""So many times its budget may pass on the clock before a question is given up whatever it has used."""
+"""After this many times its budget on the clock, a question is given up, however little work it has used."""
 LEAST_PATIENCE_S = 5.0
 LOOK_S = 0.1
 STOPPED_S = 0.5
-"""So long a helper may stand still by somebody's will."""
+"""How long a helper may be stopped from outside (SIGSTOP)."""
 MEMORY_BYTES = 1 << 30
 _RUN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import run_helper; run_helper()"
 _OWN_FAULT = {getattr(signal, f"SIG{name}", None) for name in ("SEGV", "BUS", "ABRT", "FPE", "ILL", "SYS", "XCPU")}
@@ -48,11 +48,11 @@ class Oversize(Exception):
 
 
 class Crashed(Exception):
-    """Two helpers broke down over the question, each by itself."""
+    """Two helpers, one after the other, crashed over the question."""
 
 
 class _Gone(Exception):
-    """The helper died (`crashed`: by its own doing) or stands still."""
+    """The helper died (`crashed`: by its own fault) or is stopped."""
 
     def __init__(self, crashed: bool = False) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class Helper:
 
 
 class Pool:
-    """At most `most` processes of any helpers, `busy` of them at work; the one that idles longest makes room."""
+    """At most `most` processes of all helpers, `busy` of them at work. The one that is idle longest makes room."""
 
     def __init__(self, most: int, busy: int) -> None:
         self._most = most
@@ -82,12 +82,12 @@ class Pool:
         self._end = weakref.finalize(self, _end_all, self._idle, os.getpid())
 
     def start(self, helper: Helper, budget_s: float) -> dict[str, Any]:
-        """Have one process ready ahead of the first question; its word on the set-up."""
+        """Start one process before the first question; -> its answer to the set-up."""
         return self._use(helper, None, budget_s)
 
     def ask(self, helper: Helper, question: Any, budget_s: float) -> dict[str, Any]:
-        """The answer, or the helper's word on the set-up ("error"). Raises Overrun, Oversize and Crashed, which blame
-        the question, BusyError, which does not, and what JSON raises of a question that is not plain data."""
+        """The answer, or the helper's answer to the set-up ("error"). Raises Overrun, Oversize and Crashed, which blame
+        the question; BusyError, which does not; and JSON's errors if the question is not plain data."""
         return self._use(helper, frame({"budget_s": budget_s, "ask": question}), budget_s)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class Pool:
             _end_all(self._idle, os.getpid())
 
     def pids(self) -> list[int]:
-        """Of the idle processes."""
+        """The ids of the idle processes."""
         with self._lock:
             return [process.pid for process in self._idle]
 
@@ -191,7 +191,7 @@ class _Process:
         os.set_blocking(self._out, False)
 
     def introduce(self) -> None:
-        """The set-up; what it says of that is read with the first question's budget."""
+        """Send the set-up. Its answer is read with the first question's budget."""
         setup = {
             "memory": self.helper.memory,
             "budget_s": START_S,
@@ -204,11 +204,11 @@ class _Process:
             raise _Gone from None
 
     def alive(self) -> bool:
-        """Is it still there, and this process's own?"""
+        """Is it still running, and a child of this process?"""
         return self.owner == os.getpid() and self._popen.poll() is None
 
     def end(self) -> None:
-        """Kill it, unless it is another process's."""
+        """Kill it, unless it belongs to another process."""
         if self.owner == os.getpid():
             self._popen.kill()
             self._popen.wait()
@@ -251,7 +251,7 @@ class _Process:
 
 
 class _Budget:
-    """Time that one question may take: seconds of work, and more on the clock."""
+    """The time that one question may take: seconds of work, and a longer time on the clock."""
 
     def __init__(self, pid: int, seconds: float) -> None:
         self.pid, self.seconds = pid, seconds
@@ -260,7 +260,7 @@ class _Budget:
         self.stopped_since: float | None = None
 
     def wait(self, fd: int, event: int) -> None:
-        """Until `fd` is ready."""
+        """Wait until `fd` is ready."""
         poll = select.poll()
         poll.register(fd, event)
         while True:
@@ -283,21 +283,21 @@ class _Budget:
 
 
 STOPPED = ("T", "t")
-"""What `state_of` says of a process that somebody has stopped, or that a debugger looks at."""
+"""States from `state_of` of a process that is stopped, or traced by a debugger."""
 
 
 def work_of(pid: int) -> float:
-    """Processor seconds that a process has used; infinity when it is gone, the clock where the system does not say."""
+    """Processor seconds that a process has used; infinity if it is gone; the clock if the system cannot tell."""
     if sys.platform == "linux":
         try:
             return time.clock_gettime((~pid << 3) | 2)  # what clock_getcpuclockid(3) gives for a process
         except OSError:
-            return math.inf  # reading its pipe says so first
+            return math.inf  # reading its pipe reports that first
     return time.monotonic()
 
 
 def is_stopped(pid: int) -> bool:
-    """Has somebody stopped this process? False where the system does not say."""
+    """Is this process stopped? False if the system cannot tell."""
     return state_of(pid) in STOPPED
 
 

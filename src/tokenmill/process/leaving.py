@@ -15,8 +15,8 @@ from typing import NoReturn
 
 
 def leave(status: int) -> NoReturn:
-    """End this process: threads that are to be waited for end first (pools that nobody closed are told that there is no
-    more to do), then what was registered for the end runs, and what was printed is written."""
+    """End this process. First wait for its non-daemon threads (pools that were not closed are told to end), then run
+    the registered exit functions, then flush what was printed."""
     threading._shutdown()  # type: ignore[attr-defined]  # the interpreter's own first deed
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):

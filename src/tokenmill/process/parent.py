@@ -14,28 +14,28 @@ import threading
 import time
 
 LOOK_S = 1.0
-"""How often a child looks for its parent where nothing tells it."""
+"""How often a child checks for its parent if no event tells it."""
 _SET_DEATH_SIGNAL = 1
 """PR_SET_PDEATHSIG of prctl(2): sent when the thread ends that started this process."""
 
 
 def starts_last() -> bool:
-    """Does this thread live as long as its process, or as what it works for (our own do)? The system's word on a
-    parent's death is about the thread that started the child: only children of such a thread may rely on it."""
+    """Does this thread live as long as its process, or as what it works for (our own threads do)? The system signals
+    the end of the thread that started a child, so only children of such a thread may rely on it."""
     thread = threading.current_thread()
     return thread is threading.main_thread() or thread.name.startswith("tokenmill-")
 
 
 def die_with(parent: int) -> None:
-    """From here on the system kills this process, a stopped one, too, when the thread ends that started it."""
+    """From here on the system kills this process, even if it is stopped, when the thread that started it ends."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it ended before we asked
+        if os.getppid() != parent:  # the parent ended before this call
             os._exit(1)
 
 
 def end_with(parent: int, lasting: bool) -> None:
-    """From here on this process, started by `parent`, ends when that does. lasting: as in `end_with_parent`."""
+    """From here on this process, started by `parent`, ends when the parent does. lasting: as in `end_with_parent`."""
     if lasting:
         die_with(parent)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 HEAD = struct.Struct(">I")
 CHUNK = 1 << 20
 LOOK_S = 0.1
-"""How often whoever waits looks around."""
+"""How often a waiting end runs the caller's checks."""
 
 
 class Pipe:
@@ -35,7 +35,7 @@ class Pipe:
         self.writing.register(sock, select.POLLOUT | (select.POLLIN if greedy else 0))
 
     def send(self, message: bytes, look: Callable[[], None] = lambda: None) -> None:
-        """Send all of it; OSError where the other end is gone. look: called now and then while that takes long."""
+        """Send the whole message; OSError if the other end is gone. look: called now and then while that takes long."""
         with self.lock:
             rest = memoryview(HEAD.pack(len(message)) + message)
             while rest:
@@ -59,11 +59,11 @@ class Pipe:
         return self.ready.popleft()
 
     def poll(self) -> bool:
-        """Has a message come, or the end?"""
+        """Has a message or the end arrived?"""
         return bool(self.ready) or bool(self.reading.poll(0))
 
     def close(self) -> None:
-        """Let go of the socket."""
+        """Close the socket."""
         self.sock.close()
 
     def _read(self) -> None:

@@ -29,7 +29,8 @@ _RUN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} i
 def start_process(
     module: str, name: str, files: Iterable[int] = (), environment: Mapping[str, str] | None = None
 ) -> tuple[subprocess.Popen[bytes], Pipe]:
-    """Start `module`.run_worker(), which finds its end by `own_end`; it inherits `files` and has `environment`, too."""
+    """Start `module`.run_worker(), which gets its end of the pipe by `own_end`. It inherits `files`, and `environment`
+    is added to its variables."""
     calm_threads()
     ours, theirs = socket.socketpair()
     facts = {"socket": theirs.fileno(), "parent": os.getpid(), "lasting": starts_last(), "name": name}
@@ -39,7 +40,7 @@ def start_process(
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), *files),
             env=environment_with(environment or {}),
-            process_group=0,  # Ctrl-C is the parent's to handle; it may want to go on
+            process_group=0,  # only the parent handles Ctrl-C; it may want to continue
         )
     except BaseException:
         ours.close()
@@ -50,25 +51,25 @@ def start_process(
 
 
 def own_end() -> Pipe:
-    """By a worker, first of all: it ends with its parent, and this is its end of the socket."""
+    """For a worker to call first: it will end with its parent; -> its end of the socket."""
     facts = json.loads(sys.argv[2])
     end_with(facts["parent"], facts["lasting"])
     return Pipe(socket.socket(fileno=facts["socket"]))
 
 
 class Forked:
-    """A fork of this process, as much of it as of subprocess.Popen as its callers need."""
+    """A fork of this process, with the part of subprocess.Popen's interface that its callers need."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.returncode: int | None = None
 
     def poll(self) -> int | None:
-        """How it has ended; None: it has not."""
+        """Its exit status; None: it still runs."""
         return self._ask(os.WNOHANG)
 
     def wait(self) -> int | None:
-        """How it ends."""
+        """Wait for its end; -> its exit status."""
         return self._ask(0)
 
     def kill(self) -> None:
@@ -81,7 +82,7 @@ class Forked:
         if self.returncode is None:
             try:
                 done, status = os.waitpid(self.pid, how)
-            except ChildProcessError:  # somebody else has waited for it
+            except ChildProcessError:  # other code has waited for it
                 self.returncode = -1
             else:
                 self.returncode = os.waitstatus_to_exitcode(status) if done else None
@@ -89,18 +90,18 @@ class Forked:
 
 
 def may_fork() -> bool:
-    """Could no other thread hold what a fork needs? Those of ours that only wait do not; one that imports does."""
+    """Is it certain that no other thread holds a lock that a fork needs? Our threads that only wait hold none."""
     others = {thread.name for thread in threading.enumerate() if thread is not threading.current_thread()}
     return hasattr(os, "fork") and others <= _WAITING
 
 
 def fork_process(main: Callable[[Pipe], None]) -> tuple[Forked, Pipe]:
-    """Run this in a fork, which leads a group of its own and ends with this process; nothing of ours is cleaned up in
-    it. Only where `may_fork`."""
+    """Run `main` in a fork, which has a process group of its own and ends with this process. The fork runs none of this
+    process's clean-up. Call it only if `may_fork`."""
     ours, theirs = socket.socketpair()
     parent, lasting = os.getpid(), starts_last()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of threads that libraries have, and a fork does not need
+        warnings.simplefilter("ignore")  # about threads of libraries, which the fork does not need
         pid = os.fork()
     if not pid:
         try:
@@ -113,5 +114,5 @@ def fork_process(main: Callable[[Pipe], None]) -> tuple[Forked, Pipe]:
             os._exit(1)
     theirs.close()
     with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)  # whoever comes first
+        os.setpgid(pid, pid)  # parent and child both do this; the first one wins
     return Forked(pid), Pipe(ours, greedy=True)

@@ -22,10 +22,10 @@ from tokenmill.process.parent import die_with
 
 FRAME = struct.Struct(">I")
 WORK_S, REST_S = 0.02, 0.02
-"""A question that takes long rests in between: usual ones never do, and one bomb after another leaves the cores to
-those who stream."""
+"""A long question sleeps REST_S after each WORK_S, so that even a series of hostile ones leaves the cores to others.
+Usual questions are too short for that."""
 GRACE_S = 2
-"""Processor seconds beyond a question's budget after which the system ends us: the parent would have done so."""
+"""Processor seconds beyond a question's budget after which the system ends this process, if the parent does not."""
 Answer = Callable[[Any], dict[str, Any]]
 
 
@@ -35,8 +35,8 @@ class Unusable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What a helper does. `prepare` makes the answering function of a set-up; `warm` does everything once that opens
-    files, which `files` forbids afterwards."""
+    """What a helper does. `prepare` makes the answering function from a set-up. `warm` does everything that opens files
+    once, because `files` forbids it afterwards."""
 
     prepare: Callable[[Any], Answer]
     warm: Callable[[], None] = lambda: None
@@ -59,7 +59,7 @@ def read_frame(stream: BinaryIO) -> Any | None:
 
 def serve(task: Task, stdin: BinaryIO | None = None, stdout: BinaryIO | None = None) -> None:
     """Answer until the parent closes our stdin."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when we end
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when this process ends
     stdin, stdout = stdin or sys.stdin.buffer, stdout or sys.stdout.buffer
     setup = read_frame(stdin)
     if setup is None:
@@ -84,7 +84,7 @@ def serve(task: Task, stdin: BinaryIO | None = None, stdout: BinaryIO | None = N
 
 
 def fence(memory: int, task: Task) -> None:
-    """From here on: no writing to files, bounded memory, no new files where that was asked; others go first."""
+    """From here on: no writing to files, bounded memory, no new files if asked, and low priority."""
     with contextlib.suppress(OSError, AttributeError):
         os.nice(task.nice)
     limits = {"AS": memory, "FSIZE": 0, "CORE": 0}

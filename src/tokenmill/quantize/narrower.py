@@ -1,4 +1,4 @@
-"""Which columns of a matrix can go, and what the others take over. Owns: that choice, for columns one by one
+"""Which columns of a matrix to prune, and how the others make up for them. Owns: that choice, for columns one by one
 (channels) or in equal groups (heads).
 
 Without the columns S the outputs err least if the others change by OBS's rule (Hassibi, Stork, 1993):

@@ -1,9 +1,9 @@
 """A model folder in, one with fewer channels, heads and layers out. Owns: the order of work and the proof at its end.
 
-Layers that change their input least go first (ShortGPT's block influence). The others are narrowed one after the other:
-each sees what the narrowed ones before it give, attention before the MLP behind it. What is written is then run beside
-the source with zeros in place of what went: a config.json that cannot say what is left is found out, whatever the
-family. Memory holds one layer. Must not know: command lines, engines, training.
+Layers that change their input least are removed first (ShortGPT's block influence). The others are pruned one after the
+other: each gets as input what the pruned ones before it give, and attention is pruned before the MLP behind it. The
+result is then run beside the source with zeros in place of what was removed. This finds a config.json that cannot
+describe what is left, whatever the family. Memory holds one layer. Must not know: command lines, engines, training.
 """
 
 from __future__ import annotations

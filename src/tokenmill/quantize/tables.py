@@ -1,7 +1,7 @@
-"""SqueezeLLM: each row's numbers are rounded to a table of its own, found by k-means that weighs columns; the numbers
-furthest out are kept apart.
+"""SqueezeLLM: each row's numbers are rounded to a table of its own, found by weighted k-means; the largest outliers are
+stored apart.
 
-Owns: the method (Kim et al., 2023; columns weigh what their inputs' energy is), and the tensors that hold its result:
+Owns: the method (Kim et al., 2023; a column's weight is its inputs' energy), and the tensors that hold its result:
 
     NAME.qweight int32 [in * bits / 32, out], NAME.lookup_table float16 [out, 2^bits]
     NAME.rows int32 [out + 1], NAME.cols int32, NAME.vals float32: what is added, row by row

@@ -1,6 +1,6 @@
-"""Text to calibrate with. Owns: the text in the package, reading another one, and cutting it into sequences.
+"""Text for calibration. Owns: the package's own text, reading another one, and cutting it into sequences.
 
-The package's own is part of what the demonstration model's project wrote itself. Must not know: models.
+The package's text is a part of what the demonstration model's project wrote itself. Must not know: models.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""The text part of a model that also sees or hears, as what quantises takes it. Owns: its names and the stored ones.
+"""The text part of a model that also takes images or audio, in the form that quantising needs. Owns: its names, and the
+stored ones.
 
-What sees and hears stays as it is. Must not know: methods, files.
+The image and audio parts stay unchanged. Must not know: methods, files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Building a layer so that its weights tell what they multiply. Owns: that wrapping. Must not know: methods, files."""
+"""Wrapping a layer's weights so that they record their inputs. Owns: that wrapping. Must not know: methods, files."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Sockets. Owns: one rule for whatever is read or written (a deadline and a ceiling of bytes), and who may connect.
+"""Sockets. Owns: one rule for everything that is read or written (a deadline and a ceiling of bytes), and who may
+connect.
 
-uvicorn's httptools protocol has neither; this adds them. A message is read in two parts, head and body; each has its
-deadline and its ceiling, whether a handler reads it or not. What is refused is answered, then the connection lingers
+uvicorn's httptools protocol has neither; this adds them. A message is read in two parts, head and body. Each has its
+deadline and its ceiling, whether or not a handler reads it. A refusal is answered, and then the connection stays open
 for a moment, so that a client that is still sending can read the answer. Must not know: endpoints.
 """
 
@@ -26,7 +27,7 @@ from tokenmill.server.transport import CountedTransport, Flow, LateEvent
 MAX_HEADERS = 200
 MAX_PIPELINED = 16
 RESERVE = 64
-"""Connections beyond the ceiling that may ask whether the server is up."""
+"""Connections beyond the ceiling, which may only ask whether the server is up."""
 RESERVE_S = 2.0
 LINGER_BYTES = 1 << 20
 LINGER_S = 2.0
@@ -39,7 +40,7 @@ FRAMING = 8
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What one connection may take: bytes, seconds, and how many there may be."""
+    """Limits of a connection in bytes and seconds, and the number of connections."""
 
     head: int = 64 << 10
     body: int = 16 << 20
@@ -48,7 +49,7 @@ class Bounds:
 
 
 class Part(Enum):
-    """What of a message the client may be sending."""
+    """The part of a message that the client may be sending."""
 
     NOTHING = 0
     HEAD = 1
@@ -56,38 +57,38 @@ class Part(Enum):
 
 
 class Porter(Protocol):
-    """Who knows that a request cannot come in."""
+    """Knows which requests cannot enter."""
 
     def is_shut(self, scope: Any) -> bool:
-        """Is it worth asking?"""
+        """Might `turn_away` refuse this request?"""
         ...
 
     def turn_away(self, scope: Any, usual: Pairs) -> bytes | None:
-        """The whole answer, that closes the connection, with the usual headers; None: the request may come in."""
+        """The complete refusal, which closes the connection, with the usual headers; None: the request may enter."""
         ...
 
 
 class Taker(Protocol):
-    """Who speaks another protocol on a connection."""
+    """Handles a connection that has changed to another protocol."""
 
     def feed(self, data: bytes) -> None:
-        """More has come."""
+        """Bytes have arrived."""
         ...
 
     def gone(self) -> None:
-        """The connection ends."""
+        """The connection has ended."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """What a taker writes to."""
+    """The writing side of a connection, for a Taker."""
 
     out: CountedTransport
     flow: Any
 
     def write(self, data: bytes) -> None:
-        """To the client, or to what waits for it."""
+        """Send to the client, or append to what waits for it."""
         if not self.out.is_closing():
             self.out.write(data)
 
@@ -97,11 +98,11 @@ class Wire:
         return size
 
     async def drain(self) -> None:
-        """Until the client has taken enough."""
+        """Wait until the client has taken enough."""
         await self.flow.drain()
 
     def end(self) -> None:
-        """Close, once all is written."""
+        """Close once everything is written."""
         self.out.finish()
 
 
@@ -115,7 +116,7 @@ class _Waiting(list[Any]):
 
 
 class _Rest:
-    """What a parser tells of a body alone."""
+    """The callbacks of a parser that reads only a body."""
 
     def __init__(self, protocol: BoundedProtocol) -> None:
         self.on_body = protocol.on_body
@@ -153,11 +154,11 @@ class BoundedProtocol(HttpToolsProtocol):
     porter: Porter | None = None
 
     def num_open(self) -> int:
-        """Connections, those that are not encrypted yet among them."""
+        """The number of connections, including those still in their handshake."""
         return len(self.connections) + len(self.shakes)
 
     def seconds(self) -> float | None:
-        """What a connection that has just been made has for its next part; None: it is one too many."""
+        """The seconds that a new connection has for its next part; None: it is one too many."""
         most, patience = self.bounds.connections, self.bounds.read_timeout
         if self.num_open() > most + RESERVE:
             return None
@@ -168,7 +169,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.refused = False
         self.wire = self.head = self.payload = 0
         self.most: int | None = None
-        """Bytes of the body that is coming, if a handler takes more of them than others do."""
+        """The ceiling of the present body, if its handler allows more bytes than usual."""
         self.running: Any = None
         self.due: int | None = None
         self.on_gone: set[Callable[[], None]] = set()
@@ -186,8 +187,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._set_timer(seconds)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn never keeps one
-        """The client sends no more. With a whole request open it may wait for the answer: the connection stays (True).
-        Else it closes; engines need not wait until handlers have been cancelled."""
+        """The client sends no more. If a complete request is open, it may wait for the answer: the connection stays
+        (True). Otherwise it closes, and engines hear of it before handlers have been cancelled."""
         if self._owes() and self.part is Part.NOTHING and not self.refused and self.transport.can_write_eof():
             self.ended = True
             HalfClosed(self.out, self._asking, hears=self.running.scope["http_version"] == "1.1").watch(
@@ -218,8 +219,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Drop what refers back to this object: it goes at once, and does not wait for the collector of cycles, whose
-        coming late keeps the memory of a burst."""
+        """Drop references back to this object, so that it is freed at once. The collector of cycles would come late and
+        keep the memory of a burst until then."""
         self._stop_timer()  # closing may have set one
         self._unset_keepalive_if_required()  # uvicorn leaves it where a connection ends by an error
         self.scope = self.cycle = self.running = None  # type: ignore[assignment]
@@ -233,7 +234,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.on_gone.clear()
 
     def _forget_answer(self) -> None:
-        """Whatever is still said to this client goes nowhere; its handler hears of it."""
+        """Discard further output to this client, and tell its handler."""
         for cycle in (self.running, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -276,23 +277,23 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._upgraded(rest)
 
     def _go_on(self, data: bytes) -> None:
-        """A message with a body asked for another protocol and is answered in this one (clients ask for HTTP/2 so): the
-        parser takes nothing after such a head for a body, so another one reads it, with the same framing."""
+        """Read the body of a message that asked for another protocol but is answered in HTTP/1.1 (clients ask for
+        HTTP/2 this way). The parser does not read a body after such a head, so another parser does."""
         framing = [name + b": " + value for name, value in self.headers if name in _FRAMING]
         self.parser = httptools.HttpRequestParser(_Rest(self))
         self._parse(b"\r\n".join((b"POST / HTTP/1.1", *framing, b"connection: close\r\n\r\n")) + data)
 
     def _upgraded(self, data: bytes) -> None:
-        """What is no HTTP any more: whoever took the connection reads it; until then little is kept."""
+        """Bytes after HTTP has ended, for the Taker of the connection; until there is one, few are kept."""
         if self.taker is not None:
             self.taker.feed(data)
         elif len(self.early) + len(data) <= self.bounds.head:
             self.early += data
-        else:  # too much before anybody has agreed: nobody will
+        else:  # too many bytes before anything has taken the connection
             self.scope["state"].pop("upgrade", None)
 
     def _upgrade(self, head: bytes, make: Callable[[Any], Taker]) -> Taker:
-        """Give the connection away, with this answer; `make` gets what can be written to."""
+        """Hand the connection to another protocol after this answer. `make` gets the Wire to write to."""
         cycle = self.cycle
         cycle.response_started = cycle.response_complete = True
         self.transport.write(head)
@@ -316,7 +317,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count(len(name) + len(value) + 4)
-        if not self.refused and self.part is Part.HEAD:  # trailers are nobody's headers
+        if not self.refused and self.part is Part.HEAD:  # trailers are not headers
             super().on_header(name, value)
 
     def _count(self, size: int) -> None:
@@ -341,7 +342,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.message_event = LateEvent()  # type: ignore[assignment]
         self.declined = False
-        if self.parser.should_upgrade():  # either a handler takes the connection, or what follows is not read
+        if self.parser.should_upgrade():  # a handler takes the connection, or what follows is not read
             self.cycle.keep_alive = False
             self.declined = any(name in _FRAMING and value != b"0" for name, value in self.headers)
             if (
@@ -353,7 +354,8 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.scope["state"]["upgrade"] = self._upgrade
 
     def _widen(self, most: int) -> None:
-        """A handler takes this body as it comes: it may be so long, and each part of it has the time of a whole one."""
+        """A handler reads this body as it arrives: it may have `most` bytes, and each part has the time of a whole
+        body."""
         if self.running and self.running is self.cycle and self.part is Part.BODY and not self.refused:
             self.most = most
             self._set_timer(self.bounds.read_timeout + GRACE_S)
@@ -403,7 +405,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------ ends
 
     def late(self) -> None:
-        """What should have come by now has not."""
+        """The deadline has passed without what was awaited."""
         if self.refused or self.transport.is_closing():
             self.out.finish()
         elif self.part is Part.BODY:
@@ -418,7 +420,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.refused = True
         self._stop_timer()
         cycle = self.cycle
-        own = self.part is Part.BODY  # the cycle is of the message that is refused
+        own = self.part is Part.BODY  # the cycle belongs to the message that is refused
         if cycle is not None and not cycle.response_complete and not own:
             cycle.keep_alive = False
             return
@@ -434,7 +436,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _close_gently(self) -> None:
-        """Nothing more is written. A client that may still be sending gets a moment, so that it can read the answer."""
+        """End writing. A client that may still be sending gets a moment, so that it can read the answer."""
         self._unset_keepalive_if_required()
         if self.part is Part.NOTHING and not self.refused:
             self._stop_timer()
@@ -460,7 +462,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def make_protocol(bounds: Bounds, shakes: Handshakes, porter: Porter | None = None) -> Any:
-    """What makes the protocol of a connection with these bounds."""
+    """The factory of connections' protocols with these bounds."""
     own = {"bounds": bounds, "shakes": shakes, "deadlines": Deadlines(), "porter": porter}
     protocol = type("Protocol", (BoundedProtocol,), own)
     if shakes.context is None:
@@ -474,14 +476,15 @@ def make_protocol(bounds: Bounds, shakes: Handshakes, porter: Porter | None = No
 
 
 async def drop_stalled(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:
-    """End connections whose reader takes nothing, be it a stream or a plain answer; runs for ever."""
+    """End connections whose reader takes nothing, for streams and plain answers. Runs for ever."""
     while True:
         await asyncio.sleep(min(5.0, patience / 4))
         _drop_stalled_now(connections, patience, on_drop)
 
 
 def _drop_stalled_now(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:
-    """Once; apart, because the waiting loop would keep the connection that it saw last."""
+    """One check. It is a function of its own, because the waiting loop would keep a reference to the last
+    connection."""
     now = asyncio.get_running_loop().time()
     for connection in list(connections):
         if connection.out.stalled(now, patience):

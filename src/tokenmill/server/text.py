@@ -22,15 +22,15 @@ from tokenmill.text.fill import FillForm, fill_ends, fill_ids, find_fill, snippe
 
 T = TypeVar("T")
 Talk = tuple[list[dict[str, Any]], dict[str, Any]]
-"""Messages, and options of the template."""
+"""(messages, the template's options)."""
 THREADS = 4
 LONG = 1 << 18
-"""Characters of a text that is read in threads of its own: no number of such texts makes the others wait."""
+"""Texts of at least this many characters have their own threads, so that they never make shorter ones wait."""
 LONG_THREADS = 2
 MOST = DEFAULT_MAX_CHARS
-"""Characters of a text that is only counted or cut: reading it takes a hundred times its size in memory."""
+"""Most characters of a text that is only counted or cut: tokenising takes a hundred times its size in memory."""
 SLICES = 8
-"""Parts of the budget: a process that stands still for a while itself (stopped, swapped out) loses one of them."""
+"""Parts of the budget. If this process itself stands still (stopped, swapped out), it loses only one of them."""
 
 
 class TextWorkers:
@@ -45,8 +45,8 @@ class TextWorkers:
         self.slow = ThreadPoolExecutor(LONG_THREADS, thread_name_prefix="tokenmill-long-text")
 
     async def run_in_thread(self, work: Callable[[], T], size: int = 0) -> T:
-        """Run something about a text of this size in a thread; its result is thrown away when it takes too long.
-        ParameterError says that the work is to blame, BusyError that it had to wait or that its thread got no time."""
+        """Run work on a text of this size in a thread; if it takes too long, its result is dropped. ParameterError: the
+        work is to blame. BusyError: it had to wait, or its thread got no processor time."""
         begun: list[tuple[int, float]] = []
 
         def timed() -> T:
@@ -79,8 +79,8 @@ class TextWorkers:
     async def chat(
         self, talk: Callable[[], Talk], *, size: int, add_special_tokens: bool = False, any_length: bool = False
     ) -> tuple[str, list[int]]:
-        """(text, ids) of a conversation, which is made in the thread, too, from a body of this size;
-        `add_special_tokens` frames the ids as a plain prompt would be."""
+        """(text, ids) of a conversation, made in the thread, too, from a body of this size. `add_special_tokens`: add
+        the special tokens of a plain prompt."""
         framed = add_special_tokens
 
         def work() -> tuple[str, list[int]]:
@@ -95,14 +95,14 @@ class TextWorkers:
 
         try:
             return await self.run_in_thread(work, size)
-        except UserError as error:  # the template's own words name no field
+        except UserError as error:  # the template's own message names no field
             if error.param is None and not isinstance(error, BusyError):
                 error.param = "messages"
             raise
 
     @property
     def fill_form(self) -> FillForm:
-        """How this model fills gaps; an error that names the field where it cannot."""
+        """How this model fills gaps; raises an error that names the field if it cannot."""
         form = find_fill(self.tokenizer)
         if form is None:
             raise ParameterError(
@@ -129,7 +129,7 @@ class TextWorkers:
         return await self.run_in_thread(work, size)
 
     def fill_ends(self) -> list[int]:
-        """Ids that end what fills a gap."""
+        """Ids that end the text in a gap."""
         assert self.tokenizer is not None
         return fill_ends(self.tokenizer, self.fill_form)
 

@@ -1,5 +1,5 @@
-"""A connection's writing side. Owns: how much of the output its client has taken, a close that the client can notice,
-and who waits for either.
+"""A connection's writing side. Owns: how much of the output its client has taken, closing in a way that the protocol
+can control, and what waits for the client.
 
 Must not know: HTTP.
 """
@@ -34,18 +34,18 @@ class CountedTransport:
         return getattr(self._inner, name)
 
     def write(self, data: bytes) -> None:
-        """To the client, or to what waits for it."""
+        """Send to the client, or append to what waits for it."""
         self._written += len(data)
         self._inner.write(data)
 
     def close(self) -> None:
-        """No more is written; the owner decides when no more is read."""
+        """End writing; the owner decides when reading ends."""
         if not self._closing:
             self._closing = True
             self._on_close()
 
     def is_closing(self) -> bool:
-        """Has its end begun?"""
+        """Has closing begun?"""
         return self._closing or self._inner.is_closing()
 
     def finish(self) -> None:
@@ -54,7 +54,7 @@ class CountedTransport:
         self._inner.close()
 
     def let_go(self) -> None:
-        """The connection is gone: nobody needs to be asked."""
+        """The connection is gone: do not call `on_close` any more."""
         self._closing, self._on_close = True, _nothing
 
     def say_no_more(self) -> None:
@@ -63,7 +63,7 @@ class CountedTransport:
             self._inner.write_eof()
 
     def stalled(self, now: float, patience: float) -> bool:
-        """Has the reader taken next to nothing for so long, though something waits for it?"""
+        """Has the reader taken almost nothing for longer than `patience`, although output waits for it?"""
         waiting = self._inner.get_write_buffer_size()
         taken = self._written - waiting
         if not waiting:
@@ -74,7 +74,7 @@ class CountedTransport:
 
 
 class LateEvent:
-    """An asyncio.Event that is small until somebody waits for it."""
+    """An asyncio.Event that takes little memory until a task waits for it."""
 
     __slots__ = ("_told", "_waiting")
 
@@ -83,11 +83,11 @@ class LateEvent:
         self._waiting: list[asyncio.Future[None]] | None = None
 
     def is_set(self) -> bool:
-        """Has it happened?"""
+        """Is it set?"""
         return self._told
 
     def set(self) -> None:
-        """It has: all go on."""
+        """Set it; all waiting tasks continue."""
         self._told = True
         for waiting in self._waiting or ():
             if not waiting.done():
@@ -95,11 +95,11 @@ class LateEvent:
         self._waiting = None
 
     def clear(self) -> None:
-        """From now on it has not."""
+        """Reset it."""
         self._told = False
 
     async def wait(self) -> None:
-        """Until it happens."""
+        """Wait until it is set."""
         if self._told:
             return
         waiting = asyncio.get_running_loop().create_future()
@@ -108,7 +108,7 @@ class LateEvent:
 
 
 class Flow:
-    """uvicorn's flow control, for connections that are many and mostly wait for nothing."""
+    """uvicorn's flow control, made small, because there are many connections and few of them ever wait."""
 
     __slots__ = ("_out", "_writable", "read_paused")
 
@@ -120,29 +120,29 @@ class Flow:
 
     @property
     def write_paused(self) -> bool:
-        """Has the client so much to take that writers wait?"""
+        """Does so much output wait for the client that writers must wait?"""
         return not self._writable.is_set()
 
     async def drain(self) -> None:
-        """Until the client has taken enough."""
+        """Wait until the client has taken enough."""
         await self._writable.wait()
 
     def pause_reading(self) -> None:
-        """Let what comes wait in the system."""
+        """Stop reading; input waits in the system."""
         if not self.read_paused:
             self.read_paused = True
             self._out.pause_reading()
 
     def resume_reading(self) -> None:
-        """Read again."""
+        """Continue reading."""
         if self.read_paused:
             self.read_paused = False
             self._out.resume_reading()
 
     def pause_writing(self) -> None:
-        """Too much waits for the client."""
+        """Too much output waits for the client: writers wait."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """The client has taken enough, or is gone."""
+        """The client has taken enough, or is gone: writers continue."""
         self._writable.set()

@@ -13,13 +13,13 @@ from typing import ClassVar
 from tokenmill.server.store import OBJECTS, Kept
 
 _EVENT = 160
-"""What the objects around an event's bytes weigh."""
+"""Bytes that count for the objects around an event's bytes."""
 
 
 @dataclass(slots=True, eq=False)
 class KeptResponse(Kept):
-    """One response. `items`, `messages` (the conversation up to it) and `events` are encoded; `show` encodes what it
-    looks like now."""
+    """One response. `items`, `messages` (the conversation up to it) and `events` are encoded; `show` encodes its
+    present state."""
 
     kind: ClassVar[str] = "response"
     param: ClassVar[str] = "response_id"
@@ -40,23 +40,23 @@ class KeptResponse(Kept):
 
     @property
     def busy(self) -> bool:
-        """Does it still run?"""
+        """Is it still being generated?"""
         return not self.ended
 
     def dropped(self) -> None:
-        """A run in progress ends."""
+        """End a run in progress."""
         if self.task is not None:
             self.task.cancel()
 
     def tell(self, events: list[bytes]) -> None:
-        """More has happened."""
+        """Add events."""
         self.events += events
         self.told += sum(map(len, events)) + _EVENT * len(events)
         self.changed.set()
         self.changed = asyncio.Event()
 
     def end(self, messages: bytes | None = None) -> None:
-        """Nothing more will happen; `messages`: the conversation with its answer."""
+        """No more events will come. `messages`: the conversation with its answer."""
         shown = self.show()
         self.show = lambda: shown
         self.messages = messages or self.messages
@@ -78,8 +78,8 @@ class KeptResponse(Kept):
 
 @dataclass(slots=True, eq=False)
 class RecentResponse(Kept):
-    """The last response of one connection that was not to be kept: it is weighed like all, and nobody else finds it.
-    `name`: the response's own id; `messages`: the conversation with its answer, encoded."""
+    """The last response of one connection, if it was not to be stored. It counts like all others, but only this
+    connection finds it. `name`: the response's own id. `messages`: the encoded conversation with its answer."""
 
     kind: ClassVar[str] = "response"
     name: str

@@ -30,7 +30,7 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a request goes on with: messages of a response, or items of a conversation, both encoded."""
+    """What a request continues: messages of a response, or items of a conversation, both encoded."""
 
     messages: bytes = b"[]"
     items: bytes = b"[]"
@@ -52,11 +52,12 @@ class Run:
     kept: KeptResponse
     conversation: Conversation | None = None
     silent: bool = False
-    """The input is read, and nothing is said."""
+    """Only read the input; generate nothing."""
 
 
 def find_earlier(store: Store, body: TalkRequest, owner: str, recent: RecentResponse | None = None) -> Earlier:
-    """What the request names; 404 for what is not there. `recent`: a response that is not kept, but still at hand."""
+    """What the request continues; 404 if it is not there. `recent`: a response that is not stored, but still at
+    hand."""
     if body.previous_response_id:
         if recent is not None and recent.name == body.previous_response_id and store.holds(recent):
             return Earlier(recent.messages)
@@ -78,7 +79,7 @@ async def open_run(
     *,
     silent: bool = False,
 ) -> Run:
-    """Read, check, keep and send; raises before anything is answered. `silent`: only the input is read."""
+    """Read, check, keep and send; errors are raised before the answer begins. `silent`: only the input is read."""
     body.check()
     store, owner, name = context.store, job.tenant, f"resp_{uuid.uuid4().hex}"
     earlier = find_earlier(store, body, owner, recent)
@@ -104,20 +105,20 @@ async def _read(context: Context, job: Job, body: TalkRequest, earlier: Earlier)
 
 
 async def write(run: Run) -> None:
-    """To the end, with every event kept."""
+    """Run to the end, and keep every event."""
     async for _ in events(run):
         pass
 
 
 async def events(run: Run) -> AsyncIterator[list[bytes]]:
-    """What happens, step by step; whatever happens, the kept response ends with it."""
+    """The run's events, step by step. However it ends, the kept response ends with it."""
     whole: bytes | None = None
     growing, kept = run.growing, run.kept
     try:
         yield _tell(run, growing.begin())
         async for heard in listen(growing.chat):
             take = growing.pass_over if run.silent else growing.take
-            last = heard.finish_reason is not None  # then the reasoning is counted
+            last = heard.finish_reason is not None  # the reasoning is counted with the last delta
             size = len(growing.said.reasoning) if last else 0
             yield _tell(run, await growing.chat.context.bodies.run_in_thread(size, partial(take, heard)))
         whole = joined(kept.messages, growing.message()) if not run.silent else kept.messages
@@ -133,7 +134,7 @@ async def events(run: Run) -> AsyncIterator[list[bytes]]:
 
 
 def end(run: Run, messages: bytes | None = None) -> None:
-    """Nothing more happens; what was said joins the conversation if it is whole. May be called twice."""
+    """End the run. A complete answer is added to the conversation. May be called twice."""
     kept, conversation = run.kept, run.conversation
     if kept.ended:
         return
@@ -149,7 +150,7 @@ def end(run: Run, messages: bytes | None = None) -> None:
 
 
 def settle(run: Run) -> None:
-    """A run is over, perhaps before it began."""
+    """Clean up after a run, even one that never began."""
     run.job.close()
     if not run.kept.ended:
         run.growing.cancel()
@@ -157,7 +158,7 @@ def settle(run: Run) -> None:
 
 
 def _tell(run: Run, found: Events) -> list[bytes]:
-    """What has happened, encoded once for everybody who reads it."""
+    """Encode new events, once for all readers."""
     told = [_event(event) for event in found]
     if run.store.holds(run.kept):
         run.kept.tell(told)

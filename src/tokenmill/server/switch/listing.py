@@ -23,7 +23,7 @@ VALUES = {
     State.SLEEPING: "sleeping",
     State.FAILED: "unloaded",
 }
-"""States as llama.cpp's router words them."""
+"""States in the words of llama.cpp's router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Shown:
     entry: Entry[Model]
     info: ModelInfo | None
     adapter: str | None = None
-    """Where it lies, if it is an adapter."""
+    """The adapter's folder, if it is one."""
 
     @property
     def parent(self) -> str | None:
@@ -43,19 +43,19 @@ class Shown:
 
     @property
     def root(self) -> str:
-        """Where it comes from."""
+        """Where its weights come from."""
         if self.adapter is not None:
             return self.adapter
         return self.entry.spec.engine.model.model if self.info is None else self.info.root
 
     @property
     def max_model_len(self) -> int | None:
-        """Its context; None: nobody knows before it is loaded."""
+        """Its context length; None: not known before it is loaded."""
         return self.entry.spec.engine.model.max_model_len if self.info is None else self.info.max_model_len
 
 
 def context_of(entry: Entry[Model]) -> Context | None:
-    """The parts of a model that is loaded."""
+    """The context of a model that is loaded; None: it is not."""
     return entry.unit.context if entry.unit is not None else None
 
 
@@ -78,7 +78,7 @@ def _names(entry: Entry[Model]) -> list[Shown]:
 
 
 def known(house: House, request: Request, name: str) -> Shown:
-    """The model of this name; 404 where there is none, or not for this key."""
+    """The model of this name; 404 if there is none that this key may use."""
     mine = listed(house, request)
     for each in mine:
         if each.name == name:
@@ -89,12 +89,12 @@ def known(house: House, request: Request, name: str) -> Shown:
 
 
 def known_name(house: House, request: Request, name: str) -> str:
-    """The same, if it is there."""
+    """Check that a model of this name exists; -> its name."""
     return known(house, request, name).name
 
 
 def status(entry: Entry[Model]) -> dict[str, Any]:
-    """Where a model stands: llama.cpp's `status`, and more under our name."""
+    """A model's state: llama.cpp's `status`, and more under tokenmill's own name."""
     life = entry.life
     value: dict[str, Any] = {"value": VALUES[entry.state]}
     if entry.state is State.FAILED:
@@ -120,7 +120,7 @@ def status(entry: Entry[Model]) -> dict[str, Any]:
 
 
 def trouble(entry: Entry[Model]) -> str | None:
-    """Why it makes no progress; None: it does, or it is loaded when somebody asks."""
+    """Why the model makes no progress; None: it does, or it is loaded when a request asks for it."""
     if entry.state is State.FAILED:
         return str(entry.life.error)
     context = context_of(entry)
@@ -128,5 +128,5 @@ def trouble(entry: Entry[Model]) -> str | None:
 
 
 def trouble_of_all(house: House) -> str | None:
-    """The server is as well as its pinned models: what comes and goes does not count."""
+    """The trouble of the pinned models, which decides the server's health; other models come and go."""
     return next(filter(None, (trouble(each) for each in house.models.entries.values() if each.spec.pin)), None)

@@ -38,22 +38,22 @@ class Loaded:
         return self.fleet.rest.asleep
 
     async def abort_all(self) -> None:
-        """Every open request ends now, with what it has said."""
+        """End every open request now, with what it has said so far."""
         for name in list(self.fleet.open_requests):
             await self.fleet.abort(name)
 
     def end_all(self, reason: str) -> None:
-        """Every open request ends now."""
+        """End every open request now, with an error that says why."""
         self.fleet.end_all(reason)
 
     async def close(self) -> None:
-        """Its engines end first: nobody asks any more."""
+        """End its engines first, then its parts: no request uses them any more."""
         await self.fleet.close()
         await let_go(self.context)
 
 
 async def let_go(context: Context) -> None:
-    """The threads of a context, and who listens for it."""
+    """End a context's threads and listeners."""
     context.text.close()
     context.metrics.attach(None)
     context.house.metrics.listeners.discard(context.activity.events.refused)
