@@ -39,14 +39,14 @@ from tokenmill.speculate.passes import Model
 from tokenmill.speculate.windows import LookaheadWindows
 
 STATES_SHARE = 0.5
-"""Of the cache's memory that the states of a draft model may take."""
+"""The share of the cache's memory that the states of a draft model may take."""
 PADDING = 2048
-"""Vocabularies whose words nobody can compare may differ by so many ids: sizes are rounded up for kernels."""
+"""If words cannot be compared, vocabulary sizes may differ by so many ids: sizes are rounded up for kernels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model that is guessed for."""
+    """The model that drafts are made for."""
 
     model: CausalLM
     source: ModelSource
@@ -58,8 +58,8 @@ class Target:
 
 @dataclass(slots=True)
 class LoadedDrafter:
-    """A drafter with the specs of the K/V that it keeps, layer by layer, those of its states, and its weights' bytes.
-    most: drafts of a row, the host's included."""
+    """A drafter with the specs of the K/V that it keeps, layer by layer, the specs of its states, and its weights'
+    bytes. most: the most drafts of a row, the host's included."""
 
     drafter: DeviceDrafter | None = None
     kv_specs: tuple[KVSpec, ...] = ()
@@ -69,7 +69,7 @@ class LoadedDrafter:
 
 
 def load_drafter(config: EngineConfig, found: Speculation | None, target: Target) -> LoadedDrafter:
-    """The drafter of the device that --speculative-config asks for, if any."""
+    """Load the device drafter that --speculative-config asks for, if any."""
     if found is None:
         return LoadedDrafter()
     if found.eager is not None:
@@ -83,7 +83,7 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
         )
     if found.tree is not None:
         check_trees(config, found, target)
-    if not target.model.spec.ends[1]:  # the last stage's ranks have it
+    if not target.model.spec.ends[1]:  # only the last stage's ranks have a drafter
         on_device = found.method not in OF_HOST
         return LoadedDrafter(NoDeviceDrafter(found.most) if on_device else None, most=found.most)
     if found.method == "mtp":
@@ -102,7 +102,7 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
 
 
 def check_trees(config: EngineConfig, found: Speculation, target: Target) -> None:
-    """Refuse trees where drafts can only be chains."""
+    """Refuse trees for models and options with which drafts can only be chains."""
     why = ""
     if target.model.spec.states:
         why = "for models with recurrent layers, whose states go from token to token"
@@ -116,7 +116,8 @@ def check_trees(config: EngineConfig, found: Speculation, target: Target) -> Non
 
 
 def states_of_drafter(loaded: LoadedDrafter, rows: int, budget: int, device: str, make: Make) -> StatePool | None:
-    """Those of a draft model's recurrent layers, of each row and the spare one, in a part of these bytes of cache."""
+    """The states of a draft model's recurrent layers, for every row and the spare row, within a share of the cache's
+    bytes."""
     if not loaded.states:
         return None
     count = (rows + 1) * places_of(loaded.most)
@@ -134,7 +135,7 @@ def _tensors(config: EngineConfig, source: ModelSource, target: Target) -> Check
 
 
 def _build(checkpoint: Checkpoint, target: Target, positions: int, quantization: str | None) -> Build:
-    """Layers of a drafter, beside its target's."""
+    """The Build for a drafter's layers, which lie beside its target's."""
     return Build(
         checkpoint=checkpoint,
         dtype=target.dtype,
@@ -212,7 +213,7 @@ def _eagle(config: EngineConfig, found: Speculation, source: ModelSource, target
 
 
 def _later(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
-    """From the target's own checkpoint."""
+    """Load a drafter from the target's own checkpoint."""
     model = target.model
     if not isinstance(model, Decoder) or model.embedding is None:
         raise _refuse(f"{found.method!r} is not available for this architecture")
@@ -238,7 +239,7 @@ def _later(config: EngineConfig, found: Speculation, source: ModelSource, target
 
 
 def _weights_of(config: EngineConfig, source: ModelSource, other: str, device: str) -> Checkpoint:
-    """The folder's checkpoint, or the file of another name in which such weights lie on hubs."""
+    """The folder's checkpoint, or the file of another name in which hubs store such weights."""
     file = source.path / other
     if config.model.load_format != "dummy" and file.is_file() and not any(source.path.glob("*.safetensors")):
         return TorchBinCheckpoint(source.path, [file])
@@ -246,7 +247,7 @@ def _weights_of(config: EngineConfig, source: ModelSource, other: str, device: s
 
 
 def _heads_in(raw: dict[str, Any], checkpoint: Checkpoint) -> str:
-    """The method whose heads such a folder holds, as it is written; "": it is a model."""
+    """The method whose heads a folder contains, in quotes as people write it; "": the folder is a model."""
     said = " ".join(map(str, (raw.get("model_type"), raw.get("architectures")))).lower()
     names = set(checkpoint.names())
     if "medusa" in said:
@@ -257,7 +258,7 @@ def _heads_in(raw: dict[str, Any], checkpoint: Checkpoint) -> str:
 
 
 def check_vocabulary(size: int, source: ModelSource, target: Target, *, dummy: bool) -> None:
-    """Refuse a drafter that speaks of other words: ids must mean the same, though one may have more of them unused."""
+    """Refuse a drafter with another vocabulary: ids must mean the same, though one may have more unused ids."""
     wanted = target.model.spec.vocab_size
     ours, theirs = (None, None) if dummy else (_words(target.source), _words(source))
     if ours is None or theirs is None:
@@ -273,7 +274,7 @@ def check_vocabulary(size: int, source: ModelSource, target: Target, *, dummy: b
 
 
 def _words(source: ModelSource) -> list[str | None] | None:
-    """The tokenizer's pieces by id; None: there is none to read."""
+    """The tokenizer's pieces by id; None: there is no tokenizer to read."""
     try:
         tokenizer = source.tokenizer()
     except (UserError, OSError):

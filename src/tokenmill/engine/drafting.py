@@ -32,17 +32,17 @@ METHODS: dict[str, tuple[str, ...]] = {
     "mtp": ("enforce_eager", "speculative_token_tree"),
     "lookahead": ("lookahead_window", "lookahead_ngram", "lookahead_candidates"),
 }
-"""Methods and their settings, beside the common ones."""
+"""Methods with their own settings, besides the common ones."""
 OF_HOST = ("ngram", "suffix")
 
 
 class Speculation(msgspec.Struct, frozen=True, kw_only=True):
-    """What --speculative-config says."""
+    """The contents of --speculative-config."""
 
     method: str
     most: int = 4
     most_rows: int | None = None
-    """With more rows nothing is drafted; None: the control finds out."""
+    """With more rows there are no drafts; None: the control decides."""
     longest: int = 4
     shortest: int = 2
     depth: int = 24
@@ -51,11 +51,11 @@ class Speculation(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     revision: str | None = None
     eager: bool | None = None
-    """True: nothing of the drafter is recorded; None: it is as the model is."""
+    """True: the drafter's work is not recorded; None: as for the model."""
     tree: Shape | None = None
-    """Drafts are trees."""
+    """The shape of draft trees; None: drafts are chains."""
     windows: Windows | None = None
-    """The tree is that of Jacobi windows."""
+    """Given if the tree is that of Jacobi windows."""
 
 
 def read_speculation(options: SpeculateOptions) -> Speculation | None:
@@ -98,7 +98,7 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
 
 
 def _ours(spec: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The entries that say something, and the method by the name that it has here."""
+    """The entries that ask for something, and the method by our name for it."""
     every = {*COMMON, *(name for names in METHODS.values() for name in names)}
     if unknown := sorted(map(str, set(spec) - every - set(ENTRIES))):
         raise _refuse(f"unknown entries ({', '.join(unknown)}); known are {', '.join(sorted(every))}")
@@ -107,7 +107,7 @@ def _ours(spec: dict[str, Any]) -> tuple[dict[str, Any], str]:
             raise _refuse(f"{name}: {entry.why}")
     spec = {name: value for name, value in spec.items() if value is not None and name not in ENTRIES}
     method = spec.get("method")
-    if spec.get("model") in ("ngram", "[ngram]") and method in (None, "ngram"):  # vLLM's older way to say it
+    if spec.get("model") in ("ngram", "[ngram]") and method in (None, "ngram"):  # vLLM's older spelling
         method = "ngram"
         del spec["model"]
     if isinstance(method, str):
@@ -122,7 +122,8 @@ def _ours(spec: dict[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _lengths(spec: dict[str, Any]) -> tuple[Any, Any]:
-    """Of n-grams, longest and shortest, which drafters check: one that is said alone moves the other's default."""
+    """The longest and the shortest n-gram, which drafters check. If only one is given, the other's default follows
+    it."""
     longest, shortest = spec.get("prompt_lookup_max", 4), spec.get("prompt_lookup_min", 2)
     if "prompt_lookup_min" not in spec and type(longest) is int and longest > 0:
         shortest = min(longest, shortest)
@@ -132,7 +133,7 @@ def _lengths(spec: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def host_drafter(found: Speculation | None) -> tuple[HostDrafter, int]:
-    """The drafter of the host and how many tokens it may guess."""
+    """The host's drafter, and how many tokens it may guess."""
     if found is None or found.method not in OF_HOST:
         return NoDrafter(), 0
     if found.method == "suffix":
@@ -141,21 +142,21 @@ def host_drafter(found: Speculation | None) -> tuple[HostDrafter, int]:
 
 
 def looks_on_device(config: EngineConfig, found: Speculation, device: str) -> bool:
-    """On a GPU n-grams are looked up there, and so are they where a user asks a CPU for several plans in flight: drafts
-    of the host wait for the commit. (With one plan in flight the host's index is quicker than a search. What the host
-    must have a say in, grammars for one, gets the host's drafts in all cases.)"""
-    if found.method != "ngram" or config.parallel.pipeline_parallel_size > 1:  # drafts must reach the first stage
+    """Are n-grams looked up on the device? Yes on a GPU, and on a CPU if a user asks for several plans in flight,
+    because drafts of the host wait for the commit. (With one plan in flight the host's index is faster than a search.
+    Sequences in which the host takes part, such as those with grammars, always get the host's drafts.)"""
+    if found.method != "ngram" or config.parallel.pipeline_parallel_size > 1:  # drafts have to reach the first stage
         return False
     return device != "cpu" or (config.execute.pipeline_depth or 1) > 1
 
 
 def reads_words(found: Speculation | None) -> bool:
-    """Does the drafter read the target's embeddings? Then they are wanted where the last stage is, too."""
+    """Does the drafter read the target's embeddings? Then the last stage needs them, too."""
     return found is not None and found.method in ("eagle", "eagle3", "mtp")
 
 
 def control_of(found: Speculation | None, step_guesses: int, *, on_device: bool) -> DraftControl | None:
-    """What decides how many drafts are made; None: there are none."""
+    """The control of how many drafts are made; None: there are no drafts."""
     if found is None:
         return None
     if on_device and found.tree is not None:
@@ -164,7 +165,7 @@ def control_of(found: Speculation | None, step_guesses: int, *, on_device: bool)
 
 
 def with_care(drafter: HostDrafter, found: Speculation | None, control: DraftControl | None) -> HostDrafter:
-    """A drafter of the host that makes as many guesses as pay."""
+    """The host's drafter, limited to as many guesses as pay off."""
     if found is None or found.method not in OF_HOST:
         return drafter
     return Careful(drafter, control if isinstance(control, HostControl) else HostControl(found.most_rows))

@@ -42,7 +42,7 @@ class LLMEngine:
         lora_request: LoRARequest | None = None,
         priority: int = 0,
     ) -> str:
-        """Accept a request, or raise a UserError that says why not; -> its id."""
+        """Accept a request, or raise a UserError that says why not; returns its id."""
         if request_id in self.open:
             raise ParameterError(f"The request id {request_id!r} is in use: choose another one.", param="request_id")
         text, ids, salt = self.reader.read(prompt, params)
@@ -68,7 +68,7 @@ class LLMEngine:
         return request_id
 
     def step(self) -> list[RequestOutput]:
-        """One step; the outputs so far of every request that it added to."""
+        """Make one step; returns the outputs so far of every request that got new tokens."""
         self.driver.step()
         changed, self._changed = self._changed, {}
         for name, accumulator in changed.items():
@@ -77,12 +77,12 @@ class LLMEngine:
         return [accumulator.output() for accumulator in changed.values()]
 
     def abort_request(self, request_ids: str | Iterable[str]) -> None:
-        """Nobody waits for these any more."""
+        """End requests that nobody waits for any more."""
         names = [request_ids] if isinstance(request_ids, str) else list(request_ids)
         self.driver.leave([name for name in names if self.open.pop(name, None) is not None])
 
     def has_unfinished_requests(self) -> bool:
-        """Is there anything to step for?"""
+        """Is any request open?"""
         return bool(self.open)
 
     def get_num_unfinished_requests(self) -> int:

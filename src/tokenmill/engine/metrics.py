@@ -73,21 +73,21 @@ class Counter(Metric):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gauge(Metric):
-    """A number of now."""
+    """A current value."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vector(Metric):
-    """Totals by place."""
+    """Totals by position."""
 
     values: list[int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Histogram(Metric):
-    """Totals by size. An engine of one program gives none: its requests carry their own times (`metrics`)."""
+    """Totals by size. An engine inside a program has none: its requests carry their own times (`metrics`)."""
 
     count: int
     sum: float
@@ -95,7 +95,7 @@ class Histogram(Metric):
 
 
 def statistic(stats: EngineStats, name: str) -> float:
-    """The value of one field; vLLM counts all prompt tokens as looked up, cached ones too."""
+    """The value of one field. Like vLLM, it counts all prompt tokens as looked up, cached ones included."""
     if name == "looked_up":
         return stats.prompt_tokens + stats.cached_tokens
     return getattr(stats, name) if name else 0.0

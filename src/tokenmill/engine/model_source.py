@@ -26,16 +26,16 @@ _SAMPLING = {"temp": "temperature", "top_p": "top_p", "top_k": "top_k", "min_p":
 
 
 class ModelSource(Protocol):
-    """What an engine needs of a model on disk. Everything is read when it is first asked for."""
+    """What an engine needs from a model on disk. Everything is read when it is first asked for."""
 
     path: Path
 
     def config(self) -> dict[str, Any]:
-        """What config.json says."""
+        """The contents of config.json."""
         ...
 
     def generation(self) -> dict[str, Any]:
-        """What generation_config.json says; {} when nothing does."""
+        """The contents of generation_config.json; {} if there is none."""
         ...
 
     def checkpoint(self, load_format: str, *, seed: int, device: str) -> Checkpoint:
@@ -71,7 +71,7 @@ class FolderSource:
 
 
 class GgufSource:
-    """A GGUF file, which holds all of it. The header is read once."""
+    """A GGUF file, which contains everything. The header is read once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,7 +81,7 @@ class GgufSource:
         return GgufModel(self.path)
 
     def config(self) -> dict[str, Any]:
-        """The metadata as config.json would put it."""
+        """The metadata in the form of config.json."""
         return self._model.config
 
     def generation(self) -> dict[str, Any]:
@@ -106,8 +106,8 @@ class GgufSource:
 
 
 def find_source(name: str, revision: str | None = None, hub: Hub | None = None) -> ModelSource:
-    """The model of this name: a folder, a .gguf file (or a folder that holds one model in such), a hub name, `demo`, or
-    a part of it."""
+    """Find the model of this name: a folder, a .gguf file (or a folder with one model in such files), a hub name,
+    `demo`, or a part of it."""
     check_part(name)
     path = demo_model(name) or resolve_model(name, revision, hub)
     if path.is_file():

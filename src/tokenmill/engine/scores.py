@@ -27,7 +27,7 @@ Rows = Sequence[Mapping[int, TokenLogprob] | None]
 
 
 def relevance_question(query: str, document: str, instruction: str | None) -> Messages:
-    """Does this document answer the query? To be answered with one of ANSWERS."""
+    """The question whether this document answers the query; the answer is one of ANSWERS."""
     asked = instruction or RELEVANCE
     return [
         {"role": "system", "content": JUDGE},
@@ -36,12 +36,12 @@ def relevance_question(query: str, document: str, instruction: str | None) -> Me
 
 
 def label_question(text: str, labels: Sequence[str], instruction: str | None) -> Messages:
-    """Which of the labels is it?"""
+    """The question which of the labels fits the text."""
     return [{"role": "user", "content": f"{instruction or LABEL}\nLabels: {', '.join(labels)}\nText: {text}"}]
 
 
 def check_labels(labels: Sequence[str]) -> None:
-    """Refuse labels that are equal, or too few to choose from."""
+    """Refuse equal labels, or too few of them."""
     several = isinstance(labels, (list, tuple)) and len(labels) >= 2
     if not several or not all(isinstance(label, str) and label for label in labels):
         raise ParameterError("labels must be a list of at least two texts.", param="labels")
@@ -50,7 +50,7 @@ def check_labels(labels: Sequence[str]) -> None:
 
 
 def check_ends(ends: Sequence[Sequence[int]]) -> None:
-    """Refuse labels of which nothing is left as tokens: they have no likelihood."""
+    """Refuse labels that become no tokens: they have no likelihood."""
     if not all(ends):
         raise ParameterError("One of the labels has no tokens in this model's vocabulary.", param="labels")
 
@@ -62,7 +62,7 @@ def check_count(count: int) -> None:
 
 
 def pair_up(first: list[str], second: list[str]) -> list[tuple[str, str]]:
-    """One with all, or one with one."""
+    """Pair one text with all others, or texts one by one."""
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
@@ -92,7 +92,7 @@ def _shares(sums: Sequence[float]) -> list[float]:
 
 
 def cosine(left: Sequence[float], right: Sequence[float]) -> float:
-    """Of two unit vectors, which are rounded."""
+    """The cosine of two unit vectors, which are rounded."""
     return max(-1.0, min(1.0, sum(a * b for a, b in zip(left, right, strict=True))))
 
 

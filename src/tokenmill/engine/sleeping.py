@@ -40,36 +40,36 @@ Zeros = Callable[[int, int, str], Tensor]
 
 
 class Bed(Protocol):
-    """Where a runner's memory goes. `zeros` makes the cache's memory."""
+    """Decides where a runner's memory goes during sleep. `zeros` makes the cache's memory."""
 
     zeros: Zeros
 
     def take(self, model: CausalLM, drafter: DeviceDrafter | None, kernels: Kernels) -> None:
-        """The model has been loaded, and nothing has run yet."""
+        """Called when the model has been loaded and nothing has run yet."""
         ...
 
     def lay(self, runner: Runner, level: int) -> tuple[int, int]:
-        """Give all memory back; -> (bytes of the device that were given, pinned bytes taken instead)."""
+        """Give all memory back; returns (bytes of device memory given back, bytes of pinned memory taken instead)."""
         ...
 
     def raise_weights(self) -> None: ...
     def raise_cache(self) -> None: ...
     def changed(self) -> None:
-        """Weights have new numbers."""
+        """Weights were changed in place."""
         ...
 
 
 class NoBed:
-    """Of an engine that does not sleep."""
+    """The Bed of an engine that does not sleep."""
 
     zeros: Zeros = staticmethod(zeros)
 
     def take(self, model: CausalLM, drafter: DeviceDrafter | None, kernels: Kernels) -> None:
-        """Nothing is moved."""
+        """Move nothing."""
 
 
 class HostBed:
-    """On a CPU: whatever pages the tensors lie on. `folder`: of the file that keeps weights."""
+    """On a CPU: gives back the pages that tensors lie on. `folder`: where the file that keeps weights lies."""
 
     zeros: Zeros = staticmethod(zeros)
 
@@ -79,7 +79,7 @@ class HostBed:
         self.beside: HostPages | None = None
 
     def take(self, model: CausalLM, drafter: DeviceDrafter | None, kernels: Kernels) -> None:
-        """Nothing is moved."""
+        """Move nothing."""
 
     def lay(self, runner: Runner, level: int) -> tuple[int, int]:
         model = inner(runner.model)
@@ -91,7 +91,7 @@ class HostBed:
         rest = [t for t in every if t.device.type == "cpu" and t.untyped_storage().data_ptr() not in apart]
         found = HostPages(weights)
         if self.weights is not None and self.weights.kept == found.kept:
-            found = self.weights  # its file may be there
+            found = self.weights  # its file may exist already
         self.weights, self.beside = found, HostPages(rest)
         if level == 1:
             found.save(self.folder)
@@ -110,7 +110,7 @@ class HostBed:
         self.beside.forget()
 
     def raise_cache(self) -> None:
-        """Its pages come when they are touched, as zeros."""
+        """Do nothing: the pages come back as zeros when they are touched."""
 
     def changed(self) -> None:
         if self.weights is not None:
@@ -119,7 +119,7 @@ class HostBed:
 
 
 class DeviceBed:
-    """On a GPU: arenas for weights, for what else a drafter multiplies by, and for the cache."""
+    """On a GPU: arenas for weights, for a drafter's own weights, and for the cache."""
 
     def __init__(self, pages: Pages, most: int) -> None:
         self.device_bytes = most
@@ -127,7 +127,7 @@ class DeviceBed:
         self.zeros: Zeros = self.cache.zeros
 
     def take(self, model: CausalLM, drafter: DeviceDrafter | None, kernels: Kernels) -> None:
-        """Move weights into their arena; recordings, which name addresses, are made afterwards."""
+        """Move weights into their arena. Recordings are made afterwards, because they name addresses."""
         if not isinstance(model, Decoder):
             raise ParameterError(
                 "--enable-sleep-mode is not built for models that Transformers computes on a GPU.",
@@ -167,7 +167,7 @@ class DeviceBed:
 
 
 def make_bed(config: EngineConfig, device: str) -> NoBed | HostBed | DeviceBed:
-    """What --enable-sleep-mode asks for; refuses devices whose memory cannot go and come back."""
+    """The Bed that --enable-sleep-mode asks for; refuses devices whose memory cannot be given back and taken again."""
     if not config.execute.enable_sleep_mode:
         return NoBed()
     if device == "cpu" and can_drop():
@@ -187,11 +187,11 @@ class RunnerSleep:
         self.runner, self.bed, self.maker, self.source = runner, bed, maker, source
         self.level = 0
         self.asleep: list[str] = []
-        """Tags that are not here."""
+        """Tags whose memory is given back."""
         self.updated = False
 
     def sleep(self, level: int) -> Slept:
-        """Give memory back. One that sleeps at level 1 may go on to level 2, not back."""
+        """Give memory back. From level 1 it may go on to level 2, but not the other way round."""
         check_level(level)
         if self.asleep == list(TAGS) and level <= self.level:
             return Slept(list(self.asleep))
@@ -205,7 +205,7 @@ class RunnerSleep:
         return Slept(list(self.asleep), freed, kept)
 
     def wake(self, tags: Iterable[str]) -> Slept:
-        """Take memory again, with what it held; the cache is empty."""
+        """Take memory again, with its old contents; only the cache is empty."""
         wanted = check_tags(tags)
         if WEIGHTS in self.asleep and WEIGHTS in wanted:
             self.bed.raise_weights()
@@ -224,18 +224,18 @@ class RunnerSleep:
         with contextlib.closing(found) as checkpoint:
             refill(inner(self.runner.model), checkpoint, self.maker)
         self.bed.changed()
-        if self.updated:  # what was made of the numbers before is of no use
+        if self.updated:  # everything made from the old numbers is useless
             self.updated = False
             self.runner.forget_weights()
 
     def changed(self) -> None:
-        """Weights have new numbers."""
+        """Weights were changed in place."""
         self.updated = True
         self.bed.changed()
 
 
 def inner(model: CausalLM) -> CausalLM:
-    """The model itself, where a later stage's takes its tokens from an inbox."""
+    """The model itself, also for a later stage, where another object around it reads the inbox."""
     return model.model if isinstance(model, FromInbox) else model
 
 
@@ -246,7 +246,7 @@ def _caches(runner: Runner) -> list[Tensor]:
 
 
 def fall_asleep(desk: SleepDesk, driver: Driver, level: int, mode: str) -> None:
-    """Of an engine that its caller steps: open requests are stepped to their end, or ended."""
+    """Let an engine that its caller steps fall asleep: first step open requests to their end, or end them."""
     check_level(level)
     engine = driver.engine
     with driver.alone():
@@ -258,30 +258,30 @@ def fall_asleep(desk: SleepDesk, driver: Driver, level: int, mode: str) -> None:
 
 
 def wake(desk: SleepDesk, driver: Driver, tags: Iterable[str] | None) -> None:
-    """The same engine's memory again."""
+    """Wake an engine that its caller steps."""
     with driver.alone():
         desk.wake(tags)
 
 
 class SleepDesk:
-    """An engine's sleep, as whoever steps it asks for it."""
+    """An engine's sleep, with the interface for whoever steps the engine."""
 
     def __init__(self, engine: Engine | Replicas) -> None:
         self.engine = engine
         self.asleep: tuple[str, ...] = ()
         self.level = 0
         self.closing = False
-        """It is to sleep once its requests have ended."""
+        """The engine will sleep once its requests have ended."""
         self.reread: Callable[[], object] = lambda: None
-        """Called when weights are to be those of the files again."""
+        """Called when weights must be read from the files again."""
 
     def check(self) -> None:
-        """Refuse a request."""
+        """Refuse a request while the engine sleeps or is about to."""
         if self.asleep or self.closing:
             raise BusyError("the model sleeps: wake_up() brings it back.")
 
     def sleep(self, level: int = 1) -> Slept:
-        """All of its runners; no request may be open."""
+        """Let all runners sleep; no request may be open."""
         check_level(level)
         if self.engine.has_work or self.engine.flying:
             raise UserError("requests are open: an engine sleeps between requests.")
@@ -289,13 +289,13 @@ class SleepDesk:
         return self._tell({"what": "sleep", "level": level}, level)
 
     def wake(self, tags: Iterable[str] | None = None) -> Slept:
-        """What these tags name."""
+        """Wake the memory that these tags name."""
         return self._tell({"what": "wake", "tags": check_tags(tags)}, self.level)
 
     def _tell(self, message: dict[str, Any], level: int) -> Slept:
         said = self._ask(message)
         failed = next((each.error for each in said if each.error is not None), None)
-        if failed is not None and message["what"] == "sleep":  # all of them, or none
+        if failed is not None and message["what"] == "sleep":  # all ranks sleep, or none
             self._ask({"what": "wake", "tags": list(TAGS)})
         self.level = level if self.asleep else 0
         if failed is not None:
@@ -311,5 +311,5 @@ class SleepDesk:
 
 
 def sleeper_of(runner: Runner, bed: NoBed | HostBed | DeviceBed, maker: LayerMaker, source: ModelSource) -> Sleeper:
-    """For a runner that has been loaded."""
+    """The Sleeper of a runner that has been loaded."""
     return NoSleep() if isinstance(bed, NoBed) else RunnerSleep(runner, bed, maker, source)

@@ -16,7 +16,7 @@ from tokenmill.text.tokenizer import Tokenizer
 
 
 def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | None:
-    """The model's tokenizer, or another that was named; None: token ids in and out."""
+    """The model's tokenizer, or another that the options name; None: prompts and answers are token ids."""
     if config.model.skip_tokenizer_init:
         return None
     if config.model.tokenizer is not None:
@@ -31,7 +31,7 @@ def load_tokenizer(config: EngineConfig, source: ModelSource) -> Tokenizer | Non
 
 
 def give_text(admission: Admission, tokenizer: Tokenizer, check: float) -> None:
-    """What needs the vocabulary: bad words, and constraints (whose table is made when first asked for)."""
+    """Give admission what needs the vocabulary: bad words, and constraints (their table is made at first use)."""
 
     def encode(text: str) -> list[int]:
         return tokenizer.encode(text, add_special_tokens=False, allow_special=False)
@@ -43,7 +43,7 @@ def give_text(admission: Admission, tokenizer: Tokenizer, check: float) -> None:
     def vocabulary() -> Vocabulary:
         texts = token_texts()
         size = len(texts)
-        marks = {i for i in tokenizer.special_ids | tokenizer.control_ids if i < size}  # only grammars name them
+        marks = {i for i in tokenizer.special_ids | tokenizer.control_ids if i < size}  # only grammars name these
         return Vocabulary.of(texts, marks, tuple(admission.eos_ids), tokenizer.encode_inside)
 
     admission.encode = encode
@@ -53,7 +53,7 @@ def give_text(admission: Admission, tokenizer: Tokenizer, check: float) -> None:
 
 
 def eos_ids_of(raw: dict[str, Any], generation: dict[str, Any], tokenizer: Tokenizer | None) -> frozenset[int]:
-    """End tokens: generation_config.json's, config.json's and the tokenizer's."""
+    """The end tokens of generation_config.json, config.json and the tokenizer."""
     ids: set[int] = set(tokenizer.eos_ids) if tokenizer is not None else set()
     for source in (raw, raw.get("text_config"), generation):
         value = source.get("eos_token_id") if isinstance(source, dict) else None

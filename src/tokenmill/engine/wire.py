@@ -17,7 +17,7 @@ from tokenmill.core.sleeping import Slept
 
 
 class Add(msgspec.Struct, tag="add"):
-    """Work on this request; `pooling` asks for a vector, `ack` for a word that it was accepted."""
+    """Work on this request; `pooling` asks for a vector, `ack` for a message that it was accepted."""
 
     request: Request
     pooling: str | None = None
@@ -25,7 +25,7 @@ class Add(msgspec.Struct, tag="add"):
 
     @property
     def num_outputs(self) -> int:
-        """Outputs that end one by one."""
+        """How many outputs the request has; each ends by itself."""
         return 1 if self.pooling is not None else self.request.params.num_outputs
 
 
@@ -37,13 +37,13 @@ class Abort(msgspec.Struct, tag="abort"):
 
 
 class Broken(msgspec.Struct, tag="broken"):
-    """A command about this request came, and could not be read. Made where it arrives; never sent."""
+    """A command about this request came and could not be read. The receiver makes this; it is never sent."""
 
     request_id: str
 
 
 class Adapt(msgspec.Struct, tag="adapt"):
-    """Take this adapter, known by name and number, from `path`; without one: let it go."""
+    """Take this adapter, with its name and number, from `path`; without a path: drop it."""
 
     number: int
     name: str
@@ -67,7 +67,7 @@ class Stop(msgspec.Struct, tag="stop"):
 
 
 class Ready(msgspec.Struct, tag="ready"):
-    """The model is loaded; facts that requests are checked against, and the tokenizer's state."""
+    """The model is loaded: the facts that requests are checked against, and the tokenizer's state."""
 
     facts: dict[str, Any]
     eos_ids: list[int]
@@ -84,7 +84,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """Gauges of now and totals since the start of one engine."""
+    """One engine's current gauges, and its totals since its start."""
 
     running: int = 0
     waiting: int = 0
@@ -110,12 +110,12 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     accepted: int = 0
     accepted_at: list[int] = []
     saved_s: float = 0.0
-    """Seconds of steps that right drafts have made needless, and that drafts have taken, estimated."""
+    """Estimates, in seconds: steps that right drafts have made needless, and time that drafts have taken."""
     spent_s: float = 0.0
     steps: int = 0
     processed: int = 0
     balancedness: float = 0.0
-    """Mean over maximum of the ranks' tokens for experts; 0: nobody has looked."""
+    """Mean / maximum of the ranks' tokens for experts; 0: not computed."""
     expert_moves: int = 0
     flops: float = 0.0
     read_bytes: float = 0.0
@@ -129,19 +129,19 @@ class EngineStats(msgspec.Struct, kw_only=True, omit_defaults=True):
     watts: float = 0.0
     awake: int = 1
     offloaded: int = 0
-    """It sleeps at level 1."""
+    """1 if the engine sleeps at level 1."""
     discarded: int = 0
-    """It sleeps at level 2."""
+    """1 if the engine sleeps at level 2."""
 
 
 class Beat(msgspec.Struct, tag="beat"):
-    """The engine works on one step for long; `done` grows while it gets on."""
+    """The engine has been working on one step for long; `done` grows while it makes progress."""
 
     done: int
 
 
 class Refused(msgspec.Struct):
-    """A request that was not accepted; `busy`: not its fault, it may come again."""
+    """A request that was not accepted. `busy`: the request is fine and may be sent again."""
 
     request_id: str
     message: str
@@ -150,12 +150,12 @@ class Refused(msgspec.Struct):
 
 
 class Report(msgspec.Struct, tag="report", omit_defaults=True):
-    """What one step brought. `started`: how many seconds before this report a request's first step was planned (it is
-    over by now, and may have taken long); `failed` are requests that our own mistakes ended, with what to say;
-    `prefilled` says how many prompt tokens of a request are computed or were cached, when a step has brought more;
-    `preempted` counts by request id, when new preemptions have happened; `adapted`: adapters that are there, or why
-    not, by number; `slept`: what came of Sleep or Wake; `published`, `gone`: marks of blocks of its prefix cache, one
-    after the other (kvcache/cache_events.py), from one of several engines."""
+    """What one step brought. `started`: how many seconds before this report a request's first step was planned (that
+    step is over by now, and may have taken long). `failed`: requests that unexpected exceptions ended, with the
+    message. `prefilled`: how many prompt tokens of a request are computed or were cached, if there are more than
+    before. `preempted`: preemptions by request id, if there were new ones. `adapted`: by number, adapters that are
+    ready, or why not. `slept`: the result of Sleep or Wake. `published`, `gone`: joined marks of blocks of the prefix
+    cache (kvcache/cache_events.py), sent by one of several engines."""
 
     deltas: list[TokenDelta] = []
     started: dict[str, float] = {}
@@ -184,7 +184,7 @@ UNREAD = "what it said could not be read"
 
 
 def check_carried(command: Command) -> None:
-    """Refuse what an engine cannot be sent, such as integers beyond 64 bits, while its caller still waits."""
+    """Refuse values that cannot be sent to an engine, such as integers beyond 64 bits, while the caller still waits."""
     try:
         encode(command)
     except Exception as error:
@@ -193,7 +193,7 @@ def check_carried(command: Command) -> None:
 
 
 def encode_news(news: News) -> bytes:
-    """News as bytes; what cannot be encoded of a report fails its own requests."""
+    """News as bytes; parts of a report that cannot be encoded fail only their own requests."""
     try:
         return encode(news)
     except Exception:
@@ -203,7 +203,7 @@ def encode_news(news: News) -> bytes:
 
 
 def read_news(data: bytes) -> News:
-    """News from bytes; what cannot be read of a report fails its own requests."""
+    """News from bytes; parts of a report that cannot be read fail only their own requests."""
     try:
         return decode_news(data)
     except Exception:
@@ -219,7 +219,7 @@ def _encodes(value: Any, wanted: type[T]) -> T:
 
 
 def _split(parts: dict[str, Any], take: Callable[[Any, Any], Any], why: str) -> Report:
-    """A report of all that `take` takes, one by one."""
+    """Take a report's parts one by one; those that `take` cannot handle fail."""
     made = Report()
 
     def keep(items: Iterable[Any], kind: Any, name: Callable[[Any], Any]) -> list[Any]:
