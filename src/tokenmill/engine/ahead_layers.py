@@ -21,20 +21,20 @@ import torch
 from tokenmill.models.decoder import Decoder
 
 PLACES = ("layer", "state")
-"""Attributes that say where in a pool a layer's part lies."""
+"""Attributes that say where a layer's share of a pool lies."""
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 
 class Looks:
-    """What layers look like, as numbers: equal where nothing that is launched tells them apart."""
+    """Numbers layers by their kind: layers get the same number if they launch the same kernels."""
 
     def __init__(self) -> None:
         self.numbers: dict[Any, int] = {}
         self.known: dict[int, tuple[Any, int]] = {}
-        """By identity, with what was looked at, so that no other has it: layers share much of what they hold."""
+        """Numbers by object id, with the object itself, so that its id is not reused. Layers share many objects."""
 
     def of(self, value: Any) -> int:
-        """The number of a layer, or of what it holds."""
+        """The number of a layer, or of anything in it."""
         if isinstance(value, str):  # a tensor's name tells which layer it is of
             return self._number(("text", _NUMBER.sub("", value)))
         if value is None or isinstance(value, (int, float, complex, bytes, torch.dtype, torch.device)):
@@ -72,7 +72,7 @@ class Looks:
 
 
 def _attributes(value: Any) -> list[str]:
-    """What an object of this package holds; of others' objects nothing is known."""
+    """The attributes of an object of this package; foreign objects are not looked into."""
     if not type(value).__module__.startswith("tokenmill."):
         return []
     names = set(getattr(value, "__dict__", ()))
@@ -83,13 +83,13 @@ def _attributes(value: Any) -> list[str]:
 
 
 class Passed:
-    """In place of a layer that is left out."""
+    """Takes the place of a layer that is left out."""
 
     def __init__(self, layer: Any) -> None:
         self.layer = layer
 
     def __call__(self, x: Any, ctx: Any) -> Any:
-        """The stream goes on as it is."""
+        """Return the stream unchanged."""
         return x
 
 
@@ -106,7 +106,8 @@ def needed(looks: list[int]) -> set[int]:
 
 @contextlib.contextmanager
 def equal_layers_once() -> Iterator[None]:
-    """Within, models leave out layers that show nothing new; each decides when it first computes, being whole then."""
+    """Within this context models leave out layers that launch nothing new. Each decides this at its first computation,
+    when it is still whole."""
     whole, met = Decoder.forward, list[Decoder]()
 
     def forward(decoder: Decoder, tokens: Any, ctx: Any) -> Any:

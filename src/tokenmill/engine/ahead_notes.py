@@ -32,12 +32,12 @@ UNRELATED: dict[str, tuple[str, ...]] = {
     "adapters": ("lora_modules", "max_cpu_loras"),
     "speculate": (),
 }  # fmt: skip
-"""Options that no kernel follows from, of the groups that kernels follow from."""
+"""By group, options that have no effect on kernels, in groups whose other options do."""
 WEIGHTS = ("*.safetensors", "*.bin", "*.gguf")
 
 
 def note_of(config: EngineConfig, gpu: Gpu, raw: Mapping[str, Any]) -> Path:
-    """Where it is noted that all kernels of this load are there. raw: the model's config."""
+    """The path of the note that all kernels of this load exist. raw: the model's config."""
     from triton import __version__, knobs
 
     options = {group: asdict(getattr(config, group)) for group in UNRELATED}
@@ -75,7 +75,7 @@ def stored(name: str, *, told: bool = False) -> list[Any]:
 
 
 def keep(note: Path, places: list[str]) -> None:
-    """Note that these files are there once all kernels of a load are."""
+    """Note which files exist once all kernels of a load are compiled."""
     with contextlib.suppress(OSError):
         note.parent.mkdir(parents=True, exist_ok=True)
         fresh = note.with_suffix(f".{os.getpid()}")
@@ -84,7 +84,7 @@ def keep(note: Path, places: list[str]) -> None:
 
 
 def is_kept(note: Path) -> bool:
-    """Was a load like this compiled, and is it all still there?"""
+    """Was a load like this compiled before, and do all its files still exist?"""
     try:
         places = msgspec.json.decode(note.read_bytes(), type=list[str])
     except (OSError, msgspec.MsgspecError):

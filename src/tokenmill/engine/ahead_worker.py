@@ -25,45 +25,45 @@ from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import own_end
 
 BEHIND = 5
-"""Niceness of compilers: the engine, and finding out what it launches, go first."""
+"""The niceness of compilers: the engine, and the search for what it launches, have priority."""
 COMPILED, FAILED, CACHED = 0, 1, 2
-"""How a compiler ends."""
+"""The exit statuses of a compiler."""
 
 
 @dataclass(slots=True)
 class Farm:
-    """At most `most` compilers at a time, each forked for one kernel; work(kernel) says how it ended."""
+    """Runs at most `most` compilers at a time, each forked for one kernel; work(kernel) returns its exit status."""
 
     most: int
     work: Callable[[Any], int]
     waiting: deque[Any] = field(default_factory=deque)
     running: dict[int, int] = field(default_factory=dict)
-    """By process, how many kernels were begun before its own."""
+    """By process, how many kernels were begun before its kernel."""
     begun: int = 0
     ended: list[int] = field(default_factory=list)
     others: list[int] = field(default_factory=list)
     told: tuple[int, Callable[[], object]] | None = None
-    """What is to be done once so many kernels, the first ones, have been compiled."""
+    """What to call once the first so many kernels have been compiled."""
 
     def aside(self, task: Callable[[], object]) -> None:
-        """Have something else done meanwhile; nobody asks how it ends."""
+        """Run another task beside the compilers; its result is ignored."""
         process = os.fork()
         if not process:
             os._exit(_tried(lambda nothing: int(bool(task())), None))
         self.others.append(process)
 
     def add(self, kernel: Any) -> None:
-        """Have it compiled as soon as there is room."""
+        """Compile this kernel as soon as there is room."""
         self.waiting.append(kernel)
         self._go_on(block=False)
 
     def tell(self, what: Callable[[], object]) -> None:
-        """Do this once all that was added until now is compiled."""
+        """Call this once all kernels added so far are compiled."""
         self.told = self.begun + len(self.waiting), what
         self._go_on(block=False)
 
     def finish(self) -> None:
-        """Until all are compiled."""
+        """Wait until all kernels are compiled."""
         while self.waiting or self.running:
             self._go_on(block=True)
         while self.others:

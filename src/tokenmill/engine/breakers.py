@@ -12,11 +12,11 @@ from functools import lru_cache
 from itertools import accumulate
 
 Breaker = tuple[list[int], list[int]]
-"""Tokens that it may begin in, and the tokens that then follow."""
+"""The tokens that a breaker may begin in, and the tokens that then follow."""
 REMEMBERED = 256
-"""Strings whose tokens are kept; most requests have the usual ones."""
+"""How many strings' tokens are kept; most requests have the usual strings."""
 MOST_TOKENS = 20
-"""Behind the first one: what comes later is not looked at."""
+"""How many tokens behind a breaker's first one are compared; later tokens are ignored."""
 
 
 class BreakerIndex:
@@ -30,7 +30,7 @@ class BreakerIndex:
         self._backwards: list[tuple[bytes, int]] = []
         self._joined = b""
         self._begins: list[int] = []
-        """Where each token lies in them all, one behind the other."""
+        """Where each token begins in the joined text of all tokens."""
         self.find = lru_cache(REMEMBERED)(self._find)
 
     def _find(self, text: str) -> tuple[Breaker, ...]:
@@ -52,7 +52,7 @@ class BreakerIndex:
         return tuple(found)
 
     def _holding(self, needle: bytes) -> list[int]:
-        """The tokens in which it lies, in order."""
+        """The tokens that contain it, in order."""
         found: list[int] = []
         at = self._joined.find(needle) if needle else -1
         while at >= 0:
@@ -64,7 +64,7 @@ class BreakerIndex:
         return found
 
     def _ending(self, start: bytes) -> list[int]:
-        """The tokens that end so, in order."""
+        """The tokens that end with it, in order."""
         key = start[::-1]
         at, found = bisect_left(self._backwards, (key, -1)), []
         while at < len(self._backwards) and self._backwards[at][0].startswith(key):

@@ -30,16 +30,16 @@ from tokenmill.process.pipe import Pipe
 from tokenmill.process.start import Forked, fork_process, may_fork, start_process
 
 LONGEST_S = 60.0
-"""Waited for what is compiled ahead; then the load goes on and compiles the rest itself."""
+"""How long the load waits for kernels compiled ahead; then it goes on and compiles the rest itself."""
 LONGEST_BEGIN_S = 20.0
-"""Waited for the process to begin."""
+"""How long the load waits for the process to begin."""
 LEAST_CORES = 4
 MOST_PROCESSES = 32
 _WORKER = "tokenmill.engine.ahead_worker"
 
 
 class Order(msgspec.Struct):
-    """To the process: the engine to be loaded, on which GPU, by how many compilers at once."""
+    """The order to the process: which engine is loaded, on which GPU, and how many compilers may run at once."""
 
     config: EngineConfig
     gpu: Gpu
@@ -58,27 +58,27 @@ class Told(msgspec.Struct):
     took_s: float = 0.0
     failure: str = ""
     places: list[str] = []
-    """Files of Triton's cache that are written once a kernel is compiled."""
+    """The files that Triton's cache has once the kernels are compiled."""
 
 
 class Compiling(Protocol):
-    """What is compiled ahead."""
+    """Compiles kernels ahead."""
 
     def begin(self, raw: Mapping[str, Any]) -> None:
-        """Compile, unless all is there. raw: the model's config."""
+        """Compile, unless all kernels exist. raw: the model's config."""
         ...
 
     def first(self) -> None:
-        """Wait for what the first steps launch."""
+        """Wait for the kernels of the first steps."""
         ...
 
     def wait(self, reasons: list[str]) -> None:
-        """Until all is there or takes too long; says what came of it."""
+        """Wait until all kernels exist or it takes too long; adds the outcome to `reasons`."""
         ...
 
 
 class Nothing:
-    """Nothing is."""
+    """The Compiling of loads that compile nothing ahead."""
 
     def begin(self, raw: Mapping[str, Any]) -> None:
         """There is nothing to compile."""
@@ -91,12 +91,12 @@ class Nothing:
 
 
 class Process:
-    """The process that does so."""
+    """The process that compiles kernels ahead."""
 
     def __init__(self, config: EngineConfig, device: str, processes: int) -> None:
         self.config, self.device, self.processes = config, device, processes
         self.note: Path | None = None
-        """None: nothing was asked of it."""
+        """The path of the load's note; None: no order was given."""
         self.heard: list[bytes] = []
         self.late = self.ended = False
         self.waited_s = 0.0
@@ -126,7 +126,7 @@ class Process:
             self._listen(2)
 
     def wait(self, reasons: list[str]) -> None:
-        """Until it has answered, ended, or taken too long."""
+        """Wait until the process has answered, ended, or taken too long."""
         if self.note is None:
             return
         try:
@@ -156,7 +156,7 @@ class Process:
         self.waited_s += time.monotonic() - began
 
     def end(self) -> None:
-        """Nobody waits for it any more: it ends, and its compilers with it."""
+        """End the process and its compilers: nobody waits for it any more."""
         if self.process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(self.process.pid, signal.SIGKILL)  # it leads a group of its own
@@ -174,7 +174,7 @@ def _serve(pipe: Pipe) -> None:
 
 
 def said(told: Told | None, processes: int, waited_s: float) -> str:
-    """What came of it, in a line."""
+    """The outcome, in one line."""
     if told is None:
         return f"kernels were not compiled ahead within {waited_s:.0f} s; the rest are compiled as they are needed"
     text = (
@@ -196,7 +196,7 @@ def compile_ahead(config: EngineConfig, device: str) -> Compiling:
         return Nothing()
     try:
         made = Process(config, device, min(cores - 1, MOST_PROCESSES))
-    except OSError:  # no process can be started
+    except OSError:  # no process could be started
         return Nothing()
     threading.Thread(target=hash_triton, name="tokenmill-hash", daemon=True).start()
     return made

@@ -36,7 +36,7 @@ DONE = {
     "bad_words_ids": "never said, in any request",
     "eos_token_id": "ends an answer",
 }
-"""Fields that are done, and what they do."""
+"""Fields that are applied, and what they do."""
 
 HARMLESS = frozenset(
     {
@@ -80,7 +80,7 @@ NAMED: dict[str, tuple[Any, ...]] = {
     "constraints": ([],),
     "force_words_ids": ([],),
 }
-"""Fields that are not applied, with the values that ask for nothing; any other value is named in a warning."""
+"""Fields that are not applied, with the values that ask for nothing; a warning names any other value."""
 
 _CUTOFFS = ("epsilon_cutoff", "eta_cutoff")
 _PENALTIES = ("presence_penalty", "frequency_penalty", "repeat_last_n")
@@ -128,7 +128,7 @@ def check_generation(generation: Mapping[str, Any], where: str) -> list[str]:
 
 
 def banned(generation: Mapping[str, Any], where: str = "generation_config.json") -> list[list[int]]:
-    """Token sequences that no answer of this model may hold."""
+    """Token sequences that no answer of this model may contain."""
     single, words = generation.get("suppress_tokens") or [], generation.get("bad_words_ids") or []
     if not isinstance(single, list) or len(single) > MAX_WORDS or not _ids(single):
         raise _unusable(where, "suppress_tokens", single, f"it must be a list of at most {MAX_WORDS} token ids")

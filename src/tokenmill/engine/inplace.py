@@ -30,12 +30,12 @@ from tokenmill.parallel.stages import Place
 
 _ENDS = ("embedding", "before", "head", "norm", "after", "bias")
 _NOT_WEIGHTS = (RopeSpec, AdapterSite, Sites, Source, Following)
-"""Computed, or somebody else's."""
+"""Types whose tensors are computed or belong to other objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerMaker:
-    """Builds layers as they were built at the load. `raw`: the config; `make_sites`: fresh places for adapters."""
+    """Builds layers in the same way as the load did. `raw`: the config. `make_sites`: makes new sites for adapters."""
 
     raw: dict[str, Any]
     config: EngineConfig
@@ -73,7 +73,7 @@ def layer_order(model: Decoder) -> list[int]:
 
 
 def fill(model: Decoder, new: Decoder, layer: int) -> None:
-    """Copy a layer that was built anew over the old one, once all that is to be copied is known to fit."""
+    """Copy a newly built layer over the old one, after checking that every tensor fits."""
     tied = model.embedding is not None and model.head is not None and model.embedding.weight is bare(model.head.weight)
     place = layer - model.first
     ends = [name for name in _ENDS if not (name == "embedding" and tied and place != len(model.layers) - 1)]
@@ -86,7 +86,7 @@ def fill(model: Decoder, new: Decoder, layer: int) -> None:
 
 @torch.inference_mode()
 def refill(model: CausalLM, checkpoint: Checkpoint, maker: LayerMaker) -> None:
-    """All weights from their checkpoint again, where they stand."""
+    """Read all weights from their checkpoint again, in place."""
     assert isinstance(model, Decoder)
     source = text_alone(maker.raw, checkpoint)
     for layer in layer_order(model):
@@ -94,7 +94,7 @@ def refill(model: CausalLM, checkpoint: Checkpoint, maker: LayerMaker) -> None:
 
 
 def weights_of(model: CausalLM) -> list[Tensor]:
-    """What `refill` would fill."""
+    """The tensors that `refill` would fill."""
     assert isinstance(model, Decoder)
     seen: set[int] = set()
     parts = [*(getattr(model, name) for name in _ENDS), *model.layers]
@@ -102,7 +102,7 @@ def weights_of(model: CausalLM) -> list[Tensor]:
 
 
 def held(thing: Any, seen: set[int]) -> Iterator[Tensor]:
-    """Every tensor in something of ours, whatever it is there for."""
+    """Every tensor in one of our objects, whatever its purpose."""
     if id(thing) in seen:
         return
     seen.add(id(thing))
@@ -117,7 +117,7 @@ def held(thing: Any, seen: set[int]) -> Iterator[Tensor]:
 
 
 def pairs(old: Any, new: Any, seen: set[int], *, same: bool = False) -> Iterator[tuple[Tensor, Tensor]]:
-    """The tensors of two things of one structure, side by side; each old one once. same: they are one thing."""
+    """Pairs of tensors of two objects with the same structure; each old tensor once. same: the two are one object."""
     if (old is new and not same) or id(old) in seen or isinstance(old, _NOT_WEIGHTS):
         return
     if type(old) is not type(new):
@@ -133,7 +133,7 @@ def pairs(old: Any, new: Any, seen: set[int], *, same: bool = False) -> Iterator
 
 
 def inside(old: Any, new: Any) -> Iterator[tuple[Any, Any]]:
-    """What two things of one structure are made of, side by side."""
+    """Pairs of the parts of two objects with the same structure."""
     if isinstance(old, (list, tuple)):
         yield from zip(old, new, strict=True)
     elif isinstance(old, dict):

@@ -30,7 +30,7 @@ _ALIGNED = 64
 
 
 class Movers:
-    """The mixtures of one rank whose experts may move."""
+    """One rank's mixtures whose experts may move."""
 
     def __init__(self, mixtures: list[Chosen], group: Group, spare_row: int) -> None:
         self.group = group
@@ -74,7 +74,7 @@ class Layer:
         self.size = sum(_padded(t.nbytes) for t in self.slots[0])
 
     def make(self, moves: list[Move], group: Group) -> None:
-        """These moves, as many at a time as there are ranks for, and then the tables."""
+        """Make these moves, as many at a time as the ranks allow, and then update the tables."""
         placement = list(self.placed.placement)
         for each in rounds(moves, self.placed.slots):
             self._exchange(each, group)
@@ -83,7 +83,7 @@ class Layer:
         self.placed.follow(placement)
 
     def _exchange(self, moves: list[Move], group: Group) -> None:
-        """One slot of each rank goes to all of them, who take what they need."""
+        """Each rank sends one slot to all ranks, and these take what they need."""
         first, count = self.placed.first, self.placed.slots
         here = range(first, first + count)
         gives: dict[int, int] = {}
@@ -141,7 +141,7 @@ def _width(size: int) -> int:
 
 
 def _slot(chosen: Chosen, slot: int) -> Iterator[Tensor]:
-    """What a slot's matrices are made of: a part of each stacked tensor, or tensors of their own."""
+    """The tensors of a slot's matrices: a part of each stacked tensor, or separate tensors."""
     if chosen.stacked is not None:
         for part in (chosen.stacked.ups, chosen.stacked.downs):
             yield from (t[slot] for t in held(part, set()) if t.ndim)
@@ -152,7 +152,7 @@ def _slot(chosen: Chosen, slot: int) -> Iterator[Tensor]:
 
 
 def _numbers(chosen: Chosen, slot: int) -> list[object]:
-    """What else is said of a slot's matrices: it must be the same for all, since it does not move."""
+    """Other attributes of a slot's matrices. They must be the same for all slots, because they do not move."""
     if chosen.stacked is not None:
         return []
     seen: set[int] = set()
@@ -180,7 +180,7 @@ def _attributes(thing: object) -> list[object]:
 
 
 def movers_of(runner: Runner, group: Group) -> Movers | NoMovers:
-    """What moves the experts of this runner's model, where they may."""
+    """The Movers of this runner's experts, or NoMovers if these stay."""
     mixtures = runner.model.spec.extras.get("placed")
     if not mixtures:
         return NoMovers()

@@ -30,14 +30,14 @@ class Profiler:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Nobody wants what has been recorded; a recording that outlives torch crashes the process."""
+        """Drop an unfinished recording: one that outlives torch crashes the process."""
         atexit.unregister(self.close)
         running, self._running = self._running, None
         if running is not None:
             running.stop()
 
     def stop(self) -> Path:
-        """Write the trace; -> its file."""
+        """Write the trace; returns its file."""
         if self._running is None:
             raise UserError("no profile is being recorded: start_profile() begins one.")
         running, self._running = self._running, None

@@ -15,7 +15,8 @@ TITLE = "Generating"
 
 @contextmanager
 def progress_of(use_tqdm: bool | Callable[..., Any] | None, total: int) -> Iterator[Callable[[int], object]]:
-    """-> what is told how many more have ended. use_tqdm: show a bar (of more than one)? Or what makes one, as tqdm."""
+    """Yields a function that is called with how many more have ended. use_tqdm: whether to show a bar (for more than
+    one), or a function like tqdm that makes one."""
     if callable(use_tqdm):
         with closing(use_tqdm(total=total, desc=TITLE)) as bar:
             yield bar.update
