@@ -34,7 +34,7 @@ KEPT = re.compile(
 """Never rounded: embeddings, heads, norms, routers and Gemma 3n's mixing factors are small, or lose too much."""
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json", ".onnx", ".h5", ".msgpack")
 _TRANSPOSED = ("GPT2LMHeadModel", "gpt2", "gpt-sw3")
-"""Architectures, and their types."""
+"""Architectures and model types whose matrices are [in, out]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +47,12 @@ class Recipe:
     skip: re.Pattern[str] | None = None
     fp8: bool = False
     apart: frozenset[str] = frozenset()
-    """Tensors of other parts than the one that writes text."""
+    """Tensors of parts other than the one that generates text."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerError:
-    """What rounding one weight lost, relative to its size."""
+    """The error of rounding one weight, relative to its size."""
 
     name: str
     error: float
@@ -66,7 +66,7 @@ Tell = Callable[[str, int, int], None]
 def convert(
     source: Path, target: Path, recipe: Recipe, tell: Tell = lambda name, done, total: None
 ) -> list[LayerError]:
-    """Write `source` quantised to the new folder `target`, whole or not at all."""
+    """Write `source`, quantised, to the new folder `target`, completely or not at all."""
     config = _check(source, target, recipe)
     ckpt = open_checkpoint(source)
     try:
@@ -109,7 +109,7 @@ def check_upright(config: dict[str, Any], source: Path) -> None:
 
 
 def roundable(ckpt: Checkpoint, skip: re.Pattern[str] | None, apart: Set[str] = frozenset()) -> set[str]:
-    """The matrices that are not always kept, nor skipped or of another part; refused where there is none."""
+    """The matrices that are neither always kept, nor skipped, nor of another part; refused if there is none."""
     names = {name for name in linear_names(ckpt) - apart if not KEPT.search(name)}
     names = {name for name in names if skip is None or not skip.search(name)}
     if not names:

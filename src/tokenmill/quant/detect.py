@@ -49,15 +49,15 @@ _METHODS = {
     **dict.fromkeys(words.METHODS, words.check),
     **dict.fromkeys(shifted.METHODS, shifted.check),
 }
-"""`quant_method` of config.json -> what refuses that of it which cannot be read."""
+"""`quant_method` of config.json -> the function that refuses configs that cannot be read."""
 
 _READERS = (fp8, bnb, shifted, torchao, squeezed, mx)
-"""What the tensors alone tell apart."""
+"""Formats that can be recognised by their tensors alone."""
 _INTERWOVEN = (bnb, shifted, torchao, squeezed, ternary)
-"""Forms whose parts of a matrix do not lie together."""
+"""Forms in which a part of a matrix does not lie in one place."""
 
 Share = tuple[int, int, int]
-"""Of a weight: (dimension, part, parts), as Weight.split has them."""
+"""A part of a weight: (dimension, part, parts), as in Weight.split."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def load_weight(
 
 
 def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
-    """Does it lie there as one matrix of numbers, of which a part can be read?"""
+    """Is the weight stored as one matrix of numbers, so that a part of it can be read?"""
     name, (out, inner) = request.name, request.shape
     if request.transposed:
         return True
@@ -207,7 +207,8 @@ def numbers(
 
 
 def _read_as(dtype: torch.dtype) -> torch.dtype | None:
-    """What to ask a checkpoint for; None: what it has. (Invented numbers are in what is asked for, or in float32.)"""
+    """The dtype to ask a checkpoint for; None: the stored one. (Invented numbers have the requested dtype, or
+    float32.)"""
     return None if dtype == torch.float32 else dtype
 
 
@@ -251,7 +252,7 @@ def _stored(
 
 
 def _is_stored(ckpt: Checkpoint, name: str, columns: int) -> bool:
-    """Does a matrix lie there in few bits?"""
+    """Is the matrix stored in few bits?"""
     if any(reader.stored(ckpt, name) for reader in (*_READERS, words, ternary)):
         return True
     return compressed.stored_bits(ckpt, name, columns) is not None

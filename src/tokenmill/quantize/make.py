@@ -48,7 +48,7 @@ from tokenmill.quantize.text_alone import Part, other_parts, part_of
 
 _STATE = "state.json"
 _MARKS = ("weight_packed", "qweight", "weight_scale", "SCB", "weight.absmax", "bitmask")
-"""What lies beside a weight, or in its place, once it is rounded."""
+"""Names of tensors that lie beside a rounded weight, or in its place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class _Run:
     tell: Tell
 
     def all(self) -> None:
-        """Every chosen weight, with calibration layer by layer, else one by one."""
+        """Round every chosen weight: layer by layer with calibration, otherwise one by one."""
         recipe = self.job.recipe
         if recipe.method in recipes.INTEGERS and recipe.bits != int(recipe.bits) and not self.made.bits:
             self.made.bits = self._shared_bits()
@@ -218,7 +218,7 @@ class _Run:
         return folds.awq(one, layer.weights, layer.inputs, rounding, fitting)
 
     def _shared_bits(self) -> dict[str, int]:
-        """Bits by weight, from what each loses at every width."""
+        """Bits of each weight, chosen by what it loses at every width."""
         stream, lost, sizes = self._stream(), {}, {}
         group, symmetric = self.job.recipe.group, self.job.recipe.symmetric
         for index in range(stream.count):
@@ -247,7 +247,7 @@ class _Run:
     def _hold(
         self, file: str, weights: dict[str, Tensor], inputs: dict[str, Inputs], changed: dict[str, Tensor]
     ) -> None:
-        """Round these, write them to a file of their own, and note that this is done."""
+        """Round these weights, write them to a file of their own, and note that this is done."""
         tensors = {name: tensor.cpu() for name, tensor in changed.items()}
         for name, weight in weights.items():
             kind = self.ckpt.tensor(name).dtype

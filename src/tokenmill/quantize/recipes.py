@@ -44,7 +44,7 @@ class Recipe:
     kv_scales: bool = False
     """Scales of K/V in float8 are measured, too, for engines that read them."""
     smaller: bool = False
-    """A smaller group will do where this one does not divide every weight."""
+    """A smaller group may be taken if this one does not divide every weight."""
 
 
 def _needing(method: Callable[[Tensor, Spec, Inputs], Codes]) -> Round:
@@ -77,9 +77,9 @@ WHOLE: dict[str, tuple[Callable[[Tensor], Held], str]] = {
     "llm.int8": (stored_forms.bitsandbytes_eight, "bitsandbytes"),
     "bitnet": (stored_forms.ternary, "bitnet"),
 }
-"""Methods that settle how a weight is stored, and the form of their files."""
+"""Methods that determine how a weight is stored, and the form of their files."""
 TABLES: dict[str, Callable[[Tensor, int, Inputs | None], Held]] = {"squeezellm": tables.squeezellm}
-"""Methods whose result is tables, in files that nothing else makes."""
+"""Methods whose result is tables; no other method writes such files."""
 NORMAL = {"nf4": stored_forms.nf4, "fp4": stored_forms.fp4}
 """Methods whose scales may be rounded."""
 DAMPED = ("gptq", "sparsegpt")
@@ -92,11 +92,11 @@ _COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64, "fp4": 64, "squeezellm": 32}
 GROUPS = (256, 128, 64, 32)
 _OWN_BITS = {**dict.fromkeys(("mxfp4", "nvfp4", "nf4", "fp4"), 4),
              **dict.fromkeys(("smoothquant", "int8", "fp8", "fp8-tensor", "fp8-block", "llm.int8"), 8)}  # fmt: skip
-"""Bits that a method has, whatever is asked for."""
+"""Bits of methods that have a fixed number, whatever is asked for."""
 
 
 def settle(recipe: Recipe) -> Recipe:
-    """The recipe with its form, refused where the two do not go together."""
+    """The recipe with its form of files; refused if the two do not fit together."""
     if recipe.method not in METHODS:
         raise UserError(f"--method {recipe.method}: use {', '.join(METHODS)}.")
     if recipe.method in prune.METHODS:
@@ -129,7 +129,7 @@ def settle(recipe: Recipe) -> Recipe:
 
 
 def without_effect(recipe: Recipe, given: Mapping[str, Any]) -> str | None:
-    """The first of the given settings, by their names on the command line, that this recipe does not look at."""
+    """The first of the given settings that this recipe does not use, by its name on the command line."""
     method, sees = recipe.method, {"method", "form", "device"}
     if method in INTEGERS:
         sees |= {"bits", "group", "symmetric"}
@@ -172,13 +172,13 @@ def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind:
 
 
 def calibrates(recipe: Recipe) -> bool:
-    """Does it look at inputs?"""
+    """Does the method use the weights' inputs?"""
     mixed = recipe.method in INTEGERS and recipe.bits != int(recipe.bits)
     return recipe.method in CALIBRATED or mixed or recipe.kv_scales
 
 
 def columns(recipe: Recipe) -> int:
-    """What must divide a weight's columns."""
+    """The number that must divide a weight's columns."""
     if recipe.method in prune.METHODS:
         return math.lcm(prune.parse(recipe.sparsity).of or 1, 8)
     return recipe.group if recipe.method in INTEGERS else _COLUMNS.get(recipe.method, 1)
@@ -193,7 +193,7 @@ def dividing(recipe: Recipe, widths: Set[int]) -> Recipe:
 
 
 def warning(recipe: Recipe) -> str | None:
-    """What other programs make of such files, where they take them for something else without a word."""
+    """A warning if other programs misread such files without an error."""
     if recipe.form == "compressed-tensors" and recipe.method in prune.METHODS:
         return (
             "Transformers takes no notice of the bitmask and computes noise from this copy; --format plain is for all"
@@ -204,7 +204,7 @@ def warning(recipe: Recipe) -> str | None:
 
 
 def rows(recipe: Recipe) -> int:
-    """What must divide a weight's rows."""
+    """The number that must divide a weight's rows."""
     return 8 if recipe.form == "awq" else 4 if recipe.form == "bitnet" else 1
 
 

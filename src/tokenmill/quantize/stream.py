@@ -29,7 +29,7 @@ from tokenmill.quantize.watch import Seen, WatchingBuild
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _SAME = 1e-3
-"""Outputs of a layer may differ by this part once scales have moved."""
+"""The relative difference that a layer's outputs may have after scales have moved."""
 
 
 class Overlaid:
@@ -100,12 +100,12 @@ class Stream:
         self.x = tokens
         self.count = layer_count(config)
         self.reads: dict[int, list[tuple[str, int]]] = {}
-        """By layer that was run: the kind of its K/V, and how far back it reads."""
+        """For each layer that was run: the kind of its K/V, and how far back it reads."""
         heads = config.get("num_attention_heads") or config.get("n_head") or 1
         self.head = int(config.get("head_dim") or int(config.get("hidden_size") or heads) // int(heads))
 
     def look(self, index: int, chosen: set[str]) -> Layer:
-        """What calibration shows of layer `index`; chosen: the weights that will be rounded."""
+        """Run calibration through layer `index`; -> what it shows. chosen: the weights that will be rounded."""
         seen = Seen(wanted=frozenset(chosen))
         model = self._build(index, self.ckpt, seen=seen)
         forward_in_parts(model, self.x, self.kernels, self.device)
@@ -170,7 +170,7 @@ def layer_count(config: Mapping[str, Any]) -> int:
 
 
 Fit = Callable[[folds.Fold, Layer, Callable[[Tensor], Tensor | None]], Tensor | None]
-"""How a method finds the scales of a fold."""
+"""The function with which a method finds the scales of a fold."""
 
 
 def fold(stream: Stream, layer: Layer, fit: Fit) -> int:

@@ -47,7 +47,7 @@ class Access:
         self.any_host = "*" in self.hosts or not (listens_locally or self.hosts)
 
     def tenant(self, path: str, headers: Mapping[bytes, bytes]) -> str:
-        """The name of the key's owner; 401 without a right key where one is needed."""
+        """The name of the key's owner; raises 401 if a valid key is needed and missing."""
         if not self.keys or path in OPEN_PATHS:
             return "anonymous"
         given = digest(_given_key(headers))
@@ -59,7 +59,8 @@ class Access:
         return shown(given)
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """403 for a name that is not ours: a page that rebinds its own name to this address must not get through."""
+        """403 for a name that is not this server's: a page that rebinds its own name to this address must not get
+        through."""
         host = _host_name(headers.get(b"host", b"").decode("latin-1"))
         if host is None:
             raise HttpError(400, "The Host header is malformed.")
@@ -97,6 +98,6 @@ def _is_local(host: str) -> bool:
 
 
 def _host_name(value: str) -> str | None:
-    """The name in a Host header, without port and brackets; None for what is no host."""
+    """The name in a Host header, without port and brackets; None if it is not a host."""
     found = _HOST.fullmatch(value.strip())
     return None if found is None else (found["v6"] or found["name"] or "").lower()

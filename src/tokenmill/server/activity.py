@@ -34,7 +34,7 @@ Sample = list[float | None]
 
 
 class Latencies(Protocol):
-    """Where the latencies since the last look are found."""
+    """The object that holds the latencies since the last sample."""
 
     recent_ttft: deque[float]
     recent_gaps: deque[float]
@@ -61,7 +61,7 @@ class Activity:
         self.busy = False
 
     def watch(self) -> None:
-        """Hear of every step, behind whoever hears of them already."""
+        """Listen to every step, after the listener that is there already."""
         inner = self.backend.observe
 
         def observe(tokens: int, *engine: int) -> None:
@@ -101,7 +101,7 @@ class Activity:
         self.taken += 1
 
     def _tick(self) -> None:
-        """One more sample comes after the last step, so that a plot falls back to rest."""
+        """Take one more sample after the last step, so that a plot falls back to zero."""
         self.take()
         loop = asyncio.get_running_loop()
         self.timer = loop.call_later(PERIOD_S, self._tick) if self.busy else None
@@ -119,7 +119,7 @@ def whole(engines: Iterable[EngineStats]) -> EngineStats:
 
 
 def quantiles(values: Iterable[float]) -> list[float | None]:
-    """The QUANTILES, each the smallest value that so many are not above; None without values."""
+    """The QUANTILES: each is the smallest value that this share of values does not exceed; None without values."""
     found = sorted(values)
     if not found:
         return [None] * len(QUANTILES)

@@ -18,9 +18,9 @@ from tokenmill.server.ring import Ring
 
 MAX_RECORDS = 1000
 MAX_BYTES = 1 << 20
-"""Of ended records of all keys: twice what a thousand requests with short prompts take."""
+"""Most bytes of ended records of all keys: twice what a thousand requests with short prompts take."""
 LEAST_RECORDS, LEAST_BYTES = 100, 1 << 16
-"""Of each key, however many there are."""
+"""Records and bytes that each key may have, however many keys there are."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -72,7 +72,7 @@ class History:
         return record
 
     def end(self, record: Record, now: float) -> None:
-        """Nothing more happens to this request."""
+        """The request has ended."""
         record.ended = now
         if self.open.get((record.owner, record.id)) is record:
             del self.open[record.owner, record.id]
@@ -143,7 +143,7 @@ def _shown_prompt(figures: PromptFigures, began: float) -> dict[str, Any]:
 
 
 def _shown_drafts(figures: PromptFigures) -> dict[str, Any]:
-    """Only where there were any: most records need no room for it."""
+    """A prompt's figures of drafts, shown only if there were any: most records need no room for them."""
     if not figures.drafted_tokens:
         return {}
     saved_ms = round(figures.draft_saved_s * 1e3, 3)

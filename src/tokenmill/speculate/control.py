@@ -108,7 +108,7 @@ class Control:
         return plain, max(0.0, crowd.seconds[depth] - plain)
 
     def expected(self, depth: int) -> float:
-        """Tokens of a step."""
+        """Tokens that a step at this depth is expected to give."""
         total, alive = 1.0, 1.0
         for place in range(depth):
             alive *= self.survival[place]
@@ -161,5 +161,5 @@ class TreeControl(Control):
         self.right += max(FORGET, 1 / (2 + self.observed[0])) * (accepted - self.right)
 
     def expected(self, depth: int) -> float:
-        """Tokens of a step."""
+        """Tokens that a step at this depth is expected to give."""
         return 1.0 + self.right if depth else 1.0
