@@ -71,7 +71,7 @@ def read_top_k(c: ModelConfig, count: int, default: int, *names: str) -> int:
 
 
 def layer_type(c: ModelConfig, index: int, default: str) -> str:
-    """ "full_attention" or "sliding_attention", from `layer_types` where the config has it."""
+    """ "full_attention" or "sliding_attention", from `layer_types` if the config has it."""
     if not c.has("layer_types"):
         return default
     kinds = c.need("layer_types", list)

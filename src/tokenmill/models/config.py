@@ -19,8 +19,8 @@ _CEILINGS = (
     (re.compile(r"vocab|position|seq_len|length|window|chunk|floor|original"), _MAX_INT),
     (re.compile(r"dim$|heads?(_|$)|groups?$|experts|rank$|state|layers|top_?k|kernel|conv"), 1 << 16),
 )
-"""Of whole numbers, by their names; the first that fits. Far more than any model has, and what is made from one of them
-before a tensor is looked at (orders of rows, tables) stays small."""
+"""Ceilings of whole numbers, by patterns of their names; the first match counts. They are far above any model's values,
+and keep small what is made from a number before any tensor is looked at (orders of rows, tables)."""
 _MAX_SIZE = 1 << 20
 _HUGE = 1e300
 _WORDS = {
@@ -36,7 +36,7 @@ _WORDS = {
 class ModelConfig:
     """A checked view of one JSON object; `path` is where it sits in the file ("" at the top).
 
-    Absent keys have their defaults already (`models/fields.py`): the defaults of `get` are what null means.
+    Absent keys already have the family's defaults (`models/fields.py`); the default given to `get` stands for null.
     """
 
     def __init__(self, data: Mapping[str, Any], path: str = "", architecture: str = "") -> None:
@@ -61,7 +61,8 @@ class ModelConfig:
         return self._check(name, self.data[name], kind, low, high) if self.has(name) else default
 
     def first(self, names: Iterable[str], kind: type[T], default: T | None = None) -> T:
-        """The value of the one of these keys that exists: one thing under several names, which must agree."""
+        """The value of whichever of these keys exists: they are names of one thing, so if there are several, they must
+        agree."""
         names = list(names)
         found = [name for name in names if self.has(name)]
         if not found:
@@ -72,7 +73,7 @@ class ModelConfig:
         return self.need(found[0], kind)
 
     def choice(self, name: str, options: Mapping[str, T], default: str | None = None) -> T:
-        """options[value]; a value outside is refused by name."""
+        """options[value]; a value that is no option is refused by name."""
         value = self.need(name, str) if default is None else self.get(name, str, default)
         if value not in options:
             raise ModelError(f"config.json: {self._full(name)} '{value}' is not supported. Known: {_list(options)}.")

@@ -26,7 +26,7 @@ from tokenmill.models.rules import first_dense, glm_dense, sarvam
 from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 
 _EPS = 1e-6
-"""Of the norms inside attention, whatever the config's rms_norm_eps."""
+"""The epsilon of the norms inside attention, whatever the config's rms_norm_eps is."""
 
 
 class LatentAttention(Projected):
@@ -84,7 +84,7 @@ def _interleaved(c: ModelConfig) -> bool:
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
-    """One of these families from its config."""
+    """Build one of these families from its config."""
     if c.architecture == "SarvamMLAForCausalLM":
         c = ModelConfig({**c.data, **sarvam(c)}, architecture=c.architecture)
     sizes = read_sizes(c)
@@ -123,7 +123,7 @@ def _experts(c: ModelConfig, b: Build, hidden: int) -> Experts:
     """Routed experts (chosen within the best groups) and the shared ones, which act as one wider expert."""
     count, inner = c.need("n_routed_experts", int), c.need("moe_intermediate_size", int)
     act, route = read_act(c, gated=True, default="silu"), _route(c, count)
-    # The router is kept in float32: rounding its logits would change which experts are chosen.
+    # The router stays in float32: rounding its logits would change which experts are chosen.
     router = b.exactly(torch.float32).weight("gate", (count, hidden), exact=True)
     weights = load_experts(b.at("experts"), route, hidden, inner)
     shared_count = c.get("n_shared_experts", int, 0, low=0)

@@ -20,18 +20,18 @@ from tokenmill.models.multimodal import OUTERS, TEXTS
 from tokenmill.models.text_part import outer_of
 
 NOTE = "_tokenmill_note"
-"""In a settled config: how its family was found, where the file does not say it outright."""
+"""Key of a settled config: how its family was found, if the file does not name it outright."""
 BODY = "_tokenmill_body"
-"""In a settled config: the file is of a body without a head."""
+"""Key of a settled config: the file describes a body without a head."""
 BY_TYPE = {row.model_type: name for name, row in FIELDS.items()}
 SAME = {"gpt-sw3": "gpt2", "kimi_k2": "deepseek_v3"}
-"""Types that are another one's under a name of their own."""
+"""Model types that are the same as another type."""
 SHARED = {
     **dict.fromkeys(("exaone", "internlm3", "iquestcoder"), "LlamaForCausalLM"),
     "sarvam_mla": "DeepseekV3ForCausalLM",
     "sarvam_moe": "Glm4MoeForCausalLM",
 }
-"""Types of their own -> the class that Transformers computes them with, whose name its folders have."""
+"""Model types -> the class with which Transformers computes them; their folders name this class."""
 _OUTER_TYPES = {outer.model_type: outer.text for outer in OUTERS.values()}
 _HEAD = re.compile(r"(ForCausalLM|LMHeadModel)$", re.IGNORECASE)
 _OTHER_TASK = re.compile(
@@ -39,7 +39,7 @@ _OTHER_TASK = re.compile(
     r"NextSentencePrediction|\w*Classification|\w*Embedding|\w*Retrieval)$|(RewardModel|DoubleHeadsModel)$"
 )
 _ALIKE = 0.9
-"""Of a misspelt name: LlamaForCausalLMEagle is another model."""
+"""How similar a misspelt name must be: LlamaForCausalLMEagle is another model."""
 
 
 def names_of(config: Mapping[str, Any]) -> list[str]:
@@ -50,13 +50,13 @@ def names_of(config: Mapping[str, Any]) -> list[str]:
 
 
 def type_of(config: Mapping[str, Any]) -> str | None:
-    """The model type, as the family that has it spells it."""
+    """The model type, in the spelling of its family."""
     kind = config.get("model_type")
     return SAME.get(kind, kind) if isinstance(kind, str) else None
 
 
 def settled(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with the family that it is of as its one architecture; as it is where there is none."""
+    """The config with its family as the only architecture; unchanged if no family is found."""
     found = dict(config)
     named = config.get("architectures")
     if outer_of(config) is not None or NOTE in config or not isinstance(named, list | str | None):
@@ -77,7 +77,7 @@ def settled(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _by_name(names: list[str], kind: str | None) -> tuple[str | None, str]:
-    """The family that is named, unless its class is known to compute the type, too."""
+    """The family that is named, unless that class is known to compute this other type as well."""
     known = next((name for name in names if name in FIELDS), None)
     if known is None:
         return None, ""
@@ -95,8 +95,8 @@ def _is_of(kind: str, family: str) -> bool:
 
 
 def _by_type(names: list[str], kind: str | None, alike: float) -> tuple[str | None, str]:
-    """The family of the type, where the name is absent, misspelt, or that of the body alone. alike: how near it must
-    be, as a share; a model with code of its own bears a name of its own."""
+    """The family of the type, if the name is absent, misspelt, or the name of the body alone. alike: how similar a
+    misspelt name must be, as a share. (A model with code of its own has a name of its own.)"""
     typed = BY_TYPE.get(kind or "")
     if typed is None and kind is None:
         typed = next((family for family in FIELDS if any(_is_body(name, family, None) for name in names)), None)
@@ -124,21 +124,21 @@ def _plain(name: str) -> str:
 
 
 def is_ours(config: Mapping[str, Any]) -> bool:
-    """Is a settled config of a family that is built here, for all that is known? Another type beside the name of a
-    class may be one that Transformers computes with that class, and reads in a way of its own."""
+    """Is a settled config, as far as known, of a family that is built here? If another type stands beside a class's
+    name, Transformers may compute that type with the class but read its config differently."""
     names, kind = names_of(config), type_of(config)
     known = next((name for name in names if name in FIELDS), None)
     return known is not None and (kind is None or kind in BY_TYPE or _is_of(kind, known))
 
 
 def has_other_task(config: Mapping[str, Any]) -> bool:
-    """Has every architecture that is named a head for something else than next tokens?"""
+    """Do all named architectures have a head for something other than next tokens?"""
     names = names_of(config)
     return bool(names) and all(_OTHER_TASK.search(name) for name in names)
 
 
 def can_elsewhere(config: Mapping[str, Any]) -> bool:
-    """Has the installed Transformers a causal model of this type?"""
+    """Does the installed Transformers have a causal model of this type?"""
     return bool(importlib.import_module("tokenmill.models.foreign").can_build(config))
 
 
@@ -182,7 +182,7 @@ def _unknown(config: Mapping[str, Any], names: list[str]) -> str:
 
 
 def nearest(name: str, alike: float = 0.5) -> str | None:
-    """The known architecture whose name is most like this one's, if any is."""
+    """The known architecture with the most similar name, if any is similar enough."""
     short = {known.removesuffix("ForCausalLM").lower(): known for known in FIELDS}
     wanted = re.sub(r"(For\w+|LMHeadModel|Model)$", "", name).lower()
     found = difflib.get_close_matches(wanted, short, n=1, cutoff=alike)

@@ -31,7 +31,7 @@ _HYBRID_MIX = {
 }  # fmt: skip
 # The convolution of recurrent layers has the same activation as feed-forward layers.
 _HYBRID_ONLY: dict[str, tuple[Any, ...]] = {**NO_MLP_BIAS, "hidden_act": ("silu", "swish")}
-# Of layers for drafts alone: qwen3_next.build_later reads it.
+# Only for layers that make drafts: qwen3_next.build_later reads it.
 _LATER = ("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings")
 _FILES: dict[str, Fields] = {
     "Qwen3NextForCausalLM": Fields(
@@ -101,7 +101,7 @@ _FILES: dict[str, Fields] = {
                   "routed_scaling_factor": 1.8, "num_experts_per_tok": 4, "mlp_layer_types": None,
                   "num_nextn_predict_layers": None},
         only={**NO_MLP_BIAS, **SIGMOID, "moe_layer_freq": (1,)},
-        # Transformers goes by mlp_layer_types, and by its own default, which this says, too.
+        # Transformers uses mlp_layer_types with a default of its own, which is the same as this.
         ignored=(*MOE, "head_dim", "qk_head_dim", "first_k_dense_replace"),
         layers="full_attention",
     ),
@@ -200,7 +200,7 @@ _FILES: dict[str, Fields] = {
 
 FIELDS: dict[str, Fields] = {**_FILES, **{name: family.fields for name, family in TABLE.items()}}
 _READ = frozenset(name for row in FIELDS.values() for name in (*row.needed, *row.defaults, *row.only))
-"""What changes a model in one family or another."""
+"""Keys that change a model in at least one family."""
 
 _ONLY: dict[str, tuple[Any, ...]] = {
     "is_causal": (True,),
@@ -208,7 +208,7 @@ _ONLY: dict[str, tuple[Any, ...]] = {
     "is_encoder_decoder": (False,),
     "pruned_heads": ({},),
 }
-"""What is built, in every architecture."""
+"""Keys of every architecture with the values that are supported."""
 
 _HARMLESS = re.compile(
     r".*(dropout|dropout_prob|_pdrop|layerdrop|_token_id|_token_ids|_token_index)$|(init|initializer)_\w+|output_\w+|summary_\w+"
@@ -221,14 +221,14 @@ _HARMLESS = re.compile(
     r"top_p|typical_p|repetition_penalty|length_penalty|no_repeat_ngram_size|encoder_no_repeat_ngram_size|bad_words_ids|"
     r"num_return_sequences|remove_invalid_values|exponential_decay_length_penalty|suppress_tokens|begin_suppress_tokens"
 )
-"""Keys that never change what a model computes: training, storage, what older files say about generation."""
+"""Keys that never change what a model computes: training, storage, generation settings of older files."""
 
 _CHANGES = re.compile(
     r"clip|cap(ping)?$|multiplier|(^|_)scal(e|es|ing)(_|$)|window|sink|rope|rotary|mrope|alibi|yarn|ntk|"
     r"q[kv]{1,2}_?(layer)?_?norm|(layer|pre|post|sandwich|embed\w*)_?norm$|residual|(^|_)bias(es)?$|parallel_attn|"
     r"cross_attention|mamba|ssm|linear_attn|attention_chunk|bidirectional|prefix_lm|logit_"
 )
-"""Names that other model families give to what changes every answer; not refused where they are switched off."""
+"""Names in other families of settings that change every answer; accepted only if they are switched off."""
 
 _LEFTOVERS = (
     "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon", "rms_norm_eps", "mixer_rms_eps", "max_seq_len",
@@ -236,7 +236,7 @@ _LEFTOVERS = (
     "router_jitter_noise", "validate_runner_input", "time_step_min", "time_step_rank", "block_use_swiglu",
     "tie_embedding", "layer_types",
 )  # fmt: skip
-"""Keys that one family or another reads and that lie in files of others without meaning anything there."""
+"""Keys that some families read and that mean nothing in the files of others."""
 _GROUPS = (
     ("num_attention_heads", "n_head", "n_heads", "num_heads", "attention_heads", "num_key_value_heads", "num_kv_heads",
      "n_head_kv"),
@@ -247,17 +247,17 @@ _GROUPS = (
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     ("num_experts_per_tok", "experts_per_token", "moe_topk", "moe_k", "top_k_experts"),
 )  # fmt: skip
-"""Names of one thing: under another name the same value says nothing new."""
+"""Groups of names for one thing: the same value under another name adds nothing."""
 
 
 def complete(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """The config with absent keys as the family's default says."""
+    """The config, with the family's defaults for absent keys."""
     row = FIELDS.get(architecture)
     return {**(row.defaults if row else {}), **config}
 
 
 def check_fields(config: Mapping[str, Any], architecture: str) -> list[str]:
-    """Refuse what is not built; -> keys that are not known, which may or may not matter."""
+    """Refuse what is not supported; returns unknown keys, which may or may not matter."""
     row, unknown = FIELDS[architecture], []
     kind = config.get("model_type")
     if kind != row.model_type and any(kind == other.model_type for other in FIELDS.values()):
@@ -295,7 +295,7 @@ def _check_layers(kinds: Any, only: str, config: Mapping[str, Any]) -> None:
 
 
 def _off(name: str, value: Any, config: Mapping[str, Any]) -> bool:
-    """Is this a switch that is off, or a number that does nothing? One head is as much as any other count of them."""
+    """Is this a switch that is off, or a number without effect? (A head count of one is not without effect.)"""
     longest = config.get("max_position_embeddings")
     if name == "sliding_window" and isinstance(value, int) and isinstance(longest, int):
         return value >= longest or not value
@@ -304,7 +304,7 @@ def _off(name: str, value: Any, config: Mapping[str, Any]) -> bool:
 
 
 def _again(name: str, value: Any, whole: Mapping[str, Any]) -> bool:
-    """Is this what another key of the same meaning says already?"""
+    """Does another key with the same meaning already have this value?"""
     hidden, heads = whole.get("hidden_size"), whole.get("num_attention_heads")
     if name == "head_dim":
         return isinstance(value, int) and isinstance(heads, int) and value * heads == hidden

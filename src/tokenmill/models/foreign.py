@@ -33,13 +33,13 @@ from tokenmill.core.errors import ModelError
 from tokenmill.layers.build import Build
 
 NAME = "tokenmill"
-"""Of our attention in Transformers' interface."""
+"""The name of our attention in Transformers' interface."""
 PIECES = (10, 1, 13)
-"""Tokens of the prompt that proves it, as it is cut."""
+"""How the test prompt is cut: the number of tokens in each piece."""
 
 
 def can_build(config: dict[str, Any]) -> bool:
-    """Is Transformers installed, and has it a causal model of this type?"""
+    """Is Transformers installed, and does it have a causal model of this type?"""
     if importlib.util.find_spec("transformers") is None:
         return False
     from transformers import CONFIG_MAPPING
@@ -51,7 +51,7 @@ def can_build(config: dict[str, Any]) -> bool:
 
 @dataclass(slots=True)
 class Host:
-    """What attention layers of one model share: the step that is computed, and what each of them is."""
+    """What the attention layers of one model share: the current step, and each layer's description."""
 
     specs: dict[int, AttentionSpec] = field(default_factory=dict)
     kv: list[KVSpec] = field(default_factory=list)
@@ -92,19 +92,19 @@ class Host:
 def _attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any = None, **said: Any
 ) -> tuple[Tensor, None]:
-    """What Transformers calls."""
+    """The attention function that Transformers calls."""
     return module.tokenmill_host.attend(module, query, key, value, {"mask": attention_mask, **said}), None
 
 
 class Given(tuple):
-    """What a body gives, as far as a head reads it: hidden states, and nothing under any other name."""
+    """A body's output as heads read it: hidden states, and nothing under any other name."""
 
     def __getattr__(self, name: str) -> Any:
         return self[0] if name == "last_hidden_state" else None
 
 
 class Stub(torch.nn.Module):
-    """In the body's place, so that the model's own way from hidden states to logits can be run by itself."""
+    """Takes the body's place, so that the model's own code from hidden states to logits can run by itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Stub(torch.nn.Module):
 
     @property
     def decoder(self) -> Stub:
-        """Some heads call a part of the body."""
+        """Itself: some heads call a part of the body."""
         return self
 
     def forward(self, *given: Any, **named: Any) -> Any:
@@ -140,16 +140,16 @@ class Foreign:
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T] -> hidden states [T, hidden]; several sequences lie one behind the other."""
-        ctx.kernels.waits += 1  # such a step is never recorded
+        ctx.kernels.waits += 1  # so that such a step is never recorded
         self.host.ctx = ctx
         made = self.body(input_ids=tokens[None], position_ids=ctx.positions[None], use_cache=False)
         return made[0][0]
 
     words = None
-    """It computes on one rank alone."""
+    """Such a model runs on a single rank."""
 
     def own_logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
-        """All of them."""
+        """The logits of all words."""
         return self.logits(hidden, ctx)
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
@@ -160,7 +160,7 @@ class Foreign:
 
 
 def build_foreign(config: dict[str, Any], b: Build) -> Foreign:
-    """The model, proven against itself."""
+    """Build the model, and prove its paged attention against Transformers' own."""
     kind = config.get("model_type")
     try:
         with torch.no_grad(), _or("its layers cannot be called one piece after the other"):
@@ -233,8 +233,8 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
 
 
 def _fix_rotation(model: Any, b: Build) -> None:
-    """Frequencies that follow the length of a sequence are those of the longest one of this run from here on: kept keys
-    would change their meaning, and a row would rotate as the longest one beside it does."""
+    """If frequencies depend on a sequence's length, fix them for the longest sequence of this run. Otherwise stored
+    keys would change their meaning, and a row would rotate like the longest row beside it."""
     longest = torch.tensor([[b.max_positions - 1]], device=b.device)
     for module in model.modules():
         said = getattr(module, "rope_type", None)
@@ -248,7 +248,7 @@ def _fix_rotation(model: Any, b: Build) -> None:
 
 @contextlib.contextmanager
 def _or(what: str, whole: bool = True) -> Iterator[None]:
-    """Whatever goes wrong within is this; whole: with Transformers' own words behind it."""
+    """Raise any error within this context as `what`. whole: append Transformers' own message."""
     try:
         yield
     except ModelError:
@@ -259,7 +259,7 @@ def _or(what: str, whole: bool = True) -> Iterator[None]:
 
 
 def _is_body(config: dict[str, Any]) -> bool:
-    """Does the file name the type's layers without a head?"""
+    """Does the file name the class of the type's layers without a head?"""
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     named = config.get("architectures")
@@ -268,7 +268,7 @@ def _is_body(config: dict[str, Any]) -> bool:
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
-    """Without Transformers' own report of a load: what is wrong with one is told in a sentence."""
+    """Suppress Transformers' report of a load: our own message says what is wrong."""
     from transformers.utils import logging
 
     said = logging.get_verbosity()
@@ -280,14 +280,14 @@ def _silent() -> Iterator[None]:
 
 
 def _numbers(said: Any) -> Any:
-    """Files cannot hold infinity, and say it in an object."""
+    """The value with objects for infinity replaced by numbers: files cannot contain infinity itself."""
     if isinstance(said, dict):
         return float(said["__float__"]) if "__float__" in said else {name: _numbers(one) for name, one in said.items()}
     return [_numbers(one) for one in said] if isinstance(said, list) else said
 
 
 def _check_windows(said: Any, host: Host) -> None:
-    """A window that only a mask says is not seen by attention."""
+    """Refuse windows that exist only as masks: our attention cannot see these."""
     window = getattr(said, "sliding_window", None) or getattr(said, "window_size", None)
     switched = getattr(said, "use_sliding_window", True) is not False
     kinds = getattr(said, "layer_types", None) or []
@@ -304,7 +304,7 @@ def _check_windows(said: Any, host: Host) -> None:
 
 
 def _prove(made: Foreign, b: Build, ids: Tensor, expected: Tensor) -> None:
-    """The prompt in pieces, and as two sequences in one step, says what Transformers says alone."""
+    """Check that the prompt in pieces, and as two sequences in one step, gives Transformers' own result."""
     size, spans = 16, len(PIECES)
     total, per = len(ids), math.ceil(len(ids) / size)
     pages = [_pages(kv, 2 * per, size, b) for kv in made.host.kv]
@@ -332,7 +332,7 @@ def _pages(kv: KVSpec, blocks: int, size: int, b: Build) -> KVView:
 def _context(
     host: Host, b: Build, pages: list[KVView], rows: list[tuple[int, int, int]], size: int, per: int
 ) -> ForwardContext:
-    """A step of (row, first position, tokens) each; row i has blocks i * per and on."""
+    """The context of a step, from (row, first position, tokens) of each sequence; row i has blocks from i * per on."""
 
     def whole(values: list[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=b.device)

@@ -26,8 +26,8 @@ MakeNorm = Callable[[Build, str], NormSpec]
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """norms: of embeddings and of states. last: before the target's head; onward: what follows reads states behind it,
-    too, not in front of it."""
+    """norms: of embeddings and of states. last: the norm before the target's head. onward: the next layer reads states
+    behind that norm, not before it."""
 
     norms: tuple[NormSpec, NormSpec]
     join: Weight
@@ -38,7 +38,7 @@ class Later:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Names of a form's tensors."""
+    """The names of one form's tensors."""
 
     embedding: str
     state: str
@@ -52,7 +52,7 @@ QWEN = Form("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm", onward=
 
 
 def make_later(form: Form, at: Build, hidden: int, norm: MakeNorm, layer: Callable[[], Layer]) -> Later:
-    """at: where the tensors around the layer lie."""
+    """Build one such layer. at: where the tensors around it lie."""
     if not at.has(f"{form.join}.weight"):
         raise ModelError(f"This checkpoint has no layer that guesses later tokens ({at.path(form.join)}.weight).")
     return Later(
@@ -72,7 +72,7 @@ def make_behind(
     layer: Callable[[Build, int], Layer],
     counted: str = "num_nextn_predict_layers",
 ) -> list[Later]:
-    """In DeepSeek's form. at: where layers lie; sizes: how many the model has, and its hidden size."""
+    """Build them in DeepSeek's form. at: where layers lie. sizes: the model's number of layers and its hidden size."""
     first, hidden = sizes
 
     def one(index: int) -> Later:
@@ -83,5 +83,5 @@ def make_behind(
 
 
 def count_later(c: ModelConfig, *names: str) -> int:
-    """How many there are, as the config says; 1: it does not say, and a first one is looked for."""
+    """How many such layers the config says there are; 1 if it does not say: then a first one is looked for."""
     return max(1, *(c.get(name, int, 1, low=0, high=64) for name in names))

@@ -13,12 +13,12 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Text:
-    """A kind of text part: the architecture that computes it, and what its config class says of absent keys."""
+    """A kind of text part: the architecture that computes it, and its config class's defaults for absent keys."""
 
     architecture: str
     defaults: Mapping[str, Any]
     fixed: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    """Keys that the family reads and this class does not: the values that are as good as not there."""
+    """Keys that the family reads and this class does not, with the values that have no effect."""
 
 
 def _sizes(vocab: int, hidden: int, inner: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
@@ -43,7 +43,7 @@ TEXTS: dict[str, Text] = {
         151936, 2048, 6144, 24, 32, moe_intermediate_size=768, num_experts=128)),
     "gpt_oss": Text("GptOssForCausalLM", _sizes(201088, 2880, 2880, 36, 64, num_local_experts=128)),
     "lfm2": Text("Lfm2ForCausalLM", _sizes(65536, 2560, 12288, 32, 32)),
-    # Of the classes with pictures, those of Gemma 3 do not bend logits.
+    # Among the classes with pictures, Gemma 3's do not soft-cap logits.
     "gemma3_text": Text("Gemma3ForCausalLM", _GEMMA3, {"final_logit_softcapping": ()}),
     "gemma3n_text": Text("Gemma3nForCausalLM", _sizes(262400, 2048, 16384, 35, 8)),
     "gemma4_text": Text("Gemma4ForCausalLM", _GEMMA4),
@@ -74,13 +74,14 @@ _IMAGE = ("image_token_id", "image_token_index", "image_seq_length", "projector_
 
 @dataclass(frozen=True)
 class Outer:
-    """An architecture around a text part: the kind of text part where the file names none, and its own keys."""
+    """An architecture around a text part: the kind of text part if the file names none, and the architecture's own
+    keys."""
 
     model_type: str
     text: str
     own: tuple[str, ...] = ()
     flat: bool = False
-    """Older files hold the text part's keys beside its own."""
+    """Older files have the text part's keys beside the architecture's own."""
 
 
 OUTERS: dict[str, Outer] = {

@@ -78,7 +78,7 @@ def build_model(
     max_positions: int | None = None,
     **more: Any,
 ) -> CausalLM:
-    """The model that `config` (config.json) names, with its weights pulled from `ckpt` onto `device`.
+    """Build the model that `config` (config.json) names, with its weights read from `ckpt` onto `device`.
 
     max_positions: the longest sequence of this run (default: what the config trained for); more: other fields of Build.
     """
@@ -108,7 +108,7 @@ def build_elsewhere(
     max_positions: int | None = None,
     **more: Any,
 ) -> CausalLM:
-    """The same as Transformers has it, around our attention (`models/foreign.py`)."""
+    """Build the same with Transformers' code around our attention (`models/foreign.py`)."""
     foreign = importlib.import_module("tokenmill.models.foreign")
     reach = _positions(ModelConfig(config), max_positions)
     b = Build(ckpt, dtype, torch.device(device), kernels, reach, **more)
@@ -117,18 +117,20 @@ def build_elsewhere(
 
 
 def _positions(c: ModelConfig, wanted: int | None) -> int:
-    # Only the first name counts: some files have a training length beside it under another one.
+    # Only the first name counts: some files also have a training length under another name.
     trained = next((c.need(name, int) for name in _POSITION_NAMES if c.has(name)), _DEFAULT_POSITIONS)
     return min(wanted or trained, _MAX_POSITIONS)
 
 
 def read(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the language model, with the family that it is of as its one architecture; may be read again."""
+    """The config of the language model, with its family as the only architecture. Reading the result again changes
+    nothing."""
     return settled(text_part(config))
 
 
 def is_elsewhere(config: Mapping[str, Any], impl: str) -> bool:
-    """Is this model to be computed by Transformers? impl: auto, tokenmill (or vllm, which means ours), transformers."""
+    """Shall Transformers compute this model? impl: auto, tokenmill (or vllm, which also means our code),
+    transformers."""
     found = settled(config)
     if impl == "auto" and (outer_of(found) is not None or is_ours(found)):
         return False
@@ -144,13 +146,13 @@ def is_elsewhere(config: Mapping[str, Any], impl: str) -> bool:
 
 
 def check_keys(config: dict[str, Any]) -> list[str]:
-    """Refuse a config.json that asks for what is not built; -> keys that are not known."""
+    """Refuse a config.json that asks for unsupported features; returns unknown keys."""
     config = read(config)
     return check_fields(config, architecture_of(config))
 
 
 def check_length(config: dict[str, Any], wanted: int | None) -> None:
-    """Refuse a --max-model-len that this config.json does not reach: beyond it, answers are noise."""
+    """Refuse a --max-model-len beyond the positions of this config.json: answers would be noise there."""
     if wanted is None:
         return
     config = read(config)
@@ -186,7 +188,7 @@ def _longest(config: dict[str, Any], name: str) -> int:
 
 
 def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
-    """The layers of `b.place`; the whole model must use every tensor of the checkpoint."""
+    """Build the layers of `b.place`; the whole model must use every tensor of the checkpoint."""
     config = read(config)
     check_keys(config)
     config, b = _text_alone(config, b)
@@ -201,12 +203,12 @@ def build_stage(config: dict[str, Any], b: Build) -> CausalLM:
         model.spec.extras["kv_scales"] = b.kv_scales()
         if b.place.stages == 1:
             check_leftovers(left)
-        model.spec.extras["left"] = left  # what no stage uses is found when all have said this
+        model.spec.extras["left"] = left  # tensors that no stage uses are found when all stages have reported
     return model
 
 
 def lacks_head(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
-    """Is this a body without a head, as its name and its tensors say?"""
+    """Is this a body without a head, by its name and its tensors?"""
     return BODY in config and not any(_HEADS.match(name) for name in checkpoint.names())
 
 
@@ -227,7 +229,7 @@ def _text_alone(config: dict[str, Any], b: Build) -> tuple[dict[str, Any], Build
 
 
 def text_alone(config: dict[str, Any], checkpoint: Checkpoint, *, tell: bool = False) -> Checkpoint:
-    """The tensors under the family's names, where this is the text part of a model that also sees or hears."""
+    """The tensors under the family's names, if this is the text part of a model that also sees or hears."""
     if TEXT_OF not in config or isinstance(checkpoint, RenamedCheckpoint):
         return checkpoint
     table, apart = text_names(checkpoint.names())
