@@ -106,7 +106,8 @@ async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         tool_call_parser="hermes",
     )
     for name in ("first", "second"):
-        served.fake.fleet.adapters.book.add(name, tmp_path / "adapter")
+        book = served.fake.fleet.adapters.book
+        book.serve(book.add(name, tmp_path / "adapter"))
     served.fake.fleet.tell_names()
     return Bench(served, monkeypatch)
 
