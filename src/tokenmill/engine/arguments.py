@@ -14,7 +14,7 @@ from tokenmill.core.errors import ParameterError
 
 
 class _Arguments:
-    """What EngineArgs can do, whatever its fields are."""
+    """The methods of EngineArgs, which do not depend on its fields."""
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
         known = {item.name: item.default for item in dataclasses.fields(self)}  # type: ignore[arg-type]
@@ -32,12 +32,12 @@ class _Arguments:
         return {name: getattr(self, name) for name in plain if getattr(self, name) != plain[name]}
 
     def config(self) -> EngineConfig:
-        """The configuration that they mean, or a UserError that names what cannot be meant."""
+        """The configuration for these arguments, or a UserError that names a wrong one."""
         return make_config(**self.given())
 
     @staticmethod
     def add_cli_args(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        """Give an argparse parser a flag for each; those it has already stay as they are."""
+        """Give an argparse parser a flag for each argument; flags that it already has stay unchanged."""
         known = {flag for action in parser._actions for flag in action.option_strings}
         for item in dataclasses.fields(EngineArgs):  # type: ignore[arg-type]
             flag = "--" + item.name.replace("_", "-")
@@ -51,7 +51,7 @@ class _Arguments:
 
     @classmethod
     def from_cli_args(cls, args: argparse.Namespace) -> EngineArgs:
-        """From what such a parser read."""
+        """Make arguments from the result of such a parser."""
         names = [item.name for item in dataclasses.fields(EngineArgs)]  # type: ignore[arg-type]
         return EngineArgs(**{name: getattr(args, name) for name in names if hasattr(args, name)})
 
@@ -76,4 +76,4 @@ else:
         "__module__": __name__, "__doc__": "Keyword arguments of LLM, checked when they are given."})  # fmt: skip
 
 AsyncEngineArgs = EngineArgs
-"""The same: an engine knows no second kind."""
+"""The same class: there is only one kind of engine."""

@@ -20,7 +20,7 @@ SAME_AS: Mapping[str, str] = {
         *("qwen4_exp", "step3p5"),
     )
 }
-"""Other names of a method: which layers guess follows from the model, and families without such layers are refused."""
+"""Other names of a method. The model decides which layers guess; families without such layers are refused."""
 
 NOT_BUILT: Mapping[str, str] = {
     "mlp_speculator": 'MLP speculators are not built; Medusa heads are ("medusa")',
@@ -30,18 +30,18 @@ NOT_BUILT: Mapping[str, str] = {
     "custom_class": "classes of other programs are not loaded; docs/add-a-drafter.md says how a drafter is added",
     "extract_hidden_states": "hidden states are not given out; tokenmill distill reads a model's own",
 }
-"""Methods, and why not or what instead."""
+"""Methods that are not implemented, with the reason or a replacement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What becomes of an entry. same: values that say what is done anyway; null always does."""
+    """What to do with an entry. same: values that ask for what is done anyway (null always does)."""
 
     why: str
     same: tuple[Any, ...] = ()
 
     def asks(self, value: Any) -> bool:
-        """Would this value be another thing?"""
+        """Does this value ask for anything else?"""
         return value is not None and not any(type(value) is type(each) and value == each for each in self.same)
 
 
@@ -85,4 +85,4 @@ ENTRIES: Mapping[str, Entry] = {
                "draft_model_config", "draft_parallel_config"),
     **_entries('say "prompt_lookup_max" and "prompt_lookup_min"', "ngram_prompt_lookup_max", "ngram_prompt_lookup_min"),
 }  # fmt: skip
-"""Entries of vLLM's, older ones too."""
+"""vLLM's entries, including older ones."""

@@ -31,7 +31,8 @@ class Encoding(dict[str, Any]):
 
 
 class HubTokenizer:
-    """Names and defaults of Transformers' tokenizers. render: makes prompts of conversations."""
+    """A tokenizer with the names and defaults of Transformers' tokenizers. render: makes a prompt from a
+    conversation."""
 
     is_fast = True
     padding_side = "left"
@@ -100,7 +101,7 @@ class HubTokenizer:
         return self(text, add_special_tokens=add_special_tokens, **options)["input_ids"]
 
     def tokenize(self, text: str, *, add_special_tokens: bool = False) -> list[str]:
-        """A text's vocabulary entries as they are stored."""
+        """A text's tokens, as the vocabulary stores them."""
         ids = self.inner.encode(text, add_special_tokens=add_special_tokens)
         return [self.inner.id_to_token(index) or "" for index in ids]
 
@@ -120,7 +121,7 @@ class HubTokenizer:
         return [self.decode(row, skip_special_tokens, **options) for row in _plain(sequences)]
 
     def convert_ids_to_tokens(self, ids: Any, skip_special_tokens: bool = False) -> Any:
-        """Vocabulary entries as they are stored; None for unknown ids."""
+        """The vocabulary's stored entries of these ids; None for unknown ids."""
         plain = _plain(ids)
         if isinstance(plain, int):
             return self.inner.id_to_token(plain)
@@ -167,7 +168,7 @@ class HubTokenizer:
 
     @property
     def all_special_ids(self) -> list[int]:
-        """Ids of the tokens that have a role, or are marked special."""
+        """The ids of tokens that have a role or are marked special."""
         named = [self.inner.token_to_id(token) for token in self.inner.special_strings.values()]
         return list(dict.fromkeys([i for i in named if i is not None] + sorted(self.inner.special_ids)))
 
@@ -226,7 +227,7 @@ class HubTokenizer:
 
 
 def _plain(ids: Any) -> Any:
-    """Ids as Python's integers, from a tensor or an array too."""
+    """Ids as Python integers, also from a tensor or an array."""
     if hasattr(ids, "tolist"):
         return ids.tolist()
     if isinstance(ids, int) or not isinstance(ids, Iterable):

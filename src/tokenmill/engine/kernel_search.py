@@ -11,7 +11,7 @@ from tokenmill.runner.runner import Runner
 
 
 def warm(options: TuningOptions, runner: Runner, reasons: list[str]) -> None:
-    """Record what can be recorded ahead, with what `--kernel-search` finds."""
+    """Record ahead what can be recorded, with the kernels that `--kernel-search` finds."""
     runner.warm()
     if options.kernel_search == "off":
         return

@@ -25,13 +25,13 @@ from tokenmill.models.config import ModelConfig
 
 Mixer = Callable[[ModelConfig, Build, int], Block | None]
 RECURRENT = ("mamba", "linear_attention")
-"""What `layer_types` calls a layer with a state; older files use the first name."""
+"""The names of layers with a state in `layer_types`; older files use the first."""
 
 
 @dataclass(frozen=True)
 class SpaceKeys:
-    """A family's names of the sizes of Mamba-2: heads, their size, groups, state, taps, biases; its width, if it has
-    one of its own."""
+    """A family's config keys for the sizes of Mamba-2: heads, head size, groups, state, taps, biases, and the width if
+    it has a key of its own."""
 
     heads: str = "mamba_n_heads"
     dim: str = "mamba_d_head"
@@ -48,7 +48,7 @@ class SpaceKeys:
 
 
 def space_heads(c: ModelConfig, names: SpaceKeys) -> SpaceHeads:
-    """Sizes of Mamba-2, which must agree with each other."""
+    """Read the sizes of Mamba-2, and check that they agree with each other."""
     hidden, heads = c.need("hidden_size", int), c.need(names.heads, int)
     width = c.get(names.width, int, 0) if names.width else 0
     if names.expand and not width:
@@ -77,14 +77,14 @@ def _limits(c: ModelConfig) -> tuple[float, float]:
 
 
 def _number(said: Any) -> float:
-    """A number; files cannot hold infinity, and say it in an object."""
+    """A number; an object stands for infinity, which files cannot contain."""
     return float(said["__float__"] if isinstance(said, dict) else said)
 
 
 def make_space(
     c: ModelConfig, at: Build, names: SpaceKeys, *, norm: bool = True, factors: torch.Tensor | None = None
 ) -> StateSpace:
-    """Mamba-2; norm False: the gate alone."""
+    """Make a Mamba-2 block. norm False: there is only the gate."""
     heads = space_heads(c, names)
     around = Around(
         bias=c.get(names.bias, bool, False),
@@ -110,7 +110,7 @@ def read_kinds(c: ModelConfig, key: str, kinds: tuple[str, ...], default: str) -
 
 
 def typed_space(names: SpaceKeys) -> Mixer:
-    """Mamba-2 in the layers that `layer_types` says."""
+    """Mamba-2 in the layers that `layer_types` names."""
 
     def mixer(c: ModelConfig, at: Build, index: int) -> Block | None:
         kinds = read_kinds(c, "layer_types", (*RECURRENT, "attention", "full_attention"), "linear_attention")
@@ -166,7 +166,7 @@ def plain_scan(c: ModelConfig, at: Build, index: int) -> Block:
 
 
 def alone(make: Callable[[ModelConfig, Build, int], Block]) -> Callable[[ModelConfig, Build, Build, int], Block]:
-    """A model of which every layer is such a block."""
+    """For a model in which every layer is such a block."""
 
     def single(c: ModelConfig, b: Build, at: Build, index: int) -> Block:
         return make(c, at, index)
@@ -189,8 +189,8 @@ _NEMOTRON_KEYS = SpaceKeys("mamba_num_heads", "mamba_head_dim", "n_groups", "ssm
 
 
 def nemotron_kinds(c: ModelConfig) -> dict[str, Any]:
-    """What each layer is, from a list or a letter for each; the list says how many there are. The usual names of two
-    keys win over its own."""
+    """The kind of each layer, from a list or one letter for each; the list gives the number of layers. For two keys the
+    usual names take precedence over the family's own."""
     listed = next((name for name in ("layer_types", "layers_block_type") if c.has(name)), "")
     if listed:
         kinds = [{"mamba": "linear_attention", "attention": "full_attention"}.get(kind, kind)
@@ -209,12 +209,12 @@ def nemotron_kinds(c: ModelConfig) -> dict[str, Any]:
 
 
 def nemotron_space(c: ModelConfig, at: Build) -> Block:
-    """Its Mamba-2."""
+    """Nemotron's Mamba-2."""
     return make_space(c, at, _NEMOTRON_KEYS)
 
 
 def griffin(c: ModelConfig, at: Build, index: int) -> Block | None:
-    """A gated linear recurrence, where `block_types`, repeated, says so."""
+    """A gated linear recurrence in the layers that `block_types`, repeated, names."""
     kinds = c.get("block_types", list, ["recurrent", "recurrent", "attention"])
     if not kinds or not set(map(str, kinds)) <= {"recurrent", "attention"}:
         raise c.refuse("block_types", "may only name 'recurrent' and 'attention'.")
@@ -232,7 +232,7 @@ def griffin(c: ModelConfig, at: Build, index: int) -> Block | None:
 
 
 def lfm2_convolution(c: ModelConfig, at: Build, index: int) -> Block | None:
-    """A short convolution in the layers that `layer_types` says."""
+    """A short convolution in the layers that `layer_types` names."""
     kinds = lfm2_kinds(c)
     if kinds[index] == "full_attention":
         return None

@@ -29,7 +29,7 @@ class Temper:
     span: float
     offset: float = 0.0
     rotated: bool = True
-    """In layers that rotate; False: in those that do not."""
+    """True: in layers that rotate; False: in layers that do not."""
 
 
 def whole_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
@@ -58,7 +58,7 @@ def phi3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
 
 
 def default_rope(values: dict[str, Any], *, partial: bool = False) -> RopeRule:
-    """The family's own scaling for a config that says nothing of rotation."""
+    """The family's own scaling, for a config without rotary settings."""
 
     def rule(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
         if not c.has("rope_parameters") and not c.has("rope_scaling"):
@@ -69,7 +69,7 @@ def default_rope(values: dict[str, Any], *, partial: bool = False) -> RopeRule:
 
 
 def rope_of_kind(c: ModelConfig, own: dict[str, Any], dim: int, kind: str) -> RopeSettings:
-    """The settings of one kind of layer; what stands beside the object for all kinds says nothing of this one."""
+    """The settings of one kind of layer; values beside the object, which are for all kinds, do not apply to it."""
     if own.get("truncate") not in (None, True):
         raise ModelError(f"config.json: 'truncate' is not supported in the rope settings of one kind of layer: {kind}.")
     outer = {"rope_scaling": None, "rope_theta": None, "original_max_position_embeddings": None}
@@ -153,7 +153,7 @@ def _ministral3(c: ModelConfig) -> dict[str, Any]:
 
 
 def ministral3_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
-    """Yarn, if the config says nothing else."""
+    """Yarn, unless the config says otherwise."""
     own = {name: value for name, value in _ministral3(c).items()
            if name not in ("llama_4_scaling_beta", "max_position_embeddings")}  # fmt: skip
     data = {**c.data, "rope_parameters": own, "rope_scaling": None}
@@ -203,7 +203,7 @@ def minimax_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
 
 
 def dbrx_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
-    """The base lies within `attn_config`; the usual keys may say it, too."""
+    """The base is in `attn_config`; the usual keys may also give it."""
     inner = c.need("attn_config.rope_theta", float)
     nested = c.get("rope_scaling", dict, {}) or c.get("rope_parameters", dict, {})
     said = nested.get("rope_theta") or c.get("rope_theta", float, inner)
@@ -215,7 +215,7 @@ def dbrx_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
 def llama4_temper(c: ModelConfig) -> Temper | None:
     """Queries of layers that do not rotate are scaled by their position."""
     said = c.data.get("attn_temperature_tuning")
-    number = isinstance(said, int) and not isinstance(said, bool)  # some published files hold one here
+    number = isinstance(said, int) and not isinstance(said, bool)  # some published files have a number here
     if not (said if number else c.get("attn_temperature_tuning", bool, True)):
         return None
     scale, span = c.get("attn_scale", float, 0.1), c.get("floor_scale", int, 8192)

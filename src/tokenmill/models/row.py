@@ -15,7 +15,7 @@ from tokenmill.models.positions import RopeRule
 from tokenmill.models.rules import Dense, LayerRule, Number
 
 Switch = bool | str
-"""True, False, or the config key that says which."""
+"""True, False, or the config key that decides."""
 
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _EVERYWHERE = ("max_position_embeddings", "n_positions", "seq_length", "tie_word_embeddings", "quantization_config")
@@ -32,10 +32,10 @@ class Fields:
     only: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     ignored: tuple[str, ...] = ()
     layers: str | None = None
-    """The one kind that `layer_types` may name where a family has no layers of several kinds."""
+    """The only kind that `layer_types` may name, if a family has layers of one kind."""
 
     def knows(self, name: str) -> bool:
-        """Is this key read, or is it known to do nothing here?"""
+        """Is this key read, or known to have no effect here?"""
         return name in self.needed or name in self.defaults or name in self.ignored or name in _EVERYWHERE
 
 
@@ -43,7 +43,8 @@ class Fields:
 class Norms:
     """rms, layer (weight and bias), scale (a layer norm without bias), bare (without either) or bare_rms.
 
-    before: one name a block, or one for both of a parallel layer; after: on what a block gives, before it is added.
+    before: a name for each block, or one for both blocks of a parallel layer. after: norms of a block's result, before
+    it is added.
     """
 
     kind: Literal["rms", "layer", "scale", "bare", "bare_rms"] = "rms"
@@ -54,9 +55,9 @@ class Norms:
     after_if: Switch = True
     last: str = "norm"
     one_if_parallel: bool = False
-    """A parallel layer has the first only, and both blocks read it."""
+    """A parallel layer has only the first norm, and both blocks read it."""
     rms_if: str = ""
-    """Where this config key is given, it is the small number of norms that are rms instead."""
+    """If this config key is given, norms are rms instead, and it is their epsilon."""
 
 
 @dataclass(frozen=True)
@@ -66,29 +67,29 @@ class HeadNorms:
     over: Literal["head", "row", "own"] = "head"
     names: tuple[str, str] = ("q_norm", "k_norm")
     kind: Literal["rms", "layer", "scale", "bare_rms"] = "rms"
-    """See Norms; bare_rms has no weights, and is only there in layers that rotate."""
+    """See Norms; bare_rms has no weights and exists only in layers that rotate."""
     present: Switch = True
     rotated: bool = False
-    """They come after the rotation."""
+    """The norms come after the rotation."""
 
 
 @dataclass(frozen=True)
 class Attend:
-    """Attention: names, biases, rotation, and what else is done to queries, keys and scores."""
+    """Attention: names, biases, rotation, and other operations on queries, keys and scores."""
 
     at: str = "self_attn"
     qkv: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")
-    """One name: fused, its rows in the order that `fused` says."""
+    """A single name: a fused matrix, with its rows in the order that `fused` gives."""
     out: str = "o_proj"
     bias: Switch = False
     out_bias: Switch | None = None
-    """None: as `bias`."""
+    """None: the same as `bias`."""
     norms: HeadNorms | None = None
     rope: RopeRule | None = positions.whole_rope
     pairs: Switch = False
-    """Neighbours rotate together (0, 1), (2, 3)...; else the halves of what rotates."""
+    """Neighbours (0, 1), (2, 3)... rotate together; otherwise entries of one half with those of the other."""
     backwards: bool = False
-    """They rotate the other way."""
+    """Pairs rotate in the opposite direction."""
     layer: LayerRule = rules.everywhere
     """The window of each layer, and whether it rotates."""
     scores: Scores | None = None
@@ -100,29 +101,29 @@ class Scores:
     """What is done to attention's scores."""
 
     scale: Number | None = None
-    """None: the inverse root of the head size."""
+    """The scale; None: one over the root of the head size."""
     softcap: str = ""
     alibi: Switch = False
     sinks: str = ""
-    """One more score for each head, which takes its share and gives nothing."""
+    """The tensor with one more score for each head, which takes its share of the softmax and adds no value."""
 
 
 @dataclass(frozen=True)
 class Extra:
-    """What few families do between the product and attention, or behind it."""
+    """What only few families do between the product and attention, or after attention."""
 
     fused: Callable[[Any], Any] | None = None
     """The row order of a fused matrix: heads -> rows of [q | k | v]."""
     clip: str = ""
-    """Queries, keys and values are cut off at this value."""
+    """The config key of the value at which queries, keys and values are clipped."""
     late: bool = False
-    """They are cut off after norms of whole rows."""
+    """They are clipped after norms of whole rows."""
     temper: Callable[[Any], positions.Temper | None] | None = None
     """Queries are multiplied by a number for each position."""
     within: str = ""
     """A norm between attention and the output matrix."""
     gate: str = ""
-    """The product whose sigmoid multiplies what attention gives."""
+    """The product whose sigmoid multiplies the output of attention."""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class Feed:
     fixed: str = ""
     """The activation, whatever the config says."""
     learned: bool = False
-    """The activation may be xielu, whose two numbers lie in the checkpoint."""
+    """The activation may be xielu, whose two numbers are in the checkpoint."""
     inner: Callable[[Any], int] = rules.intermediate
     within: str = ""
     """A norm before the last matrix."""
@@ -155,11 +156,11 @@ class Route:
     """The tensor that is added to scores for choosing only, below the mixture."""
     grouped: bool = False
     wide: bool = False
-    """The router's logits are made in float32, whatever the compute dtype."""
+    """The router's logits are float32, whatever the compute dtype."""
     sparsemixer: bool = False
     """Two experts, chosen as `layers/experts.py: sparsemixer` says."""
     inputs: bool = False
-    """Gates multiply what goes into an expert."""
+    """Gates multiply an expert's input."""
     score: str = ""
     """The config key that says which order instead: a softmax over the chosen ones, or a sigmoid."""
 
@@ -172,9 +173,9 @@ class Shared:
     inner: Callable[[Any], int]
     names: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
     gate: str = ""
-    """Its share is the sigmoid of this product."""
+    """The product whose sigmoid scales the shared experts."""
     outside: bool = False
-    """Its tensors lie beside the mixture, not below it."""
+    """The tensors lie beside the mixture, not below it."""
     gated: bool = True
     mean: str = ""
     """The config key that says whether the result is the mean of routed and shared experts, or their sum."""
@@ -182,7 +183,7 @@ class Shared:
 
 @dataclass(frozen=True)
 class Mix:
-    """A mixture of experts in place of the feed-forward layer; `dense` tells the layers that have none."""
+    """A mixture of experts in place of the feed-forward layer; `dense` says which layers have none."""
 
     at: tuple[str, ...] = ("mlp",)
     """Where its tensors lie: the first of these that has the router."""
@@ -196,13 +197,13 @@ class Mix:
     route: Route = field(default_factory=Route)
     shared: Shared | None = None
     load: Callable[..., Any] | None = None
-    """How this family stores its experts, where it is neither one by one nor as gate_up_proj and down_proj."""
+    """Loads this family's experts, if they are stored neither one by one nor as gate_up_proj and down_proj."""
 
 
 @dataclass(frozen=True)
 class Drafts:
-    """Tensors for drafts of later tokens, which the model itself does not compute with: a pattern of their names, or
-    the config key that says how many layers of that kind follow the last one."""
+    """Tensors for drafts of later tokens, which the model itself does not use: a pattern of their names, or the config
+    key for the number of such layers behind the last one."""
 
     pattern: str = ""
     later: str = ""
@@ -218,13 +219,13 @@ class Outside:
     head: str = "lm_head"
     head_bias: Switch = False
     scale: Number | None = None
-    """What embeddings are multiplied by."""
+    """The factor of embeddings."""
     rounded: bool = False
     """That factor is rounded to the compute dtype."""
     logits: Number | None = None
-    """What logits are multiplied by."""
+    """The factor of logits."""
     softcap: str = ""
-    """Logits are bent towards this bound."""
+    """The config key of the bound that logits are soft-capped to."""
     norm: str = ""
     """A norm on the embeddings."""
     positions: rules.Positions | None = None
@@ -242,15 +243,15 @@ class Shape:
     mix: Mix | None = None
     outside: Outside = field(default_factory=Outside)
     mixer: Callable[[Any, Any, int], Any] | None = None
-    """What stands in attention's place: (config, where the layer lies, layer) -> a block, or None for attention."""
+    """The block in attention's place: (config, where the layer lies, layer) -> a block, or None for attention."""
     single: Callable[[Any, Any, Any, int], Any] | None = None
     """A layer is one block with one norm before it: (config, root, where the layer lies, layer) -> that block."""
     parallel: Switch = False
     """Both blocks read the same x."""
     residual: str = ""
-    """What a block gives is multiplied by this before it is added."""
+    """The config key of the factor of a block's result, before it is added."""
     nested: Callable[[Any], dict[str, Any]] | None = None
-    """What objects within the config say, under names of one level."""
+    """Flattens objects within the config: returns their values under names of one level."""
     names: Mapping[str, str] = field(default_factory=dict)
     """The family's own names of the usual size keys: own -> usual."""
 
