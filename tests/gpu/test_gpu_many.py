@@ -11,7 +11,7 @@ from tokenmill.server.app import make_app, make_front
 from tokenmill.server.engines.child import build_default
 from tokenmill.server.many.catalogue import Bounds
 from tokenmill.server.many.entry import Spec
-from tokenmill.server.run import Opening
+from tokenmill.server.run import ModelLoader
 from tokenmill.testing.tiny import make_tiny
 
 NAMES = ("one", "two")
@@ -34,9 +34,9 @@ async def test_two_models_share_a_gpu(tmp_path: Path) -> None:
         )
         for seed, name in enumerate(NAMES)
     ]
-    opening = Opening(server, build_default, {})
-    models = opening.catalogue(specs)
-    transport = httpx.ASGITransport(app=make_app(make_front(await opening.shared())), raise_app_exceptions=False)
+    loader = ModelLoader(server, build_default, {})
+    models = loader.catalogue(specs)
+    transport = httpx.ASGITransport(app=make_app(make_front(await loader.server_context())), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=600) as client:
         try:
             right = [await say(client, name) for name in NAMES]

@@ -242,6 +242,6 @@ def test_restarts_and_refusals_are_events(serve: Servers, tab: Tabs) -> None:
     page.get_by_text("Nothing has happened that you should know of.").wait_for()
     server.call(lambda: server.fake.link().die())
     page.get_by_text("An engine was started again").wait_for()
-    server.call(lambda: server.context.house.metrics.reject("queue_full"))
-    server.call(lambda: server.context.house.metrics.reject("queue_full"))
+    server.call(lambda: server.context.shared.metrics.reject("queue_full"))
+    server.call(lambda: server.context.shared.metrics.reject("queue_full"))
     page.get_by_text("Refused: the queue was full. × 2").wait_for()

@@ -13,7 +13,7 @@ import pytest
 from tests.web.conftest import Tabs, shoot
 from tests.web.page_looks_helpers import AXE, check_axe
 from tokenmill.core.config import make_config, make_server_config
-from tokenmill.server.app import make_app, make_context, make_front, make_house
+from tokenmill.server.app import make_app, make_context, make_front, make_server_context
 from tokenmill.server.context import Model
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.state import FleetOptions
@@ -43,15 +43,15 @@ def start(control: bool, ended: list[Callable[[], None]]) -> str:
             fleet = Fleet(lambda number, life: FakeLink(options), entry.spec.names, FleetOptions(watchdog_s=600))
             fleet.adapters.book = entry.book
             await fleet.start()
-            return Loaded(fleet, make_context(fleet, entry.spec.server, house))
+            return Loaded(fleet, make_context(fleet, entry.spec.server, shared))
 
         models: Catalogue[Model] = Catalogue(make, Bounds(14 * GIB))
         for name, size in NAMES.items():
             engine = make_config({}, model=f"/models/{name}", served_model_name=name, enable_sleep_mode=True)
             models.add(Spec(engine, config, (f"{name}-too",), memory=size * GIB))
-        house = make_house(config, models)
+        shared = make_server_context(config, models)
         sock = _bind(config)
-        http = HttpServer(make_app(make_front(house)), config, sock)
+        http = HttpServer(make_app(make_front(shared)), config, sock)
         await http.start()
         await models.load(models.entries["fast-3b"])
         over, loop = asyncio.Event(), asyncio.get_running_loop()

@@ -1,5 +1,5 @@
-"""The application: all APIs and the parts of one server, put together. Owns: the list of APIs, and making House and
-Context.
+"""The application: all APIs and the parts of one server, put together. Owns: the list of APIs, and making
+ServerContext and Context.
 
 Must not know: paths (each API's `routes.py`), how tokens are made (Backend), sockets (run.py).
 """
@@ -21,13 +21,12 @@ from tokenmill.server.activity import Activity
 from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
-from tokenmill.server.context import Context, House, Model, Past, RequestLimits
+from tokenmill.server.context import Context, Model, Past, RequestLimits, ServerContext
 from tokenmill.server.errors import HttpError, describe_error, error_headers
 from tokenmill.server.events import Events
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
 from tokenmill.server.history import History
-from tokenmill.server.house_metrics import HouseMetrics, Source
 from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.llamacpp.routes import LLAMACPP
 from tokenmill.server.lora.routes import ADAPTERS
@@ -47,6 +46,7 @@ from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
 from tokenmill.server.scoring.tei import TEI
+from tokenmill.server.server_metrics import ServerMetrics, Source
 from tokenmill.server.switch.loaded import let_go
 from tokenmill.server.switch.routes import MODELS
 from tokenmill.server.switch.sleep import SLEEPING
@@ -76,16 +76,16 @@ APIS = (
 """Every family of endpoints; the first that knows a path answers. A new one is a folder with an `Api`, named here."""
 
 
-def make_house(config: ServerConfig, models: Catalogue[Model]) -> House:
+def make_server_context(config: ServerConfig, models: Catalogue[Model]) -> ServerContext:
     """Make what all models of one server share."""
-    metrics, limits = HouseMetrics(), config.limits
+    metrics, limits = ServerMetrics(), config.limits
     gate_limits = GateLimits(
         capacity=limits.max_num_queued_reqs,
         requests_per_minute=limits.requests_per_minute,
         tokens_per_minute=limits.tokens_per_minute,
         tenants=max(1, len(config.listen.api_key or ())),
     )
-    made = House(
+    made = ServerContext(
         config=config,
         models=models,
         gate=Gate(gate_limits, metrics.reject),
@@ -99,11 +99,11 @@ def make_house(config: ServerConfig, models: Catalogue[Model]) -> House:
     return made
 
 
-def _sources(house: House) -> list[Source]:
+def _sources(shared: ServerContext) -> list[Source]:
     """The metrics of all configured models; those of removed models are dropped."""
-    entries = house.models.entries
-    house.series = {name: each for name, each in house.series.items() if name in entries or not name}
-    return [ModelSeries(house.models), *(each.registry for name, each in house.series.items() if name)]
+    entries = shared.models.entries
+    shared.series = {name: each for name, each in shared.series.items() if name in entries or not name}
+    return [ModelSeries(shared.models), *(each.registry for name, each in shared.series.items() if name)]
 
 
 @dataclass(slots=True)
@@ -142,31 +142,31 @@ async def _unmade(entry: Entry[Model]) -> Model:
 
 
 def _alone(backend: Backend, config: ServerConfig) -> Context:
-    """The context of one model that is loaded already, in a house of its own."""
+    """The context of one model that is loaded already, in a server context of its own."""
     info = backend.info
     names = ",".join(name for name in info.names if name not in info.adapters)
-    house = make_house(config, Catalogue(_unmade))
-    context = make_context(backend, config, house)
-    house.models.adopt(Spec(make_config({}, served_model_name=names), config, pin=True), _Alone(context))
+    shared = make_server_context(config, Catalogue(_unmade))
+    context = make_context(backend, config, shared)
+    shared.models.adopt(Spec(make_config({}, served_model_name=names), config, pin=True), _Alone(context))
     return context
 
 
-def make_context(backend: Backend, config: ServerConfig, house: House | None = None) -> Context:
-    """Make one model's context around its loaded backend. Without a house, the model gets one of its own."""
-    if house is None:
+def make_context(backend: Backend, config: ServerConfig, shared: ServerContext | None = None) -> Context:
+    """Make one model's context around its loaded backend. Without a server context, the model gets one of its own."""
+    if shared is None:
         return _alone(backend, config)
     info, limits = backend.info, config.limits
-    metrics = house.series.get(info.names[0]) or Metrics(backend, info.names[0])
-    house.series[info.names[0]] = metrics
+    metrics = shared.series.get(info.names[0]) or Metrics(backend, info.names[0])
+    shared.series[info.names[0]] = metrics
     metrics.attach(backend)
     backend.observe = metrics.saw_step
     template = read_template(config.serve.chat_template)
     own = None if info.tokenizer is None else info.tokenizer.chat_template
     activity = Activity(backend, metrics, Events())
     activity.watch()
-    house.metrics.listeners.add(activity.events.refused)
+    shared.metrics.listeners.add(activity.events.refused)
     return Context(
-        house=house,
+        shared=shared,
         backend=backend,
         config=config,
         metrics=metrics,
@@ -181,9 +181,9 @@ def make_context(backend: Backend, config: ServerConfig, house: House | None = N
     )
 
 
-def make_front(house: House) -> Context:
+def make_front(shared: ServerContext) -> Context:
     """The context for endpoints that are about no model, used while the first model is not loaded."""
-    return make_context(Nobody(), house.config, house)
+    return make_context(Nobody(), shared.config, shared)
 
 
 def _recorder(options: ServeOptions) -> Recorder | None:

@@ -1,5 +1,5 @@
-"""What every endpoint needs. Owns: one record per server (House) and one per loaded model (Context). `app.py` makes
-them.
+"""What every endpoint needs. Owns: one record per server (ServerContext) and one per loaded model (Context).
+`app.py` makes them.
 
 Must not know: how endpoints answer, how the parts work.
 """
@@ -19,12 +19,12 @@ from tokenmill.server.bodies import Bodies
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
 from tokenmill.server.history import History
-from tokenmill.server.house_metrics import HouseMetrics
 from tokenmill.server.many.catalogue import Catalogue
 from tokenmill.server.many.entry import Unit
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.prices import Prices, read_prices
 from tokenmill.server.record import Recorder
+from tokenmill.server.server_metrics import ServerMetrics
 from tokenmill.server.store import Store
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.traces import Traces
@@ -63,13 +63,13 @@ class Model(Unit, Protocol):
 
 
 @dataclass(slots=True)
-class House:
+class ServerContext:
     """What all models of one server share."""
 
     config: ServerConfig
     models: Catalogue[Model]
     gate: Gate
-    metrics: HouseMetrics
+    metrics: ServerMetrics
     bodies: Bodies
     past: Past = field(default_factory=Past)
     recorder: Recorder | None = None
@@ -83,7 +83,7 @@ class House:
 class Context:
     """The parts of one loaded model."""
 
-    house: House
+    shared: ServerContext
     backend: Backend
     config: ServerConfig
     """The server's configuration with this model's own options."""
@@ -98,27 +98,27 @@ class Context:
     @property
     def gate(self) -> Gate:
         """Which requests may enter."""
-        return self.house.gate
+        return self.shared.gate
 
     @property
     def bodies(self) -> Bodies:
         """Threads that read bodies."""
-        return self.house.bodies
+        return self.shared.bodies
 
     @property
     def recorder(self) -> Recorder | None:
         """Where `--record` writes requests."""
-        return self.house.recorder
+        return self.shared.recorder
 
     @property
     def history(self) -> History:
         """Figures of recent requests."""
-        return self.house.past.history
+        return self.shared.past.history
 
     @property
     def store(self) -> Store:
         """What clients asked to have stored."""
-        return self.house.past.store
+        return self.shared.past.store
 
     @property
     def options(self) -> ServeOptions:

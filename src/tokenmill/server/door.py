@@ -17,7 +17,7 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from tokenmill.server.context import LATEST, Context, House, Model, no_such_model
+from tokenmill.server.context import LATEST, Context, Model, ServerContext, no_such_model
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.many.entry import Entry, GoneError, State, UnreadyError
 from tokenmill.server.sse import HEADERS
@@ -57,20 +57,20 @@ class ModelAnswer(Response):
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = self.request
-        house: House = request.app.state.context.house
-        fields = await peek(house, request) if len(house.models.entries) > 1 else {}
-        entry = find_entry(house, request, next(filter(None, (text_of(fields, name) for name in self.names)), None))
+        shared: ServerContext = request.app.state.context.shared
+        fields = await peek(shared, request) if len(shared.models.entries) > 1 else {}
+        entry = find_entry(shared, request, next(filter(None, (text_of(fields, name) for name in self.names)), None))
         if entry.state is State.READY:
-            await self._answer(house, entry, scope, receive, send)
+            await self._answer(shared, entry, scope, receive, send)
             return
         streams = find_streams(request)
-        if streams is None or not streams.holds(scope["path"], fields or await peek(house, request)):
-            await self._answer(house, entry, scope, receive, send)
+        if streams is None or not streams.holds(scope["path"], fields or await peek(shared, request)):
+            await self._answer(shared, entry, scope, receive, send)
             return
         late = _Late(send, streams.failed)
         telling = asyncio.ensure_future(late.tell())
         try:
-            await self._answer(house, entry, scope, receive, late.send, telling)
+            await self._answer(shared, entry, scope, receive, late.send, telling)
         except Exception as error:
             if not late.begun:
                 raise
@@ -79,10 +79,10 @@ class ModelAnswer(Response):
             telling.cancel()
 
     async def _answer(
-        self, house: House, entry: Entry[Model], scope: Any, receive: Any, send: Any, telling: Any = None
+        self, shared: ServerContext, entry: Entry[Model], scope: Any, receive: Any, send: Any, telling: Any = None
     ) -> None:
         self.request.scope["state"]["entry"] = entry
-        async with held(house, entry) as context:
+        async with held(shared, entry) as context:
             if telling is not None:
                 telling.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -92,30 +92,30 @@ class ModelAnswer(Response):
 
 
 @contextlib.asynccontextmanager
-async def asked_model(house: House, request: Request) -> AsyncIterator[Context]:
+async def asked_model(shared: ServerContext, request: Request) -> AsyncIterator[Context]:
     """The context of the model that a WebSocket message is for, held while it answers."""
-    fields = await peek(house, request) if len(house.models.entries) > 1 else {}
-    async with held(house, find_entry(house, request, text_of(fields, "model"))) as context:
+    fields = await peek(shared, request) if len(shared.models.entries) > 1 else {}
+    async with held(shared, find_entry(shared, request, text_of(fields, "model"))) as context:
         yield context
 
 
 @contextlib.asynccontextmanager
-async def held(house: House, entry: Entry[Model]) -> AsyncIterator[Context]:
+async def held(shared: ServerContext, entry: Entry[Model]) -> AsyncIterator[Context]:
     """A model's context; the model stays loaded while it is used."""
-    unit = await entered(house, entry)
+    unit = await entered(shared, entry)
     try:
         yield unit.context
     finally:
-        house.models.leave(entry)
+        shared.models.leave(entry)
 
 
-async def entered(house: House, entry: Entry[Model]) -> Model:
+async def entered(shared: ServerContext, entry: Entry[Model]) -> Model:
     """Wait until the model is loaded; refusals are raised as clients see them."""
     try:
-        async with asyncio.timeout(house.config.patience.request_timeout or None):
-            return await house.models.enter(entry)
+        async with asyncio.timeout(shared.config.patience.request_timeout or None):
+            return await shared.models.enter(entry)
     except UnreadyError as error:
-        house.metrics.reject("model")
+        shared.metrics.reject("model")
         raise refusal(error) from None
     except GoneError:
         raise no_such_model(entry.name) from None
@@ -126,12 +126,12 @@ def refusal(error: UnreadyError) -> HttpError:
     return HttpError(507 if error.never else 503, str(error), retry_after=error.retry_after)
 
 
-async def peek(house: House, request: Request) -> Mapping[str, msgspec.Raw]:
+async def peek(shared: ServerContext, request: Request) -> Mapping[str, msgspec.Raw]:
     """The body's fields, not decoded; the body stays in its parcel."""
     parcel = request.scope["state"].get("body")
     if parcel is None:
         return {}
-    found: Mapping[str, msgspec.Raw] = await house.bodies.run_in_thread(parcel.size, parcel.fields)
+    found: Mapping[str, msgspec.Raw] = await shared.bodies.run_in_thread(parcel.size, parcel.fields)
     return found
 
 
@@ -143,9 +143,9 @@ def text_of(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
         return None
 
 
-def find_entry(house: House, request: Request, named: str | None) -> Entry[Model]:
+def find_entry(shared: ServerContext, request: Request, named: str | None) -> Entry[Model]:
     """The entry that a request is for; 404 if there is none that this key may use."""
-    models, allowed = house.models, rights(house, request)
+    models, allowed = shared.models, rights(shared, request)
     if len(models.entries) == 1 and allowed is None:
         return models.first
     name = request.path_params.get("model") or request.query_params.get("model") or named
@@ -154,12 +154,12 @@ def find_entry(house: House, request: Request, named: str | None) -> Entry[Model
         if not mine:
             raise HttpError(404, "There is no model here.", param="model")
         return mine[0]
-    return find(house, request, name)
+    return find(shared, request, name)
 
 
-def find(house: House, request: Request, name: str) -> Entry[Model]:
+def find(shared: ServerContext, request: Request, name: str) -> Entry[Model]:
     """The entry of this name; 404 if there is none that this key may use."""
-    models, allowed = house.models, rights(house, request)
+    models, allowed = shared.models, rights(shared, request)
     entry = models.find(name) or models.find(name.removesuffix(LATEST))
     if entry is None or (allowed is not None and entry.name not in allowed):
         mine = [each.name for each in models.entries.values() if allowed is None or each.name in allowed]
@@ -167,9 +167,9 @@ def find(house: House, request: Request, name: str) -> Entry[Model]:
     return entry
 
 
-def rights(house: House, request: Request) -> frozenset[str] | None:
+def rights(shared: ServerContext, request: Request) -> frozenset[str] | None:
     """Names of the entries that this key may use; None: all."""
-    return house.rights.get(request.scope["state"].get("tenant", ""))
+    return shared.rights.get(request.scope["state"].get("tenant", ""))
 
 
 def find_streams(request: Request) -> Streams | None:

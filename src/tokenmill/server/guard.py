@@ -42,7 +42,7 @@ class Guard:
         self.app = app
         self.apis = apis
         self.config = context.config
-        self.metrics = context.house.metrics
+        self.metrics = context.shared.metrics
         self.gate = context.gate
         self.bodies = context.bodies
         self.routes = frozenset(getattr(route, "path", "") for route in app.routes)

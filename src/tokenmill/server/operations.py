@@ -25,14 +25,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def health(request: Request) -> Response:
         """200 while the engine makes progress, else 503."""
-        if trouble_of_all(context.house):
+        if trouble_of_all(context.shared):
             found = HttpError(503, "The engine is not available right now.", retry_after=1)
             return Response(error_bytes(found), 503, media_type="application/json")
         return json_answer({"status": "ok"})
 
     async def ready(request: Request) -> Response:
         """200 while new requests are taken."""
-        return Response(status_code=503 if context.gate.draining or trouble_of_all(context.house) else 200)
+        return Response(status_code=503 if context.gate.draining or trouble_of_all(context.shared) else 200)
 
     async def version(request: Request) -> Response:
         """This server's version."""
@@ -44,7 +44,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def metrics(request: Request) -> Response:
         """Numbers for Prometheus."""
-        return Response(context.house.metrics.render(), media_type=METRICS_TYPE)
+        return Response(context.shared.metrics.render(), media_type=METRICS_TYPE)
 
     async def document(request: Request) -> Response:
         """This API as an OpenAPI document."""

@@ -154,7 +154,7 @@ def _tell(context: Context, request: Request, plan: str, unknown: Unknown) -> No
     """Report names that have no effect here, or refuse them with --strict-fields."""
     if not unknown.names:
         return
-    context.house.metrics.ignored.labels(plan).inc(len(unknown.names))
+    context.shared.metrics.ignored.labels(plan).inc(len(unknown.names))
     if context.config.limits.strict_fields:
         refuse_unknown(unknown)
     request.scope["state"].setdefault("warnings", []).extend(as_headers(unknown))

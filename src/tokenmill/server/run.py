@@ -32,7 +32,7 @@ from tokenmill.server.many.survey import Survey
 from tokenmill.server.preflight import check_before_loading
 
 if TYPE_CHECKING:
-    from tokenmill.server.context import House, Model
+    from tokenmill.server.context import Model, ServerContext
     from tokenmill.server.gate import Gate
 
 log = logging.getLogger("tokenmill.server")
@@ -108,13 +108,13 @@ def count_engines(engine: EngineConfig, server: ServerConfig) -> int:
     return asked if size == 1 else size
 
 
-class Opening:
+class ModelLoader:
     """Loads the models of one server, and holds what they share once the HTTP side is imported."""
 
     def __init__(self, server: ServerConfig, build: Build, rights: dict[str, frozenset[str]]) -> None:
         self.server, self.build, self.rights = server, build, rights
-        self.beside: asyncio.Future[None] | None = None
-        self.house: House | None = None
+        self._importing: asyncio.Future[None] | None = None
+        self._shared: ServerContext | None = None
         self.models: Catalogue[Model] | None = None
         self.survey = Survey((), None)
         self.broken: Callable[[str], None] = lambda reason: None
@@ -132,33 +132,33 @@ class Opening:
         self.models = made
         return made
 
-    async def shared(self) -> House:
-        """What all models share."""
-        if self.house is None:
+    async def server_context(self) -> ServerContext:
+        """What all models of the server share."""
+        if self._shared is None:
             assert self.models is not None
-            if self.beside is None:
-                self.beside = asyncio.ensure_future(asyncio.to_thread(import_http))  # while an engine loads
-            await asyncio.shield(self.beside)
-            from tokenmill.server.app import make_house
+            if self._importing is None:
+                self._importing = asyncio.ensure_future(asyncio.to_thread(import_http))  # while an engine loads
+            await asyncio.shield(self._importing)
+            from tokenmill.server.app import make_server_context
 
-            self.house = self.house or make_house(self.server, self.models)
-            self.house.rights = self.rights
-        return self.house
+            self._shared = self._shared or make_server_context(self.server, self.models)
+            self._shared.rights = self.rights
+        return self._shared
 
     async def load(self, entry: Entry[Model]) -> Model:
         """Load one model completely, so that it can answer."""
         from tokenmill.server.switch.loaded import Loaded
 
-        if self.beside is None:
-            self.beside = asyncio.ensure_future(asyncio.to_thread(import_http))
+        if self._importing is None:
+            self._importing = asyncio.ensure_future(asyncio.to_thread(import_http))
         fleet = make_fleet(entry.spec, entry.book, self.build)
         fleet.on_broken = lambda reason: self._broken(entry, reason)
         try:
             await fleet.start()
-            house = await self.shared()
+            shared = await self.server_context()
             from tokenmill.server.app import make_context
 
-            return Loaded(fleet, make_context(fleet, entry.spec.server, house))
+            return Loaded(fleet, make_context(fleet, entry.spec.server, shared))
         except BaseException:
             await fleet.close()
             raise
@@ -182,33 +182,33 @@ async def _serve(
 ) -> int:
     shutdown = Shutdown(server.patience.shutdown_timeout)
     shutdown.listen_to_signals()
-    opening = Opening(server, *make)
-    opening.broken = shutdown.give_up
-    models = opening.catalogue(specs)
+    loader = ModelLoader(server, *make)
+    loader.broken = shutdown.give_up
+    models = loader.catalogue(specs)
     for name in [entry.spec.engine.model.model for entry in models.entries.values() if entry.spec.pin]:
         hooks.loading(name)
     try:
         if await shutdown.unless_ended(models.start()):
-            models.predict = opening.survey.size_of  # a single model is loaded without counting; others may be added
-            await _serve_loaded(await opening.shared(), hooks, shutdown, sock)
+            models.predict = loader.survey.size_of  # a single model is loaded without counting; others may be added
+            await _serve_loaded(await loader.server_context(), hooks, shutdown, sock)
     finally:
         await models.close()
     return shutdown.status
 
 
-async def _serve_loaded(house: House, hooks: Hooks, shutdown: Shutdown, sock: socket.socket) -> None:
+async def _serve_loaded(shared: ServerContext, hooks: Hooks, shutdown: Shutdown, sock: socket.socket) -> None:
     from tokenmill.server.app import make_app, make_front
     from tokenmill.server.listener import HttpServer
 
-    server, first = house.config, house.models.first
-    http = HttpServer(make_app(first.unit.context if first.unit is not None else make_front(house)), server, sock)
+    server, first = shared.config, shared.models.first
+    http = HttpServer(make_app(first.unit.context if first.unit is not None else make_front(shared)), server, sock)
     await http.start()
     gc.freeze()  # these objects stay: the collector need not scan them again while the loop stands still
     url = _url(server, sock)
     hooks.serving(url, first.unit.context.backend.info if first.unit is not None else None)
     log.info("serving", extra={"data": {"model": first.name, "url": url}})
-    await shutdown.wait(house.gate, hooks.ending)
-    for entry in house.models.entries.values():
+    await shutdown.wait(shared.gate, hooks.ending)
+    for entry in shared.models.entries.values():
         if entry.unit is not None:
             entry.unit.end_all("the server is shutting down")
     await http.stop()

@@ -19,7 +19,7 @@ from tokenmill.server.app import make_app, make_front
 from tokenmill.server.engines.child import build_default
 from tokenmill.server.many.entry import Spec
 from tokenmill.server.many.survey import Survey
-from tokenmill.server.run import Opening
+from tokenmill.server.run import ModelLoader
 from tokenmill.testing.tiny import make_tiny
 
 NAMES = ("one", "two", "three")
@@ -33,17 +33,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture
-async def city(folders: dict[str, Path]) -> AsyncIterator[tuple[Opening, httpx.AsyncClient]]:
+async def city(folders: dict[str, Path]) -> AsyncIterator[tuple[ModelLoader, httpx.AsyncClient]]:
     """Engines in threads of this process, and memory for two of the three."""
     server = make_server_config({}, engines=0, models_memory=20, models_patience=120.0)
     options = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 8, "max_model_len": 128, "device": "cpu", "threads": 1}
     specs = [Spec(make_config({}, model=str(path), served_model_name=name, **options), server, memory=10)
              for name, path in folders.items()]  # fmt: skip
-    opening = Opening(server, build_default, {})
-    models = opening.catalogue(specs)
-    transport = httpx.ASGITransport(app=make_app(make_front(await opening.shared())), raise_app_exceptions=False)
+    loader = ModelLoader(server, build_default, {})
+    models = loader.catalogue(specs)
+    transport = httpx.ASGITransport(app=make_app(make_front(await loader.server_context())), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=300) as client:
-        yield opening, client
+        yield loader, client
     await models.close()
 
 
@@ -56,10 +56,10 @@ async def say(client: httpx.AsyncClient, name: str, prompt: list[int]) -> list[i
 
 
 async def test_two_hundred_requests_over_three_models_with_memory_for_two(
-    city: tuple[Opening, httpx.AsyncClient],
+    city: tuple[ModelLoader, httpx.AsyncClient],
 ) -> None:
-    opening, client = city
-    assert opening.models is not None
+    loader, client = city
+    assert loader.models is not None
     prompts = [[5, 6, 7, 8], [9, 10, 11]]
     right = {(name, i): await say(client, name, prompt) for name in NAMES for i, prompt in enumerate(prompts)}
     assert len({str(tokens) for tokens in right.values()}) == 6
@@ -70,7 +70,7 @@ async def test_two_hundred_requests_over_three_models_with_memory_for_two(
             assert await say(client, name, prompts[i]) == right[name, i]
 
     await asyncio.gather(*(ask(number) for number in range(8)))
-    entries = opening.models.entries.values()
+    entries = loader.models.entries.values()
     assert sum(entry.reserved for entry in entries) <= 2 < sum(entry.life.loads for entry in entries)
     assert not any(entry.life.open or entry.life.waiting for entry in entries)
 
@@ -82,9 +82,9 @@ async def test_two_models_take_turns_asleep(folders: dict[str, Path]) -> None:
     options |= {"device": "cpu", "threads": 1, "enable_sleep_mode": True}
     specs = [Spec(make_config({}, model=str(folders[name]), served_model_name=name, **options), server, memory=10)
              for name in NAMES[:2]]  # fmt: skip
-    opening = Opening(server, build_default, {})
-    models = opening.catalogue(specs)
-    transport = httpx.ASGITransport(app=make_app(make_front(await opening.shared())), raise_app_exceptions=False)
+    loader = ModelLoader(server, build_default, {})
+    models = loader.catalogue(specs)
+    transport = httpx.ASGITransport(app=make_app(make_front(await loader.server_context())), raise_app_exceptions=False)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=300) as client:
         right = {name: await say(client, name, [5, 6, 7, 8]) for name in NAMES[:2]}
 
@@ -105,8 +105,8 @@ async def test_what_is_predicted_is_what_is_measured(folders: dict[str, Path]) -
     server = make_server_config({}, engines=0)
     options = {"max_num_seqs": 8, "max_model_len": 128, "device": "cpu", "threads": 1}
     specs = [Spec(make_config({}, model=str(folders[name]), **options), server) for name in NAMES[:2]]
-    opening = Opening(server, build_default, {})
-    models = opening.catalogue(specs)
+    loader = ModelLoader(server, build_default, {})
+    models = loader.catalogue(specs)
     survey = Survey(specs, 2 << 30, lambda asked: find_needs(*asked))
     models.predict = survey.size_of
     entry = models.first

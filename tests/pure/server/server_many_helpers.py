@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from tokenmill.core.config import ServerConfig, make_config, make_server_config
-from tokenmill.server.app import make_app, make_context, make_front, make_house
-from tokenmill.server.context import House, Model
+from tokenmill.server.app import make_app, make_context, make_front, make_server_context
+from tokenmill.server.context import Model, ServerContext
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.many.catalogue import Bounds, Catalogue
@@ -29,7 +29,7 @@ class City:
     """A server of three models, each of which says its own name."""
 
     client: httpx.AsyncClient
-    house: House
+    shared: ServerContext
     app: Any
     links: dict[str, list[FakeLink]] = field(default_factory=dict)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -37,10 +37,10 @@ class City:
     options: dict[str, FakeOptions] = field(default_factory=dict)
 
     def entry(self, name: str) -> Entry[Model]:
-        return self.house.models.entries[name]
+        return self.shared.models.entries[name]
 
     def loaded(self) -> list[str]:
-        return [name for name, entry in self.house.models.entries.items() if entry.unit is not None]
+        return [name for name, entry in self.shared.models.entries.items() if entry.unit is not None]
 
     async def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         return await self.client.post(path, json=body, headers=headers)
@@ -73,9 +73,9 @@ async def build() -> AsyncIterator[Any]:
 
             fleet = Fleet(link, entry.spec.names, FleetOptions(watchdog_s=600))
             fleet.adapters.book = entry.book
-            fleet.on_broken = lambda reason: city.house.models.broken(entry, reason)
+            fleet.on_broken = lambda reason: city.shared.models.broken(entry, reason)
             await fleet.start()
-            return Loaded(fleet, make_context(fleet, entry.spec.server, city.house))
+            return Loaded(fleet, make_context(fleet, entry.spec.server, city.shared))
 
         bounds = Bounds(memory, patience_s=patience_s, sleep_memory=sleep_memory)
         models: Catalogue[Model] = Catalogue(make, bounds)
@@ -83,12 +83,12 @@ async def build() -> AsyncIterator[Any]:
             own = make_config({}, model=f"/models/{name}", served_model_name=name, **(engine or {}))
             spec = Spec(own, config, (f"{name}-alias",), ttl=ttl, pin=name == pin, memory=10)
             models.add(spec)
-        house = make_house(config, models)
-        house.rights = rights or {}
-        app = make_app(make_front(house))
+        shared = make_server_context(config, models)
+        shared.rights = rights or {}
+        app = make_app(make_front(shared))
         transport = httpx.ASGITransport(app=app, raise_app_exceptions=False)
         client = httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=120)
-        city = City(client, house, app)
+        city = City(client, shared, app)
         if not held_up:
             city.gate.set()
         made.append(city)
@@ -97,4 +97,4 @@ async def build() -> AsyncIterator[Any]:
     yield start
     for city in made:
         await city.client.aclose()
-        await city.house.models.close()
+        await city.shared.models.close()

@@ -71,7 +71,7 @@ async def test_every_api_reaches_the_model_that_it_names(build: Any) -> None:
         assert all(str(LONG[name]) in each for name, each in zip(SAYS, told, strict=True)), path
 
 
-HOUSE = {
+WITHOUT_MODEL = {
     *("/health", "/v1/health", "/ready", "/ping", "/version", "/load", "/metrics", "/openapi.json"),
     *("/v1/models", "/models", "/v1/models/{name:path}", "/models/load", "/models/unload", "/api/tags", "/api/ps"),
     *("/sleep", "/wake_up", "/is_sleeping"),
@@ -84,15 +84,15 @@ HOUSE = {
 KEPT = ("/v1/conversations", "/v1/chat/completions/", "/static/", "/api/")
 
 
-def test_every_route_is_of_a_model_or_of_the_house(build: Any) -> None:
+def test_every_route_is_of_a_model_or_of_the_server(build: Any) -> None:
     about = {}
     for route in build().app.app.routes:
         endpoint = getattr(route, "endpoint", None)
         inner = getattr(endpoint, "__wrapped__", endpoint)
         for method in route.methods - {"HEAD"}:
             about[method, route.path] = hasattr(inner, "about_model")
-    house = {path for (_, path), of_model in about.items() if not of_model}
-    assert {p for p in house if p not in HOUSE and not p.startswith(KEPT)} <= {"/"}
+    without = {path for (_, path), of_model in about.items() if not of_model}
+    assert {p for p in without if p not in WITHOUT_MODEL and not p.startswith(KEPT)} <= {"/"}
     assert about["POST", "/v1/chat/completions"] and not about["GET", "/v1/chat/completions"]
     assert about["POST", "/"] and about["POST", "/v1/responses"] and sum(about.values()) >= 35
 
@@ -125,7 +125,7 @@ async def test_an_unknown_model_is_each_apis_own_404(build: Any) -> None:
     for path, (body, _) in ASKED.items():
         answer = await city.post(path.format(name="nope"), {"model": "nope", **body})
         assert answer.status_code == 404 and "'nope' does not exist here" in answer.text, path
-        assert all(repr(name) in answer.text for name in city.house.models.entries), path
+        assert all(repr(name) in answer.text for name in city.shared.models.entries), path
         shapes[path] = answer.json()
     assert not city.loaded()
     assert isinstance(shapes["/api/chat"]["error"], str) and shapes["/v1/messages"]["type"] == "error"
@@ -181,11 +181,11 @@ async def test_a_failed_load_is_honest_and_touches_no_other(build: Any) -> None:
 
 async def test_what_does_not_fit_is_507_and_what_cannot_go_is_503(build: Any) -> None:
     city = build(memory=15, pin="red", patience_s=0.0)
-    await city.house.models.start()
+    await city.shared.models.start()
     answer = await city.post("/v1/completions", {"model": "blue", "prompt": "x"})
     assert answer.status_code == 507 and "does not fit" in answer.json()["error"]["message"]
     city = build(memory=15, patience_s=0.0)
-    await city.house.models.enter(city.entry("red"))
+    await city.shared.models.enter(city.entry("red"))
     answer = await city.post("/v1/completions", {"model": "blue", "prompt": "x"})
     assert answer.status_code == 503 and "no room for 'blue'" in answer.text and answer.headers["retry-after"]
 
@@ -205,14 +205,14 @@ async def test_two_hundred_requests_of_eight_clients_reach_the_right_model(build
     text = (await city.client.get("/metrics")).text
     done = [line for line in text.splitlines() if line.startswith("vllm:request_success_total") and "stop" in line]
     assert sum(float(line.rpartition(" ")[2]) for line in done) == 200
-    assert len(city.loaded()) <= 2 and city.house.gate.open == 0
-    assert sum(entry.life.loads for entry in city.house.models.entries.values()) > 3
+    assert len(city.loaded()) <= 2 and city.shared.gate.open == 0
+    assert sum(entry.life.loads for entry in city.shared.models.entries.values()) > 3
 
 
 async def test_a_dying_engine_disturbs_no_other_model(build: Any) -> None:
     city = build(memory=None)
     for name in ("red", "green"):
-        await city.house.models.load(city.entry(name))
+        await city.shared.models.load(city.entry(name))
     city.links["red"][0].options.step_s = city.links["green"][0].options.step_s = 0.005
     asked = [asyncio.ensure_future(city.post("/v1/completions", {"model": n, "prompt": "x"})) for n in ("red", "green")]
     await until(lambda: city.links["red"][0].output_tokens > 1)
@@ -236,7 +236,7 @@ async def test_loading_and_unloading_by_hand(build: Any) -> None:
 
 async def test_unloading_drains(build: Any) -> None:
     city = build(models_control=True)
-    await city.house.models.load(city.entry("red"))
+    await city.shared.models.load(city.entry("red"))
     city.links["red"][0].options.step_s = 0.005
     asked = asyncio.ensure_future(city.post("/v1/completions", {"model": "red", "prompt": "x"}))
     await until(lambda: city.links["red"][0].output_tokens > 1)
@@ -248,7 +248,7 @@ async def test_unloading_drains(build: Any) -> None:
 
 async def test_a_background_response_keeps_its_model(build: Any) -> None:
     city = build(models_control=True)
-    await city.house.models.load(city.entry("red"))
+    await city.shared.models.load(city.entry("red"))
     city.links["red"][0].options.step_s = 0.005
     body = {"model": "red", "input": "Hi", "background": True}
     made = (await city.post("/v1/responses", body)).json()
@@ -309,14 +309,14 @@ async def test_keys_may_be_restricted_to_models(build: Any) -> None:
 async def test_a_message_over_a_socket_chooses_its_model(build: Any) -> None:
     city = build()
     for name in (*SAYS, "nope"):
-        parcel = Parcel(city.house.bodies)
+        parcel = Parcel(city.shared.bodies)
         parcel.add(json.dumps({"type": "response.create", "model": name, "input": "Hi"}).encode())
         request = Request({"type": "http", "state": {"body": parcel}, "query_string": b"", "path_params": {}})
         if name == "nope":
             with pytest.raises(HttpError, match="'nope' does not exist"):
-                await door.asked_model(city.house, request).__aenter__()
+                await door.asked_model(city.shared, request).__aenter__()
             continue
-        async with door.asked_model(city.house, request) as context:
+        async with door.asked_model(city.shared, request) as context:
             assert context.backend.info.names[0] == name and city.entry(name).life.open == 1
         assert city.entry(name).life.open == 0
 
@@ -329,7 +329,7 @@ async def test_a_client_that_leaves_while_a_model_loads_leaves_nothing(build: An
     await until(lambda: not city.entry("red").life.waiting)
     city.gate.set()
     await until(lambda: city.loaded() == ["red"])
-    assert city.entry("red").life.open == 0 and city.house.gate.open == 0
+    assert city.entry("red").life.open == 0 and city.shared.gate.open == 0
 
 
 async def test_series_of_models_that_are_gone_go(build: Any) -> None:
@@ -339,18 +339,18 @@ async def test_series_of_models_that_are_gone_go(build: Any) -> None:
     text = (await city.client.get("/metrics")).text
     assert text.count("# TYPE vllm:time_to_first_token_seconds histogram") == 1
     assert all(f'model_name="{name}"' in text and f'model="{name}"' in text for name in SAYS)
-    await city.house.models.remove("blue")
+    await city.shared.models.remove("blue")
     text = (await city.client.get("/metrics")).text
     assert "blue" not in text and 'model_name="green"' in text
 
 
 async def test_models_come_and_go(build: Any) -> None:
     city = build(memory=None)
-    models = city.house.models
+    models = city.shared.models
     assert (await city.post("/v1/completions", {"model": "blue", "prompt": "x"})).status_code == 200
     await models.remove("blue")
     assert (await city.post("/v1/completions", {"model": "blue", "prompt": "x"})).status_code == 404
-    models.add(Spec(make_config({}, model="blue"), city.house.config))
+    models.add(Spec(make_config({}, model="blue"), city.shared.config))
     answer = await city.post("/v1/completions", {"model": "blue", "prompt": "x"})
     assert answer.json()["choices"][0]["text"] == SAYS["blue"]
 

@@ -69,7 +69,7 @@ async def test_one_that_cannot_sleep_is_unloaded_and_one_that_cannot_wake_is_tol
 
 async def test_by_hand(build: Any) -> None:  # noqa: F811
     city = build(engine=ABLE, models_control=True, pin="red")
-    await city.house.models.start()
+    await city.shared.models.start()
     held = asyncio.ensure_future(ask(city, "red"))
     city.options["red"].hung = True
     await until(lambda: city.links["red"][0].commands)
@@ -135,7 +135,7 @@ async def test_what_is_refused(build: Any) -> None:  # noqa: F811
 
 async def test_a_sleeping_engine_that_dies_is_loaded_when_it_is_woken(build: Any) -> None:  # noqa: F811
     city = build(engine=ABLE, models_control=True, pin="red")
-    await city.house.models.start()
+    await city.shared.models.start()
     assert await post(city, "/sleep?model=red") == (200, "")
     city.links["red"][-1].die()
     fleet: Any = city.entry("red").unit.fleet

@@ -168,7 +168,7 @@ async def test_a_model_that_goes_is_at_no_moment_the_servers_own(served: Served,
     while not going.done():
         changes.check_free("mill")  # whoever asks meanwhile may have the name
         await asyncio.sleep(0)
-    assert served.context.house.models.find("mill") is None and changes.stored("mill") is None
+    assert served.context.shared.models.find("mill") is None and changes.stored("mill") is None
     with pytest.raises(HttpError):
         changes.check_free("fake")
 

@@ -309,7 +309,7 @@ async def test_what_takes_time_is_done_in_threads(start: Starter) -> None:
 
 
 async def test_the_lag_of_the_loop_is_seen(start: Starter) -> None:
-    metrics = (await start()).context.house.metrics
+    metrics = (await start()).context.shared.metrics
     watcher = asyncio.create_task(watch_lag(metrics.saw_lag, 0.01))
     await asyncio.sleep(0)  # it begins
     time.sleep(0.3)  # what must never happen

@@ -25,8 +25,8 @@ def models_answer(context: Context, request: Request, created: int) -> Response:
     """All models, or the one whose name the path has."""
     name = request.path_params.get("name")
     if name is not None:
-        return json_answer(_card(known(context.house, request, name), created))
-    return json_answer(_listed(listed(context.house, request), request.query_params, created))
+        return json_answer(_card(known(context.shared, request, name), created))
+    return json_answer(_listed(listed(context.shared, request), request.query_params, created))
 
 
 def _card(shown: Shown, created: int) -> dict[str, Any]:

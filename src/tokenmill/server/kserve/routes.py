@@ -46,20 +46,20 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def ready(request: Request) -> Response:
         """Are requests taken?"""
-        up = not context.gate.draining and trouble_of_all(context.house) is None
+        up = not context.gate.draining and trouble_of_all(context.shared) is None
         return json_answer({"ready": up}, 200 if up else 503)
 
     async def model(request: Request) -> Response:
         """Names and types of a model's tensors."""
-        name = known_name(context.house, request, request.path_params["model"])
+        name = known_name(context.shared, request, request.path_params["model"])
         tensors = [{"name": n, "datatype": "BYTES", "shape": [-1]} for n in (TEXT, OUT)]
         about = {"name": name, "platform": "tokenmill"}
         return json_answer({**about, "inputs": tensors[:1], "outputs": tensors[1:]})
 
     async def model_ready(request: Request) -> Response:
         """Does this model take requests?"""
-        name = known_name(context.house, request, request.path_params["model"])
-        up = not context.gate.draining and trouble(find(context.house, request, name)) is None
+        name = known_name(context.shared, request, request.path_params["model"])
+        up = not context.gate.draining and trouble(find(context.shared, request, name)) is None
         return json_answer({"name": name, "ready": up}, 200 if up else 503)
 
     async def infer(request: Request, context: Context) -> Response:

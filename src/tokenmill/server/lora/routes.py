@@ -31,9 +31,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
         traffic, root = _traffic(context), context.config.limits.lora_folder
         body = await read_body(context, request, LoadAdapterRequest)
         context.check_model(body.model)
-        other = context.house.models.find(body.lora_name)
+        other = context.shared.models.find(body.lora_name)
         alias = body.lora_name.removesuffix(LATEST)  # it stands for another name, if there is one
-        hidden = alias != body.lora_name and context.house.models.find(alias) is not None
+        hidden = alias != body.lora_name and context.shared.models.find(alias) is not None
         if hidden or (other is not None and other.book is not traffic.book):
             raise HttpError(
                 400, f"The name {body.lora_name!r} is served already: choose another one.", param="lora_name"

@@ -25,7 +25,7 @@ from tokenmill.checkpoint.store import NoSuchModelError, Store
 from tokenmill.checkpoint.stored import as_stored, open_store
 from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.server.context import Context, House
+from tokenmill.server.context import Context, ServerContext
 from tokenmill.server.door import find, rights
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.many.entry import GoneError, Spec, State
@@ -66,21 +66,21 @@ class Changes:
     @property
     def hub(self) -> Hub:
         """How this server downloads."""
-        files = self.context.house.models.first.spec.engine.files
+        files = self.context.shared.models.first.spec.engine.files
         return Hub(files.download_dir, files.hf_token)
 
     def check(self, request: Request) -> Store:
         """The store, if this client may change it."""
         if not self.allowed:
             raise HttpError(501, OFF)
-        if rights(self.context.house, request) is not None:
+        if rights(self.context.shared, request) is not None:
             raise HttpError(403, "This key may use some models, and change none.")
         return self.store
 
     def check_free(self, name: str) -> None:
         """Refuse to store a model under the name of one that the server was started with."""
         short = short_name(full_name(name))
-        if self.context.house.models.find(short) is not None and self.stored(short) is None:
+        if self.context.shared.models.find(short) is not None and self.stored(short) is None:
             raise HttpError(400, f"The server was started with a model {short!r}: choose another name.", param="model")
 
     def stored(self, name: str) -> StoredModel | None:
@@ -92,7 +92,7 @@ class Changes:
         if not name or not may_be_name(name):
             return None
         try:
-            entry = find(self.context.house, request, short_name(full_name(name)))
+            entry = find(self.context.shared, request, short_name(full_name(name)))
         except HttpError:
             return None  # whoever answers says it
         return self.stored(short_name(full_name(name))) if entry.state is not State.READY else None
@@ -112,8 +112,8 @@ class Changes:
             if entry.name in self.known:
                 continue
             try:
-                spec = spec_of(self.store, entry, self.context.house)
-                self.known[entry.name] = (entry, self.context.house.models.add(spec).name)
+                spec = spec_of(self.store, entry, self.context.shared)
+                self.known[entry.name] = (entry, self.context.shared.models.add(spec).name)
             except UserError as error:  # its files are gone, or the server was started with a model of that name
                 log.info("stored model left out", extra={"data": {"model": entry.name, "reason": str(error)}})
 
@@ -129,7 +129,7 @@ class Changes:
         own, and its name is nobody's."""
         self.known.pop(name, None)
         with contextlib.suppress(GoneError):
-            await self.context.house.models.remove(own)
+            await self.context.shared.models.remove(own)
 
     def find(self, given: str) -> Path | None:
         """What this names in the one folder that clients may use; nothing elsewhere is told from what is not there."""
@@ -205,13 +205,13 @@ class Changes:
         heard.put_nowait(step)
 
 
-def spec_of(store: Store, entry: StoredModel, house: House) -> Spec:
+def spec_of(store: Store, entry: StoredModel, shared: ServerContext) -> Spec:
     """A stored model as an entry of the catalogue: its own options, on the devices of the server's first model."""
     found = as_stored(store, entry)
-    engine, first = make_config(**found.options), house.models.first.spec.engine
+    engine, first = make_config(**found.options), shared.models.first.spec.engine
     own = {name: found.options[name] for name in ("device", "threads") if name in found.options}
     engine = replace(engine, execute=replace(first.execute, **own), files=replace(first.files, **_generation(engine)))
-    config = house.config
+    config = shared.config
     server = replace(
         config,
         serve=replace(config.serve, chat_template=found.server.get("chat_template")),

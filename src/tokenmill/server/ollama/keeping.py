@@ -14,7 +14,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.server.context import House
+from tokenmill.server.context import ServerContext
 from tokenmill.server.door import find, peek, text_of
 from tokenmill.server.many.entry import NEVER
 from tokenmill.server.ollama.answers import now
@@ -45,25 +45,25 @@ def seconds_of(said: float | str) -> float:
     return NEVER if found < 0 or found > MOST_S else found
 
 
-def keep(house: House, request: Request, said: float | str | None) -> None:
+def keep(shared: ServerContext, request: Request, said: float | str | None) -> None:
     """How long the model of this request stays when its answer has ended."""
     if said is not None:
-        house.models.keep(request.scope["state"]["entry"], seconds_of(said))
+        shared.models.keep(request.scope["state"]["entry"], seconds_of(said))
 
 
-async def sent_away(house: House, request: Request, asked: str, empty: dict[str, Any]) -> Response | None:
+async def sent_away(shared: ServerContext, request: Request, asked: str, empty: dict[str, Any]) -> Response | None:
     """`keep_alive: 0` without words (in the field `asked`) unloads, and loads nothing first; None: something else is
     asked, or the model is pinned."""
-    models = house.models
+    models = shared.models
     if len(models.entries) == 1 and models.first.spec.pin:
         return None
-    fields = await peek(house, request)
+    fields = await peek(shared, request)
     if bytes(fields.get(asked, b"")) not in _NOTHING or not _is_zero(fields):
         return None
     name = text_of(fields, "model")
     if not name:
         return None
-    entry = find(house, request, name)
+    entry = find(shared, request, name)
     if entry.spec.pin:
         return None
     models.keep(entry, 0.0)

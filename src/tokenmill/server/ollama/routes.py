@@ -55,17 +55,17 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def generate(request: Request) -> Response:
         """Answer one prompt."""
-        return await sent_away(context.house, request, "prompt", {"response": ""}) or await generate_loaded(request)
+        return await sent_away(context.shared, request, "prompt", {"response": ""}) or await generate_loaded(request)
 
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
         said = {"message": {"role": "assistant", "content": ""}}
-        return await sent_away(context.house, request, "messages", said) or await chat_loaded(request)
+        return await sent_away(context.shared, request, "messages", said) or await chat_loaded(request)
 
     async def answer_prompt(request: Request, context: Context) -> Response:
         async with Work(context, request) as work:
             body = await work.read(GenerateRequest)
-            keep(context.house, request, body.keep_alive)
+            keep(context.shared, request, body.keep_alive)
             check_room(context, body.options)
             if not body.prompt:
                 return json_answer(loaded(context, body.model, {"response": ""}))
@@ -80,7 +80,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def answer_chat(request: Request, context: Context) -> Response:
         async with Work(context, request) as work:
             body = await work.read(ChatRequest)
-            keep(context.house, request, body.keep_alive)
+            keep(context.shared, request, body.keep_alive)
             check_room(context, body.options)
             if not body.messages:
                 return json_answer(loaded(context, body.model, {"message": {"role": "assistant", "content": ""}}))
@@ -92,7 +92,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Unit vectors of texts."""
         async with Work(context, request) as work:
             body = await work.read(EmbedRequest)
-            keep(context.house, request, body.keep_alive)
+            keep(context.shared, request, body.keep_alive)
             check_room(context, body.options)
             found = await vectors(context, work, body.model, body.input, body)
             return json_answer(
@@ -109,7 +109,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """One vector, in the older form."""
         async with Work(context, request) as work:
             body = await work.read(EmbeddingsRequest)
-            keep(context.house, request, body.keep_alive)
+            keep(context.shared, request, body.keep_alive)
             with in_names_of({"input": "prompt"}):
                 found = await vectors(context, work, body.model, body.prompt, None)
             return json_answer({"embedding": found["data"][0]["embedding"]})
@@ -131,18 +131,18 @@ def _add_telling(app: FastAPI, context: Context, changes: Changes) -> None:
     async def tags(request: Request) -> Response:
         """All models, loaded or not."""
         await changes.sync()
-        found = listed(context.house, request)
+        found = listed(context.shared, request)
         return json_answer({"models": await in_thread(lambda: [listed_entry(changes, each) for each in found])})
 
     async def running(request: Request) -> Response:
         """The loaded models, and when they go."""
-        loaded = [each for each in listed(context.house, request) if each.info is not None]
+        loaded = [each for each in listed(context.shared, request) if each.info is not None]
         told = await in_thread(lambda: [{**listed_entry(changes, each), **_presence(each)} for each in loaded])
         return json_answer({"models": told})
 
     async def show(request: Request) -> Response:
         """What is known about a model; a stored one need not be loaded for that."""
-        fields = await peek(context.house, request)
+        fields = await peek(context.shared, request)
         other = changes.unloaded(request, text_of(fields, "model") or text_of(fields, "name") or "")
         if other is None:
             return await show_loaded(request)

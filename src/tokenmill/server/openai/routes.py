@@ -90,11 +90,11 @@ def _add_telling(app: FastAPI, context: Context) -> None:
 
     async def models(request: Request) -> Response:
         """The served models."""
-        return json_answer(tokens.model_list(listed(context.house, request), created))
+        return json_answer(tokens.model_list(listed(context.shared, request), created))
 
     async def model(request: Request) -> Response:
         """One served model."""
-        return json_answer(tokens.model_card(known(context.house, request, request.path_params["name"]), created))
+        return json_answer(tokens.model_card(known(context.shared, request, request.path_params["name"]), created))
 
     async def timeline(request: Request) -> Response:
         """What happened to a recent request, and when; only its own key may ask."""

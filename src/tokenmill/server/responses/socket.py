@@ -55,7 +55,7 @@ class Conversing:
 
     async def _answer(self, socket: WebSocket, parcel: Parcel) -> None:
         message = self._as_request(parcel)
-        async with asked_model(self.context.house, message) as context, Work(context, message) as work:
+        async with asked_model(self.context.shared, message) as context, Work(context, message) as work:
             body = await work.read(ResponsesRequest, self._envelope)
             if body.background:
                 raise ParameterError("background runs begin with POST /v1/responses.", param="background")

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request
 
 from tokenmill.server.backend import ModelInfo
-from tokenmill.server.context import LATEST, Context, House, Model, no_such_model
+from tokenmill.server.context import LATEST, Context, Model, ServerContext, no_such_model
 from tokenmill.server.door import rights
 from tokenmill.server.many.entry import Entry, State
 
@@ -59,10 +59,10 @@ def context_of(entry: Entry[Model]) -> Context | None:
     return entry.unit.context if entry.unit is not None else None
 
 
-def listed(house: House, request: Request) -> list[Shown]:
+def listed(shared: ServerContext, request: Request) -> list[Shown]:
     """All names that this key may use."""
-    allowed, found = rights(house, request), []
-    for entry in house.models.entries.values():
+    allowed, found = rights(shared, request), []
+    for entry in shared.models.entries.values():
         if allowed is None or entry.name in allowed:
             found += _names(entry)
     return found
@@ -77,20 +77,20 @@ def _names(entry: Entry[Model]) -> list[Shown]:
     return [Shown(name, entry, info, info.folders[name] if name in info.adapters else None) for name in info.names]
 
 
-def known(house: House, request: Request, name: str) -> Shown:
+def known(shared: ServerContext, request: Request, name: str) -> Shown:
     """The model of this name; 404 if there is none that this key may use."""
-    mine = listed(house, request)
+    mine = listed(shared, request)
     for each in mine:
         if each.name == name:
             return each
     if name.endswith(LATEST):
-        return known(house, request, name.removesuffix(LATEST))
+        return known(shared, request, name.removesuffix(LATEST))
     raise no_such_model(name, [each.name for each in mine])
 
 
-def known_name(house: House, request: Request, name: str) -> str:
+def known_name(shared: ServerContext, request: Request, name: str) -> str:
     """Check that a model of this name exists; -> its name."""
-    return known(house, request, name).name
+    return known(shared, request, name).name
 
 
 def status(entry: Entry[Model]) -> dict[str, Any]:
@@ -127,6 +127,6 @@ def trouble(entry: Entry[Model]) -> str | None:
     return None if context is None else context.backend.health()
 
 
-def trouble_of_all(house: House) -> str | None:
+def trouble_of_all(shared: ServerContext) -> str | None:
     """The trouble of the pinned models, which decides the server's health; other models come and go."""
-    return next(filter(None, (trouble(each) for each in house.models.entries.values() if each.spec.pin)), None)
+    return next(filter(None, (trouble(each) for each in shared.models.entries.values() if each.spec.pin)), None)

@@ -56,7 +56,7 @@ async def let_go(context: Context) -> None:
     """End a context's threads and listeners."""
     context.text.close()
     context.metrics.attach(None)
-    context.house.metrics.listeners.discard(context.activity.events.refused)
+    context.shared.metrics.listeners.discard(context.activity.events.refused)
     if context.traces is not None:
         await asyncio.to_thread(context.traces.close)
 

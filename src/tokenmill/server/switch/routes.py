@@ -26,16 +26,16 @@ def add_routes(app: FastAPI, context: Context) -> None:
     """Load and unload."""
 
     async def asked(request: Request) -> Entry[Model]:
-        house = context.house
-        if not house.config.models.models_control:
+        shared = context.shared
+        if not shared.config.models.models_control:
             raise HttpError(404, "Models cannot be loaded or unloaded by hand here: --models-control allows it.")
-        return find(house, request, (await read_body(context, request, ModelRequest)).model)
+        return find(shared, request, (await read_body(context, request, ModelRequest)).model)
 
     async def load(request: Request) -> Response:
         """Load a model; the answer comes when it is loaded."""
         entry = await asked(request)
-        await entered(context.house, entry)
-        context.house.models.leave(entry)
+        await entered(context.shared, entry)
+        context.shared.models.leave(entry)
         return _told(entry)
 
     async def unload(request: Request) -> Response:
@@ -43,7 +43,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         entry = await asked(request)
         if entry.spec.pin:
             raise HttpError(400, f"{entry.name!r} is pinned: it stays loaded.", param="model")
-        await context.house.models.unload(entry)
+        await context.shared.models.unload(entry)
         return _told(entry)
 
     post(app, LOAD, load, ModelRequest)

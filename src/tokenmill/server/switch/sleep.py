@@ -23,14 +23,14 @@ SLEEP, WAKE, ASLEEP = "/sleep", "/wake_up", "/is_sleeping"
 
 def add_routes(app: FastAPI, context: Context) -> None:
     """Sleep, wake, and ask."""
-    house = context.house
+    shared = context.shared
 
     def asked(request: Request) -> Entry[Model]:
         judge_around(context, request)
-        entry = find_entry(house, request, None)
+        entry = find_entry(shared, request, None)
         if not entry.spec.sleeps:
             raise HttpError(404, f"{entry.name!r} cannot sleep: --enable-sleep-mode allows it.")
-        if len(house.models.entries) > 1 and not house.config.models.models_control:
+        if len(shared.models.entries) > 1 and not shared.config.models.models_control:
             raise HttpError(404, "Models cannot be put to sleep by hand here: --models-control allows it.")
         return entry
 
@@ -40,7 +40,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         level = check_level(_number(query.get("level", "1")))
         mode = check_mode(query.get("mode", "wait"))
         try:
-            await house.models.sleepers.sleep(entry, level, abort=mode == "abort")
+            await shared.models.sleepers.sleep(entry, level, abort=mode == "abort")
         except UnreadyError as error:
             raise refusal(error) from None
         return Response()
@@ -50,7 +50,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         entry = asked(request)
         tags = check_tags(request.query_params.getlist("tags"))
         try:
-            await house.models.sleepers.wake(entry, tags)
+            await shared.models.sleepers.wake(entry, tags)
         except UnreadyError as error:
             raise refusal(error) from None
         return Response()

@@ -37,11 +37,11 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def engine(request: Request) -> Response:
         """What the engines do now, and did in the last minutes; `since` leaves out samples that one has already."""
-        asked = find_entry(context.house, request, None)  # it is not loaded for being looked at
+        asked = find_entry(context.shared, request, None)  # it is not loaded for being looked at
         mine = context_of(asked) or context
         state = engine_state(mine, asked)
-        state["catalogue"] = [stand(each) for each in listed(context.house, request)]
-        models = context.house.models
+        state["catalogue"] = [stand(each) for each in listed(context.shared, request)]
+        models = context.shared.models
         limit, control = models.memory_of(asked.spec.place), context.config.models.models_control
         state["memory"] = {"limit": limit, "control": control}
         state.update(started=began, columns=COLUMNS, samples=mine.activity.since(_number(request, "since", 0.0)))
@@ -55,7 +55,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def model_card(request: Request) -> Response:
         """What the served model is and can do, and what a request that says nothing gets."""
-        asked = find_entry(context.house, request, None)
+        asked = find_entry(context.shared, request, None)
         if (mine := context_of(asked)) is None:
             return json_answer(unloaded_card(card(context), asked))
         return json_answer(await asyncio.to_thread(card, mine))  # files are looked at once

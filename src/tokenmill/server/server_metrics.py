@@ -25,7 +25,7 @@ class Source(Protocol):
     def collect(self) -> Iterable[Metric]: ...
 
 
-class HouseMetrics:
+class ServerMetrics:
     """Series that have no model."""
 
     def __init__(self) -> None:
