@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
 from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.server.access import MAX_KEY
-from tokenmill.server.opening import check_opening
+from tokenmill.server.opening_messages import check_opening
 from tokenmill.server.prices import read_prices
 from tokenmill.server.traces import check_endpoint
 from tokenmill.text.messages.detect import find_format

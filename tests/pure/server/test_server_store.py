@@ -21,7 +21,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.ollama.changes import OFF, Changes
 from tokenmill.server.openai.sampling import sampling_params
 from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.opening import check_opening
+from tokenmill.server.opening_messages import check_opening
 
 FAKE = ["fake:latest", "other:latest"]
 BAD = [

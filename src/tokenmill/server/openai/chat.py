@@ -21,7 +21,7 @@ from tokenmill.server.openai.sampling import all_of_them, sampling_params, trunc
 from tokenmill.server.openai.schemas import ChatRequest, Message
 from tokenmill.server.openai.structure import said_of_structure
 from tokenmill.server.openai.tools import call_objects, tool_wish
-from tokenmill.server.opening import begun
+from tokenmill.server.opening_messages import with_opening
 from tokenmill.text.messages.message import Message as Said
 
 
@@ -143,7 +143,7 @@ async def render(context: Context, body: ChatRequest, size: int, *, counted: boo
     and not computed by the model."""
     return await context.text.chat(
         lambda: (
-            begun(context.config.messages.opening, [template_message(m) for m in body.messages]),
+            with_opening(context.config.messages.opening, [template_message(m) for m in body.messages]),
             _template_options(context, body),
         ),
         size=size,

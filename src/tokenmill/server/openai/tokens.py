@@ -11,7 +11,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import template_message
 from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
-from tokenmill.server.opening import begun
+from tokenmill.server.opening_messages import with_opening
 from tokenmill.server.switch.listing import Shown, status
 from tokenmill.server.text import Talk
 
@@ -76,7 +76,7 @@ def talk(context: Context, body: Any) -> Talk:
         "add_generation_prompt": body.add_generation_prompt,
         "continue_final_message": body.continue_final_message,
     }
-    return begun(context.config.messages.opening, [template_message(m) for m in body.messages or ()]), options
+    return with_opening(context.config.messages.opening, [template_message(m) for m in body.messages or ()]), options
 
 
 async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any]:

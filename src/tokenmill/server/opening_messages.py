@@ -31,7 +31,7 @@ def check_opening(opening: Mapping[str, Any] | None) -> None:
         )
 
 
-def begun(opening: Mapping[str, Any] | None, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def with_opening(opening: Mapping[str, Any] | None, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """The messages as the model sees them: a system message of the request replaces ours."""
     found = list(messages)
     if not opening or not found:
