@@ -40,8 +40,8 @@ def server(pipe: Connection) -> None:
     async def main() -> None:
         from tokenmill.core.config import make_server_config
         from tokenmill.server.app import make_app, make_context
-        from tokenmill.server.lag import watch_lag
         from tokenmill.server.listener import HttpServer
+        from tokenmill.server.loop_lag import watch_lag
         from tokenmill.server.run import _bind
         from tokenmill.testing.fake_generator import FakeOptions, fake_fleet
 

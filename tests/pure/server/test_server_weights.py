@@ -17,7 +17,7 @@ import pytest
 from tests.cpu_time import TRIES, cpu_time
 from tests.pure.server.conftest import Served, Starter
 from tokenmill.server.bodies import SMALL
-from tokenmill.server.lag import watch_lag
+from tokenmill.server.loop_lag import watch_lag
 from tokenmill.testing.fake_generator import FakeOptions
 from tokenmill.testing.hostile import SHAPES, VALID, body, path_of
 
