@@ -41,7 +41,6 @@ from tokenmill.server.openai.stored.routes import STORED_CHATS
 from tokenmill.server.operations import OPERATIONS
 from tokenmill.server.plans import make_plans
 from tokenmill.server.preflight import read_template
-from tokenmill.server.record import Recorder
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
@@ -53,6 +52,7 @@ from tokenmill.server.switch.sleep import SLEEPING
 from tokenmill.server.text import TextWorkers
 from tokenmill.server.tgi.routes import TGI
 from tokenmill.server.traces import Traces
+from tokenmill.server.traffic_recorder import Recorder
 from tokenmill.server.web.routes import WEB
 from tokenmill.text.messages.detect import find_format
 

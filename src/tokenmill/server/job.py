@@ -35,8 +35,8 @@ from tokenmill.server.gate import Gate
 from tokenmill.server.history import History, PromptFigures, Record
 from tokenmill.server.metrics import Finished, Metrics
 from tokenmill.server.prices import Prices
-from tokenmill.server.record import Recorder
 from tokenmill.server.traces import Traces
+from tokenmill.server.traffic_recorder import Recorder
 
 log = logging.getLogger("tokenmill.server")
 MOST_COPIED = 16 << 20

@@ -9,7 +9,7 @@ import pytest
 from tokenmill.core.errors import UserError
 from tokenmill.measure.conversations import Reader
 from tokenmill.measure.workloads import read
-from tokenmill.server.record import HASH_BLOCK, Recorder
+from tokenmill.server.traffic_recorder import HASH_BLOCK, Recorder
 
 
 async def test_lengths_and_times_only(start, tmp_path):
