@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from tokenmill.core.config import ServeOptions, wants_no_colour
-from tokenmill.server.outlet import Outlet
+from tokenmill.server.log_writer import LogWriter
 
 NAMES = ("tokenmill.server", "tokenmill.access")
 
@@ -80,7 +80,7 @@ def _harmless(text: str) -> str:
 
 def set_up_logs(options: ServeOptions) -> None:
     """Send our log lines to standard error."""
-    handler = Outlet()
+    handler = LogWriter()
     at_terminal = os.isatty(handler.descriptor)
     as_json = not at_terminal if options.log_json is None else options.log_json
     handler.setFormatter(JsonFormatter() if as_json else PlainFormatter(coloured=at_terminal and not wants_no_colour()))

@@ -17,8 +17,8 @@ from tests.pure.server.conftest import Starter, until
 from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
 from tokenmill.core.errors import UserError
 from tokenmill.server.listener import allow_restart
+from tokenmill.server.log_writer import LogWriter
 from tokenmill.server.logs import NAMES, JsonFormatter, set_up_logs
-from tokenmill.server.outlet import Outlet
 from tokenmill.server.run import _bind
 from tokenmill.testing.hostile import ITEM, STANDING
 
@@ -206,7 +206,7 @@ def test_the_command_ends_as_it_should_without_streams(closed: str) -> None:
 
 async def test_a_log_that_nobody_reads_stops_nobody(start: Starter) -> None:
     reading, writing = os.pipe()
-    handler = Outlet(writing, most=50)
+    handler = LogWriter(writing, most=50)
     handler.setFormatter(JsonFormatter())
     logger = logging.getLogger("tokenmill.access")
     before = logger.handlers, logger.level, logger.propagate
@@ -228,7 +228,7 @@ async def test_a_log_that_nobody_reads_stops_nobody(start: Starter) -> None:
 
 async def test_a_log_whose_reader_has_left(start: Starter) -> None:
     reading, writing = os.pipe()
-    handler = Outlet(writing)
+    handler = LogWriter(writing)
     os.close(reading)
     handler.emit(logging.makeLogRecord({"msg": "x"}))
     await until(lambda: handler.dropped == 1)
@@ -238,7 +238,7 @@ def test_logs_go_to_an_outlet() -> None:
     before = {name: (logging.getLogger(name).handlers, logging.getLogger(name).propagate) for name in NAMES}
     try:
         set_up_logs(ServeOptions())
-        assert all(isinstance(handler, Outlet) for name in NAMES for handler in logging.getLogger(name).handlers)
+        assert all(isinstance(handler, LogWriter) for name in NAMES for handler in logging.getLogger(name).handlers)
     finally:
         for name, (handlers, propagate) in before.items():
             logging.getLogger(name).handlers, logging.getLogger(name).propagate = handlers, propagate

@@ -17,7 +17,7 @@ MOST_CHARS = 8192
 FLUSH_S = 1.0
 
 
-class Outlet(logging.Handler):
+class LogWriter(logging.Handler):
     """Writes to a file descriptor. `dropped` counts lines that found no room or no reader."""
 
     def __init__(self, descriptor: int = 2, most: int = MOST_LINES) -> None:
@@ -61,4 +61,4 @@ class Outlet(logging.Handler):
 def dropped_lines(names: tuple[str, ...]) -> int:
     """Of all outlets of these loggers."""
     handlers = {handler for name in names for handler in logging.getLogger(name).handlers}
-    return sum(handler.dropped for handler in handlers if isinstance(handler, Outlet))
+    return sum(handler.dropped for handler in handlers if isinstance(handler, LogWriter))
