@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.server.backend import Timeline
-from tokenmill.server.ring import Ring
+from tokenmill.server.byte_ring import ByteRing
 
 MAX_RECORDS = 1000
 MAX_BYTES = 1 << 20
@@ -61,7 +61,7 @@ class History:
         self.most = max(min(most, LEAST_RECORDS), most // owners)
         self.size = max(min(size, LEAST_BYTES), size // owners)
         self.open: dict[tuple[str, str], Record] = {}
-        self.rings: dict[str, Ring] = {}
+        self.rings: dict[str, ByteRing] = {}
 
     def __len__(self) -> int:
         return len(self.open) + sum(map(len, self.rings.values()))
@@ -78,7 +78,7 @@ class History:
             del self.open[record.owner, record.id]
         ring = self.rings.get(record.owner)
         if ring is None:
-            ring = self.rings[record.owner] = Ring(self.size, self.most)
+            ring = self.rings[record.owner] = ByteRing(self.size, self.most)
         ring.add(_key(record.owner, record.id) + _encode(record.began) + _encode(_shown(record)))
 
     def find(self, request_id: str, owner: str) -> dict[str, Any] | None:

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.server.backend import Timeline
+from tokenmill.server.byte_ring import ByteRing
 from tokenmill.server.history import History, PromptFigures
-from tokenmill.server.ring import Ring
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 60), st.integers(1, 6), st.lists(st.integers(0, 70), max_size=80))
 def test_a_ring_holds_the_newest(size: int, most: int, lengths: list[int]) -> None:
-    ring, whole = Ring(size, most), deque[bytes]()
+    ring, whole = ByteRing(size, most), deque[bytes]()
     for i, length in enumerate(lengths):
         data = bytes([i]) * length
         ring.add(data)

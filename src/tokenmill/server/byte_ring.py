@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator
 
 
-class Ring:
+class ByteRing:
     """At most `most` strings of `size` bytes together."""
 
     def __init__(self, size: int, most: int) -> None:
