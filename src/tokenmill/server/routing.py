@@ -22,16 +22,16 @@ from starlette.routing import Match, Route
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
-from tokenmill.server.door import ModelAnswer, ModelHandler, Streams
 from tokenmill.server.errors import HttpError, Pairs, error_bytes
 from tokenmill.server.inputs.headers import judge_query, told_headers
 from tokenmill.server.inputs.plan import plan_name
 from tokenmill.server.inputs.unread_names import Unknown, as_headers, look, look_in_template, refuse_unknown
 from tokenmill.server.job import Job
+from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams
 from tokenmill.server.sse import EventStream, LineStream
 
 Handler = Callable[[Request], Awaitable[Response]] | ModelHandler
-"""A handler that also takes a context is about one model, which is found and loaded first (door.py)."""
+"""A handler that also takes a context is about one model, which is found and loaded first (model_lookup.py)."""
 Endpoint = Callable[[Request], Awaitable[Response]]
 MAX_SESSION = 256
 encode = msgspec.json.Encoder().encode

@@ -14,7 +14,7 @@ from tests.pure.server.server_many_helpers import LONG, SAYS
 from tests.pure.server.server_many_helpers import build as shared_build
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
-from tokenmill.server import door
+from tokenmill.server import model_lookup
 from tokenmill.server.access import digest, shown
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.errors import HttpError
@@ -145,8 +145,8 @@ async def test_an_unknown_model_is_each_apis_own_404(build: Any) -> None:
 async def test_streams_are_kept_alive_while_a_model_loads(
     build: Any, monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], last: bytes
 ) -> None:
-    monkeypatch.setattr(door, "FIRST_COMMENT_S", 0.001)
-    monkeypatch.setattr(door, "COMMENT_S", 0.001)
+    monkeypatch.setattr(model_lookup, "FIRST_COMMENT_S", 0.001)
+    monkeypatch.setattr(model_lookup, "COMMENT_S", 0.001)
     city = build(held_up=True)
     asked = asyncio.ensure_future(city.post(f"{path}?model=green", {"model": "green", "stream": True, **body}))
     await until(lambda: city.entry("green").life.waiting)
@@ -314,9 +314,9 @@ async def test_a_message_over_a_socket_chooses_its_model(build: Any) -> None:
         request = Request({"type": "http", "state": {"body": parcel}, "query_string": b"", "path_params": {}})
         if name == "nope":
             with pytest.raises(HttpError, match="'nope' does not exist"):
-                await door.asked_model(city.shared, request).__aenter__()
+                await model_lookup.asked_model(city.shared, request).__aenter__()
             continue
-        async with door.asked_model(city.shared, request) as context:
+        async with model_lookup.asked_model(city.shared, request) as context:
             assert context.backend.info.names[0] == name and city.entry(name).life.open == 1
         assert city.entry(name).life.open == 0
 

@@ -11,7 +11,7 @@ from tokenmill.server.anthropic import answers
 from tokenmill.server.anthropic.models import models_answer
 from tokenmill.server.anthropic.schemas import NAMES, CountRequest, MessagesRequest
 from tokenmill.server.context import Context
-from tokenmill.server.door import Streams
+from tokenmill.server.model_lookup import Streams
 from tokenmill.server.routing import Api, Work, body_size, get_with_header, json_answer, post, read_body
 from tokenmill.server.translated_chat import count_translated, open_translated
 

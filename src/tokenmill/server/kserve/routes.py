@@ -13,9 +13,9 @@ import tokenmill
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
-from tokenmill.server.door import Streams, find
 from tokenmill.server.errors import HttpError, describe_error, in_names_of
 from tokenmill.server.kserve.schemas import NAMES, TEXT, GenerateRequest, InferRequest
+from tokenmill.server.model_lookup import Streams, find
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post

@@ -15,7 +15,6 @@ import tokenmill
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import validated
 from tokenmill.server.context import Context
-from tokenmill.server.door import Streams
 from tokenmill.server.errors import HttpError, asked_in, in_names_of, quoted
 from tokenmill.server.llamacpp import answers
 from tokenmill.server.llamacpp.schemas import (
@@ -25,6 +24,7 @@ from tokenmill.server.llamacpp.schemas import (
     InfillRequest,
     TemplateRequest,
 )
+from tokenmill.server.model_lookup import Streams
 from tokenmill.server.openai import embeddings, schemas, tokens
 from tokenmill.server.openai.completions import Read, open_completion
 from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, written_answer

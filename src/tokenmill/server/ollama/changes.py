@@ -26,10 +26,10 @@ from tokenmill.checkpoint.stored import as_stored, open_store
 from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.server.context import Context, ServerContext
-from tokenmill.server.door import find, rights
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.many.entry import GoneError, Spec, State
 from tokenmill.server.many.sleepers import without_folders
+from tokenmill.server.model_lookup import find, rights
 from tokenmill.server.ollama.answers import error_body
 
 log = logging.getLogger("tokenmill.server")

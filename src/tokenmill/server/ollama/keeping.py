@@ -15,8 +15,8 @@ from starlette.responses import Response
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import ServerContext
-from tokenmill.server.door import find, peek, text_of
 from tokenmill.server.many.entry import NEVER
+from tokenmill.server.model_lookup import find, peek, text_of
 from tokenmill.server.ollama.answers import now
 from tokenmill.server.routing import json_answer
 

@@ -20,8 +20,8 @@ from tokenmill.checkpoint.names import may_be_name
 from tokenmill.checkpoint.stored import find_stored
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
-from tokenmill.server.door import peek, text_of
 from tokenmill.server.errors import in_names_of
+from tokenmill.server.model_lookup import peek, text_of
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
 from tokenmill.server.ollama.changes import Changes, in_thread
 from tokenmill.server.ollama.keeping import FOREVER, keep, sent_away

@@ -9,8 +9,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
-from tokenmill.server.door import Streams
 from tokenmill.server.errors import HttpError, error_object
+from tokenmill.server.model_lookup import Streams
 from tokenmill.server.openai import chat, chat_stream, completions, embeddings, tokens
 from tokenmill.server.openai.schemas import (
     AnyRequest,

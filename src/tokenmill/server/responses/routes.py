@@ -15,8 +15,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
-from tokenmill.server.door import Streams
 from tokenmill.server.errors import HttpError, error_object
+from tokenmill.server.model_lookup import Streams
 from tokenmill.server.pages import listed, read_page
 from tokenmill.server.responses.conversations import PATH as CONVERSATIONS
 from tokenmill.server.responses.conversations import add_conversations

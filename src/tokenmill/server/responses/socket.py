@@ -16,9 +16,9 @@ from fastapi import Request
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
-from tokenmill.server.door import asked_model
 from tokenmill.server.errors import HttpError, describe_error, error_object, quoted
 from tokenmill.server.fields import MOST_LABEL
+from tokenmill.server.model_lookup import asked_model
 from tokenmill.server.responses.kept_responses import KeptResponse, RecentResponse
 from tokenmill.server.responses.runs import events, open_run, settle
 from tokenmill.server.responses.schemas import ResponsesRequest

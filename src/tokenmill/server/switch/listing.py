@@ -12,8 +12,8 @@ from fastapi import Request
 
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.context import LATEST, Context, Model, ServerContext, no_such_model
-from tokenmill.server.door import rights
 from tokenmill.server.many.entry import Entry, State
+from tokenmill.server.model_lookup import rights
 
 VALUES = {
     State.UNLOADED: "unloaded",

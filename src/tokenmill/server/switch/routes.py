@@ -12,9 +12,9 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context, Model
-from tokenmill.server.door import entered, find
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry
+from tokenmill.server.model_lookup import entered, find
 from tokenmill.server.routing import Api, json_answer, post, read_body
 from tokenmill.server.switch.listing import status
 from tokenmill.server.switch.schemas import ModelRequest

@@ -13,9 +13,9 @@ from starlette.responses import Response
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.sleeping import check_level, check_mode, check_tags
 from tokenmill.server.context import Context, Model
-from tokenmill.server.door import find_entry, refusal
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry, State, UnreadyError
+from tokenmill.server.model_lookup import find_entry, refusal
 from tokenmill.server.routing import Api, get, judge_around
 
 SLEEP, WAKE, ASLEEP = "/sleep", "/wake_up", "/is_sleeping"

@@ -12,8 +12,8 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
-from tokenmill.server.door import Streams
 from tokenmill.server.errors import describe_error, in_names_of
+from tokenmill.server.model_lookup import Streams
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post, written_answer

@@ -17,9 +17,9 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.server.activity import COLUMNS
 from tokenmill.server.context import Context, Model
-from tokenmill.server.door import find_entry
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry
+from tokenmill.server.model_lookup import find_entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
 from tokenmill.server.switch.listing import Shown, context_of, listed, status
 from tokenmill.server.switch.loaded import parts_of
