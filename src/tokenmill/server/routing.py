@@ -26,8 +26,8 @@ from tokenmill.server.errors import HttpError, Pairs, error_bytes
 from tokenmill.server.inputs.headers import judge_query, told_headers
 from tokenmill.server.inputs.plan import plan_name
 from tokenmill.server.inputs.unread_names import Unknown, as_headers, look, look_in_template, refuse_unknown
-from tokenmill.server.job import Job
 from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams
+from tokenmill.server.request_job import Job
 from tokenmill.server.sse import EventStream, LineStream
 
 Handler = Callable[[Request], Awaitable[Response]] | ModelHandler

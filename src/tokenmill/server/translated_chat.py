@@ -15,9 +15,9 @@ from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
 from tokenmill.server.errors import in_names_of
 from tokenmill.server.findings import Names
-from tokenmill.server.job import Job
 from tokenmill.server.openai.chat import Chat, Reader, open_chat, render
 from tokenmill.server.openai.schemas import ChatRequest
+from tokenmill.server.request_job import Job
 from tokenmill.text.messages.message import Event, Message
 
 

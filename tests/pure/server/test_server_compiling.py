@@ -11,7 +11,7 @@ from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.loop import EngineLoop
 from tokenmill.engine.wire import Abort, Add, Refused, Report
 from tokenmill.server.errors import describe_error
-from tokenmill.server.job import _failure
+from tokenmill.server.request_job import _failure
 
 
 class Admission:

@@ -17,9 +17,9 @@ from tests.pure.server.server_fields_done_helpers import BASES, UNDER
 from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.store import Store
 from tokenmill.checkpoint.stored import open_store
-from tokenmill.server.job import Job
 from tokenmill.server.openai.stored.kept_chats import KeptChat
 from tokenmill.server.plans import make_plans
+from tokenmill.server.request_job import Job
 from tokenmill.server.responses.conversation import Conversation
 from tokenmill.testing.fake_generator import FILLS, FakeOptions, byte_tokenizer
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.pure.server.conftest import Starter, until
 from tokenmill.core.errors import TooLargeError
-from tokenmill.server import gate, job
+from tokenmill.server import gate, request_job
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate, GateLimits
@@ -243,7 +243,7 @@ async def test_an_answer_holds_so_many_log_probabilities(
     served = await start()
     body = {"prompt": "abc", "max_tokens": 100, **extra}
     assert (await served.post(PATH, body)).status_code == 200
-    monkeypatch.setattr(job, "MOST_LOGPROBS", 200)
+    monkeypatch.setattr(request_job, "MOST_LOGPROBS", 200)
     answer = await served.post(PATH, body)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
     assert (await served.post(PATH, {"prompt": "abc", "max_tokens": 100, "logprobs": 1})).status_code == 200

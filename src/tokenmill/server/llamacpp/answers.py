@@ -9,9 +9,9 @@ import msgspec
 
 from tokenmill.core.request import CompletionOutput
 from tokenmill.server.errors import HttpError, describe_error, error_object
-from tokenmill.server.job import Gathered, Task
 from tokenmill.server.openai.completions import Completion
 from tokenmill.server.openai.logprobs import FLOOR, Row, TokenNames
+from tokenmill.server.request_job import Gathered, Task
 from tokenmill.server.sse import event
 
 SETTINGS = (

@@ -15,13 +15,13 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.assistant_turn import Turn, plan_turn
 from tokenmill.server.context import Context
 from tokenmill.server.errors import asked_in
-from tokenmill.server.job import TOKEN, Gathered, Job
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import ChatRequest, Message
 from tokenmill.server.openai.structure import said_of_structure
 from tokenmill.server.openai.tools import call_objects, tool_wish
 from tokenmill.server.opening_messages import with_opening
+from tokenmill.server.request_job import TOKEN, Gathered, Job
 from tokenmill.text.messages.message import Message as Said
 
 

@@ -15,11 +15,11 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import CompletionOutput, RequestOutput, TextDelta
 from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, error_object
-from tokenmill.server.job import ENTRY, TOKEN, Gathered, Job, Task
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.openai.structure import said_of_structure
+from tokenmill.server.request_job import ENTRY, TOKEN, Gathered, Job, Task
 from tokenmill.server.sse import DONE, PlainChunks, event
 from tokenmill.text.stream_decoder import StreamDecoder
 

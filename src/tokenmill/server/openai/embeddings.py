@@ -13,10 +13,10 @@ import msgspec
 from tokenmill.engine.scores import shorten
 from tokenmill.server.context import Context
 from tokenmill.server.errors import asked_in
-from tokenmill.server.job import NUMBER, Job
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.prices import told_cost
+from tokenmill.server.request_job import NUMBER, Job
 
 
 async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -> dict[str, Any]:

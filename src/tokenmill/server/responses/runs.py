@@ -17,7 +17,7 @@ import msgspec
 
 from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, in_names_of
-from tokenmill.server.job import Job
+from tokenmill.server.request_job import Job
 from tokenmill.server.responses.answers import Events, Growing
 from tokenmill.server.responses.conversation import Conversation, encoded_items
 from tokenmill.server.responses.kept_responses import KeptResponse, RecentResponse

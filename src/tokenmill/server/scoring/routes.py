@@ -13,8 +13,8 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.engine.scores import check_labels, label_question, pair_up
 from tokenmill.server.context import Context
 from tokenmill.server.errors import asked_in
-from tokenmill.server.job import Job
 from tokenmill.server.prices import told_cost
+from tokenmill.server.request_job import Job
 from tokenmill.server.routing import Api, Work, json_answer, post
 from tokenmill.server.scoring import scores, tei
 from tokenmill.server.scoring.schemas import (

@@ -12,8 +12,8 @@ from tokenmill.core.errors import ParameterError, TooLargeError
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.scores import ANSWERS, answer_logprob, check_count, check_ends, cosine, relevance_question, shares
 from tokenmill.server.context import Context
-from tokenmill.server.job import MOST_LOGPROBS, NUMBER, Job
 from tokenmill.server.openai.sampling import truncate
+from tokenmill.server.request_job import MOST_LOGPROBS, NUMBER, Job
 from tokenmill.server.text import Talk
 
 MOST_READ = MOST_LOGPROBS

@@ -12,8 +12,8 @@ import msgspec
 
 from tokenmill.core.request import CompletionOutput, TextDelta, TokenLogprob
 from tokenmill.server.errors import HttpError, describe_error
-from tokenmill.server.job import Gathered, Task
 from tokenmill.server.openai.completions import Completion
+from tokenmill.server.request_job import Gathered, Task
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.stream_decoder import StreamDecoder
 

@@ -15,11 +15,11 @@ import msgspec
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
-from tokenmill.server.job import Gathered
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.schemas import ChatRequest
 from tokenmill.server.openai.stored.kept_chats import KeptChat, stored_messages
 from tokenmill.server.openai.stored.streamed import completion_of
+from tokenmill.server.request_job import Gathered
 from tokenmill.server.routing import written_answer
 from tokenmill.server.store import MOST_BYTES_EACH
 
