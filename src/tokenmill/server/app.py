@@ -49,7 +49,7 @@ from tokenmill.server.server_metrics import ServerMetrics, Source
 from tokenmill.server.switch.loaded import let_go
 from tokenmill.server.switch.routes import MODELS
 from tokenmill.server.switch.sleep import SLEEPING
-from tokenmill.server.text import TextWorkers
+from tokenmill.server.text_workers import TextWorkers
 from tokenmill.server.tgi.routes import TGI
 from tokenmill.server.traces import Traces
 from tokenmill.server.traffic_recorder import Recorder

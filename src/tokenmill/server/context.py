@@ -25,7 +25,7 @@ from tokenmill.server.metrics import Metrics
 from tokenmill.server.prices import Prices, read_prices
 from tokenmill.server.server_metrics import ServerMetrics
 from tokenmill.server.store import Store
-from tokenmill.server.text import TextWorkers
+from tokenmill.server.text_workers import TextWorkers
 from tokenmill.server.traces import Traces
 from tokenmill.server.traffic_recorder import Recorder
 from tokenmill.text.messages.describe import MessageFormat

@@ -12,11 +12,11 @@ import pytest
 from tests.pure.server.conftest import Starter, until
 from tokenmill.core.errors import UserError
 from tokenmill.engine.admission import BusyError
-from tokenmill.server import bodies, text
+from tokenmill.server import bodies, text_workers
 from tokenmill.server.errors import describe_error
 from tokenmill.server.openai import embeddings
 from tokenmill.server.scoring import scores
-from tokenmill.server.text import LONG, LONG_THREADS, THREADS, TextWorkers
+from tokenmill.server.text_workers import LONG, LONG_THREADS, THREADS, TextWorkers
 from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
 from tokenmill.testing.hostile import TALK, VALID, path_of
 from tokenmill.text.codec import Tokenizer
@@ -116,7 +116,7 @@ async def test_long_texts_make_only_each_other_wait(start: Starter) -> None:
 async def test_texts_that_are_only_counted_or_cut_have_a_ceiling(
     start: Starter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(text, "MOST", 10)
+    monkeypatch.setattr(text_workers, "MOST", 10)
     served = await start()
     for path, body in {
         "/tokenize": {"prompt": "a" * 11},

@@ -13,7 +13,7 @@ from tokenmill.server.openai.chat import template_message
 from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
 from tokenmill.server.opening_messages import with_opening
 from tokenmill.server.switch.listing import Shown, status
-from tokenmill.server.text import Talk
+from tokenmill.server.text_workers import Talk
 
 
 async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from tokenmill.engine.scores import ANSWERS, answer_logprob, check_count, check_
 from tokenmill.server.context import Context
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.request_job import MOST_LOGPROBS, NUMBER, Job
-from tokenmill.server.text import Talk
+from tokenmill.server.text_workers import Talk
 
 MOST_READ = MOST_LOGPROBS
 """Tokens of all requests of a call."""

@@ -17,7 +17,7 @@ from tokenmill.server.model_lookup import Streams
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post, written_answer
-from tokenmill.server.text import THREADS
+from tokenmill.server.text_workers import THREADS
 from tokenmill.server.tgi import answers
 from tokenmill.server.tgi.schemas import NAMES, AnyRequest, TgiRequest, VllmRequest, form_of
 
