@@ -28,7 +28,7 @@ from tokenmill.models.fields import FIELDS
 from tokenmill.models.multimodal import OUTERS
 from tokenmill.models.registry import check_keys, is_elsewhere, read
 from tokenmill.quant.convert import check_upright
-from tokenmill.server.engines.learned import learn_admission
+from tokenmill.server.engines.ready_message import learn_admission
 
 LLAMA = {**BASE, "model_type": "llama", "architectures": ["LlamaForCausalLM"]}
 

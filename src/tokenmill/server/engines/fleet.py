@@ -29,7 +29,7 @@ from tokenmill.server.engines.adapters import AdapterTraffic
 from tokenmill.server.engines.engine_sleep import RestTraffic
 from tokenmill.server.engines.fair_queue import FairQueue
 from tokenmill.server.engines.keeper import Keeper, MakeLink, Reports
-from tokenmill.server.engines.learned import learn_admission, learn_model
+from tokenmill.server.engines.ready_message import learn_admission, learn_model
 from tokenmill.server.engines.state import Engine, FleetOptions, Open
 from tokenmill.server.engines.trials import Trials, Ways
 from tokenmill.text.codec import Tokenizer
