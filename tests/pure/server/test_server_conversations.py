@@ -11,7 +11,7 @@ import pytest
 from tests.pure.server.conftest import Served, Starter, until
 from tokenmill.server.openai.stored.kept_chats import KeptChat
 from tokenmill.server.responses.conversation import Conversation
-from tokenmill.server.responses.items import SUMMARY, full_items, messages_of
+from tokenmill.server.responses.conversation_items import SUMMARY, full_items, messages_of
 from tokenmill.server.store import Kept, Store
 from tokenmill.testing.fake_generator import FakeOptions
 

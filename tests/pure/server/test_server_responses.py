@@ -13,7 +13,7 @@ import pytest
 from tokenmill.core.errors import TooLargeError
 from tokenmill.server.backend import DeltaStream
 from tokenmill.server.errors import HttpError
-from tokenmill.server.responses.items import messages_of
+from tokenmill.server.responses.conversation_items import messages_of
 from tokenmill.server.responses.kept_responses import KeptResponse as Kept
 from tokenmill.server.store import Store
 from tokenmill.testing.fake_generator import FakeOptions

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 from tokenmill.server.responses.answers import usage_object
-from tokenmill.server.responses.items import Item, Messages, full_items
+from tokenmill.server.responses.conversation_items import Item, Messages, full_items
 from tokenmill.server.responses.schemas import TalkRequest
 from tokenmill.text.messages.message import Message
 

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from tokenmill.server.context import Context
 from tokenmill.server.pages import listed, read_page
 from tokenmill.server.responses.conversation import Conversation, encoded_items
-from tokenmill.server.responses.items import full_items
+from tokenmill.server.responses.conversation_items import full_items
 from tokenmill.server.responses.schemas import CreateConversation, CreateItems, UpdateConversation
 from tokenmill.server.routing import body_size, delete, get, json_answer, post, read_body, tenant
 

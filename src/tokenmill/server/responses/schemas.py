@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.errors import quoted
 from tokenmill.server.fields import MOST_MESSAGES, MOST_TOOLS, Inside, Label, Metadata, few
-from tokenmill.server.responses.items import Item, Messages, full_items, messages_of, objects
+from tokenmill.server.responses.conversation_items import Item, Messages, full_items, messages_of, objects
 
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
