@@ -24,7 +24,7 @@ from tokenmill.server.errors import in_names_of
 from tokenmill.server.model_lookup import peek, text_of
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
 from tokenmill.server.ollama.changes import Changes, in_thread
-from tokenmill.server.ollama.keeping import FOREVER, keep, sent_away
+from tokenmill.server.ollama.keep_alive import FOREVER, keep, sent_away
 from tokenmill.server.ollama.models import BLOBS, add_model_routes, around, show_stored, told
 from tokenmill.server.ollama.schemas import (
     NAMES,
