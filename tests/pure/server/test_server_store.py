@@ -18,7 +18,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.server.context import RequestLimits
 from tokenmill.server.errors import HttpError
-from tokenmill.server.ollama.changes import OFF, Changes
+from tokenmill.server.ollama.store_changes import OFF, Changes
 from tokenmill.server.openai.sampling import sampling_params
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.opening_messages import check_opening
@@ -154,7 +154,7 @@ async def test_what_keeps_the_store_from_changing_is_nobodys_fault(served: Serve
             assert answer.status_code == 503 and answer.headers["retry-after"], answer.text
         for said in (last, *(answer.json() for answer in answers)):
             assert "No space" in said["error"] and str(open_store().home) not in said["error"]
-    monkeypatch.setattr("tokenmill.server.ollama.changes.AT_ONCE", 0)
+    monkeypatch.setattr("tokenmill.server.ollama.store_changes.AT_ONCE", 0)
     assert [answer.status_code for answer in await asked()] == [201, 503, 503, 200]
 
 

@@ -29,9 +29,9 @@ from tokenmill.core.files import read_object
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.ollama.answers import moment
-from tokenmill.server.ollama.changes import Changes, Work, in_thread
 from tokenmill.server.ollama.create import Reach, Recipe, copy_model, create, from_modelfile, modelfile_of
 from tokenmill.server.ollama.schemas import CopyRequest, CreateRequest, DeleteRequest, PullRequest, Streaming
+from tokenmill.server.ollama.store_changes import Changes, Work, in_thread
 from tokenmill.server.ollama.stored_files import MAX_CONFIG, Stored, named, stored
 from tokenmill.server.routing import json_answer, post, read_body
 from tokenmill.server.sse import LineStream

@@ -23,7 +23,6 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import in_names_of
 from tokenmill.server.model_lookup import peek, text_of
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
-from tokenmill.server.ollama.changes import Changes, in_thread
 from tokenmill.server.ollama.keep_alive import FOREVER, keep, sent_away
 from tokenmill.server.ollama.models import BLOBS, add_model_routes, around, show_stored, told
 from tokenmill.server.ollama.schemas import (
@@ -35,6 +34,7 @@ from tokenmill.server.ollama.schemas import (
     Options,
     ShowRequest,
 )
+from tokenmill.server.ollama.store_changes import Changes, in_thread
 from tokenmill.server.ollama.stored_files import stored
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.chat import Chat
