@@ -145,7 +145,7 @@ def serve(
 def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) -> None:
     """Models of a file, or several that were typed."""
     from tokenmill.server.logs import set_up_logs
-    from tokenmill.server.many.file import name_models, read_models
+    from tokenmill.server.many.models_file import name_models, read_models
     from tokenmill.server.run import Hooks, serve_models
 
     filed, _ = read_config_file(given["config"])
