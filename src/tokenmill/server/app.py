@@ -32,8 +32,8 @@ from tokenmill.server.llamacpp.routes import LLAMACPP
 from tokenmill.server.lora.routes import ADAPTERS
 from tokenmill.server.many.catalogue import Catalogue
 from tokenmill.server.many.entry import Entry, Spec
+from tokenmill.server.many.model_series import ModelSeries
 from tokenmill.server.many.no_model import Nobody
-from tokenmill.server.many.series import ModelSeries
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
