@@ -311,10 +311,10 @@ def installed(
 
     properties = types.SimpleNamespace(
         shared_memory_per_block_optin=device.shared_memory, multi_processor_count=device.processors,
-        name=device.name, L2_cache_size=device.cache, total_memory=device.memory,
+        major=device.capability[0], minor=device.capability[1], name=device.name, L2_cache_size=device.cache, total_memory=device.memory,
     )  # fmt: skip
     answers = {
-        "is_available": True, "device_count": 1, "get_device_capability": device.capability,
+        "is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": device.capability,
         "get_device_name": device.name, "get_device_properties": properties,
         "mem_get_info": (device.free, device.memory), "graph_pool_handle": 1,
         "max_memory_allocated": 3 << 30, "memory_allocated": 1 << 30, "max_memory_reserved": 3 << 30,

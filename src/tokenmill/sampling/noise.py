@@ -70,10 +70,11 @@ def mix_keys(z: Tensor) -> Tensor:
     return _shift_xor(z, 31, 64)
 
 
-def token_bases(tokens: Tensor) -> Tensor:
-    """Token ids -> int32, the part of the hash that depends on the token alone."""
-    product = (tokens.long() * GOLDEN32) & 0xFFFFFFFF
-    return torch.where(product >= 1 << 31, product - (1 << 32), product).to(torch.int32)
+def token_bases(tokens: npt.NDArray[Any]) -> Tensor:
+    """Token ids -> int32, the part of the hash that depends on the token alone.
+
+    numpy multiplies them: torch would wake all its threads for every table, which takes longer than the work."""
+    return torch.from_numpy((tokens.astype(np.uint32) * np.uint32(GOLDEN32)).view(np.int32))
 
 
 def _halves(keys: Tensor) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -78,7 +79,7 @@ class SamplingTable:
         self.params = [RowSampling() for _ in range(max_rows)]
         self.lists: dict[int, RowLists] = {}
         self._known_breakers: dict[object, Breakers] = {}
-        self.bases = send(token_bases(torch.arange(vocab_size)), self.device)
+        self.bases = send(token_bases(np.arange(vocab_size)), self.device)
         self._floats = torch.zeros(max_rows, 7, dtype=torch.float32, device=self.device)
         self._ints = torch.zeros(max_rows, 5, dtype=torch.int64, device=self.device)
         self._rare = torch.zeros(max_rows, len(steps.NUMBERS) + len(STATE), dtype=torch.float32, device=self.device)

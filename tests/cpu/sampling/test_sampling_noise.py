@@ -33,7 +33,7 @@ def keys_of(seeds: list[int], indexes: list[int]) -> torch.Tensor:
 def test_formula_in_python_integers(places: list[tuple[int, int]], tokens: list[int]) -> None:
     keys = keys_of([s for s, _ in places], [i for _, i in places])
     assert [k & (2**64 - 1) for k in keys.tolist()] == [key_of(s, i) for s, i in places]
-    bases = token_bases(torch.tensor(tokens))
+    bases = token_bases(np.array(tokens))
     bits = hash_bits(keys, bases)
     wanted = [[hash_of(key_of(s, i), t) for t in tokens] for s, i in places]
     assert [[h & (2**32 - 1) for h in line] for line in bits.tolist()] == wanted
@@ -53,7 +53,7 @@ KNOWN = [
 def test_known_values() -> None:
     """Frozen: a change here changes every seeded sample that anyone has recorded."""
     keys = keys_of([0, 1, 2**64 - 1], [0, 5, 1000])
-    bits = hash_bits(keys, token_bases(torch.tensor([0, 1, 50256, 2**31 - 1])))
+    bits = hash_bits(keys, token_bases(np.array([0, 1, 50256, 2**31 - 1])))
     assert [[h & (2**32 - 1) for h in line] for line in bits.tolist()] == KNOWN
 
 
@@ -76,7 +76,7 @@ STREAMS = {
 @pytest.mark.parametrize("name", STREAMS)
 def test_bits_are_uniform_and_serially_independent(name: str) -> None:
     keys, tokens = STREAMS[name](1 << 16)
-    h = hash_bits(keys, token_bases(tokens)).flatten().numpy().view(np.uint32)
+    h = hash_bits(keys, token_bases(tokens.numpy())).flatten().numpy().view(np.uint32)
     for shift in (0, 8, 16, 23, 24):
         counts = np.bincount((h >> shift) & 255, minlength=256)
         assert abs(buckets_z(counts, np.full(256, h.size / 256))) < 4.5, shift
@@ -93,7 +93,7 @@ def test_each_input_bit_flips_half_of_the_output_bits(what: str) -> None:
     indexes, tokens = rng.integers(0, 2**20, trials).tolist(), rng.integers(0, 2**17, trials).tolist()
 
     def bits(s: list[int], i: list[int], t: list[int]) -> np.ndarray:
-        return hash_bits(keys_of(s, i), token_bases(torch.tensor(t))[:, None])[:, 0].numpy().view(np.uint32)
+        return hash_bits(keys_of(s, i), token_bases(np.array(t))[:, None])[:, 0].numpy().view(np.uint32)
 
     plain = bits(seeds, indexes, tokens)
     for bit in range(17 if what == "token" else 20):
@@ -114,7 +114,7 @@ def test_choice_has_exact_probabilities(over: str) -> None:
     logits = torch.tensor([0.0, -0.5, -1.0, -1.0, -2.0, -3.0, -4.0, -5.0, -float("inf"), -6.0])
     seeds = [7] * n if over == "indexes" else list(range(n))
     indexes = [3] * n if over == "seeds" else [i % 977 for i in range(n)] if over == "both" else list(range(n))
-    scores = noisy_(logits.repeat(n, 1), keys_of(seeds, indexes), token_bases(torch.arange(10)))
+    scores = noisy_(logits.repeat(n, 1), keys_of(seeds, indexes), token_bases(np.arange(10)))
     counts = np.bincount(first_max(scores)[1].numpy(), minlength=10)
     p = np.array(softmax(logits.tolist()))
     assert counts[8] == 0
@@ -125,7 +125,7 @@ def test_choice_has_exact_probabilities(over: str) -> None:
 def test_choice_in_a_large_flat_vocabulary() -> None:
     """The winner's noise is tiny here: it must be resolved finely enough, or low ids win ties."""
     n, size = 640, 1 << 15
-    scores = noisy_(torch.zeros(n, size), keys_of(list(range(n)), [0] * n), token_bases(torch.arange(size)))
+    scores = noisy_(torch.zeros(n, size), keys_of(list(range(n)), [0] * n), token_bases(np.arange(size)))
     best = scores.topk(2, dim=1).values
     assert (best[:, 0] == best[:, 1]).sum() <= 2
     counts = np.bincount(first_max(scores)[1].numpy() * 32 // size, minlength=32)
@@ -135,7 +135,7 @@ def test_choice_in_a_large_flat_vocabulary() -> None:
 def test_choice_weighs_a_long_tail() -> None:
     n, size = 1500, 50257
     logits = -torch.linspace(0, 12, size).sqrt() * 3
-    scores = noisy_(logits.repeat(n, 1), keys_of([99] * n, list(range(n))), token_bases(torch.arange(size)))
+    scores = noisy_(logits.repeat(n, 1), keys_of([99] * n, list(range(n))), token_bases(np.arange(size)))
     p = torch.softmax(logits.double(), 0).cumsum(0).numpy()
     places = np.searchsorted(np.linspace(0, 1, 21)[1:-1], p[first_max(scores)[1].numpy()])
     expected = np.bincount(np.searchsorted(np.linspace(0, 1, 21)[1:-1], p), np.diff(p, prepend=0), minlength=20) * n
@@ -147,6 +147,6 @@ def test_few_numbers_have_the_same_bits(count: int) -> None:
     generator = torch.Generator().manual_seed(count)
     keys = torch.randint(-(2**62), 2**62, (count,), generator=generator)
     ids = torch.randint(0, 128256, (count,), generator=generator)
-    whole = exponentials(keys, token_bases(torch.arange(128256))).log_()
-    few = few_exponentials(keys.numpy(), token_bases(ids).numpy())
+    whole = exponentials(keys, token_bases(np.arange(128256))).log_()
+    few = few_exponentials(keys.numpy(), token_bases(ids.numpy()).numpy())
     assert torch.equal(torch.from_numpy(few), whole[torch.arange(count), ids])

@@ -8,7 +8,9 @@ Must not know: models, plans, layers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable
+from typing import Any
 
 import torch
 import triton
@@ -95,19 +97,36 @@ def act_parts(act: str | None) -> tuple[str, bool]:
     return act.removesuffix("_mul"), act.endswith("_mul")
 
 
+@functools.cache
+def _properties(device: int) -> Any:
+    """What torch says of a GPU. It asks the driver each time, which takes as long as three launches."""
+    return torch.cuda.get_device_properties(device)
+
+
+def properties() -> Any:
+    """What torch says of this thread's GPU."""
+    return _properties(torch.cuda.current_device())
+
+
+def capability() -> tuple[int, int]:
+    """This GPU's compute capability."""
+    found = properties()
+    return found.major, found.minor
+
+
 def shared_memory() -> int:
     """Bytes of shared memory that one program can have."""
-    return int(torch.cuda.get_device_properties().shared_memory_per_block_optin)
+    return int(properties().shared_memory_per_block_optin)
 
 
 def multiprocessors() -> int:
     """How many programs run truly beside each other."""
-    return int(torch.cuda.get_device_properties().multi_processor_count)
+    return int(properties().multi_processor_count)
 
 
 def asynchronous() -> bool:
     """Do products of four warps read shared memory while their program goes on? (Hopper's do.)"""
-    return bool(torch.cuda.get_device_capability()[0] == 9)
+    return capability()[0] == 9
 
 
 def driver_version() -> str:
@@ -118,12 +137,12 @@ def driver_version() -> str:
 
 def copy_engine() -> bool:
     """Can programs have whole tiles copied (Hopper and later)?"""
-    return INTERPRETED or torch.cuda.get_device_capability()[0] >= 9
+    return INTERPRETED or capability()[0] >= 9
 
 
 def has_fp8() -> bool:
     """Has it numbers of 8 bits with a point (Ada, Hopper and later)?"""
-    return INTERPRETED or torch.cuda.get_device_capability() >= (8, 9)
+    return INTERPRETED or capability() >= (8, 9)
 
 
 def pow2(n: int) -> int:

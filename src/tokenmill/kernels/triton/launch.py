@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tokenmill.kernels.triton.common import INTERPRETED, Scratch, shared_memory
+from tokenmill.kernels.triton.common import INTERPRETED, Scratch, capability, shared_memory
 
 _ROOMY = 160 << 10
 """Shared memory of a program from which the largest tiles fit (data centre GPUs)."""
@@ -44,11 +44,11 @@ def launch_here(
     narrow_ways: Callable[[str], dict[str, tuple[str | int, ...]]],
 ) -> Launch:
     """For the current device; without: see TritonKernels; narrow_ways: what was measured on a device of some name."""
-    capability = (0, 0) if INTERPRETED else torch.cuda.get_device_capability()
+    generation = 0 if INTERPRETED else capability()[0]
     return Launch(
         count=count,
-        pdl="dependent-launch" not in without and capability[0] >= 9,
-        hopper=capability[0] == 9,
+        pdl="dependent-launch" not in without and generation >= 9,
+        hopper=generation == 9,
         small=not INTERPRETED and shared_memory() < _ROOMY,
         steady=steady,
         fuses="fusion" not in without,

@@ -29,6 +29,7 @@ from tokenmill.kernels.triton.common import (
     plain_act,
     pow2,
     prefetch,
+    properties,
     wait,
 )
 from tokenmill.kernels.triton.products.adapters import FEW, MOST_PARTS, part_of, tiles_of
@@ -349,7 +350,7 @@ def shrinkers_of(programs: int, beside: int) -> int:
 
 def count_beside(compiled: Any, warps: int) -> int:
     """How many programs of a compiled kernel fit on one multiprocessor."""
-    have = torch.cuda.get_device_properties()
+    have = properties()
     threads = 32 * warps
     return int(min(
         have.regs_per_multiprocessor // (-(-compiled.n_regs // 8) * 8 * threads),
