@@ -21,7 +21,7 @@ from tokenmill.server.listener import HttpServer
 from tokenmill.server.many.catalogue import Bounds, Catalogue
 from tokenmill.server.many.entry import Entry, Spec
 from tokenmill.server.run import _bind
-from tokenmill.server.switch.loaded import Loaded
+from tokenmill.server.switch.loaded_model import Loaded
 from tokenmill.testing.fake_generator import FakeLink, FakeOptions
 
 GIB = 1 << 30

@@ -46,7 +46,7 @@ from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
 from tokenmill.server.scoring.tei import TEI
 from tokenmill.server.server_metrics import ServerMetrics, Source
-from tokenmill.server.switch.loaded import let_go
+from tokenmill.server.switch.loaded_model import let_go
 from tokenmill.server.switch.routes import MODELS
 from tokenmill.server.switch.sleep import SLEEPING
 from tokenmill.server.text_workers import TextWorkers

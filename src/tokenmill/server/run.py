@@ -147,7 +147,7 @@ class ModelLoader:
 
     async def load(self, entry: Entry[Model]) -> Model:
         """Load one model completely, so that it can answer."""
-        from tokenmill.server.switch.loaded import Loaded
+        from tokenmill.server.switch.loaded_model import Loaded
 
         if self._importing is None:
             self._importing = asyncio.ensure_future(asyncio.to_thread(import_http))

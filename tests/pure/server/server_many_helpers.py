@@ -17,7 +17,7 @@ from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.many.catalogue import Bounds, Catalogue
 from tokenmill.server.many.entry import Entry, Spec
-from tokenmill.server.switch.loaded import Loaded
+from tokenmill.server.switch.loaded_model import Loaded
 from tokenmill.testing.fake_generator import FakeLink, FakeOptions
 
 SAYS = {"red": "I am red.", "green": "I am green.", "blue": "I am blue."}

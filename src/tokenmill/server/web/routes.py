@@ -22,7 +22,7 @@ from tokenmill.server.many.entry import Entry
 from tokenmill.server.model_lookup import find_entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
 from tokenmill.server.switch.listing import Shown, context_of, listed, status
-from tokenmill.server.switch.loaded import parts_of
+from tokenmill.server.switch.loaded_model import parts_of
 from tokenmill.server.web.card import card, unloaded_card
 from tokenmill.server.web.files import PageFile, read_files
 
