@@ -21,7 +21,7 @@ from tokenmill.server.openai.schemas import (
     PoolingRequest,
     TokenizeRequest,
 )
-from tokenmill.server.openai.stored.keeping_chats import begin_keeping, kept_base
+from tokenmill.server.openai.stored.store_chat import begin_keeping, kept_base
 from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, tenant, written_answer
 from tokenmill.server.sse import DONE, event
 from tokenmill.server.switch.listing import known, listed
