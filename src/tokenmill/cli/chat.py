@@ -13,9 +13,9 @@ from tokenmill.cli.conversation import Conversation, Messages
 from tokenmill.cli.flags import MODEL, Settled, engine_flags, settle_stored
 from tokenmill.cli.generate import check_output
 from tokenmill.cli.loading import describe, load
-from tokenmill.cli.reading import at_terminal, messages
 from tokenmill.cli.screen import Screen
 from tokenmill.cli.terminal import harmless
+from tokenmill.cli.typed_messages import at_terminal, messages
 from tokenmill.cli.unloaded_model import lacks_template
 from tokenmill.core.errors import EngineDeadError, ParameterError, TokenmillError
 

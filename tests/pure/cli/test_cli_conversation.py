@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tokenmill.cli.conversation import Conversation, Messages
-from tokenmill.cli.reading import read_message
 from tokenmill.cli.terminal import Live, harmless
+from tokenmill.cli.typed_messages import read_message
 from tokenmill.core.errors import ParameterError, TooLargeError
 
 

@@ -17,7 +17,7 @@ from tokenmill.cli.bench_common import check_place, write_whole
 from tokenmill.cli.errors import told
 from tokenmill.cli.generate import _read_input
 from tokenmill.cli.main import app
-from tokenmill.cli.reading import messages
+from tokenmill.cli.typed_messages import messages
 from tokenmill.core.errors import EngineDeadError, ModelError, SequenceError, UserError
 
 
