@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 from tokenmill.cli.loading import size
-from tokenmill.cli.stored import ago, table
+from tokenmill.cli.stored_models import ago, table
 from tokenmill.core.config import make_server_config
 from tokenmill.core.errors import ParameterError, UserError
 
