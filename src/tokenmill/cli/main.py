@@ -27,7 +27,7 @@ from tokenmill.cli import (
 )
 from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import told
-from tokenmill.cli.streams import open_missing_streams
+from tokenmill.cli.missing_streams import open_missing_streams
 from tokenmill.core.config import calm_threads, wants_no_colour
 from tokenmill.process.leaving import leave
 

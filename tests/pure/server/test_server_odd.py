@@ -185,7 +185,7 @@ def test_two_servers_on_one_unix_socket(tmp_path: Path) -> None:
 def test_closed_streams_are_holes(closed: str) -> None:
     """No file and no socket gets the number of a stream that people print to."""
     code = (
-        "import os, sys; from tokenmill.cli.streams import open_missing_streams; open_missing_streams(); "
+        "import os, sys; from tokenmill.cli.missing_streams import open_missing_streams; open_missing_streams(); "
         "import socket; "
         "print('out'); print('err', file=sys.stderr); sys.stdin.read(); "
         "made = socket.socket(); sys.exit(0 if made.fileno() > 2 and all(os.fstat(i) for i in range(3)) else 9)"
