@@ -23,6 +23,7 @@ from tokenmill.core.step import StepPlan
 from tokenmill.device.graphs import Recorder, Recording
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch
+from tokenmill.runner.graph_maker import GraphMaker
 from tokenmill.runner.rows import Rows
 
 SPILL = 1 << 20
@@ -138,8 +139,8 @@ class Layout(Generic[K]):
 class Recordings(Protocol[K]):
     """Recordings of one layout's steps. possible: becomes False once this model proves impossible to record."""
 
-    possible: bool
-
+    @property
+    def possible(self) -> bool: ...
     def warm(self, layout: Layout[K]) -> None: ...
     def replay(self, key: K, layout: Layout[K], plan: StepPlan) -> Made | None:
         """Compute the plan's step exactly once (layers overwrite states); None: not recorded, and nothing was
@@ -185,12 +186,13 @@ class Graphs(Generic[K]):
     """CUDA graphs. Layouts may share a `recorder`, because steps run one after the other."""
 
     def __init__(self, kernels: Kernels, recorder: Recorder) -> None:
-        self.kernels = kernels
-        self.recorder = recorder
+        self.maker = GraphMaker(kernels, recorder)
         self.made: dict[K, Recording[Made]] = {}
-        self.possible = True
-        self.proven: set[bool] = set()
-        """Kinds of steps (with adapters, without) of which one has already been run and recorded."""
+
+    @property
+    def possible(self) -> bool:
+        """Can this model's steps be recorded?"""
+        return self.maker.possible
 
     def warm(self, layout: Layout[K]) -> None:
         """Record the layout's keys."""
@@ -219,29 +221,10 @@ class Graphs(Generic[K]):
         """Find or make a recording; None: an operation of this model waits for the device."""
         if key not in self.made and self.possible:
             layout.fill(key, None)  # with the spare row: no real row's state changes
-            compute, kind = layout.computing(key), layout.adapted(key)
-            found = self._at_once(compute) if kind in self.proven else None
-            if found is None:
-                before = self.kernels.waits
-                compute()  # allocates scratch memory and shows whether an operation waits
-                self.possible = self.kernels.waits == before
-                found = self.recorder.record(compute) if self.possible else None
+            found = self.maker.record_work(layout.computing(key), layout.adapted(key))
             if found is not None:
-                self.proven.add(kind)
                 self.made[key] = found
         return self.made.get(key)
-
-    def _at_once(self, compute: Callable[[], Made]) -> Recording[Made] | None:
-        """Record work that has never run, which halves the time that start-up takes for each recording. None: the work
-        does something that no step of this kind has done yet, and must run once before it is recorded."""
-        before = self.kernels.waits
-        try:
-            found = self.recorder.record(compute)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError:
-            return None
-        return found if self.kernels.waits == before else None
 
 
 class Tapes(Generic[K]):

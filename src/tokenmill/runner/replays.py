@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import Kernels
-from tokenmill.device.graphs import Recorder, Recording
+from tokenmill.runner.graph_maker import GraphMaker
 
 T = TypeVar("T")
 ROOM = 32 << 20
@@ -34,7 +34,7 @@ class Replays:
         """The result, how to compute it again, and what holds the memory that this reads."""
         self.seen: set[Hashable] = set()
         self.room: Tensor | None = None
-        self.recorder: Recorder | None = None
+        self.graphs = GraphMaker(kernels)
 
     def make_or_replay(self, key: Hashable, computing: Callable[[], Callable[[], T]]) -> T:
         """What the function that `computing` returns makes. Only that function is recorded, not the call of
@@ -69,12 +69,9 @@ class Replays:
         return made
 
     def _graph(self, key: Hashable, compute: Callable[[], T]) -> T:
-        before = self.kernels.waits
-        made = compute()  # compiles kernels and allocates scratch memory
-        self.possible = self.kernels.waits == before
-        if self.possible:
-            self.recorder = self.recorder or Recorder()
-            recording: Recording[T] = self.recorder.record(compute)
-            self.made[key] = recording.made, recording.replay, compute
-            return recording.replay()
-        return made
+        recording = self.graphs.record_work(compute)
+        if recording is None:
+            self.possible = False
+            return compute()
+        self.made[key] = recording.made, recording.replay, compute
+        return recording.replay()
