@@ -19,9 +19,9 @@ from tokenmill.server.inputs.headers import (
     REFUSED_QUERIES,
     TOLD_HEADERS,
 )
-from tokenmill.server.inputs.plan import Plan, Refusal, plan_name
+from tokenmill.server.inputs.object_rules import ObjectRules, Refusal, schema_name
 from tokenmill.server.inputs.refused import GENERATING as GENERATING_REFUSED
-from tokenmill.server.plans import ENDPOINTS, make_plans
+from tokenmill.server.request_rules import ENDPOINTS, make_request_rules
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "fields.md"
 HEAD = """# Every field of every API
@@ -46,31 +46,31 @@ TEXT = """Fields that one API reads are refused by the others (`stop_sequences` 
 
 def page() -> str:
     """The whole page."""
-    plans = make_plans()
+    rules = make_request_rules()
     paths: dict[str, list[str]] = defaultdict(list)
     for path, schemas in ENDPOINTS.items():
         for schema in schemas:
-            paths[plan_name(schema)].append(path)
+            paths[schema_name(schema)].append(path)
     text = [HEAD, "## Wherever text is asked for", TEXT, ""]
     text += _lists({}, GENERATING_HARMLESS, GENERATING_REFUSED)
-    for name in sorted(plans, key=lambda name: name not in paths):
+    for name in sorted(rules, key=lambda name: name not in paths):
         where = ", ".join(f"`{path}`" for path in paths.get(name, ()))
         text.append(f"## {name}\n{where}\n" if where else f"## {name}")
-        text += _plan(plans[name])
+        text += _rules(rules[name])
     return "\n".join([*text, *_around()]).rstrip() + "\n"
 
 
-def _plan(plan: Plan) -> Iterable[str]:
-    if plan.done:
-        yield f"**Done**: {_names(plan.done)}\n"
-    asks = GENERATING_REFUSED.keys() <= plan.refused.keys()
-    harmless = {name: why for name, why in plan.harmless.items() if not (asks and name in GENERATING_HARMLESS)}
+def _rules(rules: ObjectRules) -> Iterable[str]:
+    if rules.done:
+        yield f"**Done**: {_names(rules.done)}\n"
+    asks = GENERATING_REFUSED.keys() <= rules.refused.keys()
+    harmless = {name: why for name, why in rules.harmless.items() if not (asks and name in GENERATING_HARMLESS)}
     refused = {
         name: refusal
-        for name, refusal in plan.refused.items()
+        for name, refusal in rules.refused.items()
         if not refusal.why.startswith(FOREIGN) and not (asks and GENERATING_REFUSED.get(name) == refusal)
     }
-    yield from _lists(plan.aliases, harmless, refused)
+    yield from _lists(rules.aliases, harmless, refused)
     if asks:
         yield "And what holds wherever text is asked for.\n"
 

@@ -39,8 +39,8 @@ from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
 from tokenmill.server.openai.stored.routes import STORED_CHATS
 from tokenmill.server.operations import OPERATIONS
-from tokenmill.server.plans import make_plans
 from tokenmill.server.preflight import read_template
+from tokenmill.server.request_rules import make_request_rules
 from tokenmill.server.responses.routes import RESPONSES
 from tokenmill.server.routing import error_shape
 from tokenmill.server.scoring.routes import SCORING
@@ -90,7 +90,7 @@ def make_server_context(config: ServerConfig, models: Catalogue[Model]) -> Serve
         models=models,
         gate=Gate(gate_limits, metrics.reject),
         metrics=metrics,
-        bodies=Bodies(limits.max_body_bytes, make_plans()),
+        bodies=Bodies(limits.max_body_bytes, make_request_rules()),
         past=Past(History(owners=gate_limits.tenants)),
         recorder=_recorder(config.serve),
     )

@@ -19,7 +19,7 @@ from tokenmill.core.errors import TooLargeError
 from tokenmill.core.garbage import no_collection
 from tokenmill.server.ceilings import MOST_FIELDS, check_ceilings
 from tokenmill.server.errors import HttpError
-from tokenmill.server.inputs.plan import Plan
+from tokenmill.server.inputs.object_rules import ObjectRules
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 
 B = TypeVar("B", bound=BaseModel)
@@ -57,8 +57,8 @@ _decode = msgspec.json.Decoder().decode
 class Bodies:
     """One server's threads for reading bodies, and the number of bytes that it holds."""
 
-    def __init__(self, max_body_bytes: int, plans: Mapping[str, Plan]) -> None:
-        self.plans = plans
+    def __init__(self, max_body_bytes: int, rules: Mapping[str, ObjectRules]) -> None:
+        self.rules = rules
         """How the names in every kind of body are judged."""
         self.room = BODIES_AT_ONCE * max(max_body_bytes, SMALL)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-body")

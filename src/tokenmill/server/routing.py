@@ -24,7 +24,7 @@ from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, Pairs, error_bytes
 from tokenmill.server.inputs.headers import judge_query, told_headers
-from tokenmill.server.inputs.plan import plan_name
+from tokenmill.server.inputs.object_rules import schema_name
 from tokenmill.server.inputs.unread_names import Unknown, as_headers, look, look_in_template, refuse_unknown
 from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams
 from tokenmill.server.request_job import Job
@@ -120,14 +120,14 @@ def _parse(
     def look_at(chosen: type[BaseModel], raw: Fields) -> None:
         if first is not None:
             first(raw)
-        judge(context, request, plan_name(chosen), raw)
+        judge(context, request, schema_name(chosen), raw)
 
     return parse(parcel.take(), schema, look_at)
 
 
-def judge(context: Context, request: Request, plan: str, raw: dict[str, Any]) -> None:
+def judge(context: Context, request: Request, object_name: str, raw: dict[str, Any]) -> None:
     """Refuse names on the list of refused ones. Unknown names are counted, and reported in the answer's headers."""
-    unknown, known = Unknown(), context.bodies.plans[plan]
+    unknown, known = Unknown(), context.bodies.rules[object_name]
     look(raw, known, unknown)
     kwargs = raw.get("chat_template_kwargs") if "chat_template_kwargs" in known.fields else None
     if isinstance(kwargs, dict):
@@ -135,7 +135,7 @@ def judge(context: Context, request: Request, plan: str, raw: dict[str, Any]) ->
         own = raw.get("chat_template") or context.chat_template
         template = own or (tokenizer.chat_template if tokenizer is not None else None)
         look_in_template(kwargs, template, unknown)
-    _tell(context, request, plan, unknown)
+    _tell(context, request, object_name, unknown)
 
 
 def judge_around(context: Context, request: Request) -> None:
@@ -150,11 +150,11 @@ def judge_around(context: Context, request: Request) -> None:
     _tell(context, request, "header", unknown)
 
 
-def _tell(context: Context, request: Request, plan: str, unknown: Unknown) -> None:
+def _tell(context: Context, request: Request, object_name: str, unknown: Unknown) -> None:
     """Report names that have no effect here, or refuse them with --strict-fields."""
     if not unknown.names:
         return
-    context.shared.metrics.ignored.labels(plan).inc(len(unknown.names))
+    context.shared.metrics.ignored.labels(object_name).inc(len(unknown.names))
     if context.config.limits.strict_fields:
         refuse_unknown(unknown)
     request.scope["state"].setdefault("warnings", []).extend(as_headers(unknown))
@@ -201,9 +201,9 @@ class Work:
         self.heed(body)
         return body
 
-    def judge(self, plan: str, raw: dict[str, Any]) -> None:
+    def judge(self, object_name: str, raw: dict[str, Any]) -> None:
         """Judge the names of an object that lies deeper in the body."""
-        judge(self.context, self.request, plan, raw)
+        judge(self.context, self.request, object_name, raw)
 
     def heed(self, body: BaseModel) -> None:
         """Apply the fields about the job: `timeout`, `session_id`. A priority in a header wins, as in vLLM."""

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Starter
-from tokenmill.server.inputs.plan import spellings
-from tokenmill.server.plans import ENDPOINTS
+from tokenmill.server.inputs.object_rules import spellings
+from tokenmill.server.request_rules import ENDPOINTS
 from tokenmill.testing.hostile import VALID, path_of
 
 SAMPLING: dict[str, Any] = {

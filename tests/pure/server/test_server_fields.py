@@ -19,16 +19,16 @@ from tokenmill.server.bodies import validated
 from tokenmill.server.errors import HttpError
 from tokenmill.server.inputs.harmless import HARMLESS
 from tokenmill.server.inputs.headers import DONE_HEADERS, HARMLESS_HEADERS, QUERIES, TOLD_HEADERS
-from tokenmill.server.inputs.plan import Refusal, parts, plan_name, spellings
+from tokenmill.server.inputs.object_rules import Refusal, parts, schema_name, spellings
 from tokenmill.server.inputs.refused import GENERATING, REFUSED
 from tokenmill.server.inputs.unread_names import MOST_CHARS, MOST_TOLD, Unknown, look
 from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.plans import ALIASES, ENDPOINTS, OBJECTS, make_plans
+from tokenmill.server.request_rules import ALIASES, ENDPOINTS, OBJECTS, make_request_rules
 from tokenmill.testing.fake_generator import FakeOptions
 from tokenmill.testing.hostile import TALK
 
-PLANS = make_plans()
-TOP = {plan_name(schema): path for path, schemas in ENDPOINTS.items() for schema in schemas}
+RULES = make_request_rules()
+TOP = {schema_name(schema): path for path, schemas in ENDPOINTS.items() for schema in schemas}
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "fields.md"
 FOREIGN = {
     "tfs_z": 0.5,
@@ -48,17 +48,17 @@ FOREIGN = {
     "rid": "a",
 }
 """What users of other engines send, with values that have an effect there."""
-WRITERS = [name for name in BASES if GENERATING.keys() <= PLANS[name].refused.keys()]
+WRITERS = [name for name in BASES if GENERATING.keys() <= RULES[name].refused.keys()]
 
 
-def wrapped(plan: str, change: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-    """A path, and a body with these names added where the plan's object lies."""
-    path, body = BASES[plan]
-    return path, {**body, UNDER[plan]: change} if plan in UNDER else {**body, **change}
+def wrapped(object_name: str, change: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """A path, and a body with these names added where the object lies."""
+    path, body = BASES[object_name]
+    return path, {**body, UNDER[object_name]: change} if object_name in UNDER else {**body, **change}
 
 
 async def ignored(served: Served) -> dict[str, float]:
-    """tokenmill:ignored_fields by plan."""
+    """tokenmill:ignored_fields by its label."""
     text = (await served.client.get("/metrics")).text
     families = [f for f in text_string_to_metric_families(text) if f.name == "tokenmill:ignored_fields"]
     return {s.labels["plan"]: s.value for f in families for s in f.samples if s.name.endswith("_total")}
@@ -84,34 +84,34 @@ def test_every_path_that_takes_a_body_is_listed(start: Starter) -> None:
 
 
 def test_no_name_is_in_two_states() -> None:
-    for plan in PLANS.values():
-        lists = (plan.fields, plan.harmless.keys() - plan.fields, plan.refused.keys(), plan.aliases.keys())
-        assert sum(map(len, lists)) == len(set().union(*lists)), plan.name
-        assert set(plan.aliases.values()) <= plan.done, plan.name
-        assert plan.inside.keys() <= plan.fields, plan.name
+    for rules in RULES.values():
+        lists = (rules.fields, rules.harmless.keys() - rules.fields, rules.refused.keys(), rules.aliases.keys())
+        assert sum(map(len, lists)) == len(set().union(*lists)), rules.name
+        assert set(rules.aliases.values()) <= rules.done, rules.name
+        assert rules.inside.keys() <= rules.fields, rules.name
 
 
 def test_every_list_belongs_to_a_plan() -> None:
-    assert (REFUSED.keys() | HARMLESS.keys() | ALIASES.keys() | OBJECTS.keys()) <= PLANS.keys()
+    assert (REFUSED.keys() | HARMLESS.keys() | ALIASES.keys() | OBJECTS.keys()) <= RULES.keys()
 
 
 def test_every_reason_is_a_sentence_s_end() -> None:
-    for plan in PLANS.values():
-        for why in (*plan.harmless.values(), *(refusal.why for refusal in plan.refused.values())):
+    for rules in RULES.values():
+        for why in (*rules.harmless.values(), *(refusal.why for refusal in rules.refused.values())):
             assert why and not why.endswith(".") and len(why) < 120, why
 
 
-@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("name", RULES)
 def test_every_refused_name_is_refused_unless_it_asks_for_nothing(name: str) -> None:
-    plan = PLANS[name]
-    for field, refusal in plan.refused.items():
+    rules = RULES[name]
+    for field, refusal in rules.refused.items():
         for quiet in (None, *refusal.neutral):
             unknown = Unknown()
-            look({field: quiet}, plan, unknown)
+            look({field: quiet}, rules, unknown)
             assert not unknown.names
         for loud in ("zz", 77, ["zz"], {"zz": 1}):
             with pytest.raises(ParameterError, match="is not supported in this version") as caught:
-                look({field: loud}, plan, Unknown())
+                look({field: loud}, rules, Unknown())
             assert caught.value.param == field
 
 
@@ -122,11 +122,11 @@ def test_neutral_values_are_of_one_kind() -> None:
     assert Refusal("", ([],)).asks([0]) and Refusal("").asks(0)
 
 
-@pytest.mark.parametrize("plan", WRITERS)
-async def test_what_other_engines_do_is_refused_by_name_in_every_api(start: Starter, plan: str) -> None:
+@pytest.mark.parametrize("object_name", WRITERS)
+async def test_what_other_engines_do_is_refused_by_name_in_every_api(start: Starter, object_name: str) -> None:
     served = await start()
     for name, value in FOREIGN.items():
-        path, body = wrapped(plan, {name: value})
+        path, body = wrapped(object_name, {name: value})
         answer = await served.post(path, body)
         assert answer.status_code == 400 and f"{name} is not supported" in answer.text, (path, answer.text)
     assert served.context.gate.open == 0 and not served.fake.fleet.open_requests
@@ -146,12 +146,12 @@ ONCE = ("lora.LoadAdapterRequest", "lora.UnloadAdapterRequest", *STORE)
 (tests/cpu/server/test_adapters.py, test_server_store.py)."""
 
 
-@pytest.mark.parametrize("plan", BASES)
-async def test_a_name_that_nobody_knows_is_told_or_refused(start: Starter, plan: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("object_name", BASES)
+async def test_a_name_that_nobody_knows_is_told_or_refused(start: Starter, object_name: str, tmp_path: Path) -> None:
     served = await start(FakeOptions(max_model_len=512), models_control=True)
     strict = await start(strict_fields=True, lora_folder=str(tmp_path), models_control=True, allow_model_changes=True)
-    path, body = wrapped(plan, {"zzz": 1})
-    if plan in ONCE:
+    path, body = wrapped(object_name, {"zzz": 1})
+    if object_name in ONCE:
         refused = await strict.post(path, body)
         assert refused.status_code == 400 and "zzz is no field of this request" in refused.text
         return
@@ -161,7 +161,7 @@ async def test_a_name_that_nobody_knows_is_told_or_refused(start: Starter, plan:
     assert told == "zzz" or told.endswith(".zzz")
     refused = await strict.post(path, body)
     assert refused.status_code == 400 and "zzz is no field of this request" in refused.text
-    usual = {**body, UNDER[plan]: {}} if plan in UNDER else {k: v for k, v in body.items() if k != "zzz"}
+    usual = {**body, UNDER[object_name]: {}} if object_name in UNDER else {k: v for k, v in body.items() if k != "zzz"}
     for each in (served, strict):
         fine = await each.post(path, usual)
         assert fine.status_code == 200 and "x-tokenmill-ignored" not in fine.headers
@@ -254,23 +254,23 @@ async def test_arguments_that_the_template_never_reads_are_told_or_refused(start
 def test_looking_at_many_objects_is_cheap() -> None:
     body = {"messages": [{"role": "user", "content": "", f"k{i}": 1} for i in range(60_000)]}
     unknown = Unknown()
-    assert least_cpu_time(lambda: look(body, PLANS["openai.ChatRequest"], unknown), 1.0) < 1.0
+    assert least_cpu_time(lambda: look(body, RULES["openai.ChatRequest"], unknown), 1.0) < 1.0
     assert len(unknown.names) == MOST_TOLD and unknown.more
 
 
 # ---------------------------------------------------------------- other spellings
 
 
-@pytest.mark.parametrize("plan", ALIASES)
-def test_other_spellings_become_the_field_s_name(plan: str) -> None:
-    for name, field in ALIASES[plan].items():
+@pytest.mark.parametrize("object_name", ALIASES)
+def test_other_spellings_become_the_field_s_name(object_name: str) -> None:
+    for name, field in ALIASES[object_name].items():
         for raw in ({name: 7}, {name: 7, field: 7}):
-            look(raw, PLANS[plan], Unknown())
+            look(raw, RULES[object_name], Unknown())
             assert raw == {field: 7}
         with pytest.raises(ParameterError, match="not both"):
-            look({name: 7, field: 8}, PLANS[plan], Unknown())
+            look({name: 7, field: 8}, RULES[object_name], Unknown())
         nothing = {name: None, field: 8}
-        look(nothing, PLANS[plan], Unknown())
+        look(nothing, RULES[object_name], Unknown())
         assert nothing == {field: 8}
 
 
@@ -281,7 +281,7 @@ async def test_other_spellings_have_the_field_s_effect(start: Starter) -> None:
         answer = (await served.post("/v1/chat/completions", {**base, name: 3})).json()
         assert answer["usage"]["completion_tokens"] == 3
     raw: dict[str, Any] = {"n_predict": -1}
-    look(raw, PLANS["openai.CompletionRequest"], Unknown())
+    look(raw, RULES["openai.CompletionRequest"], Unknown())
     assert raw == {"max_tokens": None}
     for value in (0, -3, "3", True):
         answer = await served.post("/v1/chat/completions", {**base, "n_predict": value})
@@ -293,8 +293,8 @@ async def test_other_spellings_have_the_field_s_effect(start: Starter) -> None:
 
 async def test_headers_that_are_not_done_are_told(start: Starter) -> None:
     served, strict = await start(models_control=True), await start(strict_fields=True, models_control=True)
-    for plan, (path, body) in BASES.items():
-        if plan in UNDER or plan in ONCE:
+    for object_name, (path, body) in BASES.items():
+        if object_name in UNDER or object_name in ONCE:
             continue
         answer = await served.post(path, body, **dict.fromkeys(TOLD_HEADERS, "1"))
         assert answer.status_code == 200 and answer.headers["x-tokenmill-ignored"] == ", ".join(TOLD_HEADERS), path
@@ -312,8 +312,8 @@ def test_no_header_is_on_two_lists() -> None:
 
 async def test_a_priority_in_a_header_is_heeded_by_every_api(start: Starter) -> None:
     served = await start()
-    for plan in WRITERS:
-        path, body = BASES[plan]
+    for object_name in WRITERS:
+        path, body = BASES[object_name]
         answer = await served.post(path, body, **{"x-vllm-priority": "3"})
         assert answer.status_code == 400 and "--scheduling-policy" in answer.text, path
 
@@ -386,21 +386,21 @@ OPEN = {
 
 
 def test_every_object_without_a_schema_is_judged_or_known_to_be_open() -> None:
-    for name, schema in schemas_of_all_plans().items():
+    for name, schema in schemas_of_all_bodies().items():
         for field, info in spellings(schema).items():
             free = "dict[" in str(info.annotation) or "Any" in str(info.annotation)
             if free and not list(parts(info)):
                 assert field in OPEN, (name, field)
 
 
-def schemas_of_all_plans() -> dict[str, type[BaseModel]]:
+def schemas_of_all_bodies() -> dict[str, type[BaseModel]]:
     """Every schema, those inside others, too."""
     found: dict[str, type[BaseModel]] = {}
     waiting = [schema for schemas in ENDPOINTS.values() for schema in schemas]
     while waiting:
         schema = waiting.pop()
-        if plan_name(schema) not in found:
-            found[plan_name(schema)] = schema
+        if schema_name(schema) not in found:
+            found[schema_name(schema)] = schema
             for info in schema.model_fields.values():
                 waiting += [part for part in parts(info) if not isinstance(part, str)]
     return found
@@ -408,7 +408,7 @@ def schemas_of_all_plans() -> dict[str, type[BaseModel]]:
 
 def test_sixteen_point_zero_is_sixteen() -> None:
     """JSON has one kind of number. What is no integer, or is none for certain, stays refused."""
-    schemas, seen = schemas_of_all_plans(), 0
+    schemas, seen = schemas_of_all_bodies(), 0
     for name in BASES.keys() & schemas.keys():
         path, _ = wrapped(name, {})
         top = ENDPOINTS[path][0] if name in UNDER else schemas[name]

@@ -18,8 +18,8 @@ from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.store import Store
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.server.openai.stored.kept_chats import KeptChat
-from tokenmill.server.plans import make_plans
 from tokenmill.server.request_job import Job
+from tokenmill.server.request_rules import make_request_rules
 from tokenmill.server.responses.conversation import Conversation
 from tokenmill.testing.fake_generator import FILLS, FakeOptions, byte_tokenizer
 
@@ -112,9 +112,9 @@ async def bench(start: Starter, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return Bench(served, monkeypatch)
 
 
-def body_of(plan: str, field: str, value: Any, base: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+def body_of(object_name: str, field: str, value: Any, base: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The path, and a body whose field has this value."""
-    path, body = BASES[plan]
+    path, body = BASES[object_name]
     base = dict(base)
     if base.pop("_long", False):
         body = {
@@ -123,8 +123,8 @@ def body_of(plan: str, field: str, value: Any, base: dict[str, Any]) -> tuple[st
         }
     given = {name: each for name, each in {**base, field: value}.items() if each is not ABSENT}
     gone = {name for name, each in {**base, field: value}.items() if each is ABSENT}
-    if plan in UNDER:
-        return path, {**body, UNDER[plan]: given}
+    if object_name in UNDER:
+        return path, {**body, UNDER[object_name]: given}
     return path, {**{name: each for name, each in body.items() if name not in gone}, **given}
 
 
@@ -133,43 +133,43 @@ def _long(given: Any) -> Any:
 
 
 def test_every_field_that_is_done_has_a_probe() -> None:
-    plans = make_plans()
-    assert plans.keys() == PROBES.keys() | INSIDE.keys()
-    for name, plan in plans.items():
-        assert set({**PROBES, **INSIDE}[name]) == plan.done, name
+    rules = make_request_rules()
+    assert rules.keys() == PROBES.keys() | INSIDE.keys()
+    for name, each in rules.items():
+        assert set({**PROBES, **INSIDE}[name]) == each.done, name
 
 
-@pytest.mark.parametrize("plan", PROBES)
-async def test_every_field_of_a_body_has_its_effect(bench: Bench, plan: str) -> None:
-    for field, (base, before, after) in PROBES[plan].items():
-        path, first = body_of(plan, field, before, base)
-        _, second = body_of(plan, field, after, base)
+@pytest.mark.parametrize("object_name", PROBES)
+async def test_every_field_of_a_body_has_its_effect(bench: Bench, object_name: str) -> None:
+    for field, (base, before, after) in PROBES[object_name].items():
+        path, first = body_of(object_name, field, before, base)
+        _, second = body_of(object_name, field, after, base)
         was, found = await bench.effect(path, first)
         again, same = await bench.effect(path, first)
         now, other = await bench.effect(path, second)
-        assert found == same and was == again, (plan, field, "is not the same twice")
-        assert found != other, (plan, field, "has no effect", found)
+        assert found == same and was == again, (object_name, field, "is not the same twice")
+        assert found != other, (object_name, field, "has no effect", found)
         for status, seen in ((was, found), (now, other)):
             if status != 200 and not any(isinstance(each, tuple) for each in seen[0]):
                 assert any(name == field and word in seen[2] for name, word in REFUSAL_IS_THE_EFFECT), (
-                    plan,
+                    object_name,
                     field,
                     seen,
                 )
 
 
-@pytest.mark.parametrize("plan", INSIDE)
-async def test_every_field_of_what_lies_in_a_body_has_its_effect(bench: Bench, plan: str) -> None:
-    for field, (path, first, second) in INSIDE[plan].items():
+@pytest.mark.parametrize("object_name", INSIDE)
+async def test_every_field_of_what_lies_in_a_body_has_its_effect(bench: Bench, object_name: str) -> None:
+    for field, (path, first, second) in INSIDE[object_name].items():
         was, found = await bench.effect(path, first)
         _, same = await bench.effect(path, first)
         now, other = await bench.effect(path, second)
-        assert found == same, (plan, field, "is not the same twice")
-        assert found != other, (plan, field, "has no effect", found)
+        assert found == same, (object_name, field, "is not the same twice")
+        assert found != other, (object_name, field, "has no effect", found)
         reached = any(isinstance(each, tuple) for each in found[0])
-        assert was == 200 or reached, (plan, field, found)
+        assert was == 200 or reached, (object_name, field, found)
         assert (
             now == 200
             or field in ("type", "id", "name", "datatype", "schema", "schema_", "value")
             or any(isinstance(each, tuple) for each in other[0])
-        ), (plan, field, other)
+        ), (object_name, field, other)

@@ -1,6 +1,6 @@
 """Names that are refused when their value would have an effect. Owns: the lists, with reasons and neutral values.
 
-Keys of REFUSED are names of plans: an API's folder and a schema, or an object that has no schema (`objects.py`).
+Keys of REFUSED name objects: an API's folder and a schema, or an object that has no schema (`request_rules.py`).
 Neutral values are those that change nothing, and the defaults of the API that a name comes from: its clients write
 them into every request. Must not know: schemas, HTTP.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.server.inputs.plan import Refusal
+from tokenmill.server.inputs.object_rules import Refusal
 
 Refusals = Mapping[str, Refusal]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.server.inputs.plan import Plan
+from tokenmill.server.inputs.object_rules import ObjectRules
 
 MOST_TOLD = 16
 """Unknown names that are told; there may be many more."""
@@ -30,11 +30,11 @@ class Unknown:
     names: dict[str, str | None] = field(default_factory=dict)
     more: bool = False
 
-    def add(self, path: str, name: str, plan: Plan) -> None:
+    def add(self, path: str, name: str, rules: ObjectRules) -> None:
         """One more, if there is room."""
         if path + name in self.names or (shown := plain(path + name)) in self.names:
             return
-        self.tell(shown, lambda: _hint(name, plan))
+        self.tell(shown, lambda: _hint(name, rules))
 
     def tell(self, shown: str, hint: Callable[[], str | None] = lambda: None) -> None:
         """One more name, as it is shown."""
@@ -50,22 +50,22 @@ def plain(name: str) -> str:
     return shown + "..." if len(name) > MOST_CHARS else shown
 
 
-def look(raw: MutableMapping[str, Any], plan: Plan, unknown: Unknown, path: str = "") -> None:
+def look(raw: MutableMapping[str, Any], rules: ObjectRules, unknown: Unknown, path: str = "") -> None:
     """Refuse what is refused by name, give other spellings their field's name, collect what nobody knows. A field that
     is null says as much as one that is absent."""
-    if plan.validated:
-        for name in [name for name, value in raw.items() if value is None and name in plan.fields]:
+    if rules.validated:
+        for name in [name for name, value in raw.items() if value is None and name in rules.fields]:
             del raw[name]
-    for name in [name for name in raw if name not in plan.fields]:
-        if name in plan.aliases:
-            _move(raw, name, plan.aliases[name], path)
-        elif (refusal := plan.refused.get(name)) is not None:
+    for name in [name for name in raw if name not in rules.fields]:
+        if name in rules.aliases:
+            _move(raw, name, rules.aliases[name], path)
+        elif (refusal := rules.refused.get(name)) is not None:
             if refusal.asks(raw[name]):
                 text = f"{path}{name} is not supported in this version: {refusal.why}."
                 raise ParameterError(text, param=f"{path}{name}")
-        elif name not in plan.harmless and not unknown.more:
-            unknown.add(path, name, plan)
-    for name, under in plan.inside.items():
+        elif name not in rules.harmless and not unknown.more:
+            unknown.add(path, name, rules)
+    for name, under in rules.inside.items():
         value = raw.get(name)
         if isinstance(value, dict):
             look(value, under, unknown, f"{path}{name}.")
@@ -97,9 +97,9 @@ def _move(raw: MutableMapping[str, Any], name: str, field_name: str, path: str) 
     raw[field_name] = value
 
 
-def _hint(name: str, plan: Plan) -> str | None:
+def _hint(name: str, rules: ObjectRules) -> str | None:
     """The field that was probably meant."""
-    known = sorted(plan.fields | plan.aliases.keys())
+    known = sorted(rules.fields | rules.aliases.keys())
     bare = _bare(name[:MOST_CHARS])
     for each in known:
         if _bare(each) == bare:

@@ -1,7 +1,7 @@
 """llama.cpp's requests. Owns: their fields and bounds, and what they mean in OpenAI's words.
 
-Fields for sampling are those of a completion; llama.cpp's spellings of them are aliases (`plans.py`). Must not know:
-engines, HTTP.
+Fields for sampling are those of a completion; llama.cpp's spellings of them are aliases (`request_rules.py`).
+Must not know: engines, HTTP.
 """
 
 from __future__ import annotations

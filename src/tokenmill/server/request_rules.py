@@ -1,5 +1,5 @@
-"""The plans of all requests. Owns: which schemas there are, names of objects without a schema, other spellings, and
-names that belong to another API. Must not know: HTTP, how requests are answered.
+"""The rules for the names in all requests. Owns: which schemas there are, names of objects without a schema, other
+spellings, and names that belong to another API. Must not know: HTTP, how requests are answered.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from tokenmill.server.anthropic.schemas import CountRequest, MessagesRequest
 from tokenmill.server.inputs.harmless import HARMLESS
-from tokenmill.server.inputs.plan import Plan, Refusal, parts, plan_name, spellings
+from tokenmill.server.inputs.object_rules import ObjectRules, Refusal, parts, schema_name, spellings
 from tokenmill.server.inputs.refused import REFUSED
 from tokenmill.server.kserve import schemas as kserve
 from tokenmill.server.llamacpp import schemas as llamacpp
@@ -133,7 +133,7 @@ _WRITERS = {
     "tgi.Parameters": "the parameters of /generate",
 }
 _ALSO = (*_FORMS, "tgi.TgiRequest", "kserve.GenerateRequest", "kserve.InferRequest")
-"""Plans of requests that make text: a field of one of them is refused where another does not read it."""
+"""Rules of requests that make text: a field of one of them is refused where another does not read it."""
 _INTO = {
     "ollama.ChatRequest": ("ollama.Options", "options"),
     "ollama.GenerateRequest": ("ollama.Options", "options"),
@@ -174,9 +174,9 @@ _LOUD = frozenset({"prompt", "inputs", "think", "do_sample", "parallel_tool_call
 
 
 @cache
-def make_plans() -> Mapping[str, Plan]:
-    """Every plan by its name. They depend on nothing, so they are made once."""
-    made: dict[str, Plan] = {}
+def make_request_rules() -> Mapping[str, ObjectRules]:
+    """The rules of every object by its name. They depend on nothing, so they are made once."""
+    made: dict[str, ObjectRules] = {}
     for schemas in ENDPOINTS.values():
         for schema in schemas:
             _add(schema, made)
@@ -186,28 +186,28 @@ def make_plans() -> Mapping[str, Plan]:
         inside = made[name].inside if name in made else {}
         made[name] = _completion_like(name, completion, own, inside)
     for name in (*_WRITERS, *_ALSO):
-        plan = made[name]
-        known = plan.fields | plan.harmless.keys() | plan.aliases.keys()
+        rules = made[name]
+        known = rules.fields | rules.harmless.keys() | rules.aliases.keys()
         more = {given: why for given, why in _foreign(made, name).items() if given not in known}
         if name in _INTO:
             made_of, where = _INTO[name]
             for given in (made[made_of].done | made[made_of].aliases.keys()) - known:
                 old = more.get(given, Refusal("", _NEUTRAL.get(given, ()), given in _LOUD))
                 more[given] = replace(old, why=f"it belongs into {where}")
-        made[name] = replace(plan, refused={**more, **plan.refused})
+        made[name] = replace(rules, refused={**more, **rules.refused})
     return MappingProxyType(_relinked(made))
 
 
-def _add(part: type[BaseModel] | str, made: dict[str, Plan]) -> Plan:
-    """The plan of a schema, or of an object without one, and of all that lies in it."""
-    name = part if isinstance(part, str) else plan_name(part)
+def _add(part: type[BaseModel] | str, made: dict[str, ObjectRules]) -> ObjectRules:
+    """The rules of a schema, or of an object without one, and of all that lies in it."""
+    name = part if isinstance(part, str) else schema_name(part)
     if name in made:
         return made[name]
-    inside: dict[str, Plan] = {}
+    inside: dict[str, ObjectRules] = {}
     if isinstance(part, str):
         words, within = OBJECTS[part]
         fields = frozenset(words.split())
-        inside = {each: _add(plan, made) for each, plan in within.items()}
+        inside = {each: _add(rules, made) for each, rules in within.items()}
     else:
         found = spellings(part)
         fields = frozenset(found)
@@ -215,18 +215,20 @@ def _add(part: type[BaseModel] | str, made: dict[str, Plan]) -> Plan:
             for under in parts(info):
                 inside[each] = _add(under, made)
     judged = (HARMLESS.get(name, {}), REFUSED.get(name, {}), ALIASES.get(name, {}))
-    made[name] = Plan(name, fields, *judged, inside, validated=not isinstance(part, str))
+    made[name] = ObjectRules(name, fields, *judged, inside, validated=not isinstance(part, str))
     return made[name]
 
 
-def _completion_like(name: str, completion: Plan, own: frozenset[str], within: Mapping[str, Plan]) -> Plan:
+def _completion_like(
+    name: str, completion: ObjectRules, own: frozenset[str], within: Mapping[str, ObjectRules]
+) -> ObjectRules:
     """A body whose fields are those of a completion, but those that its answers have no place for."""
     fields = (completion.fields | own) - REFUSED[name].keys()
-    inside = {each: plan for each, plan in completion.inside.items() if each in fields} | dict(within)
-    return Plan(name, fields, HARMLESS[name], REFUSED[name], ALIASES[name], inside)
+    inside = {each: rules for each, rules in completion.inside.items() if each in fields} | dict(within)
+    return ObjectRules(name, fields, HARMLESS[name], REFUSED[name], ALIASES[name], inside)
 
 
-def _foreign(made: Mapping[str, Plan], asked: str) -> dict[str, Refusal]:
+def _foreign(made: Mapping[str, ObjectRules], asked: str) -> dict[str, Refusal]:
     """Fields that some request reads, and why another refuses them: a client that sends them believes in them."""
     defaults: dict[str, Any] = {}
     for schemas in ENDPOINTS.values():
@@ -234,25 +236,25 @@ def _foreign(made: Mapping[str, Plan], asked: str) -> dict[str, Refusal]:
             defaults |= {name: info.default for name, info in spellings(schema).items()}
     found: dict[str, Refusal] = {}
     family = asked.split(".")[0]
-    for plan, where in sorted(_WRITERS.items(), key=lambda item: not item[0].startswith(family)):
-        for name in sorted(made[plan].done | made[plan].aliases.keys()):
+    for writer, where in sorted(_WRITERS.items(), key=lambda item: not item[0].startswith(family)):
+        for name in sorted(made[writer].done | made[writer].aliases.keys()):
             neutral = (*_NEUTRAL.get(name, ()), *([True] if defaults.get(name) is True else []))
             loud = name in _LOUD or defaults.get(name) is True
             found.setdefault(name, Refusal(f"it belongs to {where}", neutral, loud))
     return found
 
 
-def _relinked(made: dict[str, Plan]) -> dict[str, Plan]:
-    """Plans lie inside others: each of those gets the last form of what lies in it."""
-    done: dict[str, Plan] = {}
+def _relinked(made: dict[str, ObjectRules]) -> dict[str, ObjectRules]:
+    """Some rules contain others: each gets the final form of what it contains."""
+    done: dict[str, ObjectRules] = {}
 
-    def link(plan: Plan) -> Plan:
-        if plan.name not in done:
-            plan = made[plan.name]
-            inside = {name: link(under) for name, under in plan.inside.items()}
-            done[plan.name] = replace(plan, inside=inside)
-        return done[plan.name]
+    def link(rules: ObjectRules) -> ObjectRules:
+        if rules.name not in done:
+            rules = made[rules.name]
+            inside = {name: link(under) for name, under in rules.inside.items()}
+            done[rules.name] = replace(rules, inside=inside)
+        return done[rules.name]
 
-    for plan in made.values():
-        link(plan)
+    for rules in made.values():
+        link(rules)
     return done

@@ -1,4 +1,4 @@
-"""How one JSON object's names are judged. Owns: Refusal, Plan, and the names that a pydantic schema takes.
+"""How one JSON object's names are judged. Owns: Refusal, ObjectRules, and the names that a pydantic schema takes.
 
 A name is in the schema or on the list of harmless ones, is refused by name, or is unknown. Must not know: any one API.
 """
@@ -41,8 +41,8 @@ def _same(value: Any, other: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The names of one kind of object. `fields`: read here; `aliases`: other spellings of fields; `inside`: plans of
+class ObjectRules:
+    """How the names of one object are judged. `fields`: read here; `aliases`: other spellings of them; `inside`: rules of
     the objects (or lists of objects) that lie under a name; `validated`: a schema reads it, not a handler by hand."""
 
     name: str
@@ -50,7 +50,7 @@ class Plan:
     harmless: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, Refusal] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
-    inside: Mapping[str, Plan] = field(default_factory=dict)
+    inside: Mapping[str, ObjectRules] = field(default_factory=dict)
     validated: bool = True
 
     @property
@@ -59,7 +59,7 @@ class Plan:
         return self.fields - self.harmless.keys()
 
 
-def plan_name(schema: type[BaseModel]) -> str:
+def schema_name(schema: type[BaseModel]) -> str:
     """`openai.ChatRequest`: the API's folder and the class."""
     return f"{schema.__module__.split('.')[-2]}.{schema.__name__}"
 
@@ -79,14 +79,14 @@ def spellings(schema: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def parts(info: FieldInfo) -> Iterator[type[BaseModel] | str]:
-    """The kinds of objects that lie under a field: schemas, or names of plans that `Inside` gives."""
-    marks = [mark.plan for mark in info.metadata if isinstance(mark, Inside)]
+    """The kinds of objects that lie under a field: schemas, or names that `Inside` gives."""
+    marks = [mark.name for mark in info.metadata if isinstance(mark, Inside)]
     yield from marks or _models(info.annotation)
 
 
 def _models(annotation: Any) -> Iterator[type[BaseModel] | str]:
     if typing.get_origin(annotation) is Annotated:
-        marks = [mark.plan for mark in annotation.__metadata__ if isinstance(mark, Inside)]
+        marks = [mark.name for mark in annotation.__metadata__ if isinstance(mark, Inside)]
         if marks:
             yield from marks
             return
