@@ -56,4 +56,4 @@ def check_text(kind: str, part: object) -> None:
 class Inside:
     """`Annotated[dict[str, Any], Inside("responses.Item")]`: an object whose names `inputs/` lists."""
 
-    plan: str
+    name: str

@@ -1,6 +1,6 @@
 """Names that are accepted and rightly have no effect: the one list of them, each with its reason.
 
-Keys are names of plans, as in `refused.py`. Must not know: schemas, HTTP.
+Keys are names of objects, as in `refused.py`. Must not know: schemas, HTTP.
 """
 
 from __future__ import annotations
