@@ -75,7 +75,7 @@ def prune(
     with waiting_told("Reading the text"):
         tokens = text.sequences(text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length)
     device = chosen.get("device", "cpu")
-    with progress("Narrowing") as tell:
+    with progress("Pruning") as tell:
         left = write(found.path, target, cut, tokens, device, tell)
     _show(found.path, target, left)
     if learn is not None:

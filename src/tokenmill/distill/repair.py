@@ -1,4 +1,4 @@
-"""A narrowed model learns what it lost from the one it was cut out of. Owns: that student, and its files.
+"""A pruned model learns what it lost from the model that it was cut from. Owns: that student, and its files.
 
 The copy's layers learn what the original thinks of every next token; embeddings and head stay as they are.
 Must not know: how was chosen what went.
@@ -23,8 +23,8 @@ from tokenmill.distill.texts import cut, encode_all
 from tokenmill.distill.train import Course, Told, train
 
 
-class NarrowedStudent(DraftStudent):
-    """The layers of a narrowed copy, with the original's embeddings and head."""
+class PrunedStudent(DraftStudent):
+    """The layers of a pruned copy, with the original's embeddings and head."""
 
     def __init__(self, teacher: Teacher, folder: Path) -> None:
         self.raw = read_config(folder)
@@ -69,7 +69,7 @@ def repair(
     shutil.rmtree(working, ignore_errors=True)
     try:
         working.mkdir()
-        right = train(teacher, NarrowedStudent(teacher, folder), lines, course, working, tell)
+        right = train(teacher, PrunedStudent(teacher, folder), lines, course, working, tell)
         _replace(folder, working / "model.safetensors")
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror or error}); it is as it was cut.") from error

@@ -41,7 +41,7 @@ _MIXES = {"q2_k": ("Q2_K", "Q4_K", "Q3_K"), "q3_k": ("Q3_K", "Q5_K", "Q4_K"), "q
           "iq3_s": ("IQ3_S", "Q5_K", "Q4_K"),
           **{kind: (kind.upper(),) * 3 for kind in ("tq1_0", "tq2_0")}}  # fmt: skip
 """What most matrices get, and of those that lose most one half and the other."""
-_NARROW = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
+_BY_32 = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
            **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "IQ4_NL"),
            **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_0")}  # fmt: skip
 """In place of types that need rows of 256: the next larger one that needs 32, as in llama.cpp."""
@@ -91,7 +91,7 @@ def export(
             raise UserError("The importance names no matrix of this model: it is of another one.")
         prove(config, arch, [item.name for item in stored], str(source))
         metadata, note = _metadata(source, config, arch, kind)
-        note = " ".join(filter(None, (note, _narrowed(stored, kind)))) or None
+        note = " ".join(filter(None, (note, _note_smaller_blocks(stored, kind)))) or None
         errors: list[LayerError] = []
         entries = []
         for item in stored:
@@ -168,7 +168,7 @@ def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped:
     if kind == "q8_0":
         return "Q8_0"
     if name in _HEADS or kind == "q6_k":
-        return "Q6_K" if wide else _NARROW["Q6_K"]
+        return "Q6_K" if wide else _BY_32["Q6_K"]
     if kind not in _MIXES:
         return kind.upper()
     usual, more, less = _MIXES[kind]
@@ -176,14 +176,14 @@ def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped:
     if sensitive is not None:
         layer, eighth = int(sensitive[1]), layers // 8
         usual = more if layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2 else less
-    return usual if wide else _NARROW.get(usual, usual)
+    return usual if wide else _BY_32.get(usual, usual)
 
 
-def _narrowed(stored: list[Stored], kind: str) -> str | None:
+def _note_smaller_blocks(stored: list[Stored], kind: str) -> str | None:
     """A sentence on matrices that had to take another type, if there are such."""
     if kind not in _MIXES and kind != "q6_k":
         return None
-    found = [item.type for item in stored if item.shape[-1] % 256 and item.type in {*_NARROW.values()} - {kind.upper()}]
+    found = [item.type for item in stored if item.shape[-1] % 256 and item.type in {*_BY_32.values()} - {kind.upper()}]
     if not found:
         return None
     types = ", ".join(sorted(set(found)))

@@ -23,7 +23,7 @@ from tokenmill.core.errors import ModelError, UserError
 from tokenmill.models.text_part import outer_of
 from tokenmill.quant.convert import Shards, Tell, copy_rest, write_json
 from tokenmill.quantize import shapes
-from tokenmill.quantize.narrower import METHODS, narrowed
+from tokenmill.quantize.prune_columns import METHODS, prune_columns
 from tokenmill.quantize.stream import Overlaid, Stream, layer_count
 
 REPORT = "pruning_report.json"
@@ -50,7 +50,7 @@ class Cut:
 @dataclass(slots=True)
 class Left:
     """What is left: layers by their old numbers, channels, heads; what each layer did to its input (None: not asked, or
-    it always stays), and what narrowing took from each matrix's outputs."""
+    it always stays), and what pruning took from each matrix's outputs."""
 
     layers: list[int]
     channels: int | None = None
@@ -104,7 +104,7 @@ def _readable(source: Path) -> dict[str, Any]:
     if config.get("quantization_config"):
         raise ModelError(f"{source} is already quantised; start from the unquantised model.")
     if outer_of(config) is not None:
-        raise ModelError(f"{source} also sees or hears: its text part cannot be narrowed here yet.")
+        raise ModelError(f"{source} also sees or hears: its text part cannot be pruned here yet.")
     return config
 
 
@@ -192,7 +192,7 @@ class _Run:
             parts: dict[str, shapes.Part] = {}
             changed: dict[str, Tensor] = {}
             for what in sorted(self.goal, reverse=True):  # heads, then channels
-                self._narrow(index, what, parts, changed)
+                self._prune_part(index, what, parts, changed)
             self._write(index, parts, changed)
             self.stream.ckpt = Overlaid(self.ckpt, changed)
             self.stream.x = self.stream.behind(index, {})
@@ -205,7 +205,7 @@ class _Run:
                 self.shards.add({made: self.ckpt.tensor(name)})
         self.shards.close()
 
-    def _narrow(self, index: int, what: str, parts: dict[str, shapes.Part], changed: dict[str, Tensor]) -> None:
+    def _prune_part(self, index: int, what: str, parts: dict[str, shapes.Part], changed: dict[str, Tensor]) -> None:
         """Choose what stays of a layer's channels or heads; changed: its last matrices as they are with zeros."""
         names = shapes.in_layer(self.ckpt, index)
         end = shapes.OUT if what == "heads" else shapes.mlp_end(names, index)
@@ -218,7 +218,8 @@ class _Run:
         kind = self.ckpt.tensor(full).dtype
         if not kind.is_floating_point or kind.itemsize < 2:
             raise ModelError(f"{full} is stored as {kind}: the model is quantised already.")
-        found = narrowed(layer.weights[full], layer.inputs[full], self.goal[what], width=width, method=self.cut.method)
+        weight, inputs = layer.weights[full], layer.inputs[full]
+        found = prune_columns(weight, inputs, self.goal[what], width=width, method=self.cut.method)
         self.left.lost[full] = found.lost
         parts |= self._parts(names, end, found.kept.cpu())
         zeros = torch.zeros_like(layer.weights[full])

@@ -19,7 +19,7 @@ from tokenmill.core.errors import ModelError, UserError
 from tokenmill.measure import quality
 from tokenmill.quantize import shapes, structured
 from tokenmill.quantize.inputs import Inputs
-from tokenmill.quantize.narrower import METHODS, narrowed
+from tokenmill.quantize.prune_columns import METHODS, prune_columns
 from tokenmill.quantize.structured import Cut, prune, without_least
 from tokenmill.testing.tiny import make_tiny
 
@@ -49,7 +49,7 @@ def problem() -> tuple[Tensor, Tensor, Inputs]:
 @pytest.mark.parametrize("method", METHODS)
 def test_what_stays_makes_up_for_what_goes(method: str, width: int, problem: tuple[Tensor, Tensor, Inputs]) -> None:
     weight, x, inputs = problem
-    found = narrowed(weight, inputs, 32 // width, width=width, method=method, damping=1e-8)
+    found = prune_columns(weight, inputs, 32 // width, width=width, method=method, damping=1e-8)
     assert len(found.kept) == 32 and (found.kept.diff() > 0).all()
     assert all((part - part[0] == torch.arange(width)).all() for part in found.kept.view(-1, width))
     wanted = x @ weight.T
@@ -64,10 +64,10 @@ def test_what_stays_makes_up_for_what_goes(method: str, width: int, problem: tup
 
 def test_obs_chooses_better_than_sums(problem: tuple[Tensor, Tensor, Inputs]) -> None:
     weight, _, inputs = problem
-    obs, wanda = (narrowed(weight, inputs, 26, method=method).lost for method in ("obs", "wanda"))
+    obs, wanda = (prune_columns(weight, inputs, 26, method=method).lost for method in ("obs", "wanda"))
     assert obs < 0.9 * wanda
     dead = Inputs(48, torch.device("cpu"))
-    assert torch.isfinite(narrowed(weight, dead, 26).weight).all()
+    assert torch.isfinite(prune_columns(weight, dead, 26).weight).all()
 
 
 def test_layers_that_do_nothing_go(tiny: Path, tokens: Tensor, tmp_path: Path) -> None:

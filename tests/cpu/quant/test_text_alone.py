@@ -67,13 +67,13 @@ def test_a_smaller_group_where_none_was_asked_for(method: str, tmp_path: Path) -
     assert result.exit_code == 2 and "whole groups of 128" in " ".join(result.output.split())
 
 
-def test_narrowed_models_are_quantised(tmp_path: Path) -> None:
+def test_pruned_models_are_quantised(tmp_path: Path) -> None:
     """Two commands with their defaults, one after the other."""
     few = ["--samples", "2", "--length", "32"]
-    narrowed, out = tmp_path / "narrowed", tmp_path / "out"
-    result = CliRunner().invoke(app, ["prune", str(demo_dir("main")), str(narrowed), "--channels", "0.25", *few])
+    pruned, out = tmp_path / "pruned", tmp_path / "out"
+    result = CliRunner().invoke(app, ["prune", str(demo_dir("main")), str(pruned), "--channels", "0.25", *few])
     assert result.exit_code == 0 and "576 channels are left (multiples of 64)" in result.output, result.output
-    result = CliRunner().invoke(app, ["quantize", str(narrowed), str(out), "--method", "gptq", *few])
+    result = CliRunner().invoke(app, ["quantize", str(pruned), str(out), "--method", "gptq", *few])
     assert result.exit_code == 0 and "Groups of 64 columns" in result.output, result.output
 
 

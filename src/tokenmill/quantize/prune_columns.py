@@ -23,7 +23,7 @@ METHODS = ("obs", "wanda")
 
 
 @dataclass(frozen=True, slots=True)
-class Narrowed:
+class PrunedMatrix:
     """weight [out, kept] takes the columns `kept` [kept] of the input, in order; lost: the outputs' error, relative."""
 
     weight: Tensor
@@ -31,9 +31,9 @@ class Narrowed:
     lost: float
 
 
-def narrowed(
+def prune_columns(
     weight: Tensor, inputs: Inputs, keep: int, *, width: int = 1, method: str = "obs", damping: float = 0.01
-) -> Narrowed:
+) -> PrunedMatrix:
     """Of the columns of weight [out, in] `keep` groups of `width` neighbours each."""
     hessian = inputs.hessian.double()
     slack = damping * float(hessian.diagonal().mean()) or 1.0
@@ -52,7 +52,7 @@ def narrowed(
     error = weight.double().clone()
     error[:, kept] -= w
     whole = inputs.loss(weight)
-    return Narrowed(w.to(weight.dtype), kept, (inputs.loss(error.float()) / whole) ** 0.5 if whole else 0.0)
+    return PrunedMatrix(w.to(weight.dtype), kept, (inputs.loss(error.float()) / whole) ** 0.5 if whole else 0.0)
 
 
 def _costs(w: Tensor, inverse: Tensor, width: int) -> Tensor:
