@@ -16,7 +16,7 @@ from tokenmill.quant.convert import Tell
 from tokenmill.quant.importance import Sums
 from tokenmill.quantize.inputs import Squares
 from tokenmill.quantize.stream import Stream
-from tokenmill.quantize.watch import Seen
+from tokenmill.quantize.watched_weights import Seen
 
 
 def measure(

@@ -17,7 +17,7 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import UserError
 from tokenmill.quantize.inputs import Squares
 from tokenmill.quantize.stream import Stream
-from tokenmill.quantize.watch import Seen
+from tokenmill.quantize.watched_weights import Seen
 
 SCHEME = {
     "num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "group_size": None, "dynamic": False,

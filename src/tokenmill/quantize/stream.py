@@ -25,7 +25,7 @@ from tokenmill.quant.dense import DenseWeight
 from tokenmill.quantize import folds
 from tokenmill.quantize.forward import Note, forward_in_parts
 from tokenmill.quantize.inputs import Inputs
-from tokenmill.quantize.watch import Seen, WatchingBuild
+from tokenmill.quantize.watched_weights import Seen, WatchingBuild
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _SAME = 1e-3
