@@ -34,7 +34,7 @@ from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.make import Job, make
 from tokenmill.quantize.methods import autoround, clipped, hqq
-from tokenmill.quantize.mixed import share_bits
+from tokenmill.quantize.mixed_bits import share_bits
 from tokenmill.quantize.recipes import Recipe, settle
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.tokenizer import load_tokenizer
