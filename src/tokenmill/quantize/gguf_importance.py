@@ -15,7 +15,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.quant.convert import Tell
 from tokenmill.quant.importance import Sums
 from tokenmill.quantize.inputs import Squares
-from tokenmill.quantize.stream import Stream
+from tokenmill.quantize.layer_stream import Stream
 from tokenmill.quantize.watched_weights import Seen
 
 

@@ -16,7 +16,7 @@ from tokenmill.compute.forward import KVView
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import UserError
 from tokenmill.quantize.inputs import Squares
-from tokenmill.quantize.stream import Stream
+from tokenmill.quantize.layer_stream import Stream
 from tokenmill.quantize.watched_weights import Seen
 
 SCHEME = {

@@ -40,10 +40,10 @@ from tokenmill.quant.convert import (
 from tokenmill.quantize import folds, kv_scales, recipes
 from tokenmill.quantize.codes import Spec, nearest
 from tokenmill.quantize.inputs import Inputs
+from tokenmill.quantize.layer_stream import Layer, Stream, fold
 from tokenmill.quantize.methods import clipped
 from tokenmill.quantize.mixed_bits import share_bits
 from tokenmill.quantize.recipes import Recipe
-from tokenmill.quantize.stream import Layer, Stream, fold
 from tokenmill.quantize.text_alone import Part, other_parts, part_of
 
 _STATE = "state.json"

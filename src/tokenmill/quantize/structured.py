@@ -23,8 +23,8 @@ from tokenmill.core.errors import ModelError, UserError
 from tokenmill.models.text_part import outer_of
 from tokenmill.quant.convert import Shards, Tell, copy_rest, write_json
 from tokenmill.quantize import shapes
+from tokenmill.quantize.layer_stream import Overlaid, Stream, layer_count
 from tokenmill.quantize.prune_columns import METHODS, prune_columns
-from tokenmill.quantize.stream import Overlaid, Stream, layer_count
 
 REPORT = "pruning_report.json"
 _SAME = 1e-3
