@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import UserError
 from tokenmill.quant import compressed as ct
-from tokenmill.quantize import prune, stored_forms, tables
+from tokenmill.quantize import sparse_methods, stored_forms, tables
 from tokenmill.quantize.codes import Codes, Spec, nearest
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -85,7 +85,7 @@ NORMAL = {"nf4": stored_forms.nf4, "fp4": stored_forms.fp4}
 DAMPED = ("gptq", "sparsegpt")
 CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant", "wanda", "sparsegpt", "squeezellm"})
 FOLDING = frozenset({"awq", "smoothquant"})
-METHODS = (*INTEGERS, *WHOLE, *TABLES, *prune.METHODS)
+METHODS = (*INTEGERS, *WHOLE, *TABLES, *sparse_methods.METHODS)
 _WRITERS = {"compressed-tensors": stored_forms.compressed, "gptq": stored_forms.gptq, "awq": stored_forms.awq}
 _BITS = {"compressed-tensors": range(2, 9), "gptq": (2, 3, 4, 8), "awq": (4,)}
 _COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64, "fp4": 64, "squeezellm": 32}
@@ -99,8 +99,8 @@ def settle(recipe: Recipe) -> Recipe:
     """The recipe with its form of files; refused if the two do not fit together."""
     if recipe.method not in METHODS:
         raise UserError(f"--method {recipe.method}: use {', '.join(METHODS)}.")
-    if recipe.method in prune.METHODS:
-        prune.parse(recipe.sparsity)
+    if recipe.method in sparse_methods.METHODS:
+        sparse_methods.parse_sparsity(recipe.sparsity)
         forms: tuple[str, ...] = ("plain", "compressed-tensors")
     else:
         own = (WHOLE[recipe.method][1],) if recipe.method in WHOLE else (recipe.method,)
@@ -135,10 +135,10 @@ def without_effect(recipe: Recipe, given: Mapping[str, Any]) -> str | None:
         sees |= {"bits", "group", "symmetric"}
     elif method in TABLES:
         sees |= {"bits"}
-    elif method in prune.METHODS:
+    elif method in sparse_methods.METHODS:
         sees |= {"sparsity"}
     sees |= {"double"} if method in NORMAL else {"damping"} if method in DAMPED else set()
-    sees |= {"kv_scales"} if recipe.form == ct.METHOD and method not in prune.METHODS else set()
+    sees |= {"kv_scales"} if recipe.form == ct.METHOD and method not in sparse_methods.METHODS else set()
     if calibrates(recipe):
         sees |= {"calibration", "samples", "length"}
     own = {"bits": _OWN_BITS.get(method), "group": _COLUMNS.get(method)}
@@ -157,13 +157,13 @@ def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind:
         return WHOLE[recipe.method][0](weight)
     if recipe.method in TABLES:
         return TABLES[recipe.method](weight, bits, inputs)
-    if recipe.method in prune.METHODS:
+    if recipe.method in sparse_methods.METHODS:
         method = (
-            partial(prune.sparsegpt, damping=recipe.damping)
+            partial(sparse_methods.sparsegpt, damping=recipe.damping)
             if recipe.method in DAMPED
-            else prune.METHODS[recipe.method]
+            else sparse_methods.METHODS[recipe.method]
         )
-        sparse = method(weight, prune.parse(recipe.sparsity), inputs)
+        sparse = method(weight, sparse_methods.parse_sparsity(recipe.sparsity), inputs)
         return stored_forms.plain(sparse, kind) if recipe.form == "plain" else stored_forms.bitmask(sparse, kind)
     spec = Spec(bits, recipe.group, recipe.symmetric)
     damped = _needing(partial(gptq, damping=recipe.damping))
@@ -179,8 +179,8 @@ def calibrates(recipe: Recipe) -> bool:
 
 def columns(recipe: Recipe) -> int:
     """The number that must divide a weight's columns."""
-    if recipe.method in prune.METHODS:
-        return math.lcm(prune.parse(recipe.sparsity).of or 1, 8)
+    if recipe.method in sparse_methods.METHODS:
+        return math.lcm(sparse_methods.parse_sparsity(recipe.sparsity).of or 1, 8)
     return recipe.group if recipe.method in INTEGERS else _COLUMNS.get(recipe.method, 1)
 
 
@@ -194,7 +194,7 @@ def dividing(recipe: Recipe, widths: Set[int]) -> Recipe:
 
 def warning(recipe: Recipe) -> str | None:
     """A warning if other programs misread such files without an error."""
-    if recipe.form == "compressed-tensors" and recipe.method in prune.METHODS:
+    if recipe.form == "compressed-tensors" and recipe.method in sparse_methods.METHODS:
         return (
             "Transformers takes no notice of the bitmask and computes noise from this copy; --format plain is for all"
         )
@@ -234,11 +234,12 @@ def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[s
 
 
 def _compressed(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[str, Any]:
-    if recipe.method in prune.METHODS:
+    if recipe.method in sparse_methods.METHODS:
         form = "sparse-24-bitmask" if recipe.sparsity == "2:4" else "sparse-bitmask"
         structure = "2:4" if recipe.sparsity == "2:4" else "unstructured"
-        sparsity = {"format": form, "sparsity_structure": structure, "global_sparsity":
-                    prune.parse(recipe.sparsity).share, "ignore": ignore, "targets": ["Linear"]}  # fmt: skip
+        share = sparse_methods.parse_sparsity(recipe.sparsity).share
+        sparsity = {"format": form, "sparsity_structure": structure, "global_sparsity": share, "ignore": ignore,
+                    "targets": ["Linear"]}  # fmt: skip
         return {"quant_method": ct.METHOD, "format": "dense", "config_groups": {}, "ignore": ignore,
                 "sparsity_config": sparsity}  # fmt: skip
     if recipe.method == "fp8":

@@ -28,7 +28,7 @@ from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import make as making
-from tokenmill.quantize import prune, recipes, stored_forms, tables, text
+from tokenmill.quantize import recipes, sparse_methods, stored_forms, tables, text
 from tokenmill.quantize.codes import Spec, fitted, nearest, rounded
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -152,9 +152,9 @@ def test_compressed_tensors_reads_what_we_write(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["2:4", "1:4", "0.5", "0.25"])
 def test_pruning(kind: str, problem: tuple[Tensor, Inputs]) -> None:
     weight, inputs = problem
-    sparsity = prune.parse(kind)
+    sparsity = sparse_methods.parse_sparsity(kind)
     lost = {}
-    for name, method in prune.METHODS.items():
+    for name, method in sparse_methods.METHODS.items():
         sparse = method(weight, sparsity, inputs)
         zeros = sparse == 0
         assert abs(float(zeros.float().mean()) - sparsity.share) < 0.01
@@ -305,13 +305,13 @@ def test_a_stop_among_many_weights_loses_none_and_another_job_begins_anew(tmp_pa
             shutil.rmtree(each.target)
 
 
-@pytest.mark.parametrize("method", list(prune.METHODS))
+@pytest.mark.parametrize("method", list(sparse_methods.METHODS))
 @pytest.mark.parametrize("sparsity", ["1:3", "5:24", "2:4"])
 def test_neighbours_that_fill_no_block(method: str, sparsity: str) -> None:
     """3 and 24 do not divide the columns that are gone through at a time: every group has its zeros all the same."""
-    random, inputs, asked = torch.Generator().manual_seed(3), Inputs(240, CPU), prune.parse(sparsity)
+    random, inputs, asked = torch.Generator().manual_seed(3), Inputs(240, CPU), sparse_methods.parse_sparsity(sparsity)
     inputs.add(torch.randn(300, 240, generator=random))
-    found = prune.METHODS[method](torch.randn(8, 240, generator=random), asked, inputs)
+    found = sparse_methods.METHODS[method](torch.randn(8, 240, generator=random), asked, inputs)
     assert ((found.unflatten(1, (-1, asked.of)) == 0).sum(-1) == asked.zeros).all()
 
 

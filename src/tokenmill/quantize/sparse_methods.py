@@ -30,7 +30,7 @@ class Sparsity:
         return self.zeros / self.of if self.of else self.zeros
 
 
-def parse(text: str) -> Sparsity:
+def parse_sparsity(text: str) -> Sparsity:
     """\"2:4\" (two of four are kept), or a part like \"0.5\" that becomes zero."""
     kept, colon, of = text.partition(":")
     try:
