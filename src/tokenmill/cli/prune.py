@@ -14,7 +14,7 @@ from tokenmill.core.errors import ParameterError, UserError
 
 if TYPE_CHECKING:
     from tokenmill.engine.model_source import FolderSource
-    from tokenmill.quantize.structured import Left
+    from tokenmill.quantize.prune_model import Left
 
 SHOWN = 5
 Importance = Literal["obs", "wanda"]
@@ -64,8 +64,7 @@ def prune(
     with waiting_told("Getting ready"):
         from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.quantize import text
-        from tokenmill.quantize.structured import Cut
-        from tokenmill.quantize.structured import prune as write
+        from tokenmill.quantize.prune_model import Cut, prune_model
     found = find_source(source)
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
@@ -76,7 +75,7 @@ def prune(
         tokens = text.sequences(text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length)
     device = chosen.get("device", "cpu")
     with progress("Pruning") as tell:
-        left = write(found.path, target, cut, tokens, device, tell)
+        left = prune_model(found.path, target, cut, tokens, device, tell)
     _show(found.path, target, left)
     if learn is not None:
         learn(target)

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.kernels.reference import ReferenceKernels
-from tokenmill.quantize.structured import Cut, prune
+from tokenmill.quantize.prune_model import Cut, prune_model
 
 BASE = {"vocab_size": 67, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "bos_token_id": None,
         "eos_token_id": None, "pad_token_id": None, "num_key_value_heads": 2, "num_hidden_layers": 4}  # fmt: skip
@@ -38,7 +38,7 @@ def cut(config, what, folder, attention="eager", longest=None):
     """Transformers and ours say the same of what was written, and all of it is read."""
     make(config, folder / "whole", attention=attention)
     tokens = torch.randint(0, 67, (3, 40), generator=torch.Generator().manual_seed(0))
-    prune(folder / "whole", folder / "less", CUTS[what], tokens)
+    prune_model(folder / "whole", folder / "less", CUTS[what], tokens)
     said = json.loads((folder / "less" / "config.json").read_text())
     model, info = AutoModelForCausalLM.from_pretrained(
         folder / "less", attn_implementation=attention, dtype=torch.float32, output_loading_info=True

@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 from tokenmill.cli.main import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.measure import quality
-from tokenmill.quantize import shapes, structured
+from tokenmill.quantize import shapes
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.prune_columns import METHODS, prune_columns
-from tokenmill.quantize.structured import Cut, prune, without_least
+from tokenmill.quantize.prune_model import REPORT, Cut, prune_model, without_least
 from tokenmill.testing.tiny import make_tiny
 
 
@@ -79,7 +79,7 @@ def test_layers_that_do_nothing_go(tiny: Path, tokens: Tensor, tmp_path: Path) -
     for name in ("self_attn.o_proj", "mlp.down_proj"):
         tensors[f"model.layers.2.{name}.weight"].zero_()
     save_file(tensors, folder / "model.safetensors")
-    left = prune(folder, tmp_path / "less", Cut(layers=1), tokens)
+    left = prune_model(folder, tmp_path / "less", Cut(layers=1), tokens)
     assert left.layers == [0, 1, 3] and abs(left.influence[2] or 0.0) < 1e-6 and left.influence[0] is None
     text = "The mill grinds grain into flour, and flour becomes bread. " * 3
     _, found = quality.compare(str(folder), [str(tmp_path / "less")], quality.Questions(text, speed=False))
@@ -106,7 +106,7 @@ def test_the_command_and_repair(tiny: Path, tmp_path: Path) -> None:
     assert (config["num_hidden_layers"], config["intermediate_size"], config["head_dim"]) == (3, 64, 16)
     assert (config["num_attention_heads"], config["num_key_value_heads"]) == (2, 1)
     names = sorted(path.name for path in (tmp_path / "cut").iterdir())
-    assert names == sorted(path.name for path in (tmp_path / "mended").iterdir()) and structured.REPORT in names
+    assert names == sorted(path.name for path in (tmp_path / "mended").iterdir()) and REPORT in names
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cut", "mended", "text.txt"]
     before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("cut", "mended"))
     assert {n: (t.shape, t.dtype) for n, t in before.items()} == {n: (t.shape, t.dtype) for n, t in after.items()}
@@ -151,11 +151,11 @@ def test_what_cannot_be_said_is_refused(
 
     monkeypatch.setattr(shapes, "config_without", lying)
     with pytest.raises(ModelError, match="no words"):
-        prune(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
+        prune_model(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ModelError, match="phi3: heads"):
         shapes.heads_of({"model_type": "phi3", "num_attention_heads": 4})
-    prune(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
+    prune_model(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
     with pytest.raises(UserError, match="exists already"):
-        prune(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
+        prune_model(tiny, tmp_path / "out", Cut(channels=0.5), tokens)

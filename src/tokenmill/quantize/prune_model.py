@@ -60,7 +60,7 @@ class Left:
     lost: dict[str, float] = field(default_factory=dict)
 
 
-def prune(
+def prune_model(
     source: Path, target: Path, cut: Cut, tokens: Tensor, device: str = "cpu",
     tell: Tell = lambda name, done, total: None,
 ) -> Left:  # fmt: skip
