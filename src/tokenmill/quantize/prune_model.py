@@ -22,7 +22,7 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.models.text_part import outer_of
 from tokenmill.quant.convert import Shards, Tell, copy_rest, write_json
-from tokenmill.quantize import shapes
+from tokenmill.quantize import prunable
 from tokenmill.quantize.layer_stream import Overlaid, Stream, layer_count
 from tokenmill.quantize.prune_columns import METHODS, prune_columns
 
@@ -55,7 +55,7 @@ class Left:
     layers: list[int]
     channels: int | None = None
     multiple: int = 0
-    heads: shapes.Heads | None = None
+    heads: prunable.Heads | None = None
     influence: list[float | None] = field(default_factory=list)
     lost: dict[str, float] = field(default_factory=dict)
 
@@ -77,7 +77,7 @@ def prune_model(
         with new_folder(target) as partial:
             run = _Run(Stream(config, ckpt, device, tokens), ckpt, cut, left, goal, Shards(partial), tell)
             run.all()
-            made = shapes.config_without(config, left.layers, run.stream.count, left.channels, left.heads)
+            made = prunable.config_without(config, left.layers, run.stream.count, left.channels, left.heads)
             write_json(partial / "config.json", made)
             _prove(config, made, run, partial, device, tokens)
             write_json(partial / REPORT, _report(cut, left))
@@ -115,21 +115,21 @@ def _plan(config: dict[str, Any], ckpt: Checkpoint, cut: Cut) -> tuple[Left, dic
         raise UserError(f"--layers {cut.layers}: {max(count - 2, 0)} of {count} can go; the first and last stay.")
     left, goal = Left(list(range(count))), {}
     if cut.channels:
-        inner = shapes.every((_columns(ckpt, n, "") for n in range(count)), "channels")
+        inner = prunable.every((_columns(ckpt, n, "") for n in range(count)), "channels")
         if config.get("intermediate_size") != inner:
             raise ModelError(f"config.json has no intermediate_size of {inner}: it cannot say what would be left.")
         keep, left.multiple = _channels(inner, cut)
         left.channels = goal["channels"] = keep
     if cut.heads:
-        have = shapes.heads_of(config)
-        columns = shapes.every((_columns(ckpt, n, shapes.OUT) for n in range(count)), "columns of o_proj")
+        have = prunable.heads_of(config)
+        columns = prunable.every((_columns(ckpt, n, prunable.OUT) for n in range(count)), "columns of o_proj")
         if have.queries % have.keys or columns != have.queries * have.dim:
             raise ModelError(f"o_proj has {columns} columns, not {have.queries} heads of {have.dim}.")
         keep = have.keys - max(1, round(have.keys * cut.heads))
         if keep < 1:
             raise UserError(f"--heads {cut.heads:g}: a layer has {have.keys} groups of heads, and one must stay.")
         goal["heads"] = keep
-        left.heads = shapes.Heads(keep * have.queries // have.keys, keep, have.dim)
+        left.heads = prunable.Heads(keep * have.queries // have.keys, keep, have.dim)
     return left, goal
 
 
@@ -147,8 +147,8 @@ def _channels(inner: int, cut: Cut) -> tuple[int, int]:
 
 
 def _columns(ckpt: Checkpoint, index: int, end: str) -> int:
-    names = shapes.in_layer(ckpt, index)
-    found = names.get(f"{end or shapes.mlp_end(names, index)}.weight")
+    names = prunable.in_layer(ckpt, index)
+    found = names.get(f"{end or prunable.mlp_end(names, index)}.weight")
     shape = None if found is None else ckpt.shape(found)
     if shape is None:
         raise ModelError(f"Layer {index} has no {end}: heads cannot be taken out.")
@@ -189,7 +189,7 @@ class _Run:
     def all(self) -> None:
         """Every layer, then what belongs to none."""
         for done, index in enumerate(self.left.layers, 1):
-            parts: dict[str, shapes.Part] = {}
+            parts: dict[str, prunable.Part] = {}
             changed: dict[str, Tensor] = {}
             for what in sorted(self.goal, reverse=True):  # heads, then channels
                 self._prune_part(index, what, parts, changed)
@@ -198,23 +198,23 @@ class _Run:
             self.stream.x = self.stream.behind(index, {})
             self.tell(f"layer {index}", done, len(self.left.layers))
         for name in self.ckpt.names():
-            found = shapes.layer_of(name)
+            found = prunable.layer_of(name)
             if found is None or found[1] >= self.stream.count:
-                made = shapes.renumbered(name, self.left.layers, self.stream.count)
+                made = prunable.renumbered(name, self.left.layers, self.stream.count)
                 assert made is not None
                 self.shards.add({made: self.ckpt.tensor(name)})
         self.shards.close()
 
-    def _prune_part(self, index: int, what: str, parts: dict[str, shapes.Part], changed: dict[str, Tensor]) -> None:
+    def _prune_part(self, index: int, what: str, parts: dict[str, prunable.Part], changed: dict[str, Tensor]) -> None:
         """Choose what stays of a layer's channels or heads; changed: its last matrices as they are with zeros."""
-        names = shapes.in_layer(self.ckpt, index)
-        end = shapes.OUT if what == "heads" else shapes.mlp_end(names, index)
+        names = prunable.in_layer(self.ckpt, index)
+        end = prunable.OUT if what == "heads" else prunable.mlp_end(names, index)
         full = names[f"{end}.weight"]
         self.stream.ckpt = Overlaid(self.ckpt, changed)
         layer = self.stream.look(index, {full})
         if full not in layer.inputs:
             raise ModelError(f"{full} was not seen to multiply anything: it cannot be judged.")
-        width = shapes.heads_of(self.stream.config).width if what == "heads" else 1
+        width = prunable.heads_of(self.stream.config).width if what == "heads" else 1
         kind = self.ckpt.tensor(full).dtype
         if not kind.is_floating_point or kind.itemsize < 2:
             raise ModelError(f"{full} is stored as {kind}: the model is quantised already.")
@@ -226,17 +226,17 @@ class _Run:
         zeros[:, found.kept] = found.weight
         changed[full] = zeros.to(kind).cpu()
 
-    def _parts(self, names: Mapping[str, str], end: str, kept: Tensor) -> dict[str, shapes.Part]:
-        if end == shapes.OUT:
-            return shapes.heads(self.ckpt, names, shapes.heads_of(self.stream.config), kept)
-        return shapes.channels(self.ckpt, names, end, kept)
+    def _parts(self, names: Mapping[str, str], end: str, kept: Tensor) -> dict[str, prunable.Part]:
+        if end == prunable.OUT:
+            return prunable.heads(self.ckpt, names, prunable.heads_of(self.stream.config), kept)
+        return prunable.channels(self.ckpt, names, end, kept)
 
-    def _write(self, index: int, parts: Mapping[str, shapes.Part], changed: Mapping[str, Tensor]) -> None:
+    def _write(self, index: int, parts: Mapping[str, prunable.Part], changed: Mapping[str, Tensor]) -> None:
         tensors = {}
-        for name in shapes.in_layer(self.ckpt, index).values():
+        for name in prunable.in_layer(self.ckpt, index).values():
             tensor = changed.get(name)
             tensor = self.ckpt.tensor(name) if tensor is None else tensor
-            made = shapes.renumbered(name, self.left.layers, self.stream.count)
+            made = prunable.renumbered(name, self.left.layers, self.stream.count)
             assert made is not None
             tensors[made] = parts[name].of(tensor) if name in parts else tensor
         self.shards.add(tensors)

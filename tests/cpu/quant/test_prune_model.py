@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tokenmill.cli.main import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.measure import quality
-from tokenmill.quantize import shapes
+from tokenmill.quantize import prunable
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.prune_columns import METHODS, prune_columns
 from tokenmill.quantize.prune_model import REPORT, Cut, prune_model, without_least
@@ -144,18 +144,18 @@ def test_what_cannot_be_said_is_refused(
     tiny: Path, tokens: Tensor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A folder that would compute anything else is found out, whatever the reason."""
-    honest = shapes.config_without
+    honest = prunable.config_without
 
     def lying(*given: object) -> dict[str, object]:
         return {**honest(*given), "rms_norm_eps": 0.5}  # type: ignore[arg-type]
 
-    monkeypatch.setattr(shapes, "config_without", lying)
+    monkeypatch.setattr(prunable, "config_without", lying)
     with pytest.raises(ModelError, match="no words"):
         prune_model(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []
     with pytest.raises(ModelError, match="phi3: heads"):
-        shapes.heads_of({"model_type": "phi3", "num_attention_heads": 4})
+        prunable.heads_of({"model_type": "phi3", "num_attention_heads": 4})
     prune_model(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
     with pytest.raises(UserError, match="exists already"):
         prune_model(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
