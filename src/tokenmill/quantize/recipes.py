@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import UserError
 from tokenmill.quant import compressed as ct
-from tokenmill.quantize import sparse_methods, stored_forms, tables
+from tokenmill.quantize import sparse_methods, squeezellm, stored_forms
 from tokenmill.quantize.codes import Codes, Spec, nearest
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -78,7 +78,7 @@ WHOLE: dict[str, tuple[Callable[[Tensor], Held], str]] = {
     "bitnet": (stored_forms.ternary, "bitnet"),
 }
 """Methods that determine how a weight is stored, and the form of their files."""
-TABLES: dict[str, Callable[[Tensor, int, Inputs | None], Held]] = {"squeezellm": tables.squeezellm}
+TABLES: dict[str, Callable[[Tensor, int, Inputs | None], Held]] = {"squeezellm": squeezellm.squeezellm}
 """Methods whose result is tables; no other method writes such files."""
 NORMAL = {"nf4": stored_forms.nf4, "fp4": stored_forms.fp4}
 """Methods whose scales may be rounded."""

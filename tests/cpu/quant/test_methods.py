@@ -28,7 +28,7 @@ from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import make as making
-from tokenmill.quantize import recipes, sparse_methods, stored_forms, tables, text
+from tokenmill.quantize import recipes, sparse_methods, squeezellm, stored_forms, text
 from tokenmill.quantize.codes import Spec, fitted, nearest, rounded
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -188,12 +188,12 @@ def test_transformers_reads_what_we_write(
 def test_tables_of_rows_lose_less_than_even_steps(problem: tuple[Tensor, Inputs]) -> None:
     """At 3 bits, by the outputs; what is kept apart is as it was."""
     weight, inputs = problem
-    held = tables.squeezellm(weight, 3, inputs)
+    held = squeezellm.squeezellm(weight, 3, inputs)
     even = nearest(weight, Spec(3, 32, False)).dense()
     assert inputs.loss(held.dense - weight) < 0.8 * inputs.loss(even - weight)
     exact = ((held.dense - weight).abs() < 1e-6).sum()
     assert int(exact) >= len(held.tensors["vals"]) > 0.004 * weight.numel()
-    plain = tables.k_means(weight, torch.ones_like(weight), 8)
+    plain = squeezellm.k_means(weight, torch.ones_like(weight), 8)
     assert torch.equal(plain, plain.sort(1).values)
     near = (weight[:, :, None] - plain[:, None]).square().amin(-1)
     assert float(near.mean()) < float((weight - even).square().mean())
