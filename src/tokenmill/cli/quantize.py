@@ -194,7 +194,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     """Round (or prune) by a method, or by the one that the form is known for."""
     from tokenmill.engine.model_source import FolderSource, find_source
     from tokenmill.quantize import recipes, text
-    from tokenmill.quantize.make import Job, make
+    from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 
     given = dict(chosen)
     calibration, device = chosen.pop("calibration", None), chosen.pop("device", "cpu")
@@ -210,7 +210,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
         with waiting_told("Reading the text"):
             tokens = text.sequences(text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length)
     with progress("Rounding") as tell:
-        made = make(Job(found.path, target, recipe, pattern, tokens, device), tell)
+        made = quantize_model(QuantizeJob(found.path, target, recipe, pattern, tokens, device), tell)
     if recipe.method in recipes.INTEGERS and made.group != recipe.group:
         typer.echo(f"Groups of {made.group} columns: {recipe.group} do not divide every matrix")
     if (told := recipes.warning(recipe)) is not None:

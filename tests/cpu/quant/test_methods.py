@@ -27,14 +27,14 @@ from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
-from tokenmill.quantize import make as making
+from tokenmill.quantize import quantize_model as quantizing
 from tokenmill.quantize import recipes, sparse_methods, squeezellm, stored_forms, text
 from tokenmill.quantize.codes import Spec, fitted, nearest, rounded
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
-from tokenmill.quantize.make import Job, make
 from tokenmill.quantize.methods import autoround, clipped, hqq
 from tokenmill.quantize.mixed_bits import share_bits
+from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 from tokenmill.quantize.recipes import Recipe, settle
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.tokenizer import load_tokenizer
@@ -174,7 +174,7 @@ def test_transformers_reads_what_we_write(
 
     recipe = settle(Recipe(method=method, group=32, **more))
     out = tmp_path / "out"
-    made = make(Job(tiny, out, recipe, tokens=tokens), lambda *step: None)
+    made = quantize_model(QuantizeJob(tiny, out, recipe, tokens=tokens), lambda *step: None)
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
     ids = torch.tensor([list(range(40, 80))])
     with torch.no_grad():
@@ -223,7 +223,7 @@ def logits(folder: Path) -> list[float]:
 def test_whole_models(method: str, more: dict[str, Any], tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
     recipe = settle(Recipe(method=method, group=32, **more))
     told: list[tuple[str, int, int]] = []
-    made = make(Job(tiny, tmp_path / "out", recipe, tokens=tokens), lambda *step: told.append(step))
+    made = quantize_model(QuantizeJob(tiny, tmp_path / "out", recipe, tokens=tokens), lambda *step: told.append(step))
     assert not made.unreached and len(made.errors) == 14 == told[-1][1] == told[-1][2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
     if method in recipes.FOLDING:
@@ -241,7 +241,7 @@ def test_scales_move_and_change_nothing(tiny: Path, tokens: Tensor) -> None:
     """With enough bits, a model whose scales have moved computes what it did."""
     config = json.loads((tiny / "config.json").read_text())
     ckpt = open_checkpoint(tiny)
-    stream = making.Stream(config, ckpt, "cpu", tokens)
+    stream = quantizing.Stream(config, ckpt, "cpu", tokens)
     chosen = {name for name in ckpt.names() if name.endswith("_proj.weight")}
     layer = stream.look(0, chosen)
     assert len(layer.folds) == 4 and not layer.missed
@@ -251,7 +251,7 @@ def test_scales_move_and_change_nothing(tiny: Path, tokens: Tensor) -> None:
         return fitting(torch.rand(layer.weights[one.consumers[0]].shape[1], generator=random) + 0.5)
 
     plain = {name: weight.clone() for name, weight in layer.weights.items()}
-    assert making.fold(stream, layer, any_scales) == 4
+    assert quantizing.fold(stream, layer, any_scales) == 4
     assert all(not torch.equal(plain[name], weight) for name, weight in layer.weights.items() if "gate" not in name)
     assert stream.keeps(layer, {**layer.weights, **layer.changed})
     spoiled = {**layer.weights, **layer.changed}
@@ -260,11 +260,11 @@ def test_scales_move_and_change_nothing(tiny: Path, tokens: Tensor) -> None:
 
 
 def test_a_stop_goes_on_where_it_was(tiny: Path, tokens: Tensor, tmp_path: Path, monkeypatch: Any) -> None:
-    job = Job(tiny, tmp_path / "whole", settle(Recipe(method="gptq", group=32)), tokens=tokens)
-    make(job)
+    job = QuantizeJob(tiny, tmp_path / "whole", settle(Recipe(method="gptq", group=32)), tokens=tokens)
+    quantize_model(job)
     stopped = replace(job, target=tmp_path / "out")
     looks: list[int] = []
-    look = making.Stream.look
+    look = quantizing.Stream.look
 
     def second_stops(self: Any, index: int, chosen: set[str]) -> Any:
         looks.append(index)
@@ -272,11 +272,11 @@ def test_a_stop_goes_on_where_it_was(tiny: Path, tokens: Tensor, tmp_path: Path,
             raise KeyboardInterrupt
         return look(self, index, chosen)
 
-    monkeypatch.setattr(making.Stream, "look", second_stops)
+    monkeypatch.setattr(quantizing.Stream, "look", second_stops)
     with pytest.raises(KeyboardInterrupt):
-        make(stopped)
+        quantize_model(stopped)
     assert [path.name for path in tmp_path.iterdir() if "whole" not in path.name] == [".out.partial"]
-    make(stopped)
+    quantize_model(stopped)
     assert looks == [0, 1, 1] and sorted(path.name for path in tmp_path.iterdir()) == ["out", "whole"]
     one, other = (load_file(tmp_path / name / "model.safetensors") for name in ("whole", "out"))
     assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
@@ -285,7 +285,7 @@ def test_a_stop_goes_on_where_it_was(tiny: Path, tokens: Tensor, tmp_path: Path,
 def test_a_stop_among_many_weights_loses_none_and_another_job_begins_anew(tmp_path: Path) -> None:
     """More weights than a file of them holds; a stop right behind a file; then another choice of as many weights."""
     folder = make_tiny(tmp_path / "model", hidden=32, layers=8)
-    job = Job(folder, tmp_path / "out", settle(Recipe(method="rtn", group=32)), re.compile("q_proj"))
+    job = QuantizeJob(folder, tmp_path / "out", settle(Recipe(method="rtn", group=32)), re.compile("q_proj"))
 
     def stops(name: str, done: int, total: int) -> None:
         if done == 40:
@@ -293,12 +293,12 @@ def test_a_stop_among_many_weights_loses_none_and_another_job_begins_anew(tmp_pa
 
     for skip in (job.skip, re.compile("o_proj")):
         with pytest.raises(KeyboardInterrupt):
-            make(job, stops)
+            quantize_model(job, stops)
         unknown = tmp_path / ".out.partial" / "rest999999.safetensors"  # written, and then came the stop
         save_file({"model.norm.weight": torch.zeros(3)}, unknown)
         again, whole = (replace(job, skip=skip, target=tmp_path / name) for name in ("out", "whole"))
-        make(again)
-        make(whole)
+        quantize_model(again)
+        quantize_model(whole)
         one, other = (load_file(each.target / "model.safetensors") for each in (again, whole))
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
         for each in (again, whole):
@@ -319,7 +319,7 @@ def test_experts_that_calibration_never_reaches(tmp_path: Path, tokens: Tensor) 
     """They are counted and rounded to the nearest."""
     folder = demo_dir("moe")
     few = torch.full((1, 8), 7)
-    made = make(Job(folder, tmp_path / "out", settle(Recipe(method="gptq", group=32)), tokens=few))
+    made = quantize_model(QuantizeJob(folder, tmp_path / "out", settle(Recipe(method="gptq", group=32)), tokens=few))
     assert made.unreached and all(".experts." in name for name in made.unreached)
     assert json.loads((tmp_path / "out" / "quantization_report.json").read_text())["unreached"] == made.unreached
     assert len(logits(tmp_path / "out")) == 39
@@ -357,9 +357,9 @@ def test_the_command(tiny: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["quantize", str(tiny), str(tmp_path / "out"), *options])
     assert result.exit_code == 0 and "scales moved" in result.output, result.output
     with pytest.raises(ModelError, match="already quantised"):
-        make(Job(tmp_path / "out", tmp_path / "again", settle(Recipe(method="rtn"))))
+        quantize_model(QuantizeJob(tmp_path / "out", tmp_path / "again", settle(Recipe(method="rtn"))))
     with pytest.raises(UserError, match="exists already"):
-        make(Job(tiny, tmp_path / "out", settle(Recipe(method="rtn", group=32))))
+        quantize_model(QuantizeJob(tiny, tmp_path / "out", settle(Recipe(method="rtn", group=32))))
 
 
 @pytest.mark.skipif(not os.environ.get("TOKENMILL_QUANTISE"), reason="minutes long")
@@ -372,7 +372,7 @@ def test_the_order_of_methods(bits: int, most: dict[str, float], tmp_path: Path)
     cut = len(whole) * 3 // 4
     tokens = text.sequences(whole[:cut], load_tokenizer(source).encode, 128, 256)
     for method in ("rtn", *most):
-        make(Job(source, tmp_path / method, settle(Recipe(method=method, bits=bits)), tokens=tokens))
+        quantize_model(QuantizeJob(source, tmp_path / method, settle(Recipe(method=method, bits=bits)), tokens=tokens))
     copies = [str(tmp_path / method) for method in ("rtn", *most)]
     _, nearest_, *others = quality.compare(str(source), copies, quality.Questions(whole[cut:], speed=False))
     assert nearest_.kl

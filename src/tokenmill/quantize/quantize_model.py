@@ -52,7 +52,7 @@ _MARKS = ("weight_packed", "qweight", "weight_scale", "SCB", "weight.absmax", "b
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class QuantizeJob:
     """What to make of which folder; tokens [N, L] to calibrate with, or None."""
 
     source: Path
@@ -64,7 +64,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Made:
+class Outcome:
     """What became of the weights: errors relative to their size, those that calibration never reached, scales moved;
     group: columns that share a scale; files: where they lie meanwhile."""
 
@@ -76,7 +76,7 @@ class Made:
     files: list[str] = field(default_factory=list)
 
 
-def make(job: Job, tell: Tell = lambda name, done, total: None) -> Made:
+def quantize_model(job: QuantizeJob, tell: Tell = lambda name, done, total: None) -> Outcome:
     """Write the quantised model to the new folder `job.target`."""
     config = _check(job)
     ckpt = open_checkpoint(job.source)
@@ -102,7 +102,7 @@ def make(job: Job, tell: Tell = lambda name, done, total: None) -> Made:
     return made
 
 
-def _check(job: Job) -> dict[str, Any]:
+def _check(job: QuantizeJob) -> dict[str, Any]:
     config = read_config(job.source)
     if config.get("quantization_config"):
         raise ModelError(f"{job.source} is already quantised; start from the unquantised model.")
@@ -112,7 +112,7 @@ def _check(job: Job) -> dict[str, Any]:
     return config
 
 
-def _chosen(part: Part, job: Job, stored: set[str]) -> tuple[Job, set[str]]:
+def _chosen(part: Part, job: QuantizeJob, stored: set[str]) -> tuple[QuantizeJob, set[str]]:
     """The job with a group that divides every weight, and the weights to round; refused when one does not come in
     whole groups. stored: their stored names."""
     names = {name for name in part.ckpt.names() if part.stored(name) in stored}
@@ -128,7 +128,7 @@ def _chosen(part: Part, job: Job, stored: set[str]) -> tuple[Job, set[str]]:
     return job, names
 
 
-def _fingerprint(job: Job, chosen: set[str]) -> dict[str, Any]:
+def _fingerprint(job: QuantizeJob, chosen: set[str]) -> dict[str, Any]:
     """Of the same work on the same model: another --skip, text or checkpoint under the same name is another job."""
     tokens = "" if job.tokens is None else f"{list(job.tokens.shape)}{job.tokens.flatten().tolist()}"
     files = sorted(p for p in job.source.iterdir() if p.suffix in (".safetensors", ".bin") or p.name == "config.json")
@@ -137,7 +137,7 @@ def _fingerprint(job: Job, chosen: set[str]) -> dict[str, Any]:
     return {"source": str(job.source.resolve()), "recipe": asdict(job.recipe), "digest": digest}
 
 
-def _resume(partial: Path, job: Job, chosen: set[str]) -> Made:
+def _resume(partial: Path, job: QuantizeJob, chosen: set[str]) -> Outcome:
     """What an earlier run of the same job has done; the folder is ready then. A file that the state does not know was
     written right before the stop: its weights are made again."""
     state = partial / _STATE
@@ -146,8 +146,9 @@ def _resume(partial: Path, job: Job, chosen: set[str]) -> Made:
             found = json.loads(state.read_text(encoding="utf-8"))
             if found["job"] == _fingerprint(job, chosen):
                 errors = [LayerError(**entry) for entry in found["errors"]]
-                made = Made(errors, found["unreached"], found["moved"], found["bits"],
-                            found["group"], found["files"])  # fmt: skip
+                made = Outcome(
+                    errors, found["unreached"], found["moved"], found["bits"], found["group"], found["files"]
+                )
                 for path in partial.glob("*.safetensors"):
                     if path.name not in made.files:
                         path.unlink()
@@ -156,19 +157,19 @@ def _resume(partial: Path, job: Job, chosen: set[str]) -> Made:
             pass
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir(parents=True)
-    return Made()
+    return Outcome()
 
 
 @dataclass(slots=True)
 class _Run:
     """One run over the layers."""
 
-    job: Job
+    job: QuantizeJob
     config: dict[str, Any]
     ckpt: Checkpoint
     chosen: set[str]
     partial: Path
-    made: Made
+    made: Outcome
     tell: Tell
 
     def all(self) -> None:
@@ -273,7 +274,7 @@ def _replaced(name: str, tensors: dict[str, Tensor]) -> bool:
     return name not in tensors and any(base + part in tensors for part in _MARKS)
 
 
-def _kv_scales(job: Job, part: Part) -> dict[str, Tensor]:
+def _kv_scales(job: QuantizeJob, part: Part) -> dict[str, Tensor]:
     """Under the names of the source, where they were asked for."""
     if not job.recipe.kv_scales or job.tokens is None:
         return {}
@@ -282,13 +283,13 @@ def _kv_scales(job: Job, part: Part) -> dict[str, Tensor]:
 
 
 def _finish(
-    job: Job,
+    job: QuantizeJob,
     config: dict[str, Any],
     ckpt: Checkpoint,
     part: Part,
     chosen: set[str],
     partial: Path,
-    made: Made,
+    made: Outcome,
     scales: dict[str, Tensor],
 ) -> None:
     """The layers' files and all other tensors in shards, with config, report and tokenizer: the folder is whole."""
