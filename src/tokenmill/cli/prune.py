@@ -63,7 +63,7 @@ def prune(
         raise ParameterError(f"{spelling(alone)} goes with --repair.")
     with waiting_told("Getting ready"):
         from tokenmill.engine.model_source import FolderSource, find_source
-        from tokenmill.quantize import text
+        from tokenmill.quantize import calibration_text
         from tokenmill.quantize.prune_model import Cut, prune_model
     found = find_source(source)
     if not isinstance(found, FolderSource):
@@ -72,7 +72,9 @@ def prune(
     cut = Cut(channels, heads, layers, chosen.get("multiple"), chosen.get("importance", "obs"))
     samples, length = chosen.get("samples", 128), chosen.get("length", 512)
     with waiting_told("Reading the text"):
-        tokens = text.sequences(text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length)
+        tokens = calibration_text.sequences(
+            calibration_text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length
+        )
     device = chosen.get("device", "cpu")
     with progress("Pruning") as tell:
         left = prune_model(found.path, target, cut, tokens, device, tell)

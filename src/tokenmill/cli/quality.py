@@ -35,10 +35,12 @@ def quality(  # noqa: PLR0913
     with waiting_told("Reading"):
         from tokenmill.core.config import make_config
         from tokenmill.measure.quality import Questions, compare, read_tasks
-        from tokenmill.quantize import text as texts
+        from tokenmill.quantize import calibration_text
 
         cache = None if kv_cache_dtype is None else make_config(kv_cache_dtype=kv_cache_dtype).cache
-        asked = Questions(texts.read(text), None if tasks is None else read_tasks(tasks), speed, device, cache)
+        asked = Questions(
+            calibration_text.read(text), None if tasks is None else read_tasks(tasks), speed, device, cache
+        )
         found = compare(against, models, asked)
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in found], indent=2))

@@ -151,7 +151,7 @@ def _apart(folder: Path) -> frozenset[str]:
 def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: dict[str, Any]) -> dict[str, Any]:
     """What columns count: from a file, or measured where that was asked for or is needed."""
     from tokenmill.quant import importance
-    from tokenmill.quantize import text
+    from tokenmill.quantize import calibration_text
     from tokenmill.quantize.gguf_importance import measure
 
     if imatrix is not None:
@@ -169,7 +169,7 @@ def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: di
     if samples < 1 or length < 8:
         raise ParameterError("--samples takes 1 sequence or more, --length 8 tokens or more.")
     with waiting_told("Reading the text"):
-        tokens = text.sequences(text.read(file), found.tokenizer().encode, samples, length)
+        tokens = calibration_text.sequences(calibration_text.read(file), found.tokenizer().encode, samples, length)
     with progress("Measuring") as tell:
         sums = measure(found.path, tokens, chosen.get("device", "cpu"), tell)
     typer.echo(f"Columns count by their inputs on {tokens.numel():,} tokens of {file or 'the text in the package'}.")
@@ -193,7 +193,7 @@ def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | N
 def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pattern[str] | None) -> None:
     """Round (or prune) by a method, or by the one that the form is known for."""
     from tokenmill.engine.model_source import FolderSource, find_source
-    from tokenmill.quantize import recipes, text
+    from tokenmill.quantize import calibration_text, recipes
     from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 
     given = dict(chosen)
@@ -208,7 +208,9 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     tokens = None
     if recipes.calibrates(recipe):
         with waiting_told("Reading the text"):
-            tokens = text.sequences(text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length)
+            tokens = calibration_text.sequences(
+                calibration_text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length
+            )
     with progress("Rounding") as tell:
         made = quantize_model(QuantizeJob(found.path, target, recipe, pattern, tokens, device), tell)
     if recipe.method in recipes.INTEGERS and made.group != recipe.group:

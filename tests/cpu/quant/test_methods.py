@@ -27,8 +27,8 @@ from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
+from tokenmill.quantize import calibration_text, recipes, sparse_methods, squeezellm, stored_forms
 from tokenmill.quantize import quantize_model as quantizing
-from tokenmill.quantize import recipes, sparse_methods, squeezellm, stored_forms, text
 from tokenmill.quantize.codes import Spec, fitted, nearest, rounded
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -368,9 +368,9 @@ def test_the_order_of_methods(bits: int, most: dict[str, float], tmp_path: Path)
     """On the demonstration model, by the divergence on text of the project that calibration does not see: perplexity of
     so little text moves by chance further than methods differ."""
     source = demo_dir("main")
-    whole = text.read(None)
+    whole = calibration_text.read(None)
     cut = len(whole) * 3 // 4
-    tokens = text.sequences(whole[:cut], load_tokenizer(source).encode, 128, 256)
+    tokens = calibration_text.sequences(whole[:cut], load_tokenizer(source).encode, 128, 256)
     for method in ("rtn", *most):
         quantize_model(QuantizeJob(source, tmp_path / method, settle(Recipe(method=method, bits=bits)), tokens=tokens))
     copies = [str(tmp_path / method) for method in ("rtn", *most)]
