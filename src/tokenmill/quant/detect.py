@@ -22,13 +22,13 @@ from tokenmill.quant import (
     compressed,
     expected_tensors,
     fp8,
+    gptq_awq,
     mx,
     shifted,
     sparse,
     squeezed,
     ternary,
     torchao,
-    words,
 )
 from tokenmill.quant.dense import DenseWeight, as_held
 from tokenmill.quant.gguf_weight import BlockWeight
@@ -46,7 +46,7 @@ _METHODS = {
     ternary.METHOD: ternary.check,
     torchao.METHOD: torchao.check,
     squeezed.METHOD: squeezed.check,
-    **dict.fromkeys(words.METHODS, words.check),
+    **dict.fromkeys(gptq_awq.METHODS, gptq_awq.check),
     **dict.fromkeys(shifted.METHODS, shifted.check),
 }
 """`quant_method` of config.json -> the function that refuses configs that cannot be read."""
@@ -142,8 +142,8 @@ def _stored_part(ckpt: Checkpoint, request: WeightRequest, share: Share) -> Part
     blocks = _blocks(ckpt, f"{name}.weight", shape)
     if blocks is not None:
         return BlockPart.of(ckpt, name, shape, share, blocks.type.elements)
-    turned = words.stored(ckpt, name)
-    if turned and words.upright(ckpt, name, shape[0]):
+    turned = gptq_awq.stored(ckpt, name)
+    if turned and gptq_awq.upright(ckpt, name, shape[0]):
         return None  # scales of a row are filled up
     return part_of(ckpt, name, shape, share, turned=turned)
 
@@ -253,7 +253,7 @@ def _stored(
 
 def _is_stored(ckpt: Checkpoint, name: str, columns: int) -> bool:
     """Is the matrix stored in few bits?"""
-    if any(reader.stored(ckpt, name) for reader in (*_READERS, words, ternary)):
+    if any(reader.stored(ckpt, name) for reader in (*_READERS, gptq_awq, ternary)):
         return True
     return compressed.stored_bits(ckpt, name, columns) is not None
 
@@ -269,8 +269,8 @@ def _read(
     for reader in _READERS:
         if reader.stored(ckpt, name):
             return reader.load(ckpt, name, shape, *kind)
-    if words.stored(ckpt, name):
-        return words.load(ckpt, name, shape, *kind, how=how)
+    if gptq_awq.stored(ckpt, name):
+        return gptq_awq.load(ckpt, name, shape, *kind, how=how)
     if ternary.stored(ckpt, name):
         return ternary.load(ckpt, name, shape, *kind, divide=ternary.divides(how))
     return compressed.load_grid(ckpt, name, shape, *kind, symmetric=expected_tensors.symmetric(how))

@@ -23,7 +23,7 @@ _FACTORS = (
 _EXPONENTS = ("weight_scale", "weight_scale_inv")
 """May be powers of two, a byte each."""
 _WORDS = ("gptq", "awq", "auto-round", "intel/auto-round")
-"""Methods whose tensors lie as words.py tells."""
+"""Methods whose tensors lie as gptq_awq.py says."""
 _BY_GROUP = ("group", "dynamic")
 """compressed-tensors' words for columns whose groups are listed one by one."""
 

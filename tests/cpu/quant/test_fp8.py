@@ -1,4 +1,4 @@
-"""float8 weights: rounding, joining and splitting, files of both kinds, whole models; AutoAWQ and GPTQ words."""
+"""float8 weights: rounding, joining and splitting, files of both kinds, whole models; AutoAWQ and GPTQ gptq_awq."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels
 from tokenmill.kernels.fp8 import FP8, round_rows, widen
 from tokenmill.kernels.grid import widen as widen_grid
-from tokenmill.quant import compressed, detect, fp8, words
+from tokenmill.quant import compressed, detect, fp8, gptq_awq
 from tokenmill.quant.fp8 import Fp8Weight
 from tokenmill.quant.grid import GridWeight
 from tokenmill.testing.tiny import make_tiny
@@ -208,7 +208,7 @@ def test_words(method: str) -> None:
             tensors = {"w.qweight": words_of(q, bits, plain).T, "w.qzeros": words_of(zeros.T - 1, bits, plain)}
             tensors["w.g_idx"] = torch.arange(columns, dtype=torch.int32) // group
         tensors["w.scales"] = scales.T
-        weight = words.load(Tensors(tensors), "w", (rows, columns), torch.float32, None)
+        weight = gptq_awq.load(Tensors(tensors), "w", (rows, columns), torch.float32, None)
     assert (weight.bits, weight.group, weight.zeros is None) == (bits, group, method == "gptq8")
     assert torch.equal(weight.dense(), want)
     assert torch.equal(weight.split(1, 1, 2).dense(), want[:, 64:])
