@@ -23,8 +23,8 @@ from tokenmill.quant import (
     expected_tensors,
     fp8,
     gptq_awq,
+    hqq_quanto,
     mx,
-    shifted,
     sparse,
     squeezed,
     ternary,
@@ -47,13 +47,13 @@ _METHODS = {
     torchao.METHOD: torchao.check,
     squeezed.METHOD: squeezed.check,
     **dict.fromkeys(gptq_awq.METHODS, gptq_awq.check),
-    **dict.fromkeys(shifted.METHODS, shifted.check),
+    **dict.fromkeys(hqq_quanto.METHODS, hqq_quanto.check),
 }
 """`quant_method` of config.json -> the function that refuses configs that cannot be read."""
 
-_READERS = (fp8, bnb, shifted, torchao, squeezed, mx)
+_READERS = (fp8, bnb, hqq_quanto, torchao, squeezed, mx)
 """Formats that can be recognised by their tensors alone."""
-_INTERWOVEN = (bnb, shifted, torchao, squeezed, ternary)
+_INTERWOVEN = (bnb, hqq_quanto, torchao, squeezed, ternary)
 """Forms in which a part of a matrix does not lie in one place."""
 
 Share = tuple[int, int, int]
