@@ -26,7 +26,7 @@ from tokenmill.quant import (
     hqq_quanto,
     mx,
     sparse,
-    squeezed,
+    squeezellm,
     ternary,
     torchao,
 )
@@ -45,15 +45,15 @@ _METHODS = {
     bnb.METHOD: bnb.check,
     ternary.METHOD: ternary.check,
     torchao.METHOD: torchao.check,
-    squeezed.METHOD: squeezed.check,
+    squeezellm.METHOD: squeezellm.check,
     **dict.fromkeys(gptq_awq.METHODS, gptq_awq.check),
     **dict.fromkeys(hqq_quanto.METHODS, hqq_quanto.check),
 }
 """`quant_method` of config.json -> the function that refuses configs that cannot be read."""
 
-_READERS = (fp8, bnb, hqq_quanto, torchao, squeezed, mx)
+_READERS = (fp8, bnb, hqq_quanto, torchao, squeezellm, mx)
 """Formats that can be recognised by their tensors alone."""
-_INTERWOVEN = (bnb, hqq_quanto, torchao, squeezed, ternary)
+_INTERWOVEN = (bnb, hqq_quanto, torchao, squeezellm, ternary)
 """Forms in which a part of a matrix does not lie in one place."""
 
 Share = tuple[int, int, int]
