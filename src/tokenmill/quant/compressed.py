@@ -23,8 +23,8 @@ from tokenmill.core.errors import ModelError
 from tokenmill.quant import bits as packed
 from tokenmill.quant import sparse
 from tokenmill.quant.base import known
+from tokenmill.quant.column_order import in_order
 from tokenmill.quant.halves import Held, held
-from tokenmill.quant.ordered import in_order
 
 METHOD = "compressed-tensors"
 FORMATS = (

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.base import known
+from tokenmill.quant.column_order import OrderedWeight
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
-from tokenmill.quant.ordered import OrderedWeight
 
 SMALLEST = 2.0**-14
 """The smallest normal number of float16."""
