@@ -21,7 +21,7 @@ from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.base import known
-from tokenmill.quant.halves import held
+from tokenmill.quant.half_scales import held
 from tokenmill.quant.table import TableWeight, nibbles
 
 METHOD = "bitsandbytes"

@@ -24,7 +24,7 @@ from tokenmill.quant import bits as packed
 from tokenmill.quant import sparse
 from tokenmill.quant.base import known
 from tokenmill.quant.column_order import in_order
-from tokenmill.quant.halves import Held, held
+from tokenmill.quant.half_scales import Held, held
 
 METHOD = "compressed-tensors"
 FORMATS = (

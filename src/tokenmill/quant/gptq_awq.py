@@ -26,7 +26,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.quant import bits as packed
 from tokenmill.quant.base import known
 from tokenmill.quant.column_order import in_order
-from tokenmill.quant.halves import Held, held
+from tokenmill.quant.half_scales import Held, held
 
 METHODS = ("gptq", "awq", "auto-round", "intel/auto-round")
 _INTERLEAVED = (0, 4, 1, 5, 2, 6, 3, 7)

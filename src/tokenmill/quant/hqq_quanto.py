@@ -21,7 +21,7 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
 from tokenmill.kernels.fp8 import FP8
 from tokenmill.quant.fp8 import Fp8Weight
-from tokenmill.quant.halves import held
+from tokenmill.quant.half_scales import held
 
 METHODS = ("hqq", "quanto")
 _GROUP = 32

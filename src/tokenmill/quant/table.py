@@ -20,7 +20,7 @@ from tokenmill.kernels.grid import whole_entries
 from tokenmill.quant.base import known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
-from tokenmill.quant.halves import too_small
+from tokenmill.quant.half_scales import too_small
 from tokenmill.quant.packed import PackedWeight, joined_bias
 
 _GROUP = 32

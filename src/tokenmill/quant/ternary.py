@@ -16,7 +16,7 @@ from torch import Tensor
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.quant.base import known
-from tokenmill.quant.halves import Held, held
+from tokenmill.quant.half_scales import Held, held
 
 METHOD = "bitnet"
 _GROUPS = (256, 128, 64, 32)

@@ -23,7 +23,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels.fp8 import BLOCK, FP8
 from tokenmill.quant.base import known
 from tokenmill.quant.fp8 import Fp8Weight
-from tokenmill.quant.halves import held
+from tokenmill.quant.half_scales import held
 from tokenmill.quant.table import nibbles
 
 METHOD = "torchao"
