@@ -33,8 +33,8 @@ from tokenmill.quant import (
 from tokenmill.quant.dense import DenseWeight, as_held
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import Unrounded
+from tokenmill.quant.rank_share import BlockPart, Part, part_of
 from tokenmill.quant.schemes import AT_LOAD, FP8, check_scheme
-from tokenmill.quant.share import BlockPart, Part, part_of
 
 _METHODS = {
     compressed.METHOD: compressed.check,
