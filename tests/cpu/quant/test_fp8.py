@@ -1,4 +1,4 @@
-"""float8 weights: rounding, joining and splitting, files of both kinds, whole models; AutoAWQ and GPTQ gptq_awq."""
+"""float8 weights: rounding, joining and splitting, files of both kinds, whole models; AutoAWQ and GPTQ words."""
 
 from __future__ import annotations
 
