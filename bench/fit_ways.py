@@ -15,7 +15,7 @@ import pathlib
 import statistics
 from collections import defaultdict
 
-from tokenmill.kernels.triton.products.ways import Way, default_way, nearest_way, operation, samples
+from tokenmill.kernels.triton.products.ways_by_shape import Way, default_way, nearest_way, operation, samples
 
 Shape = tuple[int, int, str | None, bool]
 Times = dict[tuple[Shape, int], dict[Way, float]]

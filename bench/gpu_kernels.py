@@ -27,7 +27,7 @@ from tokenmill.kernels.triton.attention.gathered import MOST, arrange, attend_ga
 from tokenmill.kernels.triton.attention.prefill import attend_many
 from tokenmill.kernels.triton.common import Scratch
 from tokenmill.kernels.triton.kernels import TritonKernels
-from tokenmill.kernels.triton.products.ways import FEW, RUNGS, Way, operation
+from tokenmill.kernels.triton.products.ways_by_shape import FEW, RUNGS, Way, operation
 
 SHAPES = {  # name: (rows of the weight, columns, norm before, activation, residual)
     "qkv": (6144, 4096, True, None, False),

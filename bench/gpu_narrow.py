@@ -19,7 +19,7 @@ import torch
 
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.kernels import TritonKernels
-from tokenmill.kernels.triton.products.ways import Way
+from tokenmill.kernels.triton.products.ways_by_shape import Way
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8
 from tokenmill.kernels.triton.quantised.narrow_linear import narrow_operation, rungs
 

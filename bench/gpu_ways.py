@@ -27,7 +27,7 @@ from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.common import Scratch, shared_memory
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.products.search import Asked, candidates
-from tokenmill.kernels.triton.products.ways import Way, operation
+from tokenmill.kernels.triton.products.ways_by_shape import Way, operation
 
 Shape = tuple[int, int, str | None, bool, bool]
 FIRST = (

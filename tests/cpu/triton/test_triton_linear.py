@@ -13,7 +13,7 @@ from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.products.gemv import gemv  # noqa: E402
 from tokenmill.kernels.triton.products.thin import thin  # noqa: E402
-from tokenmill.kernels.triton.products.ways import wide_way  # noqa: E402
+from tokenmill.kernels.triton.products.ways_by_shape import wide_way  # noqa: E402
 
 REFERENCE = ReferenceKernels()
 

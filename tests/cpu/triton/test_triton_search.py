@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 from triton.runtime.errors import OutOfResources
 
 from tokenmill.kernels.triton.kernels import TritonKernels
-from tokenmill.kernels.triton.products import ways
+from tokenmill.kernels.triton.products import ways_by_shape
 from tokenmill.kernels.triton.products.search import (
     Asked,
     Report,
@@ -25,7 +25,7 @@ from tokenmill.kernels.triton.products.search import (
     search,
     way_file,
 )
-from tokenmill.kernels.triton.products.ways import Way, is_way, operation
+from tokenmill.kernels.triton.products.ways_by_shape import Way, is_way, operation
 
 ROOM = 227 << 10
 BASE: Way = ("thin", 64, 128, 1, 4, 4, 2, 0)
@@ -134,7 +134,7 @@ def test_candidates_fit(room: int, shape: tuple[int, int]) -> None:
             assert is_way(operation(rows, shape, None, False), way), way
             if way[0] == "thin":
                 _, block_n, block_k, _, stages, *_ = (int(n) if n != "thin" else 0 for n in way)
-                rung = next(r for r in ways.RUNGS if rows <= r)
+                rung = next(r for r in ways_by_shape.RUNGS if rows <= r)
                 assert 2 * block_k * (block_n + max(16, rung)) * stages <= room
 
 
@@ -168,7 +168,7 @@ def test_another_device_or_driver_has_its_own(tmp_path: pathlib.Path, changed: s
 
 
 def test_the_table_is_sound() -> None:
-    tables = json.loads(pathlib.Path(ways.__file__).with_name("measured.json").read_text())
+    tables = json.loads(pathlib.Path(ways_by_shape.__file__).with_name("measured.json").read_text())
     for table in tables.values():
         assert all(is_way(name, tuple(way)) for name, way in table.items() if way != ["wide"])
 

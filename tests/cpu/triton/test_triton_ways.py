@@ -12,17 +12,17 @@ pytest.importorskip("triton")
 
 from tokenmill.kernels.triton import kernels
 from tokenmill.kernels.triton.common import pow2
-from tokenmill.kernels.triton.products import chosen, ways
-from tokenmill.kernels.triton.products.ways import nearest_way, operation, samples
+from tokenmill.kernels.triton.products import chosen, ways_by_shape
+from tokenmill.kernels.triton.products.ways_by_shape import nearest_way, operation, samples
 
-TABLES = json.loads(pathlib.Path(ways.__file__).with_name("measured.json").read_text())
+TABLES = json.loads(pathlib.Path(ways_by_shape.__file__).with_name("measured.json").read_text())
 
 
 @pytest.mark.parametrize("device", TABLES)
 def test_every_measured_operation_is_well_formed(device: str) -> None:
     table = {name: tuple(way) for name, way in TABLES[device].items()}
     for sample in samples(table):
-        assert sample.rung in ways.RUNGS
+        assert sample.rung in ways_by_shape.RUNGS
         assert sample.way[0] in ("gemv", "thin", "wide", "blas")
         assert len(sample.way) == {"gemv": 4, "thin": 8, "wide": 1, "blas": 1}[str(sample.way[0])]
         assert sample.way[0] != "gemv" or (sample.rung == 1 and pow2(int(sample.way[2])) == sample.way[2])
@@ -62,11 +62,11 @@ def test_the_nearest_decides() -> None:
 
 @pytest.mark.parametrize("near", [("gemv", 2, 64, 1), None])
 def test_the_nearest_way_of_an_operation_is_looked_up_once(
-    near: ways.Way | None, monkeypatch: pytest.MonkeyPatch
+    near: ways_by_shape.Way | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[int] = []
 
-    def look(known: object, rows: int, shape: object, *, gated: bool, normed: bool) -> ways.Way | None:
+    def look(known: object, rows: int, shape: object, *, gated: bool, normed: bool) -> ways_by_shape.Way | None:
         asked.append(rows)
         return near
 

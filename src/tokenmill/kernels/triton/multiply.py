@@ -25,7 +25,7 @@ from tokenmill.kernels.triton.products.gemv import gemv
 from tokenmill.kernels.triton.products.search import Report
 from tokenmill.kernels.triton.products.steady import steady
 from tokenmill.kernels.triton.products.thin import can_adapt, thin
-from tokenmill.kernels.triton.products.ways import Way
+from tokenmill.kernels.triton.products.ways_by_shape import Way
 from tokenmill.kernels.triton.quantised.narrow import PACKERS, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_linear import (
     measured_narrow,

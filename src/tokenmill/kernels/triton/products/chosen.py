@@ -19,7 +19,7 @@ from tokenmill.kernels.triton.common import INTERPRETED, act_parts, driver_versi
 from tokenmill.kernels.triton.launch import Launch
 from tokenmill.kernels.triton.products.search import Asked, Report, WayFile, once_each, search, way_file
 from tokenmill.kernels.triton.products.trial import Trials
-from tokenmill.kernels.triton.products.ways import (
+from tokenmill.kernels.triton.products.ways_by_shape import (
     FEW,
     Sample,
     Way,

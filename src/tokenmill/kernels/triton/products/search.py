@@ -20,7 +20,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from tokenmill.kernels.triton.products.ways import FEW, RUNGS, Way, default_way, is_way, operation
+from tokenmill.kernels.triton.products.ways_by_shape import FEW, RUNGS, Way, default_way, is_way, operation
 
 GAIN = 1.02
 """A way must be so much faster than the default: less is noise."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.products.search import Asked
-from tokenmill.kernels.triton.products.ways import Way
+from tokenmill.kernels.triton.products.ways_by_shape import Way
 
 MOST_COPIES = 12
 _ROTATED = 4e8

@@ -23,7 +23,7 @@ from torch import Tensor
 from tokenmill.compute.forward import Act, NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts
 from tokenmill.kernels.triton.launch import Launch
-from tokenmill.kernels.triton.products.ways import Way
+from tokenmill.kernels.triton.products.ways_by_shape import Way
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_gemv import narrow_gemv
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows
