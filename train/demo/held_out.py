@@ -67,6 +67,17 @@ def _happenings() -> Matcher:
     return matcher(text for row in held for text in (*row["says"], *row.get("asks", [])))
 
 
+@lru_cache(maxsize=1)
+def _orders() -> Matcher:
+    asked = [row[kind] for row in rows("tools.jsonl") for kind in ("held", "free")]
+    return matcher([*asked, *(text for intent in ("weather", "calc") for text in load().wordings[intent]["held"])])
+
+
+def is_order(text: str) -> bool:
+    """Whether an order for a usual tool is one of the evaluation."""
+    return _orders()(text)
+
+
 def is_story_wording(text: str) -> bool:
     """Whether a request for a story is one of the evaluation."""
     return _stories()(text)

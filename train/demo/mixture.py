@@ -45,6 +45,7 @@ from skill_notes_zh import notes_zh
 from skill_refusals import no_call, unoffered
 from skill_scene_json import scene_json
 from skill_scene_tools import scene_tool
+from skill_spelling import spelling
 from skill_steps import follow_up, two_steps
 from skill_time import time_sum
 from skill_tools import problem_case, result_case, tool_case
@@ -271,9 +272,10 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("json_free", 5 * late, free_json),
         ("json_own", 7 * late, scene_json),
         ("keys", 10 * late, lambda r: json_keys(r, False)),
+        ("spelling", 3 * late, spelling),
         ("tools", 12 * mid, lambda r: tools(r, corpus)),
         ("tools_free", 5 * mid, lambda r: free_tool_zh(r) if r.random() < 0.12 else free_tool(r)),
-        ("tools_own", 7 * mid, scene_tool),
+        ("tools_own", 8 * mid, scene_tool),
         ("transform", 1.5, lambda r: transform(r, False)),
     ]
     if not long:

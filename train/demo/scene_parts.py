@@ -112,8 +112,7 @@ def _parts(rng: random.Random, done: str, people: bool = True) -> Draft:
             names = usable(["kind", "type", "sort", "class", "category", "state"])
             fields["look"] = Field("enum", names, _options(rng))
     if pick < 0.35:
-        kind = rng.choice(["broken", "thing", "food", "drink", "animal", "instrument_", "title"])
-        kind = "broken" if kind == "instrument_" else kind
+        kind = rng.choice(["broken", "thing", "food", "drink", "animal", "copied", "copied_two", "title"])
         fields["what"] = field_of(
             kind, ["item", "thing", "object", "product", "what", "article", f"{done} item", "piece"]
         )

@@ -16,8 +16,9 @@ from authored_data import load, rows
 from skill_chat import person
 from skill_zh import is_animal
 from story_parts_zh import name_zh, wide_noun
+from usual_values import USUAL_KINDS
 from verbs import thing
-from vocabulary import LETTERS, any_sign, invented, is_held, word
+from vocabulary import LETTERS, any_sign, copied, invented, is_held, word
 
 Value = str | int | float | bool | list[str]
 
@@ -326,6 +327,11 @@ KINDS: dict[str, Callable[[random.Random], Value]] = {
     "thing": bare_thing,
     "broken": lambda r: word(r, "noun", False),
     "word": lambda r: invented(r),
+    "copied": copied,
+    "copied_two": lambda r: f"{copied(r)} {copied(r)}",
+    "surname": surname,
+    "some_day": lambda r: date_of(r) if r.random() < 0.4 else r.choice(load().words["day"]),
+    **USUAL_KINDS,
     "street": lambda r: f"{word(r, r.choice(['noun', 'any']), False).capitalize()} {r.choice(STREETS)}",
     "place": any_of(SHOPS),
     "room": any_of(ROOMS),

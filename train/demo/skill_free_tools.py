@@ -16,6 +16,7 @@ from skill_chat import person
 from skill_free_json import clock, code_of, span
 from skill_refusals import NO_TOOL
 from skill_tools import PREFIXES, offered, others, result_of, schema, unique
+from twins import keep, kept
 from verbs import thing
 from vocabulary import any_sign, invented, is_held, joined, word
 
@@ -316,26 +317,36 @@ def _others(rng: random.Random, verb: str, noun: str, alone: bool) -> list[dict]
 
 
 def free_tool(rng: random.Random) -> Case:
-    """A free request and the call for it, sometimes with the closing sentence; now and then its tool is missing."""
+    """A free request and its call. Now and then its tool is missing, and the same request comes with it as the next."""
+    if twin := kept(rng, "free_tool"):
+        return twin
     verb, noun = _about(rng)
     alone = rng.random() < 0.25
     text, arguments = _request(rng, verb, noun, alone)
     tool = _tool(rng, verb, noun, arguments)
-    missing = not alone and rng.random() < 0.1
-    tools = [*([] if missing else [tool]), *_others(rng, verb, noun, alone)]
-    more = rng.choice([0, 0, 1]) if tools else rng.choice([1, 2])
-    tools = unique([*tools, *others(rng, more, {tool["name"]}, tool["description"])])
+    missing = not alone and rng.random() < 0.08
+    beside = [t for t in _others(rng, verb, noun, alone) if t["name"] != tool["name"]]
+    more = rng.choice([1, 2] if missing and not beside else [0, 0, 1])
+    beside += others(rng, more, {tool["name"]}, tool["description"])
+    called = _called(rng, text, tool, {k: v for k, v, _, _ in arguments}, beside)
+    if not missing:
+        return called
+    keep(rng, "free_tool", called)
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": NO_TOOL}]
+    shown = offered(rng, False, unique(beside))
+    return Case(suite="tool_none", messages=messages, tools=shown, must="no tool", check="no_call")
+
+
+def _called(rng: random.Random, text: str, tool: dict, arguments: dict, beside: list[dict]) -> Case:
+    """A request with its tool and the call, sometimes with the closing sentence."""
+    tools = unique([tool, *beside])
     rng.shuffle(tools)
-    shown_tools = offered(rng, False, tools)
-    if missing:
-        messages = [{"role": "user", "content": text}, {"role": "assistant", "content": NO_TOOL}]
-        return Case(suite="tool_none", messages=messages, tools=shown_tools, must="no tool", check="no_call")
-    calls = [{"name": tool["name"], "arguments": {k: v for k, v, _, _ in arguments}}]
+    calls = [{"name": tool["name"], "arguments": arguments}]
     messages = [{"role": "user", "content": text}, {"role": "assistant", "content": call_text(calls)}]
     if rng.random() < 0.3:
         shown, sentence = result_of(rng, tool, calls[0]["arguments"])
         messages += [{"role": "tool", "content": shown}, {"role": "assistant", "content": sentence}]
-    return Case(suite="tool_any", messages=messages, tools=shown_tools, check="tool", expect=calls)
+    return Case(suite="tool_any", messages=messages, tools=offered(rng, False, tools), check="tool", expect=calls)
 
 
 VERBS_ZH = "打开 关闭 预订 发送 查询 取消 播放 创建 删除 翻译 购买 设置 搜索 记录 修理 清洗 租 支付 更新 打印"

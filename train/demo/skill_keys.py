@@ -15,7 +15,7 @@ from render import Case
 from skill_chat import person
 from skill_extract import plain_record
 from skill_facts import ask
-from vocabulary import LETTERS, crossed, invented, word
+from vocabulary import LETTERS, copied, crossed, invented, token_words, word
 
 Value = str | int | bool
 MADE = 0.7
@@ -83,9 +83,12 @@ DIGITS = ["1", "2", "3", "4", "5", "7", "10", "12", "24", "64", "99", "100", "40
 def _part(rng: random.Random) -> str:
     """One word of a key: known, made of syllables, of the halves of two words, of letters, or a number."""
     pick = rng.random()
-    if pick < 0.34:
+    if pick < 0.2:
+        # A word that is one token behind a space and others behind a quote.
+        return rng.choice(token_words(False)).lower()
+    if pick < 0.42:
         return word(rng, rng.choice(["param", "noun", "any", "any", "verb"]), False)
-    if pick < 0.6:
+    if pick < 0.64:
         return invented(rng)
     if pick < 0.84:
         return crossed(rng)
@@ -153,6 +156,8 @@ def _value(rng: random.Random, held: bool) -> Value:
     pick = rng.random()
     w = load().words
     if pick < 0.34:
+        if not held and pick < 0.12:
+            return copied(rng)
         return rng.randint(0, rng.choice([9, 99, 999, 99999]))
     if pick < 0.42:
         return rng.random() < 0.5
@@ -345,8 +350,9 @@ def _told(rng: random.Random, fields: dict) -> list[str]:
     return out
 
 
-def _listed(rng: random.Random, names: list[str]) -> str:
-    if rng.random() < 0.25:
+def _listed(rng: random.Random, names: list[str], quoted: float = 0.25) -> str:
+    """The keys as a list; a key in quotes has its own tokens already, one behind a space must be spelled."""
+    if rng.random() < quoted:
         names = [f'"{n}"' if " " not in n else n for n in names]
     elif rng.random() < 0.15:
         names = [f"`{n}`" if " " not in n else n for n in names]
@@ -429,7 +435,7 @@ def json_keys(rng: random.Random, held: bool) -> Case:
     pick = rng.random()
     kind = "list" if pick < 0.55 else "schema" if pick < 0.8 else "form"
     if pick < 0.55:
-        shown, forms = _listed(rng, _names(fields)), KEYS_HELD if held else KEYS
+        shown, forms = _listed(rng, _names(fields), 0.25 if held else 0.12), KEYS_HELD if held else KEYS
     elif pick < 0.8:
         shown, forms = json.dumps(_schema(fields)), SCHEMA_HELD if held else SCHEMA
         if rng.random() < 0.3:
@@ -440,7 +446,7 @@ def json_keys(rng: random.Random, held: bool) -> Case:
         # Only some of what the text tells is asked for.
         kept = rng.sample(list(fields), rng.randint(1, len(fields) - 1))
         fields = {k: fields[k] for k in kept}
-        shown = _listed(rng, _names(fields))
+        shown = _listed(rng, _names(fields), 0.12)
     form = rng.choice(forms) if held or rng.random() < 0.2 else composed(rng, kind)
     user = re.sub(r"\[([sk])\]", lambda m: text if m[1] == "s" else shown, form)
     return ask(user, json.dumps(fields), "json_keys", "", check="keys", expect=fields)

@@ -7,14 +7,26 @@ import re
 
 from authored_data import wording
 from phrasing import is_chinese
-from render import Case
+from render import Case, call_text
 from skill_chat import memory, small_talk
 from skill_decline import DECLINED, decline
 from skill_expression import answer_of, expression, shown, value, worked
 from skill_extract import json_record
 from skill_facts import fact, fact_zh, joke_text
 from skill_math import arithmetic
-from skill_tools import NAMED, WEATHER_NAMES, invented_request, near_misses, offered, others, request, unique
+from skill_tools import (
+    NAMED,
+    WEATHER_NAMES,
+    Request,
+    Tool,
+    invented_request,
+    near_misses,
+    offered,
+    others,
+    request,
+    unique,
+)
+from twins import keep, kept
 from vocabulary import word
 
 NO_TOOL, NO_TOOL_ZH = "I have no tool for that.", "我没有做这件事的工具。"
@@ -84,7 +96,9 @@ def unoffered(rng: random.Random, held: bool) -> Case:
 
 
 def no_call(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
-    """Tools are there but none fits: answer plainly or say that no tool fits."""
+    """Tools are there but none fits: answer plainly or say that no tool fits; half of these come again with theirs."""
+    if not held and (twin := kept(rng, "no_call")):
+        return twin
     tools = others(rng, rng.randint(1, 4), set())
     names = {t["name"] for t in tools}
     pick = rng.random()
@@ -102,17 +116,30 @@ def no_call(rng: random.Random, held: bool, jokes: list[dict]) -> Case:
     elif pick < (0.6 if held else 0.42):
         messages = _without_tools(rng, held, names)
     else:
-        tool, text, _ = request(rng, held, [], rng.choice(["weather", "calc", "fixed", "fixed", "invented"]))
+        wanted = request(rng, held, [], rng.choice(["weather", "calc", "fixed", "fixed", "invented"]))
+        tool, text, _ = wanted
         near = "weather" in tool["name"] and any("weather" in n for n in names)
         if tool["name"] == "calculator" or tool["name"] in names or near:
             return no_call(rng, held, jokes)
         if tool["name"] not in {t["name"] for t in NAMED} and not held and rng.random() < 0.5:
             verb, noun = word(rng, "verb", False), word(rng, "noun", False)
-            tool, text, _ = invented_request(rng, False, verb, noun)
+            tool, text, _ = wanted = invented_request(rng, False, verb, noun)
             tools = unique([*near_misses(rng, verb, noun, False, rng.randint(1, 2)), *tools[:2]])
         messages = [{"role": "user", "content": text}, {"role": "assistant", "content": _missing(rng, text)}]
         must = "no tool|工具"
+        if not held and rng.random() < 0.5:
+            keep(rng, "no_call", _with_its_tool(rng, wanted, tools))
     return Case(suite="tool_none", messages=messages, must=must, tools=offered(rng, held, tools), check="no_call")
+
+
+def _with_its_tool(rng: random.Random, wanted: Request, beside: list[Tool]) -> Case:
+    """The same request with the same tools and the one that fits."""
+    tool, text, arguments = wanted
+    tools = unique([tool, *beside])
+    rng.shuffle(tools)
+    calls = [{"name": tool["name"], "arguments": arguments}]
+    messages = [{"role": "user", "content": text}, {"role": "assistant", "content": call_text(calls)}]
+    return Case(suite="tool_any", messages=messages, tools=offered(rng, False, tools), check="tool", expect=calls)
 
 
 def _without_tools(rng: random.Random, held: bool, names: set[str]) -> list[dict]:

@@ -8,17 +8,22 @@ from __future__ import annotations
 
 import random
 import re
+from dataclasses import dataclass
 
-from held_out import is_happening
+from held_out import is_happening, is_order
 from phrasing import framed, is_chinese, occasion
 from render import Case, call_text
 from scene_parts import composed_order, composed_tool
 from scene_parts_zh import composed_order_zh
 from scenes import Field, Scene, Told, Value, keyed, scenes, tell
-from skill_refusals import NO_TOOL
+from skill_refusals import NO_TOOL, NO_TOOL_ZH
 from skill_tools import Tool, offered, others, result_of, unique
+from twins import keep, kept
+from usual_parts import usual_order
 from vocabulary import invented, is_held, joined, word
 
+MADE_NAMES = frozenset(("made", "zh_made", "usual"))
+"""Scenes that are put together."""
 FREE_TEXT = re.compile(r"\[text\]\W*$|\[what\]$|\[topic\]$|\[label\]$|\[about\]$")
 """Where a free text ends an order, nothing may follow it."""
 
@@ -104,8 +109,9 @@ def _text(rng: random.Random, template: str, text: str) -> str:
         return framed(rng, text, ending=False) if rng.random() < 0.15 else text
     text = text[0].upper() + text[1:] if template[0] not in "[<" and rng.random() < 0.85 else text
     closed = FREE_TEXT.search(template)
-    asking = re.match("(?i)(is|are|what|how|who|where|which|can|do|has|will|am|should)\\b", text)
-    if not closed:
+    last = re.split(r"(?<=[.!?]) ", text)[-1]
+    asking = re.match("(?i)(is|are|what|how|who|where|which|can|could|would|do|does|has|will|am|should|any)\\b", last)
+    if not closed and text[-1] not in ".!?":
         text += rng.choice(["?", "?", "?", ""]) if asking else rng.choice([".", ".", "", "!", ", please.", ". Thanks."])
     pick = rng.random()
     if pick < 0.12:
@@ -115,25 +121,54 @@ def _text(rng: random.Random, template: str, text: str) -> str:
     return f"{text} {occasion(rng)}" if pick < 0.24 and not closed and text[-1] in ".!?" else text
 
 
-MADE = 0.65
+MADE = 0.72
 """Share of the training orders that are put together."""
+USUAL = 0.45
+"""Share of them for usual tools."""
 ZH = 0.15
-"""Share of them in Chinese."""
+"""Share of the others in Chinese."""
+MISSING = 0.087
+"""Share of the made orders that are drawn without their tool; each comes again with it, so that they are 8 %."""
 
 
-def scene_tool(rng: random.Random, held: bool = False) -> Case:
-    """An order and its call; its tool is missing now and then, or two orders come at once."""
-    near: list[Scene] = []
-    if made := not held and rng.random() < MADE:
-        scene, near = composed_order_zh(rng) if rng.random() < ZH else composed_order(rng)
-    else:
+@dataclass
+class _Order:
+    """An order with the tool for it and the tools beside it."""
+
+    text: str
+    tool: Tool
+    beside: list[Tool]
+    arguments: dict
+
+
+def _beside(rng: random.Random, scene: Scene, near: list[Scene], held: bool) -> list[Tool]:
+    """Tools that do something else: those near the one that is wanted, and any others."""
+    if scene.name == "usual":
+        picked = [composed_tool(rng) for _ in range(rng.choice([0, 0, 0, 1, 2]))]
+        return [_decoy(rng, other, held) for other in (*near, *picked)]
+    return _made_decoys(rng, near) if scene.name in MADE_NAMES else _decoys(rng, scene, held)
+
+
+def _drawn(rng: random.Random, held: bool) -> tuple[Scene, list[Scene], frozenset[str]]:
+    """A scene to order from, scenes near it, and the names of tools that would do the same."""
+    if held or rng.random() >= MADE:
         scene = rng.choice(scenes(held, True))
         if not scene.fields and rng.random() < 0.4:
             scene = rng.choice([s for s in scenes(held, True) if s.fields])
+        return scene, [], frozenset()
+    if rng.random() < USUAL:
+        return usual_order(rng, rng.random() < 0.2)
+    return (*(composed_order_zh(rng) if rng.random() < ZH else composed_order(rng)), frozenset())
+
+
+def _ordered(rng: random.Random, held: bool) -> tuple[_Order, bool]:
+    """An order of any kind, and whether it is put together."""
+    scene, near, same = _drawn(rng, held)
+    made = scene.name in MADE_NAMES
     template = rng.choice(scene.asks)
     told = tell(rng, scene, template, coded=True)
-    if made and is_happening(told.text):
-        return scene_tool(rng, held)
+    if made and (is_happening(told.text) or is_order(told.text)):
+        return _ordered(rng, held)
     keys = keyed(rng, told, list(told.values), True)
     strange = not held and rng.random() < 0.12
     if strange and keys:
@@ -141,28 +176,40 @@ def scene_tool(rng: random.Random, held: bool = False) -> Case:
         keys[field] = invented(rng)
     tool = _tool(rng, told, keys, held, strange)
     text = told.text if held else _text(rng, template, told.text)
-    # An order that is put together comes without its tool as well: the tools decide, not whether it is known.
-    missing = not held and rng.random() < (0.16 if made else 0.07)
-    tools = [*([] if missing else [tool]), *(_made_decoys(rng, near) if made else _decoys(rng, scene, held))]
-    if missing and not tools:
-        tools = [
-            _decoy(rng, rng.choice([s for s in scenes(held, True) if s.name not in (scene.name, scene.near)]), held)
-        ]
+    beside = _beside(rng, scene, near, held)
     if not held and rng.random() < 0.2:
-        tools += others(rng, 1, {tool["name"]}, tool["description"])
-    tools = unique(tools)
-    rng.shuffle(tools)
-    messages = [{"role": "user", "content": text}]
-    if missing:
-        if tool["name"] in {t["name"] for t in tools}:
-            return scene_tool(rng, held)
-        messages.append({"role": "assistant", "content": NO_TOOL})
-        shown = offered(rng, held, tools)
-        return Case(suite="tool_none", messages=messages, tools=shown, must="no tool", check="no_call")
+        beside += others(rng, 1, {tool["name"], *same}, tool["description"])
     arguments = {keys[field]: value for field, value in told.values.items() if field in keys}
-    calls = [{"name": tool["name"], "arguments": arguments}]
-    messages.append({"role": "assistant", "content": call_text(calls)})
+    return _Order(text, tool, [t for t in beside if t["name"] != tool["name"]], arguments), made
+
+
+def _refused(rng: random.Random, order: _Order) -> Case:
+    """The order without its tool."""
+    beside = order.beside or [_decoy(rng, composed_tool(rng), False)]
+    said = NO_TOOL_ZH if is_chinese(order.text) else NO_TOOL
+    messages = [{"role": "user", "content": order.text}, {"role": "assistant", "content": said}]
+    shown = offered(rng, False, unique(beside))
+    return Case(suite="tool_none", messages=messages, tools=shown, must="no tool|工具", check="no_call")
+
+
+def _called(rng: random.Random, order: _Order, held: bool) -> Case:
+    """The order with its tool, and the call."""
+    tools = unique([order.tool, *order.beside])
+    rng.shuffle(tools)
+    calls = [{"name": order.tool["name"], "arguments": order.arguments}]
+    messages = [{"role": "user", "content": order.text}, {"role": "assistant", "content": call_text(calls)}]
     if not held and rng.random() < 0.25:
-        result, sentence = result_of(rng, tool, arguments)
+        result, sentence = result_of(rng, order.tool, order.arguments)
         messages += [{"role": "tool", "content": result}, {"role": "assistant", "content": sentence}]
     return Case(suite="tool_own", messages=messages, tools=offered(rng, held, tools), check="tool", expect=calls)
+
+
+def scene_tool(rng: random.Random, held: bool = False) -> Case:
+    """An order and its call. Now and then its tool is missing, and the same order comes with it as the next case."""
+    if not held and (twin := kept(rng, "scene_tool")):
+        return twin
+    order, made = _ordered(rng, held)
+    if held or rng.random() >= (MISSING if made else 0.05):
+        return _called(rng, order, held)
+    keep(rng, "scene_tool", _called(rng, order, False))
+    return _refused(rng, order)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import zlib
 from functools import lru_cache
+from pathlib import Path
 
 from authored_data import free_stories, load, rows
 
@@ -73,6 +75,32 @@ def word(rng: random.Random, use: str, held: bool) -> str:
     if not held and pick < 0.5:
         use = "any"
     return rng.choice(_by_use()[use, held])
+
+
+@lru_cache(maxsize=2)
+def token_words(all_words: bool) -> tuple[str, ...]:
+    """The words that are one token behind a space; without `all_words`, those that names may have."""
+    path = Path(__file__).parent / "tokenizer" / "tokenizer.json"
+    ids = json.loads(path.read_text("utf-8"))["model"]["vocab"]
+    words = sorted(t[1:] for t in ids if t[0] == "\u0120" and len(t) > 2 and t[1:].isalpha() and t[1:].isascii())
+    return tuple(words if all_words else [w for w in words if not is_held(w.lower())])
+
+
+def copied(rng: random.Random) -> str:
+    """A word that a text may hold anywhere, also one that no tool or key is called by: it is copied as a value.
+
+    Behind a space a usual word is one token, behind a quote it is two or three: `fence`, but `"f` and `ence"`. How each
+    is spelled must be learned for each, so every one of them comes.
+    """
+    pick = rng.random()
+    if pick < 0.55:
+        return rng.choice(token_words(True))
+    return rng.choice(_every()) if pick < 0.8 else invented(rng)
+
+
+@lru_cache(maxsize=1)
+def _every() -> list[str]:
+    return [*_by_use()["any", False], *_by_use()["any", True], *_by_use()["noun", True]]
 
 
 def any_sign(rng: random.Random) -> str:

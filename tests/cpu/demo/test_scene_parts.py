@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 
@@ -69,5 +70,15 @@ def test_json_and_calls_of_happenings_vary_without_end() -> None:
 def test_the_tools_decide_whether_there_is_a_call() -> None:
     rng = random.Random(4)
     cases = [scene_tool(rng) for _ in range(2000)]
-    refused = [case for case in cases if case.check == "no_call"]
-    assert 150 < len(refused) < 400 and all(case.tools for case in refused)
+    pairs = [(a, b) for a, b in itertools.pairwise(cases) if a.check == "no_call"]
+    assert 100 < len(pairs) < 180
+    for refused, called in pairs:
+        # The same order comes at once with its tool, and with no other difference.
+        assert refused.messages[0] == called.messages[0] and called.check == "tool"
+        names = [{tool["name"] for tool in case.tools or []} for case in (refused, called)]
+        assert (
+            names[0] and names[1] - names[0] >= {called.expect[0]["name"]} and called.expect[0]["name"] not in names[0]
+        )
+        assert ("工具" in refused.messages[1]["content"]) == bool(
+            re.search("[\u4e00-\u9fff]", refused.messages[0]["content"])
+        )
