@@ -2,7 +2,7 @@
 
 One row is multiplied nearly as it is (narrow_words.py). Two and more are rounded to the weight's own 8 bits, row by
 row, where the weight has a scale per row or per block: tensor cores then take both as they lie. Weights with a scale
-per group of columns are widened on their way, or beforehand where there are many rows. Ways, as in ways.py:
+per group of columns are widened on their way, or beforehand where there are many rows. Ways, as in ways_by_shape.py:
     ["gemv", BN, words, warps, early lines]              one row
     ["thin", BN, BK, split, stages, warps, prefetch]     few rows
     ["stream", BN, split, stages, warps, registers]      some rows, 4 bits, on Hopper
