@@ -19,10 +19,10 @@ EXIT_S = 10.0
 """How many seconds the interpreter's exit waits for a step of another thread."""
 
 
-def take_last_turn(ending: threading.Event, turn: threading.RLock) -> None:
-    """Wait for the last step at the interpreter's exit: a daemon thread in native code would end the process then."""
+def wait_for_last_step(ending: threading.Event, engine_lock: threading.RLock) -> None:
+    """Let no step run at the interpreter's exit: a daemon thread that is in native code then would end the process."""
     ending.set()
-    turn.acquire(timeout=EXIT_S)
+    engine_lock.acquire(timeout=EXIT_S)
 
 
 class Driver:

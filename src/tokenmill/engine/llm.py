@@ -34,7 +34,7 @@ from tokenmill.core.pooled import (
 from tokenmill.core.request import CompletionOutput, Request, RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import Built, build_llm
-from tokenmill.engine.driver import Driver, take_last_turn
+from tokenmill.engine.driver import Driver, wait_for_last_step
 from tokenmill.engine.gauges import Gauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.llm_engine import LLMEngine
@@ -77,7 +77,7 @@ class LLM:
         self._profiler = Profiler()
         self._closed = False
         self._ending = threading.Event()
-        weakref.finalize(self, take_last_turn, self._ending, self.driver.lock)
+        weakref.finalize(self, wait_for_last_step, self._ending, self.driver.lock)
 
     @functools.cached_property
     def _gauges(self) -> list[Gauges]:

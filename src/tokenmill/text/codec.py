@@ -44,7 +44,7 @@ class Tokenizer:
         inner.no_padding()
         settings = settings or TokenizerSettings()
         self._inner = inner
-        self._turn = threading.Lock()
+        self._long_text_lock = threading.Lock()
         self.special_strings = dict(settings.special_strings)
         self.chat_template = settings.chat_template
         added = inner.get_added_tokens_decoder()
@@ -121,7 +121,8 @@ class Tokenizer:
 
     def _long_row(self, inner: tokenizers.Tokenizer, text: str) -> list[int]:
         def encode(part: str) -> list[int]:
-            with self._turn if is_long(part) else nullcontext():  # a text without cuts takes much memory: one at a time
+            # A long text without cuts takes much memory, so such texts are encoded one at a time.
+            with self._long_text_lock if is_long(part) else nullcontext():
                 return _encoded(inner, [part], False)[0]
 
         return encode_in_pieces(text, encode)
