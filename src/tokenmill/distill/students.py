@@ -82,7 +82,7 @@ class Layer(nn.Module):
             p(x).unflatten(-1, (n, self.heads[2])).transpose(1, 2)
             for p, n in ((self.q_proj, self.heads[0]), (self.k_proj, self.heads[1]), (self.v_proj, self.heads[1]))
         )
-        q, k = self._turn(self.q_norm(q)), self._turn(self.k_norm(k))
+        q, k = self._rotate(self.q_norm(q)), self._rotate(self.k_norm(k))
         share = self.heads[0] // self.heads[1]
         k, v = (part.repeat_interleave(share, 1) for part in (k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -90,7 +90,7 @@ class Layer(nn.Module):
         y = self.post_attention_layernorm(x)
         return x + self.down_proj(F.silu(self.gate_proj(y)) * self.up_proj(y))
 
-    def _turn(self, x: Tensor) -> Tensor:
+    def _rotate(self, x: Tensor) -> Tensor:
         half = x.shape[-1] // 2
         inverse = self.theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
         angle = torch.arange(x.shape[2], device=x.device)[:, None] * inverse
