@@ -14,7 +14,7 @@ from tokenmill.models import rules
 from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
-from tokenmill.models.later import QWEN, Later, count_later, make_later
+from tokenmill.models.mtp_layers import QWEN, Later, count_later, make_later
 from tokenmill.models.parts import make_feed, make_mixture, norm
 from tokenmill.models.row import Feed, Mix, Norms, Route, Shared
 

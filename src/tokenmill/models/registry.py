@@ -20,7 +20,7 @@ from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.family_of import BODY, architecture_of, can_elsewhere, has_other_task, is_ours, names_of, settled
 from tokenmill.models.fields import check_fields, complete
-from tokenmill.models.later import Later
+from tokenmill.models.mtp_layers import Later
 from tokenmill.models.positions import OWN_NAMES
 from tokenmill.models.table import TABLE
 from tokenmill.models.text_names import text_names

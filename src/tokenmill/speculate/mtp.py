@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.block import whole
-from tokenmill.models.later import Later
+from tokenmill.models.mtp_layers import Later
 from tokenmill.speculate.eagle import FINAL, Embed
 
 
