@@ -19,9 +19,9 @@ from tokenmill.layers.rope import attention_gain, make_rope
 from tokenmill.models.common import PreNorm, read_act, read_rope, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.family_row import Drafts, Feed
 from tokenmill.models.mtp_layers import Later, make_behind
 from tokenmill.models.parts import make_mixture, not_computed
-from tokenmill.models.row import Drafts, Feed
 from tokenmill.models.rules import first_dense, glm_dense, sarvam
 from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 

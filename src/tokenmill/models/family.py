@@ -22,9 +22,9 @@ from tokenmill.models import table
 from tokenmill.models.common import Parallel, PreNorm, Sandwich, read_heads, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends, Layer
+from tokenmill.models.family_row import Shape
 from tokenmill.models.mtp_layers import Later, make_behind
 from tokenmill.models.parts import Single, make_attention, make_feed, make_mixture, norm, not_computed, on
-from tokenmill.models.row import Shape
 from tokenmill.models.rules import Positions
 
 

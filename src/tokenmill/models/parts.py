@@ -26,8 +26,8 @@ from tokenmill.layers.qkv_touches import Touch, clip, own_norms, row_norms, temp
 from tokenmill.layers.rope import make_rope
 from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig, activation
-from tokenmill.models.row import Attend, Drafts, Extra, Feed, HeadNorms, Mix, Norms, Scores, Switch
-from tokenmill.models.row import Shared as SharedRow
+from tokenmill.models.family_row import Attend, Drafts, Extra, Feed, HeadNorms, Mix, Norms, Scores, Switch
+from tokenmill.models.family_row import Shared as SharedRow
 from tokenmill.models.rules import Kind
 
 

@@ -14,9 +14,9 @@ from tokenmill.models import rules
 from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.family_row import Feed, Mix, Norms, Route, Shared
 from tokenmill.models.mtp_layers import QWEN, Later, count_later, make_later
 from tokenmill.models.parts import make_feed, make_mixture, norm
-from tokenmill.models.row import Feed, Mix, Norms, Route, Shared
 
 NORMS = Norms(offset=1.0)
 MIX = Mix(

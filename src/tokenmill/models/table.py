@@ -1,7 +1,7 @@
 """The table of families: dense ones with rotary positions. Owns: one row a family.
 
 A row holds the config keys (numbers are those of Transformers' config classes) and the switches of its layers
-(`models/row.py`). Mixtures and older families have files of their own beside this one; TABLE joins them.
+(`models/family_row.py`). Mixtures and older families have files of their own beside this one; TABLE joins them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tokenmill.models import positions, rules, table_mixtures, table_more, table_older, table_states
-from tokenmill.models.keys import GATED, NO_BIAS, NO_MLP_BIAS, without
-from tokenmill.models.row import (
+from tokenmill.models.family_row import (
     Attend,
     Drafts,
     Extra,
@@ -23,6 +22,7 @@ from tokenmill.models.row import (
     Scores,
     Shape,
 )
+from tokenmill.models.keys import GATED, NO_BIAS, NO_MLP_BIAS, without
 from tokenmill.models.table_mixtures import COHERE, COHERE_KEYS, GRANITE, GRANITE_KEYS
 
 _QWEN = {**GATED, "num_key_value_heads": 32, "max_position_embeddings": 32768, "use_sliding_window": False,

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tokenmill.models import positions, rules
-from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS
-from tokenmill.models.row import (
+from tokenmill.models.family_row import (
     SIZES,
     Attend,
     Drafts,
@@ -23,6 +22,7 @@ from tokenmill.models.row import (
     Shape,
     Shared,
 )
+from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS
 from tokenmill.models.table_mixtures import (
     COHERE,
     COHERE_KEYS,

@@ -11,9 +11,7 @@ from tokenmill.layers.experts import ExpertWeights, count_visited, down_share, e
 from tokenmill.models import mixers, positions, rules
 from tokenmill.models.common import read_heads
 from tokenmill.models.config import ModelConfig
-from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE, without
-from tokenmill.models.parts import make_attention, make_feed, make_mixture
-from tokenmill.models.row import (
+from tokenmill.models.family_row import (
     SIZES,
     Attend,
     Drafts,
@@ -29,6 +27,8 @@ from tokenmill.models.row import (
     Shape,
     Shared,
 )
+from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE, without
+from tokenmill.models.parts import make_attention, make_feed, make_mixture
 from tokenmill.models.rules import Kind
 
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers")
