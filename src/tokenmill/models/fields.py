@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.core.errors import ModelError
+from tokenmill.models.common_keys import GATED, MOE, NO_MLP_BIAS, ROPE, without
 from tokenmill.models.family_row import SIZES, Fields
-from tokenmill.models.keys import GATED, MOE, NO_MLP_BIAS, ROPE, without
 from tokenmill.models.table import TABLE
 from tokenmill.models.table_mixtures import DEEPSEEK_KEYS, SIGMOID
 

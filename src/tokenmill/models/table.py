@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tokenmill.models import positions, rules, table_mixtures, table_more, table_older, table_states
+from tokenmill.models.common_keys import GATED, NO_BIAS, NO_MLP_BIAS, without
 from tokenmill.models.family_row import (
     Attend,
     Drafts,
@@ -22,7 +23,6 @@ from tokenmill.models.family_row import (
     Scores,
     Shape,
 )
-from tokenmill.models.keys import GATED, NO_BIAS, NO_MLP_BIAS, without
 from tokenmill.models.table_mixtures import COHERE, COHERE_KEYS, GRANITE, GRANITE_KEYS
 
 _QWEN = {**GATED, "num_key_value_heads": 32, "max_position_embeddings": 32768, "use_sliding_window": False,

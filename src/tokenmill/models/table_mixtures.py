@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tokenmill.layers.experts import load_joined, load_stacked, load_transposed
 from tokenmill.models import positions, rules
+from tokenmill.models.common_keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, without
 from tokenmill.models.family_row import (
     SIZES,
     Attend,
@@ -23,7 +24,6 @@ from tokenmill.models.family_row import (
     Shape,
     Shared,
 )
-from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, without
 
 GRANITE_KEYS = {
     **GATED, "num_key_value_heads": None, "head_dim": None, "max_position_embeddings": 2048, "attention_bias": False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tokenmill.models import positions, rules
+from tokenmill.models.common_keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS
 from tokenmill.models.family_row import (
     SIZES,
     Attend,
@@ -22,7 +23,6 @@ from tokenmill.models.family_row import (
     Shape,
     Shared,
 )
-from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS
 from tokenmill.models.table_mixtures import (
     COHERE,
     COHERE_KEYS,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tokenmill.layers.attention import codegen_order, per_head_order, per_head_order_if_many
 from tokenmill.models import positions, rules
+from tokenmill.models.common_keys import GATED, without
 from tokenmill.models.family_row import (
     Attend,
     Extra,
@@ -16,7 +17,6 @@ from tokenmill.models.family_row import (
     Scores,
     Shape,
 )
-from tokenmill.models.keys import GATED, without
 from tokenmill.models.rules import Positions
 
 _GPT_NAMES = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",

@@ -10,6 +10,7 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import ExpertWeights, count_visited, down_share, expert_share, load_joined
 from tokenmill.models import mixers, positions, rules
 from tokenmill.models.common import read_heads
+from tokenmill.models.common_keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE, without
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.family_row import (
     SIZES,
@@ -27,7 +28,6 @@ from tokenmill.models.family_row import (
     Shape,
     Shared,
 )
-from tokenmill.models.keys import GATED, MOE, NO_BIAS, NO_MLP_BIAS, ROPE, without
 from tokenmill.models.parts import make_attention, make_feed, make_mixture
 from tokenmill.models.rules import Kind
 
