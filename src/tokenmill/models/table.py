@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tokenmill.models import positions, rules, table_mixtures, table_more, table_older, table_states
+from tokenmill.models import positions, rules, table_mixtures, table_older, table_recent, table_states
 from tokenmill.models.common_keys import GATED, NO_BIAS, NO_MLP_BIAS, without
 from tokenmill.models.family_row import (
     Attend,
@@ -436,5 +436,11 @@ _DENSE: dict[str, Family] = {
     ),
 }  # fmt: skip
 
-TABLE: dict[str, Family] = {**_DENSE, **table_more.ROWS, **table_mixtures.ROWS, **table_states.ROWS, **table_older.ROWS}
+TABLE: dict[str, Family] = {
+    **_DENSE,
+    **table_recent.ROWS,
+    **table_mixtures.ROWS,
+    **table_states.ROWS,
+    **table_older.ROWS,
+}
 """Every family that one row describes, by what `architectures` in config.json says."""
