@@ -16,7 +16,7 @@ from tokenmill.compute.forward import Act, ForwardContext, NormSpec, ScanSpec, S
 from tokenmill.layers.block import Projected
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows, share_out
-from tokenmill.layers.space import Convolution
+from tokenmill.layers.state_space import Convolution
 
 _STEEP = 8.0
 

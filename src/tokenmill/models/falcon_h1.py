@@ -14,7 +14,7 @@ from tokenmill.layers.attention import Attention, attention_spec, separate_qkv
 from tokenmill.layers.build import Build
 from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows
 from tokenmill.layers.rope import make_rope
-from tokenmill.layers.space import StateSpace
+from tokenmill.layers.state_space import StateSpace
 from tokenmill.models.common import read_act, read_heads, read_rope, read_sizes, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends

@@ -19,7 +19,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.lru import GatedRecurrence
-from tokenmill.layers.space import Around, GatedConvolution, ScanSizes, SelectiveScan, SpaceHeads, StateSpace
+from tokenmill.layers.state_space import Around, GatedConvolution, ScanSizes, SelectiveScan, SpaceHeads, StateSpace
 from tokenmill.models.common import read_act
 from tokenmill.models.config import ModelConfig
 
