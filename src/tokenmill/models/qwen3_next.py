@@ -8,7 +8,7 @@ from tokenmill.core.errors import ModelError
 from tokenmill.layers.attention import GatedAttention, attention_spec
 from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
-from tokenmill.layers.delta import DeltaHeads, GatedDelta
+from tokenmill.layers.delta_rule import DeltaHeads, GatedDelta
 from tokenmill.layers.rope import make_rope
 from tokenmill.models import rules
 from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes
