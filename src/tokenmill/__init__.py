@@ -39,8 +39,8 @@ if TYPE_CHECKING:
         ScoringRequestOutput,
     )
     from tokenmill.core.request import CompletionOutput, RequestOutput, SamplingParams, TokenLogprob
-    from tokenmill.engine.arguments import AsyncEngineArgs, EngineArgs
     from tokenmill.engine.async_llm import AsyncLLM
+    from tokenmill.engine.engine_args import AsyncEngineArgs, EngineArgs
     from tokenmill.engine.llm import LLM
     from tokenmill.engine.llm_engine import LLMEngine
     from tokenmill.engine.metrics import Counter, Gauge, Histogram, Metric, Vector
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
-    "AsyncEngineArgs": "tokenmill.engine.arguments",
+    "AsyncEngineArgs": "tokenmill.engine.engine_args",
     "AsyncLLM": "tokenmill.engine.async_llm",
     "AsyncLLMEngine": "tokenmill.engine.async_llm",
     "BeamSearchOutput": "tokenmill.core.pooled",
@@ -62,7 +62,7 @@ _HOMES = {
     "Counter": "tokenmill.engine.metrics",
     "EmbeddingOutput": "tokenmill.core.pooled",
     "EmbeddingRequestOutput": "tokenmill.core.pooled",
-    "EngineArgs": "tokenmill.engine.arguments",
+    "EngineArgs": "tokenmill.engine.engine_args",
     "EngineDeadError": "tokenmill.core.errors",
     "Gauge": "tokenmill.engine.metrics",
     "GuidedDecodingParams": "tokenmill.core.params",

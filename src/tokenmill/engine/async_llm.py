@@ -20,8 +20,8 @@ from tokenmill.core.params import LoRARequest, RequestOutputKind
 from tokenmill.core.pooled import EmbeddingOutput, EmbeddingRequestOutput
 from tokenmill.core.request import Request, RequestOutput, SamplingParams, TextDelta
 from tokenmill.core.sleeping import check_level, check_mode
-from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import build_replicas
+from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, check_salt, default_params, make_request

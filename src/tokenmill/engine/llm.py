@@ -32,9 +32,9 @@ from tokenmill.core.pooled import (
     ScoringRequestOutput,
 )
 from tokenmill.core.request import CompletionOutput, Request, RequestOutput, SamplingParams, TextDelta
-from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver, wait_for_last_step
+from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.gauges import Gauges
 from tokenmill.engine.hub_tokenizer import HubTokenizer
 from tokenmill.engine.llm_engine import LLMEngine

@@ -12,9 +12,9 @@ from typing import Any
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.params import LoRARequest
 from tokenmill.core.request import RequestOutput, SamplingParams, TextDelta
-from tokenmill.engine.arguments import EngineArgs
 from tokenmill.engine.build import Built, build_llm
 from tokenmill.engine.driver import Driver
+from tokenmill.engine.engine_args import EngineArgs
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import Prompt, PromptReader, check_priority, default_params, make_request
 
