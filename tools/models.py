@@ -14,9 +14,9 @@ import sys
 from pathlib import Path
 
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES
+from tokenmill.models.config_fields import FIELDS
 from tokenmill.models.family_of import SAME
 from tokenmill.models.family_row import Shape
-from tokenmill.models.fields import FIELDS
 from tokenmill.models.multimodal import OUTERS, TEXTS
 from tokenmill.models.registry import file_of
 from tokenmill.models.rules import everywhere

@@ -36,7 +36,7 @@ _WORDS = {
 class ModelConfig:
     """A checked view of one JSON object; `path` is where it sits in the file ("" at the top).
 
-    Absent keys already have the family's defaults (`models/fields.py`); the default given to `get` stands for null.
+    Absent keys already have the defaults of the family (config_fields.py); the default given to `get` stands for null.
     """
 
     def __init__(self, data: Mapping[str, Any], path: str = "", architecture: str = "") -> None:

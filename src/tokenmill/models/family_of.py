@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenmill.core.errors import ModelError, shown
-from tokenmill.models.fields import FIELDS
+from tokenmill.models.config_fields import FIELDS
 from tokenmill.models.multimodal import OUTERS, TEXTS
 from tokenmill.models.text_part import outer_of
 

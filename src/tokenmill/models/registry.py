@@ -18,8 +18,8 @@ from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.layers.build import Build, check_leftovers
 from tokenmill.layers.rope import rope_settings
 from tokenmill.models.config import ModelConfig
+from tokenmill.models.config_fields import check_fields, complete
 from tokenmill.models.family_of import BODY, architecture_of, can_elsewhere, has_other_task, is_ours, names_of, settled
-from tokenmill.models.fields import check_fields, complete
 from tokenmill.models.mtp_layers import Later
 from tokenmill.models.positions import OWN_NAMES
 from tokenmill.models.table import TABLE

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenmill.core.errors import ModelError, shown
-from tokenmill.models.fields import FIELDS
+from tokenmill.models.config_fields import FIELDS
 from tokenmill.models.multimodal import OUTERS, TEXTS, Outer, Text
 
 TEXT_OF = "_text_of"

@@ -23,7 +23,7 @@ from tokenmill.checkpoint.gguf_model import unweave
 from tokenmill.checkpoint.gguf_write import IDS, Entry, write_gguf
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.models.fields import complete
+from tokenmill.models.config_fields import complete
 from tokenmill.quant.convert import LayerError, Tell
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.quantize.gguf_proof import prove

@@ -20,7 +20,7 @@ from tokenmill.checkpoint.gguf_config import read_config
 from tokenmill.checkpoint.gguf_metadata import metadata_of, rope_divisors
 from tokenmill.core.errors import ModelError, shown
 from tokenmill.kernels import make_kernels
-from tokenmill.models.fields import FIELDS
+from tokenmill.models.config_fields import FIELDS
 from tokenmill.models.registry import build_model
 from tokenmill.quantize.forward import forward_in_parts, logits
 

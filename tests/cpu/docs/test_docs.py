@@ -25,7 +25,7 @@ from tokenmill.core import config
 from tokenmill.demo import demo_dir
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.models import registry
-from tokenmill.models.fields import FIELDS
+from tokenmill.models.config_fields import FIELDS
 from tokenmill.quant import detect
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.server.openai.schemas import ChatRequest

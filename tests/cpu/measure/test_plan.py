@@ -16,7 +16,7 @@ from tokenmill.engine.llm import LLM
 from tokenmill.measure import plan as planning
 from tokenmill.measure.devices import Device, efficiency_of, find_device, recognise, speeds, table
 from tokenmill.measure.slo import cheapest, read_slo
-from tokenmill.models import fields
+from tokenmill.models import config_fields
 from tokenmill.models.registry import architectures
 from tokenmill.testing.tiny import make_tiny
 
@@ -49,7 +49,7 @@ POINT = {"batch", "context", "ttft_ms", "tpot_ms", "output_tokens_per_s", "limit
 def write(folder, config):
     """A config without the sizes in SMALL that its architecture does not know."""
     folder.mkdir(parents=True, exist_ok=True)
-    if row := fields.FIELDS.get(config.get("architectures", [""])[0]):
+    if row := config_fields.FIELDS.get(config.get("architectures", [""])[0]):
         strange = {key for key in (*SMALL, "activation_function") if not row.knows(key)} - {"torch_dtype"}
         latent = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "youtu", "sarvam_mla")
         strange |= {"num_key_value_heads"} if row.model_type in latent else set()

@@ -17,7 +17,7 @@ from transformers.initialization import no_init_weights
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels
-from tokenmill.models.fields import _HARMLESS, _ONLY, FIELDS, check_fields
+from tokenmill.models.config_fields import _HARMLESS, _ONLY, FIELDS, check_fields
 from tokenmill.models.registry import architectures
 
 FULL = os.environ.get("TOKENMILL_RELIABILITY") == "1"

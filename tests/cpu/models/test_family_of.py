@@ -23,8 +23,8 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.core.request import Request
 from tokenmill.engine.wire import Ready
+from tokenmill.models.config_fields import FIELDS
 from tokenmill.models.family_of import BODY, BY_TYPE, NOTE, SAME, SHARED, settled, type_of
-from tokenmill.models.fields import FIELDS
 from tokenmill.models.multimodal import OUTERS
 from tokenmill.models.registry import check_keys, is_elsewhere, read
 from tokenmill.quant.convert import check_upright

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from published_table import PUBLISHED as TABLE_PUBLISHED
 
-from tokenmill.models.fields import FIELDS, check_fields
+from tokenmill.models.config_fields import FIELDS, check_fields
 
 PUBLISHED: dict[str, list[dict[str, Any]]] = {
     "LlamaForCausalLM": [

@@ -19,7 +19,7 @@ from torch import Tensor
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.counting import count_model
-from tokenmill.models.fields import FIELDS, complete
+from tokenmill.models.config_fields import FIELDS, complete
 from tokenmill.models.multimodal import OUTERS, TEXTS
 from tokenmill.models.registry import check_keys
 from tokenmill.models.text_part import overridden, text_part

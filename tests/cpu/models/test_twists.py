@@ -21,7 +21,7 @@ from parity import load, make, ours, theirs
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels
-from tokenmill.models.fields import FIELDS
+from tokenmill.models.config_fields import FIELDS
 from tokenmill.models.registry import architectures
 
 pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
