@@ -23,7 +23,7 @@ from tokenmill.device.memory import describe, devices_like, total_bytes
 from tokenmill.kernels import make_kernels
 from tokenmill.measure.calibration import read_calibration
 from tokenmill.measure.devices import Device, highest, recognise, while_reading
-from tokenmill.measure.files import read_json
+from tokenmill.measure.result_files import read_json
 from tokenmill.quant.detect import from_dense
 
 _READ_BYTES = {"cpu": 256 << 20, "gpu": 2 << 30}

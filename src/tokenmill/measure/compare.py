@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.measure.files import read_json
+from tokenmill.measure.result_files import read_json
 
 RATES = ("output_tokens_per_s", "total_tokens_per_s", "requests_per_s")
 TIMES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")
