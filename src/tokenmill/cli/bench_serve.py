@@ -250,12 +250,12 @@ def _device(name: str) -> Any:
 
 def _utilise(result: dict[str, Any], device: Any) -> list[str]:
     """Fill in mbu and mfu; -> what is to be said about them. This machine's own CPU is measured now, after the run."""
-    from tokenmill.measure import served
+    from tokenmill.measure import server_work
     from tokenmill.measure.ceilings import measure_device
     from tokenmill.measure.devices import ABOVE, products_in, recognise
 
     if result["flops"] is None:
-        return [served.UNTOLD]
+        return [server_work.UNTOLD]
     told = result["server_device"]
     kind, dtype = told.get("device", "cuda"), told.get("dtype") or "bfloat16"
     device = device or recognise(told.get("device_name", "") or "-")
@@ -265,7 +265,7 @@ def _utilise(result: dict[str, Any], device: Any) -> list[str]:
         return ["mbu and mfu are null: what the server's device can do is not known here; name it with --device"]
     wanted = products_in("cpu" if device.kind == "cpu" else "gpu", dtype, told.get("quantization"))
     wanted = wanted if wanted in device.flops else dtype
-    honest = served.fill_shares(result, device, wanted)
+    honest = server_work.fill_shares(result, device, wanted)
     rate = device.flops_in(wanted)
     shown = "" if rate is None else f", {rate / 1e12:.3g} TFLOP/s in {wanted}"
     limits = f"ceilings of {device.title}: {device.bytes_per_s / 1e9:.1f} GB/s{shown} ({device.source})"

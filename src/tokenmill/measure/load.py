@@ -19,7 +19,7 @@ from tokenmill.core.errors import UserError
 from tokenmill.measure.arrivals import BURSTINESS, arrival_times
 from tokenmill.measure.client import Answer, Target, ask, find_model
 from tokenmill.measure.conversations import Conversation
-from tokenmill.measure.served import ask_totals, spent_since
+from tokenmill.measure.server_work import ask_totals, spent_since
 from tokenmill.measure.stats import summary_ms, thin
 from tokenmill.measure.throughput import Progress, Silent
 

@@ -21,7 +21,7 @@ from tokenmill.measure.client import Answer, Target
 from tokenmill.measure.conversations import Conversation, Lengths, Made, Turn, make
 from tokenmill.measure.devices import recognise
 from tokenmill.measure.load import Pattern, serve_load, sum_up, sweep
-from tokenmill.measure.served import fill_shares, read_totals
+from tokenmill.measure.server_work import fill_shares, read_totals
 
 
 def talks(count, tokens=10, **made):

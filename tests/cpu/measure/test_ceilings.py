@@ -12,7 +12,7 @@ from tokenmill.measure import ceilings, throughput
 from tokenmill.measure.calibration import Speeds, reading_of
 from tokenmill.measure.devices import NOISE, Device, highest, share
 from tokenmill.measure.roofline import Cost, floor
-from tokenmill.measure.served import fill_shares
+from tokenmill.measure.server_work import fill_shares
 from tokenmill.measure.throughput import SHARES
 from tokenmill.measure.workloads import Uniform
 from tokenmill.server.web import card
