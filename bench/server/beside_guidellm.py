@@ -25,7 +25,7 @@ from client import TOKENS, Drawn, serve
 from tokenmill.demo.files import demo_dir
 from tokenmill.measure.client import Target
 from tokenmill.measure.conversations import Lengths, Made, make
-from tokenmill.measure.load import Pattern, serve_load
+from tokenmill.measure.server_load import Pattern, serve_load
 
 PROMPT = 128
 NAMES = {

@@ -26,7 +26,7 @@ from fake_server import Fake, running
 from tokenmill.cli.bench_serve import allow_sockets
 from tokenmill.measure.client import Target
 from tokenmill.measure.conversations import Lengths, Made, make
-from tokenmill.measure.load import Pattern, serve_load
+from tokenmill.measure.server_load import Pattern, serve_load
 from tokenmill.measure.stats import summary_ms
 
 TOKENS = 40

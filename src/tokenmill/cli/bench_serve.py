@@ -118,7 +118,7 @@ def serve(
         raise ParameterError(f"Two servers are named: {url} and --base-url {base_url}. Give one of them.")
     _check_address(base_url or url or HERE)
     with waiting_told("Getting ready"):
-        from tokenmill.measure import load as loads
+        from tokenmill.measure import server_load as loads
         from tokenmill.measure.slo import read_slo
         from tokenmill.measure.stats import PERCENTILES, read_percentiles
 
@@ -168,7 +168,7 @@ def _loop() -> Any:
 
 
 def _pattern(arrivals: str | None, coming: dict[str, Any], seed: int, sweep: bool) -> Any:
-    from tokenmill.measure.load import Pattern
+    from tokenmill.measure.server_load import Pattern
 
     if "max_open" in coming and not {"rate", "users"} & coming.keys() and arrivals in (None, "closed") and not sweep:
         coming = {**coming, "users": coming["max_open"]}
@@ -316,7 +316,7 @@ def _sweep_table(runs: list[dict[str, Any]]) -> Any:
     from rich.box import SIMPLE
     from rich.table import Table
 
-    from tokenmill.measure.load import keeps_up
+    from tokenmill.measure.server_load import keeps_up
 
     table = Table(box=SIMPLE, pad_edge=False)
     for head in ("requests/s", "output tok/s", "TTFT p50", "p99 ms", "TPOT p50", "p99 ms", "goodput", "kept up"):

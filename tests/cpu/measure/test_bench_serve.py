@@ -20,7 +20,7 @@ from tokenmill.core.errors import UserError
 from tokenmill.measure.client import Answer, Target
 from tokenmill.measure.conversations import Conversation, Lengths, Made, Turn, make
 from tokenmill.measure.devices import recognise
-from tokenmill.measure.load import Pattern, serve_load, sum_up, sweep
+from tokenmill.measure.server_load import Pattern, serve_load, sum_up, sweep
 from tokenmill.measure.server_work import fill_shares, read_totals
 
 
