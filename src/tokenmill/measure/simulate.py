@@ -19,7 +19,7 @@ from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.closed_loop import closed_loop
 from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import Planner, Setup, layouts, speed_type
-from tokenmill.measure.replay import SharedPrefixes, grants_of
+from tokenmill.measure.plan_recorder import SharedPrefixes, grants_of
 from tokenmill.measure.roofline import step_cost
 from tokenmill.measure.step_time import step_time
 from tokenmill.measure.workloads import Job, Workload

@@ -26,7 +26,7 @@ from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.ceilings import ceilings
 from tokenmill.measure.devices import ABOVE, Device, share, speeds
 from tokenmill.measure.plan import Planner, read_model, speed_type
-from tokenmill.measure.replay import PlanRecorder, SharedPrefixes, grants_of
+from tokenmill.measure.plan_recorder import PlanRecorder, SharedPrefixes, grants_of
 from tokenmill.measure.roofline import Cost, floor, step_cost
 from tokenmill.measure.stats import summary_ms, thin
 from tokenmill.measure.workloads import Job, Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from engines import check_nothing_left, exact, greedy, open_llm, run
 
-from tokenmill.measure.replay import PlanRecorder, grants_of
+from tokenmill.measure.plan_recorder import PlanRecorder, grants_of
 
 PROMPTS = [[7] * 40, [8] * 100, [9] * 40, [10] * 40]
 PARAMS = [greedy(4), greedy(12), greedy(4), greedy(4)]

@@ -21,7 +21,7 @@ from tokenmill.measure.ceilings import load_measured, measure
 from tokenmill.measure.compare import compare, ratio_interval
 from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import read_model
-from tokenmill.measure.replay import SharedPrefixes, grants_of
+from tokenmill.measure.plan_recorder import SharedPrefixes, grants_of
 from tokenmill.measure.roofline import Grant, floor, step_cost
 from tokenmill.measure.throughput import compare_run, thinned
 from tokenmill.testing.tiny import make_tiny
