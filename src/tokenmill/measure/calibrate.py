@@ -44,7 +44,7 @@ from tokenmill.measure.calibrate_host import host, process_bytes, rehearse
 from tokenmill.measure.calibrate_sizes import SIZES, Sizes, Timing
 from tokenmill.measure.ceilings import measure, read_measured, reading
 from tokenmill.measure.devices import Device
-from tokenmill.measure.shapes import ShapeCheckpoint
+from tokenmill.measure.shape_checkpoint import ShapeCheckpoint
 from tokenmill.quant.detect import from_dense
 
 FORMATS = ("float32", "bfloat16", "fp8", "int8", "int4")

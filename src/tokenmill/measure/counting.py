@@ -37,7 +37,7 @@ from tokenmill.compute.model import CausalLM, Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.measure.live_memory import Live, held_bytes
-from tokenmill.measure.shapes import AS_STORED, META, Packed, ShapeCheckpoint
+from tokenmill.measure.shape_checkpoint import AS_STORED, META, Packed, ShapeCheckpoint
 from tokenmill.models.registry import build_model
 from tokenmill.quant.gguf_weight import TABLES
 

@@ -33,7 +33,7 @@ from tokenmill.measure.several_devices import (
     stage_of,
     state_bytes,
 )
-from tokenmill.measure.shapes import ShapeCheckpoint
+from tokenmill.measure.shape_checkpoint import ShapeCheckpoint
 from tokenmill.measure.step_time import step_time
 from tokenmill.models.registry import is_elsewhere
 
