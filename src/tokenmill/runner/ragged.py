@@ -2,8 +2,9 @@
 
 Text that a grammar forces, drafts and short prompts make a step ragged. On a GPU (`RaggedMembers`) a recording begins
 at rows and at how many tokens each computes. The spare row is its last member and computes the tokens that are missing
-to a rung. On a CPU (`RaggedTokens`) attention reads keys and values as they are stored, so each token can be computed
-as a sequence of its own that ends with it. A recording then depends on one number: how many tokens there are.
+to a rung. On a CPU (`RaggedTokens`) a recording depends on one number: how many tokens there are. It has as many
+sequences; the first ones are the rows, the others are empty. Keys and values are read once for all tokens of a row.
+Nodes of trees are sequences of their own, each of which ends with it.
 Must not know: sampling, the scheduler, how steps are recorded.
 """
 
@@ -17,11 +18,11 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from tokenmill.compute.forward import Kernels, Paths
+from tokenmill.compute.forward import ForwardContext, Kernels, Paths
 from tokenmill.compute.model import CausalLM
 from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
-from tokenmill.runner.batch import Batch, apart, lay_out, places_left, reach, single_tokens
+from tokenmill.runner.batch import Batch, Spans, apart, lay_out, places_left, reach, single_tokens
 from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
 from tokenmill.runner.rows import FAR, Rows
 from tokenmill.runner.trees import climb_trees
@@ -130,11 +131,14 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
         super().__init__(model, kernels, rows, pool)
         self.packed: dict[int, Tensor] = {}
+        self.members: dict[int, tuple[Tensor, Tensor]] = {}
+        """By the number of tokens, for steps without trees: the row of each sequence and its last token's distance from
+        the row's next one; the sequences' borders."""
         self.paths: dict[int, Paths] = {}
         """By the number of tokens: the paths of steps with trees."""
         self.recurring: dict[tuple[int, int], tuple[Tensor, Tensor, Tensor]] = {}
         """By the numbers of tokens and rows: the rows, their borders, and where the state behind each token is left."""
-        row_bytes = 40 * model.spec.hidden_size * len(model.spec.kv_specs) + 4 * sum(t.shape[1] for t in rows.tables)
+        row_bytes = 40 * model.spec.hidden_size * len(model.spec.kv_specs) + 8 * sum(t.shape[1] for t in rows.tables)
         self.most = min(MOST_TOKENS, ROOM // row_bytes)
         self.room_bytes = self.most * row_bytes
         self.heads = Heads(model, kernels)
@@ -165,6 +169,8 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
         packed.copy_(torch.tensor([members, places, places]))
         if key[3]:
             self._fill_paths(key[0], plan)
+        else:
+            self._fill_members(key[0], plan)
         if self.pool.states is not None:
             tokens, count = key[0], key[2]
             if (tokens, count) not in self.recurring:
@@ -174,6 +180,17 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
             rows.copy_(torch.tensor(plan.rows))
             borders.copy_(torch.tensor([0, *accumulate(plan.counts)]))
             left.copy_(torch.tensor(places_left(plan, self.pool.states.first)))
+
+    def _fill_members(self, tokens: int, plan: StepPlan) -> None:
+        """Write the rows as sequences, then empty ones of the spare row."""
+        if tokens not in self.members:
+            made = torch.zeros((2, tokens), dtype=torch.int64), torch.zeros(tokens + 1, dtype=torch.int32)
+            self.members[tokens] = made
+        given, borders = self.members[tokens]
+        empty = tokens - len(plan.rows)
+        lasts = [n - 1 for n in plan.counts]
+        given.copy_(torch.tensor([plan.rows + [self.rows.spare] * empty, lasts + [0] * empty]))
+        borders.copy_(torch.tensor([0, *accumulate(plan.counts), *[tokens] * empty]))
 
     def _fill_paths(self, tokens: int, plan: StepPlan) -> None:
         """Write the depth and the ancestors of each node of a tree; other tokens have no root."""
@@ -194,6 +211,7 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
         recurring = self.recurring.get((key[0], key[2]))
         starts = apart(self.rows.computed[packed[0]] + packed[2] + 1)
         paths, rows, size = self.paths.get(key[0]), self.rows, self.pool.layout.block_size
+        spans = [] if key[3] else self._spans(key[0])
 
         def compute() -> Made:
             tokens, ctx = single_tokens(
@@ -203,12 +221,32 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
                 found = self.kernels.gather_rows(packed[0], rows.tokens, rows.computed, [], size, packed[2])
                 groups = [replace(group, paths=paths) for group in ctx.groups]
                 ctx = replace(ctx, positions=found[1], kv_len=found[2], groups=groups)
+            else:
+                ctx = self._together(key[0], ctx, spans)
             if recurring is not None and ctx.rows is not None:
                 whose, borders, left = recurring
                 ctx = replace(ctx, rows=replace(ctx.rows, sequences=whose, borders=borders, left=left))
             return Made(tokens, packed[0], self.model.forward(tokens, ctx), ctx)
 
         return compute
+
+    def _spans(self, tokens: int) -> Spans:
+        """The sequences of a step without trees as host integers, without the empty ones."""
+        given, borders = self.members[tokens]
+        lengths, starts = (self.rows.computed[given[0]] + given[1] + 1).tolist(), borders.tolist()
+        return [(a, b - a, n) for a, b, n in zip(starts, starts[1:], lengths, strict=False) if b > a]
+
+    def _together(self, tokens: int, ctx: ForwardContext, spans: Spans) -> ForwardContext:
+        """The context in which all tokens of a row are one sequence; `ctx` has one for each token."""
+        rows, (given, borders) = self.rows, self.members[tokens]
+        found = self.kernels.gather_rows(
+            given[0], rows.tokens, rows.computed, rows.tables, self.pool.layout.block_size, given[1]
+        )
+        groups = [
+            replace(group, tables=table, entries=entries)
+            for group, (table, entries, _) in zip(ctx.groups, found[3], strict=True)
+        ]
+        return replace(ctx, query_start=borders, kv_len=found[2], max_query=tokens, groups=groups, spans=spans)
 
     def step(self, key: tuple[int, bool, int, bool], plan: StepPlan, made: Made) -> Step:
         """The hidden states, and the logits if each row is sampled once or every token is."""

@@ -1,7 +1,9 @@
 """How long a step takes, by the number of tokens it computes. Owns: measured times of steps, and values between them.
 
 A few more tokens may cost next to nothing (weights are read once for all), or nearly as much as these tokens alone.
-Where that changes depends on the machine and the model, so it is measured. Must not know: drafts, plans.
+Where that changes depends on the machine and the model, so it is measured. Times also change with the length of the
+texts. If steps have become much shorter since a size was timed, it is judged by what it cost in steps of that time.
+Must not know: drafts, plans.
 """
 
 from __future__ import annotations
@@ -11,8 +13,12 @@ from bisect import bisect_left, insort
 DOWN, UP, MOST_UP = 0.5, 0.04, 1.5
 """Weight of a time below the known one, weight of a time above it, and the largest multiple of the known time that
 counts: in a long step the machine did something else, too."""
-FIRST = 3
-"""Of the first times, only the smallest counts: the first one may have compiled something."""
+LAST = 6
+"""The smallest of so many times counts: in longer steps the machine did something else, too."""
+FIRST = 4
+"""A size counts once it was timed so often: its first two steps compile or record something."""
+CHANGED = 0.8
+"""Below this share of the time that a step took when a size was timed, steps have become much shorter."""
 FINE, COARSE = 64, 16
 """Up to FINE tokens each number has its own place; above, COARSE numbers share one."""
 
@@ -21,45 +27,59 @@ class Curve:
     """Seconds of a step, by its number of tokens."""
 
     def __init__(self) -> None:
-        self.seconds: dict[int, float] = {}
+        self.last: dict[int, list[float]] = {}
+        """By place: the last times."""
+        self.bases: dict[tuple[int, int], float] = {}
+        """By the places of a base and of a size: seconds of the base's steps when the size was last timed."""
         self.known: list[int] = []
         self.seen: dict[int, int] = {}
 
-    def learn(self, tokens: int, seconds: float) -> None:
-        """A step was timed."""
-        at = _place(tokens)
-        before = self.seconds.get(at)
-        self.seen[at] = self.seen.get(at, 0) + 1
-        if before is None:
+    def learn(self, tokens: int, seconds: float, base: int = 0) -> None:
+        """A step was timed; base: how many tokens it would have had without guesses (0: all)."""
+        at, low = _place(tokens), _place(base or tokens)
+        self.seen[at] = seen = self.seen.get(at, 0) + 1
+        last = self.last.setdefault(at, [])
+        last.append(seconds)
+        del last[:-LAST]
+        if seen == FIRST:
             insort(self.known, at)
-            self.seconds[at] = seconds
-        else:
-            self.seconds[at] = min(before, seconds) if self.seen[at] <= FIRST else taken_in(before, seconds)
+        if at != low and self.knows(low):
+            self.bases[low, at] = min(self.last[low])
 
     def knows(self, tokens: int) -> bool:
-        """Have steps of this many tokens been timed?"""
+        """Have steps of this many tokens been timed often enough?"""
         return self.seen.get(_place(tokens), 0) >= FIRST
 
     def taken(self, tokens: int) -> float | None:
-        """Seconds of a step of this many tokens; None: no step was timed."""
-        return self.seconds.get(_place(tokens))
+        """Seconds of a step of this many tokens; None: it is not known."""
+        return min(self.last[_place(tokens)]) if self.knows(tokens) else None
 
     def more(self, tokens: int, base: int) -> float | None:
-        """The time of a step of this many tokens in steps of `base` tokens; None: nothing above `base` is known."""
-        first, at, low = self.seconds[_place(base)], _place(tokens), _place(base)
-        if at in self.seconds:
-            return max(0.0, self.seconds[at] / first - 1.0)
+        """The time of a step of this many tokens in steps of `base` tokens, beyond the first; None: nothing above
+        `base` is known."""
+        at, low = _place(tokens), _place(base)
+        if at == low:
+            return 0.0
         here = bisect_left(self.known, at)
-        if self.known[here - 1] > low:
-            low = self.known[here - 1]
+        if here < len(self.known) and self.known[here] == at:
+            return self._above(at, low)
+        below = self.known[here - 1] if here else low
+        if below > low:
+            low_value = self._above(below, low)
         elif here == len(self.known):
             return None
+        else:
+            below, low_value = low, 0.0
         if here < len(self.known):  # linear between this place and the next
-            share = (at - low) / (self.known[here] - low)
-            found = (1 - share) * self.seconds[low] + share * self.seconds[self.known[here]]
-        else:  # linear beyond the last place
-            found = first + (self.seconds[low] - first) * (at - base) / (low - base)
-        return max(0.0, found / first - 1.0)
+            share = (at - below) / (self.known[here] - below)
+            return (1 - share) * low_value + share * self._above(self.known[here], low)
+        return low_value * (at - base) / (below - base)  # linear beyond the last place
+
+    def _above(self, at: int, low: int) -> float:
+        """The same for a place that is known."""
+        plain = min(self.last[low])
+        then = self.bases.get((low, at), plain)
+        return max(0.0, min(self.last[at]) / (then if plain < CHANGED * then else plain) - 1.0)
 
 
 def taken_in(before: float, seconds: float) -> float:

@@ -29,6 +29,9 @@ LITTLE = 0.1
 """The assumed cost of a guess, in tokens, before anything is measured."""
 ASKED = 2
 """Guesses tried to find out whether more of them pay by now."""
+MEASURED, MOST_SPARE = 0.0025, 64.0
+"""The share of all tokens' time in which a guess may be measured again that is believed to cost more than CREDIT, and
+the most tokens that may be saved up for it."""
 
 
 class HostControl:
@@ -43,6 +46,8 @@ class HostControl:
         """About how many guesses the other rows try in a step."""
         self.paid = 1.0
         """What each guess cost, in tokens, in the last step that tried any."""
+        self.spare = 0.0
+        """Tokens that may be spent on measuring a guess again that is believed to be dear."""
 
     @property
     def closed(self) -> bool:
@@ -61,11 +66,15 @@ class HostControl:
         """Nothing to learn: there are no drafts of a device."""
 
     def worked(self, tokens: int, rows: int, seconds: float) -> None:
-        self.curve.learn(tokens, seconds)
-        tried = tokens - rows
-        if tried and self.curve.knows(rows):
-            paid = rows * (self.curve.more(tokens, rows) or 0.0) / tried
-            self.paid = paid if self.curve.knows(tokens) else min(paid, 1.0)  # something else may have run
+        self.curve.learn(tokens, seconds, rows)
+        tried, plain = tokens - rows, self.curve.taken(rows)
+        if not tried:
+            self.spare = min(MOST_SPARE, self.spare + MEASURED * rows)
+        elif plain is not None:
+            known = self.curve.knows(tokens)
+            more = self.curve.more(tokens, rows) if known else seconds / plain - 1.0
+            paid = rows * max(0.0, more or 0.0) / tried
+            self.paid = paid if known else min(paid, 1.0)  # the step may have recorded something
         self.others += 0.1 * (tried * (rows - 1) / rows - self.others)
 
     def price(self, rows: int, depth: int, tried: int) -> tuple[float, float]:
@@ -84,6 +93,15 @@ class HostControl:
     def _each(self, count: int, others: int, unknown: float) -> float:
         more = self.curve.more(self.rows + others + count, self.rows)
         return unknown if more is None else self.rows * more / (others + count)
+
+    def may_measure(self) -> bool:
+        """Is a guess believed to be so dear that no balance ever pays for one, and was nothing spent on measuring it
+        for long?"""
+        price = self.cost(1)
+        if price <= CREDIT or price > self.spare:
+            return False
+        self.spare -= price
+        return True
 
     def best(self, right: float, most: int) -> int:
         """How many guesses give most tokens for their time. right: how often a guess is right if those before it are.
@@ -123,7 +141,7 @@ class Patience:
             count = min(ASKED, most)
         while count and control.cost(count) > self.balance:
             count -= 1
-        return count
+        return count if count or not control.may_measure() else 1
 
     def learn(self, proposed: int, accepted: int) -> None:
         """`accepted` of the sequence's guesses were right. Those behind the first wrong one tell nothing."""

@@ -67,6 +67,23 @@ def test_repetitive_text_gives_more_than_one_and_a_half_tokens_per_step(backend,
     assert [exact(o) for o in found] == [exact(o) for o in wanted]
 
 
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "int8"])
+def test_rows_of_any_length_try_drafts_in_one_recorded_step(kv_cache_dtype, tiny):
+    """A recording serves all ways in which so many tokens fall to rows, and contexts of any number of chunks."""
+    options = {"max_model_len": 1200, "kv_cache_dtype": kv_cache_dtype, "enable_prefix_caching": False}
+    circle = list(range(40, 240, 7))
+    prompts = [(circle * 40)[n : n + count] for n, count in enumerate((40, 505, 1020, 90))]
+    params = [greedy(count, logprobs=2) for count in (60, 25, 60, 40)]
+    with open_llm(tiny, **options) as llm:
+        wanted = run(llm, prompts, params)
+    with open_llm(tiny, **options, **DRAFTS) as llm:
+        tapes = next(r.recordings for r in llm.engine.executor.runner.recorders if hasattr(r.layout, "members"))
+        for _ in range(2):
+            assert [exact(o) for o in run(llm, prompts, params)] == [exact(o) for o in wanted]
+        counters = llm.engine.scheduler.counters
+        assert tapes.made and counters.drafted > counters.accepted > 20
+
+
 def test_a_row_with_drafts_of_the_device_is_in_two_plans_at_a_time(parrot):
     with open_llm(parrot, depth=2, **DRAFTS) as llm:
         scheduler, guesses = llm.engine.scheduler, []

@@ -119,7 +119,7 @@ CLIFFS = ("tiles of eight", "a cliff behind four")
 def test_guesses_of_the_host(name: str, rows: int) -> None:
     cost, tokens = MACHINES[name], 1200 if rows < 24 else 300
     plain, _ = fixed(cost, 0.0, rows)
-    assert host(cost, lambda at: 0.0, rows, 400) <= 1.02 * plain
+    assert host(cost, lambda at: 0.0, rows, 400) <= (1.03 if name in CLIFFS else 1.02) * plain
     for right in (0.1, 0.8, 0.97):
         plain, best = fixed(cost, right, rows)
         found = host(cost, lambda at, right=right: right, rows, tokens)
@@ -154,7 +154,7 @@ def test_text_that_turns() -> None:
 
 def test_too_many_rows() -> None:
     control = HostControl(most_rows=4)
-    for rows in (4, 5) * 3:
+    for rows in (4, 5) * 4:
         control.worked(rows, rows, 1.0)
     drafter = Careful(Guesses(), control)
     row: Any = SimpleNamespace(id=1, tokens=[0] * 9)
@@ -168,13 +168,16 @@ def test_too_many_rows() -> None:
 def test_what_lies_between_measured_steps() -> None:
     curve = Curve()
     assert not curve.knows(1)
-    for seconds in (9.0, 1.0, 1.2):
+    for seconds in (9.0, 8.0, 1.0, 1.2):
+        assert curve.taken(1) is None
         curve.learn(1, seconds)
     assert curve.knows(1)
     assert curve.more(2, 1) is None
     for tokens, seconds in ((5, 3.0), (9, 4.0)):
-        curve.learn(tokens, seconds)
+        for late in (90.0, 80.0, 0.0, 0.0):  # the first steps of a size record it
+            curve.learn(tokens, seconds + late)
     assert [round(curve.more(n, 1) or 0, 2) for n in (1, 3, 5, 7, 9, 13)] == [0.0, 1.0, 2.0, 2.5, 3.0, 4.5]
     assert curve.more(9, 5) == pytest.approx(1 / 3)
-    curve.learn(80, 8.0)
+    for _ in range(4):
+        curve.learn(80, 8.0)
     assert curve.more(70, 1) == curve.more(80, 1) == 7.0
