@@ -18,6 +18,7 @@ from tokenmill.checkpoint.names import without_hub
 from tokenmill.checkpoint.resume import fetch_large
 from tokenmill.checkpoint.stored import find_stored
 from tokenmill.core.errors import UserError
+from tokenmill.core.files import in_home
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][\w.\-]{0,95}(?:/[A-Za-z0-9][\w.\-]{0,95})?")
@@ -63,7 +64,7 @@ class Wanted:
 def resolve_model(name: str, revision: str | None = None, hub: Hub | None = None) -> Path:
     """The folder or file of a model: an existing path as it is, a stored model's, otherwise a hub name, downloaded or
     found cached. `owner/model:Q4_K_M` names one of the GGUF files of a repository."""
-    path = Path(name).expanduser()
+    path = in_home(name)
     if name and path.exists():
         return path
     if revision is None and (stored := find_stored(name)) is not None:
@@ -75,7 +76,7 @@ def resolve_model(name: str, revision: str | None = None, hub: Hub | None = None
 
 def check_place(name: str) -> None:
     """Refuse a path that is not there, which no hub has either."""
-    away = not Path(name).expanduser().exists()
+    away = not in_home(name).exists()
     if away and (name.startswith((".", "~", "/")) or name.endswith(".gguf") or name.count("/") > 1):
         resolve_model(name)  # says what is wrong with it, if something is
 

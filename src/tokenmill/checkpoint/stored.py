@@ -17,7 +17,7 @@ from tokenmill.checkpoint.parameters import as_options
 from tokenmill.checkpoint.store import Store, write_whole
 from tokenmill.core.config import data_dir
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.files import read_object
+from tokenmill.core.files import in_home, read_object
 
 DEMO = "demo"
 """The model that comes with this program."""
@@ -55,7 +55,7 @@ def find_stored(name: str, store: Store | None = None, *, called: str | None = N
     """The stored model of this name; None for a path, `demo`, or a name that nothing is stored under. `called`: what
     requests shall call it."""
     store = store or open_store()
-    if name == DEMO or not store.models.is_dir() or Path(name).expanduser().exists():
+    if name == DEMO or not store.models.is_dir() or in_home(name).exists():
         return None
     entry = store.find(name)
     return None if entry is None else as_stored(store, entry, called)

@@ -11,7 +11,8 @@ from typing import Any
 import typer
 
 from tokenmill.cli.loading import Heartbeat
-from tokenmill.core.errors import ParameterError, why
+from tokenmill.cli.named_files import write_whole
+from tokenmill.core.errors import ParameterError
 
 MOST_ROWS, MOST_REQUESTS, MOST_RUNS, MOST_LEN = 65_536, 1_000_000, 1_000, 1 << 24
 """Of a benchmark: at once, in all, again, and tokens of one request."""
@@ -48,20 +49,6 @@ def save(result: dict[str, Any], json_path: Path | None, plot_path: Path | None)
         from tokenmill.measure.plots import plot
 
         plot(result, plot_path)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: what was there stays until the new text is on the disk."""
-    if path.exists() and not path.is_file():  # a terminal, a pipe
-        path.write_text(text, encoding="utf-8")
-        return
-    part = path.with_name(path.name + ".part")
-    try:
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)
-    except OSError as error:
-        part.unlink(missing_ok=True)
-        raise ParameterError(f"{path} cannot be written: {why(error)}.") from error
 
 
 class BenchProgress:

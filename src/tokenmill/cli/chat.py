@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tokenmill.cli.conversation import Conversation, Messages
+from tokenmill.cli.errors import exit_code
 from tokenmill.cli.flags import MODEL, Settled, engine_flags, settle_stored
 from tokenmill.cli.generate import check_output
+from tokenmill.cli.interrupts import Interrupts
 from tokenmill.cli.loading import describe, load
+from tokenmill.cli.named_files import is_text
 from tokenmill.cli.screen import Screen
 from tokenmill.cli.terminal import harmless
-from tokenmill.cli.typed_messages import at_terminal, messages
+from tokenmill.cli.typed_messages import NO_TEXT, at_terminal, messages
 from tokenmill.cli.unloaded_model import lacks_template
 from tokenmill.core.errors import EngineDeadError, ParameterError, TokenmillError
 
@@ -57,22 +61,27 @@ def chat(
     from tokenmill.server.preflight import read_template
 
     manner = Manner(max_tokens, read_template(chat_template), wrap, given=chat_template is not None)
+    if system is not None and not is_text(system):
+        raise ParameterError("--system is not UTF-8 text.")
     talk = Conversation(system=system)
     if temperature is not None:
-        talk.command(f"/temp {temperature}")
+        talk.set_temperature(temperature, "--temperature")
     llm = _load(model, options, manner, talk)
+    failed: TokenmillError | None = None
     try:
         if at_terminal():
             _tell("/help lists what can be typed; Ctrl-C stops an answer, Ctrl-D or /bye leaves.\n")
-        with asyncio.Runner() as runner:
-            for text in messages():
-                _turn(runner, llm, talk, text, manner)
+        with asyncio.Runner() as runner, Interrupts(ours=at_terminal()) as interrupts:
+            for text in messages(interrupts):
+                failed = _turn(runner, llm, talk, text, manner, interrupts) or failed
                 if talk.ended:
                     break
                 if talk.settings.model is not None:
-                    llm = _change(llm, options, manner, talk)
+                    llm = _change(llm, options, manner, talk, interrupts)
     finally:
         llm.close()
+    if failed is not None and not at_terminal():
+        raise typer.Exit(exit_code(failed))
 
 
 def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conversation) -> AsyncLLM:
@@ -112,48 +121,68 @@ def _heed(settled: Settled, manner: Manner, talk: Conversation) -> None:
             talk.say(message["role"], message["content"])
 
 
-def _change(llm: AsyncLLM, options: dict[str, Any], manner: Manner, talk: Conversation) -> AsyncLLM:
+def _change(
+    llm: AsyncLLM, options: dict[str, Any], manner: Manner, talk: Conversation, interrupts: Interrupts
+) -> AsyncLLM:
     """Go on with another model; the one before is loaded again when the new one cannot be."""
     old, new, talk.settings.model = talk.model, talk.settings.model, None
     others = {name: value for name, value in options.items() if name not in ("model", "served_model_name")}
+    before = talk.system, list(talk.turns)
+    closed = False
     try:
-        settled = settle_stored(new, others)
-        own = settled.stored is not None and "chat_template" in settled.stored.server
-        if not manner.given and not own and lacks_template(settled.config):
-            raise ParameterError(NO_TEMPLATE.format(new))
-    except TokenmillError as error:
-        _complain(error)
-        return llm
-    llm.close()
-    try:
-        return _load(new, others, manner, talk)
+        with interrupts.allowed():
+            settled = settle_stored(new, others)
+            own = settled.stored is not None and "chat_template" in settled.stored.server
+            if not manner.given and not own and lacks_template(settled.config):
+                raise ParameterError(NO_TEMPLATE.format(new))
+            closed = True
+            llm.close()
+            return _load(new, others, manner, talk)
     except EngineDeadError:
         raise
-    except TokenmillError as error:
+    except KeyboardInterrupt:
+        _tell("\n(stopped)")
+    except (TokenmillError, OSError, MemoryError) as error:
         _complain(error)
+    if not closed:
+        return llm
+    llm.close()  # it may have been stopped in the middle
+    talk.system, talk.turns = before
+    with interrupts.allowed():
         return _load(old, others, manner, talk)
 
 
-def _turn(runner: asyncio.Runner, llm: AsyncLLM, talk: Conversation, text: str, manner: Manner) -> None:
-    """One message: a command, or a question with its answer."""
+def _turn(
+    runner: asyncio.Runner, llm: AsyncLLM, talk: Conversation, text: str, manner: Manner, interrupts: Interrupts
+) -> TokenmillError | None:
+    """One message: a command, or a question with its answer; -> what it failed of."""
     if not text.strip():
-        return
+        return None
+    failed = None
     try:
+        if not is_text(text):
+            raise ParameterError(NO_TEXT)
         if text.startswith("/"):
-            _tell(talk.command(text))
-            return
+            with interrupts.allowed():
+                told = talk.command(text)
+            _tell(told)
+            return None
         talk.say("user", text)
         if waiting := talk.open_calls():
             _tell(f"(and the result of {waiting[0]['function']['name']}?)")
-            return
-        runner.run(_answer(llm, talk, manner))
+            return None
+        interrupts.run(runner, _answer(llm, talk, manner))
     except KeyboardInterrupt:
+        if not at_terminal():
+            raise
         _tell("\n(stopped)")
     except EngineDeadError:
         raise
     except TokenmillError as error:
+        failed = error
         _complain(error)
     talk.take_back()
+    return failed
 
 
 async def _answer(llm: AsyncLLM, talk: Conversation, manner: Manner) -> None:
@@ -185,6 +214,7 @@ async def _answer(llm: AsyncLLM, talk: Conversation, manner: Manner) -> None:
     turn, params = plan_turn(form, _wish(talk), params, prompt, tokenizer=tokenizer, template=template)
     parser = None if turn.plain else turn.parser()
     screen, heard, output, read = Screen(wrap=manner.wrap, folded=talk.settings.folded), Message(), None, 0
+    whole = False
     try:
         async for output in llm.generate({"prompt_token_ids": ids}, params, lora_request=llm.first_adapter):
             if not output.outputs:
@@ -198,10 +228,12 @@ async def _answer(llm: AsyncLLM, talk: Conversation, manner: Manner) -> None:
             _show(screen, heard, parser.finish())
         assert output is not None
         check_output(llm, output)
+        whole = True
     finally:
         screen.end()
         calls = [(turn.call_id(call.id), call.name, call.arguments or "{}") for call in heard.calls]
-        talk.answer(screen.said, screen.thought, calls)
+        if whole or calls or screen.said:  # a question that was stopped before its answer is taken back
+            talk.answer(screen.said, screen.thought, calls)
         for _, name, arguments in calls:
             _tell(f"calls {name}({arguments})")
     if calls:
@@ -251,10 +283,13 @@ def _cost(output: RequestOutput, context: int) -> str:
 
 
 def _complain(error: Exception) -> None:
-    typer.secho(str(error), fg="red", err=True)
+    said = str(error) or "There is not enough memory for it."
+    with contextlib.suppress(OSError):
+        typer.secho(harmless(said) if sys.stderr.isatty() else said, fg="red", err=True)
 
 
 def _tell(text: str) -> None:
-    """A remark beside the conversation: answers alone go to standard output."""
+    """A remark beside the conversation: answers alone go to standard output. Nobody need be able to read it."""
     if text:
-        typer.secho(harmless(text) if sys.stderr.isatty() else text, dim=True, err=True)
+        with contextlib.suppress(OSError):
+            typer.secho(harmless(text) if sys.stderr.isatty() else text, dim=True, err=True)

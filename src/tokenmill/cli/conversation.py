@@ -8,10 +8,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from tokenmill.core.errors import ParameterError, TooLargeError, why
+from tokenmill.cli.named_files import read_conversation, read_tools, write_whole
+from tokenmill.core.errors import ParameterError, TooLargeError, shown
+from tokenmill.core.files import in_home
 
 Messages = list[dict[str, Any]]
 HELP = """\
@@ -33,8 +34,6 @@ MOST_TEMPERATURE = 100.0
 ANSWER_SHARE = 4
 """A quarter of the context is kept free for the answer."""
 ANSWER_TOKENS = 256
-ROLES = ("system", "user", "assistant", "tool")
-MOST_BYTES = 16 << 20
 
 
 @dataclass(slots=True)
@@ -121,20 +120,22 @@ class Conversation:
 
     def command(self, line: str) -> str:
         """Do what a /command says; -> the text to show."""
-        name, _, rest = line.partition(" ")
-        rest = rest.strip()
-        if name in ("/exit", "/quit", "/bye"):
-            self.ended = True
-            return ""
-        if name in ("/help", "/?"):
-            return HELP
-        if name == "/clear":
-            self.turns.clear()
-            return "The conversation starts again."
-        if name == "/system":
-            self.system = rest or None
-            return "The system message is set." if rest else "There is no system message now."
+        name, *more = line.split(maxsplit=1)
+        rest = more[0].strip() if more else ""
         does = {
+            "/exit": self._end,
+            "/quit": self._end,
+            "/bye": self._end,
+            "/help": lambda: HELP,
+            "/?": lambda: HELP,
+            "/clear": self._clear,
+        }
+        if name in does:
+            if rest:
+                raise ParameterError(f"{name} takes nothing; {shown(rest)} would have no effect.")
+            return does[name]()
+        takes = {
+            "/system": self._system,
             "/temp": self._temperature,
             "/save": self._save,
             "/load": self._load,
@@ -142,9 +143,23 @@ class Conversation:
             "/tools": self._tools,
             "/thinking": self._thinking,
         }
-        if name in does:
-            return does[name](rest)
-        raise ParameterError(f"There is no command {name}; /help lists them.")
+        if name in takes:
+            return takes[name](rest)
+        raise ParameterError(
+            f"There is no command {shown(name)[1:-1]}; /help lists them. A message may begin with a space."
+        )
+
+    def _end(self) -> str:
+        self.ended = True
+        return ""
+
+    def _clear(self) -> str:
+        self.turns.clear()
+        return "The conversation starts again."
+
+    def _system(self, text: str) -> str:
+        self.system = text or None
+        return "The system message is set." if text else "There is no system message now."
 
     def _temperature(self, text: str) -> str:
         if not text:
@@ -154,10 +169,15 @@ class Conversation:
             value = float(text)
         except ValueError:
             value = -1.0
-        if not 0.0 <= value <= MOST_TEMPERATURE:
-            raise ParameterError(f"/temp wants a number from 0 to {MOST_TEMPERATURE:g}, not {text!r}.")
-        self.settings.temperature = value
+        self.set_temperature(value, "/temp", text)
         return f"The temperature is {value:g}."
+
+    def set_temperature(self, value: float, said: str, typed: str | None = None) -> None:
+        """For the answers from here on; said: by what it was given."""
+        if not 0.0 <= value <= MOST_TEMPERATURE:
+            wrong = shown(typed if typed is not None else value)
+            raise ParameterError(f"{said} wants a number from 0 to {MOST_TEMPERATURE:g}, not {wrong}.")
+        self.settings.temperature = value
 
     def _model(self, name: str) -> str:
         if not name:
@@ -177,50 +197,20 @@ class Conversation:
         if not name:
             self.settings.tools = []
             return "No tools are offered."
-        found = _read(name)
-        tools = found if isinstance(found, list) else [found]
-        for tool in tools:
-            function = tool.get("function", tool) if isinstance(tool, dict) else None
-            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise ParameterError(f"{name} holds no list of tools: each needs a function with a name.")
-        wrapped = [tool if "function" in tool else {"type": "function", "function": tool} for tool in tools]
-        self.settings.tools = wrapped
-        return f"Offered: {', '.join(tool['function']['name'] for tool in wrapped)}."
+        self.settings.tools = read_tools(name)
+        return f"Offered: {', '.join(tool['function']['name'] for tool in self.settings.tools)}."
 
     def _save(self, name: str) -> str:
         if not name:
             raise ParameterError("/save wants a file name.")
         text = json.dumps(self.messages(), indent=2, ensure_ascii=False) + "\n"
-        try:
-            Path(name).expanduser().write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise ParameterError(f"{name} cannot be written: {why(error)}.") from error
+        write_whole(in_home(name), text)
         return f"Saved {len(self.turns)} turns to {name}."
 
     def _load(self, name: str) -> str:
         if not name:
             raise ParameterError("/load wants a file name.")
-        found = _read(name)
-        if isinstance(found, dict):
-            found = found.get("messages")
-        if not isinstance(found, list) or not all(map(_is_message, found)):
-            raise ParameterError(f"{name} holds no conversation: a JSON list of messages with role and content.")
+        found = read_conversation(name)
         self.system = found[0]["content"] if found and found[0]["role"] == "system" else None
         self.turns[:] = found[self.system is not None :]
         return f"Loaded {len(self.turns)} turns from {name}."
-
-
-def _is_message(found: Any) -> bool:
-    return isinstance(found, dict) and found.get("role") in ROLES and isinstance(found.get("content"), str)
-
-
-def _read(name: str) -> Any:
-    path = Path(name).expanduser()
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ParameterError(f"{name} is larger than {MOST_BYTES >> 20} MiB.")
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ParameterError(f"{name} cannot be read: {why(error)}.") from error
-    except (ValueError, RecursionError) as error:
-        raise ParameterError(f"{name} is not JSON.") from error

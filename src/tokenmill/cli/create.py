@@ -13,6 +13,7 @@ from tokenmill.checkpoint.stored import open_store
 from tokenmill.cli.loading import size
 from tokenmill.cli.pull import shown_progress
 from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.files import in_home
 
 
 def create(
@@ -34,7 +35,7 @@ def create(
     from tokenmill.server.ollama.create import Reach, create, from_modelfile
 
     def find(given: str) -> Path | None:
-        for path in (file.parent / Path(given).expanduser(), Path(given).expanduser()):
+        for path in (file.parent / in_home(given), in_home(given)):
             if path.exists() and (path.is_dir() or path.suffix == ".gguf"):
                 return path
         return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import typer
 
@@ -17,6 +16,7 @@ from tokenmill.checkpoint.stored import open_store
 from tokenmill.cli.loading import say, size
 from tokenmill.cli.unloaded_model import plain_name
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.files import in_home
 
 
 def pull(
@@ -31,7 +31,7 @@ def pull(
     A download that broke off goes on where it ended."""
     store = open_store()
     model = plain_name(model)
-    path = Path(model).expanduser()
+    path = in_home(model)
     if not model.strip():
         raise ParameterError("Say which model: OWNER/NAME, a folder or a .gguf file.")
     if path.exists():

@@ -10,12 +10,11 @@ import shutil
 import sys
 import unicodedata
 
-from tokenmill.cli.terminal import harmless
+from tokenmill.cli.terminal import CLEARED, dimmed, harmless, steered
 
 FENCE = "```"
 WIDEST, NARROWEST = 100, 20
 """Columns of text, whatever the terminal has."""
-DIM, PLAIN, CLEARED = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 
 
 def cells(text: str) -> int:
@@ -83,9 +82,10 @@ class Screen:
         self.thought = ""
         self.said = ""
         self._count = 0
-        self._waiting = self.terminal
-        if self.terminal:
-            sys.stdout.write(f"{DIM}...{PLAIN}")
+        self._columns = columns
+        self._steered = self._waiting = steered()
+        if self._waiting:
+            sys.stdout.write(dimmed("..."))
             sys.stdout.flush()
 
     def reason(self, text: str) -> None:
@@ -93,11 +93,12 @@ class Screen:
         self.thought += text
         if not self.terminal:
             return
-        if self.folded:
+        if not self.folded:
+            self._write(dimmed(self._laid(text)))
+        elif self._steered:
             self._count += sum(char.isspace() for char in text)
-            self._write(f"{CLEARED}{DIM}thinking ... {self._count} words{PLAIN}")
-        else:
-            self._write(f"{DIM}{self._laid(text)}{PLAIN}")
+            told = f"thinking ... {self._count} words"
+            self._write(CLEARED + dimmed(told[: self._columns - 1]))
 
     def say(self, text: str) -> None:
         """More of the answer."""
@@ -117,10 +118,11 @@ class Screen:
             return
         if self.folded:
             words = len(self.thought.split())
-            self._write(f"{CLEARED}{DIM}(thought for {words} words; /thinking shows them){PLAIN}\n")
+            cleared = CLEARED if self._steered else ""
+            self._write(cleared + dimmed(f"(thought for {words} words; /thinking shows them)") + "\n")
         else:
             rest = self.wrapped.end() if self.wrapped is not None else ""
-            self._write(f"{DIM}{rest}{PLAIN}\n\n")
+            self._write(dimmed(rest) + "\n\n")
         if self.wrapped is not None:
             self.wrapped = Wrapped(self.wrapped.columns)
 

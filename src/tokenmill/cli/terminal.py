@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import sys
 
+from tokenmill.core.config import only_prints, wants_no_colour
+
+DIM, PLAIN, CLEARED = "\x1b[2m", "\x1b[0m", "\r\x1b[K"
 _CONTROLS = {code: "\ufffd" for code in [*range(0x20), 0x7F, *range(0x80, 0xA0)] if chr(code) not in "\n\t"}
 
 
@@ -15,15 +18,25 @@ def harmless(text: str) -> str:
     return text.translate(_CONTROLS)
 
 
+def steered() -> bool:
+    """Is standard output a terminal on which what was written can be taken back?"""
+    return sys.stdout.isatty() and not only_prints()
+
+
+def dimmed(text: str) -> str:
+    """A remark on a terminal that may show it dimmer than the rest."""
+    return text if wants_no_colour() else f"{DIM}{text}{PLAIN}"
+
+
 class Live:
     """Writes a growing text to standard output as it grows; what is not a terminal gets it unchanged."""
 
     def __init__(self) -> None:
         self.shown = ""
         self.clean = sys.stdout.isatty()
-        self.waiting = self.clean
+        self.waiting = steered()
         if self.waiting:
-            sys.stdout.write("\x1b[2m...\x1b[0m")
+            sys.stdout.write(dimmed("..."))
             sys.stdout.flush()
 
     def show(self, text: str) -> None:
@@ -42,5 +55,5 @@ class Live:
 
     def _end_waiting(self, new: str) -> None:
         if self.waiting and new:
-            sys.stdout.write("\r\x1b[K")
+            sys.stdout.write(CLEARED)
             self.waiting = False

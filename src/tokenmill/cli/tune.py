@@ -9,9 +9,10 @@ from typing import Any
 import typer
 
 from tokenmill.cli.bench import MADE, WORKLOAD, workloads
-from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, check_place, save, write_whole
+from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, check_place, save
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.cli.loading import waiting_told
+from tokenmill.cli.named_files import write_whole
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ParameterError
 

@@ -10,25 +10,43 @@ import importlib
 import sys
 from collections.abc import Callable, Iterator
 
+from tokenmill.cli.interrupts import Interrupts
+from tokenmill.core.errors import ParameterError, why
+
+NO_TEXT = "What was typed is not text in the encoding that is set here; it should be UTF-8."
 QUOTES = '"""'
 FIRST, NEXT = "> ", "… "
 
 
-def messages() -> Iterator[str]:
+def messages(interrupts: Interrupts) -> Iterator[str]:
     """Messages until the end of input; from a pipe each line is one. Ctrl-C abandons what is being typed."""
     if not at_terminal():
-        for line in sys.stdin or ():
-            yield line.rstrip("\n")
+        yield from _lines()
         return
     ask = _asker()
     while True:
         try:
-            yield read_message(ask)
+            with interrupts.allowed():
+                message = read_message(ask)
         except KeyboardInterrupt:
             print("\n(Ctrl-D or /exit leaves)", file=sys.stderr)
+        except UnicodeDecodeError:
+            print(NO_TEXT, file=sys.stderr)
         except EOFError:
             print(file=sys.stderr)  # the shell's prompt begins a line
             return
+        else:
+            yield message
+
+
+def _lines() -> Iterator[str]:
+    try:
+        for line in sys.stdin or ():
+            yield line.rstrip("\r\n")
+    except UnicodeDecodeError:
+        raise ParameterError(NO_TEXT) from None
+    except OSError as error:
+        raise ParameterError(f"Standard input cannot be read: {why(error)}.") from error
 
 
 def at_terminal() -> bool:

@@ -16,7 +16,7 @@ from tokenmill.checkpoint.names import without_hub
 from tokenmill.checkpoint.stored import find_stored
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, UserError
-from tokenmill.core.files import read_object
+from tokenmill.core.files import in_home, read_object
 from tokenmill.demo import check_part, demo_model
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
@@ -68,7 +68,7 @@ def lacks_template(config: EngineConfig) -> bool:
 
 
 def _place(name: str) -> Path:
-    return demo_model(name) or Path(name).expanduser()
+    return demo_model(name) or in_home(name)
 
 
 def _has_template(path: Path) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, get_type_hints
 from tokenmill.core.arguments import SERVER, options_alone
 from tokenmill.core.bounds import ALL, MOST, POSITIVE
 from tokenmill.core.errors import ParameterError, shown
+from tokenmill.core.files import home, in_home
 from tokenmill.core.text_values import read_written
 
 
@@ -387,16 +388,15 @@ def make_server_config(environment: Mapping[str, str] | None = None, **flat: Any
 def cache_dir() -> Path:
     """The folder for files that can be made again."""
     base = os.environ.get("TOKENMILL_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "tokenmill"
+    return (Path(base) if base else home() / ".cache") / "tokenmill"
 
 
 def data_dir() -> Path:
     """The folder for files that were asked for: stored models."""
-    home = os.environ.get("TOKENMILL_HOME")
-    if home:
-        return Path(home).expanduser()
+    if own := os.environ.get("TOKENMILL_HOME"):
+        return in_home(own)
     base = os.environ.get("XDG_DATA_HOME")
-    return (Path(base) if base else Path.home() / ".local" / "share") / "tokenmill"
+    return (Path(base) if base else home() / ".local" / "share") / "tokenmill"
 
 
 def _read_groups(
@@ -470,8 +470,13 @@ def wanted_faults() -> str:
 
 
 def wants_no_colour() -> bool:
-    """Is NO_COLOR set to anything (https://no-color.org)?"""
-    return bool(os.environ.get("NO_COLOR"))
+    """Is NO_COLOR set to anything (https://no-color.org), or can the terminal do nothing but print?"""
+    return bool(os.environ.get("NO_COLOR")) or only_prints()
+
+
+def only_prints() -> bool:
+    """Is the terminal one that takes no control sequences, and shows them?"""
+    return os.environ.get("TERM") in ("dumb", "unknown")
 
 
 LINKS = {"TORCH_SYMM_MEM_DISABLE_MULTICAST": "1", "NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1"}

@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from tokenmill.core.errors import ModelError, why
+from tokenmill.core.errors import ModelError, UserError, why
 from tokenmill.core.nesting import deeper_than
 
 MAX_DEPTH = 64
@@ -24,6 +24,22 @@ _KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a pipe", stat.S_IFSOCK: "a so
 def present(path: Path) -> bool:
     """Does anything with this name exist? A link that leads nowhere counts: that is damage, not absence."""
     return os.path.lexists(path)
+
+
+def in_home(name: str | Path) -> Path:
+    """A path that a person typed. `~` is a home, unless nobody has it: then it is a name like others, as in a shell."""
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        return Path(name)
+
+
+def home() -> Path:
+    """The home of whoever runs this."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        raise UserError("This user has no home folder: set HOME, or TOKENMILL_CACHE and TOKENMILL_HOME.") from None
 
 
 _FIRST: tuple[tuple[bytes, str], ...] = (

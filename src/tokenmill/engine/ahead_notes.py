@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.config import EngineConfig, cache_dir
+from tokenmill.core.files import in_home
 from tokenmill.device.gpu import Gpu
 
 PACKAGE = Path(__file__).parents[1]
@@ -62,7 +63,7 @@ def note_of(config: EngineConfig, gpu: Gpu, raw: Mapping[str, Any]) -> Path:
 def stored(name: str, *, told: bool = False) -> list[Any]:
     """What lies in a model's folder or file, wherever that is: sizes, which follow from the weights' format; told:
     with what its config says. A name that is none of a path says it itself."""
-    path = Path(name).expanduser()
+    path = in_home(name)
     if path.is_file():
         return [path.name, path.stat().st_size]
     if not path.is_dir():

@@ -18,6 +18,7 @@ from torch import Tensor
 from tokenmill.checkpoint.safetensors import SafetensorsCheckpoint, open_safetensors
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.files import in_home
 from tokenmill.core.sleeping import WEIGHTS
 from tokenmill.engine.build import Built
 from tokenmill.engine.executor import InProcessExecutor
@@ -181,7 +182,7 @@ class WeightUpdates:
 def _read(weights: Weights) -> dict[str, Tensor]:
     """Name -> tensor, from any form."""
     if isinstance(weights, (str, Path)):
-        path = Path(weights).expanduser()
+        path = in_home(weights)
         if not path.exists():
             raise UserError(f"{path}: there is no such file or folder.")
         found = open_safetensors(path) if path.is_dir() else SafetensorsCheckpoint(path, [path])

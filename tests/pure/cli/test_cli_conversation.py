@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from tokenmill.cli.conversation import Conversation, Messages
+from tokenmill.cli.interrupts import Interrupts
+from tokenmill.cli.screen import Screen
 from tokenmill.cli.terminal import Live, harmless
-from tokenmill.cli.typed_messages import read_message
+from tokenmill.cli.typed_messages import messages, read_message
 from tokenmill.core.errors import ParameterError, TooLargeError
 
 
@@ -151,6 +155,130 @@ def test_files_that_hold_nothing_of_use(tmp_path: Path, text: str) -> None:
     assert len(made.turns) == 2 and made.settings.tools == []
 
 
+CALL = {"function": {"name": "add", "arguments": {"a": 1}}}
+BAD_MESSAGES: dict[str, object] = {
+    "calls-are-a-number": {"tool_calls": 5},
+    "a-call-without-function": {"tool_calls": [{"x": 1}]},
+    "a-function-without-name": {"tool_calls": [{"function": {}}]},
+    "a-picture": {"content": [{"type": "image_url", "image_url": {"url": "x"}}]},
+    "a-name-that-is-a-number": {"name": 5},
+    "half-a-character": {"content": "\ud800"},
+    "nothing": {"content": None},
+    "roles": {"role": ["user"]},
+    "another-role": {"role": "king"},
+    "what-nobody-reads": {"weights": [1]},
+    "no-object": "hi",
+}
+
+
+@pytest.mark.parametrize("name", BAD_MESSAGES)
+def test_conversations_of_other_programs_are_refused_by_what_is_wrong(tmp_path: Path, name: str) -> None:
+    bad, file, made = BAD_MESSAGES[name], tmp_path / "x.json", talk(1, 1)
+    before = made.messages()
+    turn = {"role": "assistant", "content": "hm", **bad} if isinstance(bad, dict) else bad
+    file.write_text(json.dumps([{"role": "user", "content": "hi"}, turn]))
+    with pytest.raises(ParameterError, match=r"x\.json"):
+        made.command(f"/load {file}")
+    assert made.messages() == before
+
+
+def test_conversations_of_other_programs_go_on(tmp_path: Path) -> None:
+    file, made = tmp_path / "x.json", Conversation()
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    plain = {"role": "assistant", "content": "b", "tool_calls": None, "refusal": None}
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]}
+    turns = [{"role": "user", "content": parts}, plain, {"role": "user", "content": "d"}, called]
+    file.write_bytes(b"\xef\xbb\xbf" + json.dumps({"messages": turns}).encode())  # as Windows writes it
+    made.command(f"/load {file}")
+    assert [turn["content"] for turn in made.turns] == ["one\ntwo", "b", "d", ""]
+    made.say("user", "2")
+    made.say("user", "3")
+    assert [turn["role"] for turn in made.turns[-2:]] == ["tool", "tool"] and not made.open_calls()
+    assert made.turns[-2]["tool_call_id"] != made.turns[-1]["tool_call_id"]
+    made.command(f"/save {file}")
+    again = Conversation()
+    again.command(f"/load {file}")
+    assert again.messages() == made.messages()
+
+
+@pytest.mark.parametrize(
+    "tools",
+    [
+        [],
+        {},
+        {"name": 1},
+        {"name": ""},
+        {"name": "f", "parameters": "x"},
+        {"function": "f"},
+        [{"name": "f"}, {"name": "f"}],
+        [{"name": "f", "execute": "rm"}],
+    ],
+    ids=str,
+)
+def test_tools_without_a_meaning_are_refused(tmp_path: Path, tools: object) -> None:
+    file, made = tmp_path / "x.json", Conversation()
+    file.write_text(json.dumps(tools))
+    with pytest.raises(ParameterError, match=r"x\.json"):
+        made.command(f"/tools {file}")
+    assert made.settings.tools == []
+
+
+def test_names_that_are_no_files_are_told_and_nothing_waits(tmp_path: Path) -> None:
+    pipe, large, circle = tmp_path / "pipe", tmp_path / "large", tmp_path / "circle"
+    os.mkfifo(pipe)
+    circle.symlink_to(circle)
+    with large.open("wb") as file:
+        file.truncate(1 << 30)
+    made = talk(1, 1)
+    names = [str(pipe), str(large), str(circle), str(tmp_path), "/dev/zero", "~no-such-user/x", "x" * 5000, "a\0b"]
+    for name in names:
+        for command in ("/load", "/tools"):
+            with pytest.raises(ParameterError):
+                made.command(f"{command} {name}")
+    for name in (str(circle), str(tmp_path), "~no-such-user/x", "x" * 5000, "a\0b", "/dev/full"):
+        with pytest.raises(ParameterError, match="cannot be written"):
+            made.command(f"/save {name}")
+
+
+def test_a_save_that_fails_leaves_the_file_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, link, made = tmp_path / "talk.json", tmp_path / "link.json", talk(1, 1)
+    link.symlink_to(file)
+    made.command(f"/save {link}")
+    assert link.is_symlink() and json.loads(file.read_text()) == made.messages()
+    before = file.read_bytes()
+    made.say("user", "half a character: \udcff")
+    with pytest.raises(ParameterError, match="cannot be written"):
+        made.command(f"/save {link}")
+    assert file.read_bytes() == before and {each.name for each in tmp_path.iterdir()} == {"talk.json", "link.json"}
+
+
+@pytest.mark.parametrize("line", ["/help me", "/? x", "/clear all", "/bye now", "/exit 1", "/quit x"])
+def test_words_that_a_command_does_not_take_are_refused(line: str) -> None:
+    made = talk(1, 1)
+    with pytest.raises(ParameterError, match="takes nothing"):
+        made.command(line)
+    assert not made.ended and len(made.turns) == 2
+
+
+@pytest.mark.parametrize(
+    ("data", "encoding", "lines"),
+    [
+        (b"hi\r\n/bye\r\n", "utf-8", ["hi", "/bye"]),
+        (b"no end", "utf-8", ["no end"]),
+        (b"", "utf-8", []),
+        (b"\xff\n", "utf-8", None),
+        (b"caf\xc3\xa9\n", "ascii", None),
+    ],
+)
+def test_lines_of_a_pipe(monkeypatch: pytest.MonkeyPatch, data: bytes, encoding: str, lines: list[str] | None) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data), encoding=encoding))
+    if lines is None:
+        with pytest.raises(ParameterError, match="not text"):
+            list(messages(Interrupts()))
+    else:
+        assert list(messages(Interrupts())) == lines
+
+
 MISTAKES = ["/what", "/temp warm", "/temp -1", "/temp nan", "/save", "/save /no/such/folder/x", "/load", "/load /no/x"]
 
 
@@ -188,6 +316,8 @@ def test_a_model_cannot_steer_the_terminal() -> None:
 
 @pytest.mark.parametrize("terminal", [True, False])
 def test_growing_texts_are_written_once(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
     screen = io.StringIO()
     monkeypatch.setattr(screen, "isatty", lambda: terminal)
     monkeypatch.setattr("sys.stdout", screen)
@@ -197,3 +327,27 @@ def test_growing_texts_are_written_once(monkeypatch: pytest.MonkeyPatch, termina
     live.end()
     assert screen.getvalue() == ("\x1b[2m...\x1b[0m\r\x1b[KHello \ufffd!\n" if terminal else "Hello \x1b!\n")
     assert live.shown == "Hello \x1b!"
+
+
+@pytest.mark.parametrize(("term", "no_colour"), [("dumb", ""), ("dumb", "1"), ("xterm", "1")])
+def test_plain_terminals_get_no_control_sequences(monkeypatch: pytest.MonkeyPatch, term: str, no_colour: str) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr(stream, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout", stream)
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setenv("NO_COLOR", no_colour)
+    for folded in (True, False):
+        screen = Screen(folded=folded)
+        screen.reason("let me think ")
+        screen.reason("about it")
+        screen.say("Yes.")
+        screen.end()
+    live = Live()
+    live.show("Yes.")
+    live.end()
+    text = stream.getvalue()
+    if term == "dumb":
+        assert "\x1b" not in text and "\r" not in text and text.count("Yes.\n") == 3
+        assert "(thought for 5 words; /thinking shows them)\nYes.\n" in text
+    else:  # what was written is taken back, but nothing is dim
+        assert set(re.findall(r"\x1b\[\d*[A-Za-z]", text)) == {"\x1b[K"}

@@ -13,11 +13,14 @@ import typer
 from typer.testing import CliRunner
 
 import tokenmill
-from tokenmill.cli.bench_common import check_place, write_whole
+from tokenmill.cli.bench_common import check_place
 from tokenmill.cli.errors import told
 from tokenmill.cli.generate import _read_input
+from tokenmill.cli.interrupts import Interrupts
 from tokenmill.cli.main import app
+from tokenmill.cli.named_files import write_whole
 from tokenmill.cli.typed_messages import messages
+from tokenmill.core.config import cache_dir, data_dir
 from tokenmill.core.errors import EngineDeadError, ModelError, SequenceError, UserError
 
 
@@ -105,7 +108,7 @@ def test_a_model_that_does_not_load(monkeypatch: pytest.MonkeyPatch, arguments: 
         (["generate", "--prompt", "a", "--gpu-memory-utilization", "nan"], "must be positive, got nan"),
         (["serve", "--request-timeout", "inf"], "--request-timeout must be finite"),
         (["serve", "--port", "99999"], "port must be at most 65535"),
-        (["chat", "--temperature", "1000"], "/temp wants a number"),
+        (["chat", "--temperature", "1000"], "--temperature wants a number"),
         (["bench", "throughput", "--workload", "x", "--num-prompts", "3"], "brings its own lengths"),
         (["bench", "throughput", "--workload", "/no/such"], "cannot be read"),
         (["bench", "throughput", "--workload", "x", "--json", "/no/such/folder/out"], "no such folder"),
@@ -169,10 +172,40 @@ def test_input_that_is_closed_or_no_text(monkeypatch: pytest.MonkeyPatch) -> Non
     bad = CliRunner().invoke(app, ["generate", "--prompt", "-"], input=b"\xff\xfe")
     assert bad.exit_code == 2 and "not UTF-8 text" in bad.stderr
     monkeypatch.setattr(sys, "stdin", None)
-    assert list(messages()) == []
+    assert list(messages(Interrupts())) == []
     with pytest.raises(UserError, match="closed"):
         _read_input()
 
 
 def test_the_version() -> None:
     assert CliRunner().invoke(app, ["--version"]).stdout == f"tokenmill {tokenmill.__version__}\n"
+
+
+@pytest.mark.parametrize("arguments", [["chat"], ["generate", "-p", "hi"], ["plan"], ["pull"]])
+def test_a_home_that_nobody_has_is_a_name_like_others(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    fake_engine(monkeypatch, AssertionError("the engine was reached"))
+    verb, *rest = arguments
+    result = CliRunner().invoke(app, [verb, "~no-such-user/x", *rest])
+    assert result.exit_code == 2, result.exception
+    assert "~no-such-user/x" in result.stderr and "Traceback" not in result.stderr
+
+
+def test_only_one_place_looks_for_homes() -> None:
+    source = Path(tokenmill.__file__).parent
+    asked = [path.name for path in source.rglob("*.py") if ".expanduser(" in path.read_text(encoding="utf-8")]
+    assert asked == ["files.py"]
+
+
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", nowhere)
+    for name in ("TOKENMILL_CACHE", "XDG_CACHE_HOME", "TOKENMILL_HOME", "XDG_DATA_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for folder in (cache_dir, data_dir):
+        with pytest.raises(UserError, match="set HOME, or TOKENMILL_CACHE and TOKENMILL_HOME"):
+            folder()
+    monkeypatch.setenv("TOKENMILL_HOME", "/a")
+    monkeypatch.setenv("TOKENMILL_CACHE", "/b")
+    assert (data_dir(), cache_dir()) == (Path("/a"), Path("/b/tokenmill"))

@@ -12,10 +12,10 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from tokenmill.core.config import EngineConfig
+from tokenmill.core.files import in_home
 from tokenmill.demo.files import demo_model
 from tokenmill.measure.memory_need import Need
 from tokenmill.server.engines.links import without_main
@@ -94,4 +94,4 @@ class Survey:
 
 def _is_here(spec: Spec) -> bool:
     name = spec.engine.model.model
-    return demo_model(name) is not None or Path(name).expanduser().exists()
+    return demo_model(name) is not None or in_home(name).exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.core.errors import ModelError
-from tokenmill.core.files import read_object
+from tokenmill.core.files import in_home, read_object
 from tokenmill.demo import demo_dir
 
 FILE_TYPES = {
@@ -43,7 +43,7 @@ class Stored:
 
 def stored(root: str) -> Stored | None:
     """The files of the model of this name; None for those that do not lie where the name says (hub models)."""
-    path = demo_dir("main") if root == "demo" else Path(root).expanduser()
+    path = demo_dir("main") if root == "demo" else in_home(root)
     try:
         if path.is_file():
             return _gguf([*_parts(path)])
