@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from authored_data import fill, load
 from corpus import Corpus
+from decoy_parts import decoy_json, decoy_note
 from phrasing import framed, noise
 from render import DEFAULT_SYSTEM, Case
 from skill_any_memory import any_memory
@@ -208,6 +209,14 @@ def steps(rng: random.Random) -> Case:
     return two_steps(rng) if pick < 0.5 else follow_up(rng) if pick < 0.78 else time_sum(rng)
 
 
+def remarked(rng: random.Random) -> Case:
+    """Remarks with questions; roles are told apart in Chinese as often as in English."""
+    pick = rng.random()
+    if pick < 0.4:
+        return decoy_note(rng, pick < 0.2)
+    return notes_zh(rng) if pick < 0.52 else notes(rng)
+
+
 def tools(rng: random.Random, corpus: Corpus) -> Case:
     """Calls, refusals, closing sentences, and requests for tools where there are none."""
     pick = rng.random()
@@ -265,12 +274,12 @@ def makers(corpus: Corpus, long: bool) -> list[tuple[str, float, Callable[[rando
         ("chat", 10.5 * late, lambda r: chat(r, corpus)),
         ("daily", 7 * late, daily),
         ("memory_any", 3 * late, any_memory),
-        ("notes", 5 * late, lambda r: notes_zh(r) if r.random() < 0.2 else notes(r)),
+        ("notes", 6 * late, remarked),
         ("math", 13 * mid, mathematics),
         ("steps", 6 * mid, steps),
         ("extract", 3 * late, lambda r: extraction(r)),
         ("json_free", 5 * late, free_json),
-        ("json_own", 7 * late, scene_json),
+        ("json_own", 7 * late, lambda r: decoy_json(r) if r.random() < 0.25 else scene_json(r)),
         ("keys", 10 * late, lambda r: json_keys(r, False)),
         ("spelling", 3 * late, spelling),
         ("tools", 12 * mid, lambda r: tools(r, corpus)),

@@ -300,7 +300,7 @@ CLOSED = [
 CLOSED += ["thank you for telling me", "I will keep it", "ask me when you need it", "I know it now", "it is noted", ""]
 
 
-def _heard(rng: random.Random) -> str:
+def heard(rng: random.Random) -> str:
     """What is said to a remark."""
     lead, rest = rng.choice(OPENED), rng.choice(CLOSED)
     if not rest:
@@ -384,7 +384,7 @@ def notes(rng: random.Random, held: bool = False) -> Case:
     once = rng.random() < 0.2
     for said, pairs in [] if once else told:
         text = said if held or rng.random() < 0.7 else rng.choice(INTRO) + said
-        reply = rng.choice(PLAIN) if held or rng.random() < 0.3 else _heard(rng)
+        reply = rng.choice(PLAIN) if held or rng.random() < 0.3 else heard(rng)
         if rng.random() < 0.25 and pairs[0][1].startswith(("You", "The ")):
             reply = rng.choice(["Noted. ", "Okay. ", "I see. ", "Got it. ", ""]) + _asked(rng, pairs, True)[1]
         messages += [{"role": "user", "content": text}, {"role": "assistant", "content": reply}]

@@ -218,6 +218,11 @@ def _request(rng: random.Random, text: str, fields: dict[str, Value], held: bool
     return re.sub(r"\[([solk])\]", lambda m: parts[m[1]], rng.choice(HELD_FORMS if held else FORMS))
 
 
+def request_of(rng: random.Random, text: str, fields: dict[str, Value]) -> str:
+    """A training request for the fields of a text."""
+    return _request(rng, text, fields, False)
+
+
 @lru_cache(maxsize=2)
 def plain_scenes(held: bool) -> list[Scene]:
     """The scenes that are told in English or another language with its letters."""
