@@ -27,7 +27,7 @@ from tokenmill.cli import (
 )
 from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import told
-from tokenmill.cli.missing_streams import open_missing_streams
+from tokenmill.cli.missing_streams import escape_lacking_characters, open_missing_streams
 from tokenmill.core.config import calm_threads, wants_no_colour
 from tokenmill.process.leaving import leave
 
@@ -90,6 +90,7 @@ app.add_typer(bench.app, name="bench")
 def main() -> None:
     """Run the command line, and end the process; a bug's traceback ends it as Python does."""
     open_missing_streams()
+    escape_lacking_characters()
     calm_threads()
     try:
         app()

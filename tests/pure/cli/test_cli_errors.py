@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import subprocess
 import sys
 import types
@@ -209,3 +210,14 @@ def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOKENMILL_HOME", "/a")
     monkeypatch.setenv("TOKENMILL_CACHE", "/b")
     assert (data_dir(), cache_dir()) == (Path("/a"), Path("/b/tokenmill"))
+
+
+def test_what_standard_output_cannot_say_is_escaped() -> None:
+    """Also half a character, which a command line of another encoding brings."""
+    script = (
+        "from tokenmill.cli.missing_streams import escape_lacking_characters; escape_lacking_characters(); "
+        "print('\\u6c34 \\xe9 \\udcff')"
+    )
+    for encoding, said in (("ascii", b"\\u6c34 \\xe9 \\udcff\n"), ("utf-8", "\u6c34 \xe9 ".encode() + b"\\udcff\n")):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        assert subprocess.check_output([sys.executable, "-c", script], env=environment) == said
