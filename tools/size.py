@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 FILE_LINES, KERNEL_LINES, MODEL_LINES = 500, 800, 150
 FUNCTION_LINES, PARAMETERS, FIELDS = 80, 8, 12
 SHARED_MODEL_FILES = {
-    *("__init__.py", "decoder.py", "fields.py", "registry.py"),
-    *("family_of.py", "foreign.py", "mixers.py", "parts.py", "positions.py", "row.py", "rules.py"),
-    *("table.py", "table_mixtures.py", "table_more.py", "table_older.py", "table_states.py"),
+    *("__init__.py", "decoder.py", "config_fields.py", "registry.py"),
+    *("family_of.py", "foreign.py", "mixers.py", "parts.py", "positions.py", "family_row.py", "rules.py"),
+    *("table.py", "table_mixtures.py", "table_recent.py", "table_older.py", "table_states.py"),
 }
 CODE = ("src/tokenmill", "csrc", "tools", "bench", "train")
 # The public sampling options, and the two mutable records that the scheduler owns.

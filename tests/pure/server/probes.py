@@ -1,7 +1,7 @@
 """For every field that is done: two bodies that differ in it alone and have different effects.
 
-PROBES[object_name][field] = (base, before, after): `base` is what both bodies hold besides; a value of ABSENT leaves the
-field out. `base` and values of objects without an endpoint of their own are whole bodies (see
+PROBES[object_name][field] = (base, before, after): `base` is what both bodies hold besides; a value of ABSENT leaves
+the field out. `base` and values of objects without an endpoint of their own are whole bodies (see
 `test_server_fields_done.py`).
 """
 

@@ -42,8 +42,10 @@ def _same(value: Any, other: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ObjectRules:
-    """How the names of one object are judged. `fields`: read here; `aliases`: other spellings of them; `inside`: rules of
-    the objects (or lists of objects) that lie under a name; `validated`: a schema reads it, not a handler by hand."""
+    """How the names of one object are judged.
+
+    fields: read here; aliases: other spellings of them; inside: rules of the objects (or lists of objects) under a
+    name; validated: a schema reads the object, not a handler by hand."""
 
     name: str
     fields: frozenset[str]
