@@ -11,6 +11,7 @@ import re
 
 from authored_data import load
 from grammar import tidy
+from rest_parts import rate, rest, three
 from skill_expression import Node
 from story_parts_zh import THING, name_zh, wide_noun
 from topics import plural
@@ -285,6 +286,9 @@ def two_prices(rng: random.Random) -> tuple[str, Node]:
     forms += [
         "One pays {b} for {one} and {d} for {two}. There are {a} {one} and {c} {two}.",
         "{a} times {b} for {one}, {c} times {d} for {two}.",
+        "{one} are {b} euros a piece, {two} {d}. I take {a} of the first and {c} of the others.",
+        "I want {a} {one} and {c} {two}. {one} cost {b} each, {two} {d}.",
+        "{b} euros is the price of {one}, {d} that of {two}; {a} and {c} of them are bought.",
     ]
     text = rng.choice(forms)
     node: Node = ("+", ("*", a, b), ("*", c, d))
@@ -344,4 +348,4 @@ def composed_steps(rng: random.Random, chinese: float = 0.2) -> tuple[str, Node]
     """Any of these sums."""
     if rng.random() < chinese:
         return (account_zh if rng.random() < 0.7 else change_zh)(rng)
-    return rng.choices([account, change, two_prices], [60, 24, 16])[0](rng)
+    return rng.choices([account, change, two_prices, rest, rate, three], [42, 19, 15, 8, 8, 8])[0](rng)

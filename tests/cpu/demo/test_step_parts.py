@@ -8,6 +8,7 @@ import re
 import pytest
 from distinct import counts
 from later_parts import CORES, LATER_HELD, next_step, said_later, said_later_zh
+from rest_parts import rate, rest, three
 from skill_expression import value, worked
 from skill_keys import made_key
 from skill_steps import follow_up, two_steps
@@ -72,3 +73,17 @@ def test_sums_and_later_questions_vary() -> None:
     for make, texts in ((two_steps, 1480), (follow_up, 1450)):
         made = counts([make(rng) for _ in range(1500)])
         assert made["texts"] > texts and made["top"] < 20, made
+
+
+@pytest.mark.parametrize(("make", "least"), [(rest, 300), (rate, 330), (three, 430)])
+def test_rests_rates_and_threes_use_what_is_told(make: object, least: int) -> None:
+    rng, told = random.Random(7), set()
+    for _ in range(600):
+        text, node = make(rng)  # type: ignore[operator]
+        numbers = {int(n) for n in re.findall(r"\d+", text)}
+        used = {int(n) for n in re.findall(r"\d+", worked(node).split(" = ")[0])}
+        # A week, a fortnight and five days are told in words.
+        assert numbers <= used and used - numbers <= {5, 7, 14}, (text, worked(node))
+        assert value(node) > 0 and not re.search(r"[\[\]{}]", text), text
+        told.add(re.sub(r"\d+", "0", text))
+    assert len(told) > least
