@@ -20,11 +20,11 @@ from tokenmill.core.errors import BusyError, ParameterError, TooLargeError
 _DIGEST = re.compile(r"sha256[:-]([0-9a-f]{64})")
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", re.ASCII)
 SPARE = 1 << 30
-"""Bytes of the disk that stay free."""
+"""Bytes of the disk that uploads must leave free."""
 
 
 def read_digest(given: object) -> str:
-    """sha256:... in one spelling; refuses anything else."""
+    """Read `sha256:...` (or `sha256-...`) and return it in one spelling. Anything else is refused."""
     found = _DIGEST.fullmatch(given) if isinstance(given, str) else None
     if found is None:
         raise ParameterError("a digest is sha256: and 64 hexadecimal digits in small letters.", param="digest")
@@ -32,7 +32,7 @@ def read_digest(given: object) -> str:
 
 
 def check_files(files: dict[str, str], param: str = "files") -> dict[str, str]:
-    """Names of files with their digests; refuses names that lead elsewhere."""
+    """Check file names with their digests. A name that leads out of its folder is refused."""
     for name in files:
         if not _FILE.fullmatch(name) or ".." in name:
             raise ParameterError(
@@ -64,7 +64,7 @@ class Incoming:
             self.file = self.path.open("xb")
 
     def write(self, piece: bytes) -> None:
-        """More of it."""
+        """Write the next piece."""
         self.size += len(piece)
         self._check(self.size)
         self._hash.update(piece)
@@ -74,7 +74,7 @@ class Incoming:
             raise unwritable(error) from error
 
     def finish(self) -> Path:
-        """All of it has come."""
+        """Close a file that has arrived completely, and check its digest."""
         if f"sha256:{self._hash.hexdigest()}" != self.digest:
             raise ParameterError("the file is not what its digest says: send it again.", param="digest")
         target = self.store.blob(self.digest)
@@ -87,7 +87,7 @@ class Incoming:
         return target
 
     def close(self) -> None:
-        """Whatever is not finished is gone."""
+        """Delete the file if it was not finished."""
         with contextlib.suppress(OSError):
             self.file.close()
         self.path.unlink(missing_ok=True)

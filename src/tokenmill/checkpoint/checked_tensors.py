@@ -21,7 +21,7 @@ class CheckedCheckpoint:
     """A Checkpoint around another one."""
 
     def __init__(self, inner: Checkpoint, *, thorough: bool = False) -> None:
-        """thorough: numbers of one byte and quantised blocks are looked at too, which costs time."""
+        """thorough: also look at numbers of one byte and at quantised blocks, which takes time."""
         self.inner = inner
         self.thorough = thorough
         self.sums: dict[str, Tensor] = {}
@@ -39,7 +39,7 @@ class CheckedCheckpoint:
         return self.inner.shape(name)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """A whole tensor, noted."""
+        """A whole tensor. It is checked."""
         return self._noted(name, self.inner.tensor(name, shape, dtype))
 
     def part(
@@ -51,7 +51,7 @@ class CheckedCheckpoint:
         shape: tuple[int, ...] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Part of a tensor, noted."""
+        """Part of a tensor. It is checked."""
         return self._noted(name, self.inner.part(name, dim, start, stop, shape, dtype))
 
     def close(self) -> None:
@@ -59,19 +59,19 @@ class CheckedCheckpoint:
         self.inner.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What only some checkpoints have (blocks)."""
+        """Methods that only some checkpoints have (blocks)."""
         found = getattr(self.inner, name)
         return partial(self._blocks, found) if name == "blocks" and self.thorough else found
 
     def _blocks(self, ask: Callable[..., Any], name: str, *args: Any) -> Any:
-        """Quantised blocks, whose numbers are noted."""
+        """Quantised blocks. Their numbers are checked."""
         found = ask(name, *args)
         if found is not None:
             self._noted(name, self.inner.tensor(name))
         return found
 
     def damaged(self) -> list[str]:
-        """Tensors read so far that hold NaN or infinity."""
+        """Names of the tensors read so far that hold NaN or infinity."""
         if not self.sums:
             return []
         fine = torch.stack([total.cpu() for total in self.sums.values()]).isfinite().tolist()
@@ -86,7 +86,8 @@ class CheckedCheckpoint:
 
 
 def _total(found: Tensor) -> Tensor:
-    """A number that is not finite if one of these is not; on a CPU, sums in float32 would make a float32 copy first."""
+    """The sum of the numbers, which is not finite if one of them is not. On a CPU it is computed in the tensor's own
+    type: a sum in float32 would first make a copy in float32."""
     if found.device.type != "cpu" or not found.numel():
         return found.sum(dtype=torch.float32)
     least, most = torch.aminmax(found)

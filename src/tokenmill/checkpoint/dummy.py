@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import ModelError
 
-# A prime length: no row length divides it, so the rows of a repeated block are not equal.
+# Prime, so that no row length divides it: otherwise rows of the repeated block would be equal.
 _BLOCK = 1_048_573
 _SPREAD = 0.02
 _SCALE = 2.0**-10
@@ -23,10 +23,11 @@ _SCALES = re.compile(r"scales?(?:_inv)?$")
 
 
 class DummyCheckpoint:
-    """Every tensor exists. Weights are ~ N(0, 0.02), norms one, biases zero; the same name, seed, shape and dtype give
-    the same values on every device.
+    """A checkpoint in which every tensor exists. Weights are ~ N(0, 0.02), norms are one, biases are zero. The same
+    name, seed, shape and dtype give the same values on every device.
 
-    All weights are windows of one random block, repeated: filling costs one copy, not one random number per weight."""
+    All weights are windows of one random block, repeated. So filling a tensor costs one copy, not one random number per
+    weight."""
 
     def __init__(self, seed: int = 0, device: torch.device | str = "cpu") -> None:
         self._seed = seed
@@ -34,19 +35,19 @@ class DummyCheckpoint:
         self._blocks: dict[torch.dtype, Tensor] = {}
 
     def names(self) -> Iterable[str]:
-        """Nothing is listed, because everything exists."""
+        """No names, because every name exists."""
         return ()
 
     def has(self, name: str) -> bool:
-        """Always."""
+        """True for every name."""
         return True
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Unknown: whatever is asked for."""
+        """None: a tensor has whatever shape is asked for."""
         return None
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The invented tensor; needs a shape, dtype defaults to float32."""
+        """An invented tensor. It needs a shape; dtype defaults to float32."""
         if shape is None:
             raise ModelError(f"dummy weights need the shape of {name!r}; this loader asks without one")
         dtype = dtype or torch.float32
@@ -64,11 +65,11 @@ class DummyCheckpoint:
         shape: tuple[int, ...] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """start:stop of one dimension of the whole tensor, so parts fit together."""
+        """start:stop of one dimension, cut from the whole tensor, so that parts fit together."""
         return self.tensor(name, shape, dtype).narrow(dim, start, stop - start).clone()
 
     def close(self) -> None:
-        """Forget the random blocks."""
+        """Free the random blocks."""
         self._blocks.clear()
 
     def _window(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -77,7 +78,7 @@ class DummyCheckpoint:
         block = self._block(dtype)[first : first + _BLOCK]
         count = prod(shape)
         out = torch.empty(count, dtype=dtype, device=self._device)
-        # Types that some devices cannot copy elementwise travel as integers of their size.
+        # Some devices cannot copy these types element by element, so they are copied as integers of the same size.
         bits = _BITS[dtype.itemsize]
         source, target = block.view(bits), out.view(bits)
         whole = count // _BLOCK
@@ -86,7 +87,7 @@ class DummyCheckpoint:
         return out.view(shape)
 
     def _block(self, dtype: torch.dtype) -> Tensor:
-        """Twice the random block of a dtype, so that every window into it is contiguous."""
+        """The random block of a dtype, twice in a row, so that every window into it is contiguous."""
         if dtype not in self._blocks:
             random = torch.Generator().manual_seed(self._seed)
             if dtype.is_floating_point:

@@ -16,24 +16,24 @@ class Source(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fie
 
     kind: Literal["path", "hub", "files"]
     path: str = ""
-    """The folder or file; of a hub model: where it was when it was pulled."""
+    """The folder or file. For a hub model: where it was when it was pulled."""
     repo: str = ""
     """owner/model, or owner/model:Q4_K_M."""
     revision: str = ""
     files: dict[str, str] = {}
     """Name -> sha256:..., of files that clients sent."""
     fetched: bool = False
-    """Its files came with the pull: they go with the model."""
+    """The pull downloaded the files, so they are deleted with the model."""
 
 
 class Words(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
-    """What stands around a conversation."""
+    """The texts around a conversation: system message, template, first messages."""
 
     system: str = ""
     template: str = ""
-    """Jinja, as our templates are."""
+    """In Jinja."""
     written: str = ""
-    """The template as it was given."""
+    """The template as it was given, which may be a Go template."""
     messages: list[dict[str, str]] = []
     license: list[str] = []
 
@@ -44,7 +44,7 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
     name: str
     source: Source
     parameters: dict[str, Any] = {}
-    """By Ollama's names."""
+    """Parameters by Ollama's names."""
     words: Words = Words()
     adapter: Source | None = None
     parent: str = ""
@@ -56,11 +56,11 @@ class Entry(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fiel
 
     @property
     def digest(self) -> str:
-        """64 hexadecimal digits over what it is, whatever it is called and whenever it was made."""
+        """64 hexadecimal digits over the model's contents. Name and time do not count."""
         plain = msgspec.structs.replace(self, name="", changed=0.0, parent="")
         return hashlib.sha256(msgspec.json.encode(plain, order="sorted")).hexdigest()
 
     @property
     def blobs(self) -> set[str]:
-        """Digests of the files that it needs and clients sent."""
+        """Digests of the clients' files that the model needs."""
         return {*self.source.files.values(), *(self.adapter.files.values() if self.adapter is not None else ())}

@@ -22,7 +22,7 @@ MAX_CONFIG_BYTES = 4 << 20
 def open_checkpoint(
     path: Path | str, load_format: str = "auto", *, seed: int = 0, device: torch.device | str = "cpu"
 ) -> FolderCheckpoint:
-    """The weights of a folder; "auto" prefers safetensors. `seed` and `device` matter to dummy weights only."""
+    """Open the weights of a folder. "auto" prefers safetensors; only dummy weights use `seed` and `device`."""
     folder = Path(path)
     if load_format not in LOAD_FORMATS:
         raise UserError(f"load format {load_format!r} is not known; use one of {', '.join(LOAD_FORMATS)}")
@@ -45,7 +45,7 @@ def open_checkpoint(
 
 
 def read_config(path: Path | str) -> dict[str, Any]:
-    """A folder's config.json; raises ModelError that names the file."""
+    """Read a folder's config.json. A ModelError names the file."""
     return read_object(Path(path) / "config.json", MAX_CONFIG_BYTES)
 
 

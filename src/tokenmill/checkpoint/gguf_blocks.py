@@ -25,7 +25,8 @@ PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """q [rows, columns] int8; scale and offset [rows, columns / group] float32 (offset None: all zero)."""
+    """A decoded tensor: q [rows, columns] int8; scale and offset [rows, columns / group] float32 (offset None: all
+    zero)."""
 
     q: Tensor
     scale: Tensor
@@ -43,9 +44,9 @@ class Grid:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Rows of a quantised tensor as they lie in the file: raw [rows, bytes of a row] uint8, nothing decoded.
+    """Rows of a quantised tensor as they lie in the file: raw [rows, bytes of a row] uint8, not decoded.
 
-    forget: lets the system take back the memory of what was read so far; it is read from the file again if need be."""
+    forget: frees the memory of the bytes read so far. Whoever needs them again reads them from the file."""
 
     type: BlockType
     raw: Tensor
@@ -68,7 +69,7 @@ class Blocks:
         return Blocks(self.type, self.raw[:, start // elements * size : stop // elements * size], self.forget)
 
     def grid(self) -> Grid | None:
-        """Integers, scales and offsets; None: this type is no grid."""
+        """Integers, scales and offsets. None: numbers of this type are not an integer times a scale."""
         reader = _READERS.get(self.type.name)
         if reader is None:
             return None
@@ -91,23 +92,23 @@ class Blocks:
 
 
 def plain(info: TensorInfo, data: memoryview) -> Tensor | None:
-    """The values of an unquantised tensor, not copied; None: it is quantised."""
+    """The values of an unquantised tensor, not copied. None: the tensor is quantised."""
     if info.type.name not in PLAIN:
         return None
     dtype, raw = PLAIN[info.type.name], torch.frombuffer(data, dtype=torch.uint8)
     if raw.data_ptr() % dtype.itemsize:
-        raw = raw.clone()  # a file may choose an odd alignment; kernels rely on an even one
+        raw = raw.clone()  # A file may choose an odd alignment, but kernels need an even one.
     return raw.view(dtype).view(info.shape)
 
 
 def blocks(info: TensorInfo, data: memoryview, forget: Callable[[], None] | None = None) -> Blocks:
-    """A quantised tensor's rows (all leading dimensions in one), not copied."""
+    """A quantised tensor's rows, not copied. All leading dimensions are joined into one."""
     row = info.shape[-1] // info.type.elements * info.type.size
     return Blocks(info.type, torch.frombuffer(data, dtype=torch.uint8).view(-1, row), forget)
 
 
 def decode(info: TensorInfo, data: memoryview) -> Tensor:
-    """A tensor's values: float32, float16 or bfloat16 as stored, float32 for quantised types."""
+    """A tensor's values: in their own type if that is float32, float16 or bfloat16, else in float32."""
     values = plain(info, data)
     return blocks(info, data).dense().view(info.shape) if values is None else values
 
@@ -116,19 +117,20 @@ Parts = tuple[Tensor, Tensor, Tensor | None]
 
 
 def _half(raw: Tensor) -> Tensor:
-    """Two bytes per block as float16 -> [blocks, 1] float32."""
+    """The two bytes per block at this place as float16 -> [blocks, 1] float32."""
     return raw.contiguous().view(torch.float16).float()
 
 
 def _spread(raw: Tensor, width: int, bits: int) -> Tensor:
-    """Bit fields of `bits` bits: [blocks, n * width] bytes -> [blocks, n * 8 / bits, width], low fields first."""
+    """Unpack fields of `bits` bits: [blocks, n * width] bytes -> [blocks, n * 8 / bits, width], lowest field first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=raw.device)[:, None]
     spread = raw.reshape(raw.shape[0], -1, 1, width) >> shifts
     return spread.bitwise_and_((1 << bits) - 1).reshape(raw.shape[0], -1, width)
 
 
 def _signed(q: Tensor, less: int = 0) -> Tensor:
-    """Small unsigned integers (changed in place) minus `less`, as int8 [blocks, n]: bytes wrap to the right sign."""
+    """Small unsigned integers minus `less`, as int8 [blocks, n]. The bytes are changed in place; they wrap to the right
+    sign."""
     return (q.sub_(less) if less else q).view(torch.int8).reshape(q.shape[0], -1)
 
 
@@ -137,8 +139,8 @@ def _looked_up(codes: Tensor, table: tuple[int, ...]) -> Tensor:
 
 
 def _q1_0(raw: Tensor) -> Parts:
-    """A bit a number: set for the scale, else for minus the scale. In groups of 32, as other types of small integers
-    have them."""
+    """One bit per number: 1 means the scale, 0 means minus the scale. Groups are made 32 long, as in other integer
+    types."""
     bits = _spread(raw[:, 2:], 1, 1).view(torch.int8).reshape(raw.shape[0], 128)
     return bits * 2 - 1, _half(raw[:, :2]).expand(-1, 4), None
 
@@ -152,7 +154,7 @@ def _q4_1(raw: Tensor) -> Parts:
 
 
 def _fifth_bits(raw: Tensor) -> Tensor:
-    """Four bytes of high bits -> [blocks, 32] with bit i at place i, worth 16."""
+    """Four bytes of high bits -> [blocks, 32]: number i gets bit i, worth 16."""
     shifts = torch.arange(8, dtype=torch.uint8, device=raw.device)
     return ((raw[:, :, None] >> shifts) & 1).reshape(raw.shape[0], 32) << 4
 
@@ -176,7 +178,7 @@ def _iq4_nl(raw: Tensor) -> Parts:
 
 
 def _mxfp4(raw: Tensor) -> Parts:
-    """The scale is a power of two, halved because the table is doubled; exponents 0 and 1 give denormals."""
+    """Scales are powers of two, halved because the table is doubled. Exponents 0 and 1 give denormals."""
     power = raw[:, :1].to(torch.int32)
     bits = torch.where(power < 2, 0x00200000 << power.clamp(max=1), (power - 1).clamp(min=0) << 23)
     return _looked_up(_spread(raw[:, 1:], 16, 4), FOUR_BIT_FLOATS), bits.view(torch.float32), None

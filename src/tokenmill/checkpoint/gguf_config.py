@@ -16,11 +16,11 @@ from tokenmill.checkpoint.gguf_config_older import OLDER
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES, MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors, shown
 
 _LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "starcoder2")
-"""Their norms subtract the mean, and the file calls the small number differently."""
+"""Architectures whose norms subtract the mean. Their files store the epsilon under another key."""
 
 
 def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors, path: str) -> dict[str, Any]:
-    """The config.json of a GGUF file; raises ModelError that names the file and the key."""
+    """Make the config.json of a GGUF file. A ModelError names the file and the key."""
     meta = Meta(metadata, path)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -61,7 +61,7 @@ def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
         "attention_bias": "blk.0.attn_q.bias" in tensors,
         "mlp_bias": "blk.0.ffn_up.bias" in tensors,
     }
-    # A mixture of experts may state the width of its experts alone.
+    # A mixture of experts may state only the width of its experts.
     if meta.value("feed_forward_length") is not None or not meta.value("expert_count"):
         config["intermediate_size"] = meta.whole("feed_forward_length")
     if meta.arch == "command-r":
@@ -75,7 +75,7 @@ def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
 
 
 def _dtype(tensors: Tensors) -> str:
-    """What activations are kept in: the plain type that most of the file is in, bfloat16 for quantised files."""
+    """The dtype of activations: the type of most plain tensors in the file, or bfloat16 if the file is quantised."""
     sizes: dict[str, int] = {}
     for info in tensors.values():
         sizes[info.type.name] = sizes.get(info.type.name, 0) + info.stop - info.start
@@ -88,7 +88,7 @@ def _rope_scaling(meta: Meta, config: dict[str, Any], factors: Factors) -> dict[
     scaling: dict[str, Any]
     original = meta.whole("rope.scaling.original_context_length", config["max_position_embeddings"], least=2)
     if (per_pair := factors("rope_freqs.weight")) is not None:
-        # Llama 3.1 stores what its formula gives: one divisor per pair, at every length.
+        # Llama 3.1's files store the result of its formula: one divisor per pair of numbers, used at every length.
         plain = {"rope_type": "longrope", "attention_factor": 1.0, "original_max_position_embeddings": original}
         return {**plain, "long_factor": per_pair, "short_factor": per_pair}
     long, short = factors("rope_factors_long.weight"), factors("rope_factors_short.weight")
@@ -124,7 +124,7 @@ def _window(meta: Meta) -> int:
 
 
 def _llama(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """Llama, Mistral and Mixtral share this name."""
+    """Llama, Mistral and Mixtral share this architecture name."""
     own: dict[str, Any] = {"sliding_window": _window(meta) or None}
     if meta.whole("expert_count", 0, least=0, most=MAX_EXPERTS):
         return {**own, **_experts(meta), "architectures": ["MixtralForCausalLM"], "model_type": "mixtral"}
@@ -136,7 +136,7 @@ def _llama(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 def _qwen3moe(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     own = _experts(meta)
     own["num_experts"] = own.pop("num_local_experts")
-    # The format does not say it; every published model of this family normalises.
+    # The format has no key for this. Every published model of the family normalises.
     return {**own, "moe_intermediate_size": meta.whole("expert_feed_forward_length"), "norm_topk_prob": True}
 
 
@@ -146,7 +146,7 @@ def _phi3(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 _LARGEST_GEMMA = {"gemma2": 46, "gemma3": 62}
-"""Layers of the 27B sizes, whose queries are scaled by the width per head instead of the head's own."""
+"""Layer counts of the 27B sizes. Their queries are scaled by hidden size / heads instead of the head's own size."""
 
 
 def _gemma(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def _gpt_oss(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     own = {**_experts(meta), "sliding_window": _window(meta), "rope_theta": meta.number("rope.freq_base", 150000.0)}
     own["intermediate_size"] = meta.whole("expert_feed_forward_length", config.get("intermediate_size"))
     if "rope_scaling" in config:
-        # These models were trained with the borders of the ramp not rounded, which the format cannot say.
+        # These models were trained without rounding the borders of the ramp, and the format has no key for that.
         own["rope_scaling"] = {**config["rope_scaling"], "truncate": False}
     return {**own, "model_type": "gpt_oss", "attention_bias": True}
 
@@ -187,7 +187,7 @@ _XIELU = ("alpha_p", "alpha_n", "beta", "eps")
 
 
 def _apertus(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of each layer's activation are keys without the architecture's name."""
+    """The parameters of each layer's activation are stored under keys without the architecture's name."""
     config.pop("mlp_bias")
     layers, found = config["num_hidden_layers"], {}
     for name in _XIELU:
@@ -204,7 +204,7 @@ def _arcee(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _cohere2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """Every fourth layer sees everything, and does not rotate."""
+    """Every fourth layer has full attention and does not rotate."""
     own = {"layer_norm_eps": config.pop("rms_norm_eps"), "logit_scale": meta.number("logit_scale")}
     return {**own, "sliding_window": _window(meta), "sliding_window_pattern": 4}
 
@@ -216,7 +216,7 @@ def _ernie(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _exaone4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """The large size has windows, in three layers of four where the file does not list them."""
+    """The large size has windows in three layers of four; the file need not list them."""
     window, layers = _window(meta), config["num_hidden_layers"]
     pattern = meta.metadata.get("exaone4.attention.sliding_window_pattern")
     if not isinstance(pattern, list):
@@ -230,7 +230,7 @@ def _exaone4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _glm4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """Of a model that also sees, the converter puts the rows of queries and keys in another order."""
+    """In a model that also sees, the converter reorders the rows of queries and keys."""
     if meta.metadata.get("glm4.rope.dimension_sections") is not None:
         raise meta.fail("glm4.rope.dimension_sections (the text part of GLM-4.1V) is not supported")
     return {}
@@ -246,13 +246,13 @@ def _granite(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _hunyuan(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """Its stretched rotation is already in the base that the file states."""
+    """The base in the file already includes the stretching of the rotation."""
     config.pop("mlp_bias")
     return {"model_type": "hunyuan_v1_dense"}
 
 
 def _olmo2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """With windows it is Olmo 3, whose rotation is stretched only where layers see everything."""
+    """With windows this is Olmo 3, which stretches the rotation only in layers with full attention."""
     config.pop("mlp_bias")
     window, layers = _window(meta), config["num_hidden_layers"]
     if not window:
@@ -286,7 +286,7 @@ def _nemotron(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _qwen35(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """The converter puts value heads in the order of a tiled broadcast, and appends layers for drafts."""
+    """The converter orders value heads for a tiled broadcast, and appends the layers that draft tokens."""
     values = meta.whole("ssm.time_step_rank")
     own = {
         "model_type": "qwen3_5_text",
@@ -313,12 +313,12 @@ def _jais2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _exaone(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """The first ones are Llama; the converter leaves their rows alone."""
+    """The first EXAONE models are Llamas, but the converter does not interleave their rows."""
     return {"model_type": "llama"}
 
 
 def _mistral3(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """Ministral 3, whose queries are scaled by their position; without such a scale a text part that is Mistral."""
+    """Ministral 3, which scales queries by position. Without that scale it is the text part of a Mistral."""
     config.pop("attention_bias"), config.pop("mlp_bias")
     if meta.whole("expert_count", 0, least=0):
         raise meta.fail("mistral3 with experts is not supported")
@@ -346,7 +346,7 @@ def _seed_oss(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _smollm3(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    """Every fourth layer does not rotate; the format does not say so."""
+    """Every fourth layer does not rotate, and the format has no key for that."""
     return {"no_rope_layer_interval": 4, "use_sliding_window": False}
 
 

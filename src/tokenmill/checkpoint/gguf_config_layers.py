@@ -13,7 +13,7 @@ from tokenmill.checkpoint.gguf_meta import MAX_EXPERTS, MAX_LAYERS, Factors, Met
 
 Config = dict[str, Any]
 SIGMOID = 2
-"""`expert_gating_func`: 1 is a softmax."""
+"""The value of `expert_gating_func` for a sigmoid; 1 is a softmax."""
 
 
 def read_sizes(meta: Meta, kind: str, *, eps: str = "rms_norm_eps") -> Config:
@@ -28,7 +28,7 @@ def read_sizes(meta: Meta, kind: str, *, eps: str = "rms_norm_eps") -> Config:
 
 
 def read_heads(meta: Meta, tensors: Tensors, layers: int, *, rope: bool = True) -> Config:
-    """Attention with heads of one size; layers without any state no key heads."""
+    """Read attention heads of one size. Recurrent layers have zero key heads."""
     heads, hidden = meta.whole("attention.head_count"), meta.whole("embedding_length")
     head = meta.whole("attention.key_length", max(hidden // heads, 1))
     if meta.whole("attention.value_length", head) != head:
@@ -45,7 +45,7 @@ def read_heads(meta: Meta, tensors: Tensors, layers: int, *, rope: bool = True) 
 
 
 def _counts(meta: Meta, layers: int) -> list[int]:
-    """Key heads of each layer."""
+    """The number of key heads in each layer."""
     drafts = meta.whole("nextn_predict_layers", 0, least=0, most=64)
     return meta.each("attention.head_count_kv", layers + drafts)[:layers]
 
@@ -56,12 +56,12 @@ def read_experts(meta: Meta, count: str) -> Config:
 
 
 def some(tensors: Tensors, part: str) -> bool:
-    """Has any layer this tensor?"""
+    """Does any layer have this tensor?"""
     return any(name.startswith("blk.") and name.partition(".")[2].partition(".")[2] == part for name in tensors)
 
 
 def rows_of(meta: Meta, tensors: Tensors, part: str) -> int:
-    """The rows of the first layer's matrix of this name."""
+    """The number of rows of the first such matrix."""
     found = next(
         (info for name, info in tensors.items() if name.startswith("blk.") and name.endswith(f".{part}")), None
     )
@@ -90,12 +90,12 @@ def _glm4moe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 _GROUPS = {160: (8, 3), 256: (8, 4)}
-"""Experts of DeepSeek V2 and V3 -> their groups and how many of these a token sees, where an older file leaves it out;
-others have one group."""
+"""Number of experts -> (groups, groups that a token may use), for DeepSeek V2 and V3 files that are too old to say.
+Other sizes have one group."""
 
 
 def _deepseek2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Latent attention; files from before its tensors were split have no `key_length_mla`."""
+    """Latent attention. Older files, whose tensors are not split, lack `key_length_mla`."""
     sizes, heads = read_sizes(meta, "deepseek_v3"), meta.whole("attention.head_count")
     rotated = meta.whole("rope.dimension_count")
     key = meta.whole("attention.key_length_mla", meta.whole("attention.key_length"))
@@ -136,7 +136,8 @@ def _latent_yarn(meta: Meta, longest: int) -> Config | None:
         return None
     if kind != "yarn" or meta.value("rope.scaling.yarn_log_multiplier") is None:
         raise meta.fail("rope scaling is not supported but for yarn with a rope.scaling.yarn_log_multiplier")
-    everywhere = round(meta.number("rope.scaling.yarn_log_multiplier") * 10.0, 6)  # the format stores a tenth of it
+    # The format stores a tenth of the value.
+    everywhere = round(meta.number("rope.scaling.yarn_log_multiplier") * 10.0, 6)
     return {
         "rope_type": "yarn", "factor": meta.number("rope.scaling.factor"), "mscale": everywhere,
         "mscale_all_dim": everywhere,
@@ -147,7 +148,7 @@ def _latent_yarn(meta: Meta, longest: int) -> Config | None:
 
 
 def _qwen2moe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """No published model of this family makes the shares of the chosen experts add up to one."""
+    """In no published model of this family do the gates of the chosen experts add up to one."""
     sizes = read_sizes(meta, "qwen2_moe")
     return {
         **sizes, **read_heads(meta, tensors, sizes["num_hidden_layers"]), **read_experts(meta, "num_experts"),
@@ -175,7 +176,7 @@ def _qwen3next(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _gemma4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Heads of full layers are stated under the usual keys, those of windows under names of their own."""
+    """The usual keys describe the heads of layers with full attention; layers with windows have keys of their own."""
     sizes = read_sizes(meta, "gemma4_text")
     layers, whole = sizes["num_hidden_layers"], meta.whole("attention.key_length")
     pattern = meta.metadata.get("gemma4.attention.sliding_window_pattern")
@@ -222,7 +223,7 @@ def _gemma4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _space(meta: Meta, tensors: Tensors, prefix: str) -> Config:
-    """Mamba-2's sizes, under the names of families that have attention, too."""
+    """Mamba-2's sizes, in families that also have attention."""
     heads, width = meta.whole("ssm.time_step_rank"), meta.whole("ssm.inner_size")
     return {
         f"{prefix}n_heads": heads, f"{prefix}d_head": width // heads,
@@ -275,7 +276,8 @@ def _lfm2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _falcon_h1(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Its multipliers are in the weights, so that a head of the embedding's matrix would have the wrong ones."""
+    """The converter multiplies the multipliers into the weights, so a head that shares the embedding's matrix would
+    have wrong numbers."""
     if "output.weight" not in tensors:
         raise meta.fail("falcon-h1 without output.weight is not supported")
     sizes = read_sizes(meta, "falcon_h1")
@@ -288,7 +290,7 @@ def _falcon_h1(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _nemotron_h(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Attention has key heads, feed-forward layers and mixtures have a width, all others have a state."""
+    """Attention layers have key heads, feed-forward layers and mixtures have a width, and all others have a state."""
     sizes = read_sizes(meta, "nemotron_h", eps="layer_norm_epsilon")
     layers, mixed = sizes["num_hidden_layers"], meta.arch == "nemotron_h_moe"
     drafts = meta.whole("nextn_predict_layers", 0, least=0, most=64)
@@ -362,7 +364,7 @@ def _jamba(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _period(meta: Meta, found: list[int], layers: int, what: str) -> tuple[int, int]:
-    """Every so many-th layer, and the first of them."""
+    """The period of a list of layer types, and the first layer of the rarer type."""
     if found:
         period = found[1] - found[0] if len(found) > 1 else layers
         if found == [index for index in range(layers) if index % period == found[0]]:
@@ -386,4 +388,4 @@ CONFIGS: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {
     "qwen2moe": _qwen2moe,
     "qwen3next": _qwen3next,
 }
-"""Architectures that are read here."""
+"""How to read the config of each architecture in this file."""

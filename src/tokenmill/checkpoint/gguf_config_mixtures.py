@@ -29,7 +29,7 @@ def _mixture(meta: Meta, tensors: Tensors, kind: str, count: str = "num_experts"
 
 
 def _only_sigmoid(meta: Meta, *, normed: bool) -> None:
-    """Refuse what these families' experts are never chosen by."""
+    """Refuse a gating function other than this family's sigmoid."""
     if meta.whole("expert_gating_func", SIGMOID) != SIGMOID:
         raise meta.fail(f"{meta.arch}.expert_gating_func is not supported (only sigmoid)")
     if meta.flag("expert_weights_norm", normed) != normed:
@@ -37,7 +37,7 @@ def _only_sigmoid(meta: Meta, *, normed: bool) -> None:
 
 
 def _olmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """No published model of this family makes the shares of the chosen experts add up to one."""
+    """In no published model of this family do the gates of the chosen experts add up to one."""
     if meta.flag("expert_weights_norm", False):
         raise meta.fail("olmoe.expert_weights_norm must be false")
     found = _mixture(meta, tensors, "olmoe")
@@ -87,7 +87,7 @@ def _ernie(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _hunyuan(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Its stretched rotation is already in the base that the file states."""
+    """The base in the file already includes the stretching of the rotation."""
     found = _mixture(meta, tensors, "hunyuan_v1_moe")
     found["moe_topk"], inner = found.pop("num_experts_per_tok"), meta.whole("expert_feed_forward_length")
     if meta.whole("expert_shared_feed_forward_length", inner) != inner or meta.whole("expert_shared_count", 1) != 1:
@@ -103,7 +103,7 @@ def _minimax(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _afmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Three layers of four have the window; embeddings are scaled in every published model."""
+    """Three layers of four have windows. Every published model scales its embeddings."""
     _only_sigmoid(meta, normed=True)
     return {
         **_mixture(meta, tensors, "afmoe"), "intermediate_size": meta.whole("feed_forward_length"),
@@ -116,7 +116,7 @@ def _afmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 _MAVERICK = 128
-"""Experts of the size whose queries and keys are not normed."""
+"""The number of experts of the size that does not norm queries and keys."""
 
 
 def _llama4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
@@ -139,7 +139,7 @@ def _llama4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _gemma3n(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """How many gates are closed is stored as the point of a normal distribution that they lie below."""
+    """The share of closed gates is stored as a quantile of the normal distribution."""
     sizes = read_sizes(meta, "gemma3n_text")
     layers = sizes["num_hidden_layers"]
     pattern = meta.metadata.get("gemma3n.attention.sliding_window_pattern")
@@ -168,7 +168,7 @@ def _gemma3n(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _bitnet(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """The converter has rounded the weights, and states a stretching by one."""
+    """The converter has rounded the weights. It also writes a rope scaling by one."""
     if meta.value("rope.scaling.type") not in (None, "none", "linear") or meta.number("rope.scaling.factor", 1.0) != 1:
         raise meta.fail("rope scaling is not supported in bitnet")
     act = meta.value("hidden_activation") or "silu"
@@ -181,7 +181,7 @@ def _bitnet(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _exaone(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Layers that see everything do not rotate."""
+    """Layers with full attention do not rotate."""
     if meta.whole("expert_gating_func", SIGMOID) != SIGMOID or meta.whole("expert_group_count", 1) != 1:
         raise meta.fail("exaone-moe with a softmax, or with groups of experts, is not supported")
     found = _mixture(meta, tensors, "exaone_moe")
@@ -204,7 +204,7 @@ def _exaone(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _minicpm3(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Its factors are those of the one published size."""
+    """The factors are those of the only published size."""
     found = read_sizes(meta, "minicpm3")
     heads, rotated = meta.whole("attention.head_count"), meta.whole("rope.dimension_count")
     key, longest = meta.whole("attention.key_length"), found["max_position_embeddings"]
@@ -228,12 +228,13 @@ def _minicpm3(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 _PHIMOE = (131072, 4096)
-"""Positions of the size with stored factors, stretched and before; its gain on cos and sin is not in the file."""
+"""(positions stretched, positions before) of the size with stored factors. The file lacks that size's gain on cos and
+sin."""
 _PHIMOE_GAIN = 1.243163121016122
 
 
 def _phimoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Experts are chosen one after the other (sparsemixer), which the format does not say."""
+    """Experts are chosen one after the other (sparsemixer), and the format has no key for that."""
     found = _mixture(meta, tensors, "phimoe", "num_local_experts", rope=False)
     if meta.whole("rope.dimension_count", found["head_dim"]) != found["head_dim"]:
         raise meta.fail("phimoe.rope.dimension_count must be the width of a head")
@@ -257,7 +258,7 @@ def _phimoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def stored_divisors(found: Config, divisors: list[float]) -> Config:
-    """What a pair's frequency is divided by, at every length."""
+    """The divisors of each pair's frequency, used at every length."""
     return {"rope_type": "longrope", "attention_factor": 1.0, "long_factor": divisors, "short_factor": divisors,
             "original_max_position_embeddings": found["max_position_embeddings"]}  # fmt: skip
 
@@ -277,4 +278,4 @@ MIXTURES: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {
     "olmoe": _olmoe,
     "phimoe": _phimoe,
 }
-"""Architectures that are read here."""
+"""How to read the config of each architecture in this file."""

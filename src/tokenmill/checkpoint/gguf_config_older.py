@@ -13,7 +13,7 @@ from tokenmill.checkpoint.gguf_meta import MAX_LAYERS, Factors, Meta, Tensors
 
 
 def _sizes(meta: Meta, kind: str, eps: str) -> Config:
-    """What all of these have; heads share the hidden size equally."""
+    """The sizes that all these families have. Heads divide the hidden size equally."""
     hidden, heads = meta.whole("embedding_length"), meta.whole("attention.head_count")
     for name in ("attention.key_length", "attention.value_length"):
         if hidden % heads or meta.whole(name, hidden // heads) != hidden // heads:
@@ -26,7 +26,7 @@ def _sizes(meta: Meta, kind: str, eps: str) -> Config:
 
 
 def _key_heads(meta: Meta, heads: int, *only: int) -> int:
-    """Heads of keys; only: the counts that the family can have."""
+    """The number of key heads. only: the numbers that the family may have."""
     count = meta.whole("attention.head_count_kv", heads)
     if only and count not in only:
         raise meta.fail(f"{meta.arch}.attention.head_count_kv must be {' or '.join(map(str, only))}, not {count}")
@@ -34,7 +34,7 @@ def _key_heads(meta: Meta, heads: int, *only: int) -> int:
 
 
 def _rope(meta: Meta, found: Config) -> Config:
-    """The base, and the part of each head that rotates."""
+    """The base, and how much of each head rotates."""
     if meta.value("rope.scaling.type") not in (None, "none"):
         raise meta.fail(f"rope scaling is not supported in {meta.arch}")
     head = found["hidden_size"] // found["num_attention_heads"]
@@ -57,7 +57,7 @@ def _phi2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _stablelm(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Layers without a norm of their own before the feed-forward part compute both parts at once, whatever the key
+    """Layers without a norm before the feed-forward part compute both parts from the same input, whatever the key
     `use_parallel_residual` says."""
     found = _sizes(meta, "stablelm", "layer_norm_eps")
     return {
@@ -69,7 +69,7 @@ def _stablelm(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 _NEOX_20B = (44, 6144)
-"""Layers and width of the size that was trained with the hyperbolic form of gelu."""
+"""(layers, width) of the size that was trained with the tanh form of gelu."""
 
 
 def _gptneox(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
@@ -92,13 +92,13 @@ def _bloom(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _four_times(meta: Meta, found: Config) -> None:
-    """Refuse feed-forward parts of another width, which these families cannot have."""
+    """Refuse a feed-forward width other than four times the hidden size: these families have no other."""
     if found.pop("intermediate_size") != 4 * found["hidden_size"]:
         raise meta.fail(f"{meta.arch}.feed_forward_length must be four times the hidden size")
 
 
 def _falcon(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
-    """Several heads of keys are the newer layout, with one norm a layer or two."""
+    """Files with several key heads have the newer layout, with one norm per layer or two."""
     found = _sizes(meta, "falcon", "layer_norm_epsilon")
     keys, two = _key_heads(meta, found["num_attention_heads"]), some(tensors, "attn_norm_2.weight")
     rope, new = _whole_rope(meta, found), keys > 1 or some(tensors, "attn_norm_2.weight")
@@ -109,7 +109,7 @@ def _falcon(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 _ALIBI = 8.0
-"""What the steepness of the biases is counted in, in every published model."""
+"""The unit of the ALiBi slopes in every published model."""
 
 
 def _mpt(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
@@ -124,7 +124,7 @@ def _mpt(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _clip(meta: Meta) -> float | None:
-    """What queries, keys and values are cut at; None: they are not."""
+    """The limit to which queries, keys and values are clipped; None: they are not clipped."""
     return meta.number("attention.clamp_kqv", 0.0) or None
 
 
@@ -177,4 +177,4 @@ OLDER: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {
     "stablelm": _stablelm,
     "starcoder": _starcoder,
 }
-"""Architectures that are read here."""
+"""How to read the config of each architecture in this file."""
