@@ -45,7 +45,8 @@ def check_files(files: dict[str, str], param: str = "files") -> dict[str, str]:
 
 
 class Incoming:
-    """A file that is being received. `most`: bytes of it, and of all that no model needs."""
+    """A file that is being received. `most`: the ceiling of its bytes, and of the bytes of all files that no model
+    needs."""
 
     def __init__(self, store: Store, digest: str, most: int, expected: int | None = None) -> None:
         self.store, self.digest, self.most = store, read_digest(digest), most
@@ -74,7 +75,7 @@ class Incoming:
             raise unwritable(error) from error
 
     def finish(self) -> Path:
-        """Close a file that has arrived completely, and check its digest."""
+        """Check the digest of a file that has arrived completely, and give the file its name."""
         if f"sha256:{self._hash.hexdigest()}" != self.digest:
             raise ParameterError("the file is not what its digest says: send it again.", param="digest")
         target = self.store.blob(self.digest)

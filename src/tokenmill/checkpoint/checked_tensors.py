@@ -86,8 +86,8 @@ class CheckedCheckpoint:
 
 
 def _total(found: Tensor) -> Tensor:
-    """The sum of the numbers, which is not finite if one of them is not. On a CPU it is computed in the tensor's own
-    type: a sum in float32 would first make a copy in float32."""
+    """A number that is finite only if all of these are. On a CPU it is made of the least and the greatest: a sum in
+    float32 would first copy the tensor into float32."""
     if found.device.type != "cpu" or not found.numel():
         return found.sum(dtype=torch.float32)
     least, most = torch.aminmax(found)

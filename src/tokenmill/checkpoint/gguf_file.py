@@ -76,7 +76,7 @@ class TensorInfo:
 
 
 class Cursor:
-    """Reads little-endian values from bytes, never past their end."""
+    """Reads little-endian values from bytes and never goes past their end."""
 
     __slots__ = ("at", "data", "end", "path")
 
@@ -111,7 +111,7 @@ class Cursor:
 
 @dataclass(slots=True)
 class GgufFile:
-    """An open file: `metadata` (strings as str, or bytes where they are not UTF-8) and `tensors` by name."""
+    """An open file: `metadata` (strings as str, or as bytes if they are not UTF-8) and `tensors` by name."""
 
     path: str
     data: mmap.mmap
@@ -121,8 +121,8 @@ class GgufFile:
     """Matrices that were handed out and whose pages may still be in memory."""
 
     def bytes_of(self, info: TensorInfo) -> memoryview:
-        """A tensor's bytes, not copied. Memory of matrices handed out before is given back from time to time: most
-        are packed by then, and what is still in use is read from the file again. So nobody may write to a matrix."""
+        """A tensor's bytes, not copied. Now and then the memory of matrices handed out earlier is freed. Most of them
+        are packed by then, and the others are read from the file again. So nobody may write to a matrix."""
         if len(info.shape) > 1:
             if sum(lent.stop - lent.start for lent in self.lent) > MAX_LENT:
                 for lent in self.lent:
@@ -132,7 +132,7 @@ class GgufFile:
         return memoryview(self.data)[info.start : info.stop]
 
     def forget(self, info: TensorInfo) -> None:
-        """Give a matrix's memory back; who still reads it reads the file again."""
+        """Free the memory of a matrix. Whoever still uses it reads it from the file again."""
         first, last = -(-info.start // mmap.PAGESIZE) * mmap.PAGESIZE, info.stop // mmap.PAGESIZE * mmap.PAGESIZE
         if last > first and hasattr(mmap, "MADV_DONTNEED"):
             self.data.madvise(mmap.MADV_DONTNEED, first, last - first)
@@ -203,7 +203,7 @@ def _scalar(cursor: Cursor, kind: int) -> Any:
 
 
 def _strings(cursor: Cursor, count: int) -> list[Any]:
-    """The quick path: a vocabulary is hundreds of thousands of short strings."""
+    """Read many strings in a quick way: a vocabulary is hundreds of thousands of short ones."""
     if count * 8 > cursor.end - cursor.at:
         raise cursor.fail(f"an array of {count} strings that the file does not hold")
     data, at, end = cursor.data, cursor.at, cursor.end

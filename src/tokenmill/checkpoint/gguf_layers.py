@@ -55,13 +55,13 @@ def _keys(info: TensorInfo, config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 Part = str | tuple[str, Change]
-"""Our name below the layer, and what undoes the converter."""
+"""Our name within the layer; with it may come the function that undoes a change of the converter."""
 
 
 @dataclass(frozen=True)
 class Names:
-    """One architecture: its parts, the stacks of experts (stored name -> what an expert's matrix is called), where
-    these lie, and what comes before the layers' numbers."""
+    """The names of one architecture: its parts, the stacks of experts (stored name -> name of one expert's matrix),
+    where the experts lie, and what comes before a layer's number."""
 
     parts: Mapping[str, Part]
     stacks: Mapping[str, str] = field(default_factory=dict)
@@ -69,13 +69,13 @@ class Names:
     top: Mapping[str, Part] = field(default_factory=dict)
     body: str = "model.layers"
     lists: Mapping[str, str] = field(default_factory=dict)
-    """Matrices outside of the layers that lie in one tensor: stored name -> where they are numbered."""
+    """Tensors outside of the layers that hold several matrices: stored name -> the names that are numbered."""
     several: Mapping[str, Callable[[str, TensorInfo, Mapping[str, Any]], Places]] = field(default_factory=dict)
-    """Tensors of a layer that are several of ours: (the layer, tensor, config) -> where its parts go."""
+    """Tensors of a layer that hold several of our tensors: (layer, tensor, config) -> where its parts go."""
 
 
 def attention(at: str = "self_attn", out: str = "o_proj", *, woven: bool = False) -> dict[str, Part]:
-    """Four matrices; woven: the converter interleaves the rows of queries and keys."""
+    """Four matrices. woven: the converter interleaves the rows of queries and keys."""
     found: dict[str, Part] = {}
     for kind in ("weight", "bias"):
         found[f"attn_q.{kind}"] = (f"{at}.q_proj.{kind}", _queries) if woven else f"{at}.q_proj.{kind}"
@@ -86,12 +86,12 @@ def attention(at: str = "self_attn", out: str = "o_proj", *, woven: bool = False
 
 
 def both(pairs: Mapping[str, str]) -> dict[str, Part]:
-    """Weights and biases of these."""
+    """Weights and biases of these modules."""
     return {f"{theirs}.{kind}": f"{ours}.{kind}" for theirs, ours in pairs.items() for kind in ("weight", "bias")}
 
 
 def feed(at: str, gate: str = "gate_proj", up: str = "up_proj", down: str = "down_proj") -> dict[str, Part]:
-    """A gated feed-forward part, with biases or without."""
+    """A gated feed-forward part, with or without biases."""
     return both({"ffn_gate": f"{at}.{gate}", "ffn_up": f"{at}.{up}", "ffn_down": f"{at}.{down}"})
 
 
@@ -201,7 +201,7 @@ LAYERS: dict[str, Names] = {
                       "exp_probs_b.bias": "feed_forward.expert_bias"}, _W, "feed_forward.experts", _EMBEDDING_NORM),
     "falcon-h1": Names({
         **attention(), **_BEFORE, **_space("mamba"), **feed("feed_forward"),
-        "ffn_norm.weight": "pre_ff_layernorm.weight", "ffn_norm": "pre_ff_layernorm.weight",  # as the converter has it
+        "ffn_norm.weight": "pre_ff_layernorm.weight", "ffn_norm": "pre_ff_layernorm.weight",  # The converter's order.
     }, top=_FINAL),
     "nemotron_h": Names({
         **attention("mixer", woven=True), **_ALONE, **_space("mixer"),
@@ -286,7 +286,7 @@ _NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(.+)")
 
 
 def places(names: Names, name: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]) -> Places:
-    """Where a stored tensor goes; under its own name if it means nothing here."""
+    """Where a stored tensor goes. A tensor that means nothing here keeps its own name."""
     info = tensors[name]
     if name in names.top:
         return [_place("", names.top[name], info, config)]
@@ -296,7 +296,7 @@ def places(names: Names, name: str, tensors: Mapping[str, TensorInfo], config: M
     if match is None:
         return [(name, Source(info))]
     if int(match[1]) >= config["num_hidden_layers"]:
-        return []  # for drafts of later tokens
+        return []  # Layers that draft later tokens.
     at, part = f"{names.body}.{match[1]}.", match[2]
     base, _, kind = part.rpartition(".")
     if part in ("attn_k_b.weight", "attn_v_b.weight"):
@@ -322,7 +322,7 @@ def _place(at: str, part: Part, info: TensorInfo, config: Mapping[str, Any]) -> 
 
 
 def _beta_alpha(at: str, info: TensorInfo, together: bool, config: Mapping[str, Any]) -> Places:
-    """Rows of both, key head by key head; taken apart where the other products are."""
+    """The rows of both matrices, key head by key head. The file keeps them apart from the other products."""
     if together:
         return [(f"{at}ba.weight", Source(info))]
     keys = config["linear_num_key_heads"]

@@ -19,14 +19,15 @@ MAX_HEADS = 4096
 
 
 def _rows(info: TensorInfo, heads: int, keys: int) -> int:
-    """The rows of a head, of a tensor that holds queries, keys and values."""
+    """One head's rows in a tensor that holds queries, keys and values."""
     if info.shape[0] % (heads + 2 * keys):
         raise ModelError(f"Tensor {info.name!r} of {info.shape[0]} rows cannot hold {heads} heads, {keys} of keys.")
     return info.shape[0] // (heads + 2 * keys)
 
 
 def _head_by_head(info: TensorInfo, config: _Config) -> dict[str, Any]:
-    """Queries, keys and values one after the other; models of these families have them head by head."""
+    """Turns queries, keys and values that lie one after the other into one head after the other, as these families have
+    them."""
     heads = config["num_attention_heads"]
     width = _rows(info, heads, heads)
     return {"rows": tuple((part * heads + head) * width + row
@@ -34,7 +35,7 @@ def _head_by_head(info: TensorInfo, config: _Config) -> dict[str, Any]:
 
 
 def _groups(info: TensorInfo, config: _Config) -> dict[str, Any]:
-    """The same of Falcon: each head of keys and of values behind the queries that see it."""
+    """The same for Falcon: the queries of a group, then the head of keys and the head of values that they use."""
     if not config["new_decoder_architecture"]:
         return {}
     heads, keys = config["num_attention_heads"], config["num_kv_heads"]
@@ -50,19 +51,19 @@ def _turned(info: TensorInfo, config: _Config) -> dict[str, Any]:
 
 
 def _flat_experts(info: TensorInfo, config: _Config) -> dict[str, Any]:
-    """All experts one above the other."""
+    """A tensor that holds all experts, one above the other."""
     return {"lifted": (info.shape[0] * info.shape[1], info.shape[2])} if len(info.shape) == 3 else {}
 
 
 def _flat_turned(info: TensorInfo, config: _Config) -> dict[str, Any]:
-    """The same, each turned."""
+    """The same, with each expert transposed."""
     if len(info.shape) != 3:
         return {}
     return {"turned": True, "lifted": (info.shape[0] * info.shape[2], info.shape[1])}
 
 
 def _head_norms(at: str, info: TensorInfo, config: _Config) -> Places:
-    """A norm of each head, stacked."""
+    """One norm per head, stacked."""
     if len(info.shape) != 2 or info.shape[0] > MAX_HEADS:
         raise ModelError(f"Tensor {info.name!r} should hold one norm per head, but has the shape {info.shape}.")
     which = "q" if ".attn_q_norm." in info.name else "k"
@@ -71,7 +72,7 @@ def _head_norms(at: str, info: TensorInfo, config: _Config) -> Places:
 
 
 def _apart(at: str, info: TensorInfo, config: _Config) -> Places:
-    """Queries, keys and values one after the other; the model has a matrix for each."""
+    """Splits queries, keys and values, which lie one after the other, into three matrices."""
     heads, keys = config["num_attention_heads"], config["num_key_value_heads"]
     width, kind, start = _rows(info, heads, keys), info.name.rpartition(".")[2], 0
     found: Places = []
@@ -140,7 +141,7 @@ OLDER_LAYERS: dict[str, Names] = {
 
 
 def _falcon(two_norms: bool) -> Names:
-    """Falcon's first norm goes by another name where there are two."""
+    """Falcon calls its first norm differently if there are two."""
     norms = {"attn_norm": "ln_mlp", "attn_norm_2": "ln_attn"} if two_norms else {"attn_norm": "input_layernorm"}
     return Names({
         **both(norms), "attn_qkv.weight": (f"self_attention.{_QKV}.weight", _groups),
@@ -150,7 +151,7 @@ def _falcon(two_norms: bool) -> Names:
 
 
 def older_names(arch: str, config: _Config) -> Names | None:
-    """The table of an architecture; None: it is none of these."""
+    """The table of an architecture; None: it is not in this file."""
     if arch == "falcon":
         return _falcon(config.get("num_ln_in_parallel_attn") == 2)
     return OLDER_LAYERS.get(arch)

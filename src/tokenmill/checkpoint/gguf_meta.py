@@ -14,7 +14,7 @@ from tokenmill.core.errors import ModelError
 
 Tensors = Mapping[str, TensorInfo]
 Factors = Callable[[str], "list[float] | None"]
-"""The numbers of a small tensor, or None if there is no such tensor."""
+"""Reads the numbers of a small tensor; None: there is no such tensor."""
 
 ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
@@ -91,7 +91,7 @@ REFUSED = {
     **dict.fromkeys(("bitnet-25", "bitnet-b1.58"), "another program's name, whose weights may be rounded or not; the "
                     "model's own files, and GGUF files of the architecture 'bitnet', are read"),
 }  # fmt: skip
-"""Names of families that are built here, and why files with them are not read."""
+"""Architectures that are built here but whose GGUF files are not read, and why."""
 MAX_LAYERS = 10_000
 MAX_EXPERTS = 4096
 
@@ -113,7 +113,7 @@ class Meta:
         return ModelError(f"{self.path}: {what}.")
 
     def value(self, name: str) -> Any:
-        """The value of `architecture.name`, or None; a list of equal values (one per layer) counts as one."""
+        """The value of `architecture.name`, or None. A list of equal values (one per layer) counts as one value."""
         found = self.metadata.get(f"{self.arch}.{name}")
         if isinstance(found, list) and found:
             if any(item != found[0] for item in found):
@@ -122,7 +122,7 @@ class Meta:
         return found
 
     def whole(self, name: str, default: int | None = None, *, most: int = 1 << 26, least: int = 1) -> int:
-        """A whole number; without a default it must be there."""
+        """A whole number. Without a default the key is required."""
         found = self.value(name)
         found = default if found is None else found
         if isinstance(found, bool) or not isinstance(found, int) or not least <= found <= most:
@@ -130,7 +130,7 @@ class Meta:
         return found
 
     def each(self, name: str, count: int) -> list[int]:
-        """A whole number for each layer, which the file may state once."""
+        """A whole number for each layer. The file may state it once for all."""
         found = self.metadata.get(f"{self.arch}.{name}")
         listed = found if isinstance(found, list) else [found] * count
         fine = all(isinstance(one, int) and not isinstance(one, bool) and 0 <= one <= 1 << 26 for one in listed)
@@ -146,7 +146,7 @@ class Meta:
         return default if found is None else found
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A finite number >= 0; without a default it must be there."""
+        """A finite number >= 0. Without a default the key is required."""
         found = self.value(name)
         found = default if found is None else found
         if isinstance(found, bool) or not isinstance(found, int | float) or not 0 <= found < math.inf:

@@ -23,7 +23,7 @@ ARCHITECTURES = {
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
 }
-"""Written; what differs from its family's usual numbers is refused below."""
+"""Architectures that can be written. Settings that the format cannot express are refused below."""
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -31,18 +31,19 @@ _MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor goes: its name there; the expert that it is, of a stack; what the format wants done to it."""
+    """Where a tensor goes: its name in the file, its number if it is one expert of a stack, and the changes that the
+    format expects."""
 
     name: str
     expert: int | None = None
     heads: int = 0
     """Not 0: the rows of each of these heads are interleaved."""
     more: float = 0.0
-    """Added to every number."""
+    """This is added to every number."""
 
 
 def architecture(config: Mapping[str, Any], path: str) -> str:
-    """GGUF's name of the family; a ModelError if there is none here."""
+    """GGUF's name of the family. A ModelError says that there is none here."""
     names = config.get("architectures") or ["?"]
     found = ARCHITECTURES.get(str(names[0]))
     if found is None:
@@ -53,7 +54,7 @@ def architecture(config: Mapping[str, Any], path: str) -> str:
 
 
 def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> Place | None:
-    """Where the tensor of this name goes; None: nowhere (a head that is the embedding again)."""
+    """Where the tensor of this name goes. None: it is not written (a head that shares the embedding's matrix)."""
     if name == "lm_head.weight" and config.get("tie_word_embeddings"):
         return None
     base, _, kind = name.rpartition(".")
@@ -82,7 +83,7 @@ def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> Place |
 
 
 def metadata_of(config: Mapping[str, Any], arch: str, path: str) -> dict[str, Any]:
-    """The keys that say what config.json says."""
+    """The metadata that corresponds to this config.json."""
     heads = int(config["num_attention_heads"])
     head = int(config.get("head_dim") or config["hidden_size"] // heads)
     rope = rope_of(config)
@@ -110,13 +111,13 @@ def metadata_of(config: Mapping[str, Any], arch: str, path: str) -> dict[str, An
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rope settings of full attention, wherever a config keeps them."""
+    """The rope settings of full attention, wherever the config keeps them."""
     found = config.get("rope_parameters") or config.get("rope_scaling") or {}
     return dict(found.get("full_attention", found))
 
 
 def rope_divisors(config: Mapping[str, Any]) -> list[float] | None:
-    """Llama 3.1's frequencies: what each pair's is divided by, which the format stores as a tensor."""
+    """The divisors of Llama 3.1's frequencies, one per pair. The format stores them as a tensor."""
     rope = rope_of(config)
     if rope.get("rope_type", rope.get("type")) != "llama3":
         return None

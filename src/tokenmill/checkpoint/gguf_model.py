@@ -27,7 +27,7 @@ MAX_FACTORS = 1 << 16
 
 
 class GgufModel:
-    """Everything that one model's GGUF files say: `metadata`, `config` (as config.json) and the tensors."""
+    """One model's GGUF files: `metadata`, `config` (as in config.json) and tensors."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -45,7 +45,7 @@ class GgufModel:
         self.config = gguf_config.read_config(self.metadata, self.tensors, self._numbers, str(self.path))
 
     def open_checkpoint(self) -> GgufCheckpoint:
-        """The weights."""
+        """Open the weights."""
         table = name_table(str(self.metadata["general.architecture"]), self.tensors, self.config)
         return GgufCheckpoint(self.path, table, self.where)
 
@@ -60,7 +60,7 @@ class GgufModel:
 
 
 def _open_parts(path: Path) -> list[GgufFile]:
-    """The file, or all files of a split model in order."""
+    """Open the file, or all files of a split model in order."""
     first = open_gguf(path)
     count = first.metadata.get("split.count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_PARTS:
@@ -82,18 +82,19 @@ def _open_parts(path: Path) -> list[GgufFile]:
 
 
 def unweave(heads: int, rows: int) -> Tensor:
-    """Row order that turns interleaved pairs of each head (a0 b0 a1 b1 ...) into halves (a0 a1 ... b0 b1 ...)."""
+    """The order of rows that turns interleaved pairs of each head (a0 b0 a1 b1 ...) into halves (a0 a1 ... b0 b1
+    ...)."""
     return torch.arange(rows).view(heads, rows // heads // 2, 2).transpose(1, 2).reshape(-1)
 
 
 class GgufCheckpoint:
-    """Checkpoint over GGUF files. `blocks` gives quantised matrices as they lie in the file."""
+    """A Checkpoint over GGUF files. `blocks` gives quantised matrices as they lie in the file."""
 
     def __init__(self, path: Path, table: Mapping[str, Source | Joined | Given], where: Mapping[str, GgufFile]) -> None:
         self._path, self._table, self._where = path, dict(table), dict(where)
 
     def names(self) -> Iterable[str]:
-        """All names: those that models know, and the stored names of tensors that mean nothing here."""
+        """All names: our own, and the stored names of tensors that mean nothing here."""
         return self._table.keys()
 
     def has(self, name: str) -> bool:
@@ -105,7 +106,7 @@ class GgufCheckpoint:
         return self._source(name).shape
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor in `dtype`, or as stored (float32 where it is quantised)."""
+        """The tensor in `dtype`, or as stored (float32 if it is quantised)."""
         source = self._source(name)
         check_shape(self._path, name, source.shape, shape)
         if isinstance(source, Joined | Given):
@@ -145,7 +146,8 @@ class GgufCheckpoint:
         return whole.narrow(dim, start, stop - start)
 
     def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Blocks | None:
-        """The rows of a quantised tensor, not decoded; None: it is not quantised, or its rows are columns here."""
+        """The rows of a quantised tensor, not decoded. None: the tensor is not quantised, or its rows are columns in
+        the model."""
         source = self._source(name)
         check_shape(self._path, name, source.shape, shape)
         return None if isinstance(source, Joined | Given) or source.turned else self._blocks(name, source)
@@ -162,12 +164,12 @@ class GgufCheckpoint:
         return found if order is None else found.take(order)
 
     def close(self) -> None:
-        """Forget the files; maps go when the last tensor over them goes."""
+        """Close the files. A map goes when the last tensor over it is freed."""
         self._table.clear()
         self._where.clear()
 
     def _joined(self, source: Joined) -> Tensor:
-        """Keys and values head by head, as one product has them."""
+        """Keys and values head by head, as the product of both needs them."""
         parts = [decode(info, self._where[info.name].bytes_of(info)).view(info.shape).float()
                  for info in (source.info, source.values)]  # fmt: skip
         return torch.cat((parts[0].transpose(1, 2), parts[1]), dim=1).reshape(source.shape)
@@ -182,7 +184,7 @@ class GgufCheckpoint:
         return self._where[source.info.name].bytes_of(source.info)
 
     def _order(self, name: str, source: Source) -> Tensor | None:
-        """The rows as models expect them; None: as they are stored."""
+        """The order of rows that models expect; None: the stored order."""
         if source.rows:
             return torch.tensor(source.rows)
         if not source.heads:

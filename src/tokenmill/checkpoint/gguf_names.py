@@ -53,9 +53,9 @@ _HYBRID = {
 }
 _STATES = re.compile(r"blk\.(0|[1-9]\d{0,4})\.(ssm_a|ssm_dt\.bias|ssm_conv1d\.weight|ffn_gate_inp_shexp\.weight)")
 WOVEN = ("llama", "arcee", "granite", "mistral3", "smollm3")
-"""Their converter interleaves the rows of queries and keys."""
+"""Architectures whose converter interleaves the rows of queries and keys."""
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
-"""Their converter adds one to the weights of norms."""
+"""Architectures whose converter adds one to the weights of norms."""
 SPECIAL_PARTS: dict[str, dict[str, str]] = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
@@ -76,7 +76,7 @@ SPECIAL_PARTS: dict[str, dict[str, str]] = {
     "gpt-oss": {"post_attention_norm": "post_attention_layernorm", "ffn_gate_inp": "mlp.router"},
 }
 IN_CONFIG = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
-"""Tensors that became numbers of the config."""
+"""Tensors that are read into the config."""
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z_0-9]+)(?:\.(\d{1,4}))?\.(weight|bias)")
 
 
@@ -89,7 +89,8 @@ def woven(arch: str) -> bool:
 def name_table(
     arch: str, tensors: Mapping[str, TensorInfo], config: Mapping[str, Any]
 ) -> dict[str, Source | Joined | Given]:
-    """Our name -> where it lies. A tensor that means nothing here keeps its own name: models then refuse it."""
+    """Our name -> where the tensor lies. A tensor that means nothing here keeps its own name, and the model then
+    refuses it."""
     found: dict[str, Source | Joined] = {}
     names = LAYERS.get(arch) or older_names(arch, config)
     for name, info in tensors.items():
@@ -104,13 +105,13 @@ def name_table(
 
 
 def _activations(config: Mapping[str, Any]) -> dict[str, Given]:
-    """The learned numbers of each layer's activation, which became numbers of the config."""
+    """The parameters of each layer's activation, which are read into the config."""
     return {f"model.layers.{layer}.mlp.act_fn.{name}": Given((value,), (1,) if name.startswith("alpha") else ())
             for name, values in config.get("_xielu", {}).items() for layer, value in enumerate(values)}  # fmt: skip
 
 
 def _of_states(name: str, info: TensorInfo) -> Places:
-    """Tensors of gated delta layers that the converter changed; empty: it is none of them."""
+    """Tensors of gated delta layers that the converter changed. Empty: this tensor is none of them."""
     match = _STATES.fullmatch(name)
     if match is None:
         return []
@@ -130,7 +131,7 @@ def _places(arch: str, name: str, info: TensorInfo, config: Mapping[str, Any]) -
     less = 1.0 if arch in PLUS_ONE and name.endswith("norm.weight") else 0.0
     if arch in ("qwen35", "qwen35moe"):
         if (layer := name.split(".")[1]).isdigit() and int(layer) >= config["num_hidden_layers"]:
-            return []  # for drafts of later tokens
+            return []  # Layers that draft later tokens.
         if found := _of_states(name, info):
             return found
         less = 1.0 if name.endswith("norm.weight") and "ssm_norm" not in name else 0.0

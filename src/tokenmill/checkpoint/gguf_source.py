@@ -15,22 +15,22 @@ MAX_EXPERTS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A stored tensor, one expert of it, or some of its rows, and what must be undone."""
+    """A stored tensor, one expert of it, or some of its rows, and the changes of the converter to undo."""
 
     info: TensorInfo
     expert: int | None = None
     heads: int = 0
     """Not 0: the rows of each of these heads are interleaved."""
     less: float = 0.0
-    """What the converter added."""
+    """What the converter added to every number."""
     lifted: tuple[int, ...] = ()
-    """The shape that models expect of a tensor that the converter flattened."""
+    """The shape that models expect, if the converter flattened the tensor."""
     negated_exp: bool = False
-    """The converter stored minus its exponential."""
+    """The converter stored -exp(x)."""
     rows: tuple[int, ...] = ()
-    """These rows, in this order; empty: all."""
+    """Only these rows, in this order; empty: all."""
     turned: bool = False
-    """The converter exchanged rows and columns."""
+    """The converter transposed the matrix."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -45,8 +45,8 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Latent attention's second product of keys and values: the first stored head by head [heads, latent, keys], the
-    second [heads, values, latent]."""
+    """The second product of latent attention, for keys and values. It is stored in two tensors: keys head by head
+    [heads, latent, keys], values [heads, values, latent]."""
 
     info: TensorInfo
     values: TensorInfo
@@ -59,7 +59,7 @@ class Joined:
 
     @staticmethod
     def of(keys: TensorInfo, values: TensorInfo) -> Joined:
-        """Of two tensors that fit."""
+        """Join two tensors whose shapes fit."""
         fits = len(keys.shape) == len(values.shape) == 3
         if not fits or keys.shape[0] != values.shape[0] or keys.shape[1] != values.shape[2]:
             raise ModelError(f"Tensors {keys.name!r} {keys.shape} and {values.name!r} {values.shape} do not fit.")
@@ -68,18 +68,18 @@ class Joined:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """Numbers that the format keeps among its keys."""
+    """Numbers that the format keeps in its metadata."""
 
     values: tuple[float, ...]
     shape: tuple[int, ...]
 
 
 Places = list[tuple[str, Source | Joined]]
-"""Our names of what one stored tensor holds."""
+"""Our names of the tensors that one stored tensor holds."""
 
 
 def stacked(at: str, names: str, info: TensorInfo, kind: str = "weight") -> Places:
-    """Experts in one tensor; names: what an expert's matrix is called, or two that lie one above the other ("a|b")."""
+    """Experts in one tensor. names: the name of an expert's matrix, or of two that lie one above the other ("a|b")."""
     if len(info.shape) != (3 if kind == "weight" else 2) or info.shape[0] > MAX_EXPERTS:
         raise ModelError(f"Tensor {info.name!r} should hold one matrix per expert, but has the shape {info.shape}.")
     parts = names.split("|")
@@ -92,7 +92,7 @@ def stacked(at: str, names: str, info: TensorInfo, kind: str = "weight") -> Plac
 
 
 def numbered(at: str, info: TensorInfo) -> Places:
-    """Matrices that lie in one tensor, known by their numbers."""
+    """Numbered matrices in one tensor."""
     if len(info.shape) != 3 or info.shape[0] > MAX_EXPERTS:
         raise ModelError(f"Tensor {info.name!r} should hold several matrices, but has the shape {info.shape}.")
     return [(f"{at}.{number}.weight", Source(info, expert=number)) for number in range(info.shape[0])]

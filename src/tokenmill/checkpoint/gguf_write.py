@@ -33,7 +33,7 @@ class Entry:
 
     @property
     def size(self) -> int:
-        """Bytes that the pieces must add up to."""
+        """The number of bytes in all pieces together."""
         block = TYPES[IDS[self.type]]
         elements = 1
         for dim in self.shape:
@@ -42,12 +42,12 @@ class Entry:
 
 
 def write_gguf(path: Path, metadata: Mapping[str, Any], entries: list[Entry]) -> None:
-    """Write the whole file or nothing; a full disk is a UserError."""
+    """Write the whole file or nothing. A full disk is a UserError."""
     write_bytes(path, _contents(metadata, entries), sum(_padded(entry.size) for entry in entries))
 
 
 def write_bytes(path: Path, pieces: Iterable[bytes], total: int = 0) -> None:
-    """Write a file of about `total` bytes, whole or not at all; a full disk is a UserError."""
+    """Write a file of about `total` bytes, completely or not at all. A full disk is a UserError."""
     partial = path.parent / f".{path.name}.partial-{os.getpid()}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def write_bytes(path: Path, pieces: Iterable[bytes], total: int = 0) -> None:
 
 
 def _settle(file: IO[bytes]) -> None:
-    """A disk may turn out to be full only now."""
+    """Flush to the disk, which may only now say that it is full."""
     file.flush()
     os.fsync(file.fileno())
 
