@@ -57,7 +57,7 @@ def write_bytes(path: Path, pieces: Iterable[bytes], total: int = 0) -> None:
         with open(partial, "wb") as file:
             for piece in pieces:
                 file.write(piece)
-            _settle(file)
+            _flush(file)
         partial.rename(path)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror or error}); nothing is left of it.") from error
@@ -65,7 +65,7 @@ def write_bytes(path: Path, pieces: Iterable[bytes], total: int = 0) -> None:
         partial.unlink(missing_ok=True)
 
 
-def _settle(file: IO[bytes]) -> None:
+def _flush(file: IO[bytes]) -> None:
     """Flush to the disk, which may only now say that it is full."""
     file.flush()
     os.fsync(file.fileno())

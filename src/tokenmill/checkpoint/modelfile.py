@@ -24,12 +24,12 @@ REFUSED = {
 
 
 class ModelfileError(UserError):
-    """Something in a Modelfile cannot be read."""
+    """A Modelfile has a mistake."""
 
 
 @dataclass(slots=True)
 class Modelfile:
-    """What a Modelfile says."""
+    """The contents of a Modelfile."""
 
     base: str = ""
     parameters: list[tuple[str, str]] = field(default_factory=list)
@@ -41,7 +41,7 @@ class Modelfile:
 
 
 def read_modelfile(text: str) -> Modelfile:
-    """Read it all; ModelfileError says what is wrong in which line."""
+    """Read a Modelfile. A ModelfileError says what is wrong, and in which line."""
     if len(text) > MOST_CHARS:
         raise ModelfileError(f"the Modelfile has more than {MOST_CHARS} characters.")
     if "\0" in text:
@@ -55,7 +55,7 @@ def read_modelfile(text: str) -> Modelfile:
 
 
 def write_modelfile(found: Modelfile) -> str:
-    """A Modelfile that says this; ModelfileError for a text that none can hold."""
+    """Write a Modelfile with these contents. A ModelfileError names a text that no Modelfile can hold."""
     lines = [f"FROM {found.base}"] if found.base else []
     for word, text in (("TEMPLATE", found.template), ("SYSTEM", found.system)):
         if text is not None:
@@ -94,7 +94,7 @@ def _take(found: Modelfile, number: int, word: str, value: str) -> None:
 
 
 def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
-    """(line, instruction in capitals, value); PARAMETER and MESSAGE keep their first word, a space behind it."""
+    """(line, instruction in capitals, value). The values of PARAMETER and MESSAGE begin with a name and a space."""
     lines = text.replace("\r\n", "\n").split("\n")
     at = 0
     while at < len(lines):
@@ -119,7 +119,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _value(lines: list[str], at: int, rest: str, number: int, word: str) -> tuple[str, int]:
-    """The text that begins with `rest`, and the line behind it. Quotes may stand around several lines."""
+    """The value that begins with `rest`, and the line after it. A value in quotes may span several lines."""
     quote = QUOTES if rest.startswith(QUOTES) else '"' if rest.startswith('"') else ""
     if not quote:
         return rest, at
@@ -136,7 +136,7 @@ def _value(lines: list[str], at: int, rest: str, number: int, word: str) -> tupl
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The first word, and what follows it."""
+    """The first word, and the text after it."""
     parts = text.split(None, 1)
     return parts[0], parts[1] if len(parts) > 1 else ""
 
@@ -154,7 +154,7 @@ def _once(number: int, word: str, before: str | None) -> None:
 
 
 def _quoted(text: str) -> str:
-    """The text as a value: as it is where that reads the same, else between quotes."""
+    """The text as a value: unquoted if it then reads the same, otherwise in quotes."""
     if text and text == text.strip() and text[0] != '"' and "\n" not in text and "\r" not in text:
         return text
     if any(line.rstrip(BLANKS).endswith(QUOTES) for line in text.split("\n")) or "\r" in text:

@@ -18,8 +18,8 @@ _NAME = re.compile(rf"({_PART}(?:/{_PART})?)(?::({_PART}))?", re.ASCII)
 
 
 def full_name(given: object, param: str = "model") -> str:
-    """The name with its tag (`mill` is `mill:latest`, and `hf.co/owner/model` is `owner/model:latest`); refuses what
-    can be none."""
+    """The name with its tag: `mill` is `mill:latest`, `hf.co/owner/model` is `owner/model:latest`. Invalid names are
+    refused."""
     found = _NAME.fullmatch(without_hub(given)) if isinstance(given, str) and len(given) <= MOST else None
     if found is None or ".." in found[0]:
         raise ParameterError(
@@ -31,28 +31,28 @@ def full_name(given: object, param: str = "model") -> str:
 
 
 def may_be_name(given: str) -> bool:
-    """Could a stored model be called so?"""
+    """Could this be the name of a stored model?"""
     found = _NAME.fullmatch(without_hub(given)) if len(given) <= MOST else None
     return found is not None and ".." not in given
 
 
 def short_name(name: str) -> str:
-    """The name as people say it: without the tag that is meant anyway."""
+    """The name as people write it: without the default tag."""
     return name.removesuffix(f":{LATEST}")
 
 
 def without_hub(name: str) -> str:
-    """`hf.co/owner/model` is `owner/model`: there is one hub."""
+    """`hf.co/owner/model` is `owner/model`: only one hub is known."""
     return next((name[len(hub) :] for hub in HUBS if name.lower().startswith(hub)), name)
 
 
 def file_name(name: str) -> str:
-    """The file for a full name. Names that differ in case alone share it, on every file system."""
+    """The file name for a full name. Names that differ only in case share it, on every file system."""
     return name.lower().replace("/", "+").replace(":", "@") + ".json"
 
 
 def name_from(path_name: str) -> str:
-    """A name for what lies in a file or folder that is called so."""
+    """A valid name made from the name of a file or folder."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", path_name.removesuffix(".gguf"))
     return re.sub(r"\.{2,}", ".", plain).strip("._-")[:96].rstrip("._-") or "model"
 

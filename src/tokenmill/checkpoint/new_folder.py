@@ -18,7 +18,7 @@ from safetensors import SafetensorError
 from tokenmill.core.errors import UserError
 
 OLD_S = 3600.0
-"""So long after its last file nobody writes to a folder any more."""
+"""A folder whose newest file is older than this is no longer being written."""
 
 
 def check_free(target: Path) -> None:
@@ -29,8 +29,8 @@ def check_free(target: Path) -> None:
 
 @contextmanager
 def new_folder(target: Path) -> Iterator[Path]:
-    """A folder beside `target` that takes its place at the end; nothing is left of it if that is not reached. A process
-    that is killed outright leaves its own behind, for the next one to take away."""
+    """A new folder beside `target`, which is moved there at the end. If the end is not reached, nothing stays. Only a
+    process that is killed outright leaves its folder behind; the next process deletes it."""
     partial = target.parent / f".{target.name}.partial-{os.getpid()}"
     try:
         _clear(target)
@@ -48,8 +48,8 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def _clear(target: Path) -> None:
-    """Take away what processes that are gone have begun for this folder. Another machine may share the disk: its
-    processes are not seen here, but what they write is young."""
+    """Delete folders that ended processes have begun for this target. Another machine that shares the disk may write
+    one, and its processes are not visible here; so young folders stay."""
     for left in target.parent.glob(f".{glob.escape(target.name)}.partial-*"):
         number = left.name.rpartition("-")[2]
         gone = number.isdigit() and Path("/proc/self").exists() and not Path("/proc", number).exists()
@@ -59,7 +59,7 @@ def _clear(target: Path) -> None:
 
 @contextmanager
 def _ended_in_order() -> Iterator[None]:
-    """SIGTERM ends the process as an exception does, where nobody has other plans for it."""
+    """Let SIGTERM raise an exception, as Ctrl-C does, unless somebody else handles it."""
     ours = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     if ours:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))

@@ -22,7 +22,8 @@ _STEPS = "guessing ahead changes no token"
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """One name. into: its name in generation settings; option: of the engine; why: what else becomes of it."""
+    """One PARAMETER. into: its name in the generation settings; option: of the engine; why: why it does nothing here,
+    or is refused."""
 
     kind: type = float
     into: str = ""
@@ -71,7 +72,7 @@ PARAMETERS: Mapping[str, Parameter] = {
     "logits_all": Parameter(bool, refused=True, why="a request asks for logprobs"),
     "embedding_only": Parameter(bool, refused=True, why="the model is loaded to write text"),
 }
-"""Every parameter of Ollama, those of its older versions as well."""
+"""Every parameter of Ollama, including those of older versions."""
 
 _NOTHING: dict[str, tuple[Any, ...]] = {
     "main_gpu": (0,),
@@ -84,7 +85,7 @@ _NOTHING |= {"embedding_only": (False,)}
 
 
 def read_written(written: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Parameters as a Modelfile writes them; ParameterError names one that cannot be used."""
+    """Read parameters as a Modelfile writes them. A ParameterError names one that cannot be used."""
     found: dict[str, Any] = {}
     for name, text in written:
         parameter = _known(name)
@@ -98,7 +99,8 @@ def read_written(written: Iterable[tuple[str, str]]) -> dict[str, Any]:
 
 
 def check_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The same from JSON: values of the right type and size; those that ask for nothing are left out."""
+    """The same for JSON: values must have the right type and size. Parameters whose value asks for nothing are left
+    out."""
     found = {}
     for name, value in given.items():
         parameter = _known(name)
@@ -114,7 +116,7 @@ def check_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def written(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """As a Modelfile writes them."""
+    """Parameters as a Modelfile writes them."""
     lines = []
     for name, value in sorted(parameters.items()):
         values = value if isinstance(value, list) else [value]
@@ -123,7 +125,7 @@ def written(parameters: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def as_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Options of an engine that mean the same; defaults of requests are entries of its generation settings."""
+    """Engine options with the same meaning. Defaults of requests become generation settings."""
     options: dict[str, Any] = {}
     generation: dict[str, Any] = {}
     for name, value in parameters.items():
@@ -135,7 +137,7 @@ def as_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
         elif parameter.option and value:
             options[parameter.option] = value
     if generation.get("temperature"):
-        generation["do_sample"] = True  # the model's files may say otherwise
+        generation["do_sample"] = True  # the model's files may set these otherwise
     return {**options, **({"override_generation_config": generation} if generation else {})}
 
 

@@ -26,7 +26,7 @@ _KINDS = ("*.safetensors", "*.gguf", "pytorch_model*.bin")
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A pull's progress. digest: of one file, as the hub knows it. total 0: a remark without numbers."""
+    """A pull's progress. digest: of one file, as the hub names it. total 0: a message without numbers."""
 
     status: str
     digest: str = ""
@@ -38,7 +38,7 @@ Tell = Callable[[Progress], None]
 
 
 def pull_local(store: Store, path: Path, name: str | None = None) -> Entry:
-    """Store a reference to a model on this machine, which stays where it is."""
+    """Store a reference to a model on this machine. Its files stay where they are."""
     path = path.absolute()
     form, size = measured(path)
     full = full_name(name or name_from(path.name))
@@ -66,7 +66,7 @@ def pull_hub(store: Store, given: str, revision: str | None, hub: Hub, tell: Tel
 
 
 def measured(path: Path) -> tuple[str, int]:
-    """(format, bytes of weights); refuses a model without weights."""
+    """(format, bytes of weights). A model without weights is refused."""
     if path.is_file() and path.suffix == ".gguf":
         return "gguf", sum(file.stat().st_size for file in parts_of(path))
     if path.is_dir():
@@ -79,13 +79,14 @@ def measured(path: Path) -> tuple[str, int]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of a GGUF model in parts."""
+    """All files of a GGUF model, which may be split."""
     head, mark, _ = path.name.partition("-00001-of-")
     return sorted(path.parent.glob(f"{head}-*-of-*.gguf")) if mark else [path]
 
 
 def drop_files(store: Store, entry: Entry) -> int:
-    """Delete what a pull has downloaded for this model, unless another stored model needs it; -> bytes."""
+    """Delete what a pull has downloaded for this model, unless another stored model needs it. Returns the number of
+    bytes."""
     source = entry.source
     if source.kind != "hub" or not source.fetched:
         return 0
@@ -98,7 +99,7 @@ def drop_files(store: Store, entry: Entry) -> int:
 
 
 def _drop(file: Path) -> int:
-    """A name in the hub's cache, and the file behind it if it has no other name there."""
+    """Delete a name from the hub's cache, and the file behind it if it has no other name."""
     target = file.resolve()
     try:
         size = target.stat().st_size
@@ -111,13 +112,13 @@ def _drop(file: Path) -> int:
     except OSError:
         return 0
     with contextlib.suppress(OSError):
-        file.parent.rmdir()  # it was the last one
+        file.parent.rmdir()  # it was the last file
     return size
 
 
 @contextlib.contextmanager
 def _watched(hub: Hub, repo: str, files: Sequence[Wanted], tell: Tell) -> Iterator[None]:
-    """Report now and then how much of each large file is there, until the download ends."""
+    """Report regularly how much of each large file has arrived, until the download ends."""
     large = [file for file in files if file.name.endswith(LARGE)]
     ended = threading.Event()
     told: dict[str, int] = {}
@@ -145,11 +146,11 @@ def _watched(hub: Hub, repo: str, files: Sequence[Wanted], tell: Tell) -> Iterat
 
 
 def _have(hub: Hub, repo: str, file: Wanted) -> int:
-    """Bytes of a complete or partial file in the hub's cache."""
+    """The bytes of a complete or partial file in the hub's cache."""
     from huggingface_hub import constants, file_download
 
     if not file.blob:
-        return 0  # nobody knows how it is called there
+        return 0  # the cache's name for this file is not known
     root = Path(hub.folder or constants.HF_HUB_CACHE)
     blobs = root / file_download.repo_folder_name(repo_id=repo, repo_type="model") / "blobs"
     sizes = [0]
@@ -160,7 +161,7 @@ def _have(hub: Hub, repo: str, file: Wanted) -> int:
 
 
 def shown(entry: Entry) -> str:
-    """Where a model comes from, in words for people."""
+    """Where a model comes from, for people to read."""
     source = entry.source
     if source.kind == "hub":
         return source.repo + (f"@{source.revision[:12]}" if source.revision else "")

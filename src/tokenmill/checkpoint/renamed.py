@@ -18,7 +18,7 @@ from tokenmill.compute.model import Checkpoint
 
 
 class RenamedCheckpoint:
-    """The tensors of `inner` that `table` (name -> stored name) lists; all of them where it is empty."""
+    """The tensors of `inner` that `table` (name -> stored name) lists. An empty table lists all."""
 
     def __init__(self, inner: Checkpoint, table: Mapping[str, str]) -> None:
         self.inner, self.table = inner, dict(table)
@@ -52,7 +52,7 @@ class RenamedCheckpoint:
         return self.inner.part(self._stored(name), dim, start, stop, shape, dtype)
 
     def __getattr__(self, name: str) -> Any:
-        """What only some checkpoints have (blocks)."""
+        """Methods that only some checkpoints have (blocks)."""
         found = getattr(self.inner, name)
         return partial(self._blocks, found) if name == "blocks" else found
 

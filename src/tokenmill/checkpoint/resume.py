@@ -21,7 +21,7 @@ _PIECE = 1 << 22
 
 
 def fetch_large(repo: str, revision: str | None, allow: Sequence[str], ignore: Sequence[str], options: Any) -> None:
-    """Have the weight files that match in the library's cache; what is wrong is left to the library to tell."""
+    """Download the matching weight files into the library's cache. Errors are left to the library, which words them."""
     import huggingface_hub as hub
     from huggingface_hub import constants, file_download
 
@@ -31,7 +31,7 @@ def fetch_large(repo: str, revision: str | None, allow: Sequence[str], ignore: S
     token = options.get("token")
     try:
         found = hub.HfApi(token=token).model_info(repo, revision=revision)
-    except Exception:  # no such model, no network: the library says it, or finds the model in its cache
+    except Exception:  # there is no such model, or no network: the library says so, or finds the model in its cache
         return
     names = [each.rfilename for each in found.siblings or () if each.rfilename.endswith(LARGE)]
     root = Path(options.get("cache_dir") or constants.HF_HUB_CACHE)
@@ -57,7 +57,7 @@ def _fetch(url: str, headers: dict[str, str], blob: Path, size: int) -> None:
     part = blob.with_name(f"{blob.name}.part")
     with part.open("ab") as file, _alone(file) as mine:
         if not mine:
-            return  # another process is at it: the library downloads a copy of its own
+            return  # another process downloads this file, so the library makes a copy of its own
         have = file.tell()
         if have > size:
             file.truncate(0)
@@ -75,7 +75,7 @@ def _alone(file: BinaryIO) -> Iterator[bool]:
     """Is this the only process that writes the file?"""
     try:
         import fcntl
-    except ImportError:  # a system without such locks
+    except ImportError:  # this system has no such locks
         yield False
         return
     try:
@@ -83,7 +83,7 @@ def _alone(file: BinaryIO) -> Iterator[bool]:
     except OSError:
         yield False
         return
-    yield True  # closing the file gives the lock back
+    yield True  # closing the file releases the lock
 
 
 def _digest(path: Path) -> str:

@@ -56,7 +56,7 @@ class Entry:
 
 
 def parse_header(header: bytes, data_bytes: int) -> dict[str, Entry]:
-    """Tensor name -> entry; raises ModelError (without a file name) unless the header describes the data exactly."""
+    """Tensor name -> entry. Raises a ModelError (without a file name) unless the header describes the data exactly."""
     try:
         table = json.loads(header.decode(), object_pairs_hook=_unique)
     except (ValueError, RecursionError) as error:
@@ -95,7 +95,7 @@ def _entry(name: str, value: object) -> Entry:
         raise ModelError(f"tensor {name[:200]!r} has a bad shape: {str(value['shape'])[:80]}")
     if offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ModelError(f"tensor {name[:200]!r} has bad data_offsets: {str(value['data_offsets'])[:80]}")
-    # Python's integers do not overflow, so a shape whose product wraps in 64 bits is simply too large here.
+    # Python's integers do not overflow: a shape whose product wraps in 64 bits is simply too large here.
     size = prod(shape) * dtype.itemsize
     if size != offsets[1] - offsets[0]:
         raise ModelError(f"tensor {name[:200]!r} needs {size} bytes by its shape, but has {offsets[1] - offsets[0]}")
@@ -105,15 +105,17 @@ def _entry(name: str, value: object) -> Entry:
 
 
 def _counts(value: object) -> tuple[int, ...] | None:
-    """A list of non-negative integers, or None. JSON's true is not a number here."""
+    """A list of non-negative integers, or None. JSON's `true` does not count as a number."""
     if not isinstance(value, list) or not all(type(item) is int and item >= 0 for item in value):
         return None
     return tuple(value)
 
 
 class SafetensorsFile:
-    """One memory-mapped file. Tensors are views of the map and keep it alive. copied: it is read instead, since others
-    may change it: a map of a file that gets shorter ends the process."""
+    """One memory-mapped file. Tensors are views of the map and keep it alive.
+
+    copied: the file is read instead of mapped. Others may change it, and a map of a file that gets shorter ends the
+    process."""
 
     def __init__(self, path: Path, *, copied: bool = False) -> None:
         self.path = path
@@ -126,7 +128,7 @@ class SafetensorsFile:
                     if other := told_by(file.read()):
                         raise ModelError(f"is {other}")
                     raise ModelError("it is too short to be a safetensors file")
-                # A private map is writable without changing the file, so torch accepts it without a warning.
+                # A private map is writable but never changes the file, so torch accepts it without a warning.
                 self._map = _whole(file, size) if copied else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._data, self.entries = _layout(self._map, size)
         except ModelError as error:
@@ -136,7 +138,7 @@ class SafetensorsFile:
             raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
 
     def tensor(self, name: str) -> Tensor:
-        """A tensor of the file, not copied unless the file has it at an odd address."""
+        """A tensor of the file. It is copied only if it lies at an odd address."""
         entry = self.entries[name]
         if entry.begin == entry.end:
             return torch.empty(entry.shape, dtype=entry.dtype)
@@ -144,7 +146,7 @@ class SafetensorsFile:
             self._map, dtype=torch.uint8, count=entry.end - entry.begin, offset=self._data + entry.begin
         )
         if raw.data_ptr() % entry.dtype.itemsize:
-            raw = raw.clone()  # old files are not aligned; kernels rely on it
+            raw = raw.clone()  # old files are not aligned, and kernels need alignment
         return raw.view(entry.dtype).view(entry.shape)
 
 
@@ -203,7 +205,7 @@ class SafetensorsCheckpoint:
         return self._file(name).entries[name].shape
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor as it is stored (dtype is only a wish for checkpoints that invent tensors)."""
+        """The tensor as it is stored. dtype is for checkpoints that invent tensors, and has no effect here."""
         file = self._file(name)
         check_shape(self._where, name, file.entries[name].shape, shape)
         return file.tensor(name)
@@ -217,13 +219,13 @@ class SafetensorsCheckpoint:
         shape: tuple[int, ...] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """start:stop of one dimension; only the pages of that part are read when it is used."""
+        """start:stop of one dimension. Only the pages of that part are read, when it is used."""
         whole = self.tensor(name, shape, dtype)
         check_part(self._where, name, whole.shape, dim, (start, stop))
         return whole.narrow(dim, start, stop - start)
 
     def close(self) -> None:
-        """Forget the files; maps go when the last tensor over them goes."""
+        """Close the files. A map goes when the last tensor over it is freed."""
         self._files.clear()
 
     def _file(self, name: str) -> SafetensorsFile:
@@ -234,13 +236,13 @@ class SafetensorsCheckpoint:
 
 
 def open_safetensors(folder: Path) -> SafetensorsCheckpoint | None:
-    """The folder's safetensors weights; None when it has none."""
+    """The folder's safetensors weights. None: it has none."""
     if present(index := folder / "model.safetensors.index.json"):
         table = read_index(index)
         return SafetensorsCheckpoint(folder, sorted(set(table.values())), table)
     if present(single := folder / "model.safetensors"):
         return SafetensorsCheckpoint(folder, [single])
-    # Some repositories keep a second copy of everything under this name.
+    # Some repositories keep a second copy of all weights under this name.
     files = [path for path in sorted(folder.glob("*.safetensors")) if not path.name.startswith("consolidated")]
     files = files or sorted(folder.glob("*.safetensors"))
     return SafetensorsCheckpoint(folder, files) if files else None

@@ -23,7 +23,7 @@ def read_index(path: Path) -> dict[str, Path]:
 
 
 def _shard(index: Path, name: str) -> Path:
-    # Only the name itself must stay in the folder: download caches keep the files behind links to elsewhere.
+    # Only the name must stay in the folder: in download caches, files are links to places outside of it.
     if not name or name != Path(name).name or name in (".", "..") or "\\" in name or "\0" in name:
         raise ModelError(f"{index}: the shard name {name!r} is not a plain file name inside the folder")
     path = index.parent / name
@@ -33,12 +33,12 @@ def _shard(index: Path, name: str) -> Path:
 
 
 def no_tensor(where: Path, name: str) -> ModelError:
-    """The error for a tensor that a checkpoint lacks."""
+    """The error for a tensor that the checkpoint lacks."""
     return ModelError(f"{where}: holds no tensor {name!r}; the weights do not belong to this config or are incomplete")
 
 
 def check_shape(where: Path, name: str, got: Sequence[int], want: Sequence[int] | None) -> None:
-    """Raise ModelError when a stored shape is not what the model expects."""
+    """Raise a ModelError if a stored shape is not the one that the model expects."""
     if want is not None and tuple(got) != tuple(want):
         raise ModelError(
             f"{where}: tensor {name!r} has shape {list(got)}, but the model's config asks for {list(want)}"
@@ -46,7 +46,7 @@ def check_shape(where: Path, name: str, got: Sequence[int], want: Sequence[int] 
 
 
 def check_part(where: Path, name: str, shape: Sequence[int], dim: int, span: tuple[int, int]) -> None:
-    """Raise ModelError when a slice is not inside a tensor."""
+    """Raise a ModelError if a slice is not inside the tensor."""
     start, stop = span
     if not 0 <= dim < len(shape) or not 0 <= start <= stop <= shape[dim]:
         raise ModelError(

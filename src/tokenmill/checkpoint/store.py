@@ -26,7 +26,7 @@ MOST_BYTES = 8 << 20
 """Most bytes of a manifest."""
 MOST_MODELS = 10_000
 STALE_S = 24 * 3600.0
-"""Unfinished files older than this were left by a killed process."""
+"""Unfinished files older than this come from processes that were killed."""
 _decode = msgspec.json.Decoder(Entry).decode
 
 
@@ -44,7 +44,7 @@ class Store:
         self.files = home / "files"
 
     def get(self, name: str) -> Entry:
-        """The model of this name; NoSuchModelError when there is none."""
+        """The model of this name. A NoSuchModelError says that there is none."""
         full = full_name(name)
         path = self.models / file_name(full)
         if not os.path.lexists(path):
@@ -52,13 +52,13 @@ class Store:
         return _read(path, full)
 
     def find(self, name: str) -> Entry | None:
-        """The model of this name, if there is one."""
+        """The model of this name, or None."""
         if not may_be_name(name) or not os.path.lexists(self.models / file_name(full_name(name))):
             return None
         return self.get(name)
 
     def entries(self) -> tuple[list[Entry], list[str]]:
-        """All models, the most recently changed first, and a sentence for every manifest that cannot be read."""
+        """All models, the most recently changed first, and one sentence for every manifest that cannot be read."""
         found, wrong = [], []
         for path in sorted(self.models.glob("*.json"))[:MOST_MODELS]:
             if path.name.startswith("."):
@@ -66,12 +66,12 @@ class Store:
             try:
                 found.append(_read(path, None))
             except ModelError as error:
-                if os.path.lexists(path):  # else it was removed meanwhile
+                if os.path.lexists(path):  # a manifest that is missing now was removed meanwhile
                     wrong.append(str(error))
         return sorted(found, key=lambda entry: (-entry.changed, entry.name)), wrong
 
     def put(self, entry: Entry) -> Entry:
-        """Store a model; it replaces one of the same name."""
+        """Store a model. It replaces a model of the same name."""
         full = full_name(entry.name)
         entry = msgspec.structs.replace(entry, name=full, changed=entry.changed or time.time())
         data = msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
@@ -88,7 +88,8 @@ class Store:
         return entry
 
     def remove(self, name: str) -> Entry | None:
-        """Delete a model, and files that clients sent only for it; -> its record (None: it could not be read)."""
+        """Delete a model, and the clients' files that only it needs. Returns its record (None: it could not be
+        read)."""
         full = full_name(name)
         path = self.models / file_name(full)
         with self.changing():
@@ -113,7 +114,7 @@ class Store:
         return self.blobs / digest.replace(":", "-")
 
     def folder(self, source: Source) -> Path:
-        """The files that clients sent, under the names that they gave them."""
+        """A folder with the files that clients sent, under the names that they gave."""
         target = self.files / _folder_name(source)
         if not target.is_dir():
             with self.changing():
@@ -143,7 +144,7 @@ class Store:
     def _sweep(self, dropped: set[str]) -> None:
         entries, wrong = self.entries()
         if wrong:
-            return  # nobody knows what those need
+            return  # the files that these manifests need are not known, so nothing is deleted
         needed = set[str]().union(*(entry.blobs for entry in entries))
         for path in self.blobs.iterdir():
             digest = path.name.replace("-", ":", 1)
@@ -171,7 +172,8 @@ class Store:
 
 
 def unwritable(error: OSError) -> BusyError:
-    """The disk is full or refuses to write, which is no request's fault. Clients read this, so it names no path."""
+    """The error for a full or write-protected disk, which is no request's fault. Clients read it, so it names no
+    path."""
     return BusyError(f"the folder of stored models (TOKENMILL_HOME) cannot be changed now: {why(error)}.")
 
 
@@ -194,7 +196,7 @@ def link(file: Path, name: Path) -> None:
         os.link(file, name)
     except FileNotFoundError:
         raise
-    except OSError:  # a file system without such links
+    except OSError:  # this file system has no such links
         name.symlink_to(file.resolve(strict=True))
 
 
@@ -225,9 +227,9 @@ def _is_old(path: Path) -> bool:
 
 
 def _lock(file: int) -> None:
-    """Wait for the lock; closing the file releases it."""
+    """Wait for the lock. Closing the file releases it."""
     try:
         import fcntl
-    except ImportError:  # a system without such locks
+    except ImportError:  # this system has no such locks
         return
     fcntl.flock(file, fcntl.LOCK_EX)

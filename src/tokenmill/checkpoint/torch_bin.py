@@ -22,7 +22,7 @@ def _load(path: Path) -> dict[str, Tensor]:
         zipped = first[:2] == b"PK"
         if not zipped and first[:1] != b"\x80" and (other := told_by(first)):
             raise ModelError(f"{path}: is {other}")
-        # Files from before torch 1.6 are no zip archives and cannot be mapped.
+        # Files from before torch 1.6 are not zip archives and cannot be mapped.
         table = torch.load(path, map_location="cpu", weights_only=True, mmap=zipped)
     except ModelError:
         raise
@@ -43,7 +43,7 @@ def _load(path: Path) -> dict[str, Tensor]:
         if not isinstance(name, str) or not dense:
             raise ModelError(f"{path}: entry {str(name)[:80]!r} is not a named dense tensor")
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
-            # A number may stand for any number of them: a few bytes would fill the memory.
+            # One stored number may be expanded to any size, so that a few bytes would fill the memory.
             raise ModelError(f"{path}: entry {name[:80]!r} has {value.numel()} numbers, and the file holds fewer")
     return {name: value.detach() for name, value in table.items()}
 
@@ -70,7 +70,7 @@ class TorchBinCheckpoint:
         return tuple(self._get(name).shape)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor as it is stored (dtype is only a wish for checkpoints that invent tensors)."""
+        """The tensor as it is stored. dtype is for checkpoints that invent tensors, and has no effect here."""
         value = self._get(name)
         check_shape(self._where, name, value.shape, shape)
         return value
@@ -90,7 +90,7 @@ class TorchBinCheckpoint:
         return whole.narrow(dim, start, stop - start)
 
     def close(self) -> None:
-        """Forget the tensors."""
+        """Free the tensors."""
         self._tensors.clear()
 
     def _get(self, name: str) -> Tensor:
@@ -100,7 +100,7 @@ class TorchBinCheckpoint:
 
 
 def open_torch_bin(folder: Path) -> TorchBinCheckpoint | None:
-    """The folder's .bin weights; None when it has none."""
+    """The folder's .bin weights. None: it has none."""
     if present(index := folder / "pytorch_model.bin.index.json"):
         table = read_index(index)
         found = TorchBinCheckpoint(folder, sorted(set(table.values())))
