@@ -14,6 +14,7 @@ from functools import lru_cache
 import story_parts
 from authored_data import fill, load
 from grammar import expand, parse, tidy
+from last_words import asked_last, last_words
 from render import Case
 from skill_chat import held_starts, person
 from skill_facts import SLIPS, ask
@@ -314,7 +315,7 @@ def _middle(rng: random.Random, who: dict[str, str], count: int, held: bool) -> 
     slot = slots_of(rng, who)
     if not held and rng.random() < MADE:
         # The plot is about the thing that was asked for, not one that goes with any request.
-        slot = slots_of(rng, who | story_parts.dressed(rng, who, slot, frozenset(("thing",))))
+        slot = slots_of(rng, who | story_parts.dressed(rng, who, slot, frozenset(("thing", "kind"))))
         plot = story_parts.beats(rng)
     else:
         plot = rng.choice(data.plots)["beats"][1:]
@@ -363,6 +364,9 @@ def _again() -> list[str]:
 
 def _ended(rng: random.Random, c: Clause | None, name: str, kind: str, held: bool) -> tuple[str, str, str]:
     """How a story is to end, if that is asked for: the wish, the last sentence, and what must stand in it."""
+    if not held and rng.random() < 0.14:
+        quote = last_words(rng)
+        return asked_last(rng, quote), quote, quote[:-1]
     if rng.random() < 0.08:
         quote = re.sub(r"\[w\]", lambda _: noun(rng, LIVING, held), rng.choice(QUOTES))
         quote = quote[0].upper() + quote[1:] + "."

@@ -30,6 +30,8 @@ PLURAL = {
 
 PLACES = 8
 """Beats of the longest plot."""
+LONGEST = 1150
+"""Letters of a story in training, about 320 tokens; the evaluation lets a story have 400."""
 
 
 @dataclass(frozen=True)
@@ -254,6 +256,9 @@ def tell(
     slot = _slots(rng, who, first)
     beats = plot["beats"]
     if composed:
+        if about and "fk" not in about.cast and rng.random() < 0.5:
+            # A helper of the hero's own kind: the topic tells it, not the likeliest of all helpers.
+            who["fk"] = who["kind"]
         who |= story_parts.dressed(rng, who, slot, frozenset(about.cast if about else ()))
         beats = story_parts.beats(rng, helped=bool(about and "fk" in about.cast))
     told: set[str] = set()
@@ -277,6 +282,7 @@ def tell(
         lines = [lines[-1], *lines[:-1]]
     again = {rng.randrange(1, len(beats)): e for e in about.echoes} if about else {}
     fillers = 0.5 if composed else 1.0
+    extra: list[str] = []
     for index, beat in enumerate(beats):
         if rng.random() < 0.04 and 0 < index < len(beats) - 1 and not composed:
             continue
@@ -287,11 +293,16 @@ def tell(
         place = index if len(beats) <= PLACES else index * PLACES // len(beats)
         if rng.random() < 0.28 * fillers:
             lines.append(one(data.pools["note"][place::PLACES]))
+            extra.append(lines[-1])
         if rng.random() < 0.5 * fillers:
             mids = [m for m in data.pools["mid"][place::PLACES] if not (first and "[N]" in m)]
             lines.append(one(mids))
+            extra.append(lines[-1])
     if rng.random() < (0.35 if composed else 0.75):
         lines.append(one(data.pools["end1" if first else "end"]))
+    while made and extra and sum(map(len, lines)) > LONGEST:
+        # What is learned ends in time: a story loses sentences between its beats rather than its end.
+        lines.remove(extra.pop(rng.randrange(len(extra))))
     text = " ".join(lines)
     for word in must:
         if word not in text:

@@ -45,6 +45,12 @@ def _blocks() -> list[dict]:
 
 
 @lru_cache(maxsize=1)
+def _own_blocks() -> list[dict]:
+    """What stands in the way and is of the topic itself: of its thing, its place, its hero."""
+    return [row for row in rows("story_parts.jsonl") if row["part"] == "own_block"]
+
+
+@lru_cache(maxsize=1)
 def _deed_verbs() -> list[tuple[str, str, str]]:
     """The verbs of the table that somebody can wish to do, with their past and their form with -ing."""
     wanted = next(row["verbs"] for row in rows("story_parts.jsonl") if row["part"] == "deeds")
@@ -69,24 +75,52 @@ TOWARDS += [
 ]
 
 
+HOME = [("save", "saved", "saving"), ("leave", "left", "leaving"), ("decorate", "decorated", "decorating")]
+HOME += [("know every corner of", "knew every corner of", "knowing every corner of")]
+HOME += [("paint all of", "painted all of", "painting all of"), ("sing for", "sang for", "singing for")]
+HOME += [("draw a map of", "drew a map of", "drawing a map of"), ("wake up", "woke up", "waking up")]
+OF_KIND = [("meet another [k]", "met another [k]", "meeting another [k]")]
+OF_KIND += [("be the best [k] of [p]", "was the best [k] of [p]", "being the best [k] of [p]")]
+OF_KIND += [("be a [k] like no other", "was a [k] like no other", "being a [k] like no other")]
+OF_KIND += [("give a feast for every [k]", "gave a feast for every [k]", "giving a feast for every [k]")]
+OF_KIND += [("show [p] what a [k] can do", "showed [p] what a [k] can do", "showing [p] what a [k] can do")]
+OF_KIND += [("write a book about a [k]", "wrote a book about a [k]", "writing a book about a [k]")]
+OF_KIND += [("teach [n] to be a [k]", "taught [n] to be a [k]", "teaching [n] to be a [k]")]
+
+
+def _wished(rng: random.Random, given: frozenset[str]) -> str:
+    """What a wish is about: something that the topic names, or anything where there is no topic.
+
+    A wish that goes with any topic is the likeliest one for each: told greedily, every hero learns to skate.
+    """
+    if "act" in given:
+        return "act"
+    kinds = [kind for key, kind in WISHES.items() if key in given]
+    return rng.choice(kinds) if kinds else rng.choices(["thing", "far", "friend", "kind", "act"], [8, 4, 2, 3, 1])[0]
+
+
+WISHES = {"thing": "thing", "far": "far", "place": "home", "fk": "friend", "kind": "kind"}
+"""A part of a topic, and the wish that is about it."""
+
+
 def _deed(rng: random.Random, who: dict[str, str], given: frozenset[str]) -> tuple[str, str, str]:
     """What the hero wants to do, with a word of the topic where it has one: base, past, and the form with -ing."""
-    if "act" in given:
-        pick, act = 0.7, who["act"]
-    else:
-        # A topic without a thing is one of a place or of somebody: the deed is to be, too.
-        pick = rng.uniform(0.0 if "thing" in given or not given else 0.45, 1.0)
-        act = rng.choice(next(row for row in rows_of_topics() if row["role"] == "act")["train"])
-    if pick < 0.6:
+    wish = _wished(rng, given)
+    if wish == "thing":
         thing = who["obj.the"] if rng.random() < 0.75 else f"the {who['obj']}"
         base, past, doing = rng.choice(_deed_verbs())
         return f"{base} {thing}", f"{past} {thing}", f"{doing} {thing}"
-    if pick < 0.76:
+    if wish == "act":
+        act = who.get("act") or rng.choice(next(row for row in rows_of_topics() if row["role"] == "act")["train"])
         return f"learn to {act}", f"learned to {act}", f"learning to {act}"
-    if pick < 0.9:
-        forms, end = rng.choice(GOING), who["place"] if rng.random() < 0.6 else who["place2"]
+    if wish == "kind":
+        slots = {"[k]": who["kind"], "[p]": who["place"], "[n]": who["F"]}
+        base, past, doing = (re.sub(r"\[\w\]", lambda m: slots[m[0]], form) for form in rng.choice(OF_KIND))
+        return base, past, doing
+    if wish == "friend":
+        forms, end = rng.choice(TOWARDS), who["F"] if "fk" not in given or rng.random() < 0.5 else f"the {who['fk']}"
     else:
-        forms, end = rng.choice(TOWARDS), who["F"]
+        forms, end = (rng.choice(GOING), who["place2"]) if wish == "far" else (rng.choice(HOME), who["place"])
     base, past, doing = (form.replace("[o]", who["obj.the"]) for form in forms)
     return f"{base} {end}", f"{past} {end}", f"{doing} {end}"
 
@@ -109,7 +143,8 @@ def dressed(
     }
     out["tool.a"] = f"a {slot('objadj')} {out['tool']}" if rng.random() < 0.4 else f"a {out['tool']}"
     out["deed"], out["deed.ed"], out["deed.ing"] = _deed(rng, out, given)
-    row = rng.choice(_blocks())
+    own = [row for row in _own_blocks() if row["needs"] in given]
+    row = rng.choice(own if own and rng.random() < 0.75 else _blocks())
     fills = {"b": noun(rng, LIVING, False), "t": noun(rng, THINGS, False)}
     for key, pool in (("block", "names"), ("block.does", "does"), ("block.gone", "gone")):
         # Filled here: a slot's value is not looked through for slots again.
