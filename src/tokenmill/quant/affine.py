@@ -15,7 +15,8 @@ from tokenmill.quant.packed import PackedWeight
 
 
 class AffineWeight(PackedWeight):
-    """The file's own integers q [out, in] int8, scale and offset [out, in / group] float32; joined and split before."""
+    """The file's own integers q [out, in] int8, with scale and offset [out, in / group] float32. It is made when a
+    weight settles, so it is never joined or split."""
 
     def __init__(
         self, q: Tensor, scale: Tensor, offset: Tensor | None, dtype: torch.dtype, bias: Tensor | None = None
@@ -25,7 +26,7 @@ class AffineWeight(PackedWeight):
         self.shape = (q.shape[0], q.shape[1])
 
     def stored(self) -> StoredMatrix:
-        """Of kind "affine"."""
+        """A matrix of kind "affine"."""
         return StoredMatrix("affine", self.shape, tuple(self.tensors.items()), self.dense, self.bias)
 
     def stored_rows(self, ids: Tensor) -> Tensor:
@@ -34,5 +35,5 @@ class AffineWeight(PackedWeight):
         return widen_affine(rows["codes"], rows["scales"], rows.get("offsets")).to(self.dtype)
 
     def forget(self) -> None:
-        """The packed form has them."""
+        """Free the stored numbers: the packed form has them."""
         self.tensors = {}

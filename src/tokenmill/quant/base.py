@@ -19,7 +19,7 @@ from tokenmill.core.errors import ModelError
 
 
 def known(t: Tensor) -> bool:
-    """Has it numbers? Plans count weights that have none."""
+    """Does the tensor hold numbers? Plans count weights without numbers."""
     return t.device.type != "meta"
 
 
@@ -29,18 +29,18 @@ class WeightBase:
     shape: tuple[int, int]
     bias: Tensor | None = None
     changed: tuple[str, ...] = ()
-    """Stored formats whose numbers this weight holds only approximately, for want of a kernel."""
+    """Stored formats whose numbers this weight holds only approximately, because no kernel takes them."""
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, in] -> [T, out], bias included: by the dense numbers, made for every call."""
+        """x [T, in] -> [T, out], with the bias. The dense numbers are made anew for every call."""
         return ctx.kernels.product(x, self.dense(), self.bias)
 
     def take(self, index: Tensor) -> Self:
-        """The rows (of out) named by index [n], in that order."""
+        """The rows with these indices [n], in that order."""
         raise NotImplementedError
 
     def split(self, dim: int, part: int, parts: int) -> Self:
-        """Part `part` of `parts` equal ones along out (0) or in (1); along in, only part 0 keeps the bias."""
+        """Part `part` of `parts` equal ones, along out (0) or in (1). Along in, only part 0 keeps the bias."""
         raise NotImplementedError
 
     def rows(self, ids: Tensor) -> Tensor:
@@ -52,7 +52,7 @@ class WeightBase:
         raise NotImplementedError
 
     def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
-        """The format and its tensors by name, for backends that stack weights; None: cannot be stacked."""
+        """The format and its tensors by name, for backends that stack weights. None: the weight cannot be stacked."""
         return None
 
     def bytes(self) -> int:
@@ -60,11 +60,11 @@ class WeightBase:
         raise NotImplementedError
 
     def settle(self, kernels: Kernels) -> Weight:
-        """No concatenating or splitting follows: -> the weight in the form that the backend multiplies fastest."""
+        """The weight in the form that the backend multiplies fastest. It is not joined or split afterwards."""
         return self
 
     def join(self, others: list[Self]) -> Self | None:
-        """[self; others] as one weight of this format, or None if that cannot be."""
+        """[self; others] as one weight of this format, or None if that is impossible."""
         return None
 
     def matmul(
@@ -89,7 +89,7 @@ class WeightBase:
         return y if residual is None else kernels.add(residual, y)
 
     def concat(self, others: list[Weight]) -> Weight:
-        """[self; others] along out; weights of one format become one, others multiply in parts."""
+        """[self; others] along out. Weights of one format become one weight; others are multiplied part by part."""
         if not others:
             return self
         same = [other for other in others if type(other) is type(self)]
@@ -99,14 +99,14 @@ class WeightBase:
         return MixedWeight([self, *others])
 
     def part_range(self, dim: int, part: int, parts: int) -> tuple[int, int]:
-        """First and last + 1 index of an equal part, refused when the size is not divisible."""
+        """The range of an equal part: (first, last + 1). A size that the parts do not divide is refused."""
         size = self.shape[dim]
         if size % parts:
             raise ModelError(f"A weight of {size} {('rows', 'columns')[dim]} cannot be split over {parts} ranks.")
         return size // parts * part, size // parts * (part + 1)
 
     def part_index(self, part: int, parts: int, device: torch.device) -> Tensor:
-        """Row numbers of an equal part along out."""
+        """The row numbers of an equal part along out."""
         start, stop = self.part_range(0, part, parts)
         return torch.arange(start, stop, device=device)
 
@@ -125,11 +125,11 @@ class MixedWeight(WeightBase):
         self.shape = (self.starts[-1], flat[0].shape[1])
 
     def linear(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """Each part's columns side by side."""
+        """The outputs of all parts, side by side."""
         return torch.cat([part.matmul(x, ctx) for part in self.parts], dim=-1)
 
     def settle(self, kernels: Kernels) -> Weight:
-        """Each part by itself."""
+        """Settle each part."""
         self.parts = [part.settle(kernels) for part in self.parts]
         return self
 
@@ -138,7 +138,7 @@ class MixedWeight(WeightBase):
         return MixedWeight([self, *others]) if others else self
 
     def take(self, index: Tensor) -> Self:
-        """Rows in the order of index, which must not go back to an earlier part."""
+        """Rows in the order of index. The index must not go back to an earlier part."""
         pieces = []
         for part, start, stop in zip(self.parts, self.starts, self.starts[1:], strict=False):
             here = index[(index >= start) & (index < stop)] - start
@@ -149,7 +149,7 @@ class MixedWeight(WeightBase):
         return type(self)(pieces)
 
     def split(self, dim: int, part: int, parts: int) -> Self:
-        """An equal part along out (0, across the borders of the parts) or in (1)."""
+        """An equal part along out (0, across the parts of different formats) or along in (1)."""
         if dim == 0:
             return self.take(self.part_index(part, parts, torch.device("cpu")))
         return type(self)([piece.split(1, part, parts) for piece in self.parts])
@@ -159,7 +159,7 @@ class MixedWeight(WeightBase):
         return self.dense()[ids]
 
     def dense(self) -> Tensor:
-        """All parts, dense."""
+        """The dense numbers of all parts."""
         return torch.cat([part.dense() for part in self.parts])
 
     def bytes(self) -> int:

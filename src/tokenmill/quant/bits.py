@@ -11,13 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 _RUN = 32
-"""So many codes fill whole words, whatever their bits."""
+"""This many codes fill whole words, whatever their bits."""
 
 
 def unpack(words: Tensor, bits: int, count: int) -> Tensor:
     """words [n, m] int32 -> the first `count` codes of each row, [n, count] uint8."""
-    if bits in (4, 8):  # whole bytes or halves of them, lowest first
-        # A turned column counts as contiguous, whatever its strides: only a copy has those that bytes need.
+    if bits in (4, 8):  # codes are whole bytes, or halves of them with the lower half first
+        # A transposed matrix of one column counts as contiguous, whatever its strides. Only a copy has the strides that
+        # a view as bytes needs.
         words = words.contiguous() if words.stride(-1) == 1 else words.clone(memory_format=torch.contiguous_format)
         raw = words.view(torch.uint8)
         codes = raw if bits == 8 else torch.stack((raw & 15, raw >> 4), -1).flatten(1)

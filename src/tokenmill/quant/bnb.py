@@ -40,13 +40,13 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
-    """Is there such a weight under `name`?"""
+    """Does the checkpoint hold such a weight under `name`?"""
     found = next((n for n in (f"{name}.SCB", f"{name}.weight.absmax") if ckpt.has(n)), None)
     return found is not None and ckpt.shape(found) is not None
 
 
 def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
-    """The weight [out, in] under `name`."""
+    """Read the weight [out, in] under `name`."""
     if ckpt.has(f"{name}.SCB"):
         return _eight(ckpt, name, shape, dtype, bias)
     rows, columns = shape

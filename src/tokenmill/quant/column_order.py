@@ -22,8 +22,8 @@ _LEAST = 32
 
 
 class OrderedWeight(WeightBase):
-    """inner [out, n]: column p multiplies number order[p] of a row; a number may stand at several places, if all but
-    one have the weight zero."""
+    """inner [out, n]: its column p multiplies number order[p] of an input row. A number may occur several times if all
+    but one of its columns are zero."""
 
     def __init__(self, inner: GridWeight, order: Tensor, columns: int) -> None:
         self.inner, self.order = inner, order.long()
@@ -32,7 +32,7 @@ class OrderedWeight(WeightBase):
         self.shape = (inner.shape[0], columns)
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device, before it settles."""
+        """A copy on another device. The weight must not be settled yet."""
         return type(self)(self.inner.to(device), self.order.to(device), self.shape[1])
 
     def settle(self, kernels: Kernels) -> Weight:
@@ -59,7 +59,7 @@ class OrderedWeight(WeightBase):
         return self.matmul(x, ctx)
 
     def join(self, others: list[Self]) -> Self | None:
-        """One matrix, if all have one order (weights with the same input were quantised so)."""
+        """One matrix if all have the same order. (Tools quantise weights that share an input in the same order.)"""
         if any(not torch.equal(other.order, self.order) for other in others):
             return None
         inner = self.inner.join([other.inner for other in others])
@@ -70,7 +70,8 @@ class OrderedWeight(WeightBase):
         return type(self)(self.inner.take(index), self.order, self.shape[1])
 
     def split(self, dim: int, part: int, parts: int) -> Self:
-        """An equal part along out (0) or in (1): along in, groups are cut and filled up to whole ones of 32 columns."""
+        """An equal part along out (0) or in (1). Along in, groups are cut, and each is filled up to a multiple of 32
+        columns."""
         if parts == 1:
             return self
         if dim == 0:
@@ -112,14 +113,13 @@ class OrderedWeight(WeightBase):
         return self.rows(torch.arange(self.shape[0]))
 
     def bytes(self) -> int:
-        """Bytes of the numbers and their order."""
+        """Bytes of the codes and their order."""
         return (self.settled or self.inner).bytes() + self.order.nbytes
 
 
 def in_order(groups: Tensor, group: int, count: int, what: str) -> Tensor | None:
-    """The order of the columns that lies group by group; groups [in]: each column's; None: they lie so already.
-
-    Refused: a group that does not exist, or has not exactly `group` columns."""
+    """The order in which columns lie group by group. groups [in]: the group of each column. None: they already lie so.
+    A group that does not exist, or does not have exactly `group` columns, is refused."""
     groups = groups.long()
     columns = len(groups)
     if torch.equal(groups, torch.arange(columns, device=groups.device) // group):

@@ -32,7 +32,7 @@ FORMATS = (
     *("mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision", "dense"),
 )
 BESIDE = ("input_scale", "input_zero_point", "input_global_scale")
-"""What files say of activations, which are rounded by what they are."""
+"""What files say about activations. It is not used: activations are rounded by their own range."""
 _GROUPS = (256, 128, 64, 32)
 
 
@@ -47,20 +47,21 @@ def unpack(words: Tensor, bits: int, count: int) -> Tensor:
 
 
 def quantization_config(bits: int, group: int, ignore: list[str]) -> dict[str, Any]:
-    """What config.json says of weights written with `pack`."""
+    """The quantization_config for weights that `pack` wrote."""
     weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group", "group_size": group}
     return config("pack-quantized", weights | {"dynamic": False, "observer": "mse"}, None, ignore)
 
 
 def fp8_config(ignore: list[str]) -> dict[str, Any]:
-    """What config.json says of float8 weights with a scale per row, for activations rounded token by token."""
+    """The quantization_config for float8 weights with a scale per row, and activations that are rounded token by
+    token."""
     weights = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "group_size": None}
     inputs = weights | {"strategy": "token", "dynamic": True, "observer": None}
     return config("float-quantized", weights | {"dynamic": False, "observer": "minmax"}, inputs, ignore)
 
 
 def config(form: str, weights: dict[str, Any], inputs: dict[str, Any] | None, ignore: list[str]) -> dict[str, Any]:
-    """What config.json says of weights in this form, with inputs that are rounded so (None: they are not)."""
+    """The quantization_config for weights in this form. inputs: how activations are rounded (None: not at all)."""
     more: dict[str, Any] = {"actorder": None, "block_structure": None, "observer_kwargs": {}}
     inputs = None if inputs is None else more | inputs
     scheme = {
@@ -118,9 +119,9 @@ def _refused(what: str) -> ModelError:
 
 
 def stored_bits(ckpt: Checkpoint, name: str, columns: int) -> int | None:
-    """Bits of the quantised weight under `name`; None: it is not quantised."""
+    """The bits of the quantised weight under `name`. None: it is not quantised."""
     if ckpt.has(f"{name}.weight_packed"):
-        words = ckpt.shape(f"{name}.weight_packed")  # checkpoints that invent tensors know no shape
+        words = ckpt.shape(f"{name}.weight_packed")  # checkpoints that invent tensors have no shapes
         return None if words is None or len(words) != 2 else words[1] * 32 // columns
     if ckpt.has(f"{name}.weight_scale") and ckpt.shape(f"{name}.weight_scale") is not None:
         return 8
@@ -136,7 +137,7 @@ def load_grid(
     *,
     symmetric: bool = False,
 ) -> Held:
-    """The quantised weight [out, in] under `name`; symmetric: config.json says that all zero points are 0."""
+    """Read the quantised weight [out, in] under `name`. symmetric: config.json says that all zero points are 0."""
     rows, columns = shape
     bits = stored_bits(ckpt, name, columns)
     if bits is None or bits not in range(2, 9):
@@ -155,7 +156,7 @@ def load_grid(
             raise ModelError(f"'{name}.weight' has scales, so it must be int8, not {q.dtype}.")
     for part in BESIDE:
         if ckpt.has(f"{name}.{part}"):
-            ckpt.tensor(f"{name}.{part}")  # of activations; taken so that nothing is left over
+            ckpt.tensor(f"{name}.{part}")  # about activations; read so that no tensor counts as unused
     scales, group, repeat = _scales(ckpt, name, shape)
     zeros = _zeros(ckpt, name, bits, rows, repeat) if ckpt.has(f"{name}.weight_zero_point") else None
     if symmetric and zeros is not None and known(zeros):
@@ -163,7 +164,7 @@ def load_grid(
     order = None
     if ckpt.has(f"{name}.weight_g_idx"):
         index = ckpt.tensor(f"{name}.weight_g_idx", (columns,))
-        if known(index) and bool((index != -1).any()):  # all -1: written, but in order
+        if known(index) and bool((index != -1).any()):  # all -1: present, but the columns lie in order
             whole = group * repeat[1]
             order = in_order(index, whole, columns // whole, f"{name}.weight_g_idx")
     return held(
@@ -172,7 +173,7 @@ def load_grid(
 
 
 def _zeros(ckpt: Checkpoint, name: str, bits: int, rows: int, repeat: tuple[int, int]) -> Tensor | None:
-    """Zero points [out, groups], or None if all are zero; repeat: how many there are, and how often each counts."""
+    """Zero points [out, groups], or None if all are zero. repeat: (groups as stored, how often each is repeated)."""
     full, (groups, times) = f"{name}.weight_zero_point", repeat
     found = ckpt.tensor(full)
     if found.dtype == torch.int32 and ckpt.has(f"{name}.weight_packed"):
@@ -191,7 +192,7 @@ _SIGNED = (torch.int8, torch.int16, torch.int32)
 
 
 def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor, int, tuple[int, int]]:
-    """[out, groups] in a group that kernels know, and (groups as stored, how often each was repeated)."""
+    """(scales, group, (groups as stored, how often each is repeated)); group: a size that kernels know."""
     rows, columns = shape
     stored = ckpt.tensor(f"{name}.weight_scale")
     if stored.numel() == 1:
@@ -202,6 +203,6 @@ def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor
     count = scales.shape[1]
     group = columns // count
     if columns % count or (group % 32 and count > 1):
-        raise ModelError(f"'{name}.weight_scale': {count} scales for {columns} columns; groups are of 32 n.")
+        raise ModelError(f"'{name}.weight_scale': {count} scales for {columns} columns; a group must be a multiple of 32 columns.")
     size = next((g for g in _GROUPS if group % g == 0), group)
     return scales.repeat_interleave(group // size, 1), size, (count, group // size)

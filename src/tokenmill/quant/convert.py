@@ -31,7 +31,8 @@ KEPT = re.compile(
     r"(embed|wte|wpe|word_embeddings|norm[^.]*\.weight$|\bln_|lm_head|embed_out|router|(^|\.)gate(\.wg)?\.weight$|"
     r"shared_expert_gate|rotary|_coefs\.weight$)"
 )
-"""Never rounded: embeddings, heads, norms, routers and Gemma 3n's mixing factors are small, or lose too much."""
+"""Never rounded: embeddings, heads, norms, routers and Gemma 3n's mixing factors. They are small, or would lose too
+much."""
 _WEIGHTS = (".safetensors", ".bin", ".gguf", ".pth", ".pt", ".index.json", ".onnx", ".h5", ".msgpack")
 _TRANSPOSED = ("GPT2LMHeadModel", "gpt2", "gpt-sw3")
 """Architectures and model types whose matrices are [in, out]."""
@@ -39,15 +40,15 @@ _TRANSPOSED = ("GPT2LMHeadModel", "gpt2", "gpt-sw3")
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """How to round: 8 or 4 bits, columns per scale, a pattern of weight names to leave alone; fp8: 8 bits, floating,
-    with a scale per row."""
+    """How to round: 8 or 4 bits, columns per scale, and a pattern of the weights to leave alone. fp8: float8 with a
+    scale per row."""
 
     bits: int
     group: int = 32
     skip: re.Pattern[str] | None = None
     fp8: bool = False
     apart: frozenset[str] = frozenset()
-    """Tensors of parts other than the one that generates text."""
+    """Tensors outside of the part that generates text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ def convert(
 
 
 def _check(source: Path, target: Path, recipe: Recipe) -> dict[str, Any]:
-    """The config of a source that may be quantised into this target."""
+    """Read the config of a source, and refuse one that cannot be quantised into this target."""
     config = read_config(source)
     if config.get("quantization_config"):
         method = config["quantization_config"]
@@ -102,14 +103,16 @@ def _check(source: Path, target: Path, recipe: Recipe) -> dict[str, Any]:
 
 
 def check_upright(config: dict[str, Any], source: Path) -> None:
-    """Refuse matrices [in, out]: no form of files can say that they are, and methods would take rows for columns."""
+    """Refuse matrices stored as [in, out]: no form of files can record this, and methods would take rows for
+    columns."""
     names = config.get("architectures")
     if any(name in _TRANSPOSED for name in (*(names if isinstance(names, list) else ()), config.get("model_type"))):
         raise ModelError(f"{source}: this architecture stores its matrices transposed, which the format cannot say.")
 
 
 def roundable(ckpt: Checkpoint, skip: re.Pattern[str] | None, apart: Set[str] = frozenset()) -> set[str]:
-    """The matrices that are neither always kept, nor skipped, nor of another part; refused if there is none."""
+    """Matrices that can be rounded: not among those always kept, not skipped, not of another part. None left is an
+    error."""
     names = {name for name in linear_names(ckpt) - apart if not KEPT.search(name)}
     names = {name for name in names if skip is None or not skip.search(name)}
     if not names:
@@ -118,7 +121,7 @@ def roundable(ckpt: Checkpoint, skip: re.Pattern[str] | None, apart: Set[str] = 
 
 
 def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
-    """The weights to round; refused when a group does not divide one of them."""
+    """The weights to round. A group that does not divide one of them is refused."""
     names = roundable(ckpt, recipe.skip, recipe.apart)
     for name in sorted(names):
         shape = ckpt.shape(name)
@@ -132,7 +135,7 @@ def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
 
 
 def linear_names(ckpt: Checkpoint) -> set[str]:
-    """Every matrix that multiplies, by its shape and name."""
+    """Every matrix that multiplies, recognised by its shape and name."""
     matrices = (name for name in ckpt.names() if name.endswith(".weight") and len(ckpt.shape(name) or ()) == 2)
     return {
         name for name in matrices if not re.search(r"(embed_tokens|embed_positions|wte|wpe|word_embed|embed_in)", name)
@@ -140,7 +143,7 @@ def linear_names(ckpt: Checkpoint) -> set[str]:
 
 
 def _write(ckpt: Checkpoint, folder: Path, chosen: set[str], recipe: Recipe, tell: Tell) -> list[LayerError]:
-    """All weights, in shards; -> the error of each rounded one."""
+    """Write all weights in shards. Returns the error of each rounded one."""
     errors: list[LayerError] = []
     shards = Shards(folder)
     for name in ckpt.names():
@@ -160,7 +163,7 @@ def _write(ckpt: Checkpoint, folder: Path, chosen: set[str], recipe: Recipe, tel
 
 
 def _rounded(tensor: Tensor, recipe: Recipe) -> tuple[dict[str, Tensor], float]:
-    """What is stored in a weight's place, and the relative error."""
+    """The tensors that replace a weight, and the relative error."""
     if recipe.fp8:
         data, scales = fp8.round_rows(tensor)
         lost = (fp8.widen(data, scales) - tensor.float()).norm()
@@ -181,7 +184,7 @@ class Shards:
         self.total = 0
 
     def add(self, tensors: dict[str, Tensor]) -> None:
-        """These go together into one file."""
+        """Add tensors that must be in the same file."""
         size = sum(tensor.nbytes for tensor in tensors.values())
         if self.waiting and sum(tensor.nbytes for tensor in self.waiting.values()) + size > SHARD_BYTES:
             self._flush()
@@ -195,7 +198,7 @@ class Shards:
         names = [f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
         names = names if count > 1 else ["model.safetensors"]
         for number, name in enumerate(names):
-            self._part(number).chmod(0o644)  # the library makes files that nobody else may read
+            self._part(number).chmod(0o644)  # the library makes files that only their owner may read
             self._part(number).rename(self.folder / name)
         if count > 1:
             where = {key: name for keys, name in zip(self.files, names, strict=True) for key in keys}
@@ -219,7 +222,7 @@ class Shards:
 
 
 def copy_rest(source: Path, target: Path) -> None:
-    """Tokenizer, templates, generation defaults: every small file that holds no weights."""
+    """Copy every small file that holds no weights: tokenizer, templates, generation defaults."""
     for path in _files(source):
         if not path.name.endswith(_WEIGHTS) and path.name != "config.json" and path.stat().st_size <= MAX_COPIED_BYTES:
             shutil.copyfile(path, target / path.name)

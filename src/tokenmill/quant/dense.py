@@ -19,12 +19,14 @@ from tokenmill.quant.packed import joined_bias
 
 
 def as_held(numbers: Tensor, dtype: torch.dtype) -> Tensor:
-    """Stored numbers for a product in `dtype`: as they are where they are float16 and it is float32, else in it."""
+    """Stored numbers for a product in `dtype`: in float16 if they are stored so and `dtype` is float32, else in
+    `dtype`."""
     return numbers if (numbers.dtype, dtype) == (torch.float16, torch.float32) else numbers.to(dtype)
 
 
 class DenseWeight(WeightBase):
-    """weight [out, in] and bias [out] or None; dtype: what it multiplies in, if that is not the weight's own."""
+    """weight [out, in] and bias [out] or None. dtype: the type in which it is multiplied, if that is not the weight's
+    own."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> None:
         self.table: Tensor | None = weight.contiguous()
@@ -34,11 +36,11 @@ class DenseWeight(WeightBase):
         self.shape = (weight.shape[0], weight.shape[1])
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device, before it settles."""
+        """A copy on another device. The weight must not be settled yet."""
         return self._like(self.numbers().to(device), None if self.bias is None else self.bias.to(device))
 
     def settle(self, kernels: Kernels) -> Weight:
-        """Keep the packed form instead, where the backend has one; else numbers take the compute dtype."""
+        """Replace the numbers by the backend's packed form. If it has none, they take the compute dtype."""
         if self.table is not None:
             stored = StoredMatrix("dense", self.shape, (("numbers", self.table),), self.dense, self.bias)
             self.packed = kernels.pack(stored)
@@ -67,7 +69,7 @@ class DenseWeight(WeightBase):
         )
 
     def join(self, others: list[Self]) -> Self | None:
-        """One matrix; absent biases count as zeros where any part has one."""
+        """One matrix. If any part has a bias, missing ones count as zeros."""
         every = [self, *others]
         if len({part.dtype for part in every}) > 1:
             return None
@@ -99,7 +101,7 @@ class DenseWeight(WeightBase):
         return self.numbers().to(self.dtype)
 
     def numbers(self) -> Tensor:
-        """The matrix [out, in] as it is held."""
+        """The matrix [out, in] in the type in which it is held."""
         if self.table is not None:
             return self.table
         found: Tensor = self.packed.rows(torch.arange(self.shape[0]), self.dtype)
@@ -107,11 +109,11 @@ class DenseWeight(WeightBase):
 
     @property
     def narrow(self) -> bool:
-        """Is it held in fewer bits than it multiplies in?"""
+        """Is it held in a narrower type than it is multiplied in?"""
         return self.table is not None and self.table.dtype != self.dtype
 
     def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
-        """The matrix and its bias, unless it is packed."""
+        """The matrix and its bias. None: it is packed."""
         return None if self.table is None else ("dense", {"table": self.table, "bias": self.bias})
 
     def bytes(self) -> int:
@@ -121,5 +123,5 @@ class DenseWeight(WeightBase):
         return self.table.nbytes + (0 if self.bias is None else self.bias.nbytes)
 
     def _like(self, weight: Tensor, bias: Tensor | None) -> Self:
-        """Other numbers, held and multiplied alike."""
+        """A weight of other numbers that is held and multiplied in the same way."""
         return type(self)(weight, bias, self.dtype)

@@ -54,7 +54,7 @@ _METHODS = {
 _READERS = (fp8, bnb, hqq_quanto, torchao, squeezellm, mx)
 """Formats that can be recognised by their tensors alone."""
 _INTERWOVEN = (bnb, hqq_quanto, torchao, squeezellm, ternary)
-"""Forms in which a part of a matrix does not lie in one place."""
+"""Forms in which a part of a matrix is not one range of bytes."""
 
 Share = tuple[int, int, int]
 """A part of a weight: (dimension, part, parts), as in Weight.split."""
@@ -62,8 +62,8 @@ Share = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class WeightRequest:
-    """One weight to load: tensors `name`.weight, .bias, ...; shape (out, in); transposed: stored as [in, out]; share:
-    this part of it alone."""
+    """One weight to load: tensors `name`.weight, .bias, ...; shape (out, in). transposed: it is stored as [in, out].
+    share: load only this part."""
 
     name: str
     shape: tuple[int, int]
@@ -73,7 +73,7 @@ class WeightRequest:
 
 
 def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
-    """What config.json says of how weights are stored; refused where that cannot be read."""
+    """Read from config.json how weights are stored. What cannot be read is refused."""
     quantization = config.get("quantization_config") or config.get("compression_config")
     if not quantization:
         return {}
@@ -88,7 +88,7 @@ def check_config(config: Mapping[str, object]) -> Mapping[str, object]:
 
 
 def check_stored(config: Mapping[str, object], wanted: str, where: str, *, gguf: bool) -> None:
-    """Refuse a checkpoint that is not quantised by the method which somebody believes it to be."""
+    """Refuse a checkpoint that is not quantised by the method that the user named."""
     quantization = config.get("quantization_config")
     named = str(quantization.get("quant_method", "?")) if isinstance(quantization, Mapping) else None
     found = "gguf" if gguf else named
@@ -107,9 +107,9 @@ def load_weight(
     quantization: str | None = None,
     how: Mapping[str, object] = MappingProxyType({}),
 ) -> Weight:
-    """Load one weight in the format its tensors are in, then quantise it if `quantization` asks for that.
+    """Load one weight in the format of its tensors, then quantise it if `quantization` asks for that.
 
-    how: what `check_config` gave, for what the tensors do not say."""
+    how: the result of `check_config`, for facts that the tensors do not show."""
     share = request.share
     if request.bias:
         check_numbers(ckpt, f"{request.name}.bias", how)
@@ -125,7 +125,7 @@ def load_weight(
 
 
 def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
-    """Is the weight stored as one matrix of numbers, so that a part of it can be read?"""
+    """Is the weight stored as one matrix of plain numbers, so that a part of it can be read?"""
     name, (out, inner) = request.name, request.shape
     if request.transposed:
         return True
@@ -135,7 +135,7 @@ def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
 
 
 def _stored_part(ckpt: Checkpoint, request: WeightRequest, share: Share) -> Part | None:
-    """This part of a matrix in few bits, where its tensors can be cut so; None: all of it must be read."""
+    """A part of a quantised matrix, if its tensors can be cut there. None: the whole matrix must be read."""
     name, shape = request.name, request.shape
     if sparse.stored(ckpt, name) or any(reader.stored(ckpt, name) for reader in _INTERWOVEN):
         return None
@@ -144,14 +144,14 @@ def _stored_part(ckpt: Checkpoint, request: WeightRequest, share: Share) -> Part
         return BlockPart.of(ckpt, name, shape, share, blocks.type.elements)
     turned = gptq_awq.stored(ckpt, name)
     if turned and gptq_awq.upright(ckpt, name, shape[0]):
-        return None  # scales of a row are filled up
+        return None  # the scales of a row are padded
     return part_of(ckpt, name, shape, share, turned=turned)
 
 
 def _dense_part(
     ckpt: Checkpoint, request: WeightRequest, share: Share, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor | None]:
-    """This part of a matrix [out, in] and of its bias, which goes with the first part where columns are shared out."""
+    """A part of a matrix [out, in], and its bias. If columns are divided, the first part has the bias."""
     dim, part, parts = share
     out, inner = request.shape
     size = request.shape[dim]
@@ -167,7 +167,7 @@ def _dense_part(
         bias = ckpt.part(f"{request.name}.bias", 0, start, stop, (out,), dtype).to(device)
     elif request.bias:
         bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device)
-    # A copy of its own: a view would keep the whole file's map, and the whole matrix where reading has made one.
+    # A copy, because a view would keep the whole file mapped, and the whole matrix in memory if reading has made one.
     return weight.to(device, copy=True, memory_format=torch.contiguous_format), bias if dim == 0 or part == 0 else None
 
 
@@ -178,7 +178,7 @@ def _load_whole(
     quantization: str | None,
     how: Mapping[str, object],
 ) -> Any:
-    """The weight in the format its tensors are in, then quantised if asked for."""
+    """Load the weight in the format of its tensors, then quantise it if asked for."""
     dtype, device = kind
     out, inner = request.shape
     stored = (inner, out) if request.transposed else (out, inner)
@@ -200,20 +200,20 @@ def _load_whole(
 def numbers(
     ckpt: Checkpoint, name: str, shape: tuple[int, ...], dtype: torch.dtype, how: Mapping[str, object]
 ) -> Tensor:
-    """A tensor of weights that are to be multiplied in `dtype`, in as many bits as `as_held` keeps."""
+    """Read a tensor of weights that are multiplied in `dtype`, in the type that `as_held` keeps."""
     found = ckpt.tensor(name, shape, _read_as(dtype))
     check_numbers(ckpt, name, how)
     return as_held(found, dtype)
 
 
 def _read_as(dtype: torch.dtype) -> torch.dtype | None:
-    """The dtype to ask a checkpoint for; None: the stored one. (Invented numbers have the requested dtype, or
+    """The dtype to ask a checkpoint for. None: the stored one. (Invented numbers have the requested dtype, or
     float32.)"""
     return None if dtype == torch.float32 else dtype
 
 
 def check_numbers(ckpt: Checkpoint, name: str, how: Mapping[str, object]) -> None:
-    """A tensor of a quantised checkpoint that is to be read as it is must hold the numbers themselves."""
+    """Check that a tensor that will be read unchanged holds the numbers themselves, not codes of them."""
     if how and ckpt.has(name) and ckpt.shape(name) is not None:
         expected_tensors.check_plain(ckpt.tensor(name), name)
 
@@ -226,7 +226,7 @@ def load_stacked(
     device: torch.device,
     quantization: str | None,
 ) -> list[Weight]:
-    """Experts [E, out, in] that lie in one tensor of 4 bit floats; kind: the compute dtype and their biases."""
+    """Experts [E, out, in] that lie in one tensor of 4 bit floats. kind: the compute dtype and their biases."""
     held: list[Weight] = []
     for weight in mx.load_stacked(ckpt, name, shape, *kind):
         moved = weight.to(device)
@@ -241,18 +241,18 @@ def _stored(
     kind: tuple[torch.dtype, Tensor | None],
     how: Mapping[str, object],
 ) -> Any | None:
-    """The weight, if it lies there in few bits; kind: the compute dtype and the bias."""
+    """The weight, if it is stored quantised; else None. kind: the compute dtype and the bias."""
     if not _is_stored(ckpt, name, shape[1]):
         return None
     expected_tensors.check(ckpt, name, how, shape[1])
-    heard = expected_tensors.Heard(ckpt)
-    found = _read(heard, name, shape, kind, how)
-    heard.check_all_read(name)
+    noting = expected_tensors.NotingCheckpoint(ckpt)
+    found = _read(noting, name, shape, kind, how)
+    noting.check_all_read(name)
     return found
 
 
 def _is_stored(ckpt: Checkpoint, name: str, columns: int) -> bool:
-    """Is the matrix stored in few bits?"""
+    """Is the matrix stored quantised?"""
     if any(reader.stored(ckpt, name) for reader in (*_READERS, gptq_awq, ternary)):
         return True
     return compressed.stored_bits(ckpt, name, columns) is not None
@@ -265,7 +265,7 @@ def _read(
     kind: tuple[torch.dtype, Tensor | None],
     how: Mapping[str, object],
 ) -> Any:
-    """The weight, by the reader of its form."""
+    """Read the weight by the reader of its form."""
     for reader in _READERS:
         if reader.stored(ckpt, name):
             return reader.load(ckpt, name, shape, *kind)
@@ -284,8 +284,8 @@ def _blocks(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Blocks | Non
 def from_dense(
     weight: Tensor, bias: Tensor | None, quantization: str | None, dtype: torch.dtype | None = None
 ) -> Weight:
-    """A matrix [out, in] as it is, or quantised to what `--quantization` asks for; dtype: what it multiplies in, if not
-    in the weight's own."""
+    """A matrix [out, in] as it is, or quantised as `--quantization` asks. dtype: the type in which it is multiplied, if
+    that is not the weight's own."""
     scheme = None if quantization is None else check_scheme(quantization)[0]
     if scheme is None or scheme == "none":
         return DenseWeight(weight, bias, dtype)

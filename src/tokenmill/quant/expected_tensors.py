@@ -21,14 +21,14 @@ _FACTORS = (
     *("weight._shift", "scale", "zero", "vals"),
 )
 _EXPONENTS = ("weight_scale", "weight_scale_inv")
-"""May be powers of two, a byte each."""
+"""Factors that may be powers of two, one byte each."""
 _WORDS = ("gptq", "awq", "auto-round", "intel/auto-round")
 """Methods whose tensors lie as gptq_awq.py says."""
 _BY_GROUP = ("group", "dynamic")
-"""compressed-tensors' words for columns whose groups are listed one by one."""
+"""compressed-tensors' words for an order in which the group of each column is listed."""
 
 
-class Heard:
+class NotingCheckpoint:
     """A Checkpoint that notes which tensors are read."""
 
     def __init__(self, inner: Checkpoint) -> None:
@@ -39,20 +39,20 @@ class Heard:
         )  # fmt: skip
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor."""
+        """Read a tensor and note its name."""
         self.read.add(name)
         return self.inner.tensor(name, shape, dtype)
 
     def check_all_read(self, name: str) -> None:
-        """Refuse a factor of the matrix `name` that was not read: it would multiply nothing."""
+        """Refuse a factor of the matrix `name` that was not read: it would have no effect."""
         for full in (f"{name}.{part}" for part in _FACTORS):
             if self.has(full) and full not in self.read:
                 raise ModelError(f"'{full}' lies beside a matrix whose form has no such factor.")
 
 
 def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> None:
-    """Refuse what lies under `name` in few bits if something of it is missing, of the wrong type, or in other groups
-    than config.json says, whose words are `how`."""
+    """Refuse the quantised matrix under `name` if a tensor is missing or has the wrong type, or if its groups are not
+    those of config.json. how: quantization_config."""
     for part in _FACTORS:
         if ckpt.has(f"{name}.{part}") and ckpt.shape(f"{name}.{part}") is not None:
             _check_factor(ckpt, name, part)
@@ -63,13 +63,13 @@ def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> 
 
 
 def symmetric(how: Mapping[str, Any]) -> bool:
-    """Does config.json say of all matrices of integers that their zero points are 0?"""
+    """Does config.json say that the zero points of all integer matrices are 0?"""
     schemes = _integers(how)
     return bool(schemes) and all(each.get("symmetric") is True for each in schemes)
 
 
 def check_plain(stored: Tensor, name: str) -> None:
-    """Refuse codes that would be taken for the numbers themselves."""
+    """Refuse codes that would be read as the numbers themselves."""
     if stored.is_floating_point() and stored.element_size() > 1:
         return
     what = str(stored.dtype).removeprefix("torch.")
@@ -84,7 +84,7 @@ def _check_factor(ckpt: Checkpoint, name: str, part: str) -> None:
 
 
 def _check_words(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> None:
-    """Of GPTQ and AWQ."""
+    """The checks for GPTQ and AWQ."""
     scales = ckpt.shape(f"{name}.scales") if ckpt.has(f"{name}.scales") else None
     count = scales[0] if scales is not None and len(scales) == 2 else 0
     if how.get("desc_act") is True and ckpt.has(f"{name}.qweight") and count > 1 and not ckpt.has(f"{name}.g_idx"):
@@ -94,9 +94,8 @@ def _check_words(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: i
     size = how.get("group_size", how.get("q_group_size"))
     if type(size) is not int or size < 1 or str(how.get("version")).lower() == "gemv":
         return
-    if how.get("dynamic") or how.get(
-        "extra_config"
-    ):  # of some matrices another size is said, but none has a group that ends early
+    # Some matrices may have another size, but in none does the last group end early.
+    if how.get("dynamic") or how.get("extra_config"):
         size = size if count == -(-columns // size) else 0
     if scales is not None and size and (len(scales) != 2 or count != -(-columns // size)):
         raise _other_groups(f"{name}.scales", scales, size)
@@ -109,14 +108,14 @@ def _other_groups(what: str, shape: Iterable[int], size: int) -> ModelError:
 
 
 def _uneven(what: str, size: int, columns: int) -> ModelError | None:
-    """Where the last group is shorter, groups of equal size would be read."""
+    """An error if the last group would be shorter: the reader takes groups of equal size."""
     if columns <= size or not columns % size:
         return None
     return ModelError(f"'{what}': groups of {size} columns do not divide {columns}, which is not supported.")
 
 
 def _integers(how: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What compressed-tensors' config says of matrices of integers, in one group of matrices or several."""
+    """The schemes of integer weights in compressed-tensors' config, which may have several groups of matrices."""
     groups = how.get("config_groups")
     schemes = [scheme.get("weights") for scheme in groups.values()] if isinstance(groups, Mapping) else []
     return [each for each in schemes if isinstance(each, Mapping) and each.get("type", "int") == "int"]
@@ -124,8 +123,8 @@ def _integers(how: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What the tensors of a matrix of integers say. bits: 0: each lies in a byte, so that nothing tells; scales: their
-    shape; zeros: there are zero points; ordered: each column's group is listed."""
+    """What the tensors of an integer matrix show. bits: 0 means that each code fills a byte, which shows nothing;
+    scales: their shape; zeros: zero points exist; ordered: the group of each column is listed."""
 
     bits: int
     columns: int
@@ -135,7 +134,7 @@ class Seen:
 
     @classmethod
     def of(cls, ckpt: Checkpoint, name: str, columns: int) -> Seen | None:
-        """None: no integers, or invented ones."""
+        """None: the matrix has no integers, or they are invented."""
         packed, scales = f"{name}.weight_packed", f"{name}.weight_scale"
         full = packed if ckpt.has(packed) else f"{name}.weight"
         if not ckpt.has(full) or not ckpt.has(scales):
@@ -153,8 +152,8 @@ class Seen:
 
 
 def _check_schemes(schemes: list[Mapping[str, Any]], seen: Seen, name: str) -> None:
-    """Refuse a matrix that is none of those which config.json tells of. (Targets are not asked: names in them are those
-    of modules, which files need not have.)"""
+    """Refuse a matrix that fits no scheme of config.json. (A scheme's targets are not compared: they are names of
+    modules, which files need not have.)"""
     alike = [each for each in schemes if seen.bits in (0, each.get("num_bits"))]
     if not alike:
         said = " or ".join(sorted({str(each.get("num_bits")) for each in schemes}))
@@ -165,7 +164,7 @@ def _check_schemes(schemes: list[Mapping[str, Any]], seen: Seen, name: str) -> N
 
 
 def _fault(scheme: Mapping[str, Any], seen: Seen, name: str) -> ModelError | None:
-    """Why a matrix is not what this scheme says; None: it is."""
+    """Why a matrix does not fit this scheme. None: it fits."""
     size, count = scheme.get("group_size"), seen.scales[1] if len(seen.scales) == 2 else 0
     if scheme.get("strategy") == "group" and type(size) is int and size > 0:
         if count != -(-seen.columns // size):

@@ -23,7 +23,7 @@ from tokenmill.quant.grid import Unrounded
 from tokenmill.quant.packed import PackedWeight, joined_bias
 
 METHOD = "fp8"
-"""`quant_method` of checkpoints in this format (compressed-tensors has its own)."""
+"""`quant_method` of checkpoints in this format. (compressed-tensors has its own.)"""
 _SCALES = ("weight_scale_inv", "weight_scale")
 _BESIDE = ("input_scale", "input_scale_ub", "activation_scale", "input_global_scale")
 _FINE = 32
@@ -42,22 +42,22 @@ class Fp8Weight(PackedWeight):
         self.shape = (data.shape[0], data.shape[1])
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device, before it settles."""
+        """A copy on another device. The weight must not be settled yet."""
         data, scales = self._parts()
         return self._like(data.to(device), scales.to(device), self.bias)
 
     def stored(self) -> StoredMatrix:
-        """Of kind "fp8" or "fp8-blocks"."""
+        """A matrix of kind "fp8" or "fp8-blocks"."""
         data, scales = self._parts()
         parts = ("codes", data), ("scales", scales)
         return StoredMatrix("fp8-blocks" if self.blocks else "fp8", self.shape, parts, self.dense, self.bias)
 
     def forget(self) -> None:
-        """The packed form has them."""
+        """Free the stored numbers: the packed form has them."""
         self.data = self.scales = None
 
     def join(self, others: list[Self]) -> Self | None:
-        """One matrix, where blocks stay whole; absent biases count as zeros where any part has one."""
+        """One matrix, if blocks stay whole. If any part has a bias, missing ones count as zeros."""
         every = [self, *others]
         uneven = any(part.shape[0] % BLOCK for part in every[:-1])
         if len({(part.blocks, part.dtype) for part in every}) > 1 or (self.blocks and uneven):
@@ -67,7 +67,7 @@ class Fp8Weight(PackedWeight):
         return self._like(data, torch.cat([s for _, s in parts]), joined_bias(every, data.device))
 
     def take(self, index: Tensor) -> Self:
-        """Rows in the order of index; blocks of scales must stay whole and in line."""
+        """Rows in the order of index. Blocks of scales must stay whole and aligned."""
         data, scales = self._parts()
         index = index.to(data.device)
         bias = None if self.bias is None else self.bias[index]
@@ -81,7 +81,7 @@ class Fp8Weight(PackedWeight):
         return self._like(rows, scales[heads // BLOCK], bias)
 
     def split(self, dim: int, part: int, parts: int) -> Self:
-        """An equal part along out (0) or in (1), on the borders of blocks."""
+        """An equal part along out (0) or in (1), cut between blocks."""
         if parts == 1:
             return self
         start, stop = self.part_range(dim, part, parts)
@@ -113,7 +113,7 @@ class Fp8Weight(PackedWeight):
 
 
 class UnroundedFp8(DenseWeight):
-    """A dense matrix that is rounded when it settles, so that joined weights are rounded once."""
+    """A dense matrix that is rounded when it settles, so that weights are joined first and rounded once."""
 
     def settle(self, kernels: Kernels) -> Weight:
         """The rounded weight, in the backend's form."""
@@ -132,9 +132,9 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
-    """Is the weight under `name` float8 with scales beside it?"""
+    """Is the weight under `name` float8, with scales beside it?"""
     found = next((s for s in _SCALES if ckpt.has(f"{name}.{s}")), None)
-    if found is None or ckpt.shape(f"{name}.{found}") is None:  # checkpoints that invent tensors know no shape
+    if found is None or ckpt.shape(f"{name}.{found}") is None:  # checkpoints that invent tensors have no shapes
         return False
     return ckpt.has(f"{name}.weight") and ckpt.tensor(f"{name}.weight").dtype == FP8
 
@@ -142,8 +142,8 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
 def load(
     ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
 ) -> Fp8Weight | Unrounded:
-    """The weight [out, in] under `name`: one scale in all, one a row, one a block; or one per 32 columns, which no
-    kernel knows: such are rounded anew to int8 with that many scales."""
+    """Read the weight [out, in] under `name`: with one scale, one per row or one per block. With one per 32 columns,
+    for which there is no kernel, it is rounded anew to int8 with that many scales."""
     data = ckpt.tensor(f"{name}.weight", shape)
     scales = ckpt.tensor(f"{name}.{next(s for s in _SCALES if ckpt.has(f'{name}.{s}'))}")
     if scales.dtype == torch.uint8:
@@ -153,7 +153,7 @@ def load(
     scales = scales.float()
     for part in _BESIDE:
         if ckpt.has(f"{name}.{part}"):
-            ckpt.tensor(f"{name}.{part}")  # of activations; taken so that nothing is left over
+            ckpt.tensor(f"{name}.{part}")  # about activations; read so that no tensor counts as unused
     grid = tuple(-(-size // BLOCK) for size in shape)
     if scales.numel() == 1:
         return Fp8Weight(data, scales.reshape(1, 1).expand(shape[0], 1), dtype, bias)
