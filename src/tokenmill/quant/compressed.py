@@ -203,6 +203,8 @@ def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor
     count = scales.shape[1]
     group = columns // count
     if columns % count or (group % 32 and count > 1):
-        raise ModelError(f"'{name}.weight_scale': {count} scales for {columns} columns; a group must be a multiple of 32 columns.")
+        raise ModelError(
+            f"'{name}.weight_scale': {count} scales for {columns} columns; a group must be a multiple of 32 columns."
+        )
     size = next((g for g in _GROUPS if group % g == 0), group)
     return scales.repeat_interleave(group // size, 1), size, (count, group // size)
