@@ -20,19 +20,20 @@ from tokenmill.quant.gguf_fit import TINY, divided, scales
 
 BLOCK = 256
 _TRIALS = (1.08, 1.0, 0.92, 0.85, 0.78, 0.7, 0.62, 0.54, 0.46, 0.38)
-"""Scales tried, times the one that takes the largest magnitude to the largest entry."""
+"""Scales that are tried, as multiples of the one that maps the largest magnitude to the largest entry."""
 _REFITS = 2
 _SHARED = (1.0, 0.97, 0.94, 0.9, 1.03, 1.06)
 _BESIDE = (0, -1, 1)
-"""Steps tried of a group, once the block's scale is known, from the one that is nearest to the group's own."""
+"""Steps of a group that are tried once the block's scale is known, relative to the nearest step."""
 _ROOM = 1 << 19
-"""Vectors times entries that are looked at together: what stays in a cache."""
+"""The most vectors times entries that are compared at once, so that they stay in a cache."""
 
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """entries [books, entries, n]: books that differ by a shift. group: numbers that share a step below `steps`; span:
-    vectors that share a book. signs: none (entries have them), any, or an even number of minus ones in each 8."""
+    """entries [books, entries, n]; books differ by a shift. unit: of a scale; steps: scales of a group; group: numbers
+    that share a step; span: vectors that share a book. signs: none (the entries have signs), any, or even: an even
+    number of minus signs in each 8 numbers."""
 
     entries: Tensor
     group: int
@@ -43,14 +44,14 @@ class Book:
 
     @property
     def width(self) -> int:
-        """Numbers of a vector."""
+        """The numbers in a vector."""
         return self.entries.shape[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Of blocks: their scales [blocks, 1] exact in half precision, steps [blocks, groups], entries [blocks, vectors],
-    books [blocks, vectors / span], and which numbers are negative [blocks, 256]."""
+    """Blocks in terms of a book: scales [blocks, 1] exact in half precision, steps [blocks, groups], entries [blocks,
+    vectors], books [blocks, vectors / span], and which numbers are negative [blocks, 256]."""
 
     scale: Tensor
     steps: Tensor
@@ -61,7 +62,7 @@ class Found:
 
 @cache
 def book(name: str) -> Book:
-    """The book of a GGUF type, whose entries the format's own library has."""
+    """The book of a GGUF type. The entries come from the format's own library."""
     from gguf import quants
 
     kind = getattr(quants, "IQ1_S" if name == "IQ1_M" else name)
@@ -81,7 +82,7 @@ def book(name: str) -> Book:
 
 
 def find(x: Tensor, c: Tensor, book: Book) -> Found:
-    """x, c [blocks, 256] float32: what a number's squared error counts."""
+    """Round x [blocks, 256] float32 to the book. c: the weight of each number's squared error."""
     parts = max(1, _ROOM // (book.entries.shape[0] * book.entries.shape[1] * (BLOCK // book.width)))
     made = [_find(*piece, book) for piece in zip(x.split(parts), c.split(parts), strict=True)]
     return Found(*(torch.cat([getattr(each, name) for each in made]) for name in Found.__slots__))
@@ -96,7 +97,7 @@ def _find(x: Tensor, c: Tensor, book: Book) -> Found:
     for _ in range(_REFITS):
         own = seen.nearest(own)[2]
     half = book.steps - 0.5
-    counts = divided(seen.energy, own.square())  # an error of a scale counts by what it multiplies
+    counts = divided(seen.energy, own.square())  # the error of a scale weighs as much as the numbers that it multiplies
     counts = counts / counts.amax(-1, keepdim=True).clamp(min=TINY)
     d = scales(own, counts, lambda t: (t - 0.5).round().clamp_(0, book.steps - 1) + 0.5, half, _SHARED)
     d = (d.abs() / book.unit).clamp(max=65504.0).half().float()
@@ -109,14 +110,14 @@ def _find(x: Tensor, c: Tensor, book: Book) -> Found:
 
 
 def _best(tried: list[Tensor], seen: _Products) -> Tensor:
-    """Of several scales [blocks, groups] the one that errs least, for each group."""
+    """For each group the scale [blocks, groups] with the least error."""
     errors = torch.stack([seen.errors(scale) for scale in tried])
     return torch.stack(tried).gather(0, errors.argmin(0, keepdim=True))[0]
 
 
 def _signed(x: Tensor, c: Tensor, signs: str) -> tuple[Tensor, Tensor]:
-    """What entries stand for, and which numbers get a minus. Where these must be even in each 8, the number whose
-    wrong sign costs least takes it, and is negative for the search."""
+    """The magnitudes to look up, and which numbers get a minus sign. If the signs must be even in each 8, the number
+    whose wrong sign costs least gets the wrong one, and its magnitude is negative here."""
     if signs == "none":
         return x, torch.zeros_like(x, dtype=torch.bool)
     negative = x < 0
@@ -130,10 +131,10 @@ def _signed(x: Tensor, c: Tensor, signs: str) -> tuple[Tensor, Tensor]:
 
 
 class _Products:
-    """Of blocks' vectors with every entry: -2 (c x) g and c g^2 [books, vectors, entries]."""
+    """The products of all vectors with every entry: -2 (c x) g and c g^2 [books, vectors, entries]."""
 
     def __init__(self, x: Tensor, c: Tensor, entries: Tensor, span: int, vectors: int) -> None:
-        """vectors: of a group."""
+        """vectors: how many a group has."""
         self.blocks, self.span, self.vectors = len(x), span, vectors
         width = entries.shape[2]
         weights, values = c.reshape(-1, width), (c * x).reshape(-1, width)
@@ -143,19 +144,19 @@ class _Products:
         self.sums = torch.empty_like(self.first)
 
     def _at(self, scale: Tensor) -> tuple[Tensor, Tensor]:
-        """Errors over the scale, without c x^2, of every entry; the scale [1, vectors]."""
+        """For every entry: its error divided by the scale, without c x^2. Also the scales [1, vectors]."""
         s = scale.reshape(-1, 1).repeat_interleave(self.vectors, 0)[None]
         return torch.addcmul(self.first, self.second, s, out=self.sums), s[..., 0]
 
     def errors(self, scale: Tensor) -> Tensor:
-        """scale [blocks, groups] -> the least errors then [blocks, groups], without c x^2."""
+        """scale [blocks, groups] -> the least possible error [blocks, groups], without c x^2."""
         sums, s = self._at(scale)
         least = (sums.amin(-1) * s).view(len(sums), -1, self.span).sum(-1).amin(0)
         return least.view(*scale.shape, -1).sum(-1)
 
     def nearest(self, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """scale [blocks, groups] -> entries [blocks, vectors], books [blocks, vectors / span], and the scales [blocks,
-        groups] that are best for these."""
+        """scale [blocks, groups] -> the nearest entries [blocks, vectors], their books [blocks, vectors / span], and
+        the scales [blocks, groups] that fit these best."""
         sums, s = self._at(scale)
         values, indices = sums.min(-1)
         books = (values * s).view(len(sums), -1, self.span).sum(-1).argmin(0)

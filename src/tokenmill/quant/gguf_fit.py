@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 Levels = Callable[[Tensor], Tensor]
-"""Numbers of any size -> the nearest that are stored, as float32."""
+"""Numbers of any size -> the nearest ones that can be stored, in float32."""
 TINY = 1e-30
 
 
 def integers(low: int, high: int) -> Levels:
-    """Whole numbers from low to high."""
+    """The whole numbers from low to high."""
     return lambda x: x.round().clamp_(low, high)
 
 
@@ -30,7 +30,8 @@ def entries(table: Sequence[int]) -> Levels:
 
 
 def named(table: Sequence[int]) -> Levels:
-    """Numbers -> which entry is nearest, uint8. Borders between whole numbers lie at halves: floor(2 x) tells all."""
+    """Numbers -> index of the nearest entry, uint8. Entries are whole numbers, so borders lie at halves and floor(2 x)
+    decides."""
     halves = torch.arange(-256, 256) / 2 + 0.25
     values = torch.tensor(table, dtype=torch.float32)
     nearest = (halves[:, None] - values).abs().argmin(1).to(torch.uint8)
@@ -38,20 +39,22 @@ def named(table: Sequence[int]) -> Levels:
 
 
 def counted(importance: Tensor | None, x: Tensor) -> Tensor:
-    """What each number's squared error counts, in the shape of x: importance is of the columns of a row."""
+    """The weight of each number's squared error, in the shape of x. importance: one number per column of a row."""
     if importance is None:
         return torch.ones((), device=x.device).expand_as(x)
-    level = importance / importance.mean().clamp(min=TINY)  # sums of very small or large ones would run out
+    # sums of very small or very large weights would leave the range of float32
+    level = importance / importance.mean().clamp(min=TINY)
     return level.expand(x.numel() // len(level), -1).reshape(x.shape)
 
 
 def divided(x: Tensor, scale: Tensor) -> Tensor:
-    """x / scale, 0 where the scale is 0."""
+    """x / scale, or 0 where the scale is 0."""
     return torch.where(scale != 0, x / torch.where(scale != 0, scale, 1.0), 0.0)
 
 
 def scales(x: Tensor, c: Tensor, levels: Levels, largest: float, trials: Sequence[float]) -> Tensor:
-    """x, c [..., n] -> scales [..., 1]; `largest`: the level that the largest magnitude takes, times a trial."""
+    """Find scales: x, c [..., n] -> [..., 1]. `largest`: the level that the largest magnitude takes, divided by a
+    trial."""
     owner = x.gather(-1, x.abs().argmax(-1, keepdim=True))
     best = least = None
     for by in trials:
@@ -68,13 +71,13 @@ def scales(x: Tensor, c: Tensor, levels: Levels, largest: float, trials: Sequenc
 
 
 def _refitted(x: Tensor, c: Tensor, q: Tensor, instead: Tensor) -> Tensor:
-    """The scale that is best for these levels."""
+    """The best scale for these levels."""
     square = (c * q * q).sum(-1, keepdim=True)
     return torch.where(square > TINY, (c * x * q).sum(-1, keepdim=True) / square.clamp(min=TINY), instead)
 
 
 def scales_and_offsets(x: Tensor, c: Tensor, most: int, trials: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """x, c [..., n] -> scales >= 0 and offsets <= 0 [..., 1] for whole numbers from 0 to `most`."""
+    """Find scales >= 0 and offsets <= 0: x, c [..., n] -> [..., 1] each, for whole numbers from 0 to `most`."""
     low, high = x.amin(-1, keepdim=True).clamp(max=0.0), x.amax(-1, keepdim=True)
     weight = c.sum(-1, keepdim=True)
     mean = (c * x).sum(-1, keepdim=True)
@@ -89,7 +92,7 @@ def scales_and_offsets(x: Tensor, c: Tensor, most: int, trials: Sequence[float])
         space = torch.where(fits, space, 1.0)
         free = torch.where(fits, (weight * cross - mean * first) / space, s)
         offset = torch.where(fits, (second * mean - first * cross) / space, m)
-        bound = torch.where(second > TINY, cross / second.clamp(min=TINY), s)  # without an offset
+        bound = torch.where(second > TINY, cross / second.clamp(min=TINY), s)  # the best scale without an offset
         free, offset = torch.where(offset > 0, bound, free), offset.clamp(max=0.0)
         for one in ((s, m), (free.clamp(min=0.0), offset)):
             error = (c * (divided(x - one[1], one[0]).round().clamp(0, most) * one[0] + one[1] - x).square()).sum(
@@ -106,8 +109,8 @@ def scales_and_offsets(x: Tensor, c: Tensor, most: int, trials: Sequence[float])
 
 
 def shared(values: Tensor, weights: Tensor, low: int, high: int, trials: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """values, weights [blocks, groups] -> a scale [blocks, 1] exact in half precision, and whole numbers low..high
-    whose product with it is nearest to the values."""
+    """Find one scale per block: values, weights [blocks, groups] -> a scale [blocks, 1] exact in half precision, and
+    whole numbers low..high whose products with it are nearest to the values."""
     found = scales(values, weights, integers(low, high), float(low if low < 0 else high), trials)
     d = found.clamp(-65504.0, 65504.0).half().float()
     return d, divided(values, d).round().clamp(low, high)

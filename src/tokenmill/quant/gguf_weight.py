@@ -31,36 +31,36 @@ from tokenmill.quant.table import TableWeight
 GROUP = 32
 FOUR_BITS = "Q4_0"
 EXACT = frozenset({"Q4_0", "Q8_0", "Q5_0", "IQ4_NL", "MXFP4"})
-"""Types whose numbers are small integers times float16 (or powers of two), one scale in 32."""
+"""Types whose numbers are small integers times a float16 (or a power of two), with one scale per 32."""
 TABLES = {"MXFP4": FOUR_BIT_FLOATS, "IQ4_NL": NON_LINEAR, "IQ4_XS": NON_LINEAR}
-"""Types with codes of a table, and its entries."""
+"""Types whose codes are entries of a table, and the table."""
 TERNARY, TERNARY_GROUP = frozenset({"TQ1_0", "TQ2_0"}), 256
-"""Types of -1, 0 and 1, and columns that share their scales."""
+"""Types of -1, 0 and 1, and how many columns share a scale."""
 _CLOSE = 2.0**-11
 _DEVICE_PIECE = 1 << 24
 _PIECE = 1 << 15
-"""Weights that are decoded at a time: they stay in the cache, and torch does not wait for other threads over so few."""
+"""The weights that are decoded at once: few enough to stay in the cache and to be decoded by one thread."""
 
 
 class BlockWeight(WeightBase):
-    """[blocks; blocks; ...] along out, of any block types, and a bias [out] or None."""
+    """[blocks; blocks; ...] along out, of any block types, with a bias [out] or None."""
 
     def __init__(self, parts: list[Blocks], dtype: torch.dtype, bias: Tensor | None = None) -> None:
         self.parts, self.dtype, self.bias = parts, dtype, bias
         self.shape = (sum(part.shape[0] for part in parts), parts[0].shape[1])
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device, before it settles."""
+        """A copy on another device. The weight must not be settled yet."""
         parts = [replace(part, raw=part.raw.to(device)) for part in self.parts]
         return type(self)(parts, self.dtype, None if self.bias is None else self.bias.to(device))
 
     def settle(self, kernels: Kernels) -> Weight:
-        """The form that the backend multiplies fastest, of those above."""
+        """The form that the backend multiplies fastest, chosen as the module's text says."""
         raw = tuple((part.type.name, part.raw) for part in self.parts)
         packed = kernels.pack(StoredMatrix("blocks", self.shape, raw, self.dense, self.bias, self._forget))
         if packed is not None:
             return SettledBlocks(packed, self.shape, self.dtype)
-        if len({part.type.name for part in self.parts}) > 1:  # one grid would widen the narrower ones
+        if len({part.type.name for part in self.parts}) > 1:  # one grid would widen the types with fewer bits
             return MixedWeight([part.settle(kernels) for part in self._apart()])
         coded = self._coded()
         if coded is not None and coded.packs(kernels):
@@ -93,7 +93,7 @@ class BlockWeight(WeightBase):
         return found
 
     def _coded(self) -> TableWeight | None:
-        """Codes, a table and scales."""
+        """The form of codes, a table and scales."""
         name = self.parts[0].type.name
         if name not in TABLES:
             return None
@@ -131,7 +131,7 @@ class BlockWeight(WeightBase):
         return grid.settle(kernels)
 
     def join(self, others: list[Self]) -> Self | None:
-        """One weight, whatever the types of its parts."""
+        """One weight, whatever the block types of its parts."""
         every = [self, *others]
         if len({weight.dtype for weight in every}) > 1:
             return None
@@ -142,7 +142,7 @@ class BlockWeight(WeightBase):
         return type(self)([part for weight in every for part in weight.parts], self.dtype, bias)
 
     def take(self, index: Tensor) -> Self:
-        """Rows in the order of index: bytes move, nothing is decoded."""
+        """Rows in the order of index. Bytes are moved, nothing is decoded."""
         bias = None if self.bias is None else self.bias[index]
         if len(self.parts) == 1:
             return type(self)([self.parts[0].take(index)], self.dtype, bias)
@@ -157,7 +157,7 @@ class BlockWeight(WeightBase):
         return type(self)(parts, self.dtype, bias)
 
     def split(self, dim: int, part: int, parts: int) -> Self:
-        """An equal part along out (0) or, on block borders, along in (1)."""
+        """An equal part along out (0), or along in (1) if it is cut between blocks."""
         if parts == 1:
             return self
         if dim == 0:
@@ -172,7 +172,7 @@ class BlockWeight(WeightBase):
         return type(self)([piece.columns(start, stop) for piece in self.parts], self.dtype, bias)
 
     def rows(self, ids: Tensor) -> Tensor:
-        """Dense rows [n, in], decoded now."""
+        """Dense rows [n, in], decoded on every call."""
         return self.take(ids).dense()
 
     def dense(self) -> Tensor:
@@ -180,12 +180,12 @@ class BlockWeight(WeightBase):
         return torch.cat([part.dense().to(self.dtype) for part in self.parts])
 
     def bytes(self) -> int:
-        """Bytes in the file, and of the bias."""
+        """Bytes of the blocks and the bias."""
         return sum(part.raw.numel() for part in self.parts) + (0 if self.bias is None else self.bias.nbytes)
 
 
 class SettledBlocks(PackedWeight):
-    """What the backend made of blocks [out, in]."""
+    """The backend's packed form of blocks [out, in]."""
 
     def __init__(self, packed: Packed, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self.packed, self.shape, self.dtype = packed, shape, dtype
@@ -200,7 +200,7 @@ def _packs(kernels: Kernels, columns: int, device: torch.device) -> bool:
 
 
 def _as_integers(part: Blocks, kernels: Kernels) -> tuple[Tensor, Tensor, bool]:
-    """q int8, scales float16 in groups of 32, and whether that is exactly what the blocks say."""
+    """q int8, scales float16 in groups of 32, and whether these are exactly the numbers of the blocks."""
     grid = part.grid()
     if grid is not None and grid.offset is None and grid.group == GROUP:
         scales, exact = _half_scales(grid)
@@ -211,7 +211,7 @@ def _as_integers(part: Blocks, kernels: Kernels) -> tuple[Tensor, Tensor, bool]:
 
 
 def _half_scales(grid: Grid) -> tuple[Tensor | None, bool]:
-    """The scales in float16 if they fit closely, and whether they fit exactly."""
+    """The scales in float16 if that is close enough, and whether it is exact."""
     scales = grid.scale.half()
     error = (scales.float() - grid.scale).abs()
     if not bool((error <= _CLOSE * grid.scale.abs()).all()):

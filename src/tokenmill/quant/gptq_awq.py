@@ -30,9 +30,9 @@ from tokenmill.quant.half_scales import Held, held
 
 METHODS = ("gptq", "awq", "auto-round", "intel/auto-round")
 _INTERLEAVED = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Where in a word of AWQ the columns 0 to 7 lie."""
+"""The place of columns 0 to 7 in a word of AWQ."""
 _CHANGES = ("is_marlin_format", "use_bitblas_format", "rotation", "adapter")
-"""Fields that say of tensors, or of what is computed with them, what is not built here."""
+"""Fields whose value would change the tensors or the computation in a way that is not built here."""
 _BITS = {"gptq": (2, 3, 4, 8), "awq": (4,)}
 
 
@@ -72,12 +72,12 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 
 def _form(config: Mapping[str, Any]) -> str:
-    """GPTQModel has both names."""
+    """The file's form by either of GPTQModel's names."""
     return str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
 
 
 def second_version(config: Mapping[str, Any]) -> bool:
-    """Are zero points of a GPTQ file what they say? The tensors do not tell."""
+    """Does a GPTQ file store zero points unchanged? The tensors do not show it."""
     return _kind(config) == "gptq" and _form(config) == "gptq_v2"
 
 
@@ -87,7 +87,7 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
 
 
 def upright(ckpt: Checkpoint, name: str, rows: int) -> bool:
-    """Do the tensors under `name` lie as the matrix of so many rows does (AWQ's version gemv)?"""
+    """Do the tensors under `name` lie as a matrix with this many rows does (AWQ's version gemv)?"""
     return _upright(ckpt.shape(f"{name}.scales") or (), rows)
 
 
@@ -104,7 +104,7 @@ def load(
     *,
     how: Mapping[str, Any] = MappingProxyType({}),
 ) -> Held:
-    """The weight [out, in] under `name`, with its zero points; how: what config.json says."""
+    """Read the weight [out, in] under `name`, with its zero points. how: quantization_config."""
     rows, columns = shape
     words = _words(ckpt, f"{name}.qweight")
     scales = ckpt.tensor(f"{name}.scales")
@@ -144,8 +144,8 @@ def _make(
     how: Mapping[str, Any],
     order: Tensor | None = None,
 ) -> Held:
-    """codes [out, in] and zeros [out, groups] from 0 on -> (code - zero) * scale, without zeros where they are all in
-    the middle; kind: the compute dtype and the bias; sizes: bits and columns of a group."""
+    """codes [out, in] and zeros [out, groups] -> (code - zero) * scale, without zeros if all are in the middle. kind:
+    the compute dtype and the bias; sizes: bits, and columns of a group."""
     bits, group = sizes
     half = 1 << (bits - 1)
     q, less = (codes.to(torch.int16) - half).to(torch.int8).contiguous(), zeros.to(torch.int16) - half
@@ -156,9 +156,9 @@ def _make(
 
 
 def _symmetric(how: Mapping[str, Any]) -> str:
-    """How config.json says that all zero points are in the middle; "": it does not. (Files of the one version that are
-    taken for the other have all of them beside it.)"""
-    if how.get("dynamic") or how.get("extra_config"):  # of some matrices something else is said
+    """The words with which config.json says that all zero points are in the middle; "": it does not. (A file of one
+    version that is read as the other has all of them one beside the middle.)"""
+    if how.get("dynamic") or how.get("extra_config"):  # config.json says something else about some matrices
         return ""
     if how.get("sym") is True:
         return f"'sym' (checkpoint_format {_form(how)!r})" if _kind(how) == "gptq" else "'sym'"
@@ -189,7 +189,8 @@ def _gemv(
 
 
 def _filled_groups(columns: int, group: int) -> int:
-    """Scales of a row in version gemv: a whole number of words of zero points, for small groups of several words."""
+    """The scales of a row in version gemv, padded to a whole number of words of zero points; small groups are padded to
+    several words."""
     several = max(1, 128 // group) * 8
     return math.ceil(columns // group / several) * several
 

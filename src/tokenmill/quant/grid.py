@@ -23,8 +23,8 @@ from tokenmill.quant.packed import PackedWeight, joined_bias
 
 
 class GridWeight(PackedWeight):
-    """q [out, in] int8, scales [out, ceil(in / group)] float16 and zeros of that shape in int8 (8 bits: int16), in
-    float32 where they are fractions, or None; `bits` is 2 to 8."""
+    """q [out, in] int8, scales [out, ceil(in / group)] float16, and zeros of that shape in int8 (8 bits: int16), in
+    float32 if they are fractions, or None. `bits` is 2 to 8."""
 
     def __init__(
         self,
@@ -47,13 +47,13 @@ class GridWeight(PackedWeight):
         self.shape = (q.shape[0], q.shape[1])
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device, before it settles."""
+        """A copy on another device. The weight must not be settled yet."""
         q, scales = self.numbers()
         zeros = None if self.zeros is None else self.zeros.to(device)
         return self._like(q.to(device), scales.to(device), self.bias, zeros)
 
     def settle(self, kernels: Kernels) -> Weight:
-        """Keep the packed form instead, where the backend has one; zero points that have none become 8 bits."""
+        """Replace the numbers by the backend's packed form. Zero points for which there is none become 8 bits."""
         if self.packed is not None:
             return self
         for bits in sorted({self.bits, 4 if self.bits <= 4 else 8}):
@@ -76,7 +76,7 @@ class GridWeight(PackedWeight):
         return super().settle(kernels)
 
     def stored(self) -> StoredMatrix:
-        """Of kind "int8", "int4", ..., with zeros where there are some."""
+        """A matrix of kind "int8", "int4", ..., with zeros if there are any."""
         q, scales = self.numbers()
         parts, kind = (("codes", q), ("scales", scales)), f"int{self.bits}"
         if self.zeros is None:
@@ -84,11 +84,11 @@ class GridWeight(PackedWeight):
         return StoredMatrix(f"{kind}-zeros", self.shape, (*parts, ("zeros", self.zeros)), self.dense, self.bias)
 
     def forget(self) -> None:
-        """The packed form has them."""
+        """Free the stored numbers: the packed form has them."""
         self.q = self.scales = self.zeros = None
 
     def _anew(self, q: Tensor, scales: Tensor, zeros: Tensor, kernels: Kernels) -> Weight:
-        """Fractions as zero points, rounded anew to 8 bits where the backend packs them."""
+        """Fractional zero points, rounded anew to 8 bits if the backend packs them."""
         found, steps = kernels.quantise(self.dense().float(), 8, ACTIVATION_GROUP)
         grid = GridWeight(found, steps, bits=8, group=ACTIVATION_GROUP, dtype=self.dtype, bias=self.bias)
         if kernels.pack(grid.stored()) is None:
@@ -97,7 +97,7 @@ class GridWeight(PackedWeight):
         return grid.settle(kernels)
 
     def _affine(self, q: Tensor, scales: Tensor, zeros: Tensor, kernels: Kernels) -> Weight:
-        """Differences that need nine bits: zero points become offsets."""
+        """Differences that need nine bits: the zero points become offsets."""
         if self.group % ACTIVATION_GROUP:
             return DenseWeight(self.dense(), self.bias).settle(kernels)
         repeat = self.group // ACTIVATION_GROUP
@@ -106,7 +106,7 @@ class GridWeight(PackedWeight):
         return AffineWeight(q, scale, offset, self.dtype, self.bias).settle(kernels)
 
     def join(self, others: list[Self]) -> Self | None:
-        """One matrix of the same grid; absent biases count as zeros where any part has one."""
+        """One matrix of the same grid. If any part has a bias, missing ones count as zeros."""
         every = [self, *others]
         if len({(part.bits, part.group, part.dtype) for part in every}) > 1:
             return None
@@ -127,7 +127,7 @@ class GridWeight(PackedWeight):
         return self._like(q[index], scales[index], bias, zeros)
 
     def split(self, dim: int, part: int, parts: int) -> Self:
-        """An equal part along out (0) or, on group borders, along in (1)."""
+        """An equal part along out (0), or along in (1) if it is cut between groups."""
         if parts == 1:
             return self
         start, stop = self.part_range(dim, part, parts)
@@ -162,12 +162,12 @@ class GridWeight(PackedWeight):
         return widen(q, scales[ids]).to(self.dtype)
 
     def stored_bytes(self) -> int:
-        """Numbers, scales and zero points; 4 bit numbers count as if they were packed."""
+        """Bytes of numbers, scales and zero points. 4 bit numbers count as packed ones."""
         q, scales = self.numbers()
         return q.numel() * self.bits // 8 + scales.nbytes + (0 if self.zeros is None else self.zeros.nbytes)
 
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """q and scales, before it settles."""
+        """q and scales. The weight must not be settled yet."""
         assert self.q is not None and self.scales is not None, "a settled weight is not taken apart"
         return self.q, self.scales
 
@@ -176,10 +176,11 @@ class GridWeight(PackedWeight):
 
 
 class Unrounded(DenseWeight):
-    """A dense matrix that is rounded when it settles: joined and split before, so that groups never straddle a part."""
+    """A dense matrix that is rounded when it settles. It is joined and split before that, so that no group straddles
+    two parts."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 0) -> None:
-        """group: columns per scale; 0: as many as the backend likes."""
+        """group: columns per scale; 0: the backend chooses."""
         super().__init__(weight, bias)
         self.bits, self.group = bits, group
 
@@ -194,7 +195,7 @@ class Unrounded(DenseWeight):
         return grid.settle(kernels)
 
     def join(self, others: list[Self]) -> Self | None:
-        """One matrix, if all are to be rounded alike."""
+        """One matrix, if all of them will be rounded alike."""
         return super().join(others) if all(o.bits == self.bits and o.group == self.group for o in others) else None
 
     def _like(self, weight: Tensor, bias: Tensor | None) -> Self:

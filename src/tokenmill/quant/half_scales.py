@@ -33,9 +33,8 @@ def held(
     zeros: Tensor | None = None,
     order: Tensor | None = None,
 ) -> Held:
-    """(q - zeros) * scales with a scale per `group` columns; order: column p of the matrix [out, in] in groups is
-    column order[p] of q. kind: the
-    compute dtype and the bias; what: the tensor of the scales, for people."""
+    """(q - zeros) * scales with one scale per `group` columns. order: column p of the matrix by groups is column
+    order[p] of q. kind: the compute dtype and the bias. what: the name of the scales' tensor, for messages."""
     q = q if order is None else q[:, order]
     halves = scales.half()
     if known(halves) and not bool(torch.isfinite(halves).all()):
@@ -47,7 +46,7 @@ def held(
 
 
 def too_small(scales: Tensor) -> bool:
-    """Would half precision keep hardly a digit of any of them?"""
+    """Are all scales below float16's normal numbers, so that they would lose nearly all digits?"""
     return bool(scales.numel()) and 0.0 < float(scales.float().abs().max()) < SMALLEST
 
 
