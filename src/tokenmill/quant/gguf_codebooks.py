@@ -31,9 +31,9 @@ _ROOM = 1 << 19
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """entries [books, entries, n]; books differ by a shift. unit: of a scale; steps: scales of a group; group: numbers
-    that share a step; span: vectors that share a book. signs: none (the entries have signs), any, or even: an even
-    number of minus signs in each 8 numbers."""
+    """entries [books, entries, n]; books differ by a shift. group: numbers that share a step; steps: how many steps
+    there are; unit: their unit, as a part of the block's scale; span: vectors that share a book. signs: none (the
+    entries have signs), any, or even: an even number of minus signs in each 8 numbers."""
 
     entries: Tensor
     group: int

@@ -30,10 +30,10 @@ _BESIDE = (
     *("quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise"),
     *("optimize", "round_zero"),
 )
-"""What else HQQ writes: what changes the numbers is checked, the rest says how they were found."""
+"""Other fields that HQQ writes. Those that change the numbers are checked; the others say how they were found."""
 _PACKINGS = {8: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}
 _LONGEST = 64
-"""Letters of the name of a packing."""
+"""The longest name of a packing that is read."""
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -54,7 +54,7 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def _settings(config: object) -> list[Mapping[str, Any]]:
-    """What is said of all matrices, or of each by its name."""
+    """The settings for all matrices, or for each by its name."""
     if not isinstance(config, Mapping):
         return []
     if "weight_quant_params" in config or not any(isinstance(each, Mapping) for each in config.values()):
@@ -63,7 +63,7 @@ def _settings(config: object) -> list[Mapping[str, Any]]:
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
-    """Is there such a weight under `name`?"""
+    """Does the checkpoint hold such a weight under `name`?"""
     found = next((n for n in (f"{name}.W_q", *_quanto(name)) if ckpt.has(n)), None)
     return found is not None and ckpt.shape(found) is not None
 
@@ -73,12 +73,12 @@ def _quanto(name: str) -> tuple[str, str]:
 
 
 def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
-    """The weight [out, in] under `name`."""
+    """Read the weight [out, in] under `name`."""
     if ckpt.has(f"{name}.W_q"):
         return _hqq(ckpt, name, shape, dtype, bias)
     for part in ("input_scale", "output_scale"):
         if ckpt.has(f"{name}.{part}"):
-            ckpt.tensor(f"{name}.{part}")  # of activations; taken so that nothing is left over
+            ckpt.tensor(f"{name}.{part}")  # about activations; read so that no tensor counts as unused
     whole, parts = _quanto(name)
     if ckpt.has(whole):
         return _rows(ckpt, name, shape, dtype, bias)
@@ -132,13 +132,13 @@ def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
         raise ModelError(f"'{name}.packing' is {shown(packing)}; {bits} bits are read as {_PACKINGS[bits]}.")
     if zero.shape != scale.shape:
         raise ModelError(f"'{name}.zero' has shape {list(zero.shape)}, its scales {list(scale.shape)}.")
-    if bits == 3 and len(codes) - scale.numel() in range(count):  # the last words are filled up
+    if bits == 3 and len(codes) - scale.numel() in range(count):  # the last words are padded
         codes = codes[: scale.numel()]
     return _affine(codes, scale, zero, shape, (dtype, bias), f"{name}.W_q", bits)
 
 
 def _text(stored_text: Tensor) -> str:
-    """What HQQ writes of words: their bytes."""
+    """A text that HQQ writes as bytes."""
     if stored_text.dtype != torch.uint8 or stored_text.numel() > _LONGEST:
         return ""
     return bytes(stored_text.flatten().tolist()).decode("utf-8", "replace")
@@ -153,7 +153,7 @@ def _affine(
     what: str,
     bits: int,
 ) -> Weight:
-    """codes [numel / group, group] with scales and zero points of that many -> (code - zero) * scale; kind: the compute
+    """codes [numel / group, group] with as many scales and zero points -> (code - zero) * scale. kind: the compute
     dtype and the bias."""
     rows, columns = shape
     groups = scale.numel()
@@ -163,7 +163,9 @@ def _affine(
     if codes.ndim != 2 or codes.shape[1] != group:
         raise ModelError(f"'{what}' does not lie in rows of {group} codes, as many as share a scale.")
     if columns % group or group % _GROUP:
-        raise ModelError(f"'{what}' has groups of {group} in rows of {columns}: whole ones of 32 n can be read.")
+        raise ModelError(
+            f"'{what}' has groups of {group} in rows of {columns}; they must divide a row and be multiples of 32."
+        )
     bits = max(bits, 2)
     half = 1 << (bits - 1)
     q = (codes.to(torch.int16) - half).to(torch.int8).reshape(rows, columns)

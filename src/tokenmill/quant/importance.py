@@ -28,14 +28,15 @@ _INT = struct.Struct("<i")
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Of one matrix, or of the experts in one tensor: squares [experts, columns], of so many tokens [experts, 1]."""
+    """The sums of one matrix, or of the experts in one tensor: squares [experts, columns] over this many tokens
+    [experts, 1]."""
 
     squares: Tensor
     tokens: Tensor
 
     def means(self) -> Tensor:
-        """The mean square of each column's input; columns that were never reached count a little, experts that were
-        not all alike."""
+        """The mean square of each column's input. Columns that no input reached count a little; experts that no token
+        reached count all columns alike."""
         mean = self.squares / self.tokens.clamp(min=1.0)
         usual = mean.mean(1, keepdim=True)
         return torch.where(usual > 0, torch.where(mean > 0, mean, usual * 1e-4), 1.0)
@@ -86,7 +87,7 @@ def _numbers(file: GgufFile, info: TensorInfo, path: Path) -> Tensor:
 
 
 class _Reader:
-    """The older form, piece by piece."""
+    """Reads the older form piece by piece."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.at = path, 0
@@ -120,8 +121,8 @@ def _read_older(path: Path) -> dict[str, Sums]:
 
 
 def write(path: Path, found: Mapping[str, Sums], text: str, shape: tuple[int, int]) -> None:
-    """A file for llama.cpp, in the older form where the name ends in .dat; text: the name of what was read, as so many
-    sequences of so many tokens."""
+    """Write a file for llama.cpp, in the older form if the name ends in .dat. text: the name of the text that was read,
+    with the number and length of its sequences."""
     if path.suffix == OLDER:
         write_bytes(path, _older(found, text, shape[0]))
         return

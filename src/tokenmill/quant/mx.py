@@ -30,11 +30,11 @@ METHOD = "mxfp4"
 _TYPE = next(kind for kind in TYPES.values() if kind.name == "MXFP4")
 _GROUP, _FINE = 32, 16
 _NAN = 255
-"""A scale byte that stands for no number."""
+"""The scale byte that means "not a number"."""
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Nothing in a quantization_config of this method changes how it is read."""
+    """Accept any quantization_config of this method: nothing in it changes how tensors are read."""
 
 
 def check_modelopt(config: Mapping[str, Any]) -> None:
@@ -45,20 +45,20 @@ def check_modelopt(config: Mapping[str, Any]) -> None:
 
 
 def mxfp4(codes: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None, name: str) -> BlockWeight:
-    """codes [out, in / 32, 16] (two neighbours a byte) and scale bytes [out, in / 32] -> a weight."""
+    """codes [out, in / 32, 16] (two neighbours per byte) and scale bytes [out, in / 32] -> a weight."""
     if codes.dtype != torch.uint8 or scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
         raise ModelError(f"'{name}' must hold uint8, not {codes.dtype} with scales of {scales.dtype}.")
     powers = scales.view(torch.uint8)
     if known(powers) and bool((powers == _NAN).any()):
         raise ModelError(f"'{name}' has scales that are no numbers: the file is damaged.")
-    spread = nibbles(codes)  # a block of GGUF has columns 0 to 15 in the lower halves, 16 to 31 in the upper
+    spread = nibbles(codes)  # a GGUF block has columns 0 to 15 in the lower halves, 16 to 31 in the upper ones
     halves = spread[..., :16] | spread[..., 16:] << 4
     raw = torch.cat((powers[..., None], halves), -1).flatten(1)
     return BlockWeight([Blocks(_TYPE, raw.contiguous())], dtype, bias)
 
 
 _SMALL = 121
-"""The exponent of invented scales: numbers of the usual size."""
+"""The exponent of invented scales, so that invented numbers have the usual size."""
 
 
 def load_stacked(
@@ -68,7 +68,7 @@ def load_stacked(
     count, rows, columns = shape
     if columns % _GROUP:
         raise ModelError(f"'{name}_blocks' cannot hold rows of {columns}: blocks are of {_GROUP}.")
-    invented = torch.uint8 if ckpt.shape(f"{name}_blocks") is None else None  # dummy weights ask for a type
+    invented = torch.uint8 if ckpt.shape(f"{name}_blocks") is None else None  # dummy weights need a type
     codes = ckpt.tensor(f"{name}_blocks", (count, rows, columns // _GROUP, _GROUP // 2), invented)
     if invented is None:
         scales = ckpt.tensor(f"{name}_scales", (count, rows, columns // _GROUP))
@@ -80,7 +80,7 @@ def load_stacked(
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
-    """Are there four bit floats under `name`?"""
+    """Does the checkpoint hold four bit floats under `name`?"""
     for part, beside in (("weight_packed", "weight_scale"), ("weight", "weight_scale_2")):
         full = f"{name}.{part}"
         if ckpt.has(full) and ckpt.has(f"{name}.{beside}") and ckpt.shape(full) is not None:
@@ -91,14 +91,14 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
 def load(
     ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None
 ) -> BlockWeight | TableWeight:
-    """The weight [out, in] under `name`."""
+    """Read the weight [out, in] under `name`."""
     rows, columns = shape
     part = "weight_packed" if ckpt.has(f"{name}.weight_packed") else "weight"
     raw = ckpt.tensor(f"{name}.{part}", (rows, columns // 2))
     scales = ckpt.tensor(f"{name}.weight_scale")
     for beside in BESIDE:
         if ckpt.has(f"{name}.{beside}"):
-            ckpt.tensor(f"{name}.{beside}")  # of activations; taken so that nothing is left over
+            ckpt.tensor(f"{name}.{beside}")  # about activations; read so that no tensor counts as unused
     if raw.dtype != torch.uint8 or columns % 2:
         raise ModelError(f"'{name}.{part}' must hold uint8 for an even number of columns, not {raw.dtype}.")
     if scales.dtype in (torch.uint8, torch.float8_e8m0fnu):
@@ -114,7 +114,7 @@ def load(
 
 
 def _whole_scale(ckpt: Checkpoint, name: str) -> float:
-    """The factor on all scales of a matrix."""
+    """The factor that applies to all scales of a matrix."""
     for part in ("weight_global_scale", "weight_scale_2"):
         if ckpt.has(f"{name}.{part}"):
             found = ckpt.tensor(f"{name}.{part}").float()

@@ -16,30 +16,30 @@ from tokenmill.quant.base import WeightBase
 
 
 class PackedWeight(WeightBase):
-    """A format implements `stored`, `stored_rows` and `forget`, which lets the stored numbers go. One that chooses
-    between kinds overrides `settle`."""
+    """The base of formats that backends pack. A format implements `stored`, `stored_rows` and `forget`, which frees the
+    stored numbers. A format that chooses between kinds overrides `settle`."""
 
     dtype: torch.dtype
     packed: Any = None
 
     def stored(self) -> StoredMatrix:
-        """What a backend is to pack, or to multiply as it is (compute/matrix.py lists the kinds)."""
+        """The matrix that a backend packs, or multiplies as it is. (compute/matrix.py lists the kinds.)"""
         raise NotImplementedError
 
     def stored_rows(self, ids: Tensor) -> Tensor:
-        """Dense rows [n, in] of the stored numbers."""
+        """Dense rows [n, in] from the stored numbers."""
         raise NotImplementedError
 
     def stored_bytes(self) -> int:
-        """Bytes of the stored numbers without the bias."""
+        """Bytes of the stored numbers, without the bias."""
         return self.stored().nbytes
 
     def forget(self) -> None:
-        """The stored numbers are not needed any more."""
+        """Free the stored numbers."""
         raise NotImplementedError
 
     def settle(self, kernels: Kernels) -> Weight:
-        """Keep the packed form instead, where the backend has one."""
+        """Replace the stored numbers by the packed form, if the backend has one."""
         if self.packed is None:
             self.packed = kernels.pack(self.stored())
             if self.packed is not None:
@@ -74,19 +74,19 @@ class PackedWeight(WeightBase):
         return self.rows(torch.arange(self.shape[0]))
 
     def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
-        """The packed form's tensors, where the backend shows them."""
+        """The packed form's tensors, if the backend shows them."""
         found: tuple[Any, dict[str, Tensor | None]] | None = None if self.packed is None else self.packed.pieces()
         return found
 
     def bytes(self) -> int:
-        """Bytes that a matmul reads."""
+        """The bytes that a product reads."""
         if self.packed is not None:
             return int(self.packed.bytes())
         return self.stored_bytes() + (0 if self.bias is None else self.bias.nbytes)
 
 
 class Biased(Protocol):
-    """What `joined_bias` reads of a matrix."""
+    """The part of a matrix that `joined_bias` reads."""
 
     shape: tuple[int, int]
     dtype: torch.dtype
@@ -94,7 +94,7 @@ class Biased(Protocol):
 
 
 def joined_bias(parts: Sequence[Biased], device: torch.device) -> Tensor | None:
-    """The biases of all parts in a row; absent ones count as zeros where any part has one."""
+    """The biases of all parts, joined. If any part has a bias, missing ones count as zeros."""
     if all(part.bias is None for part in parts):
         return None
     zeros = (torch.zeros(part.shape[0], dtype=part.dtype, device=device) for part in parts)

@@ -20,29 +20,29 @@ from tokenmill.core.errors import ModelError
 _CUT = ("weight", "weight_packed", "weight_scale", "weight_scale_inv", "weight_zero_point", "qweight", "qzeros",
         "scales", "bias")  # fmt: skip
 _ORDERS = ("g_idx", "weight_g_idx")
-"""The group of each column."""
+"""The tensors that list the group of each column."""
 _SHAPE = "weight_shape"
 
 
 class Part:
-    """A checkpoint in which the matrix `name` is this part of itself: see `part_of`."""
+    """A checkpoint in which the matrix `name` is one part of the whole: see `part_of`."""
 
     def __init__(self, inner: Checkpoint, name: str, shape: tuple[int, int], share: tuple[int, int, int]) -> None:
         """shape: of the part; share: (dimension, part, parts)."""
         self.inner, self.name, self.own, self.share = inner, name, shape, share
         self.axes: dict[str, int] = {}
-        """Of tensors that are cut, by full name."""
+        """The axis along which each tensor is cut, by full name."""
         self.has, self.names, self.close = inner.has, inner.names, inner.close
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """The part's."""
+        """The shape of the part."""
         found, axis = self.inner.shape(name), self.axes.get(name)
         if found is None or axis is None:
             return found
         return (*found[:axis], found[axis] // self.share[2], *found[axis + 1 :])
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """The part's."""
+        """The tensor's part."""
         axis, (dim, part, parts) = self.axes.get(name), self.share
         if name == f"{self.name}.{_SHAPE}":
             found = self.inner.tensor(name).clone()
@@ -70,18 +70,18 @@ class Part:
         shape: tuple[int, ...] | None = None,
         dtype: torch.dtype | None = None,
     ) -> Tensor:
-        """Of the part."""
+        """A range of the tensor's part."""
         return self.tensor(name, shape, dtype).narrow(dim, start, stop - start)
 
 
 class BlockPart(Part):
-    """The same of a matrix in blocks, of which whole ones lie in every part."""
+    """The same for a matrix in blocks, where every part has whole blocks."""
 
     @classmethod
     def of(
         cls, ckpt: Checkpoint, name: str, shape: tuple[int, int], share: tuple[int, int, int], elements: int
     ) -> BlockPart | None:
-        """elements: columns of a block; None: a cut would go through one."""
+        """elements: columns of a block. None: a cut would go through a block."""
         dim, _, parts = share
         if shape[dim] % parts or (dim == 1 and (shape[1] // parts) % elements):
             return None
@@ -92,7 +92,7 @@ class BlockPart(Part):
         return made
 
     def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Blocks | None:
-        """The blocks of the part: a view, of which what is used is read."""
+        """The blocks of the part. They are a view, so only blocks that are used are read."""
         dim, part, _ = self.share
         found: Blocks | None = self.inner.blocks(name)  # type: ignore[attr-defined]
         if found is None or name != f"{self.name}.weight":
@@ -106,8 +106,8 @@ class BlockPart(Part):
 def part_of(
     ckpt: Checkpoint, name: str, shape: tuple[int, int], share: tuple[int, int, int], *, turned: bool
 ) -> Part | None:
-    """The matrix `name` of this whole shape as a rank has it; None: it must be read whole. turned: its tensors lie
-    [in, out]."""
+    """The part of the matrix `name` [out, in] that belongs to a rank. None: the whole matrix must be read. turned: its
+    tensors lie [in, out]."""
     dim, _, parts = share
     if shape[dim] % parts or (dim == 1 and any(ckpt.has(f"{name}.{order}") for order in _ORDERS)):
         return None
@@ -121,10 +121,10 @@ def part_of(
         bias = full.endswith(".bias")
         axis = 0 if bias else 1 - dim if turned else dim
         if axis >= len(found) or found[axis] == 1 or (bias and dim == 1):
-            continue  # one for all of them
+            continue  # one for all rows and columns
         each = shape[dim] // found[axis]
         if found[axis] % parts or shape[dim] % found[axis] or size % each or each & (each - 1):
-            return None  # blocks that do not fill the matrix, numbers across words
+            return None  # blocks that do not fill the matrix, or numbers across words
         made.axes[full] = axis
     return made
 

@@ -10,7 +10,8 @@ DIVISORS = {
     4: [7.0, 7.25, 7.5, 7.75, 8.0, 8.25, 8.5, 8.75, 9.0, 9.5, 10.0, 6.5],
     8: [127.0, 127.5, 128.0, 129.0, 131.0, 134.0],
 }
-"""Scales that are tried: the largest magnitude of a group over each of these. Larger ones cut off the extremes."""
+"""Scales that are tried: the largest magnitude of a group divided by each of these. Larger divisors cut off the
+extremes."""
 _ROWS = 512
 
 
@@ -31,7 +32,7 @@ def round_best(weight: Tensor, bits: int, group: int, dtype: torch.dtype) -> tup
 
 
 def _search(part: Tensor, bits: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The best scale [rows, groups, 1] and its squared error [rows, groups]."""
+    """Search the best scale [rows, groups, 1]; also returns its squared error [rows, groups]."""
     top = part.abs().amax(-1, keepdim=True)
     best = worst = None
     for divisor in DIVISORS[bits]:

@@ -14,7 +14,8 @@ _HEAD = ",head="
 
 
 def check_scheme(quantization: str) -> tuple[str, str]:
-    """-> what matrices are quantised to, and the output head ("": by itself); refuses what is neither."""
+    """Split a scheme into that of the matrices and that of the output head ("": none given). Unknown schemes are
+    refused."""
     scheme, behind, head = quantization.partition(_HEAD)
     known = (FP8, *AT_LOAD, "none")
     if scheme not in known or (behind and head not in known):
@@ -27,7 +28,8 @@ def check_scheme(quantization: str) -> tuple[str, str]:
 
 
 def head_scheme(quantization: str | None) -> str | None:
-    """What the output head is quantised to: what follows `,head=`, else 8 bits at least: its outliers matter."""
+    """The scheme of the output head: the one given by `,head=`, else one of at least 8 bits, because the head's
+    outliers matter."""
     if quantization is None:
         return None
     scheme, _, head = quantization.partition(_HEAD)

@@ -17,12 +17,12 @@ FORMATS = ("sparse-bitmask", "sparse-24-bitmask")
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
-    """Is there such a matrix under `name`?"""
+    """Does the checkpoint hold such a matrix under `name`?"""
     return ckpt.has(f"{name}.bitmask") and ckpt.shape(f"{name}.bitmask") is not None
 
 
 class Widened:
-    """A Checkpoint that holds NAME.weight, found so in another one."""
+    """A checkpoint in which NAME.weight is dense, around one in which it is sparse."""
 
     def __init__(self, inner: Checkpoint, name: str, shape: tuple[int, int]) -> None:
         self.inner, self.name = inner, f"{name}.weight"
@@ -34,7 +34,7 @@ class Widened:
         return name == self.name or self.inner.has(name)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """Its shape."""
+        """The tensor's shape."""
         return tuple(self.weight.shape) if name == self.name else self.inner.shape(name)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -45,7 +45,7 @@ class Widened:
 
 
 def load(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Tensor:
-    """The matrix [out, in] under `name`, with its zeros, in the type of its numbers."""
+    """The matrix [out, in] under `name` with its zeros, in its stored type."""
     rows, columns = shape
     packed = ckpt.tensor(f"{name}.bitmask", (rows, -(-columns // 8)))
     values = ckpt.tensor(f"{name}.compressed")
@@ -57,23 +57,23 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Tensor:
     if ckpt.has(f"{name}.shape") and ckpt.tensor(f"{name}.shape", (2,)).tolist() != [rows, columns]:
         raise ModelError(f"'{name}.shape' is not {[rows, columns]}, which the config asks for.")
     if ckpt.has(f"{name}.row_offsets"):
-        ckpt.tensor(f"{name}.row_offsets")  # follows from the mask
+        ckpt.tensor(f"{name}.row_offsets")  # it follows from the mask
     mask = unpack_mask(packed, columns)
     if int(mask.sum()) != values.numel():
         raise ModelError(f"'{name}.bitmask' has {int(mask.sum())} places for {values.numel()} numbers.")
-    bits = values.view(torch.uint8) if values.element_size() == 1 else values  # not every type can be scattered
+    bits = values.view(torch.uint8) if values.element_size() == 1 else values  # torch cannot scatter every type
     whole = torch.zeros(rows, columns, dtype=bits.dtype)
     whole[mask] = bits
     return whole.view(values.dtype)
 
 
 def unpack_mask(packed: Tensor, columns: int) -> Tensor:
-    """packed [out, n] uint8 -> [out, columns] bool."""
+    """Mask bits: packed [out, n] uint8 -> [out, columns] bool."""
     shifts = torch.arange(8, dtype=torch.uint8)
     return ((packed[..., None] >> shifts) & 1).flatten(1)[:, :columns].bool()
 
 
 def pack_mask(mask: Tensor) -> Tensor:
-    """mask [out, in] bool -> [out, ceil(in / 8)] uint8."""
+    """Mask bits: mask [out, in] bool -> [out, ceil(in / 8)] uint8."""
     bits = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.shape[1] % 8)).view(mask.shape[0], -1, 8)
     return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1).to(torch.uint8)

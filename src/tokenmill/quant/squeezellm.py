@@ -26,10 +26,10 @@ _GROUP = 32
 
 
 class TableOfRows(Unrounded):
-    """The numbers that tables and outliers mean, until it settles."""
+    """The dense numbers of tables and outliers, until the weight settles."""
 
     def settle(self, kernels: Kernels) -> Weight:
-        """In 8 bits."""
+        """Round the numbers to 8 bits and settle those."""
         weight: Any = super().settle(kernels)
         weight.changed = ("SqueezeLLM",)
         held: Weight = weight
@@ -44,13 +44,13 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
-    """Is there such a weight under `name`?"""
+    """Does the checkpoint hold such a weight under `name`?"""
     full = f"{name}.lookup_table"
     return ckpt.has(full) and ckpt.shape(full) is not None
 
 
 def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> TableOfRows:
-    """The weight [out, in] under `name`."""
+    """Read the weight [out, in] under `name`."""
     rows, columns = shape
     table = ckpt.tensor(f"{name}.lookup_table")
     bits = {8: 3, 16: 4}.get(table.shape[1], 0) if table.ndim == 2 and table.shape[0] == rows else 0
@@ -69,7 +69,7 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
 
 
 def _sparse(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Tensor:
-    """What is added, dense."""
+    """The outliers as a dense matrix."""
     starts = ckpt.tensor(f"{name}.rows", (shape[0] + 1,))
     at, values = ckpt.tensor(f"{name}.cols"), ckpt.tensor(f"{name}.vals")
     whole = (torch.int32, torch.int64)

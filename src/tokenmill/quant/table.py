@@ -28,8 +28,8 @@ _SMALLEST_HALF = 2.0**-14
 
 
 class TableWeight(PackedWeight):
-    """codes [out, in] uint8, table [n] float32 on the host, scales [out, in / group] float32; factors [out] float32 on
-    all scales of a row, or None; `name`: for people."""
+    """codes [out, in] uint8, table [n] float32 on the host, scales [out, in / group] float32. factors: [out] float32,
+    applied to all scales of a row, or None. `name`: for messages."""
 
     def __init__(
         self,
@@ -50,26 +50,26 @@ class TableWeight(PackedWeight):
         assert self.group * scales.shape[1] == self.shape[1]
 
     def to(self, device: torch.device) -> Self:
-        """The same on another device, before it settles."""
+        """A copy on another device. The weight must not be settled yet."""
         codes, scales, factors = (t.to(device) for t in (self.numbers(), self.scales, self.factors))
         return type(self)(codes, self.table, scales, self.dtype, self.bias, self.name, factors)
 
     def numbers(self) -> Tensor:
-        """The codes, before it settles."""
+        """The codes. The weight must not be settled yet."""
         assert self.codes is not None, "a settled weight is not taken apart"
         return self.codes
 
     def stored(self) -> StoredMatrix:
-        """Of kind "table"."""
+        """A matrix of kind "table"."""
         parts = ("codes", self.numbers()), ("table", self.table), ("scales", self.scales), ("factors", self.factors)
         return StoredMatrix("table", self.shape, parts, self.dense, self.bias)
 
     def forget(self) -> None:
-        """The packed form has them."""
+        """Free the stored numbers: the packed form has them."""
         self.codes, self.scales = None, self.scales[:0]
 
     def settle(self, kernels: Kernels) -> Weight:
-        """In the backend's form of tables, else as integers with scales."""
+        """Settle in the backend's form of tables, else as integers with scales."""
         if self.packed is not None or self.packs(kernels):
             return self
         steps, unit = whole_entries(self.table)
@@ -79,13 +79,13 @@ class TableWeight(PackedWeight):
         return weight.settle(kernels)
 
     def packs(self, kernels: Kernels) -> bool:
-        """Keep the backend's form of tables instead, if it has one for this matrix."""
+        """Replace the codes by the backend's form of tables, if it has one for this matrix."""
         self.packed = kernels.pack(self.stored())
         if self.packed is None:
             return False
         if known(self.numbers()):
             steps, unit = whole_entries(self.table)
-            some = torch.arange(min(64, self.shape[0]))  # a form that rounds scales does it everywhere
+            some = torch.arange(min(64, self.shape[0]))  # a form that rounds scales rounds all of them
             same = torch.allclose(self.packed.rows(some, torch.float32), self._wide(some), rtol=1e-6, atol=0.0)
             if not (torch.equal(steps * unit, self.table) and same):
                 self.changed = (self.name,)
@@ -93,7 +93,7 @@ class TableWeight(PackedWeight):
         return True
 
     def _integers(self, kernels: Kernels, steps: Tensor, unit: float) -> tuple[bool, GridWeight | DenseWeight]:
-        """Is nothing lost, and the form to settle."""
+        """(Is nothing lost? The integer form to settle.)"""
         if self.shape[1] % _GROUP:
             return True, DenseWeight(self.dense(), self.bias)
         whole = self.scales * self.factors[:, None]
@@ -113,7 +113,7 @@ class TableWeight(PackedWeight):
         return exact, GridWeight(q, scales, bits=8, group=size, dtype=self.dtype, bias=self.bias)
 
     def join(self, others: list[Self]) -> Self | None:
-        """One matrix of the same table; absent biases count as zeros where any part has one."""
+        """One matrix with the same table. If any part has a bias, missing ones count as zeros."""
         every = [self, *others]
         if len({(part.group, part.dtype, part.name) for part in every}) > 1:
             return None
@@ -129,7 +129,7 @@ class TableWeight(PackedWeight):
         return self._like(self.numbers()[index], self.scales[index], self.factors[index], bias)
 
     def split(self, dim: int, part: int, parts: int) -> Self:
-        """An equal part along out (0) or, on group borders, along in (1)."""
+        """An equal part along out (0), or along in (1) if it is cut between groups."""
         if parts == 1:
             return self
         start, stop = self.part_range(dim, part, parts)
@@ -156,7 +156,7 @@ class TableWeight(PackedWeight):
         return entries.to(codes.device)[codes.int()]
 
     def stored_bytes(self) -> int:
-        """Codes as if they were packed, and scales."""
+        """Bytes of the codes, counted as packed, and of the scales."""
         bits = max(1, (len(self.table) - 1).bit_length())
         return self.numbers().numel() * bits // 8 + self.scales.nbytes
 
@@ -166,6 +166,6 @@ class TableWeight(PackedWeight):
 
 
 def nibbles(raw: Tensor, *, high_first: bool = False) -> Tensor:
-    """raw [..., n] uint8 -> codes [..., 2 n], the low half of a byte first unless told."""
+    """raw [..., n] uint8 -> codes [..., 2 n]. The low half of a byte comes first unless told otherwise."""
     halves = (raw >> 4, raw & 15) if high_first else (raw & 15, raw >> 4)
     return torch.stack(halves, -1).flatten(-2)

@@ -33,12 +33,12 @@ def check(config: Mapping[str, Any]) -> None:
 
 
 def divides(config: Mapping[str, Any]) -> bool:
-    """Is a weight divided by its scale?"""
+    """Are weights divided by their scale?"""
     return config.get("linear_class", "bitlinear") == "bitlinear"
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
-    """Is there such a weight under `name`?"""
+    """Does the checkpoint hold such a weight under `name`?"""
     if not ckpt.has(f"{name}.weight_scale") or not ckpt.has(f"{name}.weight"):
         return False
     scale = ckpt.shape(f"{name}.weight_scale")
@@ -50,7 +50,7 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
 def load(
     ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None, *, divide: bool
 ) -> Held:
-    """The weight [out, in] under `name`."""
+    """Read the weight [out, in] under `name`."""
     rows, columns = shape
     if rows % 4:
         raise ModelError(f"'{name}.weight' cannot hold {rows} rows in fours.")

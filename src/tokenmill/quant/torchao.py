@@ -28,24 +28,24 @@ from tokenmill.quant.table import nibbles
 
 METHOD = "torchao"
 _BESIDE = ("act_quant_scale", "act_quant_zero_point")
-"""Of activations: taken so that nothing is left over."""
+"""About activations; they are read so that no tensor counts as unused."""
 _OTHERS = ("act_pre_scale", "scale_and_zero", "per_tensor_scale")
-"""What other classes write beside their numbers."""
+"""Tensors that other classes write beside their numbers."""
 _GROUPS = (256, 128, 64, 32)
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Nothing in a quantization_config of this method changes how it is read."""
+    """Accept any quantization_config of this method: nothing in it changes how tensors are read."""
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
-    """Is there such a weight under `name`?"""
+    """Does the checkpoint hold such a weight under `name`?"""
     full = f"{name}._weight_qdata"
     return ckpt.has(full) and ckpt.shape(full) is not None
 
 
 def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
-    """The weight [out, in] under `name`."""
+    """Read the weight [out, in] under `name`."""
     rows, columns = shape
     for part in _OTHERS:
         if ckpt.has(f"{name}._weight_{part}"):
@@ -91,7 +91,7 @@ def _float8(
 
 
 def _bits(codes: Tensor, zero: Tensor | None) -> int:
-    """The fewest that hold these codes and zero points."""
+    """The fewest bits that hold these codes and zero points."""
     least, most = (int(t) for t in codes.aminmax())
     if zero is not None:
         least, most = min(least, int(zero.min())), max(most, int(zero.max()))
@@ -106,7 +106,7 @@ def _pairs(
     kind: tuple[torch.dtype, Tensor | None],
     name: str,
 ) -> Weight:
-    """Four bits, two in a byte; scales and zeros lie [groups, out]."""
+    """Four bit codes, two per byte. Scales and zeros lie [groups, out]."""
     if scale.shape[1] != shape[0] or zero.shape != scale.shape or not zero.is_floating_point():
         raise ModelError(
             f"'{name}' has scales {list(scale.shape)} and zero points {list(zero.shape)} of {zero.dtype}, which do not "
@@ -127,13 +127,15 @@ def _grid(
     kind: tuple[torch.dtype, Tensor | None],
     name: str,
 ) -> Weight:
-    """scale, zero: [out, groups], or one in all."""
+    """scale, zero: [out, groups], or one number for all."""
     rows, columns = codes.shape
     if scale.numel() == 1:
         scale, zero = scale.expand(rows, 1), None if zero is None else zero.expand(rows, 1)
     count = scale.shape[1]
     if scale.shape[0] != rows or not count or columns % count or (count > 1 and columns // count % 32):
-        raise ModelError(f"'{name}._weight_scale' has shape {list(scale.shape)}; groups of 32 n columns can be read.")
+        raise ModelError(
+            f"'{name}._weight_scale' has shape {list(scale.shape)}; a group must be a multiple of 32 columns."
+        )
     group = columns // count
     size = next((g for g in _GROUPS if group % g == 0), group)
     scale = scale.repeat_interleave(group // size, 1)
