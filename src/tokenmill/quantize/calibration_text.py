@@ -18,7 +18,7 @@ MOST_BYTES = 64 << 20
 
 
 def read(path: Path | None) -> str:
-    """A file's text; None: the package's own."""
+    """Read a text file. None: the package's own text."""
     if path is None:
         return resources.files("tokenmill.quantize").joinpath("calibration.txt").read_text(encoding="utf-8")
     try:
@@ -30,7 +30,7 @@ def read(path: Path | None) -> str:
 
 
 def sequences(text: str, encode: Callable[[str], list[int]], count: int, length: int) -> Tensor:
-    """At most `count` sequences of `length` tokens [N, length], evenly out of the whole text."""
+    """At most `count` sequences of `length` tokens [N, length], taken evenly from the whole text."""
     ids = encode(text)
     if len(ids) < 32:
         raise ParameterError(f"The text to calibrate with has {len(ids)} tokens: give a longer one.")

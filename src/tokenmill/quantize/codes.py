@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 SHRINKS = tuple(1.0 - 0.05 * i for i in range(12))
-"""Parts of a group's range that are tried: smaller ones cut off extremes, for finer steps."""
+"""The parts of a group's range that are tried. A smaller part cuts off extremes but gives finer steps."""
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """How fine: bits of a code, columns that share a scale, whether the middle code is zero."""
+    """How fine the codes are: bits, columns that share a scale, whether the middle code is zero."""
 
     bits: int
     group: int
@@ -26,7 +26,8 @@ class Spec:
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """A rounded matrix: codes [out, in] uint8, scales [out, groups] (numbers that float16 has), zeros alike, whole."""
+    """A rounded matrix: codes [out, in] uint8, scales [out, groups] (numbers that float16 has), and whole zero points
+    of that shape."""
 
     codes: Tensor
     scales: Tensor
@@ -54,24 +55,25 @@ def grid(weight: Tensor, spec: Spec, shrink: Tensor | float = 1.0) -> tuple[Tens
 
 
 def _representable(scales: Tensor) -> Tensor:
-    """Numbers that float16 has, none of them zero."""
+    """The nearest numbers that float16 has, none of them zero."""
     return scales.clamp(min=1e-6, max=6e4).half().float()
 
 
 def rounded(weight: Tensor, scales: Tensor, zeros: Tensor, spec: Spec) -> Codes:
-    """To the nearest code."""
+    """Round to the nearest code."""
     parts = weight.unflatten(1, (-1, spec.group)) / scales[..., None] + zeros[..., None]
     codes = parts.round_().clamp_(0, (1 << spec.bits) - 1).flatten(1).to(torch.uint8)
     return Codes(codes, scales, zeros, spec)
 
 
 def nearest(weight: Tensor, spec: Spec) -> Codes:
-    """To the nearest code of the grid that spans each group."""
+    """Round to the nearest code of the grid that spans each group."""
     return rounded(weight, *grid(weight, spec), spec)
 
 
 def fitted(weight: Tensor, spec: Spec, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """The best grid of those by SHRINKS, by squared errors weighted with `importance` [in]."""
+    """Round to the best of the grids by SHRINKS: the one with the least squared error, weighted with `importance`
+    [in]."""
     best = least = None
     for shrink in SHRINKS:
         scales, zeros = grid(weight, spec, shrink)

@@ -24,7 +24,7 @@ _LEAST = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Norm:
-    """A norm's tensors: what is stored, plus `offset`, multiplies."""
+    """A norm's tensors. It multiplies by the stored weight plus `offset`."""
 
     weight: str
     bias: str | None
@@ -33,7 +33,7 @@ class Norm:
 
 @dataclass(frozen=True, slots=True)
 class Fold:
-    """Weights with one input, and what makes it: a norm, or the rows of a matrix."""
+    """Weights that share an input, and the producer of that input: a norm, or the rows of a matrix."""
 
     consumers: tuple[str, ...]
     norm: Norm | None = None
@@ -41,7 +41,8 @@ class Fold:
 
 
 def find(fed: Mapping[Norm, set[str]], chosen: set[str], present: Callable[[str], bool]) -> list[Fold]:
-    """The folds of a layer; fed: the weights that each norm was seen to feed; chosen: those that will be rounded."""
+    """The folds of a layer. fed: the weights that each norm fed during calibration; chosen: the weights that will be
+    rounded."""
     folds = [Fold(tuple(sorted(names)), norm=norm) for norm, names in fed.items() if names <= chosen]
     for first, second in _PAIRS:
         for name in sorted(chosen):
@@ -52,8 +53,8 @@ def find(fed: Mapping[Norm, set[str]], chosen: set[str], present: Callable[[str]
 
 
 def shared(s: Tensor, rows: int, width: int) -> Tensor | None:
-    """Scales [columns] that fit a producer of fewer rows: heads (of `width`) that share values share scales; None: they
-    do not."""
+    """Scales [columns] for a producer with fewer rows: value heads (of `width`) are shared by several query heads, so
+    these share scales. None: the sizes do not fit."""
     if rows == len(s):
         return s
     if len(s) % rows or rows % width:
@@ -63,13 +64,14 @@ def shared(s: Tensor, rows: int, width: int) -> Tensor | None:
 
 
 def of_rows(s: Tensor, rows: int, width: int) -> Tensor:
-    """Scales [columns] made by `shared` -> those of the producer's rows."""
+    """Scales [columns] from `shared` -> scales of the producer's rows."""
     return s if rows == len(s) else s.view(rows // width, len(s) // rows, width)[:, 0].reshape(-1)
 
 
 @dataclass(frozen=True, slots=True)
 class Rounding:
-    """What a scaled weight becomes: quickly, and as its inputs (scaled too) will have it rounded in the end."""
+    """How a scaled weight is rounded: quick is for the search, final is the method itself (which also gets the scaled
+    inputs)."""
 
     quick: Callable[[Tensor], Tensor]
     final: Callable[[Tensor, Inputs], Tensor]
@@ -83,9 +85,11 @@ def awq(
     round_: Rounding,
     fit: Callable[[Tensor], Tensor | None],
 ) -> Tensor | None:
-    """Scales [columns] that make the outputs of rounded weights err least: powers of the inputs' mean magnitude, alone
-    or over the weights' (Lin et al., 2023). The best few of those are tried out as they will be rounded. fit: scales as
-    the producer can take them. None: it can take none."""
+    """Scales [columns] for which the outputs of rounded weights err least (Lin et al., 2023). Candidates are powers of
+    the inputs' mean magnitude, alone or divided by powers of the weights'. The best few are then rounded by the method
+    itself.
+
+    fit: turns scales into some that the producer can take. None: it can take none."""
     seen = inputs[fold.consumers[0]]
     size, spread = seen.mean.clamp(min=_LEAST), _spread([weights[name] for name in fold.consumers], round_.group)
     tried: list[tuple[float, Tensor]] = []
@@ -114,7 +118,7 @@ def _spread(weights: list[Tensor], group: int) -> Tensor:
 
 
 def smooth(fold: Fold, weights: Mapping[str, Tensor], inputs: Mapping[str, Inputs], alpha: float = 0.5) -> Tensor:
-    """Scales [columns] that share out what is hard to round between inputs and weights (Xiao et al., 2022)."""
+    """Scales [columns] that divide the difficulty of rounding between inputs and weights (Xiao et al., 2022)."""
     top = torch.stack([weights[name].abs().amax(0) for name in fold.consumers]).amax(0).clamp(min=1e-5)
     s = inputs[fold.consumers[0]].largest.clamp(min=1e-5).pow(alpha) / top.pow(1.0 - alpha)
     return s.clamp(min=1e-4, max=1e4)

@@ -28,9 +28,8 @@ def forward_in_parts(
     kv_format: KVFormat = EXACT,
     note: Note | None = None,
 ) -> Tensor:
-    """x: tokens [N, L] (the first layer's) or hidden states [N, L, hidden] -> hidden states [N, L, hidden].
-
-    note: is shown the pages after each part."""
+    """x: tokens [N, L] for the first layer, or hidden states [N, L, hidden]. Returns hidden states [N, L, hidden].
+    note: is called with the pages after each part."""
     count, length = x.shape[:2]
     size = max(1, BATCH_TOKENS // length)
     layout = make_layout(model.spec.kv_specs, BLOCK, kv_format)
@@ -49,7 +48,7 @@ def forward_in_parts(
 
 
 def logits(model: CausalLM, hidden: Tensor, kernels: Kernels, device: torch.device) -> Tensor:
-    """[n, hidden] -> [n, vocab] in float32, where they were computed."""
+    """[n, hidden] -> [n, vocab] in float32, on the device that computed them."""
     nothing = torch.zeros(0, dtype=torch.long, device=device)
     context = ForwardContext(kernels, nothing, nothing, nothing, 1, [], [])
     with torch.inference_mode():
@@ -57,7 +56,7 @@ def logits(model: CausalLM, hidden: Tensor, kernels: Kernels, device: torch.devi
 
 
 def _context(pool: KVPool, kernels: Kernels, shape: torch.Size, device: torch.device) -> ForwardContext:
-    """All of `count` sequences [count, length] from their beginnings, each in blocks of its own."""
+    """A context for `count` whole sequences [count, length], each with blocks of its own."""
     count, length = shape
     held = -(-length // BLOCK)
     at = torch.arange(count, device=device)

@@ -32,7 +32,8 @@ from tokenmill.text.gguf_write import tokenizer_metadata
 FILE_TYPES = {"f16": 1, "q4_0": 2, "q4_1": 3, "q8_0": 7, "q5_0": 8, "q5_1": 9, "q2_k": 10, "q3_k": 12, "q4_k": 15,
               "q5_k": 17, "q6_k": 18, "iq2_xxs": 19, "iq2_xs": 20, "iq3_xxs": 23, "iq1_s": 24, "iq4_nl": 25,
               "iq3_s": 26, "iq2_s": 28, "iq4_xs": 30, "iq1_m": 31, "bf16": 32, "tq1_0": 36, "tq2_0": 37}  # fmt: skip
-"""The kinds of file that can be written, and what `general.file_type` calls them (q3_k to q5_k: those named M)."""
+"""The kinds of file that can be written, and their numbers in `general.file_type`. (q3_k to q5_k are the variants named
+M.)"""
 _MIXES = {"q2_k": ("Q2_K", "Q4_K", "Q3_K"), "q3_k": ("Q3_K", "Q5_K", "Q4_K"), "q4_k": ("Q4_K", "Q6_K", "Q4_K"),
           "q5_k": ("Q5_K", "Q6_K", "Q5_K"), "iq4_nl": ("IQ4_NL", "Q5_K", "IQ4_NL"),
           "iq4_xs": ("IQ4_XS", "Q5_K", "IQ4_XS"),
@@ -40,17 +41,17 @@ _MIXES = {"q2_k": ("Q2_K", "Q4_K", "Q3_K"), "q3_k": ("Q3_K", "Q5_K", "Q4_K"), "q
           **{kind: (kind.upper(), "Q4_K", "IQ3_S") for kind in ("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs")},
           "iq3_s": ("IQ3_S", "Q5_K", "Q4_K"),
           **{kind: (kind.upper(),) * 3 for kind in ("tq1_0", "tq2_0")}}  # fmt: skip
-"""What most matrices get, and of those that lose most one half and the other."""
+"""The type of most matrices, and the types of the two halves of those that lose most."""
 _BY_32 = {"Q2_K": "IQ4_NL", "Q3_K": "IQ4_NL", "IQ4_XS": "IQ4_NL", "Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0",
            **dict.fromkeys(("IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"), "IQ4_NL"),
            **dict.fromkeys(("TQ1_0", "TQ2_0"), "Q4_0")}  # fmt: skip
-"""In place of types that need rows of 256: the next larger one that needs 32, as in llama.cpp."""
+"""Used for matrices whose rows are not multiples of 256: the next larger type with blocks of 32, as in llama.cpp."""
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp\.weight")
 _SENSITIVE = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down|ffn_down_exps)\.weight")
 _HEADS = ("token_embd.weight", "output.weight")
 _PIECE = 1 << 22
-"""Numbers that are rounded at a time."""
+"""The most numbers that are rounded at once."""
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps",
           "max_position_embeddings")  # fmt: skip
 _SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
@@ -58,7 +59,7 @@ _SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p":
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """A tensor of the file: the source tensors that it stacks (one, or an expert each), and its type."""
+    """A tensor of the file: the source tensors that it stacks (one, or one per expert), and its type."""
 
     name: str
     sources: list[tuple[str, Place]]
@@ -74,9 +75,11 @@ def export(
     tell: Tell = lambda name, done, total: None,
     importance: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> tuple[list[LayerError], str | None]:
-    """Write the model of folder `source` to the file `target`, whole or not at all; -> what rounding lost per matrix,
-    and a sentence for the user, if there is one. skip: names (of the source) that stay in 16 bits; importance: of
-    columns, by the name of a matrix in the file (importance.py)."""
+    """Write the model of folder `source` to the file `target`, completely or not at all. Returns the loss of rounding
+    for each matrix, and a sentence for the user, if there is one.
+
+    skip: names (in the source) of matrices that stay in 16 bits. importance: of columns, by the matrix's name in the
+    file (importance.py)."""
     config = read_config(source)
     if config.get("quantization_config"):
         raise ModelError(f"{source} is already quantised; start from the unquantised model.")
@@ -108,7 +111,7 @@ def export(
 
 
 def _whole(config: Mapping[str, Any], source: Path) -> dict[str, Any]:
-    """The config with its family's defaults; refused where a size is missing."""
+    """The config with its family's defaults. A missing size is an error."""
     found = complete(config, str(config["architectures"][0]))
     for key in _SIZES:
         if found.get(key) is None:
@@ -159,7 +162,8 @@ def _plan(
 
 
 def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped: bool) -> str:
-    """Norms and routers stay in 32 bits, heads get 6; values and what leaves an MLP get more than other matrices."""
+    """The type of a tensor. Norms and routers stay in 32 bits, heads get 6; the value matrices and the last matrix of
+    an MLP get more bits than other matrices."""
     if len(shape) < 2 or _ROUTER.fullmatch(name):
         return "F32"
     if kind in ("f16", "bf16") or skipped or shape[-1] % 32:
@@ -180,7 +184,7 @@ def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped:
 
 
 def _note_smaller_blocks(stored: list[Stored], kind: str) -> str | None:
-    """A sentence on matrices that had to take another type, if there are such."""
+    """A sentence about matrices that had to take a type with smaller blocks, or None."""
     if kind not in _MIXES and kind != "q6_k":
         return None
     found = [item.type for item in stored if item.shape[-1] % 256 and item.type in {*_BY_32.values()} - {kind.upper()}]
@@ -195,9 +199,10 @@ def _told(tell: Tell, name: str, total: int, done: int) -> None:
 
 
 def _counts(importance: Mapping[str, Tensor], item: Stored) -> Tensor | None:
-    """What a column's error counts, for each source [sources or 1, columns]."""
+    """The weight of an error in each column, for each source [sources or 1, columns]."""
     found = importance.get(item.name)
-    if found is not None and found.shape == (1, len(item.sources) * item.shape[-1]):  # one behind the other
+    # the sources' columns, one source after the other
+    if found is not None and found.shape == (1, len(item.sources) * item.shape[-1]):
         found = found.view(len(item.sources), item.shape[-1])
     if found is not None and (found.shape[1] != item.shape[-1] or len(found) not in (1, len(item.sources))):
         raise UserError(f"The importance of {item.name} has the shape {list(found.shape)}: it is of another model.")
@@ -211,7 +216,7 @@ def _pieces(
     tell: Callable[[int], None],
     importance: Tensor | None = None,
 ) -> Iterator[bytes]:
-    """The tensor's bytes."""
+    """The tensor's bytes, piece by piece."""
     lost = total = count = 0.0
     for number, (name, where) in enumerate(item.sources):
         weights = None if importance is None else importance[number % len(importance)]

@@ -22,8 +22,8 @@ from tokenmill.quantize.watched_weights import Seen
 def measure(
     source: Path, tokens: Tensor, device: str = "cpu", tell: Tell = lambda name, done, total: None
 ) -> dict[str, Sums]:
-    """Of the model in folder `source` on tokens [N, L]: matrices' names in GGUF files -> sums. Embeddings and head are
-    not among them."""
+    """Run the model in folder `source` on tokens [N, L]. Returns sums by the matrices' names in GGUF files, without
+    embeddings and head."""
     config = read_config(source)
     if config.get("quantization_config"):
         raise ModelError(f"{source} is already quantised; start from the unquantised model.")
@@ -44,7 +44,7 @@ def measure(
 
 
 def _by_place(places: dict[str, Place], seen: dict[str, Squares | None]) -> dict[str, Sums]:
-    """Experts in one tensor, in their order; those that no token reached have sums of 0."""
+    """Experts of one tensor in their order. An expert that no token reached has sums of 0."""
     stacks: dict[str, dict[int, Squares | None]] = {}
     for name, where in places.items():
         stacks.setdefault(where.name, {})[where.expert or 0] = seen[name]

@@ -29,12 +29,13 @@ _WINDOW = 24
 _VOCAB = 64
 _SAME = 1e-2
 _LOUD = 10.0
-"""Dummy weights times this: activations leave the range in which one looks like another."""
+"""Dummy weights are multiplied by this, so that activations leave the range in which one function looks like
+another."""
 CPU = torch.device("cpu")
 
 
 class _Loud(DummyCheckpoint):
-    """Random numbers for every tensor, those of norms around one."""
+    """Random numbers for every tensor; those of norms are near one."""
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """The invented tensor."""
@@ -43,8 +44,8 @@ class _Loud(DummyCheckpoint):
 
 
 def prove(config: Mapping[str, Any], arch: str, names: Iterable[str], path: str) -> None:
-    """Refuse a config of which a file with these tensors says something else; named is what it cannot say, if one key
-    alone makes the difference."""
+    """Refuse a config if a file with these tensors would describe another model. The error names the key that causes
+    this, if a single key does."""
     stored, small = set(names), _small(config)
     reach = max(int(small["max_position_embeddings"]), 16)
     wanted, back = _logits(small, reach), _back(small, arch, stored, path)
@@ -71,7 +72,7 @@ def prove(config: Mapping[str, Any], arch: str, names: Iterable[str], path: str)
 
 
 def _small(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The same layers, of few and narrow numbers; windows are left within a few tokens."""
+    """A config with the same layers, but few and small sizes. Windows become a few tokens long."""
     heads = int(config["num_attention_heads"])
     keys = int(config.get("num_key_value_heads") or heads)
     head = int(config.get("head_dim") or config["hidden_size"] // heads)
@@ -85,7 +86,7 @@ def _small(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _back(small: dict[str, Any], arch: str, stored: set[str], path: str) -> dict[str, Any]:
-    """What is read from the metadata of the small model."""
+    """The config that is read back from the small model's metadata."""
     shape = (_VOCAB, small["hidden_size"])
     info: Any = SimpleNamespace(shape=shape, type=SimpleNamespace(name="F16"), start=0, stop=2)
     divisors = rope_divisors(small)
@@ -96,7 +97,7 @@ def _back(small: dict[str, Any], arch: str, stored: set[str], path: str) -> dict
 
 
 def _logits(config: dict[str, Any], reach: int) -> Tensor:
-    """[tokens, vocabulary] of the model of this config."""
+    """The logits [tokens, vocabulary] of a model with this config."""
     kernels = make_kernels("cpu")
     model = build_model(config, _Loud(), dtype=torch.float32, device=CPU, kernels=kernels, max_positions=reach)
     tokens = torch.randint(0, _VOCAB, (1, min(_TOKENS, reach)), generator=torch.Generator().manual_seed(0))

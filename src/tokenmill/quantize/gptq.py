@@ -16,7 +16,7 @@ _BLOCK = 128
 
 
 def gptq(weight: Tensor, spec: Spec, inputs: Inputs, damping: float = 0.01) -> Codes:
-    """weight [out, in] float32 -> codes; scales are found before, so that columns may go in any order."""
+    """weight [out, in] float32 -> codes. Scales are computed first, so that columns may be rounded in any order."""
     hessian = inputs.hessian.clone()
     scales, zeros = fitted(weight, spec, hessian.diagonal() / max(inputs.count, 1))
     order, upper = factor(hessian, damping)
@@ -38,7 +38,8 @@ def gptq(weight: Tensor, spec: Spec, inputs: Inputs, damping: float = 0.01) -> C
 
 
 def factor(hessian: Tensor, damping: float, order: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """An order of columns (largest energy first unless told), and the upper Cholesky factor of the inverse in it."""
+    """An order of columns (by default largest energy first), and the upper Cholesky factor of the inverse in that
+    order."""
     diagonal = hessian.diagonal()
     dead = diagonal == 0
     diagonal[dead] = 1.0
@@ -51,5 +52,5 @@ def factor(hessian: Tensor, damping: float, order: Tensor | None = None) -> tupl
             lower = torch.linalg.cholesky(sorted_hessian + eye * (damping * step))
             inverse = torch.cholesky_inverse(lower)
             return order, torch.linalg.cholesky(inverse, upper=True).float()
-        except RuntimeError:  # (LinAlgError is one) not positive: too few inputs, or all alike
+        except RuntimeError:  # (LinAlgError is one) not positive definite: too few inputs, or all are alike
             damping *= 10.0

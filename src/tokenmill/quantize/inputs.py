@@ -10,20 +10,20 @@ from torch import Tensor
 
 
 class Squares:
-    """Sums of squares alone, of the inputs x [columns] of one matrix, or of several that multiply the same."""
+    """Only sums of squares over the inputs x [columns] of a matrix, or of several matrices with the same input."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         self.squares = torch.zeros(columns, device=device)
         self.count = 0
 
     def add(self, x: Tensor) -> None:
-        """x [T, columns]."""
+        """Add inputs x [T, columns]."""
         self.squares += x.detach().float().square().sum(0)
         self.count += len(x)
 
 
 class Inputs:
-    """Sums over the inputs x [columns] of one matrix, or of several that multiply the same."""
+    """Sums over the inputs x [columns] of a matrix, or of several matrices with the same input."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         self.hessian = torch.zeros(columns, columns, device=device)
@@ -32,7 +32,7 @@ class Inputs:
         self.count = 0
 
     def add(self, x: Tensor) -> None:
-        """x [T, columns]."""
+        """Add inputs x [T, columns]."""
         wide = x.detach().float()
         self.hessian.addmm_(wide.T, wide)
         size = wide.abs()
@@ -43,16 +43,16 @@ class Inputs:
 
     @property
     def mean(self) -> Tensor:
-        """The mean magnitude of each number."""
+        """The mean magnitude of each column."""
         return self.magnitude / max(self.count, 1)
 
     def scaled(self, by: Tensor) -> Inputs:
-        """Those of x / by."""
+        """The sums for inputs x / by."""
         made = Inputs(len(by), self.hessian.device)
         made.hessian = self.hessian / by[:, None] / by[None, :]
         made.magnitude, made.largest, made.count = self.magnitude / by, self.largest / by, self.count
         return made
 
     def loss(self, error: Tensor) -> float:
-        """The mean squared error of the outputs, if the weight [out, columns] errs by this."""
+        """The mean squared error of the outputs if the weight [out, columns] has this error."""
         return float(((error @ self.hessian) * error).sum(dtype=torch.float64)) / max(self.count, 1)

@@ -24,13 +24,13 @@ SCHEME = {
     "block_structure": None, "actorder": None, "observer": "minmax", "observer_kwargs": {},
 }  # fmt: skip
 _KEYS = ("k_proj.weight", "qkv_proj.weight", "query_key_value.weight")
-"""What makes keys: beside these readers look for the scales."""
+"""The matrices that make keys. Readers look for the scales beside these."""
 _MOST = float(torch.finfo(torch.float8_e4m3fn).max)
 
 
 def measure(config: dict[str, Any], ckpt: Checkpoint, device: str, tokens: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
-    """tokens [N, L] -> of each layer with keys and values, by the name of what makes keys: what is divided by so that
-    the largest that was seen becomes float8's largest, for keys and for values [1]."""
+    """tokens [N, L] -> for each layer with keys and values, by the name of the matrix that makes its keys: one scale
+    for keys and one for values [1]. Divided by it, the largest number that occurred becomes float8's largest."""
     stream, found = Stream(config, ckpt, device, tokens), {}
     for index in range(stream.count):
         most = [torch.zeros(1), torch.zeros(1)]
@@ -52,6 +52,6 @@ def measure(config: dict[str, Any], ckpt: Checkpoint, device: str, tokens: Tenso
 
 
 def tensors(name: str, scales: tuple[Tensor, Tensor]) -> dict[str, Tensor]:
-    """What is written for the layer whose keys `name` makes."""
+    """The tensors to write for the layer whose keys `name` makes."""
     base = name.rsplit(".", 2)[0]
     return {f"{base}.k_scale": scales[0].clone(), f"{base}.v_scale": scales[1].clone()}

@@ -29,7 +29,7 @@ from tokenmill.quantize.watched_weights import Seen, WatchingBuild
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _SAME = 1e-3
-"""The relative difference that a layer's outputs may have after scales have moved."""
+"""The largest relative difference of a layer's outputs after scales have moved."""
 
 
 class Overlaid:
@@ -71,17 +71,17 @@ class Overlaid:
 
 @dataclass(frozen=True, slots=True)
 class PlainBuild(Build):
-    """A Build whose weights are widened: what a stored weight means, without what kernels make of it."""
+    """A Build that widens weights to their dense numbers, without any kernel's packed form."""
 
     def weight(self, name: str, shape: tuple[int, int], **how: Any) -> Weight:
-        """As Build, in the compute dtype."""
+        """As in Build, but in the compute dtype."""
         found = Build.weight(self, name, shape, **how)
         return found if isinstance(found, DenseWeight) else DenseWeight(found.dense(), getattr(found, "bias", None))
 
 
 @dataclass(slots=True)
 class Layer:
-    """One layer: its weights in float32 by name, what they were seen to multiply, and tensors that were changed."""
+    """One layer: its weights in float32 by name, the inputs that they had, and the tensors that were changed."""
 
     index: int
     weights: dict[str, Tensor]
@@ -92,7 +92,7 @@ class Layer:
 
 
 class Stream:
-    """Layers in order, and the hidden states before the next one."""
+    """Goes through the layers in order. It holds the hidden states before the next layer."""
 
     def __init__(self, config: dict[str, Any], ckpt: Checkpoint, device: str, tokens: Tensor) -> None:
         self.config, self.ckpt, self.device = config, ckpt, torch.device(device)
@@ -105,7 +105,8 @@ class Stream:
         self.head = int(config.get("head_dim") or int(config.get("hidden_size") or heads) // int(heads))
 
     def look(self, index: int, chosen: set[str]) -> Layer:
-        """Run calibration through layer `index`; -> what it shows. chosen: the weights that will be rounded."""
+        """Run the calibration sequences through layer `index`, and return the layer with its inputs. chosen: the
+        weights that will be rounded."""
         seen = Seen(wanted=frozenset(chosen))
         model = self._build(index, self.ckpt, seen=seen)
         forward_in_parts(model, self.x, self.kernels, self.device)
@@ -116,28 +117,29 @@ class Stream:
         return Layer(index, weights, dict(seen.inputs), found, missed=missed)
 
     def watch(self, index: int, seen: Seen, note: Note | None = None) -> set[str]:
-        """Let layer `index` tell what it multiplies, and `note` what it keeps; go on behind it. -> the kinds of its
-        K/V."""
+        """Run layer `index`, and advance past it. `seen` records the inputs of its weights, `note` gets its pages.
+        Returns the kinds of its K/V."""
         model = self._build(index, self.ckpt, seen=seen)
         self.x = forward_in_parts(model, self.x, self.kernels, self.device, note=note)
         return {spec.kind for spec in model.spec.kv_specs}
 
     def go_on(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any] | None) -> None:
-        """Hidden states behind layer `index` with these tensors in place of those hidden; how: config.json's words."""
+        """Advance past layer `index`, computed with these tensors in place of those hidden. how:
+        quantization_config."""
         if index + 1 < self.count:
             self.x = self.behind(index, tensors, hidden, how)
 
     def behind(
         self, index: int, tensors: Mapping[str, Tensor], hidden: Iterable[str] = (), how: dict[str, Any] | None = None
     ) -> Tensor:
-        """Hidden states behind layer `index`; behind the last one, normed."""
+        """The hidden states after layer `index`. After the last layer they are normed."""
         config = self.config if how is None else {**self.config, "quantization_config": how}
         model = self._build(index, Overlaid(self.ckpt, tensors, hidden), config=config)
         self.reads[index] = [(spec.kind, spec.window) for spec in model.spec.kv_specs]
         return forward_in_parts(model, self.x, self.kernels, self.device)
 
     def keeps(self, layer: Layer, tensors: Mapping[str, Tensor]) -> bool:
-        """Does the layer compute the same with these tensors in place of its own?"""
+        """Does the layer compute the same function with these tensors in place of its own?"""
         x = self.x[:2]
         one, other = (
             forward_in_parts(self._build(layer.index, ckpt), x, self.kernels, self.device)
@@ -160,7 +162,7 @@ class Stream:
 
 
 def layer_count(config: Mapping[str, Any]) -> int:
-    """How many layers a model has."""
+    """The number of layers in a model."""
     for name in _LAYERS:
         if isinstance(config.get(name), int):
             return int(config[name])
@@ -174,8 +176,8 @@ Fit = Callable[[folds.Fold, Layer, Callable[[Tensor], Tensor | None]], Tensor | 
 
 
 def fold(stream: Stream, layer: Layer, fit: Fit) -> int:
-    """Move scales into the layer's weights, fold by fold; those that would change what it computes are left. -> how
-    many have moved."""
+    """Move scales into the layer's weights, one fold after the other. A fold that would change the layer's function is
+    skipped. Returns how many have moved."""
     moved = 0
     for one in layer.folds:
 
@@ -201,7 +203,7 @@ def fold(stream: Stream, layer: Layer, fit: Fit) -> int:
 
 
 def _tensors(stream: Stream, layer: Layer, one: folds.Fold, s: Tensor) -> dict[str, Tensor]:
-    """What takes other numbers when the scales s [columns] move."""
+    """The tensors that change when the scales s [columns] move."""
     made = {name: layer.weights[name] * s for name in one.consumers}
     if one.norm is None:
         producer = layer.weights[one.producer]
@@ -212,7 +214,7 @@ def _tensors(stream: Stream, layer: Layer, one: folds.Fold, s: Tensor) -> dict[s
 
 
 def _of_norm(stream: Stream, layer: Layer, norm: folds.Norm, s: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The scales that the norm takes in its own type, and its tensors then."""
+    """The scales as the norm's own type can hold them, and the norm's new tensors."""
 
     def stored(name: str) -> Tensor:
         return layer.changed.get(name, stream.ckpt.tensor(name))

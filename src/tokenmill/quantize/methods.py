@@ -15,11 +15,11 @@ _ROUNDS = 200
 _HALF_QUADRATIC = 4
 _NORM = 0.7
 _HQQ_SHRINKS = 2
-"""Without data, its norm would cut off more than models can bear."""
+"""Without data, HQQ's norm would cut off more than models can bear."""
 
 
 def clipped(weight: Tensor, spec: Spec, inputs: Inputs) -> Codes:
-    """To the nearest code of the grid that, group by group, changes the outputs least (AWQ's clipping)."""
+    """Round to the nearest code of the grid that changes the outputs least, group by group (AWQ's clipping)."""
     rows, columns = weight.shape
     groups = columns // spec.group
     blocks = inputs.hessian.view(groups, spec.group, groups, spec.group)
@@ -40,7 +40,7 @@ def clipped(weight: Tensor, spec: Spec, inputs: Inputs) -> Codes:
 
 
 def autoround(weight: Tensor, spec: Spec, inputs: Inputs, rounds: int = _ROUNDS) -> Codes:
-    """Rounding up or down is learned by the signs of the gradients of the outputs' error (Cheng et al., 2023)."""
+    """Learn whether to round up or down, from the signs of the gradients of the outputs' error (Cheng et al., 2023)."""
     hessian = inputs.hessian / max(inputs.count, 1)
     scales, zeros = fitted(weight, spec, hessian.diagonal())
     most = (1 << spec.bits) - 1
@@ -61,9 +61,8 @@ def autoround(weight: Tensor, spec: Spec, inputs: Inputs, rounds: int = _ROUNDS)
 
 
 def hqq(weight: Tensor, spec: Spec) -> Codes:
-    """Errors with few large entries, by half-quadratic splitting, without data (Badri, Shaji, 2023).
-
-    Files hold whole zero points, so steps are searched as well as zero points."""
+    """Prefer errors with few large entries, by half-quadratic splitting, without data (Badri, Shaji, 2023). Files hold
+    whole zero points, so steps are searched as well as zero points."""
     parts, most = weight.unflatten(1, (-1, spec.group)), (1 << spec.bits) - 1
     least, best = None, grid(weight, spec)
     for shrink in SHRINKS[:_HQQ_SHRINKS]:

@@ -9,10 +9,12 @@ LEAST, MOST = 2, 8
 
 
 def share_bits(lost: Mapping[tuple[str, int], float], sizes: Mapping[str, int], mean: float) -> dict[str, int]:
-    """Bits by weight, `mean` on average over all numbers; lost[name, bits]: what rounding to so many loses.
+    """Choose bits for each weight, `mean` on average over all numbers. lost[name, bits]: the loss of rounding a weight
+    to that many bits.
 
-    From the whole bits that all can have, the next one goes where it saves most per number, as long as it fits. (None
-    gets fewer: what two bits lose in one layer is more, behind all the others, than its own outputs show.)"""
+    All weights start with the largest whole number of bits that all can have. The next bit goes where it saves most per
+    number, as long as it fits. (No weight gets fewer bits: later layers make the loss of two bits larger than the
+    layer's own outputs show.)"""
     least = max(LEAST, int(mean))
     bits = dict.fromkeys(sizes, least)
     room = (mean - least) * sum(sizes.values())
