@@ -20,7 +20,7 @@ from tokenmill.core.errors import ModelError
 
 _LAYER = re.compile(r"^(?P<stem>(?:\w+\.)*?(?:layers|layer|h|blocks))\.(?P<index>\d+)\.(?P<rest>.+)$")
 _FORMS = {"mlp.down_proj": ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj"), "mlp.fc2": ("mlp.fc1",)}
-"""The MLP's last matrix, and what may feed it."""
+"""The MLP's last matrix -> the matrices that may feed it."""
 OUT = "self_attn.o_proj"
 _HEAD_NORMS = ("self_attn.q_norm", "self_attn.k_norm")
 _KINDS = ("weight", "bias")
@@ -69,25 +69,25 @@ HEADED = frozenset(
         "vaultgemma",
     }
 )
-"""Families whose config.json says how wide a head is, whatever the hidden size and the number of heads: with our reader
-and with Transformers'."""
+"""Families whose config.json states the size of a head apart from the hidden size and the number of heads, for our
+reader and for Transformers'."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What of a tensor stays: the places `index` [n] along `dim`."""
+    """The part of a tensor that stays: the places `index` [n] along `dim`."""
 
     dim: int
     index: Tensor
 
     def of(self, tensor: Tensor) -> Tensor:
-        """What stays of it."""
+        """Cut this part out of a tensor."""
         return tensor.index_select(self.dim, self.index.to(tensor.device)).contiguous()
 
 
 @dataclass(frozen=True, slots=True)
 class Heads:
-    """Of every layer: query heads, key heads, numbers in one."""
+    """In every layer: query heads, key heads, numbers in a head."""
 
     queries: int
     keys: int
@@ -95,19 +95,19 @@ class Heads:
 
     @property
     def width(self) -> int:
-        """Numbers of a group's query heads."""
+        """The numbers of all query heads in a group."""
         return self.queries // self.keys * self.dim
 
 
 def layer_of(name: str) -> tuple[str, int, str] | None:
-    """(what is before the layer's number, the number, the rest), if a tensor belongs to a layer."""
+    """(the text before the layer's number, the number, the rest), if a tensor belongs to a layer."""
     found = _LAYER.match(name)
     return None if found is None else (found["stem"], int(found["index"]), found["rest"])
 
 
 def renumbered(name: str, kept: list[int], count: int) -> str | None:
-    """The tensor's name where of `count` layers these are kept; None: its layer is gone. What lies behind the last
-    layer (heads that guess) moves up with it."""
+    """The tensor's new name if only the layers `kept` of `count` stay. None: its layer is removed. Layers after the
+    last one (which draft tokens) move up with it."""
     found = layer_of(name)
     if found is None:
         return name
@@ -119,13 +119,13 @@ def renumbered(name: str, kept: list[int], count: int) -> str | None:
 
 
 def in_layer(ckpt: Checkpoint, index: int) -> dict[str, str]:
-    """The tensors of a layer: what stands behind its number -> name."""
+    """The tensors of a layer: name after the layer's number -> whole name."""
     found = ((name, layer_of(name)) for name in ckpt.names())
     return {at[2]: name for name, at in found if at is not None and at[1] == index}
 
 
 def mlp_end(names: Mapping[str, str], index: int) -> str:
-    """The MLP's last matrix, as it is called within the layer."""
+    """The name of the MLP's last matrix within the layer."""
     inside = {rest.rpartition(".")[0] for rest in names if rest.startswith("mlp.")}
     for end, before in _FORMS.items():
         if end in inside and inside <= {end, *before} and inside & set(before):
@@ -135,7 +135,7 @@ def mlp_end(names: Mapping[str, str], index: int) -> str:
 
 
 def channels(ckpt: Checkpoint, names: Mapping[str, str], end: str, kept: Tensor) -> dict[str, Part]:
-    """What stays of a layer's MLP with the channels `kept`."""
+    """The parts of a layer's MLP that stay with the channels `kept`."""
     shape = ckpt.shape(names[f"{end}.weight"])
     assert shape is not None
     found = {names[f"{end}.weight"]: Part(1, kept)}
@@ -151,7 +151,7 @@ def channels(ckpt: Checkpoint, names: Mapping[str, str], end: str, kept: Tensor)
 
 
 def heads_of(config: Mapping[str, Any]) -> Heads:
-    """What config.json says, refused where it could not say another number."""
+    """The heads that config.json describes. A family whose config could not describe fewer is refused."""
     kind = str(config.get("model_type"))
     if kind not in HEADED:
         raise ModelError(f"{kind}: heads cannot be taken out, because its config.json has no words for what is left.")
@@ -163,7 +163,8 @@ def heads_of(config: Mapping[str, Any]) -> Heads:
 
 
 def heads(ckpt: Checkpoint, names: Mapping[str, str], have: Heads, kept: Tensor) -> dict[str, Part]:
-    """What stays of a layer's attention with the input columns `kept` of its last matrix: whole groups."""
+    """The parts of a layer's attention that stay with the input columns `kept` of its last matrix. `kept` holds whole
+    groups of heads."""
     first = kept.view(-1, have.width)[:, 0] // have.width * have.dim
     keys = (first[:, None] + torch.arange(have.dim, device=kept.device)).flatten()
     query, key = (have.queries * have.dim, kept), (have.keys * have.dim, keys)
@@ -191,7 +192,7 @@ def heads(ckpt: Checkpoint, names: Mapping[str, str], have: Heads, kept: Tensor)
 def config_without(
     config: Mapping[str, Any], kept: list[int], count: int, inner: int | None, left: Heads | None
 ) -> dict[str, Any]:
-    """config.json of what is left; lists with an entry for each layer lose those of the layers that are gone."""
+    """The config.json of the pruned model. Lists with one entry per layer lose the entries of removed layers."""
     made = dict(config)
     if inner is not None:
         made["intermediate_size"] = inner

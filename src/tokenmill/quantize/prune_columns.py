@@ -19,12 +19,14 @@ from tokenmill.quantize.inputs import Inputs
 
 ROUNDS = 32
 METHODS = ("obs", "wanda")
-"""obs: what the outputs lose once the others have taken over; wanda: what the columns add to them alone."""
+"""obs: the loss of the outputs after the other columns have taken over; wanda: what a column alone adds to the
+outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrunedMatrix:
-    """weight [out, kept] takes the columns `kept` [kept] of the input, in order; lost: the outputs' error, relative."""
+    """weight [out, kept] multiplies the input columns `kept` [kept], in order. lost: the relative error of the
+    outputs."""
 
     weight: Tensor
     kept: Tensor
@@ -34,7 +36,7 @@ class PrunedMatrix:
 def prune_columns(
     weight: Tensor, inputs: Inputs, keep: int, *, width: int = 1, method: str = "obs", damping: float = 0.01
 ) -> PrunedMatrix:
-    """Of the columns of weight [out, in] `keep` groups of `width` neighbours each."""
+    """Keep `keep` groups of `width` neighbouring columns of weight [out, in]."""
     hessian = inputs.hessian.double()
     slack = damping * float(hessian.diagonal().mean()) or 1.0
     inverse = torch.linalg.inv(hessian + slack * torch.eye(len(hessian), dtype=torch.float64, device=hessian.device))
@@ -56,7 +58,7 @@ def prune_columns(
 
 
 def _costs(w: Tensor, inverse: Tensor, width: int) -> Tensor:
-    """What each group costs if it goes alone [groups]."""
+    """The loss if one group alone is removed [groups]."""
     if width == 1:
         return w.square().sum(0) / inverse.diagonal()
     parts = w.unflatten(1, (-1, width)).transpose(0, 1)  # [groups, out, width]
@@ -71,7 +73,7 @@ def _shares(weight: Tensor, hessian: Tensor, width: int) -> Tensor:
 
 
 def _without(w: Tensor, inverse: Tensor, worst: Tensor) -> tuple[Tensor, Tensor]:
-    """The matrix and the inverse for the columns that stay."""
+    """The matrix and the inverse for the remaining columns."""
     stay = ~worst
     across = torch.linalg.solve(inverse[worst][:, worst], inverse[worst][:, stay])
     return w[:, stay] - w[:, worst] @ across, inverse[stay][:, stay] - inverse[stay][:, worst] @ across

@@ -30,15 +30,16 @@ REPORT = "pruning_report.json"
 _SAME = 1e-3
 _MULTIPLES = (128, 64)
 _NEAR = 0.02
-"""By this part of all channels a number that kernels like may be off."""
+"""The number of channels may be off by this part of all channels, to be a number that kernels like."""
 _PROVEN = 2
-"""Sequences that the proof runs."""
+"""How many sequences the proof runs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What goes: a part of each layer's channels and of its groups of heads, and so many layers. multiple: channels are
-    left in multiples of it; None: of 128 where that is near enough to what was asked for, else of 64."""
+    """What to remove: a part of each layer's channels, a part of its groups of heads, and a number of layers. multiple:
+    the number of remaining channels is a multiple of it; None: a multiple of 128 if that is close enough to what was
+    asked for, else of 64."""
 
     channels: float = 0.0
     heads: float = 0.0
@@ -49,8 +50,8 @@ class Cut:
 
 @dataclass(slots=True)
 class Left:
-    """What is left: layers by their old numbers, channels, heads; what each layer did to its input (None: not asked, or
-    it always stays), and what pruning took from each matrix's outputs."""
+    """What remains: layers by their old numbers, channels, heads; the influence of each layer on its input (None: not
+    measured, or the layer always stays), and the loss of each pruned matrix's outputs."""
 
     layers: list[int]
     channels: int | None = None
@@ -64,7 +65,8 @@ def prune_model(
     source: Path, target: Path, cut: Cut, tokens: Tensor, device: str = "cpu",
     tell: Tell = lambda name, done, total: None,
 ) -> Left:  # fmt: skip
-    """Write what is left of `source` to the new folder `target`, whole or not at all; tokens [N, L] to calibrate on."""
+    """Write the pruned `source` to the new folder `target`, completely or not at all. tokens [N, L] are for
+    calibration."""
     _check(cut)
     config = _readable(source)
     check_free(target)
@@ -109,7 +111,8 @@ def _readable(source: Path) -> dict[str, Any]:
 
 
 def _plan(config: dict[str, Any], ckpt: Checkpoint, cut: Cut) -> tuple[Left, dict[str, int]]:
-    """What will be left, refused before any work; goal: channels and groups of heads in each layer."""
+    """Decide what remains, and refuse the impossible before any work. goal: channels and groups of heads in each
+    layer."""
     count = layer_count(config)
     if cut.layers > count - 2:
         raise UserError(f"--layers {cut.layers}: {max(count - 2, 0)} of {count} can go; the first and last stay.")
@@ -134,7 +137,7 @@ def _plan(config: dict[str, Any], ckpt: Checkpoint, cut: Cut) -> tuple[Left, dic
 
 
 def _channels(inner: int, cut: Cut) -> tuple[int, int]:
-    """How many of `inner` channels stay, and what they are a multiple of."""
+    """How many of `inner` channels remain, and of what this is a multiple."""
     wanted = inner * (1.0 - cut.channels)
     for multiple in _MULTIPLES if cut.multiple is None else (cut.multiple,):
         keep = max(1, round(wanted / multiple)) * multiple
@@ -156,7 +159,7 @@ def _columns(ckpt: Checkpoint, index: int, end: str) -> int:
 
 
 def influences(stream: Stream) -> list[float | None]:
-    """1 - the mean cosine between what goes into a layer and what comes out, for all but the first and the last."""
+    """1 - the mean cosine between a layer's input and output, for all layers except the first and the last."""
     found: list[float | None] = []
     for index in range(stream.count):
         before = stream.x
@@ -168,7 +171,7 @@ def influences(stream: Stream) -> list[float | None]:
 
 
 def without_least(influence: list[float | None], count: int) -> list[int]:
-    """The layers that stay when the `count` of the least influence go."""
+    """The layers that remain after the `count` with the least influence are removed."""
     known = [(value, n) for n, value in enumerate(influence) if value is not None]
     gone = {n for _, n in sorted(known)[:count]}
     return [n for n in range(len(influence)) if n not in gone]
@@ -176,7 +179,7 @@ def without_least(influence: list[float | None], count: int) -> list[int]:
 
 @dataclass(slots=True)
 class _Run:
-    """One run over the layers that stay."""
+    """One run over the layers that remain."""
 
     stream: Stream
     ckpt: Checkpoint
@@ -187,11 +190,11 @@ class _Run:
     tell: Tell
 
     def all(self) -> None:
-        """Every layer, then what belongs to none."""
+        """Write every layer, then the tensors outside of layers."""
         for done, index in enumerate(self.left.layers, 1):
             parts: dict[str, prunable.Part] = {}
             changed: dict[str, Tensor] = {}
-            for what in sorted(self.goal, reverse=True):  # heads, then channels
+            for what in sorted(self.goal, reverse=True):  # heads first, then channels
                 self._prune_part(index, what, parts, changed)
             self._write(index, parts, changed)
             self.stream.ckpt = Overlaid(self.ckpt, changed)
@@ -206,7 +209,8 @@ class _Run:
         self.shards.close()
 
     def _prune_part(self, index: int, what: str, parts: dict[str, prunable.Part], changed: dict[str, Tensor]) -> None:
-        """Choose what stays of a layer's channels or heads; changed: its last matrices as they are with zeros."""
+        """Choose which of a layer's channels or heads remain. changed: gets the layer's last matrix with zeros in place
+        of the others."""
         names = prunable.in_layer(self.ckpt, index)
         end = prunable.OUT if what == "heads" else prunable.mlp_end(names, index)
         full = names[f"{end}.weight"]
@@ -243,7 +247,7 @@ class _Run:
 
 
 def _prove(config: dict[str, Any], made: dict[str, Any], run: _Run, folder: Path, device: str, tokens: Tensor) -> None:
-    """Refuse a folder that does not compute what the source does with zeros in place of what went."""
+    """Refuse a folder that does not compute what the source computes with zeros in place of the removed parts."""
     said = f"{config.get('model_type')}: its config.json has no words for what would be left of it"
     ckpt = open_checkpoint(folder)
     try:

@@ -48,12 +48,12 @@ from tokenmill.quantize.text_alone import Part, other_parts, part_of
 
 _STATE = "state.json"
 _MARKS = ("weight_packed", "qweight", "weight_scale", "SCB", "weight.absmax", "bitmask")
-"""Names of tensors that lie beside a rounded weight, or in its place."""
+"""Names of tensors that lie beside a rounded weight, or replace it."""
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizeJob:
-    """What to make of which folder; tokens [N, L] to calibrate with, or None."""
+    """Which folder to quantise, where to, and how. tokens [N, L] are for calibration, or None."""
 
     source: Path
     target: Path
@@ -65,8 +65,8 @@ class QuantizeJob:
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of the weights: errors relative to their size, those that calibration never reached, scales moved;
-    group: columns that share a scale; files: where they lie meanwhile."""
+    """What became of the weights: relative errors, weights that calibration never reached, the number of moved scales,
+    bits by weight. group: columns that share a scale; files: the layers' files while the job runs."""
 
     errors: list[LayerError] = field(default_factory=list)
     unreached: list[str] = field(default_factory=list)
@@ -113,8 +113,8 @@ def _check(job: QuantizeJob) -> dict[str, Any]:
 
 
 def _chosen(part: Part, job: QuantizeJob, stored: set[str]) -> tuple[QuantizeJob, set[str]]:
-    """The job with a group that divides every weight, and the weights to round; refused when one does not come in
-    whole groups. stored: their stored names."""
+    """The job with a group that divides every weight, and the weights to round. A weight that cannot be divided into
+    groups is an error. stored: their stored names."""
     names = {name for name in part.ckpt.names() if part.stored(name) in stored}
     shapes = {name: shape for name in sorted(names) if (shape := part.ckpt.shape(name)) is not None}
     job = replace(job, recipe=recipes.dividing(job.recipe, {shape[1] for shape in shapes.values()}))
@@ -129,7 +129,8 @@ def _chosen(part: Part, job: QuantizeJob, stored: set[str]) -> tuple[QuantizeJob
 
 
 def _fingerprint(job: QuantizeJob, chosen: set[str]) -> dict[str, Any]:
-    """Of the same work on the same model: another --skip, text or checkpoint under the same name is another job."""
+    """Identifies the same work on the same model. Another --skip, another text or another checkpoint of the same name
+    makes another job."""
     tokens = "" if job.tokens is None else f"{list(job.tokens.shape)}{job.tokens.flatten().tolist()}"
     files = sorted(p for p in job.source.iterdir() if p.suffix in (".safetensors", ".bin") or p.name == "config.json")
     seen = [f"{path.name} {path.stat().st_size} {path.stat().st_mtime_ns}" for path in files]
@@ -138,8 +139,8 @@ def _fingerprint(job: QuantizeJob, chosen: set[str]) -> dict[str, Any]:
 
 
 def _resume(partial: Path, job: QuantizeJob, chosen: set[str]) -> Outcome:
-    """What an earlier run of the same job has done; the folder is ready then. A file that the state does not know was
-    written right before the stop: its weights are made again."""
+    """What an earlier run of the same job has done; the folder is ready afterwards. A file that the state does not list
+    was written just before the stop, so its weights are made again."""
     state = partial / _STATE
     if state.exists():
         try:
@@ -173,7 +174,7 @@ class _Run:
     tell: Tell
 
     def all(self) -> None:
-        """Round every chosen weight: layer by layer with calibration, otherwise one by one."""
+        """Round every chosen weight: with calibration layer by layer, otherwise one by one."""
         recipe = self.job.recipe
         if recipe.method in recipes.INTEGERS and recipe.bits != int(recipe.bits) and not self.made.bits:
             self.made.bits = self._shared_bits()
@@ -219,7 +220,7 @@ class _Run:
         return folds.awq(one, layer.weights, layer.inputs, rounding, fitting)
 
     def _shared_bits(self) -> dict[str, int]:
-        """Bits of each weight, chosen by what it loses at every width."""
+        """The bits of each weight, chosen by its loss at every width."""
         stream, lost, sizes = self._stream(), {}, {}
         group, symmetric = self.job.recipe.group, self.job.recipe.symmetric
         for index in range(stream.count):
@@ -248,7 +249,7 @@ class _Run:
     def _hold(
         self, file: str, weights: dict[str, Tensor], inputs: dict[str, Inputs], changed: dict[str, Tensor]
     ) -> None:
-        """Round these weights, write them to a file of their own, and note that this is done."""
+        """Round these weights, write them to a file, and record that this is done."""
         tensors = {name: tensor.cpu() for name, tensor in changed.items()}
         for name, weight in weights.items():
             kind = self.ckpt.tensor(name).dtype
@@ -275,7 +276,7 @@ def _replaced(name: str, tensors: dict[str, Tensor]) -> bool:
 
 
 def _kv_scales(job: QuantizeJob, part: Part) -> dict[str, Tensor]:
-    """Under the names of the source, where they were asked for."""
+    """Scales of K/V under the names of the source, if they were asked for."""
     if not job.recipe.kv_scales or job.tokens is None:
         return {}
     found = kv_scales.measure(part.config, part.ckpt, job.device, job.tokens)
@@ -292,7 +293,8 @@ def _finish(
     made: Outcome,
     scales: dict[str, Tensor],
 ) -> None:
-    """The layers' files and all other tensors in shards, with config, report and tokenizer: the folder is whole."""
+    """Write the layers' files and all other tensors in shards, then config, report and tokenizer: the folder is
+    complete."""
     if job.target.exists():
         job.target.rmdir()  # it is empty
     finished = job.target.parent / f".{job.target.name}.finished"

@@ -28,7 +28,8 @@ Round = Callable[[Tensor, Spec, Inputs | None], Codes]
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """What to do. bits: of integers; may lie between two, then weights get more or fewer by what they lose."""
+    """What to do. bits: of integers. A number between two whole ones gives weights more or fewer bits, by their
+    loss."""
 
     method: str
     form: str = ""
@@ -40,15 +41,15 @@ class Recipe:
     length: int = 512
     damping: float = 0.01
     double: bool = True
-    """Scales of NF4 and FP4 are rounded, too."""
+    """The scales of NF4 and FP4 are rounded, too."""
     kv_scales: bool = False
     """Scales of K/V in float8 are measured, too, for engines that read them."""
     smaller: bool = False
-    """A smaller group may be taken if this one does not divide every weight."""
+    """A smaller group may be used if this one does not divide every weight."""
 
 
 def _needing(method: Callable[[Tensor, Spec, Inputs], Codes]) -> Round:
-    """A method that calibration did not reach rounds to the nearest."""
+    """A method that needs inputs. It rounds to the nearest code if calibration did not reach the weight."""
 
     def round_(weight: Tensor, spec: Spec, inputs: Inputs | None) -> Codes:
         return nearest(weight, spec) if inputs is None or not inputs.count else method(weight, spec, inputs)
@@ -77,7 +78,7 @@ WHOLE: dict[str, tuple[Callable[[Tensor], Held], str]] = {
     "llm.int8": (stored_forms.bitsandbytes_eight, "bitsandbytes"),
     "bitnet": (stored_forms.ternary, "bitnet"),
 }
-"""Methods that determine how a weight is stored, and the form of their files."""
+"""Methods that fix how a weight is stored, and the form of their files."""
 TABLES: dict[str, Callable[[Tensor, int, Inputs | None], Held]] = {"squeezellm": squeezellm.squeezellm}
 """Methods whose result is tables; no other method writes such files."""
 NORMAL = {"nf4": stored_forms.nf4, "fp4": stored_forms.fp4}
@@ -92,11 +93,11 @@ _COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64, "fp4": 64, "squeezellm": 32}
 GROUPS = (256, 128, 64, 32)
 _OWN_BITS = {**dict.fromkeys(("mxfp4", "nvfp4", "nf4", "fp4"), 4),
              **dict.fromkeys(("smoothquant", "int8", "fp8", "fp8-tensor", "fp8-block", "llm.int8"), 8)}  # fmt: skip
-"""Bits of methods that have a fixed number, whatever is asked for."""
+"""The bits of methods that have a fixed number."""
 
 
 def settle(recipe: Recipe) -> Recipe:
-    """The recipe with its form of files; refused if the two do not fit together."""
+    """The recipe with its form of files. A method and a form that do not fit are refused."""
     if recipe.method not in METHODS:
         raise UserError(f"--method {recipe.method}: use {', '.join(METHODS)}.")
     if recipe.method in sparse_methods.METHODS:
@@ -129,7 +130,7 @@ def settle(recipe: Recipe) -> Recipe:
 
 
 def without_effect(recipe: Recipe, given: Mapping[str, Any]) -> str | None:
-    """The first of the given settings that this recipe does not use, by its name on the command line."""
+    """The first given setting that this recipe does not use, by its name on the command line."""
     method, sees = recipe.method, {"method", "form", "device"}
     if method in INTEGERS:
         sees |= {"bits", "group", "symmetric"}
@@ -150,7 +151,7 @@ def _words(numbers: Any) -> str:
 
 
 def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind: torch.dtype = torch.bfloat16) -> Held:
-    """The weight [out, in] float32 as files of this recipe hold it; kind: the type that it had."""
+    """The weight [out, in] float32 in the form of this recipe's files. kind: its original type."""
     if recipe.method in NORMAL:
         return NORMAL[recipe.method](weight, recipe.double)
     if recipe.method in WHOLE:
@@ -178,14 +179,14 @@ def calibrates(recipe: Recipe) -> bool:
 
 
 def columns(recipe: Recipe) -> int:
-    """The number that must divide a weight's columns."""
+    """A weight's columns must be a multiple of this."""
     if recipe.method in sparse_methods.METHODS:
         return math.lcm(sparse_methods.parse_sparsity(recipe.sparsity).of or 1, 8)
     return recipe.group if recipe.method in INTEGERS else _COLUMNS.get(recipe.method, 1)
 
 
 def dividing(recipe: Recipe, widths: Set[int]) -> Recipe:
-    """The recipe with the largest group that divides weights of so many columns, where a smaller one will do."""
+    """The recipe with the largest group that divides all these column counts, if a smaller one is allowed."""
     if not recipe.smaller or recipe.method not in INTEGERS:
         return recipe
     group = next((g for g in GROUPS if g <= recipe.group and all(n % g == 0 for n in widths)), recipe.group)
@@ -204,12 +205,12 @@ def warning(recipe: Recipe) -> str | None:
 
 
 def rows(recipe: Recipe) -> int:
-    """The number that must divide a weight's rows."""
+    """A weight's rows must be a multiple of this."""
     return 8 if recipe.form == "awq" else 4 if recipe.form == "bitnet" else 1
 
 
 def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[str, Any] | None:
-    """What config.json says of the weights' form, if anything; bits: of each rounded module."""
+    """The quantization_config for the weights' form, if it needs one. bits: of each rounded module."""
     if recipe.form == "plain":
         return None
     if recipe.form == "gptq":

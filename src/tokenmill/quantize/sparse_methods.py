@@ -19,19 +19,19 @@ _BLOCK = 128
 
 @dataclass(frozen=True, slots=True)
 class Sparsity:
-    """`zeros` of every `of` neighbours become zero; of 0: that part of every row."""
+    """`zeros` of every `of` neighbours become zero. `of` 0: that part of every row."""
 
     zeros: float
     of: int
 
     @property
     def share(self) -> float:
-        """The part that becomes zero."""
+        """The part of all numbers that becomes zero."""
         return self.zeros / self.of if self.of else self.zeros
 
 
 def parse_sparsity(text: str) -> Sparsity:
-    """\"2:4\" (two of four are kept), or a part like \"0.5\" that becomes zero."""
+    """Read "2:4" (two of four are kept), or a part like "0.5" that becomes zero."""
     kept, colon, of = text.partition(":")
     try:
         if colon and 0 < int(kept) < int(of) <= 32:
@@ -54,19 +54,19 @@ def lowest(score: Tensor, sparsity: Sparsity) -> Tensor:
 
 
 def magnitude(weight: Tensor, sparsity: Sparsity, inputs: Inputs | None) -> Tensor:
-    """The smallest numbers."""
+    """Zero the smallest numbers."""
     return weight.masked_fill(lowest(weight.abs(), sparsity), 0.0)
 
 
 def wanda(weight: Tensor, sparsity: Sparsity, inputs: Inputs | None) -> Tensor:
-    """The smallest numbers times the norm of what they multiply (Sun et al., 2023)."""
+    """Zero the smallest numbers times the norm of their inputs (Sun et al., 2023)."""
     if inputs is None or not inputs.count:
         return magnitude(weight, sparsity, None)
     return weight.masked_fill(lowest(weight.abs() * inputs.hessian.diagonal().sqrt(), sparsity), 0.0)
 
 
 def sparsegpt(weight: Tensor, sparsity: Sparsity, inputs: Inputs | None, damping: float = 0.01) -> Tensor:
-    """What costs least; the columns that follow make up for it (Frantar, Alistarh, 2023)."""
+    """Zero the numbers that cost least; the columns that follow make up for them (Frantar, Alistarh, 2023)."""
     if inputs is None or not inputs.count:
         return magnitude(weight, sparsity, None)
     _, upper = factor(inputs.hessian.clone(), damping, torch.arange(weight.shape[1], device=weight.device))

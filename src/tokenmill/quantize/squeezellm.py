@@ -18,12 +18,12 @@ from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.stored_forms import Held
 
 OUTLIERS = 0.005
-"""Part of the numbers that is kept apart."""
+"""The part of all numbers that is stored apart."""
 _ROUNDS = 20
 
 
 def squeezellm(weight: Tensor, bits: int, inputs: Inputs | None) -> Held:
-    """weight [out, in] float32 -> tables of 2^bits entries a row, and what lies furthest out."""
+    """weight [out, in] float32 -> a table of 2^bits entries per row, and the outliers."""
     energy = torch.ones(weight.shape[1]) if inputs is None or not inputs.count else inputs.hessian.diagonal().cpu()
     weight = weight.cpu()
     apart = _apart(weight, energy)
@@ -46,7 +46,7 @@ def squeezellm(weight: Tensor, bits: int, inputs: Inputs | None) -> Held:
 
 
 def k_means(values: Tensor, weights: Tensor, count: int) -> Tensor:
-    """values and weights [rows, n] -> [rows, count] ascending centres that weighted squared errors are least around."""
+    """values and weights [rows, n] -> [rows, count] ascending centres with the least weighted squared error."""
     ordered, order = values.sort(1)
     share = weights.gather(1, order).cumsum(1)
     share = share / share[:, -1:].clamp(min=1e-30)
@@ -64,13 +64,13 @@ def k_means(values: Tensor, weights: Tensor, count: int) -> Tensor:
 
 
 def _assigned(values: Tensor, centres: Tensor) -> Tensor:
-    """The nearest of ascending centres."""
+    """The index of the nearest ascending centre."""
     borders = (centres[:, 1:] + centres[:, :-1]) / 2
     return torch.searchsorted(borders.contiguous(), values.contiguous())
 
 
 def _apart(weight: Tensor, energy: Tensor) -> Tensor:
-    """The largest numbers, and those whose rounding would cost most, alike often."""
+    """Outliers: half of them the largest numbers, half of them those whose rounding would cost most."""
     count = max(1, round(OUTLIERS * weight.numel() / 2))
     apart = torch.zeros(weight.numel(), dtype=torch.bool)
     for score in (weight.abs(), weight.square() * energy):

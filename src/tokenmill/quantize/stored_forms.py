@@ -23,16 +23,16 @@ NF4 = (
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-"""Where the quantiles of a normal distribution lie, scaled to one (Dettmers et al., 2023)."""
+"""The quantiles of a normal distribution, scaled to one (Dettmers et al., 2023)."""
 _FP4 = (0.0, 1 / 192, 2 / 3, 1.0, 1 / 3, 1 / 2, 1 / 6, 1 / 4)
-"""The 4 bit floats of bitsandbytes (their codes' order), 0 to 1; codes from 8 on are the negative ones."""
+"""The 4 bit floats of bitsandbytes from 0 to 1, in the order of its codes. Codes from 8 on are the negative ones."""
 _AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 _NF4_BLOCK, _NESTED_BLOCK = 64, 256
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A weight as it is stored: tensors by what follows its name, and the numbers that they mean."""
+    """A weight as files hold it: tensors by the rest of their name, and the dense numbers that they mean."""
 
     tensors: dict[str, Tensor]
     dense: Tensor
@@ -52,7 +52,7 @@ def compressed(codes: Codes) -> Held:
 
 
 def gptq(codes: Codes) -> Held:
-    """GPTQ's first version; zero points are stored less one, which takes 0 out of reach: it becomes 1."""
+    """GPTQ's first version. It stores zero points minus one, so 0 cannot be stored and becomes 1."""
     bits, group = codes.spec.bits, codes.spec.group
     zeros = codes.zeros.to(torch.int16).clamp(min=1)
     columns = codes.codes.shape[1]
@@ -87,7 +87,7 @@ def eight_rows(weight: Tensor) -> Held:
 
 
 def bitsandbytes_eight(weight: Tensor) -> Held:
-    """LLM.int8(): int8 with the largest magnitude of each row beside it."""
+    """LLM.int8(): int8 with the largest magnitude of each row."""
     largest = weight.abs().amax(1).clamp(min=1e-6)
     q = (weight * (127.0 / largest[:, None])).round().clamp(-127, 127).to(torch.int8)
     tensors = {"weight": q, "SCB": largest, "weight_format": torch.tensor(0, dtype=torch.uint8)}
@@ -95,17 +95,17 @@ def bitsandbytes_eight(weight: Tensor) -> Held:
 
 
 def nf4(weight: Tensor, double: bool = True) -> Held:
-    """bitsandbytes' NF4; double: scales are rounded, too."""
+    """bitsandbytes' NF4. double: scales are rounded, too."""
     return _blocks_of_64(weight, torch.tensor(NF4), "nf4", double)
 
 
 def fp4(weight: Tensor, double: bool = True) -> Held:
-    """bitsandbytes' FP4; double: scales are rounded, too."""
+    """bitsandbytes' FP4. double: scales are rounded, too."""
     return _blocks_of_64(weight, torch.tensor((*_FP4, *(-x for x in _FP4))), "fp4", double)
 
 
 def _blocks_of_64(weight: Tensor, table16: Tensor, kind: str, double: bool) -> Held:
-    """The nearest entries of a table in blocks of 64; their scales as they are, or rounded."""
+    """The nearest entries of a table in blocks of 64, with their scales, which may be rounded."""
     blocks = weight.reshape(-1, _NF4_BLOCK)
     scales = blocks.abs().amax(1)
     state = {"quant_type": kind, "blocksize": _NF4_BLOCK, "dtype": "bfloat16", "shape": list(weight.shape)}
@@ -126,7 +126,7 @@ def _blocks_of_64(weight: Tensor, table16: Tensor, kind: str, double: bool) -> H
 
 
 def _doubled(scales: Tensor) -> tuple[Tensor, dict[str, Tensor], dict[str, object]]:
-    """Scales as 8 bit numbers in blocks of 256: what they mean, tensors, and words of the state."""
+    """Scales as 8 bit numbers in blocks of 256: their values, tensors, and the entries of the stored state."""
     offset = float(scales.mean())
     table = torch.linspace(-1.0, 1.0, 256)
     nested = torch.nn.functional.pad(scales - offset, (0, -len(scales) % _NESTED_BLOCK)).view(-1, _NESTED_BLOCK)
@@ -139,7 +139,7 @@ def _doubled(scales: Tensor) -> tuple[Tensor, dict[str, Tensor], dict[str, objec
 
 
 def ternary(weight: Tensor) -> Held:
-    """BitNet's -1, 0 and 1, times the mean magnitude (Ma et al., 2024)."""
+    """BitNet's -1, 0 and 1 times the mean magnitude (Ma et al., 2024)."""
     scale = weight.abs().mean().clamp(min=1e-6).half().float()
     q = (weight / scale).round().clamp(-1, 1)
     quarters = (q + 1).to(torch.uint8).chunk(4)
@@ -154,7 +154,7 @@ def float8(weight: Tensor) -> Held:
 
 
 def float8_tensor(weight: Tensor) -> Held:
-    """float8 with one scale in all."""
+    """float8 with one scale for the whole matrix."""
     scale = weight.abs().amax().clamp(min=1e-12) / fp8.LARGEST
     data = (weight / scale).clamp(-fp8.LARGEST, fp8.LARGEST).to(fp8.FP8)
     return Held({"weight": data, "weight_scale": scale.view(1)}, data.float() * scale)
@@ -173,10 +173,10 @@ def float8_blocks(weight: Tensor) -> Held:
 
 
 def mxfp4(weight: Tensor) -> Held:
-    """Four bit floats with a power of two per 32 columns, the better of two."""
+    """Four bit floats with a power of two per 32 columns: the better of two powers."""
     parts = weight.unflatten(1, (-1, 32))
     top = parts.abs().amax(-1).clamp(min=2.0**-100)
-    floor = (top / 4.0).log2().floor()  # the standard's: the largest keeps the top exponent
+    floor = (top / 4.0).log2().floor()  # the standard's scale: the largest magnitude has the top exponent
     best = _better(parts, torch.exp2(floor), torch.exp2(floor + 1))
     codes, values = _fours(parts / best[..., None])
     power = (best.log2().round() + 127).clamp(0, 254).to(torch.uint8)
@@ -186,7 +186,7 @@ def mxfp4(weight: Tensor) -> Held:
 
 
 def nvfp4(weight: Tensor) -> Held:
-    """Four bit floats with a float8 per 16 columns and one float32 in all."""
+    """Four bit floats with a float8 per 16 columns and one float32 for the whole matrix."""
     parts = weight.unflatten(1, (-1, 16))
     top = parts.abs().amax(-1)
     whole = (fp8.LARGEST * 6.0) / weight.abs().max().clamp(min=1e-12)
@@ -201,13 +201,13 @@ def nvfp4(weight: Tensor) -> Held:
 
 
 def plain(weight: Tensor, kind: torch.dtype) -> Held:
-    """As it was, zeros and all: any reader takes it."""
+    """The matrix as it was, with its zeros. Any reader takes it."""
     values = weight.to(kind)
     return Held({"weight": values}, values.float())
 
 
 def bitmask(weight: Tensor, kind: torch.dtype) -> Held:
-    """Without its zeros: the other numbers in a row, and a bit for every place."""
+    """The matrix without its zeros: the other numbers, and one bit for every place."""
     values = weight.to(kind)
     kept = values != 0
     even = bool((kept.sum(1) == kept[0].sum()).all())

@@ -18,15 +18,15 @@ from tokenmill.models.text_part import outer_of
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What is quantised: config and tensors under the family's names; names: those -> the stored ones, where they
-    differ."""
+    """The part that is quantised: config, and tensors under the family's names. names: those names -> the stored ones,
+    where they differ."""
 
     config: dict[str, Any]
     ckpt: Checkpoint
     names: Mapping[str, str] = field(default_factory=dict)
 
     def stored(self, name: str) -> str:
-        """The stored name of a tensor, of a module, or of what lies beside a weight."""
+        """The stored name of a tensor, of a module, or of a tensor beside a weight."""
         at = name
         while at:
             if at in self.names:
@@ -38,7 +38,7 @@ class Part:
 
 
 def part_of(config: dict[str, Any], ckpt: Checkpoint) -> Part:
-    """The text part of a model that also sees or hears; any other model as it is."""
+    """The text part of a model that also takes images or audio. Any other model is returned as it is."""
     if outer_of(config) is None:
         return Part(config, ckpt)
     inner = read(config)
@@ -46,5 +46,5 @@ def part_of(config: dict[str, Any], ckpt: Checkpoint) -> Part:
 
 
 def other_parts(config: Mapping[str, Any], names: Iterable[str]) -> frozenset[str]:
-    """Tensors that see or hear."""
+    """The tensors of the image and audio parts."""
     return frozenset(() if outer_of(config) is None else text_names(names)[1])

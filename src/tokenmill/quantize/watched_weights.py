@@ -19,8 +19,8 @@ from tokenmill.quantize.inputs import Inputs, Squares
 
 @dataclass(slots=True)
 class Seen:
-    """What was multiplied, by the weights' names; `wanted`: those whose inputs are added up, by what `make` gives;
-    `built`: all in order."""
+    """The inputs of weights, by the weights' names. fed: the weights that each norm fed. wanted: the weights whose
+    inputs are added up, with what `make` returns. built: all weights in order."""
 
     inputs: dict[str, Any] = field(default_factory=dict)
     fed: dict[Norm, set[str]] = field(default_factory=dict)
@@ -31,14 +31,14 @@ class Seen:
 
 
 class WatchedWeight(WeightBase):
-    """A weight under the names of its parts; matmul notes its input."""
+    """A weight with the names of its parts. Its products record their input."""
 
     def __init__(self, inner: Any, names: tuple[str, ...], seen: Seen) -> None:
         self.inner, self.names, self.seen = inner, names, seen
         self.shape = inner.shape
 
     def settle(self, kernels: Kernels) -> Weight:
-        """The inner weight, settled; never what backends take apart or stack."""
+        """Settle the inner weight. Backends never take this weight apart or stack it."""
         self.inner = self.inner.settle(kernels)
         return self
 
@@ -76,7 +76,7 @@ class WatchedWeight(WeightBase):
         return self.matmul(x, ctx)
 
     def join(self, others: list[Self]) -> Self | None:
-        """One weight under all names."""
+        """One weight with all the names."""
         inner = self.inner.join([other.inner for other in others])
         names = tuple(name for part in (self, *others) for name in part.names)
         return None if inner is None else type(self)(inner, names, self.seen)
@@ -106,19 +106,19 @@ class WatchedWeight(WeightBase):
 
 @dataclass(frozen=True, slots=True)
 class WatchingBuild(Build):
-    """A Build whose weights are watched and whose norms are known by name."""
+    """A Build that watches weights, and knows norms by name."""
 
     seen: Seen = field(default_factory=Seen)
 
     def weight(self, name: str, shape: tuple[int, int], **how: Any) -> Weight:
-        """As Build, watched."""
+        """As in Build, but watched."""
         found = Build.weight(self, name, shape, **how)
         full = self.path(name) + ".weight"
         self.seen.built.append(full)
         return WatchedWeight(found, (full,), self.seen)
 
     def norm(self, name: str, size: int, eps: float, **how: Any) -> NormSpec:
-        """As Build, its name noted."""
+        """As in Build, but its name is noted."""
         spec = Build.norm(self, name, size, eps, **how)
         full = self.path(name)
         known = Norm(f"{full}.weight", f"{full}.bias" if how.get("bias") else None, float(how.get("offset", 0.0)))
