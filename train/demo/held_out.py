@@ -78,6 +78,16 @@ def is_order(text: str) -> bool:
     return _orders()(text)
 
 
+@lru_cache(maxsize=1)
+def _declined() -> Matcher:
+    return matcher(text for row in rows("declines.jsonl") for text in row["held"])
+
+
+def is_declined(text: str) -> bool:
+    """Whether a request beyond the model is one of the evaluation."""
+    return _declined()(text)
+
+
 def is_story_wording(text: str) -> bool:
     """Whether a request for a story is one of the evaluation."""
     return _stories()(text)

@@ -14,7 +14,7 @@ from render import DEFAULT_SYSTEM, Case
 from skill_any_memory import any_memory
 from skill_asked import asked_story
 from skill_asked_zh import asked_story_zh
-from skill_chat import correction, memory, memory_zh, out_of_scope, own_fact, small_talk
+from skill_chat import TALK_MADE, correction, memory, memory_zh, out_of_scope, own_fact, small_talk
 from skill_decline import decline
 from skill_everyday import everyday
 from skill_everyday_zh import everyday_zh
@@ -173,7 +173,7 @@ def chat(rng: random.Random, corpus: Corpus) -> Case:
     """Small talk, memory, fallback."""
     pick = rng.random()
     if pick < 0.2:
-        return small_talk(rng, False)
+        return small_talk(rng, False, TALK_MADE)
     if pick < 0.23 and corpus.intents:
         text, intent = rng.choice(corpus.intents)
         row = next(r for r in load().chat if r["intent"] == intent)

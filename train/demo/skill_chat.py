@@ -10,6 +10,7 @@ from authored_data import fill, load, wording
 from own_ways import composed_ask
 from render import Case
 from skill_facts import ask
+from talk_parts import composed_talk
 from vocabulary import invented
 
 FALLBACKS = [
@@ -46,13 +47,19 @@ def person(rng: random.Random, held: bool) -> str:
     return rng.choice(names[cut:] if held and rng.random() < 0.7 else names[:cut] if not held else names)
 
 
-def small_talk(rng: random.Random, held: bool) -> Case:
-    """A question about the model itself or an everyday remark."""
+TALK_MADE = 0.5
+"""Share of the small talk of training that is put together, where its intent has forms."""
+
+
+def small_talk(rng: random.Random, held: bool, made: float = 0) -> Case:
+    """A question about the model itself or an everyday remark; `made` is the share that is put together."""
     row = rng.choice([r for r in load().chat if r["held"] or not held])
     if rng.random() < 0.3:
         intent = "identity" if rng.random() < 0.7 else "identity_zh"
         row = next(r for r in load().chat if r["intent"] == intent)
     answer = fill(rng.choice(row["answers"]), rng, {})
+    if made and rng.random() < made and (text := composed_talk(rng, row["intent"])):
+        return ask(text, answer, "small_talk", "", tag=row["intent"])
     return ask(rng.choice(row["held"] if held else row["train"]), answer, "small_talk", "", tag=row["intent"])
 
 

@@ -6,6 +6,7 @@ import random
 from functools import lru_cache
 
 from authored_data import fill, rows, wording
+from decline_parts import composed_decline
 from render import Case
 from skill_facts import ask
 from vocabulary import invented
@@ -16,6 +17,8 @@ LANGUAGES = {"en": "tiny demo model", "zh": "演示模型", "fr": "anglais", "de
 SHARES = {"en": 0.48, "zh": 0.37, "fr": 0.05, "de": 0.05, "es": 0.05}
 
 
+MADE = 0.55
+"""Share of the training requests that are put together."""
 FOREIGN = {
     "fr": "je tu il nous vous est sont le la les un une des et ou où que qui quand comment pourquoi avec pour dans sur"
     " mon ton votre peux pouvez voudrais veux dire savoir faire aller manger acheter aujourd'hui demain maison ville"
@@ -44,14 +47,16 @@ def declines() -> list[dict]:
     return rows("declines.jsonl")
 
 
-def decline(rng: random.Random, held: bool, lang: str = "", kind: str = "") -> Case:
-    """One request beyond the model with its honest answer."""
+def decline(rng: random.Random, held: bool, lang: str = "", kind: str = "", made: float = MADE) -> Case:
+    """One request beyond the model with its honest answer; `made` is the share of training ones put together."""
     lang = lang or rng.choices(list(SHARES), list(SHARES.values()))[0]
     row = rng.choice([r for r in declines() if r["lang"] == lang and (not kind or r["kind"] == kind)])
     if not held and lang == "en" and row["kind"] == "know" and rng.random() < 0.12:
         return unknown_place(rng)
     user = fill(rng.choice(row["held" if held else "ask"]), rng, {})
-    if not held and lang in FOREIGN and rng.random() < 0.4:
+    if not held and made and rng.random() < made:
+        user = composed_decline(rng, lang, row["kind"]) or user
+    elif not held and lang in FOREIGN and rng.random() < 0.4:
         user = foreign(rng, lang)
     # The first answer is the usual one, so that the likeliest answer is one sentence and not a mixture.
     answers = row["answers"]

@@ -88,7 +88,7 @@ def unoffered(rng: random.Random, held: bool) -> Case:
         answer = NO_TOOLS_ZH if is_chinese(text) else NO_TOOLS
         if tool["name"] in WEATHER_NAMES:
             # The answer is the usual one to such a question.
-            answer = decline(rng, False, "zh" if is_chinese(text) else "en", "weather").messages[-1]["content"]
+            answer = decline(rng, False, "zh" if is_chinese(text) else "en", "weather", 0).messages[-1]["content"]
         messages = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
     if system:
         messages = [{"role": "system", "content": system}, *messages]

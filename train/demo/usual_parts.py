@@ -131,6 +131,13 @@ def as_scene(rng: random.Random, tool: Usual, order: str = "") -> Scene:
     return Scene("usual", tool.fields, [], [order] if order else [], (names, [rng.choice(tool.does)]))
 
 
+def usual_of(rng: random.Random, key: str) -> Scene:
+    """An English order for a given usual tool."""
+    tool = usual_tools()[False][key]
+    order = _order(rng, tool, False)
+    return usual_of(rng, key) if is_order(order) else as_scene(rng, tool, order)
+
+
 def usual_order(rng: random.Random, chinese: bool) -> tuple[Scene, list[Scene], frozenset[str]]:
     """An order for a usual tool, other usual tools beside it, and the fixed tools that would do the same."""
     table = usual_tools()[chinese]
