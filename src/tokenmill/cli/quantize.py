@@ -199,7 +199,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     given = dict(chosen)
     calibration, device = chosen.pop("calibration", None), chosen.pop("device", "cpu")
     said = {"method": FORMS.get(chosen["form"], "rtn"), "smaller": "group" not in chosen, **chosen}
-    recipe = recipes.settle(recipes.Recipe(**said))
+    recipe = recipes.complete_recipe(recipes.Recipe(**said))
     if (name := recipes.without_effect(recipe, given)) is not None:
         raise ParameterError(f"{spelling(name)} has no effect with --method {recipe.method}: leave it out.")
     found = find_source(source)

@@ -16,7 +16,7 @@ from tokenmill.quant.convert import Tell
 from tokenmill.quant.importance import Sums
 from tokenmill.quantize.inputs import Squares
 from tokenmill.quantize.layer_stream import Stream
-from tokenmill.quantize.watched_weights import Seen
+from tokenmill.quantize.watched_weights import InputRecord
 
 
 def measure(
@@ -33,7 +33,7 @@ def measure(
         matrices = frozenset(name for name in ckpt.names() if len(ckpt.shape(name) or ()) == 2)
         stream = Stream(config, ckpt, device, tokens)
         for index in range(stream.count):
-            layer = Seen(wanted=matrices, make=Squares)
+            layer = InputRecord(wanted=matrices, make=Squares)
             stream.watch(index, layer)
             seen.update({name: layer.inputs.get(name) for name in layer.built if name in matrices})
             tell(f"layer {index}", index + 1, stream.count)

@@ -17,7 +17,7 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import UserError
 from tokenmill.quantize.inputs import Squares
 from tokenmill.quantize.layer_stream import Stream
-from tokenmill.quantize.watched_weights import Seen
+from tokenmill.quantize.watched_weights import InputRecord
 
 SCHEME = {
     "num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor", "group_size": None, "dynamic": False,
@@ -40,7 +40,7 @@ def measure(config: dict[str, Any], ckpt: Checkpoint, device: str, tokens: Tenso
                 for place, numbers in enumerate((view.key, view.value)):
                     most[place] = torch.maximum(most[place], numbers.abs().max().float().cpu().reshape(1))
 
-        seen = Seen(make=Squares)
+        seen = InputRecord(make=Squares)
         kinds = stream.watch(index, seen, note)
         if not kinds:
             continue

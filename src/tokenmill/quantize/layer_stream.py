@@ -25,7 +25,7 @@ from tokenmill.quant.dense import DenseWeight
 from tokenmill.quantize import folds
 from tokenmill.quantize.forward import Note, forward_in_parts
 from tokenmill.quantize.inputs import Inputs
-from tokenmill.quantize.watched_weights import Seen, WatchingBuild
+from tokenmill.quantize.watched_weights import InputRecord, WatchingBuild
 
 _LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
 _SAME = 1e-3
@@ -104,10 +104,10 @@ class Stream:
         heads = config.get("num_attention_heads") or config.get("n_head") or 1
         self.head = int(config.get("head_dim") or int(config.get("hidden_size") or heads) // int(heads))
 
-    def look(self, index: int, chosen: set[str]) -> Layer:
+    def calibrate(self, index: int, chosen: set[str]) -> Layer:
         """Run the calibration sequences through layer `index`, and return the layer with its inputs. chosen: the
         weights that will be rounded."""
-        seen = Seen(wanted=frozenset(chosen))
+        seen = InputRecord(wanted=frozenset(chosen))
         model = self._build(index, self.ckpt, seen=seen)
         forward_in_parts(model, self.x, self.kernels, self.device)
         mine = [name for name in seen.built if name in chosen]
@@ -116,20 +116,20 @@ class Stream:
         found = folds.find(seen.fed, set(mine) - set(missed), self.ckpt.has)
         return Layer(index, weights, dict(seen.inputs), found, missed=missed)
 
-    def watch(self, index: int, seen: Seen, note: Note | None = None) -> set[str]:
+    def watch(self, index: int, seen: InputRecord, note: Note | None = None) -> set[str]:
         """Run layer `index`, and advance past it. `seen` records the inputs of its weights, `note` gets its pages.
         Returns the kinds of its K/V."""
         model = self._build(index, self.ckpt, seen=seen)
         self.x = forward_in_parts(model, self.x, self.kernels, self.device, note=note)
         return {spec.kind for spec in model.spec.kv_specs}
 
-    def go_on(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any] | None) -> None:
+    def advance(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any] | None) -> None:
         """Advance past layer `index`, computed with these tensors in place of those hidden. how:
         quantization_config."""
         if index + 1 < self.count:
-            self.x = self.behind(index, tensors, hidden, how)
+            self.x = self.states_after(index, tensors, hidden, how)
 
-    def behind(
+    def states_after(
         self, index: int, tensors: Mapping[str, Tensor], hidden: Iterable[str] = (), how: dict[str, Any] | None = None
     ) -> Tensor:
         """The hidden states after layer `index`. After the last layer they are normed."""
@@ -148,7 +148,9 @@ class Stream:
         change = one.float() - (x.float() if x.is_floating_point() else 0.0)
         return bool((other - one).norm() <= _SAME * change.norm())
 
-    def _build(self, index: int, ckpt: Any, *, seen: Seen | None = None, config: dict[str, Any] | None = None) -> Any:
+    def _build(
+        self, index: int, ckpt: Any, *, seen: InputRecord | None = None, config: dict[str, Any] | None = None
+    ) -> Any:
         options: dict[str, Any] = {
             "checkpoint": ckpt,
             "dtype": torch.float32,

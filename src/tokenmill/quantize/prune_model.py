@@ -163,7 +163,7 @@ def influences(stream: Stream) -> list[float | None]:
     found: list[float | None] = []
     for index in range(stream.count):
         before = stream.x
-        stream.go_on(index, {}, set(), None)
+        stream.advance(index, {}, set(), None)
         middle = 0 < index < stream.count - 1
         cosine = torch.cosine_similarity(before.float(), stream.x.float(), dim=-1) if middle else None
         found.append(None if cosine is None else 1.0 - float(cosine.mean(dtype=torch.float64)))
@@ -198,7 +198,7 @@ class _Run:
                 self._prune_part(index, what, parts, changed)
             self._write(index, parts, changed)
             self.stream.ckpt = Overlaid(self.ckpt, changed)
-            self.stream.x = self.stream.behind(index, {})
+            self.stream.x = self.stream.states_after(index, {})
             self.tell(f"layer {index}", done, len(self.left.layers))
         for name in self.ckpt.names():
             found = prunable.layer_of(name)
@@ -215,7 +215,7 @@ class _Run:
         end = prunable.OUT if what == "heads" else prunable.mlp_end(names, index)
         full = names[f"{end}.weight"]
         self.stream.ckpt = Overlaid(self.ckpt, changed)
-        layer = self.stream.look(index, {full})
+        layer = self.stream.calibrate(index, {full})
         if full not in layer.inputs:
             raise ModelError(f"{full} was not seen to multiply anything: it cannot be judged.")
         width = prunable.heads_of(self.stream.config).width if what == "heads" else 1
@@ -253,7 +253,7 @@ def _prove(config: dict[str, Any], made: dict[str, Any], run: _Run, folder: Path
     try:
         stream = Stream(made, ckpt, device, tokens[:_PROVEN])
         for new, old in enumerate(run.left.layers):
-            stream.x = stream.behind(new, {})
+            stream.x = stream.states_after(new, {})
             if stream.reads[new] != run.stream.reads[old]:
                 raise ModelError(f"{said} (layer {old} would read other positions).")
     finally:

@@ -199,14 +199,14 @@ class _Run:
             name = f"layer{index:05}"
             path = self.partial / f"{name}.safetensors"
             if not path.exists():
-                layer = stream.look(index, self.chosen)
+                layer = stream.calibrate(index, self.chosen)
                 if recipe.method in recipes.FOLDING:
                     self.made.moved += fold(stream, layer, self._fit)
                 self.made.unreached += layer.missed
                 self._hold(name, layer.weights, layer.inputs, layer.changed)
             tensors = load_file(path)
             hidden = {name for name in self.chosen if _replaced(name, tensors)}
-            stream.go_on(index, tensors, hidden, recipes.config(recipe, self.made.bits or self._even(), []))
+            stream.advance(index, tensors, hidden, recipes.config(recipe, self.made.bits or self._even(), []))
 
     def _fit(self, one: folds.Fold, layer: Layer, fitting: Callable[[Tensor], Tensor | None]) -> Tensor | None:
         if self.job.recipe.method == "smoothquant":
@@ -224,14 +224,14 @@ class _Run:
         stream, lost, sizes = self._stream(), {}, {}
         group, symmetric = self.job.recipe.group, self.job.recipe.symmetric
         for index in range(stream.count):
-            layer = stream.look(index, self.chosen)
+            layer = stream.calibrate(index, self.chosen)
             for name, weight in layer.weights.items():
                 seen = layer.inputs.get(name)
                 sizes[name] = weight.numel()
                 for bits in range(2, 9):
                     error = nearest(weight, Spec(bits, group, symmetric)).dense() - weight
                     lost[name, bits] = float(error.square().sum()) if seen is None else seen.loss(error)
-            stream.go_on(index, {}, set(), {})
+            stream.advance(index, {}, set(), {})
         return share_bits(lost, sizes, self.job.recipe.bits)
 
     def _bits(self, name: str) -> int:

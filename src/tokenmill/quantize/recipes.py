@@ -96,7 +96,7 @@ _OWN_BITS = {**dict.fromkeys(("mxfp4", "nvfp4", "nf4", "fp4"), 4),
 """The bits of methods that have a fixed number."""
 
 
-def settle(recipe: Recipe) -> Recipe:
+def complete_recipe(recipe: Recipe) -> Recipe:
     """The recipe with its form of files. A method and a form that do not fit are refused."""
     if recipe.method not in METHODS:
         raise UserError(f"--method {recipe.method}: use {', '.join(METHODS)}.")

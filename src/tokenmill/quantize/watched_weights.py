@@ -18,7 +18,7 @@ from tokenmill.quantize.inputs import Inputs, Squares
 
 
 @dataclass(slots=True)
-class Seen:
+class InputRecord:
     """The inputs of weights, by the weights' names. fed: the weights that each norm fed. wanted: the weights whose
     inputs are added up, with what `make` returns. built: all weights in order."""
 
@@ -33,7 +33,7 @@ class Seen:
 class WatchedWeight(WeightBase):
     """A weight with the names of its parts. Its products record their input."""
 
-    def __init__(self, inner: Any, names: tuple[str, ...], seen: Seen) -> None:
+    def __init__(self, inner: Any, names: tuple[str, ...], seen: InputRecord) -> None:
         self.inner, self.names, self.seen = inner, names, seen
         self.shape = inner.shape
 
@@ -108,7 +108,7 @@ class WatchedWeight(WeightBase):
 class WatchingBuild(Build):
     """A Build that watches weights, and knows norms by name."""
 
-    seen: Seen = field(default_factory=Seen)
+    seen: InputRecord = field(default_factory=InputRecord)
 
     def weight(self, name: str, shape: tuple[int, int], **how: Any) -> Weight:
         """As in Build, but watched."""

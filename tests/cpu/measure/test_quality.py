@@ -16,7 +16,7 @@ from tokenmill.core.config import CacheOptions
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.measure.quality import Questions, compare, read_tasks
 from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
-from tokenmill.quantize.recipes import Recipe, settle
+from tokenmill.quantize.recipes import Recipe, complete_recipe
 from tokenmill.testing.tiny import make_tiny
 
 TEXT = "The river was quiet, and nobody spoke for a while. " * 12
@@ -26,7 +26,7 @@ TEXT = "The river was quiet, and nobody spoke for a while. " * 12
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     tmp = tmp_path_factory.mktemp("quality")
     base = make_tiny(tmp / "base", hidden=64)
-    quantize_model(QuantizeJob(base, tmp / "few", settle(Recipe(method="rtn", bits=2, group=32))))
+    quantize_model(QuantizeJob(base, tmp / "few", complete_recipe(Recipe(method="rtn", bits=2, group=32))))
     return base, tmp / "few"
 
 

@@ -17,7 +17,7 @@ from tokenmill.measure import quality
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight
 from tokenmill.quantize import recipes
 from tokenmill.quantize.inputs import Inputs
-from tokenmill.quantize.recipes import Recipe, settle
+from tokenmill.quantize.recipes import Recipe, complete_recipe
 from tokenmill.testing.tiny import make_tiny
 
 CPU = torch.device("cpu")
@@ -75,7 +75,7 @@ def test_damping_is_heeded(method: str) -> None:
     inputs.add(torch.randn(100, 64, generator=random) @ torch.randn(64, 64, generator=random))
     weight = torch.randn(16, 64, generator=random)
     made = [
-        recipes.hold(settle(Recipe(method=method, group=32, damping=damping)), weight, 4, inputs).dense
+        recipes.hold(complete_recipe(Recipe(method=method, group=32, damping=damping)), weight, 4, inputs).dense
         for damping in (0.01, 0.01, 0.9)
     ]
     assert torch.equal(made[0], made[1]) and not torch.equal(made[0], made[2])

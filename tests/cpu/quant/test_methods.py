@@ -35,7 +35,7 @@ from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.methods import autoround, clipped, hqq
 from tokenmill.quantize.mixed_bits import share_bits
 from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
-from tokenmill.quantize.recipes import Recipe, settle
+from tokenmill.quantize.recipes import Recipe, complete_recipe
 from tokenmill.testing.tiny import make_tiny
 from tokenmill.text.tokenizer import load_tokenizer
 
@@ -111,7 +111,9 @@ HELD = {
 @pytest.mark.parametrize("name", HELD)
 def test_what_is_written_is_what_is_read(name: str, symmetric: bool) -> None:
     form, bits = HELD[name]
-    recipe = settle(Recipe(method="rtn" if form else name, form=form, bits=bits, group=32, symmetric=symmetric))
+    recipe = complete_recipe(
+        Recipe(method="rtn" if form else name, form=form, bits=bits, group=32, symmetric=symmetric)
+    )
     weight = torch.randn(64, 128, generator=torch.Generator().manual_seed(2))
     held = recipes.hold(recipe, weight, bits, None, torch.float32)
 
@@ -140,11 +142,11 @@ def test_compressed_tensors_reads_what_we_write(tmp_path: Path) -> None:
     from compressed_tensors.quantization import QuantizationConfig
 
     for method in ("rtn", "smoothquant", "fp8", "fp8-block", "mxfp4", "nvfp4"):
-        said = recipes.config(settle(Recipe(method=method)), {"a.b": 4, "a.c": 4}, ["lm_head"])
+        said = recipes.config(complete_recipe(Recipe(method=method)), {"a.b": 4, "a.c": 4}, ["lm_head"])
         scheme = QuantizationConfig.model_validate(said)
         weights = scheme.config_groups["group_0"].weights
         assert weights is not None and weights.num_bits == (4 if method in ("rtn", "mxfp4", "nvfp4") else 8)
-    mixed = recipes.config(settle(Recipe(method="gptq", bits=3.5)), {"a.b": 4, "a.c": 3}, ["lm_head"])
+    mixed = recipes.config(complete_recipe(Recipe(method="gptq", bits=3.5)), {"a.b": 4, "a.c": 3}, ["lm_head"])
     found = QuantizationConfig.model_validate(mixed).config_groups
     assert [(g.weights.num_bits, g.targets) for g in found.values()] == [(3, ["a.c"]), (4, ["a.b"])]
 
@@ -172,7 +174,7 @@ def test_transformers_reads_what_we_write(
     """Each weight is the one that we hold, also where Transformers' reader is told no form at all."""
     from transformers import AutoModelForCausalLM
 
-    recipe = settle(Recipe(method=method, group=32, **more))
+    recipe = complete_recipe(Recipe(method=method, group=32, **more))
     out = tmp_path / "out"
     made = quantize_model(QuantizeJob(tiny, out, recipe, tokens=tokens), lambda *step: None)
     model = AutoModelForCausalLM.from_pretrained(out, dtype=torch.float32).eval()
@@ -221,7 +223,7 @@ def logits(folder: Path) -> list[float]:
      ("squeezellm", {})],
 )  # fmt: skip
 def test_whole_models(method: str, more: dict[str, Any], tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
-    recipe = settle(Recipe(method=method, group=32, **more))
+    recipe = complete_recipe(Recipe(method=method, group=32, **more))
     told: list[tuple[str, int, int]] = []
     made = quantize_model(QuantizeJob(tiny, tmp_path / "out", recipe, tokens=tokens), lambda *step: told.append(step))
     assert not made.unreached and len(made.errors) == 14 == told[-1][1] == told[-1][2]
@@ -243,7 +245,7 @@ def test_scales_move_and_change_nothing(tiny: Path, tokens: Tensor) -> None:
     ckpt = open_checkpoint(tiny)
     stream = quantizing.Stream(config, ckpt, "cpu", tokens)
     chosen = {name for name in ckpt.names() if name.endswith("_proj.weight")}
-    layer = stream.look(0, chosen)
+    layer = stream.calibrate(0, chosen)
     assert len(layer.folds) == 4 and not layer.missed
     random = torch.Generator().manual_seed(3)
 
@@ -260,19 +262,19 @@ def test_scales_move_and_change_nothing(tiny: Path, tokens: Tensor) -> None:
 
 
 def test_a_stop_goes_on_where_it_was(tiny: Path, tokens: Tensor, tmp_path: Path, monkeypatch: Any) -> None:
-    job = QuantizeJob(tiny, tmp_path / "whole", settle(Recipe(method="gptq", group=32)), tokens=tokens)
+    job = QuantizeJob(tiny, tmp_path / "whole", complete_recipe(Recipe(method="gptq", group=32)), tokens=tokens)
     quantize_model(job)
     stopped = replace(job, target=tmp_path / "out")
     looks: list[int] = []
-    look = quantizing.Stream.look
+    calibrate = quantizing.Stream.calibrate
 
     def second_stops(self: Any, index: int, chosen: set[str]) -> Any:
         looks.append(index)
         if looks == [0, 1]:
             raise KeyboardInterrupt
-        return look(self, index, chosen)
+        return calibrate(self, index, chosen)
 
-    monkeypatch.setattr(quantizing.Stream, "look", second_stops)
+    monkeypatch.setattr(quantizing.Stream, "calibrate", second_stops)
     with pytest.raises(KeyboardInterrupt):
         quantize_model(stopped)
     assert [path.name for path in tmp_path.iterdir() if "whole" not in path.name] == [".out.partial"]
@@ -285,7 +287,7 @@ def test_a_stop_goes_on_where_it_was(tiny: Path, tokens: Tensor, tmp_path: Path,
 def test_a_stop_among_many_weights_loses_none_and_another_job_begins_anew(tmp_path: Path) -> None:
     """More weights than a file of them holds; a stop right behind a file; then another choice of as many weights."""
     folder = make_tiny(tmp_path / "model", hidden=32, layers=8)
-    job = QuantizeJob(folder, tmp_path / "out", settle(Recipe(method="rtn", group=32)), re.compile("q_proj"))
+    job = QuantizeJob(folder, tmp_path / "out", complete_recipe(Recipe(method="rtn", group=32)), re.compile("q_proj"))
 
     def stops(name: str, done: int, total: int) -> None:
         if done == 40:
@@ -319,7 +321,9 @@ def test_experts_that_calibration_never_reaches(tmp_path: Path, tokens: Tensor) 
     """They are counted and rounded to the nearest."""
     folder = demo_dir("moe")
     few = torch.full((1, 8), 7)
-    made = quantize_model(QuantizeJob(folder, tmp_path / "out", settle(Recipe(method="gptq", group=32)), tokens=few))
+    made = quantize_model(
+        QuantizeJob(folder, tmp_path / "out", complete_recipe(Recipe(method="gptq", group=32)), tokens=few)
+    )
     assert made.unreached and all(".experts." in name for name in made.unreached)
     assert json.loads((tmp_path / "out" / "quantization_report.json").read_text())["unreached"] == made.unreached
     assert len(logits(tmp_path / "out")) == 39
@@ -357,9 +361,9 @@ def test_the_command(tiny: Path, tmp_path: Path) -> None:
     result = CliRunner().invoke(app, ["quantize", str(tiny), str(tmp_path / "out"), *options])
     assert result.exit_code == 0 and "scales moved" in result.output, result.output
     with pytest.raises(ModelError, match="already quantised"):
-        quantize_model(QuantizeJob(tmp_path / "out", tmp_path / "again", settle(Recipe(method="rtn"))))
+        quantize_model(QuantizeJob(tmp_path / "out", tmp_path / "again", complete_recipe(Recipe(method="rtn"))))
     with pytest.raises(UserError, match="exists already"):
-        quantize_model(QuantizeJob(tiny, tmp_path / "out", settle(Recipe(method="rtn", group=32))))
+        quantize_model(QuantizeJob(tiny, tmp_path / "out", complete_recipe(Recipe(method="rtn", group=32))))
 
 
 @pytest.mark.skipif(not os.environ.get("TOKENMILL_QUANTISE"), reason="minutes long")
@@ -372,7 +376,9 @@ def test_the_order_of_methods(bits: int, most: dict[str, float], tmp_path: Path)
     cut = len(whole) * 3 // 4
     tokens = calibration_text.sequences(whole[:cut], load_tokenizer(source).encode, 128, 256)
     for method in ("rtn", *most):
-        quantize_model(QuantizeJob(source, tmp_path / method, settle(Recipe(method=method, bits=bits)), tokens=tokens))
+        quantize_model(
+            QuantizeJob(source, tmp_path / method, complete_recipe(Recipe(method=method, bits=bits)), tokens=tokens)
+        )
     copies = [str(tmp_path / method) for method in ("rtn", *most)]
     _, nearest_, *others = quality.compare(str(source), copies, quality.Questions(whole[cut:], speed=False))
     assert nearest_.kl

@@ -25,7 +25,7 @@ from tokenmill.quant.convert import Recipe
 from tokenmill.quant.rounding import round_best
 from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 from tokenmill.quantize.recipes import Recipe as ByMethod
-from tokenmill.quantize.recipes import settle
+from tokenmill.quantize.recipes import complete_recipe
 from tokenmill.testing.tiny import make_tiny
 
 SMALL = {"kv_cache_memory_bytes": 4 << 20, "max_num_seqs": 4}
@@ -246,6 +246,6 @@ def test_routers_and_factors_of_every_family_are_kept_and_what_lies_below_a_norm
 
 def test_matrices_that_lie_the_other_way_round_are_refused_by_methods_too(tmp_path):
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}')
-    job = QuantizeJob(tmp_path, tmp_path / "out", settle(ByMethod(method="int8")))
+    job = QuantizeJob(tmp_path, tmp_path / "out", complete_recipe(ByMethod(method="int8")))
     with pytest.raises(ModelError, match="stores its matrices transposed"):
         quantize_model(job)

@@ -14,7 +14,7 @@ from tokenmill.cli.main import app
 from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
 from tokenmill.quantize import recipes
-from tokenmill.quantize.recipes import Recipe, settle
+from tokenmill.quantize.recipes import Recipe, complete_recipe
 from tokenmill.testing.tiny import make_tiny
 
 TEXT = "A mill grinds grain. The picture shows a red circle on the left and a blue square on the right. " * 4
@@ -78,7 +78,7 @@ def test_pruned_models_are_quantised(tmp_path: Path) -> None:
 
 
 def test_groups_that_divide() -> None:
-    recipe = settle(Recipe(method="rtn", smaller=True))
+    recipe = complete_recipe(Recipe(method="rtn", smaller=True))
     assert [recipes.dividing(recipe, set(widths)).group for widths in ((256, 576), (4096,), (96,), (40,))] == [
         64, 128, 32, 128]  # fmt: skip
-    assert recipes.dividing(settle(Recipe(method="rtn")), {576}).group == 128
+    assert recipes.dividing(complete_recipe(Recipe(method="rtn")), {576}).group == 128
