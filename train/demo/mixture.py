@@ -47,7 +47,7 @@ from skill_refusals import no_call, unoffered
 from skill_scene_json import scene_json
 from skill_scene_tools import scene_tool
 from skill_spelling import spelling
-from skill_steps import follow_up, two_steps
+from skill_steps import follow_up, rests, two_steps
 from skill_time import time_sum
 from skill_tools import problem_case, result_case, tool_case
 from skill_zh import small_zh, story_zh
@@ -206,7 +206,9 @@ def daily(rng: random.Random) -> Case:
 def steps(rng: random.Random) -> Case:
     """Sums of more steps: told, asked on from a result, or of time."""
     pick = rng.random()
-    return two_steps(rng) if pick < 0.5 else follow_up(rng) if pick < 0.78 else time_sum(rng)
+    if pick < 0.11:
+        return rests(rng)
+    return two_steps(rng) if pick < 0.55 else follow_up(rng) if pick < 0.81 else time_sum(rng)
 
 
 def remarked(rng: random.Random) -> Case:

@@ -13,6 +13,7 @@ from authored_data import load
 from later_parts import LATER_HELD, LATER_ZH, next_step, said_later, said_later_zh, said_shortly
 from phrasing import occasion
 from render import Case
+from rest_parts import rate, rest
 from scenes import COUNTED
 from skill_expression import Node, ends_with, value, worked
 from skill_facts import ask
@@ -292,6 +293,14 @@ def two_steps(rng: random.Random, held: bool = False) -> Case:
     if not held and rng.random() < 0.15:
         text = re.sub(r"(?<![\d:])\b([2-9]|1[0-2])\b(?!\d)(?! euro)", lambda m: COUNTED[int(m[1]) - 1], text)
     return ask(text, worked(node) + ("。" if "？" in text else "."), "two_steps", ends_with(value(node)))
+
+
+def rests(rng: random.Random) -> Case:
+    """What is left of something, or so much a day for some time."""
+    text, node = (rest if rng.random() < 0.45 else rate)(rng)
+    if rng.random() < 0.08 and text.isascii():
+        text = f"{occasion(rng)} {text}"
+    return ask(text, worked(node) + ("。" if "？" in text else "."), "word_problem", ends_with(value(node)))
 
 
 FIRST = ["What is {e}?", "{e}", "{e}?", "How much is {e}?", "Compute {e}.", "{e} =", "what's {e}", "Tell me {e}."]

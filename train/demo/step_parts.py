@@ -11,7 +11,7 @@ import re
 
 from authored_data import load
 from grammar import tidy
-from rest_parts import rate, rest, three
+from rest_parts import three
 from skill_expression import Node
 from story_parts_zh import THING, name_zh, wide_noun
 from topics import plural
@@ -348,4 +348,4 @@ def composed_steps(rng: random.Random, chinese: float = 0.2) -> tuple[str, Node]
     """Any of these sums."""
     if rng.random() < chinese:
         return (account_zh if rng.random() < 0.7 else change_zh)(rng)
-    return rng.choices([account, change, two_prices, rest, rate, three], [42, 19, 15, 8, 8, 8])[0](rng)
+    return rng.choices([account, change, two_prices, three], [50, 22, 16, 12])[0](rng)
