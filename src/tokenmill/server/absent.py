@@ -54,11 +54,12 @@ ABSENT: Mapping[str, str] = {
     "/slots": "what a slot would save is found in the prefix cache by itself",
     "POST /ping": "GET says it",
 }
-"""By the beginning of the path, whole parts of it; with a method where another one is here."""
+"""Paths that other servers have and this one lacks, by their first parts. A method is named if this server has the path
+with another method."""
 
 
 def why_absent(method: str, path: str) -> str | None:
-    """Why nobody answers there, if the path is known from elsewhere."""
+    """Why this server has no such path; None: no known server has it."""
     if found := ABSENT.get(f"{method} {path}"):
         return found
     while path:

@@ -27,7 +27,7 @@ _ORIGIN = re.compile(r"null|[A-Za-z][A-Za-z0-9+.-]{0,31}://[\x21-\x7e]{0,300}")
 
 
 def digest(key: str | bytes) -> bytes:
-    """What is kept and compared instead of a key."""
+    """The digest that is stored and compared instead of a key."""
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
 
 
@@ -59,8 +59,8 @@ class Access:
         return shown(given)
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
-        """403 for a name that is not this server's: a page that rebinds its own name to this address must not get
-        through."""
+        """Raise 403 for a host name that is not this server's: otherwise a foreign page could point its own name at
+        this address and get in."""
         host = _host_name(headers.get(b"host", b"").decode("latin-1"))
         if host is None:
             raise HttpError(400, "The Host header is malformed.")

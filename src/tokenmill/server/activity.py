@@ -28,7 +28,7 @@ COLUMNS = (
     *("at", "running", "waiting", "kv_usage", "kv_shared", "kv_idle", *TOTALS, "restarts"),
     *(f"{name}_p{round(q * 100)}" for name in ("ttft", "itl") for q in QUANTILES),
 )
-"""`at` is Unix time; totals count since the start of the engines; latencies are seconds, None where none ended."""
+"""`at` is Unix time. Totals count since the engines started. Latencies are in seconds, None if no request ended."""
 
 Sample = list[float | None]
 
@@ -41,7 +41,7 @@ class Latencies(Protocol):
 
 
 class Activity:
-    """The ring of one server."""
+    """The last minutes of one server."""
 
     def __init__(
         self,
@@ -55,13 +55,14 @@ class Activity:
         self.events = events or Events(clock)
         self.clock = clock
         self.figures = array("d", bytes(8 * MAX_SAMPLES * len(COLUMNS)))
-        """A row per sample, NaN where there is none: objects would grow the heap for a quarter of an hour."""
+        """One row per sample, NaN where there is no value. Objects would make the heap grow for a quarter of an
+        hour."""
         self.taken = 0
         self.timer: asyncio.TimerHandle | None = None
         self.busy = False
 
     def watch(self) -> None:
-        """Listen to every step, after the listener that is there already."""
+        """Listen to every step. A listener that is already there is called first."""
         inner = self.backend.observe
 
         def observe(tokens: int, *engine: int) -> None:
@@ -74,7 +75,7 @@ class Activity:
         self.backend.observe = observe
 
     def since(self, moment: float) -> list[Sample]:
-        """Samples after `moment`; the newest is of now."""
+        """Samples after `moment`. The newest one is taken now."""
         if not self.taken or self.clock() - self._row(self.taken - 1)[0] > PERIOD_S / 2:
             self.take()
         rows = (self._row(number) for number in range(max(0, self.taken - MAX_SAMPLES), self.taken))
@@ -85,7 +86,7 @@ class Activity:
         return self.figures[start : start + len(COLUMNS)]
 
     def take(self) -> None:
-        """Add a sample of now."""
+        """Take a sample now."""
         total = whole(self.backend.stats())
         sample: Sample = [self.clock(), total.running, total.waiting, round(total.kv_usage, 4)]
         sample += [total.kv_shared, total.kv_idle]
@@ -109,7 +110,7 @@ class Activity:
 
 
 def whole(engines: Iterable[EngineStats]) -> EngineStats:
-    """All engines as one; the K/V share is weighted by blocks."""
+    """The figures of all engines together. The use of K/V is weighted by blocks."""
     engines = list(engines)
     names = ("running", "waiting", *BLOCKS, *TOTALS)
     summed = {name: sum(getattr(stats, name) for stats in engines) for name in names}
@@ -119,7 +120,8 @@ def whole(engines: Iterable[EngineStats]) -> EngineStats:
 
 
 def quantiles(values: Iterable[float]) -> list[float | None]:
-    """The QUANTILES: each is the smallest value that this share of values does not exceed; None without values."""
+    """The QUANTILES of these values: each is the smallest value that is not exceeded by its share of them. None without
+    values."""
     found = sorted(values)
     if not found:
         return [None] * len(QUANTILES)

@@ -16,16 +16,16 @@ from tokenmill.engine.adapter_names import check_name, read_modules
 from tokenmill.engine.wire import Adapt
 
 MOST = 1024
-"""Adapters at once: each takes memory of every engine."""
+"""Most adapters at once. Each takes memory in every engine."""
 
 
 class NoSuchAdapterError(UserError):
-    """There is none of that name, or it is not for clients."""
+    """There is no adapter of this name, or clients may not use it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """A served adapter. started: engines load it by themselves."""
+    """A served adapter. started: engines load it at their start."""
 
     number: int
     name: str
@@ -42,13 +42,13 @@ class AdapterBook:
         self.taken = set(names)
         self.by_name: dict[str, Served] = {}
         self.coming: dict[int, Served] = {}
-        """Engines read them; nobody may ask for them yet."""
+        """Adapters that engines are reading. Requests may not name them yet."""
         self.left: dict[int, Served] = {}
-        """Without a name, and still used by open requests."""
+        """Adapters without a name, which open requests still use."""
         self.gone: list[Served] = []
-        """That engines load when they start, and shall not keep."""
+        """Adapters that engines load at their start, but have to drop."""
         self.replaced: dict[int, int] = {}
-        """By which one."""
+        """The number of an adapter that was replaced -> the number of its replacement."""
         self.count = 0
         for name, path in read_modules((options.lora_modules or []) if options is not None else []):
             if name in self.taken:
@@ -58,11 +58,12 @@ class AdapterBook:
 
     @property
     def numbers(self) -> Mapping[str, int]:
-        """Every served name with its number."""
+        """The number of every served name."""
         return {name: served.number for name, served in self.by_name.items()}
 
     def add(self, name: str, path: Path, *, instead: bool = False) -> Served:
-        """A new one, to be loaded by every engine; `instead`: of one that has this name, which goes on until then."""
+        """Add an adapter that every engine must load. `instead`: the present adapter of this name, which is served
+        until then."""
         if not self.enabled:
             raise ParameterError("This server takes no adapters: start it with --enable-lora.", param="lora_name")
         check_name(name)
@@ -76,7 +77,7 @@ class AdapterBook:
         return served
 
     def current(self, number: int) -> int:
-        """The adapter of a request that chose this one a moment ago; raises if it has been unloaded since."""
+        """The adapter to use for a request that chose this one a moment ago. Raises if it has been unloaded since."""
         while number in self.replaced and number not in self.left:
             number = self.replaced[number]
         if number not in self.left and not any(number == served.number for served in self.by_name.values()):
@@ -84,14 +85,14 @@ class AdapterBook:
         return number
 
     def serve(self, served: Served) -> None:
-        """Every engine has it: its name is for it from now on."""
+        """Every engine has it: serve it under its name."""
         del self.coming[served.number]
         if served.name in self.by_name:
             self.replaced[self.remove(served.name).number] = served.number
         self.by_name[served.name] = served
 
     def remove(self, name: str) -> Served:
-        """Its name is gone from now on."""
+        """Remove its name. Open requests keep the adapter."""
         served = self.by_name.pop(name, None)
         if served is None:
             raise NoSuchAdapterError(f"There is no adapter {name[:100]!r}.", param="lora_name")
@@ -101,7 +102,7 @@ class AdapterBook:
         return served
 
     def commands(self) -> list[Adapt]:
-        """What an engine that has just started must hear."""
+        """The commands that a newly started engine needs."""
         more = [served for served in (*self.by_name.values(), *self.left.values()) if not served.started]
         return [
             *(Adapt(served.number, served.name, served.path) for served in more),
@@ -110,7 +111,8 @@ class AdapterBook:
 
 
 def folder_of(root: str | None, given: str) -> Path:
-    """An adapter in the one folder that clients may name; whatever lies elsewhere is as absent as what is not there."""
+    """An adapter in the one folder that clients may name. A path outside of it is reported as missing, as if nothing
+    were there."""
     if root is None:
         raise ParameterError("Adapters cannot be loaded here: --lora-folder names where they may lie.",
                              param="lora_path")  # fmt: skip

@@ -73,7 +73,7 @@ APIS = (
     OPERATIONS,
     WEB,
 )
-"""Every family of endpoints; the first that knows a path answers. A new one is a folder with an `Api`, named here."""
+"""All APIs. The first one that has a path answers. A new API is a folder with an `Api`, listed here."""
 
 
 def make_server_context(config: ServerConfig, models: Catalogue[Model]) -> ServerContext:
@@ -100,7 +100,7 @@ def make_server_context(config: ServerConfig, models: Catalogue[Model]) -> Serve
 
 
 def _sources(shared: ServerContext) -> list[Source]:
-    """The metrics of all configured models; those of removed models are dropped."""
+    """The metrics of all configured models. Those of removed models are dropped."""
     entries = shared.models.entries
     shared.series = {name: each for name, each in shared.series.items() if name in entries or not name}
     return [ModelSeries(shared.models), *(each.registry for name, each in shared.series.items() if name)]
@@ -142,7 +142,7 @@ async def _unmade(entry: Entry[Model]) -> Model:
 
 
 def _alone(backend: Backend, config: ServerConfig) -> Context:
-    """The context of one model that is loaded already, in a server context of its own."""
+    """A context for one model that is already loaded, in a server context of its own."""
     info = backend.info
     names = ",".join(name for name in info.names if name not in info.adapters)
     shared = make_server_context(config, Catalogue(_unmade))
@@ -182,7 +182,7 @@ def make_context(backend: Backend, config: ServerConfig, shared: ServerContext |
 
 
 def make_front(shared: ServerContext) -> Context:
-    """The context for endpoints that are about no model, used while the first model is not loaded."""
+    """The context for endpoints that are not about one model."""
     return make_context(Nobody(), shared.config, shared)
 
 

@@ -30,7 +30,8 @@ Template = str | Mapping[str, str] | None
 
 @dataclass(frozen=True, slots=True)
 class ToolWish:
-    """Functions by name with their parameters' schema. `choice`: none, auto or required; `named`: this one."""
+    """The tools of a request: functions by name, with the schema of their parameters. `choice`: none, auto or required;
+    `named`: the one that must be called."""
 
     tools: Mapping[str, Any] = field(default_factory=dict)
     strict: frozenset[str] = frozenset()
@@ -40,18 +41,18 @@ class ToolWish:
 
     @property
     def wanted(self) -> bool:
-        """May there be calls?"""
+        """Are calls allowed?"""
         return bool(self.tools) and self.choice != "none"
 
     @property
     def forced(self) -> bool:
-        """Must there be a call?"""
+        """Is a call required?"""
         return self.wanted and (self.choice == "required" or self.named is not None)
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """How the answer is read."""
+    """How to read the model's answer."""
 
     form: MessageFormat
     tools: Mapping[str, Any] | None = None
@@ -62,11 +63,11 @@ class Turn:
 
     @property
     def plain(self) -> bool:
-        """Is the text the whole message?"""
+        """Is the text the whole message, without calls or reasoning?"""
         return self.form == MessageFormat() or (self.tools is None and self.form.thinking is None)
 
     def parser(self) -> MessageParser:
-        """Reads one output."""
+        """A parser for one output."""
         return MessageParser(self.form, tools=self.tools, thinking=self.thinking, drop=self.drop, most=self.most)
 
     def read(self, text: str) -> Message:
@@ -77,11 +78,13 @@ class Turn:
         return message
 
     def finish_reason(self, given: str | None, calls: int) -> str | None:
-        """`tool_calls` where a turn ended with calls that the model chose; a named one keeps `stop`."""
+        """`tool_calls` for a turn that ended with calls chosen by the model. A call of a named function keeps
+        `stop`."""
         return "tool_calls" if given == "stop" and calls and not self.named else given
 
     def call_id(self, given: str | None, start: str = "call_") -> str:
-        """A call's id: the model's own, or a new one in this API's way (nine characters where templates insist)."""
+        """A call's id: the model's own, or a new one in this API's form (nine characters if the template demands
+        that)."""
         if given:
             return given
         short = self.form.calls is not None and self.form.calls.name.startswith("mistral")
@@ -98,7 +101,7 @@ def plan_turn(
     template: Template,
     separate: bool = True,
 ) -> tuple[Turn, SamplingParams]:
-    """The turn, and what the engine is asked for. `separate`: reasoning is told apart from the answer."""
+    """How to read the turn, and the parameters for the engine. `separate`: reasoning is separated from the answer."""
     marks = control_marks(tokenizer)
     _check_names(wish, marks)
     if wish.wanted and not wish.forced and form.calls is None:
@@ -123,7 +126,7 @@ def plan_turn(
     turn = replace(turn, most=None if wish.parallel and wish.named is None else 1, named=wish.named is not None)
     changes: dict[str, Any] = {"structured_outputs": structure}
     if span is not None and (structure is not None or params.thinking_token_budget is not None):
-        # Where a format has a head for answers, the structure itself says how reasoning goes before it.
+        # If the format has a head for answers, the structure says itself how reasoning precedes it.
         changes["reasoning"] = reasoning_span(span, inside, marks) if structure is None or not span.answer else None
         if span.answer and structure is not None and params.thinking_token_budget is not None:
             raise ParameterError(
@@ -155,7 +158,7 @@ def _check_names(wish: ToolWish, marks: Mapping[str, int]) -> None:
 def _structure(
     form: MessageFormat, wish: ToolWish, given: dict[str, Any] | None, span: Thinking | None, inside: bool
 ) -> tuple[dict[str, Any] | None, Any]:
-    """-> (the structure that holds the model to its tools, the format that its calls will have)."""
+    """The structure that holds the model to its tools, and the format that its calls will have."""
     most = None if wish.parallel and wish.named is None else 1
     tools = wish.tools if wish.named is None else {wish.named: wish.tools[wish.named]}
     if wish.forced:
@@ -184,7 +187,7 @@ def _tagged(tree: Tree) -> dict[str, Any]:
 
 
 def _lead(span: Thinking | None, inside: bool, head: str, body: Tree) -> Tree:
-    """Reasoning before a body, spelled out where a format has heads for both."""
+    """Reasoning before an answer, spelled out for formats that have a head for both."""
     if span is None or not span.answer:
         return body
     thought: Tree = {
@@ -220,7 +223,7 @@ def _as_tree(structure: dict[str, Any]) -> Tree:
 
 
 def _with_tokens(tag: dict[str, Any], marks: Mapping[str, int]) -> dict[str, Any]:
-    """Name the control tokens that a tree's texts hold."""
+    """Replace the control tokens in a tree's texts by their names."""
     texts = literals(tag.get("format"))
     used = {mark: number for mark, number in marks.items() if any(mark in text for text in texts)}
     return {**tag, "special_tokens": {**used, **(tag.get("special_tokens") or {})}} if used else tag

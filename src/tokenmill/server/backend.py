@@ -33,9 +33,9 @@ class ModelInfo:
     priorities: bool = False
     details: dict[str, Any] = field(default_factory=dict)
     adapters: dict[str, int] = field(default_factory=dict)
-    """Adapters by name, with their numbers."""
+    """The number of each adapter, by name."""
     folders: dict[str, str] = field(default_factory=dict)
-    """Folders of adapters by name."""
+    """The folder of each adapter, by name."""
 
 
 MAX_CHUNKS = 256
@@ -43,7 +43,7 @@ MAX_CHUNKS = 256
 
 @dataclass(slots=True)
 class Timeline:
-    """When things happened to one request, on the monotonic clock."""
+    """The times of one request's events, on the monotonic clock."""
 
     arrival: float
     started: float | None = None
@@ -53,16 +53,16 @@ class Timeline:
     replays: int = 0
     preemptions: int = 0
     engine: int = 0
-    """The engine that works on the request, or did last."""
+    """The engine that works on the request, or did so last."""
     prefill: list[tuple[float, int]] = field(default_factory=list)
     """(time, prompt tokens that were cached or computed by then), for the first MAX_CHUNKS steps."""
 
 
 class DeltaStream:
-    """Carries deltas to their handler, in one batch all that is ready. Several requests may share a stream.
+    """Brings deltas to their handler, all that are ready in one batch. Several requests may share a stream.
 
-    `owner`: the key that asks, so that keys get fair shares. `session`: the conversation. `rank`: the engine it wants.
-    """
+    `owner`: the key that asks, so that keys get fair shares. `session`: the conversation. `rank`: the engine that the
+    request wants."""
 
     __slots__ = ("_ready", "_waiter", "owner", "rank", "session")
 
@@ -83,7 +83,7 @@ class DeltaStream:
             self._waiter.set_result(None)
 
     async def batch(self) -> list[TextDelta]:
-        """All deltas that have come since the last call; waits for one."""
+        """All deltas since the last call. Waits for at least one."""
         if not self._ready:
             self._waiter = asyncio.get_running_loop().create_future()
             try:
@@ -104,7 +104,7 @@ class Backend(Protocol):
     def info(self) -> ModelInfo: ...
 
     async def open(self, request: Request, stream: DeltaStream, pooling: str | None = None) -> Timeline:
-        """Accept a request, or raise UserError or EngineDeadError. Each output ends with one terminal delta in
+        """Accept a request, or raise UserError or EngineDeadError. Every output ends with one terminal delta in
         `stream`. With `pooling`, the only delta carries a vector."""
         ...
 
@@ -113,13 +113,13 @@ class Backend(Protocol):
         ...
 
     def health(self) -> str | None:
-        """None, or the reason why no progress is to be expected."""
+        """None, or why no progress is to be expected."""
         ...
 
     def stats(self) -> list[EngineStats]: ...
 
     def counters(self) -> dict[str, float]:
-        """Further numbers for /metrics: restarts, replays, last_step_age_seconds."""
+        """More numbers for /metrics: restarts, replays, last_step_age_seconds."""
         ...
 
     async def close(self) -> None: ...

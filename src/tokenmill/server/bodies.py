@@ -28,10 +28,10 @@ THREADS = 2
 BOM = b"\xef\xbb\xbf"
 """The byte order mark that some editors put before UTF-8 text; readers of JSON may ignore it."""
 MOST_EXACT = 1 << 53
-"""Above this, one float stands for several integers."""
+"""Above this number, one float stands for several integers."""
 MOST_WHOLE = 8
-"""How often a body is validated again after floats were replaced. Each pass replaces all that was found, and the same
-fields of all entries of a list."""
+"""How often a body is validated again after floats were replaced. Each pass replaces every float that was found, and
+the same fields in all entries of a list."""
 PIECE = 256 << 10
 """Small parts are joined into pieces of this many bytes, because a body may arrive byte by byte."""
 SMALL = 32 << 10
@@ -39,7 +39,7 @@ SMALL = 32 << 10
 BODIES_AT_ONCE = 16
 """How many bodies of the largest size are held at a time. Bodies smaller than SMALL always find room."""
 LARGE = 2 * MAX_SPEC_BYTES
-"""Most bytes of a structure as written in the body. The exact limit is checked where the structure is lowered."""
+"""Most bytes of a structure as written in the body. The engine checks the exact limit when it lowers the structure."""
 STRUCTURES = frozenset(
     (
         *("structured_outputs", "response_format", "structural_tag", "json_schema", "regex", "ebnf", "grammar"),
@@ -47,7 +47,7 @@ STRUCTURES = frozenset(
         *("format", "text", "parameters", "output_format", "output_config"),
     )
 )
-"""Fields of all APIs that hold a structure and no text for the model (`text` holds one where it is not an object)."""
+"""Fields of all APIs that hold a structure and no text for the model. (`text` holds one if it is an object.)"""
 Raw = Mapping[str, Any]
 Schema = type[B] | Callable[[Raw], type[B]]
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -55,11 +55,11 @@ _decode = msgspec.json.Decoder().decode
 
 
 class Bodies:
-    """One server's threads for reading bodies, and the number of bytes that it holds."""
+    """The threads that read one server's bodies, and the number of bytes that it holds."""
 
     def __init__(self, max_body_bytes: int, rules: Mapping[str, ObjectRules]) -> None:
         self.rules = rules
-        """How the names in every kind of body are judged."""
+        """The rules for the names in every kind of body."""
         self.room = BODIES_AT_ONCE * max(max_body_bytes, SMALL)
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="tokenmill-body")
 
@@ -84,7 +84,7 @@ class Parcel:
         self._held = 0
 
     def add(self, part: bytes) -> None:
-        """Append a part that has arrived; raises 503 when the server holds as much as it may."""
+        """Append a part that has arrived. Raises 503 if the server already holds as many bytes as it may."""
         if not self.parts or len(self.parts[-1]) > PIECE:
             self.parts.append(bytearray())
         self.parts[-1] += part
@@ -101,7 +101,7 @@ class Parcel:
         return data
 
     def fields(self) -> Mapping[str, msgspec.Raw]:
-        """The body's fields; the body stays in the parcel. Empty if the body is not an object."""
+        """The body's fields, not decoded. The body stays in the parcel. Empty if the body is not an object."""
         data = b"".join(self.parts).removeprefix(BOM)
         check_ceilings(data)
         try:
@@ -117,7 +117,7 @@ class Parcel:
 
 
 def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any]], None] | None = None) -> B:
-    """The request that these bytes hold; raises the first error in it. `look` sees all fields first and may change
+    """The request that these bytes hold. Raises the first error in it. `look` sees all fields first and may change
     them."""
     data = data.removeprefix(BOM)
     check_ceilings(data)
@@ -140,7 +140,7 @@ def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any
 
 
 def validated(schema: type[B], raw: dict[str, Any]) -> B:
-    """A request made of these fields. JSON has one kind of number, so 16.0 is accepted as an integer."""
+    """A request made of these fields. JSON has only one kind of number, so 16.0 counts as an integer."""
     for _ in range(MOST_WHOLE):
         try:
             return schema.model_validate(raw)
@@ -151,7 +151,8 @@ def validated(schema: type[B], raw: dict[str, Any]) -> B:
 
 
 def _make_whole(raw: dict[str, Any], error: ValidationError) -> bool:
-    """Replace whole floats where the schema wants integers; -> was there one? Lists of numbers are left alone."""
+    """Replace whole floats where the schema wants integers, except in lists of numbers. Returns whether there were
+    any."""
     found = [each["loc"] for each in error.errors(include_url=False, include_context=False) if _wants_whole(each)]
     mended = [_whole_at(raw, place) for place in found]
     return any(mended)
@@ -166,15 +167,15 @@ def _is_whole(value: Any) -> bool:
 
 
 def _whole_at(holder: Any, place: tuple[int | str, ...]) -> bool:
-    """Replace the float at `place`, and the same field of every entry of lists on the way. A list reports its first
-    error only, so a pass per entry would read the body a thousand times."""
+    """Replace the float at `place`, and the same field in every entry of the lists on the way there. A list reports
+    only its first error, so a pass per entry would read the body a thousand times."""
     if not place:
         return False
     part, *rest = place
     if isinstance(holder, list) and isinstance(part, int):
         mended = [_whole_at(entry, tuple(rest)) for entry in holder]
         return any(mended)
-    if not isinstance(holder, dict) or part not in holder:  # the name of a union's branch leads nowhere
+    if not isinstance(holder, dict) or part not in holder:  # the name of a union's branch is no part of the body
         return _whole_at(holder, tuple(rest))
     if not _is_whole(holder[part]):
         return _whole_at(holder[part], tuple(rest))
@@ -183,17 +184,17 @@ def _whole_at(holder: Any, place: tuple[int | str, ...]) -> bool:
 
 
 def _decoded(data: bytes) -> Any:
-    """Decode with Python's garbage collector off: it would scan all objects a hundred times and find nothing."""
+    """Decode while Python's garbage collector is off: it would scan all objects a hundred times and find nothing."""
     with no_collection():
         return _decode(data)
 
 
 def _refuse_large_structures(data: bytes) -> None:
-    """Refuse large structures before they are read; compiling them would be refused anyway."""
+    """Refuse large structures before they are read. Compiling them would be refused anyway."""
     try:
         fields = _fields(data)
     except (msgspec.MsgspecError, RecursionError, ValueError):
-        return  # the reader reports what is wrong
+        return  # the reader reports the error
     for name in STRUCTURES.intersection(fields):
         value = memoryview(fields[name])
         if len(value) > LARGE and (name != "text" or bytes(value[:1]) == b"{"):
@@ -201,5 +202,5 @@ def _refuse_large_structures(data: bytes) -> None:
 
 
 def translated(schema: type[B], fields: Mapping[str, Any]) -> B:
-    """A request of another API's schema, made of these fields; None counts as absent."""
+    """A request in another API's schema, made of these fields. None counts as absent."""
     return validated(schema, {name: value for name, value in fields.items() if value is not None})

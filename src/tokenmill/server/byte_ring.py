@@ -26,11 +26,11 @@ class ByteRing:
         return self._count
 
     def add(self, data: bytes) -> None:
-        """Keep `data`; what could never fit is not kept."""
+        """Keep `data`. It is dropped if it could never fit."""
         size = len(self._buffer)
         if not 0 < len(data) <= size:
             return
-        if self._at + len(data) > size:  # what lies between here and the buffer's end is the oldest there is
+        if self._at + len(data) > size:  # the oldest strings lie between here and the buffer's end
             while self._count and self._starts[self._oldest] >= self._at:
                 self._drop()
             self._at = 0
@@ -44,7 +44,7 @@ class ByteRing:
         self._count += 1
 
     def newest(self, prefix: bytes) -> Iterator[bytes]:
-        """Those that begin with `prefix`, the newest first."""
+        """The strings that begin with `prefix`, the newest first."""
         for back in range(self._count - 1, -1, -1):
             place = (self._oldest + back) % self._most
             start = self._starts[place]

@@ -15,14 +15,14 @@ import msgspec
 from tokenmill.core.errors import ParameterError, TooLargeError
 
 MOST_STRINGS = 1 << 17
-"""Names of members count as well."""
+"""Most strings in a body. Names of members count as well."""
 MOST_CONTAINERS = 1 << 16
 MOST_MEMBERS = 1 << 16
 MOST_VALUES = 1 << 19
-"""Mostly token ids; OpenAI takes 300,000 in one request for embeddings."""
+"""Most values in a body. Most of them are token ids; OpenAI takes 300,000 in one request for embeddings."""
 MOST_DEPTH = 128
 MOST_FIELDS = 512
-"""Names at the top, known or not."""
+"""Most fields of the body itself, known or not."""
 LEAST_INTEGER, MOST_INTEGER = -(1 << 63), (1 << 64) - 1
 MOST_NAME = 128
 SLICE = 1 << 18
@@ -50,22 +50,22 @@ def check_ceilings(data: bytes) -> None:
 
 
 def _field_with_number(data: bytes) -> str | None:
-    """The name at the top under which a number is too large."""
+    """The field of the body in which a number is too large."""
     try:
         found = _fields(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
-        return None  # it is not even JSON
+        return None  # the text is not even JSON
     return next((name[:MOST_NAME] for name, value in found.items() if _count(bytes(value))), None)
 
 
 def _count(data: bytes) -> str | None:
-    """Raise if a count is too high; -> the first number that is too large."""
+    """Raise if a count is too high. Returns the first number that is too large."""
     counter = _Counter()
     start, inside = 0, 0
     while start < len(data):
         end = _slice_end(data, start)
         part = data[start:end]
-        if b"\\" in part:  # pairs first: what is left before a quote belongs to it
+        if b"\\" in part:  # pairs first, so that a backslash that remains before a quote belongs to that quote
             part = part.replace(b"\\\\", b"").replace(b'\\"', b"")
         quotes = part.count(b'"')
         counter.add_quotes(quotes)
@@ -77,7 +77,7 @@ def _count(data: bytes) -> str | None:
 
 
 def _slice_end(data: bytes, start: int) -> int:
-    """Where a slice may end without cutting an escape in two: after an even number of backslashes."""
+    """A place before `end` where a slice does not cut an escape in two: after an even number of backslashes."""
     end = min(len(data), start + SLICE)
     part = data[start:end]
     odd = (len(part) - len(part.rstrip(b"\\"))) & 1
@@ -85,7 +85,7 @@ def _slice_end(data: bytes, start: int) -> int:
 
 
 class _Counter:
-    """Counts of one text so far; `rest`: a number that may go on in the next slice."""
+    """The counts of one text so far. `rest`: a number that may continue in the next slice."""
 
     def __init__(self) -> None:
         self.quotes = self.containers = self.members = self.values = 0
@@ -99,7 +99,7 @@ class _Counter:
             _refuse(MOST_STRINGS, "strings and names")
 
     def add(self, text: bytes) -> None:
-        """More of what is outside strings."""
+        """Count another piece of the text outside of strings."""
         opened = text.count(b"[") + text.count(b"{")
         self.containers += opened
         self.members += text.count(b":")
@@ -119,7 +119,7 @@ class _Counter:
         self._check_numbers(text[:cut])
 
     def end(self) -> str | None:
-        """Nothing more comes; -> the first number that is too large."""
+        """The text has ended. Returns the first number that is too large."""
         self._check_numbers(self.rest)
         return self.wrong
 
@@ -130,7 +130,7 @@ class _Counter:
                 raise ParameterError(f"The body is nested more than {MOST_DEPTH} levels deep.")
 
     def _check_numbers(self, text: bytes) -> None:
-        """Find what 64 bits, or a double, cannot hold: no process could pass it on to another."""
+        """Find a number that neither 64 bits nor a double can hold: no process could pass it on to another."""
         digits = text.translate(_ANY_DIGIT)
         exponents = b"e" in text or b"E" in text
         places = [found.start() for found in _EXPONENT.finditer(text)] if exponents else []
@@ -148,7 +148,7 @@ class _Counter:
 
 
 def _number_at(text: bytes, place: int) -> str:
-    """The number around a place of a text without strings."""
+    """The number around a place in a text without strings."""
     start = max(0, place - _MOST_DIGITS)
     for mark in (b",", b"[", b":", b"{"):
         start = max(start, text.rfind(mark, start, place) + 1)
@@ -164,7 +164,7 @@ def _fits(number: str) -> bool:
             return LEAST_INTEGER <= int(number) <= MOST_INTEGER
         return math.isfinite(float(number))
     except ValueError:
-        return True  # no number at all: the decoder says so
+        return True  # not a number: the decoder says so
 
 
 def _refuse(most: int, what: str) -> None:

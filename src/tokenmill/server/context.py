@@ -33,7 +33,7 @@ from tokenmill.text.messages.describe import MessageFormat
 LATEST = ":latest"
 """Ollama's tag, which may follow any name."""
 MOST_NAMED = 8
-"""Most models that an error message lists."""
+"""Most models that an error message names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class RequestLimits:
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What is remembered of past requests: figures of all of them, and what clients asked to have stored."""
+    """What the server remembers of past requests: figures of all of them, and what clients asked to have stored."""
 
     history: History = field(default_factory=History)
     store: Store = field(default_factory=Store)
@@ -74,9 +74,9 @@ class ServerContext:
     past: Past = field(default_factory=Past)
     recorder: Recorder | None = None
     rights: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The entries that each key may use. The index is the key as logs show it; keys that are not listed may use all."""
+    """The entries that each key may use, by the key's name in logs. Keys that are not listed may use all."""
     series: dict[str, Metrics] = field(default_factory=dict)
-    """Metrics by model name, whether the model is loaded or not."""
+    """Metrics by model name, loaded or not."""
 
 
 @dataclass(slots=True)
@@ -132,8 +132,8 @@ class Context:
 
     @property
     def fingerprint(self) -> str:
-        """A hash of what decides which text equal requests give: the program's version, the model, its dtype,
-        device."""
+        """A hash of everything that decides which text equal requests give: the program's version, the model, its
+        dtype, its device."""
         info = self.backend.info
         facts = {name: info.details.get(name) for name in ("family", "dtype", "quantization", "device")}
         return f"fp_{zlib.crc32(repr((tokenmill.__version__, info.root, facts)).encode()):08x}"
@@ -145,14 +145,14 @@ class Context:
         return len(listen.api_key or ()) > 1 and not listen.share_prefix_cache
 
     def adapter_of(self, name: object) -> int:
-        """The number of the adapter that this model name stands for; 0: it is not an adapter."""
+        """The number of the adapter that this model name stands for; 0: it stands for none."""
         adapters = self.backend.info.adapters
         if not adapters or not isinstance(name, str):
             return 0
         return adapters.get(name) or adapters.get(name.removesuffix(LATEST), 0)
 
     def check_model(self, name: str | None) -> str:
-        """The model name to put into the answer; raises 404 for a name that is not served."""
+        """The model name for the answer. Raises 404 for a name that is not served."""
         names = self.backend.info.names
         if name is None or name == "":
             return names[0]

@@ -11,16 +11,16 @@ import math
 from typing import Protocol
 
 A_SECOND = 4
-"""Timers per second. A deadline may be late by the time between two of them."""
+"""Timers per second. A deadline may be late by the time between two timers."""
 
 
 class Ending(Protocol):
-    """Something with a deadline. `due`: the last result of `Deadlines.add`; None: no deadline."""
+    """Something with a deadline. `due`: the last result of `Deadlines.add`; None: there is no deadline."""
 
     due: int | None
 
     def late(self) -> None:
-        """The time is over."""
+        """The deadline has passed."""
         ...
 
 
@@ -48,6 +48,6 @@ class Deadlines:
 
     def _ring(self, due: int) -> None:
         for ending in self._ends.pop(due, ()):
-            if ending.due == due:  # one that rang before may have ended others
+            if ending.due == due:  # an earlier one may have ended others
                 ending.due = None
                 ending.late()

@@ -43,7 +43,7 @@ class EngineSeries:
         self.seen: dict[int, tuple[float, EngineStats]] = {}
 
     def describe(self) -> list[Metric]:
-        """Nothing: the names follow from what is collected."""
+        """Nothing: the names follow from `collect`."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -76,7 +76,7 @@ class EngineSeries:
             yield made
 
     def _by_place(self, engines: list[EngineStats]) -> Metric:
-        """How often drafts were right up to each of their places."""
+        """How often drafts were right, by their place in the sequence of drafts."""
         name, labels = PER_PLACE, ["model_name", "engine", "position"]
         made = CounterMetricFamily(name, "Draft tokens that were right, by their place.", labels=labels)
         for number, stats in enumerate(engines):
@@ -94,14 +94,15 @@ class EngineSeries:
         return info
 
     def _device_info(self) -> Metric:
-        """What the engines run on, and the types that they compute in."""
+        """The device of the engines, and the types that they compute in."""
         names = ["device", "device_name", "dtype", "quantization"]
         info = GaugeMetricFamily("tokenmill:device_info", "What the engines run on.", labels=["model_name", *names])
         info.add_metric([self.model, *(str(self.info.details.get(name, "")) for name in names)], 1)
         return info
 
     def _shares(self, engines: list[EngineStats]) -> Iterator[Metric]:
-        """Of what the device could move and compute since the last look; only for devices whose ceilings are known."""
+        """Shares of the device's ceilings that were used since the last call. Only for devices whose ceilings are
+        known."""
         if self.device is None:
             return
         labels = ["model_name", "engine"]
@@ -118,7 +119,8 @@ class EngineSeries:
         yield compute
 
     def _energy(self, engines: list[EngineStats]) -> Iterator[Metric]:
-        """Only where the device tells: a GPU's board, or all packages of the machine, idle times included."""
+        """Energy, if the device reports it: of a GPU's board, or of all processor packages of the machine. Idle times
+        count."""
         labels = ["model_name", "engine"]
         told = [(str(number), stats) for number, stats in enumerate(engines) if stats.joules]
         joules = CounterMetricFamily("tokenmill:energy_joules", "Energy that the device took.", labels=labels)

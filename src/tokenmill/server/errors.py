@@ -36,21 +36,21 @@ TYPES = {
     507: "InsufficientMemoryError",
 }
 Pairs = list[tuple[bytes, bytes]]
-"""Headers, as they are sent."""
+"""Headers in the form in which they are sent."""
 OVERFLOW = "context_length_exceeded"
-"""The code that OpenAI's clients look for when a conversation has outgrown the context."""
+"""The code by which OpenAI's clients see that a conversation is too long for the context."""
 _ADDRESS = re.compile(r"0x[0-9a-fA-F]{6,}")
 MAX_MESSAGE = 600
-"""Characters: what a client sent is not sent back to it."""
+"""Most characters of a message: the client's own data is not sent back to it."""
 
 
 class HttpError(Exception):
-    """A refusal with a status of its own."""
+    """A refusal with an HTTP status."""
 
     def __init__(
         self, status: int, message: str, *, param: str | None = None, retry_after: float | None = None
     ) -> None:
-        """`overflow`: the context cannot hold what was asked; clients act on its code."""
+        """`overflow`: the context cannot hold the request. Clients act on its code."""
         shown = message if len(message) <= MAX_MESSAGE else message[:MAX_MESSAGE] + "..."
         super().__init__(shown)
         self.status = status
@@ -59,7 +59,7 @@ class HttpError(Exception):
         self.retry_after = retry_after
         self.overflow: ContextError | None = None
         self.request_id: str | None = None
-        """Set where the request is known: some APIs say it in the body, too."""
+        """Set if the request is known: some APIs repeat it in the body."""
 
 
 def error_object(found: HttpError) -> dict[str, Any]:
@@ -70,7 +70,7 @@ def error_object(found: HttpError) -> dict[str, Any]:
 
 
 def describe_error(error: BaseException) -> HttpError:
-    """Any exception as a refusal; what is not meant for people becomes a plain 500."""
+    """Any exception as a refusal. An error that is not for users becomes a plain 500."""
     if isinstance(error, HttpError):
         return error
     if isinstance(error, ValidationError):
@@ -92,7 +92,8 @@ def describe_error(error: BaseException) -> HttpError:
 
 @contextmanager
 def asked_in(field: str, *inner: str) -> Iterator[None]:
-    """What is wrong with a prompt in here, which its reader calls `prompt` or `inner`, is said of its own field."""
+    """Inside this context, an error about a prompt (`prompt`, or `inner` to its reader) names the request's own field
+    instead."""
     try:
         yield
     except UserError as error:
@@ -102,14 +103,14 @@ def asked_in(field: str, *inner: str) -> Iterator[None]:
 
 
 def _validation(error: ValidationError) -> HttpError:
-    """The first of pydantic's findings, without echoing the value."""
+    """The first of pydantic's findings, without the value."""
     path, message = first_finding(error)
     return HttpError(400, f"{path or 'body'}: {message}", param=path or None)
 
 
 @contextmanager
 def in_names_of(names: Names) -> Iterator[None]:
-    """What is wrong with a request that was translated is said of the fields that it came in."""
+    """Inside this context, errors of a translated request name the fields in which they came."""
     try:
         yield
     except (UserError, ValidationError, HttpError) as error:
@@ -128,7 +129,7 @@ def in_names_of(names: Names) -> Iterator[None]:
 
 
 def _heads(param: str) -> Iterator[str]:
-    """A field, what it lies in, and so on."""
+    """A field, the object that holds it, and so on."""
     parts = param.split(".")
     for count in range(len(parts), 0, -1):
         yield ".".join(parts[:count])
@@ -145,7 +146,7 @@ def error_bytes(found: HttpError) -> bytes:
 
 
 def error_headers(found: HttpError) -> Mapping[str, str]:
-    """Retry-After, or Upgrade, where it helps."""
+    """Retry-After or Upgrade, if they help."""
     if found.status == 426:
         return {"upgrade": "websocket"}
     return {"retry-after": str(max(1, round(found.retry_after)))} if found.retry_after is not None else {}

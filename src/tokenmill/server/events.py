@@ -48,12 +48,12 @@ class Events:
         self.counted: dict[str, float] = {}
 
     def refused(self, reason: str) -> None:
-        """A request was refused for this reason."""
+        """Note that a request was refused for this reason."""
         why = REFUSED.get(reason, reason.replace("_", " "))
         self._note("refusal", f"Refused: {why}.", 1)
 
     def counters(self, found: Mapping[str, float]) -> None:
-        """Compare totals with those of the last look."""
+        """Compare totals with those of the last call, and note what has changed."""
         for name, text in COUNTED.items():
             new = found.get(name, 0)
             if new > self.counted.get(name, 0):
@@ -69,6 +69,6 @@ class Events:
         self.kept.append(Event(now, kind, text, count))
 
     def shown(self) -> list[dict[str, Any]]:
-        """All of them, the newest first."""
+        """All events, the newest first."""
         ordered = sorted(self.kept, key=lambda event: event.at, reverse=True)
         return [{"at": e.at, "kind": e.kind, "text": e.text, "count": e.count} for e in ordered]

@@ -18,7 +18,7 @@ from tokenmill.text.template_worker import TEXT_PARTS
 
 MOST_MESSAGES = 8192
 MOST_PARTS = 8192
-"""Pieces of one message's content, or calls in it."""
+"""Most parts of one message's content, and most calls in it."""
 MOST_TOOLS = 1024
 MOST_IDS = 1 << 19
 MOST_TEXTS = 2048
@@ -29,11 +29,11 @@ Metadata = Annotated[
 ]
 MOST_LABEL = 4096
 Label = Annotated[str, Field(max_length=MOST_LABEL)]
-"""Ids and names that a request keeps as long as it lives."""
+"""Ids and names, which a request keeps as long as it lives."""
 
 
 class few(GroupedMetadata):
-    """`Annotated[list[Item], few(10)]`: at most so many, and the first bad one ends it."""
+    """`Annotated[list[Item], few(10)]`: a list of at most 10 items. It stops at the first bad one."""
 
     def __init__(self, most: int, least: int = 0) -> None:
         self.most, self.least = most, least
@@ -46,7 +46,7 @@ class few(GroupedMetadata):
 
 
 def check_text(kind: str, part: object) -> None:
-    """Within a schema: refuse a part of this type without its text, which would be read as nothing."""
+    """For a schema: refuse a part of this type that lacks its text, because it would be read as nothing."""
     name = TEXT_PARTS.get(kind)
     if name is not None and getattr(part, name) is None:
         raise PydanticCustomError("missing", "A part of type {kind} needs {name}", {"kind": kind, "name": name})
@@ -54,6 +54,6 @@ def check_text(kind: str, part: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Inside:
-    """`Annotated[dict[str, Any], Inside("responses.Item")]`: an object whose names `inputs/` lists."""
+    """`Annotated[dict[str, Any], Inside("responses.Item")]`: an object whose names `inputs/` lists under this name."""
 
     name: str

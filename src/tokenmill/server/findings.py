@@ -13,8 +13,8 @@ from pydantic import BaseModel, ValidationError
 
 MAX_PARAM = 200
 Names = Mapping[str, str]
-"""Fields of the request that another API's one is translated into -> how that API calls them. `*` stands for a place
-in a list; the longest name that fits counts."""
+"""A field of OpenAI's request -> the name by which the client's API calls it. `*` stands for a place in a list. The
+longest match wins."""
 
 _BRANCHES = frozenset({"str", "list", "dict", "constrained-str", "int", "float", "bool"})
 _OUGHT = "Input should be "
@@ -22,11 +22,11 @@ _KINDS = frozenset(("literal_error", "model_type", "enum"))
 
 
 def first_finding(error: ValidationError) -> tuple[str, str]:
-    """-> the field (empty: the body) and what is wrong with it, without the value.
+    """The field (empty: the body) and what is wrong with it, without the value.
 
-    Every branch of a union has findings of its own. The one that came furthest knows what was meant: one within a list
-    counts more than that a list is no text, and a list that is too long more than either.
-    """
+    Every branch of a union reports findings of its own. The branch that came furthest is the one that was meant: a
+    finding inside a list counts more than "a list is not a text", and a list that is too long counts more than
+    either."""
     found = error.errors(include_url=False, include_context=False, include_input=False)
     paths = [_path(each["loc"]) for each in found]
     start = paths[0]
@@ -47,7 +47,7 @@ def first_finding(error: ValidationError) -> tuple[str, str]:
 
 
 def renamed(field: str, names: Names) -> str:
-    """A field's name in another API's words."""
+    """A field's name in the other API."""
     parts = field.split(".")
     for count in range(len(parts), 0, -1):
         head = ["*" if part.isdigit() else part for part in parts[:count]]
@@ -59,12 +59,12 @@ def renamed(field: str, names: Names) -> str:
 
 
 def reworded(message: str, field: str, name: str) -> str:
-    """A sentence about a field, about its other name."""
+    """A sentence about a field, with the field's other name."""
     return re.sub(rf"(?<![\w.]){re.escape(field)}(?![\w]|\.\w)", lambda _: name, message, count=1)
 
 
 def _places(path: tuple[str, ...]) -> list[int]:
-    """How far along in lists it lies."""
+    """How deep a location lies in lists."""
     return [int(part) for part in path if part.isascii() and part.isdigit()]
 
 
@@ -73,13 +73,13 @@ def _path(places: Sequence[int | str]) -> tuple[str, ...]:
 
 
 def _is_branch(part: int | str) -> bool:
-    """Does this part of a location name a branch of a union instead of a field?"""
+    """Does this part of a location name a branch of a union, not a field?"""
     return isinstance(part, str) and ("[" in part or part in _BRANCHES or part in _models())
 
 
 @cache
 def _models() -> frozenset[str]:
-    """Names of models: a branch that is one has its name."""
+    """The names of models: a union's branch that is a model has its name."""
     names, left = set(), [BaseModel]
     while left:
         for kind in left.pop().__subclasses__():
@@ -89,12 +89,12 @@ def _models() -> frozenset[str]:
 
 
 def _of_kind(kind: str) -> bool:
-    """Does a finding say that a value is of another kind altogether?"""
+    """Does a finding say that the value is of another kind altogether?"""
     return kind.endswith("_type") or kind in _KINDS
 
 
 def _either(messages: list[str]) -> str:
-    """One sentence of all kinds that would have done."""
+    """One sentence that names all kinds that would be right."""
     kinds = dict.fromkeys(messages)
     if len(kinds) > 1 and all(each.startswith(_OUGHT) for each in kinds):
         return _OUGHT + ", or ".join(each.removeprefix(_OUGHT) for each in kinds)
