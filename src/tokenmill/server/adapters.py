@@ -46,7 +46,7 @@ class AdapterBook:
         self.left: dict[int, Served] = {}
         """Adapters without a name, which open requests still use."""
         self.gone: list[Served] = []
-        """Adapters that engines load at their start, but have to drop."""
+        """Adapters that engines load at their start but must then drop."""
         self.replaced: dict[int, int] = {}
         """The number of an adapter that was replaced -> the number of its replacement."""
         self.count = 0
@@ -62,7 +62,7 @@ class AdapterBook:
         return {name: served.number for name, served in self.by_name.items()}
 
     def add(self, name: str, path: Path, *, instead: bool = False) -> Served:
-        """Add an adapter that every engine must load. `instead`: the present adapter of this name, which is served
+        """Add an adapter that every engine must load. `instead`: the name may be in use; its present adapter is served
         until then."""
         if not self.enabled:
             raise ParameterError("This server takes no adapters: start it with --enable-lora.", param="lora_name")

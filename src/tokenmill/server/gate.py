@@ -15,7 +15,7 @@ from tokenmill.core.errors import TooLargeError
 from tokenmill.server.errors import HttpError
 
 MOST_HELD = 1 << 20
-"""Most log-probabilities of all answers in progress. Each takes about half a kilobyte while it is written."""
+"""Most log-probabilities in all answers in progress. Each takes about half a kilobyte while it is written."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Gate:
     open: int = 0
     draining: bool = False
     held: int = 0
-    """Log-probabilities that answers in progress hold."""
+    """Log-probabilities that the answers in progress hold."""
     tenants: dict[str, Tenant] = field(default_factory=dict)
 
     def is_shut(self) -> bool:
@@ -62,7 +62,7 @@ class Gate:
             self._full()
 
     def enter(self, name: str, count: int = 1) -> None:
-        """Let a request with `count` outputs in, or raise what the client should be told."""
+        """Let a request with `count` outputs in, or raise the error for its client."""
         self._check_open()
         tenant = self._tenant(name)
         self._check_rates(tenant)
@@ -74,8 +74,8 @@ class Gate:
             self._refuse(503, "draining", "The server is shutting down.", 5)
 
     def grow(self, name: str, count: int, held: int, param: str | None) -> None:
-        """Give a request that has `held` places `count` more. They do not count against requests per minute.
-        `param`: the field to blame if the server can never take that many."""
+        """Give a request that has `held` places `count` more. They do not count towards requests per minute. `param`:
+        the field to blame if the server can never take that many."""
         limits = self.limits
         most = limits.capacity - self._own() * (limits.tenants - 1)
         if held + count > most:
@@ -89,7 +89,7 @@ class Gate:
 
     def _take(self, tenant: Tenant, count: int) -> None:
         share = self.limits.capacity
-        if self.limits.tenants > 1:  # half is kept for everybody's guaranteed part, half is first come, first served
+        if self.limits.tenants > 1:  # half is guaranteed to the keys, half is first come, first served
             own = self._own()
             borrowed = sum(max(0, t.open - own) for t in self.tenants.values())
             left = share - own * self.limits.tenants - borrowed

@@ -32,7 +32,7 @@ _PHRASES = {status.value: status.phrase.encode() for status in http.HTTPStatus}
 _TYPES = (b"application/json", b"text/json", b"application/octet-stream", b"")
 Headers = dict[bytes, bytes]
 ONCE = frozenset({b"host", b"origin", b"authorization", b"x-api-key", b"content-type", b"content-encoding"})
-"""Headers that decide something may come only once: a proxy on the way may have read the other of two."""
+"""Headers that decide something may occur only once: a proxy on the way may have read the other copy."""
 
 
 class Guard:
@@ -53,13 +53,13 @@ class Guard:
         self.access = Access(self.config.listen)
         self.load = Load()
         self.telling = frozenset(api.header for api in apis if api.header)
-        """Headers that tell which API a shared path belongs to."""
+        """Headers that show to which API a shared path belongs."""
         self.wordings: dict[tuple[str, frozenset[bytes]], Callable[[HttpError], bytes]] = {}
         self.series: dict[tuple[str, str, str], tuple[Counter, Histogram, Histogram]] = {}
         self.next_line = 0.0
         self.untold = 0
         self.root = "/" + self.config.listen.root_path.strip("/")
-        """The prefix of all paths, whether or not a proxy strips it; `/`: none."""
+        """The prefix of all paths, whether or not a proxy strips it. `/`: there is none."""
 
     def inner_path(self, path: str) -> str:
         """A path without the prefix that --root-path names."""
@@ -86,7 +86,8 @@ class Guard:
         sizes.observe(received)
 
     def tell_refusal(self, request_id: str, found: HttpError) -> None:
-        """Log a refusal, at most one per second: a burst has thousands. The access log and /metrics have all."""
+        """Log a refusal, at most one per second, because a burst has thousands. The access log and /metrics have all of
+        them."""
         now = time.monotonic()
         if now < self.next_line:
             self.untold += 1
@@ -98,11 +99,11 @@ class Guard:
         self.next_line, self.untold = now + 1, 0
 
     def is_shut(self, scope: Any) -> bool:
-        """Would this request be refused whatever its body says?"""
+        """Will this request be refused whatever its body holds?"""
         return self.gate.is_shut() and scope["method"] == "POST" and self.inner_path(scope["path"]) in self.generating
 
     def turn_away(self, scope: Any, usual: Pairs) -> bytes | None:
-        """The complete refusal of a request, made without the cost of a task; None: the request may enter."""
+        """The complete refusal of a request, made without the cost of a task. None: the request may enter."""
         return _Visit(self, scope, None, None).turn_away(usual)
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -120,7 +121,8 @@ class _Visit:
         self.path = guard.inner_path(scope["path"])
         if self.path != scope["path"]:
             scope = {**scope, "path": self.path}
-        # As GET; the listener sends no body after such a head. Where files are stored HEAD asks if one is there.
+        # The method, with HEAD as GET. (The listener sends no body after a HEAD.) Where files are stored, HEAD asks
+        # whether one exists.
         if scope["method"] == "HEAD" and not self.path.startswith(guard.streamed):
             scope = {**scope, "method": "GET"}
         self.guard, self.scope, self.receive, self.send = guard, scope, receive, send
@@ -136,7 +138,8 @@ class _Visit:
         self.began = time.monotonic()
 
     def turn_away(self, usual: Pairs) -> bytes | None:
-        """The complete refusal, if an allowed client finds no place. Other refusals leave the connection open."""
+        """The complete refusal of a request whose client is allowed but finds no place. Other refusals leave the
+        connection open."""
         state = self.scope["state"]
         try:
             self._meet()
@@ -247,7 +250,7 @@ class _Visit:
         except asyncio.CancelledError:
             self.status = self.status or 499
             if not gone and self.scope["state"].get("abort") is not None:
-                self.scope["state"]["abort"]()  # a reader that stopped reading would never drain the buffer
+                self.scope["state"]["abort"]()  # a reader that has stopped reading would never empty the buffer
             if task.uncancel() > 0:
                 raise
         finally:
@@ -257,7 +260,7 @@ class _Visit:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), *self._own_headers(self.scope["state"])]
-            if self.scope["state"].get("sending", bool)():  # what is left of the body is not read
+            if self.scope["state"].get("sending", bool)():  # the rest of the body is not read
                 headers.append((b"connection", b"close"))
             message = {**message, "headers": headers}
             if "take" in message:  # the connection speaks another protocol from now on
@@ -268,7 +271,7 @@ class _Visit:
         await self.send(message)
 
     def _own_headers(self, state: dict[str, Any]) -> Pairs:
-        """The headers of every answer. A page in a browser may read only headers that are named."""
+        """The headers of every answer. A page in a browser may read only headers that are listed."""
         headers = [(b"x-request-id", self.id.encode())]
         if self.origin:
             exposed = (b"access-control-expose-headers", CORS_EXPOSED)
@@ -289,7 +292,7 @@ class _Visit:
             log.error("request failed", exc_info=error, extra={"data": {"id": self.id}})
         body = self._body_of(found)
         if self.status:
-            return  # the answer had begun
+            return  # the answer had already begun
         headers = _headers_of(found, body)
         if found.status in (408, 413, 415, 503):
             headers.append((b"connection", b"close"))
@@ -298,7 +301,7 @@ class _Visit:
             await self._send({"type": "http.response.body", "body": body})
 
     def _body_of(self, found: HttpError) -> bytes:
-        """The body of a refusal, in the form of the path's API."""
+        """The body of a refusal, worded by the path's API."""
         if found.status > 500:
             self.guard.tell_refusal(self.id, found)
         found.request_id = self.id

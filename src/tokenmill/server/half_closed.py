@@ -14,18 +14,19 @@ from typing import Any
 
 INTERIM = b"HTTP/1.1 100 Continue\r\n\r\n"
 WAITS_S = (0.002, 0.02, 0.2, 0.8)
-"""Between interim answers: a refusal is there at once on one machine, and may be on its way for long from another."""
+"""Seconds between interim answers. On one machine a refusal is there at once; from another it may take long."""
 
 
 class HalfClosed:
-    """One such connection, while an answer is made."""
+    """A half-closed connection while an answer is made."""
 
     def __init__(self, out: Any, asking: Callable[[], bool], *, hears: bool) -> None:
-        """`asking`: is there an answer that has not begun? `hears`: interim answers may be written."""
+        """`asking`: is a request open whose answer has not begun? `hears`: interim answers may be written."""
         self.out, self.asking, self.hears = out, asking, hears
 
     def watch(self, later: Callable[..., Any], waits: tuple[float, ...] = WAITS_S) -> None:
-        """Ask now and a few times more whether it is there; an answer that has begun does so itself."""
+        """Test now and a few times more whether the client is there. Once the answer has begun, its own writes show
+        it."""
         if self.out.is_closing() or not self.asking():
             return
         if self.hears:

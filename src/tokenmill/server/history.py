@@ -18,9 +18,9 @@ from tokenmill.server.byte_ring import ByteRing
 
 MAX_RECORDS = 1000
 MAX_BYTES = 1 << 20
-"""Most bytes of ended records of all keys: twice what a thousand requests with short prompts take."""
+"""Most bytes of ended records of all keys. It is twice the size of a thousand requests with short prompts."""
 LEAST_RECORDS, LEAST_BYTES = 100, 1 << 16
-"""Records and bytes that each key may have, however many keys there are."""
+"""The records and bytes that each key may have, however many keys there are."""
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -40,7 +40,7 @@ class PromptFigures:
 
 @dataclass(slots=True)
 class Record:
-    """One HTTP request; `owner` is the key's name, and nobody else may read it."""
+    """One HTTP request. `owner` is the name of its key; nobody else may read it."""
 
     id: str
     owner: str
@@ -51,11 +51,10 @@ class Record:
 
 
 class History:
-    """Open records, and ended ones in the form in which they are shown; a key's oldest are dropped first.
+    """Open records, and ended ones in the form in which they are shown. A key's oldest records are dropped first.
 
-    Keys have rings of their own, so that none pushes out another's; an id is known together with its key, because two
-    clients may choose the same one.
-    """
+    Every key has a ring of its own, so that none pushes out another's records. An id is looked up together with its
+    key, because two clients may choose the same id."""
 
     def __init__(self, most: int = MAX_RECORDS, size: int = MAX_BYTES, *, owners: int = 1) -> None:
         self.most = max(min(most, LEAST_RECORDS), most // owners)
@@ -67,7 +66,7 @@ class History:
         return len(self.open) + sum(map(len, self.rings.values()))
 
     def begin(self, request_id: str, owner: str, began: float) -> Record:
-        """A new record; an open one of this key with the same id is replaced. The gate bounds how many are open."""
+        """Begin a record. An open one of this key with the same id is replaced. The gate limits how many are open."""
         record = self.open[owner, request_id] = Record(request_id, owner, time.time(), began)
         return record
 
@@ -82,7 +81,7 @@ class History:
         ring.add(_key(record.owner, record.id) + _encode(record.began) + _encode(_shown(record)))
 
     def find(self, request_id: str, owner: str) -> dict[str, Any] | None:
-        """A record as JSON; None for an unknown id, and for somebody else's."""
+        """A record as JSON. None for an unknown id, and for a record of somebody else."""
         record = self.open.get((owner, request_id))
         if record is not None:
             return _shown(record)
@@ -101,7 +100,7 @@ class History:
 
 
 def _key(owner: str, request_id: str | None = None) -> bytes:
-    """The beginning of an ended record: an array of four parts, of which the first two are these."""
+    """The beginning of an ended record: a record is an array of four parts, and these are the first two."""
     return b"\x94" + _encode(owner) + (b"" if request_id is None else _encode(request_id))
 
 
@@ -143,7 +142,7 @@ def _shown_prompt(figures: PromptFigures, began: float) -> dict[str, Any]:
 
 
 def _shown_drafts(figures: PromptFigures) -> dict[str, Any]:
-    """A prompt's figures of drafts, shown only if there were any: most records need no room for them."""
+    """A prompt's figures of drafts, if it has any. Most records have none and need no room for them."""
     if not figures.drafted_tokens:
         return {}
     saved_ms = round(figures.draft_saved_s * 1e3, 3)

@@ -26,7 +26,7 @@ OWN_FILES = 128
 
 
 class HttpServer:
-    """uvicorn around the guard, on a socket that is bound already, without its signal handling."""
+    """uvicorn around the guard, on a socket that is already bound, and without uvicorn's signal handling."""
 
     def __init__(self, guard: Guard, server: ServerConfig, sock: socket.socket) -> None:
         listen = server.listen
@@ -69,7 +69,7 @@ class HttpServer:
             self.tasks[0].result()
 
     async def stop(self) -> None:
-        """Close the listener; requests that still run are cancelled after a moment."""
+        """Close the listener. Requests that still run are cancelled after a moment."""
         self.server.config.timeout_graceful_shutdown = 1
         self.server.should_exit = True
         self.shakes.end()
@@ -80,7 +80,7 @@ class HttpServer:
 
 
 def bounds_of(server: ServerConfig) -> Bounds:
-    """What a connection may take; there are no more of them than open files, of which some are kept for the server."""
+    """The limits of connections. Their number is that of open files, minus some that are kept for the server."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -95,6 +95,6 @@ def bounds_of(server: ServerConfig) -> Bounds:
 
 
 def allow_restart(sock: socket.socket) -> None:
-    """Connections that end from now on do not keep the next server from the port."""
+    """Connections that end from now on do not keep the next server from using the port."""
     if sock.family != socket.AF_UNIX:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -13,12 +13,12 @@ import threading
 
 MOST_LINES = 1024
 MOST_CHARS = 8192
-"""Of one line."""
+"""Most characters of one line."""
 FLUSH_S = 1.0
 
 
 class LogWriter(logging.Handler):
-    """Writes to a file descriptor. `dropped` counts lines that found no room or no reader."""
+    """Writes lines to a file descriptor. `dropped` counts lines that found no room or no reader."""
 
     def __init__(self, descriptor: int = 2, most: int = MOST_LINES) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class LogWriter(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Never waits."""
+        """Queue a line. It never waits."""
         try:
             line = self.format(record)[:MOST_CHARS] + "\n"
             self._lines.put_nowait(line.encode("utf-8", "replace"))
@@ -39,7 +39,7 @@ class LogWriter(logging.Handler):
             self.handleError(record)
 
     def flush(self) -> None:
-        """Wait a moment for what is on its way."""
+        """Wait a moment for the lines on their way."""
         waited = threading.Event()
         for _ in range(int(FLUSH_S / 0.01)):
             if not self._lines.unfinished_tasks:
@@ -52,13 +52,13 @@ class LogWriter(logging.Handler):
             try:
                 while line:
                     line = line[os.write(self.descriptor, line) :]
-            except OSError:  # nobody reads any more, or somebody made the pipe one that does not wait
+            except OSError:  # nobody reads any more, or somebody has made the pipe non-blocking
                 self.dropped += 1
             finally:
                 self._lines.task_done()
 
 
 def dropped_lines(names: tuple[str, ...]) -> int:
-    """Of all outlets of these loggers."""
+    """The lines that the writers of these loggers have dropped."""
     handlers = {handler for name in names for handler in logging.getLogger(name).handlers}
     return sum(handler.dropped for handler in handlers if isinstance(handler, LogWriter))

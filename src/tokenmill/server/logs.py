@@ -18,13 +18,14 @@ NAMES = ("tokenmill.server", "tokenmill.access")
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line; of an exception only its place, never its message (which may quote a prompt)."""
+    """One JSON object per line. Of an exception only its place is logged, never its message, which may quote a
+    prompt."""
 
     def format(self, record: logging.LogRecord) -> str:
         return json.dumps(self.fields(record), ensure_ascii=False)
 
     def fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        """What the line says."""
+        """The fields of the line."""
         line: dict[str, Any] = {
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
@@ -44,7 +45,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class PlainFormatter(JsonFormatter):
-    """The same for people: `14:03:07  POST /v1/chat/completions  200  35 ms`."""
+    """The same for people: `14:03:07 POST /v1/chat/completions 200 35 ms`."""
 
     def __init__(self, *, coloured: bool = False) -> None:
         super().__init__()
@@ -74,12 +75,12 @@ def _shown(value: Any) -> str:
 
 
 def _harmless(text: str) -> str:
-    """One line, without anything that steers a terminal."""
+    """One line without characters that control a terminal."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text)
 
 
 def set_up_logs(options: ServeOptions) -> None:
-    """Send our log lines to standard error."""
+    """Write our log lines to standard error."""
     handler = LogWriter()
     at_terminal = os.isatty(handler.descriptor)
     as_json = not at_terminal if options.log_json is None else options.log_json

@@ -10,7 +10,7 @@ PERIOD_S = 0.05
 
 
 async def watch_lag(saw: Callable[[float], None], period: float = PERIOD_S) -> None:
-    """Tell `saw` by how many seconds each nap was too long; runs for ever."""
+    """Call `saw` with the seconds by which each sleep was too long. Runs for ever."""
     clock = asyncio.get_running_loop().time
     while True:
         wanted = clock() + period

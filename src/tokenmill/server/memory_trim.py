@@ -13,25 +13,26 @@ from dataclasses import dataclass
 
 PERIOD_S = 1.0
 LEAST = 64
-"""Fewer open requests at once are no burst."""
+"""The number of requests open at once that makes a burst."""
 LEAST_BYTES = 8 << 20
-"""Of bodies: what was made of them and is free again lies among what is kept, and is not given back by itself."""
+"""Bytes of bodies after which memory is trimmed. What was made of them lies among objects that stay, so its memory does
+not go back by itself."""
 PAUSE = 10
-"""Periods between two trims because of bodies: they may never end."""
+"""Periods between two trims because of bodies, which may never stop."""
 SELDOM = 60
-"""Periods between two trims when there were requests at all."""
+"""Periods between two trims if there were any requests."""
 
 
 def system_trim() -> Callable[[], object] | None:
-    """glibc's way to give back what is free."""
+    """glibc's function that gives free memory back."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     return None if trim is None else lambda: trim(0)
 
 
 @dataclass(slots=True)
 class Load:
-    """What the server does. `most` and `taken` are counted by whoever knows: the most requests open at once, and the
-    bytes of their bodies, since somebody last looked."""
+    """What the server does. `most` and `taken` are kept by other code: the most requests open at once, and the bytes of
+    their bodies, since they were last read."""
 
     open: int = 0
     most: int = 0
@@ -43,13 +44,13 @@ class Load:
         self.most = max(self.most, self.open)
 
     def leave(self, size: int) -> None:
-        """One has ended, whose body had this size."""
+        """A request has ended whose body had this size."""
         self.open -= 1
         self.taken += size
 
 
 async def trim_after_bursts(load: Load, trim: Callable[[], object] | None, period: float = PERIOD_S) -> None:
-    """Runs for ever. Small requests without bursts leave holes, too, only slowly."""
+    """Give memory back after bursts. Runs for ever. Small requests without bursts leave holes as well, but slowly."""
     highest = taken = since = 0
     while trim is not None:
         await asyncio.sleep(period)

@@ -27,7 +27,7 @@ LATENCY = (
 )
 STEP_TOKENS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 RECENT = 4096
-"""Latencies that are kept for whoever looks at the last seconds."""
+"""Latencies that are kept for readers of the last seconds."""
 REASONS = ("stop", "length", "abort", "error", "repetition")
 
 
@@ -54,14 +54,14 @@ def token_edges(longest: int) -> list[int]:
 
 
 class ByEngine:
-    """One series for each engine, made when it is first asked for."""
+    """One series per engine, made when it is first used."""
 
     def __init__(self, make: Callable[[int], Any]) -> None:
         self.make = make
         self.made: dict[int, Any] = {}
 
     def begin(self, number: int) -> None:
-        """It is shown from now on."""
+        """Show the series from now on."""
         if number not in self.made:
             self.made[number] = self.make(number)
 
@@ -71,8 +71,8 @@ class ByEngine:
 
 
 class Metrics:
-    """All series of one model, whether it is loaded now or not. What happened to a request counts for the engine that
-    ended it; sums over the label `engine` are those of the model."""
+    """All series of one model, loaded or not. The events of a request count for the engine that ended it. The sum over
+    the label `engine` is the model's value."""
 
     def __init__(self, backend: Backend, model: str) -> None:
         self.registry = CollectorRegistry()
@@ -120,11 +120,11 @@ class Metrics:
         self.recent_gaps.append(seconds)
 
     def saw_first(self, seconds: float) -> None:
-        """A first token came this long after its request; the histogram counts it when the request has ended."""
+        """Note how long after its request a first token came. The histogram counts it when the request has ended."""
         self.recent_ttft.append(seconds)
 
     def attach(self, backend: Backend | None) -> None:
-        """The model is loaded again, or (None) it is not loaded: what was counted stays. Series begin at zero."""
+        """The model is loaded again, or (None) is no longer loaded. Counts stay, and series begin at zero."""
         self.series.backend = backend
         for number in range(len(backend.stats()) if backend is not None else 0):
             for each in vars(self).values():
@@ -132,7 +132,8 @@ class Metrics:
                     each.begin(number)
 
     def read_calls(self, kind: str, *, found: bool, streamed: bool) -> None:
-        """An output of a request with tools is whole; vLLM counts streamed ones once per delta, this once."""
+        """Count an output of a request with tools, once, when it is complete. (vLLM counts streamed ones once per
+        delta.)"""
         mode, outcome = "streaming" if streamed else "non_streaming", "tool_call" if found else "no_tool_call"
         self.calls.labels(self.model, mode, outcome, kind).inc()
 
@@ -142,7 +143,7 @@ class Metrics:
             self.step_tokens[engine].observe(tokens)
 
     def finished(self, end: Finished) -> None:
-        """A request has ended: its whole life is counted now."""
+        """Count everything about a request that has ended."""
         t, params, n = end.timeline, end.request.params, end.timeline.engine
         self.success[n].get(end.reason, self.success[n]["error"]).inc()
         self.e2e[n].observe(end.at - t.arrival)

@@ -24,15 +24,16 @@ from tokenmill.server.sse import HEADERS
 
 ModelHandler = Callable[[Request, Context], Awaitable[Response]]
 FIRST_COMMENT_S = 1.0
-"""How long a stream's answer does not begin, so that a refusal can still have its own status."""
+"""A stream's answer does not begin before this, so that a refusal can still have its own status."""
 COMMENT_S = 5.0
 COMMENT = b": loading\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """Paths whose answers are server-sent events, always (such a path may be given by its last part) or if the body
-    says `stream`; and the form of an error after such an answer has begun."""
+    """Which answers are server-sent events, and the form of an error after such an answer has begun. `always`: paths
+    (or their last part) whose answers are always events; `asked`: paths whose answers are events if the body says
+    `stream`."""
 
     asked: frozenset[str] = frozenset()
     always: frozenset[str] = frozenset()
@@ -43,15 +44,15 @@ class Streams:
         return self.of(path) and (path not in self.asked or bytes(fields.get("stream", b"")) == b"true")
 
     def of(self, path: str) -> bool:
-        """Is this path one of them?"""
+        """Can answers on this path be events?"""
         return path in self.asked or path in self.always or path.rpartition("/")[2] in self.always
 
 
 class ModelAnswer(Response):
-    """An answer by a model, which is found, loaded, and kept loaded while it answers."""
+    """An answer by a model. The model is found, loaded, and kept loaded while it answers."""
 
     def __init__(self, handler: ModelHandler, request: Request, names: tuple[str, ...] = ("model",)) -> None:
-        """`names`: where the body names the model."""
+        """`names`: the body's fields that may name the model."""
         self.handler, self.request, self.names = handler, request, names
         self.background = None
 
@@ -93,7 +94,7 @@ class ModelAnswer(Response):
 
 @contextlib.asynccontextmanager
 async def asked_model(shared: ServerContext, request: Request) -> AsyncIterator[Context]:
-    """The context of the model that a WebSocket message is for, held while it answers."""
+    """The context of the model that a WebSocket message names. The model stays loaded inside this context."""
     fields = await peek(shared, request) if len(shared.models.entries) > 1 else {}
     async with held(shared, find_entry(shared, request, text_of(fields, "model"))) as context:
         yield context
@@ -101,7 +102,7 @@ async def asked_model(shared: ServerContext, request: Request) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def held(shared: ServerContext, entry: Entry[Model]) -> AsyncIterator[Context]:
-    """A model's context; the model stays loaded while it is used."""
+    """A model's context. The model stays loaded inside it."""
     unit = await entered(shared, entry)
     try:
         yield unit.context
@@ -110,7 +111,7 @@ async def held(shared: ServerContext, entry: Entry[Model]) -> AsyncIterator[Cont
 
 
 async def entered(shared: ServerContext, entry: Entry[Model]) -> Model:
-    """Wait until the model is loaded; refusals are raised as clients see them."""
+    """Wait until the model is loaded. Refusals are raised in the form that clients see."""
     try:
         async with asyncio.timeout(shared.config.patience.request_timeout or None):
             return await shared.models.enter(entry)
@@ -122,12 +123,12 @@ async def entered(shared: ServerContext, entry: Entry[Model]) -> Model:
 
 
 def refusal(error: UnreadyError) -> HttpError:
-    """507 for a model that can never fit, otherwise 503, with the loader's own sentence."""
+    """507 for a model that can never fit, else 503, with the loader's own sentence."""
     return HttpError(507 if error.never else 503, str(error), retry_after=error.retry_after)
 
 
 async def peek(shared: ServerContext, request: Request) -> Mapping[str, msgspec.Raw]:
-    """The body's fields, not decoded; the body stays in its parcel."""
+    """The body's fields, not decoded. The body stays in its parcel."""
     parcel = request.scope["state"].get("body")
     if parcel is None:
         return {}
@@ -136,15 +137,15 @@ async def peek(shared: ServerContext, request: Request) -> Mapping[str, msgspec.
 
 
 def text_of(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
-    """A field that is text."""
+    """The text in a field. None: it holds no text."""
     try:
         return msgspec.json.decode(fields[name], type=str)
-    except (KeyError, msgspec.MsgspecError, ValueError):  # text may be no UTF-8
+    except (KeyError, msgspec.MsgspecError, ValueError):  # the text may not be UTF-8
         return None
 
 
 def find_entry(shared: ServerContext, request: Request, named: str | None) -> Entry[Model]:
-    """The entry that a request is for; 404 if there is none that this key may use."""
+    """The entry that a request is for. Raises 404 if there is none that this key may use."""
     models, allowed = shared.models, rights(shared, request)
     if len(models.entries) == 1 and allowed is None:
         return models.first
@@ -158,7 +159,7 @@ def find_entry(shared: ServerContext, request: Request, named: str | None) -> En
 
 
 def find(shared: ServerContext, request: Request, name: str) -> Entry[Model]:
-    """The entry of this name; 404 if there is none that this key may use."""
+    """The entry of this name. Raises 404 if there is none that this key may use."""
     models, allowed = shared.models, rights(shared, request)
     entry = models.find(name) or models.find(name.removesuffix(LATEST))
     if entry is None or (allowed is not None and entry.name not in allowed):
@@ -168,12 +169,12 @@ def find(shared: ServerContext, request: Request, name: str) -> Entry[Model]:
 
 
 def rights(shared: ServerContext, request: Request) -> frozenset[str] | None:
-    """Names of the entries that this key may use; None: all."""
+    """The names of the entries that this key may use. None: all."""
     return shared.rights.get(request.scope["state"].get("tenant", ""))
 
 
 def find_streams(request: Request) -> Streams | None:
-    """How answers on this path stream, if they may be events."""
+    """How answers on this path stream. None: they never do."""
     path = request.scope["path"]
     for api in request.app.state.apis:
         if api.streams.of(path):
@@ -183,7 +184,7 @@ def find_streams(request: Request) -> Streams | None:
 
 
 class _Late:
-    """An answer that begins with comments: its head has been sent, and what follows is its body."""
+    """An answer that begins with comments. Its head is already sent, so everything that follows goes into its body."""
 
     def __init__(self, send: Any, failed: Callable[[HttpError], bytes]) -> None:
         self.inner, self.failed = send, failed
@@ -192,7 +193,7 @@ class _Late:
         self.said = b""
 
     async def tell(self) -> None:
-        """Send comments until this is cancelled."""
+        """Send comments until cancelled."""
         await asyncio.sleep(FIRST_COMMENT_S)
         self.begun = True
         await self.inner({"type": "http.response.start", "status": 200, "headers": HEADERS})
@@ -207,13 +208,13 @@ class _Late:
             self.refused = message["status"] if message["status"] != 200 else None
         elif self.refused is None:
             await self.inner(message)
-        else:  # an answer that is no stream: an error, which has become an event's data
+        else:  # not a stream but an error, which becomes the data of an event
             self.said += message.get("body", b"")
             if not message.get("more_body"):
                 await self.inner({**message, "body": b"data: " + self.said + b"\n\n"})
 
     async def fail(self, found: HttpError) -> None:
-        """End with an error, in the form that this API uses in streams."""
+        """End with an error in the form that this API uses in streams."""
         await self.inner({"type": "http.response.body", "body": self.failed(found), "more_body": False})
 
     async def _body(self, data: bytes) -> None:

@@ -15,7 +15,7 @@ ROLES = ("system", "user", "assistant")
 
 
 def check_opening(opening: Mapping[str, Any] | None) -> None:
-    """Refuse what no conversation can begin with."""
+    """Refuse an opening with which no conversation can begin."""
     if opening is None:
         return
     messages = opening.get("messages") or []
@@ -32,7 +32,8 @@ def check_opening(opening: Mapping[str, Any] | None) -> None:
 
 
 def with_opening(opening: Mapping[str, Any] | None, messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as the model sees them: a system message of the request replaces ours."""
+    """The messages that the model gets, with the opening first. A system message of the request replaces the
+    opening's."""
     found = list(messages)
     if not opening or not found:
         return found

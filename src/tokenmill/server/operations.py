@@ -65,7 +65,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 
 def openapi(app: FastAPI) -> dict[str, Any]:
-    """The document, with the schemas' definitions in their common place and the error answers named."""
+    """The document, with the schemas' definitions in one place and the answers for errors."""
     document = get_openapi(title=app.title, version=app.version, routes=app.routes)
     shared = document.setdefault("components", {}).setdefault("schemas", {})
     for name, path in document["paths"].items():

@@ -15,12 +15,12 @@ from tokenmill.server.errors import HttpError, quoted
 T = TypeVar("T")
 USUAL, MOST = 20, 100
 PAGED = frozenset({"after", "limit", "order"})
-"""Query parameters of a list."""
+"""The query parameters of a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Which part of a list is wanted."""
+    """The part of a list that is wanted."""
 
     after: str | None = None
     limit: int = USUAL
@@ -28,7 +28,7 @@ class Page:
 
 
 def read_limit(query: Mapping[str, str], most: int = MOST) -> int:
-    """How many entries a page may have."""
+    """The most entries that a page may have."""
     text = query.get("limit", str(USUAL))
     if not re.fullmatch("[0-9]{1,6}", text) or not 1 <= int(text) <= most:
         raise HttpError(400, f"limit must be an integer from 1 to {most}.", param="limit")
@@ -36,7 +36,7 @@ def read_limit(query: Mapping[str, str], most: int = MOST) -> int:
 
 
 def read_page(query: Mapping[str, str], *, order: str = "desc") -> Page:
-    """What a query asks for; `order`: where it does not say."""
+    """The page that a query asks for. `order`: the default."""
     limit, order = read_limit(query), query.get("order", order)
     if order not in ("asc", "desc"):
         raise HttpError(400, "order must be asc or desc.", param="order")
@@ -44,7 +44,7 @@ def read_page(query: Mapping[str, str], *, order: str = "desc") -> Page:
 
 
 def listed(entries: Sequence[T], page: Page, id_of: Callable[[T], str], show: Callable[[T], Any]) -> dict[str, Any]:
-    """The list object of one page; `entries`: all, the oldest first."""
+    """The list object of one page. `entries`: all of them, the oldest first."""
     ordered = list(reversed(entries)) if page.newest_first else list(entries)
     start = 0
     if page.after is not None:

@@ -20,11 +20,11 @@ from tokenmill.server.traces import check_endpoint
 from tokenmill.text.messages.detect import find_format
 
 LEAST_FILES = 256
-"""Open files of a server; engines, helpers and what is kept in reserve leave 64 connections of so many."""
+"""The fewest open files that a server needs. Engines, helpers and the reserve leave 64 connections of them."""
 
 
 def check_before_loading(server: ServerConfig) -> None:
-    """Refuse what would be refused after the load anyway."""
+    """Refuse before the load what would be refused after it."""
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if most != resource.RLIM_INFINITY and most < LEAST_FILES:
         raise UserError(
@@ -43,14 +43,14 @@ def check_before_loading(server: ServerConfig) -> None:
 
 
 def check_entry(server: ServerConfig) -> None:
-    """The same for what each of several models may have of its own."""
+    """The same for options that each of several models may have."""
     read_template(server.serve.chat_template)
     check_opening(server.messages.opening)
     find_format(None, server.messages.tool_call_parser, server.messages.reasoning_parser)
 
 
 def read_template(path: str | None) -> str | None:
-    """The text of --chat-template; None without one."""
+    """The text of --chat-template. None: it is not given."""
     if path is None:
         return None
     try:
@@ -105,7 +105,7 @@ def _load_tls(certificate: str, key: str | None, authority: str | None) -> None:
     try:
         context.load_cert_chain(certificate, key, password)
     except (ssl.SSLError, ValueError) as error:
-        if not asked:  # a key under a password is tried when somebody has typed it
+        if not asked:  # a key with a password is tested when somebody has typed the password
             where = f"--ssl-certfile {certificate} and --ssl-keyfile {key}" if key else f"--ssl-certfile {certificate}"
             more = "" if key else " (--ssl-keyfile names another file for the key)"
             raise ParameterError(

@@ -14,21 +14,22 @@ MILLION = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Prices:
-    """Dollars per million tokens: of prompts, of what of them was found in the cache, and of answers."""
+    """Dollars per million tokens: of prompts, of prompt tokens found in the cache, and of answers."""
 
     prompt: float = 0.0
     output: float = 0.0
     cached: float = 0.0
 
     def cost(self, prompt: int, cached: int, output: int) -> float:
-        """Dollars for these tokens; `cached` of the prompt's are billed apart."""
+        """Dollars for these tokens. `cached` of the prompt's tokens have their own price."""
         found = (prompt - cached) * self.prompt + cached * self.cached + output * self.output
         return round(found / MILLION, 12)
 
 
 @cache
 def read_prices(text: str | None) -> Prices | None:
-    """`prompt=0.10,output=0.40,cached=0.02`; cached tokens cost what others do unless it is said."""
+    """Read `prompt=0.10,output=0.40,cached=0.02`. Without a price of their own, cached tokens cost as much as
+    others."""
     if text is None:
         return None
     found: dict[str, float] = {}
@@ -51,5 +52,5 @@ def _wrong(text: str) -> ParameterError:
 
 
 def told_cost(usage: dict[str, Any]) -> dict[str, float]:
-    """The part of another API's usage object that says what it cost; nothing without prices."""
+    """The cost as a part of another API's usage object. Empty without prices."""
     return {"cost": usage["cost"]} if "cost" in usage else {}

@@ -40,9 +40,9 @@ from tokenmill.server.traffic_recorder import Recorder
 
 log = logging.getLogger("tokenmill.server")
 MOST_COPIED = 16 << 20
-"""Ceiling in bytes, for a request's parameters times its prompts, and for what its outputs repeat of the prompts."""
+"""Most bytes for a request's parameters times its prompts, and for what its outputs repeat of the prompts."""
 TOKEN = 8
-"""Bytes of a token's id in an answer."""
+"""Bytes of a token id in an answer."""
 MOST_LOGPROBS = 1 << 19
 """Most log-probabilities that one answer may hold until it is complete."""
 NUMBER = 24
@@ -50,7 +50,7 @@ NUMBER = 24
 ENTRY = 64
 """Bytes of a log-probability in an answer."""
 BAD_WORD = 8192
-"""The work for one bad word, in bytes of parameters that cost the same."""
+"""The work for one bad word, expressed as bytes of parameters that cost the same."""
 
 
 class Parts(Protocol):
@@ -107,8 +107,8 @@ Gathered = list[tuple[Task, Accumulator]]
 
 
 class Job:
-    """`count`: outputs that count against the gate, from creation until `close`. `scope`: whose cached prompts the job
-    may use (empty: everybody's)."""
+    """The work of one HTTP request. `count`: outputs that count in the gate, from creation until `close`. `scope`:
+    whose cached prompts the job may use (empty: everybody's)."""
 
     def __init__(self, parts: Parts, tenant: str, count: int, scope: str = "") -> None:
         parts.gate.enter(tenant, count)
@@ -118,7 +118,7 @@ class Job:
         self.adapter = 0
         """The number of the adapter that the request's model name stands for; 0: none."""
         self.priority: int | None = None
-        """The priority from a header; it overrides the body's."""
+        """The priority from a header. It overrides the body's."""
         self.tenant, self.count, self.scope = tenant, count, scope
         self.record: Record | None = None
         self.began = time.monotonic()
@@ -135,13 +135,13 @@ class Job:
         """Log-probabilities that wait until the answer is complete."""
 
     def grow(self, count: int, param: str | None) -> None:
-        """Take more places in the gate: the field `param` makes the job have `count` outputs."""
+        """Take more places in the gate, because the field `param` gives the job `count` outputs."""
         if count > self.count:
             self.gate.grow(self.tenant, count - self.count, self.count, param)
             self.count = count
 
     def set_deadline(self, seconds: float | None) -> None:
-        """End the job this long after it came in."""
+        """End the job this long after its request came in."""
         self.deadline = None if not seconds else self.began + seconds
 
     async def start(
@@ -157,7 +157,7 @@ class Job:
         `scored_from`: for each prompt, the first token whose score is wanted."""
         self._check_sizes(prompts, params)
         for index, (text, ids) in enumerate(prompts):
-            await asyncio.sleep(0)  # other requests get their turn between a thousand prompts
+            await asyncio.sleep(0)  # other requests get their turn after every thousand prompts
             unique = f"{name}-{index}-{uuid.uuid4().hex[:8]}"
             start = scored_from[index] if scored_from else 0
             request = make_request(unique, text, ids, params, arrival=self.began, scored_from=start, **fields)
@@ -181,7 +181,7 @@ class Job:
 
     @staticmethod
     def check_repeated(size: int, outputs: int) -> None:
-        """Refuse an answer that would repeat too much: `outputs` times `size` bytes of the request."""
+        """Refuse an answer that would repeat too much of the request: `size` bytes in each of `outputs`."""
         if outputs > 1 and size * outputs > MOST_COPIED:
             raise TooLargeError(
                 f"{outputs} outputs would repeat {size} bytes of the prompt each; {MOST_COPIED >> 20} MiB is the most.",
@@ -189,7 +189,7 @@ class Job:
             )
 
     def _check_sizes(self, prompts: list[tuple[str | None, list[int]]], params: SamplingParams | None) -> None:
-        """Refuse oversized requests early; admission would read them to the end first."""
+        """Refuse oversized requests early: admission would first read them to the end."""
         most = self.backend.info.max_model_len
         new = 0 if params is None or params.max_tokens is None else params.max_tokens
         for _, ids in prompts:
@@ -200,7 +200,7 @@ class Job:
         if params is not None and params.prompt_logprobs is not None:
             count = (params.prompt_logprobs + 1) * sum(len(ids) for _, ids in prompts)
             self._check_held(self.copies * count, "prompt_logprobs")
-        if params is not None and len(prompts) > 1:  # every prompt carries a copy of the parameters
+        if params is not None and len(prompts) > 1:  # every prompt has a copy of the parameters
             size = len(msgspec.msgpack.encode(params)) + BAD_WORD * len(params.bad_words or ())
             if size * len(prompts) > MOST_COPIED:
                 raise TooLargeError("The parameters are too large for so many prompts in one request.", param="prompt")
@@ -232,10 +232,8 @@ class Job:
         self.record.prompts.append(task.figures)
 
     async def batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
-        """Deltas for the client as they come, until each output has ended. An engine's error raises HttpError(500).
-
-        With best_of, only the chosen candidates are given, once all candidates have ended.
-        """
+        """Deltas for the client as they come, until every output has ended. An engine's error raises HttpError(500).
+        With best_of, only the chosen candidates appear, once all candidates have ended."""
         if all(task.num_outputs == task.request.params.n for task in self.tasks.values()):
             async for batch in self._batches():
                 yield batch
@@ -247,7 +245,7 @@ class Job:
                 yield [(task, _whole(task.request.id, out)) for out in accumulator.output().outputs]
 
     async def _batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
-        """All deltas, those of best_of's candidates included."""
+        """All deltas, including those of all candidates of best_of."""
         left = sum(task.num_outputs for task in self.tasks.values())
         while left:
             batch = await self._next()
@@ -297,7 +295,7 @@ class Job:
             figures.reasons.append(delta.finish_reason)
 
     async def gather(self, scored: list[tuple[Task, TextDelta]] | None = None) -> Gathered:
-        """The outputs of all prompts, in prompt order. `scored` collects deltas that are about prompts only."""
+        """The outputs of all prompts, in prompt order. `scored` receives deltas that are only about prompts."""
         found = {task.request.id: (task, Accumulator(task.request)) for task in self.tasks.values()}
         async for batch in self._batches():
             for task, delta in batch:
@@ -311,19 +309,20 @@ class Job:
 
     @property
     def weight(self) -> int:
-        """Bytes that the written answer may take."""
+        """The bytes that the written answer may take."""
         prompts = sum(len(task.request.prompt_ids) * task.num_outputs for task in self.tasks.values())
         said = sum(task.num_tokens for task in self.tasks.values())
         return ENTRY * (self.held + prompts // 8) + TOKEN * said
 
     def abandon(self) -> None:
-        """Tell the engines at once that the client has left; `close` follows when the handler has been cancelled."""
+        """Tell the engines at once that the client has left. `close` follows when the handler has been cancelled."""
         for task in self.tasks.values():
             if task.ended < task.num_outputs:
                 self.backend.abandon(task.request.id)
 
     def close(self) -> None:
-        """End all of the job's work, free its places and count its figures, whatever happened. Idempotent."""
+        """End all of the job's work, free its places and count its figures, whatever has happened. It may be called
+        twice."""
         if self.closed:
             return
         self.closed = True
@@ -361,7 +360,7 @@ class Job:
     # ------------------------------------------------------------ figures
 
     def usage(self, said: int | None = None) -> dict[str, Any]:
-        """OpenAI's usage object for all prompts so far. `said`: output tokens to report, if not all that were made."""
+        """OpenAI's usage object for all prompts so far. `said`: the output tokens to report, if not all."""
         prompt = sum(len(task.request.prompt_ids) for task in self.tasks.values())
         output = sum(task.num_tokens for task in self.tasks.values()) if said is None else said
         cached = sum(task.cached for task in self.tasks.values())
@@ -384,7 +383,7 @@ class Job:
         return found
 
     def timings(self) -> dict[str, float | None]:
-        """Milliseconds of the first prompt's phases, as vLLM's per-request metrics name them."""
+        """The phases of the first prompt in milliseconds, under the names of vLLM's metrics per request."""
         task = next(iter(self.tasks.values()))
         t = task.figures.timeline if task.figures is not None else None
         if t is None or t.first_token is None or t.last_token is None:
@@ -400,7 +399,7 @@ class Job:
 
 
 def _whole(request_id: str, out: CompletionOutput) -> TextDelta:
-    """A finished output as one delta."""
+    """A complete output as one delta."""
     return TextDelta(
         request_id=request_id,
         index=out.index,
@@ -413,7 +412,7 @@ def _whole(request_id: str, out: CompletionOutput) -> TextDelta:
 
 
 def _failure(error: str, request_id: str) -> Exception:
-    """The exception for an engine's error: try again later, the request cannot be answered as it is, or it failed."""
+    """The exception for an engine's error: try again later; the request cannot be answered as it is; or it failed."""
     if error.startswith(UNAVAILABLE):
         return EngineDeadError(error)
     if error.startswith((OWN_FAULT, TOO_FEW, OVER_LIMIT)):
