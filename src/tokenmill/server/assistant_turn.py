@@ -223,7 +223,7 @@ def _as_tree(structure: dict[str, Any]) -> Tree:
 
 
 def _with_tokens(tag: dict[str, Any], marks: Mapping[str, int]) -> dict[str, Any]:
-    """Replace the control tokens in a tree's texts by their names."""
+    """Add the ids of the control tokens that a tree's texts contain."""
     texts = literals(tag.get("format"))
     used = {mark: number for mark, number in marks.items() if any(mark in text for text in texts)}
     return {**tag, "special_tokens": {**used, **(tag.get("special_tokens") or {})}} if used else tag

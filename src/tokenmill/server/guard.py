@@ -121,8 +121,8 @@ class _Visit:
         self.path = guard.inner_path(scope["path"])
         if self.path != scope["path"]:
             scope = {**scope, "path": self.path}
-        # The method, with HEAD as GET. (The listener sends no body after a HEAD.) Where files are stored, HEAD asks
-        # whether one exists.
+        # HEAD is handled as GET: the listener sends no body after such a head. Where clients store files, HEAD asks
+        # whether one exists, so it stays.
         if scope["method"] == "HEAD" and not self.path.startswith(guard.streamed):
             scope = {**scope, "method": "GET"}
         self.guard, self.scope, self.receive, self.send = guard, scope, receive, send

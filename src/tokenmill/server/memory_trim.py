@@ -31,8 +31,8 @@ def system_trim() -> Callable[[], object] | None:
 
 @dataclass(slots=True)
 class Load:
-    """What the server does. `most` and `taken` are kept by other code: the most requests open at once, and the bytes of
-    their bodies, since they were last read."""
+    """The server's load. most: the most requests open at once; taken: bytes of ended requests' bodies. Both count from
+    the last time that they were read."""
 
     open: int = 0
     most: int = 0
