@@ -27,15 +27,16 @@ from tokenmill.server.transport import CountedTransport, Flow, LateEvent
 MAX_HEADERS = 200
 MAX_PIPELINED = 16
 RESERVE = 64
-"""Connections beyond the ceiling, which may only ask whether the server is up."""
+"""Connections beyond the ceiling. They may only ask whether the server is up."""
 RESERVE_S = 2.0
 LINGER_BYTES = 1 << 20
 LINGER_S = 2.0
 GRACE_S = 1.0
 _FRAMING = (b"content-length", b"transfer-encoding")
-"""The guard's own deadline of a body comes first: it answers in the API's words."""
+"""The seconds by which the guard's deadline of a body comes before the connection's, because the guard answers in the
+API's words."""
 FRAMING = 8
-"""Bytes around each byte of a chunked body: six are usual for the smallest chunks."""
+"""Bytes on the wire for each byte of a chunked body. The smallest chunks usually take six."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +58,14 @@ class Part(Enum):
 
 
 class Porter(Protocol):
-    """Knows which requests cannot enter."""
+    """Decides which requests cannot enter."""
 
     def is_shut(self, scope: Any) -> bool:
         """Might `turn_away` refuse this request?"""
         ...
 
     def turn_away(self, scope: Any, usual: Pairs) -> bytes | None:
-        """The complete refusal, which closes the connection, with the usual headers; None: the request may enter."""
+        """The complete refusal with the usual headers. It closes the connection. None: the request may enter."""
         ...
 
 
@@ -93,7 +94,7 @@ class Wire:
             self.out.write(data)
 
     def unread(self) -> int:
-        """Bytes that the client has not taken."""
+        """Bytes that the client has not taken yet."""
         size: int = self.out.get_write_buffer_size()
         return size
 
@@ -102,12 +103,13 @@ class Wire:
         await self.flow.drain()
 
     def end(self) -> None:
-        """Close once everything is written."""
+        """Close when everything is written."""
         self.out.finish()
 
 
 class _Waiting(list[Any]):
-    """Requests that came before the one ahead of them was answered; an empty deque takes ten times as much."""
+    """Requests that arrived before the previous one was answered. An empty deque would take ten times as much
+    memory."""
 
     __slots__ = ()
 
@@ -124,11 +126,11 @@ class _Rest:
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection; the bounds are a class attribute, because uvicorn makes the objects.
+    """One connection. Its bounds are a class attribute, because uvicorn makes the objects.
 
-    There may be thousands, so each is kept small: its own fields are slots (uvicorn's and they are more than the thirty
-    for which Python shares a table of names), and what most connections never need is made late.
-    """
+    There may be thousands of connections, so each is kept small. Its own fields are slots: together with uvicorn's they
+    are more than thirty, beyond which Python no longer shares a table of names. What most connections never need is
+    made late."""
 
     __slots__ = (
         "declined",
@@ -158,7 +160,7 @@ class BoundedProtocol(HttpToolsProtocol):
         return len(self.connections) + len(self.shakes)
 
     def seconds(self) -> float | None:
-        """The seconds that a new connection has for its next part; None: it is one too many."""
+        """The seconds that a new connection has for its next part. None: it is one too many."""
         most, patience = self.bounds.connections, self.bounds.read_timeout
         if self.num_open() > most + RESERVE:
             return None
@@ -169,7 +171,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.refused = False
         self.wire = self.head = self.payload = 0
         self.most: int | None = None
-        """The ceiling of the present body, if its handler allows more bytes than usual."""
+        """The ceiling of the current body, if its handler allows more bytes than usual."""
         self.running: Any = None
         self.due: int | None = None
         self.on_gone: set[Callable[[], None]] = set()
@@ -187,8 +189,9 @@ class BoundedProtocol(HttpToolsProtocol):
         self._set_timer(seconds)
 
     def eof_received(self) -> bool:  # type: ignore[override]  # uvicorn never keeps one
-        """The client sends no more. If a complete request is open, it may wait for the answer: the connection stays
-        (True). Otherwise it closes, and engines hear of it before handlers have been cancelled."""
+        """The client will send no more. If a complete request is open, the client may still wait for the answer, and
+        the connection stays (True). Otherwise the connection closes. Engines hear of it before handlers are
+        cancelled."""
         if self._owes() and self.part is Part.NOTHING and not self.refused and self.transport.can_write_eof():
             self.ended = True
             HalfClosed(self.out, self._asking, hears=self.running.scope["http_version"] == "1.1").watch(
@@ -207,7 +210,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        if self.ended and not self._owes():  # nor does another one wait, which would be running now
+        if self.ended and not self._owes():  # no other request waits either, because it would be running now
             self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -219,10 +222,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Drop references back to this object, so that it is freed at once. The collector of cycles would come late and
-        keep the memory of a burst until then."""
-        self._stop_timer()  # closing may have set one
-        self._unset_keepalive_if_required()  # uvicorn leaves it where a connection ends by an error
+        """Drop the references back to this object, so that it is freed at once. The garbage collector would come late,
+        and a burst's memory would stay until then."""
+        self._stop_timer()  # closing may have set a timer
+        self._unset_keepalive_if_required()  # uvicorn does not stop it if a connection ends by an error
         self.scope = self.cycle = self.running = None  # type: ignore[assignment]
         self.out.let_go()
 
@@ -234,7 +237,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.on_gone.clear()
 
     def _forget_answer(self) -> None:
-        """Discard further output to this client, and tell its handler."""
+        """Discard further output to this client, and tell the handler."""
         for cycle in (self.running, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True
@@ -251,12 +254,12 @@ class BoundedProtocol(HttpToolsProtocol):
             if self.wire > LINGER_BYTES:
                 self.transport.abort()
             return
-        if self.part is Part.NOTHING and self.due is None:  # blank lines are no message yet
+        if self.part is Part.NOTHING and self.due is None:  # blank lines do not begin a message
             self._set_timer(self.bounds.read_timeout)
         self._parse(data)
         if self.refused:
             return
-        # A line that never ends produces no callback, nor do the extensions of chunks.
+        # A line that never ends causes no callback, and neither do chunk extensions.
         if self.part is not Part.BODY and self.wire > 2 * self.bounds.head + self.head:
             self._refuse(431, f"The request's head is larger than {self.bounds.head} bytes.")
         elif self.part is Part.BODY and self.wire > 4 * self.bounds.head + self.head + (1 + FRAMING) * self.payload:
@@ -277,19 +280,20 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._upgraded(rest)
 
     def _go_on(self, data: bytes) -> None:
-        """Read the body of a message that asked for another protocol but is answered in HTTP/1.1 (clients ask for
-        HTTP/2 this way). The parser does not read a body after such a head, so another parser does."""
+        """Read the body of a message that asked for another protocol but is answered in HTTP/1.1. (Clients ask for
+        HTTP/2 in this way.) The parser reads no body after such a head, so another parser does."""
         framing = [name + b": " + value for name, value in self.headers if name in _FRAMING]
         self.parser = httptools.HttpRequestParser(_Rest(self))
         self._parse(b"\r\n".join((b"POST / HTTP/1.1", *framing, b"connection: close\r\n\r\n")) + data)
 
     def _upgraded(self, data: bytes) -> None:
-        """Bytes after HTTP has ended, for the Taker of the connection; until there is one, few are kept."""
+        """Bytes after the end of HTTP. They go to the Taker of the connection; until there is one, only a few are
+        kept."""
         if self.taker is not None:
             self.taker.feed(data)
         elif len(self.early) + len(data) <= self.bounds.head:
             self.early += data
-        else:  # too many bytes before anything has taken the connection
+        else:  # too many bytes before there is a Taker
             self.scope["state"].pop("upgrade", None)
 
     def _upgrade(self, head: bytes, make: Callable[[Any], Taker]) -> Taker:
@@ -342,7 +346,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.cycle.message_event = LateEvent()  # type: ignore[assignment]
         self.declined = False
-        if self.parser.should_upgrade():  # a handler takes the connection, or what follows is not read
+        if self.parser.should_upgrade():  # a handler takes the connection, or the bytes that follow are not read
             self.cycle.keep_alive = False
             self.declined = any(name in _FRAMING and value != b"0" for name, value in self.headers)
             if (
@@ -354,20 +358,21 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.scope["state"]["upgrade"] = self._upgrade
 
     def _widen(self, most: int) -> None:
-        """A handler reads this body as it arrives: it may have `most` bytes, and each part has the time of a whole
-        body."""
+        """A handler reads this body as it arrives. The body may have `most` bytes, and each of its parts gets the time
+        of a whole body."""
         if self.running and self.running is self.cycle and self.part is Part.BODY and not self.refused:
             self.most = most
             self._set_timer(self.bounds.read_timeout + GRACE_S)
 
     def _is_sending(self) -> bool:
-        """Is a body still on its way?"""
+        """Is the client still sending a body?"""
         return self.part is Part.BODY
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         self.running = cycle
-        if self.porter is not None and self.porter.is_shut(cycle.scope):  # in a burst, thousands a second
-            self.loop.call_soon(self._turn_away, self.porter, cycle, app)  # after its body, if that came with its head
+        if self.porter is not None and self.porter.is_shut(cycle.scope):  # in a burst there are thousands a second
+            # later, so that a body that came with its head is read first
+            self.loop.call_soon(self._turn_away, self.porter, cycle, app)
         else:
             super()._start_asgi_task(cycle, app)
 
@@ -394,7 +399,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        if self.declined and self.parser.should_upgrade():  # its body comes yet
+        if self.declined and self.parser.should_upgrade():  # the body is still to come
             return
         self.part = Part.NOTHING
         self.wire = self.head = 0
@@ -405,7 +410,7 @@ class BoundedProtocol(HttpToolsProtocol):
     # ------------------------------------------------------------ ends
 
     def late(self) -> None:
-        """The deadline has passed without what was awaited."""
+        """The deadline has passed."""
         if self.refused or self.transport.is_closing():
             self.out.finish()
         elif self.part is Part.BODY:
@@ -416,11 +421,11 @@ class BoundedProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer and close, unless earlier answers are on their way: then the last of them closes."""
+        """Answer and close. If earlier answers are still on their way, the last of them closes instead."""
         self.refused = True
         self._stop_timer()
         cycle = self.cycle
-        own = self.part is Part.BODY  # the cycle belongs to the message that is refused
+        own = self.part is Part.BODY  # the cycle belongs to the refused message
         if cycle is not None and not cycle.response_complete and not own:
             cycle.keep_alive = False
             return
@@ -436,7 +441,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport.close()
 
     def _close_gently(self) -> None:
-        """End writing. A client that may still be sending gets a moment, so that it can read the answer."""
+        """Stop writing. A client that may still be sending gets a moment to read the answer."""
         self._unset_keepalive_if_required()
         if self.part is Part.NOTHING and not self.refused:
             self._stop_timer()
@@ -462,7 +467,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 def make_protocol(bounds: Bounds, shakes: Handshakes, porter: Porter | None = None) -> Any:
-    """The factory of connections' protocols with these bounds."""
+    """The factory of connection protocols with these bounds."""
     own = {"bounds": bounds, "shakes": shakes, "deadlines": Deadlines(), "porter": porter}
     protocol = type("Protocol", (BoundedProtocol,), own)
     if shakes.context is None:
@@ -476,7 +481,7 @@ def make_protocol(bounds: Bounds, shakes: Handshakes, porter: Porter | None = No
 
 
 async def drop_stalled(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:
-    """End connections whose reader takes nothing, for streams and plain answers. Runs for ever."""
+    """End connections whose client takes no output, streamed or not. Runs for ever."""
     while True:
         await asyncio.sleep(min(5.0, patience / 4))
         _drop_stalled_now(connections, patience, on_drop)

@@ -55,7 +55,7 @@ OBJECTS: dict[str, tuple[str, dict[str, str]]] = {
 """Objects that handlers read by hand: the names that they read, and what lies under them."""
 
 _FORMS = ("tgi.VllmRequest", "kserve.Parameters", "llamacpp.CompletionRequest", "llamacpp.InfillRequest")
-"""Bodies, or objects in them, whose fields are those of a completion."""
+"""Bodies, or objects in them, that have the fields of a completion."""
 
 _COMMON = {"repeat_penalty": "repetition_penalty", "random_seed": "seed", "typ_p": "typical_p", "nsigma": "top_n_sigma"}
 _COMMON |= {"mirostat_mode": "mirostat"}
@@ -70,7 +70,7 @@ ALIASES: dict[str, Mapping[str, str]] = {
     "llamacpp.CompletionRequest": _LLAMA,
     "llamacpp.InfillRequest": _LLAMA,
 }
-"""Other engines' spellings of fields that are done."""
+"""Spellings of other engines, and the fields here that they mean."""
 
 ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/v1/chat/completions": (openai.ChatRequest,),
@@ -120,7 +120,7 @@ ENDPOINTS: dict[str, tuple[type[BaseModel], ...]] = {
     "/models/load": (ModelRequest,),
     "/models/unload": (ModelRequest,),
 }
-"""Every path that takes a body, and the forms that the body may have."""
+"""Every path that takes a body, and the schemas that the body may have."""
 
 _WRITERS = {
     "openai.ChatRequest": "/v1/chat/completions",
@@ -133,7 +133,7 @@ _WRITERS = {
     "tgi.Parameters": "the parameters of /generate",
 }
 _ALSO = (*_FORMS, "tgi.TgiRequest", "kserve.GenerateRequest", "kserve.InferRequest")
-"""Rules of requests that make text: a field of one of them is refused where another does not read it."""
+"""Rules of requests that make text. A field of one of them is refused in another that does not read it."""
 _INTO = {
     "ollama.ChatRequest": ("ollama.Options", "options"),
     "ollama.GenerateRequest": ("ollama.Options", "options"),
@@ -141,7 +141,7 @@ _INTO = {
     "kserve.GenerateRequest": ("kserve.Parameters", "parameters"),
     "kserve.InferRequest": ("kserve.Parameters", "parameters"),
 }
-"""Requests whose fields for sampling lie in an object of their own."""
+"""Requests whose sampling fields lie in an object of their own."""
 
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "do_sample": (True,),
@@ -170,7 +170,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "num_predict": (-1,),
 }
 _LOUD = frozenset({"prompt", "inputs", "think", "do_sample", "parallel_tool_calls", "add_generation_prompt"})
-"""Fields whose default is null and whose false asks for something."""
+"""Fields whose default is null and whose false has an effect."""
 
 
 @cache
@@ -199,7 +199,7 @@ def make_request_rules() -> Mapping[str, ObjectRules]:
 
 
 def _add(part: type[BaseModel] | str, made: dict[str, ObjectRules]) -> ObjectRules:
-    """The rules of a schema, or of an object without one, and of all that lies in it."""
+    """The rules of a schema, or of an object without one, and of everything in it."""
     name = part if isinstance(part, str) else schema_name(part)
     if name in made:
         return made[name]
@@ -222,14 +222,15 @@ def _add(part: type[BaseModel] | str, made: dict[str, ObjectRules]) -> ObjectRul
 def _completion_like(
     name: str, completion: ObjectRules, own: frozenset[str], within: Mapping[str, ObjectRules]
 ) -> ObjectRules:
-    """A body whose fields are those of a completion, but those that its answers have no place for."""
+    """A body with the fields of a completion, except those for which its answers have no place."""
     fields = (completion.fields | own) - REFUSED[name].keys()
     inside = {each: rules for each, rules in completion.inside.items() if each in fields} | dict(within)
     return ObjectRules(name, fields, HARMLESS[name], REFUSED[name], ALIASES[name], inside)
 
 
 def _foreign(made: Mapping[str, ObjectRules], asked: str) -> dict[str, Refusal]:
-    """Fields that some request reads, and why another refuses them: a client that sends them believes in them."""
+    """Fields that some request reads, and why another one refuses them. A client that sends them expects them to
+    work."""
     defaults: dict[str, Any] = {}
     for schemas in ENDPOINTS.values():
         for schema in schemas:

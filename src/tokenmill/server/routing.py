@@ -50,23 +50,23 @@ class Api:
     unlogged: frozenset[str] = frozenset()
     """Paths that the access log leaves out, because they are requested often or say little."""
     prefixes: tuple[str, ...] = ()
-    """Errors on paths with these prefixes are worded by `error`."""
+    """Paths with these prefixes have their errors worded by `error`."""
     error: Callable[[HttpError], bytes] = error_bytes
     """The body of an error answer."""
     streams: Streams = field(default_factory=Streams)
     """Which answers are server-sent events."""
     any_type: bool = False
-    """Bodies are read as JSON whatever their Content-Type says: this API's own server does so, and `curl -d` without a
+    """Read bodies as JSON whatever their Content-Type says. This API's own server does so, and `curl -d` without a
     header calls every body a form."""
     streamed: tuple[str, ...] = ()
-    """Prefixes of paths whose POSTs bring bytes, which their handlers read as they arrive."""
+    """Prefixes of paths whose POSTs bring bytes that their handlers read as they arrive."""
     header: bytes = b""
     shared: tuple[str, ...] = ()
-    """Prefixes of paths that another API has, too: requests with `header` belong to this one."""
+    """Prefixes of paths that another API has as well. Requests with `header` belong to this API."""
 
 
 def error_shape(apis: Iterable[Api], path: str, headers: Collection[bytes] = ()) -> Callable[[HttpError], bytes]:
-    """The function that words errors on `path`: that of the API with the longest matching prefix, or else OpenAI's."""
+    """The function that words errors on `path`: that of the API with the longest matching prefix, else OpenAI's."""
     own = [(api, (*api.prefixes, *(api.shared if api.header in headers else ()))) for api in apis]
     found = [(len(prefix), api.error) for api, prefixes in own for prefix in prefixes if _covers(prefix, path)]
     return max(found, key=lambda pair: pair[0])[1] if found else error_bytes
@@ -98,7 +98,7 @@ Fields = dict[str, Any]
 async def read_body(
     context: Context, request: Request, schema: Schema[B], first: Callable[[Fields], None] | None = None
 ) -> B:
-    """The checked body. Its bytes are released before anything else happens. `first` sees its fields and may remove
+    """The checked body. Its bytes are released before anything else happens. `first` sees the fields and may remove
     some."""
     parcel: Parcel = request.scope["state"]["body"]
     try:
@@ -126,7 +126,7 @@ def _parse(
 
 
 def judge(context: Context, request: Request, object_name: str, raw: dict[str, Any]) -> None:
-    """Refuse names on the list of refused ones. Unknown names are counted, and reported in the answer's headers."""
+    """Refuse the names on the list of refused ones. Unknown names are counted, and reported in the answer's headers."""
     unknown, known = Unknown(), context.bodies.rules[object_name]
     look(raw, known, unknown)
     kwargs = raw.get("chat_template_kwargs") if "chat_template_kwargs" in known.fields else None
@@ -139,7 +139,7 @@ def judge(context: Context, request: Request, object_name: str, raw: dict[str, A
 
 
 def judge_around(context: Context, request: Request) -> None:
-    """The same for names in the query, and for headers that ask for something that is not done."""
+    """The same for names in the query, and for headers that ask for something that this server does not do."""
     if request.scope.get("query_string"):
         unknown = Unknown()
         judge_query(getattr(request.scope.get("route"), "path", ""), request.query_params, unknown)
@@ -161,14 +161,14 @@ def _tell(context: Context, request: Request, object_name: str, unknown: Unknown
 
 
 class Work:
-    """A job's frame: its places are given back however the handler ends, unless a stream takes it over."""
+    """The frame of a job. Its places are freed however the handler ends, unless a stream takes the job over."""
 
     def __init__(self, context: Context, request: Request) -> None:
         self.context = context
         self.request = request
         self.handed_over = False
         self.after: list[Callable[[], None]] = []
-        """What to do when the job is over, however it ends, even if its stream never began."""
+        """Called when the job has ended, however it ends, even if its stream never began."""
         self.on_gone: set[Callable[[], None]] = request.scope["state"].get("on_gone", set())
 
     async def __aenter__(self) -> Work:
@@ -183,7 +183,7 @@ class Work:
             self._close()
 
     def detach(self) -> None:
-        """Let the job continue without its client; its new owner closes it."""
+        """Let the job continue without its client. Its new owner closes it."""
         self.handed_over = True
         self.on_gone.discard(self.job.abandon)
 
@@ -194,7 +194,7 @@ class Work:
             end()
 
     async def read(self, schema: Schema[B], first: Callable[[Fields], None] | None = None) -> B:
-        """Read the body and start its `timeout`, or the server's. `first` sees its fields before anything else."""
+        """Read the body and start its `timeout`, or the server's. `first` sees the fields before anything else."""
         self.job.size = body_size(self.request)
         body = await read_body(self.context, self.request, schema, first)
         self._heed_headers()
@@ -202,7 +202,7 @@ class Work:
         return body
 
     def judge(self, object_name: str, raw: dict[str, Any]) -> None:
-        """Judge the names of an object that lies deeper in the body."""
+        """Judge the names of an object deeper in the body."""
         judge(self.context, self.request, object_name, raw)
 
     def heed(self, body: BaseModel) -> None:
@@ -214,7 +214,7 @@ class Work:
         if (model := getattr(body, "model", None)) is not None:
             self.job.adapter = self.context.adapter_of(model)
         session = getattr(body, "session_id", None) or self.request.headers.get("x-session-id", "")[:MAX_SESSION]
-        if session:  # a key's sessions are its own
+        if session:  # every key has sessions of its own
             self.job.inbox.session = f"{self.job.tenant}/{session}"
         self.job.set_deadline(getattr(body, "timeout", None) or self.context.config.patience.request_timeout)
 
@@ -255,7 +255,7 @@ def tenant(request: Request) -> str:
 
 
 def of_model(handler: Handler, fields: tuple[str, ...] = ("model",)) -> Endpoint:
-    """A handler in the form that routes take. `fields`: the body's fields that name the model."""
+    """A handler in the form that routes take. `fields`: the body's fields that may name the model."""
     if len(signature(handler).parameters) == 1:
         return cast(Endpoint, handler)
     about = cast(ModelHandler, handler)
@@ -276,7 +276,7 @@ def get(app: FastAPI, path: str, handler: Handler, *, documented: bool = True) -
 
 
 def get_with_header(app: FastAPI, path: str, handler: Handler, header: bytes) -> None:
-    """The same, only for requests with this header; others look for a later route."""
+    """The same, but only for requests with this header. Other requests go to a later route."""
     app.router.routes.append(_HeaderRoute(path, _judged(path, handler), header))
 
 
@@ -292,7 +292,7 @@ class _HeaderRoute(Route):
 
 
 def delete(app: FastAPI, path: str, handler: Handler) -> None:
-    """A route that deletes something; a body is not read."""
+    """A route that deletes something. A body is not read."""
     app.add_api_route(path, _judged(path, handler), methods=["DELETE"], response_class=Response)
 
 
@@ -310,7 +310,7 @@ def _judged(path: str, handler: Handler) -> Endpoint:
 
 @cache
 def _described(schema: type[BaseModel]) -> dict[str, Any]:
-    """The JSON schema; its parts are named after their API, because several have a Message of their own."""
+    """The JSON schema. Its parts carry the name of their API, because several APIs have a Message of their own."""
     family = schema.__module__.split(".")[-2]
     prefix = "" if family == "openai" else family.capitalize()
     found = schema.model_json_schema(ref_template=f"#/components/schemas/{prefix}{{model}}")
@@ -323,14 +323,14 @@ def _described(schema: type[BaseModel]) -> dict[str, Any]:
 
 
 _NULL = {"type": "null"}
-"""In every object, null for an optional field means that it is absent."""
+"""Every object accepts null for an optional field, which then counts as absent."""
 
 
 def post(
     app: FastAPI, path: str, handler: Handler, schema: type[BaseModel], fields: tuple[str, ...] = ("model",)
 ) -> None:
-    """A route whose body is read by hand (strictly, from bytes) and documented from its schema. `fields`: where the
-    body names the model that it is for."""
+    """A route whose body is read by hand (strictly, from bytes) and documented from its schema. `fields`: the body's
+    fields that may name the model."""
     content = {"application/json": {"schema": _described(schema)}}
     app.add_api_route(
         path,

@@ -42,8 +42,8 @@ BACKLOG = 4096
 
 @dataclass(frozen=True, slots=True)
 class Hooks:
-    """Callbacks for the command line: `loading` before and `serving` after the model is loaded; `ending` when shutdown
-    begins, with the number of answers to wait for and the most seconds to wait."""
+    """Callbacks for the command line: `loading` before and `serving` after the model is loaded; `ending` when the
+    shutdown begins, with the number of open answers and the most seconds to wait for them."""
 
     loading: Callable[[str], None] = lambda model: None
     serving: Callable[[str, ModelInfo | None], None] = lambda url, info: None
@@ -51,7 +51,7 @@ class Hooks:
 
 
 def serve(engine: EngineConfig, server: ServerConfig, hooks: Hooks | None = None, build: Build = build_default) -> int:
-    """Serve one model until a signal; -> the exit status."""
+    """Serve one model until a signal. Returns the exit status."""
     return serve_models([Spec(engine, server, pin=True)], server, hooks, build)
 
 
@@ -62,7 +62,7 @@ def serve_models(
     build: Build = build_default,
     rights: Mapping[str, frozenset[str]] | None = None,
 ) -> int:
-    """The same with many models; those that are pinned are loaded before it serves. rights: models by key."""
+    """The same with many models. Pinned models are loaded before the server answers. rights: models by key."""
     import uvloop
 
     check_before_loading(server)
@@ -73,14 +73,14 @@ def serve_models(
 
 
 def import_http() -> None:
-    """Import the modules that answer requests, which takes a second."""
+    """Import the modules that answer requests. This takes a second."""
     with no_collection():
         import tokenmill.server.app
         import tokenmill.server.listener  # noqa: F401
 
 
 def make_fleet(spec: Spec, book: AdapterBook, build: Build) -> Fleet:
-    """Engines in processes, or one in a thread."""
+    """Make engines in processes, or one in a thread."""
     engine, server = spec.engine, spec.server
     count = count_engines(engine, server)
     each = replace(engine, parallel=replace(engine.parallel, data_parallel_size=1), engines=max(1, count))
@@ -120,7 +120,7 @@ class ModelLoader:
         self.broken: Callable[[str], None] = lambda reason: None
 
     def catalogue(self, specs: Sequence[Spec]) -> Catalogue[Model]:
-        """The catalogue of all models, none of them loaded."""
+        """The catalogue of all models. None of them is loaded yet."""
         given = self.server.models
         several = len(specs) > 1 or not specs[0].pin or self.server.store.allow_model_changes
         self.survey = survey = Survey(specs, given.models_memory)
@@ -164,7 +164,7 @@ class ModelLoader:
             raise
 
     def _broken(self, entry: Entry[Model], reason: str) -> None:
-        """One model's engines cannot be kept alive. A server that has only this model gives up."""
+        """One model's engines cannot be kept alive. A server with only this model gives up."""
         assert self.models is not None
         if len(self.models.entries) == 1:
             self.broken(reason)
@@ -189,7 +189,7 @@ async def _serve(
         hooks.loading(name)
     try:
         if await shutdown.unless_ended(models.start()):
-            models.predict = loader.survey.size_of  # a single model is loaded without counting; others may be added
+            models.predict = loader.survey.size_of  # a single model is loaded without counting, but others may be added
             await _serve_loaded(await loader.server_context(), hooks, shutdown, sock)
     finally:
         await models.close()
@@ -203,7 +203,7 @@ async def _serve_loaded(shared: ServerContext, hooks: Hooks, shutdown: Shutdown,
     server, first = shared.config, shared.models.first
     http = HttpServer(make_app(first.unit.context if first.unit is not None else make_front(shared)), server, sock)
     await http.start()
-    gc.freeze()  # these objects stay: the collector need not scan them again while the loop stands still
+    gc.freeze()  # these objects stay, so the collector need not scan them again while the event loop waits
     url = _url(server, sock)
     hooks.serving(url, first.unit.context.backend.info if first.unit is not None else None)
     log.info("serving", extra={"data": {"model": first.name, "url": url}})
@@ -215,7 +215,7 @@ async def _serve_loaded(shared: ServerContext, hooks: Hooks, shutdown: Shutdown,
 
 
 class Shutdown:
-    """From the first signal to the end: refuse new requests, let running ones finish, then stop."""
+    """The end of a server after the first signal: refuse new requests, let open ones finish, then stop."""
 
     def __init__(self, grace: float) -> None:
         self.grace = grace
@@ -241,7 +241,7 @@ class Shutdown:
         self.ending.set()
 
     async def unless_ended(self, work: Any) -> bool:
-        """Run `work`; False: a signal came first, and it was cancelled."""
+        """Run `work`. False: a signal came first and cancelled it."""
         task = asyncio.ensure_future(work)
         ended = asyncio.ensure_future(self.ending.wait())
         await asyncio.wait((task, ended), return_when=asyncio.FIRST_COMPLETED)
@@ -255,7 +255,7 @@ class Shutdown:
         return False
 
     async def wait(self, gate: Gate, ending: Callable[[int, float], None]) -> None:
-        """Wait for a signal, and then until nothing runs, the grace period is over, or a second signal comes."""
+        """Wait for a signal. Then wait until nothing runs, the grace period is over, or a second signal comes."""
         await self.ending.wait()
         gate.draining = True
         ending(gate.open, self.grace)
@@ -267,7 +267,7 @@ class Shutdown:
 
 
 def _bind(server: ServerConfig) -> socket.socket:
-    """The listening socket, bound before the model is loaded, so that a port in use is reported at once."""
+    """Bind the listening socket before the model is loaded, so that a port in use is reported at once."""
     listen = server.listen
     where = listen.uds or f"{listen.host}:{listen.port}"
     try:
@@ -278,13 +278,14 @@ def _bind(server: ServerConfig) -> socket.socket:
                     os.unlink(listen.uds)
             sock.bind(listen.uds)
             os.chmod(listen.uds, 0o600)
-            sock.listen(BACKLOG)  # a socket on which nobody listens looks like one that was left behind
+            sock.listen(BACKLOG)  # a socket without a listener looks like one that was left behind
             return sock
         family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
         sock = socket.socket(family)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((listen.host, listen.port))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)  # or a second server could bind while this one loads
+        # or another server could bind the port while this one loads
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 0)
     except (OSError, OverflowError) as error:
         reason = str(getattr(error, "strerror", None) or error).rstrip(".")
         flag = "uds" if listen.uds is not None else "port" if _has_address(listen.host) else "host"
@@ -293,14 +294,14 @@ def _bind(server: ServerConfig) -> socket.socket:
 
 
 def _has_address(host: str) -> bool:
-    """Is this a host that exists?"""
+    """Does this host exist?"""
     with contextlib.suppress(OSError, UnicodeError):
         return bool(socket.getaddrinfo(host, None))
     return False
 
 
 def _is_stale(path: str) -> bool:
-    """A socket file that nobody listens on any more; any other file is somebody's."""
+    """Is this a socket file on which nobody listens any more? Any other file belongs to somebody."""
     if not stat.S_ISSOCK(os.stat(path).st_mode):
         return False
     with socket.socket(socket.AF_UNIX) as probe:

@@ -20,20 +20,20 @@ BODY = (1 << 10, 1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 
 
 class Source(Protocol):
-    """What series are read from."""
+    """Where series are read from."""
 
     def collect(self) -> Iterable[Metric]: ...
 
 
 class ServerMetrics:
-    """Series that have no model."""
+    """The series that belong to no model."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self.more: Callable[[], Iterable[Source]] = tuple
-        """Series of models: of as many as there are in the catalogue."""
+        """The series of all models in the catalogue."""
         self.listeners: set[Callable[[str], None]] = set()
-        """Hear of every refusal."""
+        """Called for every refusal."""
         names = ["handler", "method", "status"]
         self.http = Counter("http_requests", "HTTP requests.", names, registry=self.registry)
         self.http_seconds = Histogram(
@@ -63,23 +63,23 @@ class ServerMetrics:
         ProcessCollector(registry=self.registry)
 
     def saw_lag(self, seconds: float) -> None:
-        """The event loop was late by so much."""
+        """The event loop was late by this many seconds."""
         self.lag.observe(seconds)
         self._worst = max(self._worst, seconds)
 
     def series_of(self, handler: str, method: str, status: str) -> tuple[Counter, Histogram, Histogram]:
-        """The counts of answers of one kind, their durations, the sizes of their bodies."""
+        """For answers of one kind: their counts, durations, and sizes of their bodies."""
         durations = self.http_seconds.labels(handler, method)
         return self.http.labels(handler, method, status), durations, self.http_bytes.labels(handler)
 
     def reject(self, reason: str) -> None:
-        """A request was refused before any work."""
+        """Count a request that was refused before any work."""
         self.rejected.labels(reason).inc()
         for listener in self.listeners:
             listener(reason)
 
     def collect(self) -> Iterator[Metric]:
-        """All series: those of one name together, whichever models they are of."""
+        """All series. Those of one name come together, whichever models they belong to."""
         found: dict[str, Metric] = {}
         for source in (self.registry, *self.more()):
             for metric in source.collect():

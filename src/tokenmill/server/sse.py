@@ -25,12 +25,12 @@ Scope = MutableMapping[str, Any]
 
 
 def event(value: Any) -> bytes:
-    """One event."""
+    """One event as bytes."""
     return b"data: " + encode(value) + b"\n\n"
 
 
 class PlainChunks:
-    """Text chunks of one choice that differ in nothing but the text: `before` and `after` are cached bytes."""
+    """Text chunks of one choice that differ only in the text. `before` and `after` are cached bytes."""
 
     __slots__ = ("after", "before")
 
@@ -47,7 +47,7 @@ LINES = [(b"content-type", b"application/x-ndjson"), *HEADERS[1:]]
 
 
 class EventStream(Response):
-    """A response over an iterator of ready bytes; `close` runs however it ends."""
+    """A response over an iterator of ready bytes. `close` runs however it ends."""
 
     kind = HEADERS
 

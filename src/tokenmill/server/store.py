@@ -14,17 +14,18 @@ from tokenmill.core.errors import TooLargeError
 from tokenmill.server.errors import HttpError
 
 MOST = 4096
-"""Most things, of all kinds and keys."""
+"""Most objects of all kinds and keys."""
 MOST_BYTES = 256 << 20
 MOST_BYTES_EACH = 32 << 20
-"""Most bytes of one thing when it begins or is added to; an answer comes on top."""
+"""Most bytes of one object when it is added, or when it grows. An answer comes on top."""
 OBJECTS = 2048
-"""Bytes that count for the objects around one thing's bytes."""
+"""Bytes that count for the Python objects around an object's bytes."""
 
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """One thing, found by its owner's key and its id. Only the store changes `number` and `weight`."""
+    """An object that is kept for a client. It is found by its owner's key and its id. Only the store changes `number`
+    and `weight`."""
 
     kind: ClassVar[str] = "thing"
     param: ClassVar[str] = "id"
@@ -34,11 +35,11 @@ class Kept:
     number: int = field(default=0, init=False)
     """Its place in the order of creation."""
     weight: int | None = field(default=None, init=False)
-    """Bytes that the store counts for it; None: it is not in the store."""
+    """The bytes that the store counts for it. None: it is not in the store."""
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Its bytes."""
         return OBJECTS
 
     @property
@@ -47,7 +48,7 @@ class Kept:
         return False
 
     def dropped(self) -> None:
-        """Its owner has deleted it: end whatever runs for it."""
+        """Its owner has deleted it. End what still runs for it."""
 
 
 K = TypeVar("K", bound=Kept)
@@ -55,14 +56,14 @@ K = TypeVar("K", bound=Kept)
 
 @dataclass(slots=True)
 class Shelf:
-    """One key's things, the least recently used first."""
+    """The objects of one key, the least recently used first."""
 
     kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
     size: int = 0
 
 
 class Store:
-    """Things by key and id, bounded in number and size."""
+    """Kept objects by key and id, limited in number and bytes."""
 
     def __init__(self, most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
         self.most, self.most_bytes = most, most_bytes
@@ -71,15 +72,15 @@ class Store:
 
     @property
     def size(self) -> int:
-        """Bytes of all."""
+        """The bytes of all objects."""
         return sum(shelf.size for shelf in self.shelves.values())
 
     def __len__(self) -> int:
         return sum(len(shelf.kept) for shelf in self.shelves.values())
 
     def add(self, kept: Kept) -> None:
-        """Keep a thing, and drop others that nothing writes to if room is short. The same key and id replaces the old
-        one."""
+        """Keep an object, and drop others that nothing writes to if room is short. An object with the same key and id
+        is replaced."""
         self.check(kept, 0)
         shelf = self.shelves.setdefault(kept.owner, Shelf())
         if kept.id in shelf.kept:
@@ -94,13 +95,13 @@ class Store:
             raise HttpError(503, "All that fits is still being written; try again.", retry_after=5)
 
     def check(self, kept: Kept, more: int) -> None:
-        """Refuse if the thing would be too large with this many more bytes."""
+        """Refuse if the object would be too large with this many more bytes."""
         size = kept.size + more
         if size > min(MOST_BYTES_EACH, self.most_bytes):
             raise TooLargeError(f"A {kept.kind} of {size >> 20} MiB is too large to be kept.", param=kept.param)
 
     def weigh(self, kept: Kept) -> None:
-        """Count a thing again after it has grown or shrunk."""
+        """Count an object again after it has grown or shrunk."""
         if kept.weight is None:
             return
         size = kept.size
@@ -117,7 +118,7 @@ class Store:
         return kept.weight is not None
 
     def find(self, kind: type[K], name: str, owner: str) -> K:
-        """The thing of this kind and id that this key made; 404 if there is none."""
+        """The object of this kind and id that this key made. Raises 404 if there is none."""
         shelf = self.shelves.get(owner)
         found = None if shelf is None else shelf.kept.get(name)
         if shelf is None or not isinstance(found, kind):
@@ -127,18 +128,18 @@ class Store:
         return found
 
     def all(self, kind: type[K], owner: str) -> list[K]:
-        """All that this key keeps of a kind, the oldest first."""
+        """All objects of a kind that this key keeps, the oldest first."""
         shelf = self.shelves.get(owner, Shelf())
         return sorted((k for k in shelf.kept.values() if isinstance(k, kind)), key=lambda kept: kept.number)
 
     def delete(self, kind: type[K], name: str, owner: str) -> None:
-        """Delete one; whatever runs for it ends."""
+        """Delete an object, and end what still runs for it."""
         kept = self.find(kind, name, owner)
         kept.dropped()
         self.drop(kept)
 
     def drop(self, kept: Kept) -> None:
-        """Remove one, if it is in the store."""
+        """Remove an object, if it is in the store."""
         if kept.weight is None:
             return
         shelf = self.shelves[kept.owner]
@@ -152,7 +153,7 @@ class Store:
         return len(self) > self.most or self.size > self.most_bytes
 
     def _victim(self, keep: Kept) -> Kept | None:
-        """The least recently used thing of the key that keeps most, without those that are still written to."""
+        """The least recently used object of the key that keeps most, except those that something still writes to."""
         crowded = len(self) > self.most
         shelves = sorted(self.shelves.values(), key=lambda s: len(s.kept) if crowded else s.size, reverse=True)
         idle = (kept for shelf in shelves for kept in shelf.kept.values() if not kept.busy and kept is not keep)

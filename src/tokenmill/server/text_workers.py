@@ -22,15 +22,16 @@ from tokenmill.text.fill import FillForm, fill_ends, fill_ids, find_fill, snippe
 
 T = TypeVar("T")
 Talk = tuple[list[dict[str, Any]], dict[str, Any]]
-"""(messages, the template's options)."""
+"""The messages, and the template's options."""
 THREADS = 4
 LONG = 1 << 18
-"""Texts of at least this many characters have their own threads, so that they never make shorter ones wait."""
+"""Texts of at least this many characters have their own threads, so that shorter texts never wait for them."""
 LONG_THREADS = 2
 MOST = DEFAULT_MAX_CHARS
-"""Most characters of a text that is only counted or cut: tokenising takes a hundred times its size in memory."""
+"""Most characters of a text that is only counted or cut. Tokenising takes a hundred times its size in memory."""
 SLICES = 8
-"""Parts of the budget. If this process itself stands still (stopped, swapped out), it loses only one of them."""
+"""The budget is used in this many slices. If this process itself stands still (stopped, swapped out), only one slice is
+lost."""
 
 
 class TextWorkers:
@@ -45,8 +46,8 @@ class TextWorkers:
         self.slow = ThreadPoolExecutor(LONG_THREADS, thread_name_prefix="tokenmill-long-text")
 
     async def run_in_thread(self, work: Callable[[], T], size: int = 0) -> T:
-        """Run work on a text of this size in a thread; if it takes too long, its result is dropped. ParameterError: the
-        work is to blame. BusyError: it had to wait, or its thread got no processor time."""
+        """Run work on a text of this size in a thread. If it takes too long, its result is dropped. ParameterError: the
+        work itself takes too long. BusyError: it had to wait, or its thread got no processor time."""
         begun: list[tuple[int, float]] = []
 
         def timed() -> T:
@@ -70,7 +71,7 @@ class TextWorkers:
     async def read(
         self, prompt: str | list[int], *, add_special_tokens: bool = True, any_length: bool = False
     ) -> tuple[str | None, list[int]]:
-        """(text, ids) of a prompt given as text or ids. `any_length`: it will be cut, or is only counted."""
+        """(text, ids) of a prompt given as text or ids. `any_length`: the prompt will be cut, or is only counted."""
         if isinstance(prompt, list):
             return None, prompt
         work = partial(self._encode, prompt, add_special_tokens, any_length)
@@ -79,8 +80,8 @@ class TextWorkers:
     async def chat(
         self, talk: Callable[[], Talk], *, size: int, add_special_tokens: bool = False, any_length: bool = False
     ) -> tuple[str, list[int]]:
-        """(text, ids) of a conversation, made in the thread, too, from a body of this size. `add_special_tokens`: add
-        the special tokens of a plain prompt."""
+        """(text, ids) of a conversation from a body of this size. The thread also makes the messages.
+        `add_special_tokens`: add the special tokens of a plain prompt."""
         framed = add_special_tokens
 
         def work() -> tuple[str, list[int]]:
@@ -102,7 +103,7 @@ class TextWorkers:
 
     @property
     def fill_form(self) -> FillForm:
-        """How this model fills gaps; raises an error that names the field if it cannot."""
+        """How this model fills gaps. Raises an error that names the field if it cannot."""
         form = find_fill(self.tokenizer)
         if form is None:
             raise ParameterError(
@@ -113,8 +114,8 @@ class TextWorkers:
     async def fill(
         self, gap: tuple[str, str], begun: str = "", others: Sequence[tuple[str, str]] = (), *, framed: bool = True
     ) -> tuple[str, list[int]]:
-        """(text, ids) of a prompt whose answer belongs between two texts; `others`: names and texts of more files;
-        `framed`: it begins as every prompt does."""
+        """(text, ids) of a prompt whose answer goes between two texts. `others`: names and texts of more files;
+        `framed`: the prompt begins as every prompt does."""
         prefix, suffix = gap
         form, tokenizer = self.fill_form, self.tokenizer
         assert tokenizer is not None
@@ -129,12 +130,12 @@ class TextWorkers:
         return await self.run_in_thread(work, size)
 
     def fill_ends(self) -> list[int]:
-        """Ids that end the text in a gap."""
+        """The ids that end the text in a gap."""
         assert self.tokenizer is not None
         return fill_ends(self.tokenizer, self.fill_form)
 
     def decode(self, ids: list[int]) -> str | None:
-        """Text of some ids, control tokens included; None without a tokenizer."""
+        """The text of some ids, with control tokens. None: there is no tokenizer."""
         return None if self.tokenizer is None else self.tokenizer.decode(ids, skip_special_tokens=False)
 
     def close(self) -> None:
@@ -156,7 +157,7 @@ class TextWorkers:
 
     @staticmethod
     def check_read(chars: int) -> None:
-        """Refuse a text that is only counted or cut, if it is too long even for that."""
+        """Refuse a text that is too long even to be counted or cut."""
         if chars > MOST:
             raise TooLargeError(f"The text is longer than {MOST} characters, which is the most that is read.")
 
@@ -166,14 +167,14 @@ class TextWorkers:
 
 
 def _own_clock() -> int:
-    """The clock of this thread's work, that other threads can read; the process's where there is none."""
+    """The clock of this thread's processor time, which other threads can read. Without one: the process's clock."""
     if hasattr(time, "pthread_getcpuclockid"):
         return time.pthread_getcpuclockid(threading.get_ident())
     return time.CLOCK_PROCESS_CPUTIME_ID
 
 
 def _chars(content: Any) -> int:
-    """Characters of a message's text, whole or in parts."""
+    """The number of characters in a message's text, which may come in parts."""
     if isinstance(content, list):
         return sum(_chars(part.get("text") if isinstance(part, dict) else part) for part in content)
     return len(content) if isinstance(content, str) else 0

@@ -18,11 +18,11 @@ from typing import Any
 from tokenmill.core.config import ListenOptions
 
 GOODBYE_S = 2.0
-"""Until a client has said that it has heard the end."""
+"""Seconds that a client has to confirm the end."""
 
 
 def context_of(listen: ListenOptions) -> ssl.SSLContext | None:
-    """What the certificate files say; None without any."""
+    """The context for the certificate files. None: there are none."""
     if listen.ssl_certfile is None:
         return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -35,7 +35,7 @@ def context_of(listen: ListenOptions) -> ssl.SSLContext | None:
 
 @dataclass(slots=True)
 class Handshakes:
-    """Those in progress. `context`: None where nothing is encrypted."""
+    """The handshakes in progress. `context`: None if connections are not encrypted."""
 
     context: ssl.SSLContext | None = None
     open: set[Door] = field(default_factory=set)
@@ -44,7 +44,7 @@ class Handshakes:
         return len(self.open)
 
     def end(self) -> None:
-        """Nobody waits for the rest of them."""
+        """End all of them: nobody waits for the rest."""
         for door in list(self.open):
             door.give_up()
 
@@ -57,7 +57,7 @@ class Door(asyncio.Protocol):
         self.task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: Any) -> None:
-        """Nothing has been read yet: the socket goes on to the one who understands what comes."""
+        """Nothing has been read yet, so the socket can be handed on."""
         self.shakes.open.add(self)
         seconds = self.allow()
         sock = None
@@ -71,7 +71,7 @@ class Door(asyncio.Protocol):
             self.task = asyncio.get_running_loop().create_task(self._shake(sock, seconds))
 
     def give_up(self) -> None:
-        """End it now."""
+        """End the connection now."""
         if self.task is not None:
             self.task.cancel()
 
@@ -81,7 +81,7 @@ class Door(asyncio.Protocol):
             await asyncio.get_running_loop().connect_accepted_socket(
                 self._encrypted, sock, ssl=self.shakes.context, **settings
             )
-        except OSError:  # what TLS, the network and the deadline raise
+        except OSError:  # errors of TLS, of the network, and of the deadline
             sock.close()
         except asyncio.CancelledError:
             sock.close()

@@ -19,11 +19,11 @@ FAILED = ("error", "abort")
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Refuse what is no address of a collector, and any where OpenTelemetry is not installed."""
+    """Refuse an endpoint that is no address, and any endpoint if OpenTelemetry is not installed."""
     try:
         parts = urlsplit(endpoint)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # half an IPv6 address, a port of 99999
+    except ValueError:  # half an IPv6 address, or a port such as 99999
         usable = False
     if not usable:
         raise UserError(
@@ -58,7 +58,8 @@ class Traces:
         self.propagator = TraceContextTextMapPropagator()
 
     def note(self, record: Record, parent: dict[str, str]) -> None:
-        """A request has ended. `parent`: its traceparent and tracestate headers, if it had some."""
+        """Send the span of a request that has ended. `parent`: its traceparent and tracestate headers, if it has
+        any."""
         from opentelemetry import trace
 
         shift = time.time_ns() - time.monotonic_ns()
@@ -83,7 +84,7 @@ class Traces:
         span.end(_ns(ended, shift))
 
     def close(self) -> None:
-        """Send what waits."""
+        """Send the spans that still wait."""
         self.provider.shutdown()
 
     def _attributes(self, name: str, prompts: Sequence[PromptFigures], began: float) -> dict[str, Any]:
@@ -104,7 +105,7 @@ class Traces:
 
 
 def _phases(figures: PromptFigures, ended: float) -> list[tuple[str, float, float]]:
-    """(name, start, end) of what happened, as far as it came."""
+    """(name, start, end) of each phase that the request reached."""
     t = figures.timeline
     end = t.ended if t.ended is not None else ended
     started = t.started if t.started is not None else t.first_token

@@ -22,13 +22,14 @@ from tokenmill.core.request import Request
 
 log = logging.getLogger("tokenmill.server")
 HASH_BLOCK = 512
-"""Tokens per number, as in Mooncake's traces."""
+"""Tokens per hash, as in Mooncake's traces."""
 MOST_PREFIXES = 1 << 18
-"""Remembered beginnings; the longest unseen is forgotten first and gets a new number when it comes again."""
+"""Most beginnings of prompts that are remembered. The one that was unused for longest is forgotten first, and gets a
+new number if it comes again."""
 
 
 class Recorder:
-    """Appends to one file; every line is whole when it is written."""
+    """Appends to one file. Every line is written in one piece."""
 
     def __init__(self, path: str, *, content: bool = False) -> None:
         self.content = content
@@ -42,7 +43,7 @@ class Recorder:
             raise UserError(f"--record {path} cannot be written: {error.strerror or error}.") from error
 
     def note(self, request: Request, arrival: float, output_tokens: int) -> None:
-        """A request has ended; `arrival` is on the monotonic clock."""
+        """Write a request that has ended. `arrival` is on the monotonic clock."""
         if not output_tokens or self.broken:
             return
         ids, at = request.prompt_ids, max(0.0, arrival - self.began)
@@ -60,11 +61,11 @@ class Recorder:
             self.broken = True
 
     def close(self) -> None:
-        """Nothing more comes."""
+        """Close the file."""
         self._file.close()
 
     def _numbers(self, ids: Sequence[int]) -> list[int]:
-        """One number per whole block of the prompt, which stands for the block and everything before it."""
+        """One number per whole block of the prompt. It stands for the block and everything before it."""
         found, before = [], 0
         for start in range(0, len(ids) - HASH_BLOCK + 1, HASH_BLOCK):
             block = array("q", ids[start : start + HASH_BLOCK]).tobytes()

@@ -23,7 +23,7 @@ from tokenmill.text.messages.message import Event, Message
 
 @dataclass(slots=True)
 class Heard:
-    """What one engine step added: events of the message, tokens, and how it ended if it did."""
+    """What one engine step added: events of the message, tokens, and the finish reason if it ended."""
 
     events: list[Event] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
@@ -38,8 +38,8 @@ Fields = Callable[[], dict[str, Any]]
 async def open_translated(
     context: Context, fields: Fields, job: Job, base: str, read: Reader | None = None, *, names: Names
 ) -> Chat:
-    """A chat from what `fields` makes: OpenAI's request; those that are None count as absent. `read`: makes another
-    prompt than the template's. `names`: how the API calls fields that may be wrong."""
+    """A chat for the fields of OpenAI's request that `fields` makes; None counts as absent. `read`: makes the prompt
+    without the template. `names`: the API's names of fields that may be wrong."""
     with in_names_of(names):
         body = await context.bodies.run_in_thread(job.size, lambda: translated(ChatRequest, fields()))
         chat = await open_chat(context, body, job, base, read)
@@ -48,7 +48,7 @@ async def open_translated(
 
 
 async def count_translated(context: Context, fields: Fields, size: int, *, names: Names) -> int:
-    """How many tokens the prompt of such a chat has; `size`: of the body that it came in."""
+    """The number of tokens in such a chat's prompt. `size`: of the body in which it came."""
     with in_names_of(names):
         body = await context.bodies.run_in_thread(size, lambda: translated(ChatRequest, fields()))
         context.check_model(body.model)
@@ -56,8 +56,8 @@ async def count_translated(context: Context, fields: Fields, size: int, *, names
 
 
 async def listen(chat: Chat) -> AsyncIterator[Heard]:
-    """The only output of a chat, step by step; the last one has a finish_reason. Steps that have piled up are told as
-    one, unless that would hide which of the log-probabilities belong to which text."""
+    """The only output of a chat, step by step. The last step has a finish_reason. Steps that have piled up are given as
+    one, unless this would hide which log-probabilities belong to which text."""
     parser = None if chat.turn.plain else chat.turn.parser()
     async for batch in chat.job.batches():
         deltas = [delta for _, delta in batch]
@@ -78,7 +78,7 @@ async def listen(chat: Chat) -> AsyncIterator[Heard]:
 
 
 async def hear_all(chat: Chat) -> tuple[Message, Heard]:
-    """The whole message, and everything about it in one."""
+    """The whole message in one."""
     message, whole = Message(), Heard()
     async for heard in listen(chat):
         message.add(heard.events)

@@ -11,15 +11,15 @@ from collections.abc import Callable
 from typing import Any
 
 LEAST_TAKEN = 4096
-"""Bytes that a reader must take in each patience, if so many wait for it."""
+"""Bytes that a client must take within each patience, if at least this many wait for it."""
 
 
 def _nothing() -> None:
-    """Nobody is asked."""
+    """The default of `on_close`."""
 
 
 class CountedTransport:
-    """What uvicorn writes to. `on_close` is asked instead of closing at once."""
+    """The transport that uvicorn writes to. `close` calls `on_close` instead of closing at once."""
 
     __slots__ = ("_closing", "_inner", "_mark", "_on_close", "_written")
 
@@ -34,12 +34,12 @@ class CountedTransport:
         return getattr(self._inner, name)
 
     def write(self, data: bytes) -> None:
-        """Send to the client, or append to what waits for it."""
+        """Send to the client, or queue behind the output that waits for it."""
         self._written += len(data)
         self._inner.write(data)
 
     def close(self) -> None:
-        """End writing; the owner decides when reading ends."""
+        """End writing. The owner decides when reading ends."""
         if not self._closing:
             self._closing = True
             self._on_close()
@@ -49,21 +49,21 @@ class CountedTransport:
         return self._closing or self._inner.is_closing()
 
     def finish(self) -> None:
-        """Close for good, once everything is written."""
+        """Close for good when everything is written."""
         self._closing = True
         self._inner.close()
 
     def let_go(self) -> None:
-        """The connection is gone: do not call `on_close` any more."""
+        """The connection is gone. Do not call `on_close` any more."""
         self._closing, self._on_close = True, _nothing
 
     def say_no_more(self) -> None:
-        """Let the client know that nothing follows, while it may still be sending."""
+        """Tell the client that nothing follows. It may still be sending."""
         if self._inner.can_write_eof() and not self._inner.is_closing():
             self._inner.write_eof()
 
     def stalled(self, now: float, patience: float) -> bool:
-        """Has the reader taken almost nothing for longer than `patience`, although output waits for it?"""
+        """Has the client taken almost nothing for longer than `patience`, although output waits for it?"""
         waiting = self._inner.get_write_buffer_size()
         taken = self._written - waiting
         if not waiting:
@@ -108,7 +108,7 @@ class LateEvent:
 
 
 class Flow:
-    """uvicorn's flow control, made small, because there are many connections and few of them ever wait."""
+    """uvicorn's flow control, made small because there are many connections and few of them ever wait."""
 
     __slots__ = ("_out", "_writable", "read_paused")
 
@@ -120,7 +120,7 @@ class Flow:
 
     @property
     def write_paused(self) -> bool:
-        """Does so much output wait for the client that writers must wait?"""
+        """Must writers wait, because much output waits for the client?"""
         return not self._writable.is_set()
 
     async def drain(self) -> None:
@@ -128,7 +128,7 @@ class Flow:
         await self._writable.wait()
 
     def pause_reading(self) -> None:
-        """Stop reading; input waits in the system."""
+        """Stop reading. Input waits in the system."""
         if not self.read_paused:
             self.read_paused = True
             self._out.pause_reading()
@@ -140,9 +140,9 @@ class Flow:
             self._out.resume_reading()
 
     def pause_writing(self) -> None:
-        """Too much output waits for the client: writers wait."""
+        """Too much output waits for the client, so writers wait."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """The client has taken enough, or is gone: writers continue."""
+        """The client has taken enough, or is gone, so writers continue."""
         self._writable.set()
