@@ -1,18 +1,21 @@
 """What drafts are worth on a CPU: tokens per second of one stream, plain and with each drafter. JSON on stdout; wants a
 quiet machine.
 
-python bench/cpu/drafts.py [demo] [text] [fails] [geometry]     (default: all; about seven minutes on two cores)
+python bench/cpu/drafts.py [demo] [text] [fails] [text-1b] [fails-1b] [geometry]     (default: all; about six minutes on
+two cores)
 
     demo      the demo with its own draft model and Medusa heads, on prompts of its skills
     text      n-grams and suffixes on real text of this repository: files that are written again with a name changed,
               and JSON that is written again with a field changed
     fails     the same drafters on text of which nothing comes again
-    geometry  a 1B geometry with a draft model of 100M, each of whose guesses survives with probability 0.7
+    text-1b, fails-1b     the same with a 1B geometry in int4
+    geometry  a 1B geometry with a draft model of 100M, both in int4; each guess survives with probability 0.7
 
-What the model says is made certain for `text` and `fails`: a logit bias is not enough, so a logits processor of the
-benchmark forces the wanted text, token by token; drafts, verification and control work as ever. Its own time is in both
-figures. For `geometry` a hash that drafter and control do not know decides whether a guess is what the model will say.
-Runs are told by turns (plain, drafts, plain, ...), and the medians are compared. The control is on.
+What the model says is made certain for `text` and `fails`: what it has chosen is overwritten with the wanted token,
+before drafts are verified. Drafts, verification and control work as ever. For `geometry` a hash that drafter and
+control do not know decides whether a guess is what the model will say. All engines answer each prompt in turn; a prompt
+counts with the medians of its turns. `over_plain` compares seconds, `cpu_over_plain` the processor time of the process.
+The control is on, and the first two turns, in which it learns, do not count.
 """
 
 from __future__ import annotations
@@ -30,15 +33,21 @@ from typing import Any
 from tokenmill.core.config import calm_threads
 
 calm_threads()
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+
+import torch  # noqa: E402
+from geometry import GEOMETRY  # noqa: E402
+from tokenizers import Tokenizer  # noqa: E402
 
 from tokenmill import LLM, SamplingParams  # noqa: E402
 
 ROOT = pathlib.Path(__file__).parents[2]
-RUNS = 3
+LEARNS, TURNS = 2, 3
 DEMO = ROOT / "src/tokenmill/demo"
 SURVIVES = 0.7
 SMALL = {"hidden_size": 640, "intermediate_size": 1728, "num_hidden_layers": 4, "num_attention_heads": 10,
          "num_key_value_heads": 2}  # fmt: skip
+LARGE = {"load_format": "dummy", "max_num_seqs": 4, "quantization": "int4"}
 TASKS = (
     "Tell me a story about a miller and a fox.",
     'Extract name and city as JSON: "Anna lives in Bremen and works as a teacher."',
@@ -47,32 +56,45 @@ TASKS = (
 )
 
 
-def one_run(llm: LLM, prompts: list[Any], params: Any) -> tuple[float, int, int]:
-    """Each prompt alone: seconds, tokens, steps."""
+Run = tuple[float, float, int, int]
+"""Seconds, seconds of the processor, tokens, steps."""
+
+
+def one_run(llm: LLM, prompt: Any, params: SamplingParams) -> Run:
+    """Answer one prompt."""
     counters = llm.engine.scheduler.counters
-    tokens, steps, begin = counters.output_tokens, counters.steps, time.perf_counter()
-    for n, prompt in enumerate(prompts):
-        llm.generate([prompt], params[n] if isinstance(params, list) else params, use_tqdm=False)
-    return time.perf_counter() - begin, counters.output_tokens - tokens, counters.steps - steps
+    tokens, steps = counters.output_tokens, counters.steps
+    begin, busy = time.perf_counter(), time.process_time()
+    llm.generate([prompt], params, use_tqdm=False)
+    spent = time.perf_counter() - begin, time.process_time() - busy
+    return *spent, counters.output_tokens - tokens, counters.steps - steps
 
 
-def compare(engines: dict[str, LLM], prompts: list[Any], make_params: Any) -> dict[str, Any]:
-    """All engines by turns -> tokens per second and per step, and each one's speed over the first one's."""
-    found: dict[str, list[tuple[float, int, int]]] = {name: [] for name in engines}
-    for turn in range(RUNS + 1):
-        for name, llm in engines.items():
-            run = one_run(llm, prompts, make_params(llm))
-            if turn:  # the first one compiles, and the control finds out what steps cost
-                found[name].append(run)
-    speeds = {name: statistics.median(tokens / seconds for seconds, tokens, _ in runs) for name, runs in found.items()}
-    plain = speeds[next(iter(engines))]
+def compare(engines: dict[str, LLM], prompts: list[Any], params: list[SamplingParams], begin: Any = None) -> Any:
+    """All engines by turns -> tokens per second and per step, and each one's speed over the first one's. begin: called
+    with each engine and the number of the prompt that it is given next."""
+    found: dict[str, list[list[Run]]] = {name: [[] for _ in prompts] for name in engines}
+    for turn in range(LEARNS + TURNS):
+        for n, prompt in enumerate(prompts):
+            for name, llm in engines.items():
+                if begin is not None:
+                    begin(llm, n)
+                run = one_run(llm, prompt, params[n])
+                if turn >= LEARNS:
+                    found[name][n].append(run)
+    sums = {
+        name: [sum(statistics.median(run[i] for run in runs) for runs in each) for i in range(4)]
+        for name, each in found.items()
+    }
+    plain = sums[next(iter(engines))]
     return {
         name: {
-            "tok_s": round(speeds[name], 1),
-            "over_plain": round(speeds[name] / plain, 3),
-            "tokens_per_step": round(sum(r[1] for r in runs) / sum(r[2] for r in runs), 2),
+            "tok_s": round(tokens / seconds, 1),
+            "over_plain": round(tokens / seconds / (plain[2] / plain[0]), 3),
+            "cpu_over_plain": round(tokens / busy / (plain[2] / plain[1]), 3),
+            "tokens_per_step": round(tokens / steps, 2),
         }
-        for name, runs in found.items()
+        for name, (seconds, busy, tokens, steps) in sums.items()
     }
 
 
@@ -91,8 +113,8 @@ def bench_demo() -> dict[str, Any]:
         greedy = SamplingParams(temperature=0.0, max_tokens=160)
         sampled = SamplingParams(temperature=0.8, seed=1, max_tokens=160)
         return {
-            "greedy": compare(engines, prompts, lambda llm: greedy),
-            "temperature 0.8": compare(engines, prompts, lambda llm: sampled),
+            "greedy": compare(engines, prompts, [greedy] * len(prompts)),
+            "temperature 0.8": compare(engines, prompts, [sampled] * len(prompts)),
         }
     finally:
         for llm in engines.values():
@@ -100,15 +122,30 @@ def bench_demo() -> dict[str, Any]:
 
 
 class Dictated:
-    """A logits processor that has the model say a text."""
+    """Overwrites what an engine's only row has chosen."""
 
-    def __init__(self, wanted: list[int]) -> None:
-        self.wanted = wanted
+    def __init__(self, llm: LLM) -> None:
+        self.text = torch.zeros(0, dtype=torch.int64)
+        """The token at each position, those of the prompt included."""
+        runner = llm.engine.executor.runner
+        take, choose = runner._take, runner._choose
 
-    def __call__(self, said: list[int], logits: Any) -> Any:
-        if len(said) < len(self.wanted):
-            logits[self.wanted[len(said)]] = 1e4
-        return logits
+        def take_wanted(running: Any, best: tuple[torch.Tensor, ...]) -> None:
+            self._write(running, None, best[:2])
+            take(running, best)
+
+        def choose_wanted(running: Any, logits: torch.Tensor, at: torch.Tensor | None, late: Any) -> Any:
+            sampled, marked = choose(running, logits, at, late)
+            self._write(running, at, (sampled.ids, marked))
+            return sampled, marked
+
+        runner._take, runner._choose = take_wanted, choose_wanted
+
+    def _write(self, running: Any, at: torch.Tensor | None, chosen: tuple[torch.Tensor, ...]) -> None:
+        places = running.batch.ctx.positions if at is None else running.batch.ctx.positions[at]
+        wanted = self.text[places[: chosen[0].shape[0]] + 1]
+        for ids in chosen:
+            ids.copy_(wanted)
 
 
 def edits() -> list[tuple[str, str]]:
@@ -128,29 +165,36 @@ def edits() -> list[tuple[str, str]]:
     ]
 
 
-def bench_dictated(pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    """n-grams and suffixes where the model says just this."""
+def bench_dictated(pairs: list[tuple[str, str]], large: bool = False) -> dict[str, Any]:
+    """n-grams and suffixes where the model says just this. large: a 1B geometry in int4, and less text."""
     configs = {
         "plain": None,
         "ngram": {"method": "ngram", "num_speculative_tokens": 8},
         "suffix": {"method": "suffix", "num_speculative_tokens": 8, "suffix_decoding_max_cached_requests": 0},
     }
-    engines = {name: LLM("demo", speculative_config=config, max_model_len=4096) for name, config in configs.items()}
-    tokenizer = engines["plain"].get_tokenizer()
-    given = [f"Write this again:\n{one}\n" for one, _ in pairs]
-    wanted = [tokenizer.encode(other)[:700] for _, other in pairs]
-    try:
-        return compare(
-            engines,
-            given,
-            lambda llm: [
-                SamplingParams(temperature=0.0, max_tokens=len(w), ignore_eos=True, logits_processors=[Dictated(w)])
-                for w in wanted
-            ],
-        )
-    finally:
-        for llm in engines.values():
-            llm.close()
+    with tempfile.TemporaryDirectory() as folder:
+        model, options = "demo", {"max_model_len": 4096}
+        if large:
+            model, options = write_config(folder, "target", {}), {"max_model_len": 1024, **LARGE}
+        engines = {name: LLM(model, speculative_config=config, **options) for name, config in configs.items()}
+        try:
+            tokenizer = Tokenizer.from_file(str(DEMO / "main/tokenizer.json"))
+            given = [tokenizer.encode(f"Write this again:\n{one}\n").ids for one, _ in pairs]
+            wanted = [tokenizer.encode(other).ids[:700] for _, other in pairs]
+            if large:
+                given, wanted = [one[:500] for one in given[:2]], [other[:120] for other in wanted[:2]]
+            dictating = {id(llm): Dictated(llm) for llm in engines.values()}
+
+            def begin(llm: LLM, n: int) -> None:
+                dictating[id(llm)].text = torch.tensor(given[n] + wanted[n] + [0] * 32)
+
+            params = [
+                SamplingParams(temperature=0.0, max_tokens=len(w), ignore_eos=True, detokenize=False) for w in wanted
+            ]
+            return compare(engines, [{"prompt_token_ids": ids} for ids in given], params, begin)
+        finally:
+            for llm in engines.values():
+                llm.close()
 
 
 def failing() -> list[tuple[str, str]]:
@@ -160,31 +204,33 @@ def failing() -> list[tuple[str, str]]:
     return [(" ".join(dice.choices(words, k=200)), " ".join(dice.choices(words, k=500))) for _ in range(3)]
 
 
+def write_config(folder: str, name: str, changes: dict[str, int]) -> str:
+    """The folder of a 1B geometry, or of what `changes` makes of it."""
+    root = pathlib.Path(folder) / name
+    root.mkdir()
+    (root / "config.json").write_text(json.dumps({**GEOMETRY, **changes}))
+    return str(root)
+
+
 def bench_geometry() -> dict[str, Any]:
     """Random weights: the drafter's own tokens are replaced by what the plain model said, where a hash says so."""
-    sys.path.insert(0, str(pathlib.Path(__file__).parent))
-    from geometry import GEOMETRY
-
     with tempfile.TemporaryDirectory() as folder:
-        root = pathlib.Path(folder)
-        for name, config in (("target", GEOMETRY), ("draft", {**GEOMETRY, **SMALL})):
-            (root / name).mkdir()
-            (root / name / "config.json").write_text(json.dumps(config))
-        options = {"load_format": "dummy", "max_model_len": 1024, "max_num_seqs": 4, "quantization": "int8"}
-        config = {"model": str(root / "draft"), "num_speculative_tokens": 4, "quantization": "int8"}
+        target, draft = write_config(folder, "target", {}), write_config(folder, "draft", SMALL)
+        options = {"max_model_len": 1024, **LARGE}
+        config = {"model": draft, "num_speculative_tokens": 4, "quantization": "int4"}
         engines = {
-            "plain": LLM(str(root / "target"), **options),
-            "draft model": LLM(str(root / "target"), **options, speculative_config=config),
+            "plain": LLM(target, **options),
+            "draft model": LLM(target, **options, speculative_config=config),
         }
         prompts: list[Any] = [{"prompt_token_ids": [1000 + 7 * n % 900 + 31 * i for i in range(16)]} for n in range(2)]
-        params = SamplingParams(temperature=0.0, max_tokens=64, ignore_eos=True, detokenize=False)
+        params = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True, detokenize=False)
         try:
             texts = [
                 [*p["prompt_token_ids"], *o.outputs[0].token_ids]
                 for p, o in zip(prompts, engines["plain"].generate(prompts, params, use_tqdm=False), strict=True)
             ]
             tell(engines["draft model"], texts)
-            return compare(engines, prompts, lambda llm: params)
+            return compare(engines, prompts, [params] * len(prompts))
         finally:
             for llm in engines.values():
                 llm.close()
@@ -213,6 +259,8 @@ WHAT = {
     "demo": bench_demo,
     "text": lambda: bench_dictated(edits()),
     "fails": lambda: bench_dictated(failing()),
+    "text-1b": lambda: bench_dictated(edits(), large=True),
+    "fails-1b": lambda: bench_dictated(failing(), large=True),
     "geometry": bench_geometry,
 }
 

@@ -79,8 +79,9 @@ class Sequence:
     """One continuation that is being decoded: its tokens, how far it is computed, where its K/V lies.
 
     `fresh`: the next grant must send everything to the devices (RowStart). `leaving`: it is preempted when its plans in
-    flight are committed. `needs_host`: its next forward pass needs the last commit (host drafts, beams). `mu`:
-    mirostat's state behind `tokens`. `trail`: a beam's logprobs, the newest position first.
+    flight are committed. `needs_host`: its next forward pass needs the last commit (host drafts, beams). `guess_from`:
+    a HostDrafter has nothing to guess behind fewer tokens. `mu`: mirostat's state behind `tokens`.
+    `trail`: a beam's logprobs, the newest position first.
 
     With a DeviceDrafter: `most_guesses`: how many of its drafts may be granted at once. `behind`: how many lie behind
     the row's last planned sample. `told`: its drafts come back to the host, as `drafts`. `followed`: how many positions
@@ -111,6 +112,7 @@ class Sequence:
     jumped: bool = False
     leaving: bool = False
     needs_host: bool = False
+    guess_from: int = 0
     most_guesses: int = 0
     behind: int = 0
     told: bool = False

@@ -131,6 +131,8 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
         super().__init__(model, kernels, rows, pool)
         self.packed: dict[int, Tensor] = {}
+        self.filled: dict[int, tuple[list[int], list[int]]] = {}
+        """By the number of tokens: the rows and counts that lie in `packed` (and in `members`)."""
         self.members: dict[int, tuple[Tensor, Tensor]] = {}
         """By the number of tokens, for steps without trees: the row of each sequence and its last token's distance from
         the row's next one; the sequences' borders."""
@@ -161,16 +163,18 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
     def fill(self, key: tuple[int, bool, int, bool], plan: StepPlan | None) -> None:
         """Write each token's row and place."""
         assert plan is not None, "nothing is recorded ahead"
-        packed = self.packed.get(key[0])
+        packed, wanted = self.packed.get(key[0]), (plan.rows, plan.counts)
         if packed is None:
             packed = self.packed[key[0]] = torch.zeros((3, key[0]), dtype=torch.int64)
-        members = [row for row, n in zip(plan.rows, plan.counts, strict=True) for _ in range(n)]
-        places = [k for n in plan.counts for k in range(n)]
-        packed.copy_(torch.tensor([members, places, places]))
-        if key[3]:
-            self._fill_paths(key[0], plan)
-        else:
-            self._fill_members(key[0], plan)
+        if key[3] or self.filled.get(key[0]) != wanted:
+            self.filled[key[0]] = ([], []) if key[3] else wanted
+            members = [row for row, n in zip(plan.rows, plan.counts, strict=True) for _ in range(n)]
+            places = [k for n in plan.counts for k in range(n)]
+            packed.copy_(torch.tensor([members, places, places]))
+            if key[3]:
+                self._fill_paths(key[0], plan)
+            else:
+                self._fill_members(key[0], plan)
         if self.pool.states is not None:
             tokens, count = key[0], key[2]
             if (tokens, count) not in self.recurring:
@@ -246,7 +250,10 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
             replace(group, tables=table, entries=entries)
             for group, (table, entries, _) in zip(ctx.groups, found[3], strict=True)
         ]
-        return replace(ctx, query_start=borders, kv_len=found[2], max_query=tokens, groups=groups, spans=spans)
+        whose = None if ctx.rows is None else replace(ctx.rows, sequences=given[0])
+        return replace(
+            ctx, query_start=borders, kv_len=found[2], max_query=tokens, groups=groups, rows=whose, spans=spans
+        )
 
     def step(self, key: tuple[int, bool, int, bool], plan: StepPlan, made: Made) -> Step:
         """The hidden states, and the logits if each row is sampled once or every token is."""
@@ -293,7 +300,8 @@ class Heads:
         if found is not None:
             given, whose, logits, replay = found
             torch.index_select(made.hidden, 0, lines, out=given)
-            torch.index_select(made.token_rows, 0, lines, out=whose)
+            if key[1]:
+                torch.index_select(made.token_rows, 0, lines, out=whose)
             replay()
             return logits
         if self.left < count * self.line_bytes:

@@ -50,9 +50,10 @@ def verify(batch: Batch, lines: list[int], marked: Tensor, rows: Rows, kernels: 
     """Verify drafts and advance the rows by the samples that stand. lines: the grant of each sampled line. marked [n]:
     each line's sample, ~id if it is bad."""
     plan, params = batch.plan, rows.sampling.params
-    rows.computed.index_add_(0, batch.row_ids, batch.counts)
     firsts = {i: n for n, i in reversed(list(enumerate(lines))) if not params[plan.rows[i]].num_candidates}
     grants = list(firsts)
+    if len(grants) < len(plan.rows):  # of the others, `accept_` says how far they are
+        rows.computed.index_add_(0, batch.row_ids, batch.counts)
     tried = [plan.guesses.get(i, 0) for i in grants]
     told = [[plan.rows[i] for i in grants], list(firsts.values()), tried]
     if not plan.nodes:

@@ -18,6 +18,10 @@ from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.scheduler.roster import Limits
 
+SELDOM = 4
+"""Where the host makes the drafts, one in so many steps is timed of those that neither try any nor follow one that
+does: there are many of them, and timing takes time."""
+
 
 @dataclass(slots=True)
 class Budget:
@@ -60,8 +64,12 @@ class Ahead:
     def committed(self, plan: StepPlan, now: float) -> None:
         """Report a step's duration to the control, if it follows a step of its kind and did nothing else."""
         if not self.limits.max_guesses:
-            if self.limits.max_drafts:
+            if not self.limits.max_drafts:
+                return
+            if plan.guesses or plan.id % SELDOM == 0 or plan.starts or (self.before is not None and self.before[0]):
                 self._worked(plan, now)
+            else:
+                self.before = 0, now
             return
         before, self.before = self.before, None
         if plan.starts or plan.follows or max(plan.counts) > 1 + plan.depth:
@@ -76,7 +84,7 @@ class Ahead:
         rows = len(plan.rows)
         if plan.starts or plan.num_tokens != rows + sum(plan.guesses.values()):
             return
-        self.before = 0, now
+        self.before = len(plan.guesses), now
         if before is not None:
             self.control.worked(plan.num_tokens, rows, now - before[1])
 

@@ -33,7 +33,8 @@ from tokenmill.scheduler.roster import Limits, Roster, by_rank
 @dataclass(slots=True)
 class Flight:
     """A submitted plan, the sequence of each grant, the cache nodes that the plan published and the states that it
-    keeps. left: what the device drafter may still do in this step; used while it is planned."""
+    keeps. left: what the device drafter may still do in this step; used while it is planned. drafts: those of the host
+    for the next grant."""
 
     plan: StepPlan
     left: Budget
@@ -41,6 +42,7 @@ class Flight:
     nodes: list[Node] = field(default_factory=list)
     kept: list[Kept] = field(default_factory=list)
     spawning: list[Sequence] = field(default_factory=list)
+    drafts: list[int] = field(default_factory=list)
 
 
 class Scheduler:
@@ -145,9 +147,10 @@ class Scheduler:
                 and known < group.max_len
                 and (plain or not (seq.behind or seq.in_step or (depth and left.made > 0 and seq.most_guesses)))
                 and group.spawned
-                and not (seq.fresh or seq.leaving or seq.needs_host or seq.appended)
+                and not (seq.fresh or seq.leaving or seq.appended)
                 and not group.sampling.has_processors
                 and (chains or not seq.inflight)
+                and (not seq.needs_host or self._finds_no_drafts(seq, flight))
             ):  # fast path: one more token for a row that the devices know, in a block that it already has
                 if seq.constraint is not None:
                     plan.late.append(seq.row)
@@ -182,7 +185,9 @@ class Scheduler:
         if known <= position or known >= group.max_len:
             return 0
         position += self._rematch(seq, position)
-        drafts = self._drafts(seq, flight.left.tried) if known - position == 1 and not seq.pending else []
+        drafts, flight.drafts = flight.drafts, []
+        if not drafts and known - position == 1 and not seq.pending:
+            drafts = self._drafts(seq, flight.left.tried)
         guesses = len(drafts) or self.ahead.guesses(seq, known, position, flight.left)
         count = self._chunk(position, known + guesses, budget)
         if position < seq.save_at < min(known, position + count):
@@ -255,6 +260,16 @@ class Scheduler:
             if count > over:
                 count -= over
         return count
+
+    def _finds_no_drafts(self, seq: Sequence, flight: Flight) -> bool:
+        """Does this sequence need the host for drafts only, and has the host none now? If it has some, the grant that
+        follows takes them from `flight`."""
+        if seq.inflight or seq.told or seq.group.search.width:
+            return False
+        if len(seq.tokens) < seq.guess_from:
+            return True
+        flight.drafts = self._drafts(seq, flight.left.tried)
+        return not flight.drafts
 
     def _drafts(self, seq: Sequence, left: int) -> list[int]:
         """The drafts that the host knows, at most `left`: a HostDrafter's, or those that a DeviceDrafter sent back."""

@@ -36,14 +36,17 @@ class Curve:
 
     def learn(self, tokens: int, seconds: float, base: int = 0) -> None:
         """A step was timed; base: how many tokens it would have had without guesses (0: all)."""
-        at, low = _place(tokens), _place(base or tokens)
+        at = _place(tokens)
         self.seen[at] = seen = self.seen.get(at, 0) + 1
-        last = self.last.setdefault(at, [])
+        if seen == 1:
+            self.last[at] = []
+        last = self.last[at]
         last.append(seconds)
-        del last[:-LAST]
+        if len(last) > LAST:
+            del last[0]
         if seen == FIRST:
             insort(self.known, at)
-        if at != low and self.knows(low):
+        if base and at != (low := _place(base)) and self.knows(base):
             self.bases[low, at] = min(self.last[low])
 
     def knows(self, tokens: int) -> bool:

@@ -32,6 +32,10 @@ ASKED = 2
 MEASURED, MOST_SPARE = 0.0025, 64.0
 """The share of all tokens' time in which a guess may be measured again that is believed to cost more than CREDIT, and
 the most tokens that may be saved up for it."""
+PRICED = 16
+"""Steps for which costs hold at most: times change slowly."""
+RESTS = 64
+"""The most tokens for which a sequence does not look for guesses at all."""
 
 
 class HostControl:
@@ -48,6 +52,9 @@ class HostControl:
         """What each guess cost, in tokens, in the last step that tried any."""
         self.spare = 0.0
         """Tokens that may be spent on measuring a guess again that is believed to be dear."""
+        self.prices: list[float | None] = []
+        self.priced = (0, 0, -PRICED)
+        """The cost of 1, 2, ... guesses (None: nothing is measured), and the rows, others and turn that it is for."""
 
     @property
     def closed(self) -> bool:
@@ -57,6 +64,7 @@ class HostControl:
 
     def depth(self, rows: int) -> int:
         self.rows, self.turn = max(1, rows), self.turn + 1
+        self.spare = min(MOST_SPARE, self.spare + MEASURED * rows)
         return 0
 
     def observe(self, tried: int, accepted: int) -> None:
@@ -66,16 +74,20 @@ class HostControl:
         """Nothing to learn: there are no drafts of a device."""
 
     def worked(self, tokens: int, rows: int, seconds: float) -> None:
-        self.curve.learn(tokens, seconds, rows)
-        tried, plain = tokens - rows, self.curve.taken(rows)
+        tried = tokens - rows
         if not tried:
-            self.spare = min(MOST_SPARE, self.spare + MEASURED * rows)
-        elif plain is not None:
+            self.curve.learn(rows, seconds)
+            self.others *= 0.9
+            return
+        self.curve.learn(tokens, seconds, rows)
+        self.others += 0.1 * (tried * (rows - 1) / rows - self.others)
+        self.priced = 0, 0, -PRICED
+        plain = self.curve.taken(rows)
+        if plain is not None:
             known = self.curve.knows(tokens)
             more = self.curve.more(tokens, rows) if known else seconds / plain - 1.0
             paid = rows * max(0.0, more or 0.0) / tried
             self.paid = paid if known else min(paid, 1.0)  # the step may have recorded something
-        self.others += 0.1 * (tried * (rows - 1) / rows - self.others)
 
     def price(self, rows: int, depth: int, tried: int) -> tuple[float, float]:
         plain = self.curve.taken(rows)
@@ -86,13 +98,19 @@ class HostControl:
     def cost(self, count: int, unknown: float = 1.0) -> float:
         """The cost, in tokens, of `count` guesses of one row beside those of the others: all guesses of a step share
         their cost. unknown: the assumed cost of each where nothing is measured."""
-        return count * min(
-            self._each(count, round(self.others), unknown), self._each(count, (self.rows - 1) * count, unknown)
-        )
+        rows, others, turn = self.priced
+        if rows != self.rows or others != round(self.others) or self.turn - turn >= PRICED:
+            self.prices = []
+            self.priced = self.rows, round(self.others), self.turn
+        for n in range(len(self.prices) + 1, count + 1):
+            now, alike = self._each(n, self.priced[1]), self._each(n, (self.rows - 1) * n)
+            self.prices.append(None if now is None or alike is None else n * min(now, alike))
+        found = self.prices[count - 1]
+        return count * unknown if found is None else found
 
-    def _each(self, count: int, others: int, unknown: float) -> float:
+    def _each(self, count: int, others: int) -> float | None:
         more = self.curve.more(self.rows + others + count, self.rows)
-        return unknown if more is None else self.rows * more / (others + count)
+        return None if more is None else self.rows * more / (others + count)
 
     def may_measure(self) -> bool:
         """Is a guess believed to be so dear that no balance ever pays for one, and was nothing spent on measuring it
@@ -135,13 +153,23 @@ class Patience:
             self.owed = 0
         if 0 <= self.seen < tokens and self.balance < CREDIT:
             self.balance = min(CREDIT, self.balance + ALLOWED * (tokens - self.seen))
-        self.seen = tokens
+        self.seen, first = tokens, control.cost(1)
+        if first > self.balance:
+            return 1 if control.may_measure() else 0
         count = control.best(self.right / self.tried, most)
         if not count and self.balance >= CREDIT:
             count = min(ASKED, most)
         while count and control.cost(count) > self.balance:
             count -= 1
-        return count if count or not control.may_measure() else 1
+        return count
+
+    def rest(self, control: HostControl) -> int:
+        """How many tokens must come, after a look that allowed no guess, until one may be allowed."""
+        first = control.cost(1)
+        if first > max(self.balance, CREDIT):
+            return PRICED
+        wanted = first if first > self.balance else CREDIT
+        return max(1, min(RESTS, int((wanted - self.balance) / ALLOWED)))
 
     def learn(self, proposed: int, accepted: int) -> None:
         """`accepted` of the sequence's guesses were right. Those behind the first wrong one tell nothing."""
@@ -166,7 +194,10 @@ class Careful:
         if patience is None:
             patience = self.known[seq.id] = Patience()
         count = patience.most(len(seq.tokens), most, self.control)
-        return self.drafter.propose(seq, count) if count else []
+        if count:
+            return self.drafter.propose(seq, count)
+        seq.guess_from = len(seq.tokens) + patience.rest(self.control)
+        return []
 
     def observe(self, seq: Sequence, proposed: int, accepted: int) -> None:
         patience = self.known.get(seq.id)
