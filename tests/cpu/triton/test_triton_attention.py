@@ -14,6 +14,7 @@ from tests.cpu.triton.triton_attention_helpers import REFERENCE, STEPS, both, ma
 from tests.thinned import covering  # noqa: E402
 
 from tokenmill.compute.forward import NormSpec  # noqa: E402
+from tokenmill.kernels.triton.attention import decode  # noqa: E402
 from tokenmill.kernels.triton.attention.cascade import attend_shared, common_entries  # noqa: E402
 from tokenmill.kernels.triton.attention.decode import attend_one  # noqa: E402
 from tokenmill.kernels.triton.attention.prefill import fitting  # noqa: E402
@@ -73,6 +74,18 @@ def test_tiles_fit_the_device(room, size, dim):
     assert f32[0] * 256 * 4 + 2 * f32[1] * 256 * 4 <= (99 << 10) - 4096, "compiled for sm_89 it took 139,520 bytes"
     steady = fitting((64, 64, 4, 3), make_spec(dim=512, value_dim=512), 2, 227 << 10, asynchronous=True)
     assert steady == (32, 64, 4, 3), "compiled for sm_90, 64 rows take 328,704 bytes and 32 take 168,448"
+
+
+def test_every_cut_of_wide_heads(monkeypatch):
+    """Wide heads are cut otherwise for each number of rows, and never keep keys before the new ones exist."""
+    spec = make_spec(heads=4, kv_heads=2, dim=160, value_dim=136, rope=rope(160))
+    assert decode.is_wide(spec) and not decode.early_keys(2, wide=True, narrow=False)
+    cuts = {decode.decode_config(units, 4096, spec) for units in (2, 8, 16, 32, 64, 128, 256, 512, 4096)}
+    assert len(cuts) >= 5
+    for cut in cuts:
+        monkeypatch.setattr(decode, "decode_config", lambda *_, cut=cut, **__: cut)
+        for found, expected in both(spec, [[("a", 70)], [("a", 1)]]):
+            assert torch.allclose(found, expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("window", [17, -30])

@@ -60,6 +60,8 @@ for a key as four."""
 _MOST_SPLITS = 32
 MOST_UNITS = 1 << 31
 """Units that are counted in 32 bits. (Addresses took a third of the instructions in numbers of 64 bits.)"""
+WIDE_HEAD = 256
+"""Numbers of a key and its value beyond which heads are wide."""
 REGISTERS = 192
 """Of a thread of one warp that reads narrow numbers: ten such programs run beside each other, and little is spilled."""
 
@@ -404,10 +406,17 @@ def _units(keys: Tensor, values: Tensor) -> tuple[int, tl.dtype]:
     return unit, tl.int32 if last < MOST_UNITS else tl.int64
 
 
-def early_keys(units: int, *, narrow: bool) -> bool:
+def early_keys(units: int, *, wide: bool, narrow: bool) -> bool:
     """Does it pay to keep the first keys in registers before the new ones exist? It halves how many programs fit, and
-    those of one warp, which unpack narrow keys, have no registers for it."""
-    return units <= SMALL_FROM if narrow else units <= 64 or 128 < units <= 256
+    there are no registers for it where heads are wide, nor in programs of one warp, which unpack narrow keys."""
+    if narrow:
+        return units <= SMALL_FROM
+    return not wide and (units <= 64 or 128 < units <= 256)
+
+
+def is_wide(spec: AttentionSpec) -> bool:
+    """Do a key and its value fill the registers of fewer programs? (Heads of 256 do.)"""
+    return spec.kv.key_dim + spec.kv.value_dim > WIDE_HEAD
 
 
 def decode_config(
@@ -419,9 +428,11 @@ def decode_config(
     Powers of two keep the kernels few that must be compiled. Tables are looked up one pipeline stage before keys are
     loaded: five stages hold two tiles of keys."""
     width = spec.kv.key_dim + spec.kv.value_dim
-    block_n = 64 if width <= 256 else 32
+    block_n = 64 if width <= WIDE_HEAD else 32
     if mixed:  # beside prefills it matters little: two kernels, which the engine compiles when it starts
         return (4 if units <= 512 else 1), block_n, 4, 3, 1, 1
+    if width > WIDE_HEAD and not narrow and not beside:
+        return _wide_config(units, longest, most=64 if width <= 512 else 32)
     if narrow and units > SMALL_FROM:
         # Unpacking is work: small tiles of few warps, of which many run at once.
         if units <= 512:
@@ -437,5 +448,19 @@ def decode_config(
     splits = 16 if units < 64 else 8
     while splits > 1 and (splits * units > (1056 if units < 256 else 528) or splits * block_n > 2 * longest):
         splits //= 2
-    many_warps = units <= (16 if width <= 256 else 64)  # wide heads fill the registers of fewer
+    many_warps = units <= (16 if width <= WIDE_HEAD else 64)
     return (splits, min(block_n, 32), 8, 3, 0, 1) if many_warps else (splits, block_n, 4, 3, 1, 1)
+
+
+def _wide_config(units: int, longest: int, most: int) -> tuple[int, int, int, int, int, int]:
+    """The same for heads of 256, whose keys are prepared in a launch of their own; most: keys of a tile."""
+    if units > 256:
+        return 1, 32, 4, 3, 1, 1
+    if units > 128:  # only long sequences are split
+        return 4, most, 8, 2, 0, 8
+    if units > 64:
+        return 4, 32, 4, 3, 1, 1
+    splits, block_n, stages = (32, 32, 3) if units <= 8 else (8 if units <= 32 else 4, most, 2)
+    while splits > 1 and splits * block_n > 2 * longest:
+        splits //= 2
+    return splits, block_n, 8, stages, 0, 1

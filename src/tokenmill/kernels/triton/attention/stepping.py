@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
 from tokenmill.kernels.triton.attention.cascade import attend_shared, can_share, common_entries, shared_parts
-from tokenmill.kernels.triton.attention.decode import attend_one, decode_config, early_keys
+from tokenmill.kernels.triton.attention.decode import attend_one, decode_config, early_keys, is_wide
 from tokenmill.kernels.triton.attention.gathered import arrange, attend_long, can_gather
 from tokenmill.kernels.triton.attention.prefill import attend_many
 from tokenmill.kernels.triton.attention.prepare import can_prepare
@@ -65,7 +65,8 @@ class Stepping:
             return False
         if not can_prepare(spec) or not can_pair(kv):
             return False
-        if not early_keys(ctx.kv_len.shape[0] * spec.kv.heads, narrow=kv.key_scale is not None):
+        units = ctx.kv_len.shape[0] * spec.kv.heads
+        if not early_keys(units, wide=is_wide(spec), narrow=kv.key_scale is not None):
             return False
         return has_heads(spec, qkv) and not self._shares(plan, spec, ctx, qkv.element_size())
 
