@@ -32,9 +32,9 @@ RESERVE_S = 2.0
 LINGER_BYTES = 1 << 20
 LINGER_S = 2.0
 GRACE_S = 1.0
-_FRAMING = (b"content-length", b"transfer-encoding")
 """The seconds by which the guard's deadline of a body comes before the connection's, because the guard answers in the
 API's words."""
+_FRAMING = (b"content-length", b"transfer-encoding")
 FRAMING = 8
 """Bytes on the wire for each byte of a chunked body. The smallest chunks usually take six."""
 
