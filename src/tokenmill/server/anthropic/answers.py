@@ -41,7 +41,7 @@ def error_object(found: HttpError) -> dict[str, Any]:
 
 
 def _overflow(error: ContextError | None) -> str:
-    """The words by which this API's clients know that a conversation has outgrown the context."""
+    """The words by which this API's clients see that a conversation is too long for the context."""
     if error is None:
         return ""
     if error.new is None:
@@ -55,7 +55,7 @@ def error_body(found: HttpError) -> bytes:
 
 
 def usage(chat: Chat, said: Message | None = None) -> dict[str, Any]:
-    """Tokens; cached ones are counted apart. `said`: the message, of which thoughts are counted."""
+    """The token counts, with cached tokens apart. `said`: the message whose thinking is counted."""
     found = chat.usage(said.reasoning if said is not None else "")
     cached = found["prompt_tokens_details"]["cached_tokens"]
     thinking = found.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
@@ -75,7 +75,7 @@ def usage(chat: Chat, said: Message | None = None) -> dict[str, Any]:
 
 
 async def counted(chat: Chat, said: Message) -> dict[str, Any]:
-    """The same, without keeping others waiting while long thoughts are counted."""
+    """The same. Long thinking is counted in a thread, so that other requests need not wait."""
     return await chat.context.bodies.run_in_thread(len(said.reasoning), partial(usage, chat, said))
 
 
@@ -83,11 +83,11 @@ _OF_DELTAS = (
     *("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens"),
     *("output_tokens_details", "server_tool_use"),
 )
-"""What of it a stream's last event says again."""
+"""The counts that a stream's last event repeats."""
 
 
 def ending(reason: str | None, stop: Any) -> dict[str, Any]:
-    """Why it ended. There are no containers here, and refusals have no details."""
+    """Why the message ended. There are no containers here, and refusals have no details."""
     sequence = stop if isinstance(stop, str) and reason not in ("tool_calls", "length") else None
     usual = "end_turn" if sequence is None else "stop_sequence"
     kind = {"tool_calls": "tool_use", "length": "max_tokens"}.get(reason or "", usual)
@@ -102,7 +102,7 @@ def head(chat: Chat, message_id: str) -> dict[str, Any]:
 
 
 async def whole(chat: Chat, message_id: str) -> dict[str, Any]:
-    """The message with all its blocks."""
+    """The message with all blocks."""
     said, heard = await hear_all(chat)
     blocks = Blocks(chat)
     blocks.take(heard.events)
@@ -147,7 +147,7 @@ class Blocks:
         self._arguments = ""
 
     def take(self, said: Sequence[Event]) -> list[dict[str, Any]]:
-        """Events of the stream for these events of the message."""
+        """The stream's events for these events of the message."""
         found: list[dict[str, Any]] = []
         for event in said:
             kind = _BLOCK[event.kind]
@@ -159,13 +159,13 @@ class Blocks:
         return found
 
     def close(self) -> list[dict[str, Any]]:
-        """The open block ends."""
+        """Close the open block."""
         if self.open is None:
             return []
         if self.open == "tool_use":
             self._made[-1]["input"] = _object(self._arguments)
         found: list[dict[str, Any]] = []
-        if self.open == "thinking":  # what a client sends back is not verified, so there is nothing to sign
+        if self.open == "thinking":  # there is nothing to sign, because what a client sends back is not verified
             delta = {"type": "signature_delta", "signature": ""}
             found.append({"type": "content_block_delta", "index": self.index, "delta": delta})
         self.open = None

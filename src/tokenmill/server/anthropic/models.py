@@ -22,7 +22,7 @@ MOST = 1000
 
 
 def models_answer(context: Context, request: Request, created: int) -> Response:
-    """All models, or the one whose name the path has."""
+    """All models, or the one that the path names."""
     name = request.path_params.get("name")
     if name is not None:
         return json_answer(_card(known(context.shared, request, name), created))

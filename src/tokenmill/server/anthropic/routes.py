@@ -16,7 +16,7 @@ from tokenmill.server.routing import Api, Work, body_size, get_with_header, json
 from tokenmill.server.translated_chat import count_translated, open_translated
 
 HEADER = b"anthropic-version"
-"""Its clients send it with every request."""
+"""A header that this API's clients send with every request."""
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
@@ -34,13 +34,13 @@ def add_routes(app: FastAPI, context: Context) -> None:
             )
 
     async def count(request: Request, context: Context) -> Response:
-        """How many tokens a conversation has."""
+        """Count the tokens of a conversation."""
         size = body_size(request)
         body = await read_body(context, request, CountRequest)
         return json_answer({"input_tokens": await count_translated(context, body.prompt, size, names=NAMES)})
 
     async def models(request: Request) -> Response:
-        """The served models, or one of them."""
+        """List the served models, or get one of them."""
         return models_answer(context, request, created)
 
     for path in ("/v1/models", "/v1/models/{name:path}"):

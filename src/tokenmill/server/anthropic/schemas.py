@@ -19,7 +19,7 @@ Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class Block(BaseModel):
-    """A piece of content; which fields it has depends on `type`."""
+    """A piece of content. Its fields depend on `type`."""
 
     model_config = LOOSE
     type: str
@@ -59,7 +59,7 @@ class Tool(BaseModel):
 
 
 class ToolChoice(BaseModel):
-    """Whether and which tool must be used."""
+    """Whether a tool must be used, and which one."""
 
     model_config = LOOSE
     type: Literal["auto", "any", "tool", "none"]
@@ -84,11 +84,11 @@ NAMES = {
     "tools.*.function": "tools.*",
     "tools.*.function.parameters": "tools.*.input_schema",
 }
-"""What fields are called here that are checked in the words of chat completions."""
+"""Names of chat completions' fields -> this API's names, for errors."""
 
 
 class CountRequest(BaseModel):
-    """POST /v1/messages/count_tokens, and what messages share with it."""
+    """POST /v1/messages/count_tokens, and the fields that messages share with it."""
 
     model_config = LOOSE
     model: Annotated[str, Field(min_length=1, max_length=1024)]
@@ -106,7 +106,7 @@ class CountRequest(BaseModel):
         for number, turn in enumerate(self.messages):
             messages += _messages(turn, f"messages.{number}.content")
         found: dict[str, Any] = {"model": self.model, "messages": messages}
-        if self.messages[-1].role == "assistant":  # the answer goes on where the client began it
+        if self.messages[-1].role == "assistant":  # the answer continues the text that the client began
             found |= {"continue_final_message": True, "add_generation_prompt": False}
         if self.tools:
             found["tools"] = [_tool(tool) for tool in self.tools]
@@ -133,7 +133,7 @@ class MessagesRequest(CountRequest):
     output_config: Annotated[dict[str, Any], Inside("anthropic.OutputConfig")] | None = None
 
     def fields(self) -> dict[str, Any]:
-        """All of it as fields of OpenAI's request."""
+        """The whole request as fields of OpenAI's request."""
         return {
             **self.prompt(),
             "max_tokens": self.max_tokens,
@@ -158,7 +158,7 @@ class MessagesRequest(CountRequest):
 
 
 def _messages(turn: Turn, place: str) -> list[dict[str, Any]]:
-    """One turn as OpenAI's messages: results of tools become messages of their own, before what the user adds."""
+    """One turn as OpenAI's messages. Results of tools become messages of their own, before the user's text."""
     if isinstance(turn.content, str):
         return [{"role": turn.role, "content": turn.content}]
     results, texts, calls, thoughts = [], [], [], []

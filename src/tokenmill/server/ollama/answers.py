@@ -28,7 +28,7 @@ def now() -> str:
 
 
 def moment(seconds: float) -> str:
-    """A time of a file, in the same form."""
+    """The time of a file in the same form."""
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat().replace("+00:00", "Z")
 
 
@@ -38,14 +38,14 @@ def error_body(found: HttpError) -> bytes:
 
 
 class Answer:
-    """One answer; `generate`: text under `response`, else a message."""
+    """One answer. `generate`: the text is under `response`, else in a message."""
 
     def __init__(self, chat: Chat, model: str, *, generate: bool) -> None:
         self.chat, self.model, self.generate = chat, model, generate
         self.said = Message()
 
     async def lines(self) -> AsyncIterator[bytes]:
-        """One object per step; the last one has `done` and the figures."""
+        """One object per step. The last one has `done` and the figures."""
         rows: list[Any] = []  # a step without text leaves its log-probabilities to the next line
         try:
             async for heard in listen(self.chat):
@@ -53,7 +53,8 @@ class Answer:
                 rows += heard.logprobs
                 shown = self._shown(heard.events)
                 ended = heard.finish_reason is not None
-                calls = self.said.calls[:] if ended else []  # arguments are objects here: calls are whole when all is
+                # arguments are objects in this API, so calls appear when they are complete
+                calls = self.said.calls[:] if ended else []
                 if shown or calls or ended:
                     line = self._body(*_texts(shown), calls=calls, logprobs=rows)
                     rows = []
@@ -64,7 +65,7 @@ class Answer:
             yield error_body(describe_error(error)) + b"\n"
 
     async def whole(self) -> dict[str, Any]:
-        """Everything in one object."""
+        """The whole answer as one object."""
         rows: list[Any] = []
         reason: str | None = None
         async for heard in listen(self.chat):
@@ -76,7 +77,7 @@ class Answer:
         return {**body, "done": True, **self._figures(reason)}
 
     def _last(self, line: dict[str, Any], reason: str | None) -> bytes:
-        """The last text and, in a line of its own as Ollama has it, the figures."""
+        """The last text and, as in Ollama, the figures in a line of their own."""
         empty = self._body("", "", calls=[], logprobs=[])
         first = b"" if line == {**empty, "created_at": line["created_at"]} else encode({**line, "done": False}) + b"\n"
         return first + encode({**empty, "done": True, **self._figures(reason)}) + b"\n"

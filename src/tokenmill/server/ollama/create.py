@@ -31,13 +31,13 @@ from tokenmill.text.go_template import literal, to_jinja
 from tokenmill.text.tokenizer import load_tokenizer
 
 MOST_WORDS = 1 << 20
-"""Characters of a system message, a template, a license or a message."""
+"""Most characters of a system message, a template, a license or a message."""
 MOST_MESSAGES = 1024
 
 
 @dataclass(slots=True)
 class Recipe:
-    """What a model is made of. None: as in the model that it is made from."""
+    """What a model is made of. None: as in the model from which it is made."""
 
     name: str
     base: str = ""
@@ -53,7 +53,7 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What FROM and ADAPTER may name. find: a path on this machine, if the words name one that may be used."""
+    """What FROM and ADAPTER may name. find: the path on this machine that the words name, if it may be used."""
 
     find: Callable[[str], Path | None]
     hub: Hub | None = None
@@ -61,7 +61,7 @@ class Reach:
 
 
 def from_modelfile(name: str, said: Modelfile) -> Recipe:
-    """What a Modelfile says."""
+    """The recipe that a Modelfile describes."""
     if len(said.adapters) > 1:
         raise ModelfileError("a model has one ADAPTER here; `serve --lora-modules` serves several beside each other.")
     messages = [{"role": role, "content": content} for role, content in said.messages]
@@ -78,7 +78,7 @@ def from_modelfile(name: str, said: Modelfile) -> Recipe:
 
 
 def create(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
-    """Store the model; UserError says what cannot be used."""
+    """Store the model. A UserError says what cannot be used."""
     full = full_name(recipe.name)
     _check_free(full, "model")
     for what, texts in (("system", [recipe.system]), ("template", [recipe.template]), ("license", recipe.license)):
@@ -88,7 +88,7 @@ def create(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
         raise ParameterError(f"there are more than {MOST_MESSAGES} messages.", param="messages")
     parameters = check_parameters(recipe.parameters)
     if recipe.template:
-        to_jinja_or_own(recipe.template)  # before anything is downloaded
+        to_jinja_or_own(recipe.template)  # refuse before anything is downloaded
     base = _base(store, recipe, reach, tell)
     adapter = _adapter(store, recipe, reach) or base.adapter
     words = base.words
@@ -117,7 +117,7 @@ def create(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
 
 
 def known_entry(store: Store, name: str) -> Entry:
-    """The stored model of this name, or the one that comes with this program; NoSuchModelError where neither is."""
+    """The stored model of this name, or the demonstration model. A NoSuchModelError says that there is none."""
     if not is_demo(name):
         return store.get(name)
     path = demo_dir("main")
@@ -126,7 +126,7 @@ def known_entry(store: Store, name: str) -> Entry:
 
 
 def copy_model(store: Store, source: str, target: str) -> Entry:
-    """The same model under another name, which the demo's may not be."""
+    """Store the same model under another name, which must not be the demonstration model's."""
     full = full_name(target, "destination")
     _check_free(full, "destination")
     if not is_demo(source):
@@ -135,7 +135,7 @@ def copy_model(store: Store, source: str, target: str) -> Entry:
 
 
 def is_demo(name: str) -> bool:
-    """Whether this is the name of the model that comes with this program."""
+    """Is this the name of the demonstration model?"""
     return full_name(name).lower() == f"{DEMO}:{LATEST}"
 
 
@@ -145,12 +145,12 @@ def _check_free(full: str, param: str) -> None:
 
 
 def to_jinja_or_own(template: str) -> str:
-    """A Go template in Jinja; one that is Jinja already stays."""
+    """A Go template as Jinja. A Jinja template stays as it is."""
     return template if "{%" in template else to_jinja(template)
 
 
 def modelfile_of(entry: Entry) -> str:
-    """The Modelfile that would make it again."""
+    """A Modelfile from which the model could be made again."""
     words = entry.words
     said = Modelfile(
         base=DEMO if is_demo(entry.name) else shown(entry),
@@ -172,7 +172,7 @@ def _of_source(source: Source) -> str:
 
 
 def _base(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
-    """What the model is made from; nothing of it is stored under the new name yet."""
+    """The model from which the new one is made. Nothing is stored under the new name yet."""
     if recipe.files:
         if recipe.base:
             raise ParameterError("Give from or files, not both.", param="files")
@@ -198,7 +198,7 @@ def _base(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
 
 
 def _adapter(store: Store, recipe: Recipe, reach: Reach) -> Source | None:
-    """The adapter, if one is named."""
+    """The adapter, if the recipe names one."""
     if recipe.adapter_files:
         source = Source("files", files=check_files(recipe.adapter_files, "adapters"))
         _check_there(store, source)
@@ -223,7 +223,8 @@ def _check_there(store: Store, source: Source) -> None:
 
 
 def _framed(store: Store, source: Source, template: str) -> str:
-    """The template in Jinja, beginning as every prompt of this model does: Ollama's program adds that itself."""
+    """The template in Jinja. It begins as every prompt of this model does: Ollama's program adds these tokens
+    itself."""
     jinja = to_jinja_or_own(template)
     if jinja is template:
         return jinja

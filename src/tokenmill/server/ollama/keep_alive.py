@@ -25,11 +25,11 @@ UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "
 _PART = r"([0-9]{1,12}(?:\.[0-9]{0,9})?)(ns|us|µs|ms|s|m|h)"
 _NOTHING = (b"", b'""', b"[]", b"null")
 MOST_S = 100 * 365 * 86400.0
-"""More than that is for ever."""
+"""Longer times mean for ever."""
 
 
 def seconds_of(said: float | str) -> float:
-    """Seconds (a number, or text such as `5m` and `1h30m`); below zero: for ever."""
+    """Seconds from a number, or from text such as `5m` and `1h30m`. Below zero: for ever."""
     if isinstance(said, str):
         text = said.strip()
         sign = -1.0 if text.startswith("-") else 1.0
@@ -46,14 +46,14 @@ def seconds_of(said: float | str) -> float:
 
 
 def keep(shared: ServerContext, request: Request, said: float | str | None) -> None:
-    """How long the model of this request stays when its answer has ended."""
+    """Set how long the model of this request stays loaded after its answer has ended."""
     if said is not None:
         shared.models.keep(request.scope["state"]["entry"], seconds_of(said))
 
 
 async def sent_away(shared: ServerContext, request: Request, asked: str, empty: dict[str, Any]) -> Response | None:
-    """`keep_alive: 0` without words (in the field `asked`) unloads, and loads nothing first; None: something else is
-    asked, or the model is pinned."""
+    """`keep_alive: 0` without a prompt (in the field `asked`) unloads the model, and loads nothing before. None: the
+    request asks for something else, or the model is pinned."""
     models = shared.models
     if len(models.entries) == 1 and models.first.spec.pin:
         return None

@@ -44,7 +44,7 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
     """/api/pull, create, copy, delete, push and blobs."""
 
     async def pull(request: Request) -> Response:
-        """Store a model of the hub, or of the folder that clients may use."""
+        """Store a model from the hub, or from the folder that clients may use."""
         store = changes.check(request)
         body = await read_body(context, request, PullRequest)
         if may_be_name(body.named()):
@@ -52,7 +52,7 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
         return await _answer(changes, body, partial(_pull, changes, store, body.named()))
 
     async def make(request: Request) -> Response:
-        """Store a model that is made from another one."""
+        """Make a model from another one, and store it."""
         store = changes.check(request)
         body = await read_body(context, request, CreateRequest)
         changes.check_free(body.named())
@@ -69,7 +69,7 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
         return Response(b"", 200)
 
     async def delete(request: Request) -> Response:
-        """Forget a model."""
+        """Delete a stored model."""
         store = changes.check(request)
         body = await read_body(context, request, DeleteRequest)
         name = body.model or body.name
@@ -80,16 +80,16 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
         return Response(b"", 200)
 
     async def push(request: Request) -> Response:
-        """Not done."""
+        """Refused: this server does not push models."""
         raise HttpError(501, PUSH)
 
     async def have_blob(request: Request) -> Response:
-        """Is this file here?"""
+        """Is this file stored?"""
         store, digest = changes.check(request), read_digest(request.path_params["digest"])
         return Response(b"", 200 if await in_thread(store.blob(digest).is_file) else 404)
 
     async def take_blob(request: Request) -> Response:
-        """A file, by the digest of its bytes."""
+        """Store a file under the digest of its bytes."""
         return await receive(changes.check(request), context, request)
 
     post(app, "/api/pull", pull, PullRequest)
@@ -103,7 +103,7 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
 
 
 async def receive(store: Store, context: Context, request: Request) -> Response:
-    """Keep the body as it comes, if it is what the digest says."""
+    """Store the body as it arrives, if its digest is the one that was given."""
     digest, most = read_digest(request.path_params["digest"]), context.config.store.max_blob_bytes
     length = request.headers.get("content-length", "")
     expected = int(length) if length.isdigit() and len(length) < 19 else None
@@ -130,7 +130,7 @@ async def receive(store: Store, context: Context, request: Request) -> Response:
 
 
 async def _answer(changes: Changes, body: Streaming, work: Work) -> Response:
-    """Progress as it comes, or the end alone."""
+    """The progress as it comes, or only the end."""
     if not body.stream:
         return json_answer(await changes.whole(work))
     return LineStream(await changes.lines(work), lambda: None)
@@ -161,7 +161,7 @@ def _delete(store: Store, name: str) -> None:
 
 
 def recipe_of(body: CreateRequest) -> Recipe:
-    """What a client says that a model is made of."""
+    """The recipe in a client's request."""
     name = body.named()
     if body.modelfile is not None:
         parts = ("from_", "files", "adapters", "template", "license", "system", "parameters", "messages")
@@ -199,7 +199,7 @@ def told(store: Store, entry: Entry) -> dict[str, Any]:
 
 
 def details(store: Store, entry: Entry) -> dict[str, Any]:
-    """Family, size and format, as the files have them."""
+    """Family, size and format, as the files state them."""
     files, facts = _facts(store, entry)
     family = str(facts.get("family") or "unknown")
     return {
@@ -213,7 +213,7 @@ def details(store: Store, entry: Entry) -> dict[str, Any]:
 
 
 def show_stored(store: Store, entry: Entry) -> dict[str, Any]:
-    """/api/show of a stored model."""
+    """The answer of /api/show for a stored model."""
     files, facts = _facts(store, entry)
     family = str(facts.get("family") or "unknown")
     info: dict[str, Any] = {"general.architecture": family}
@@ -226,7 +226,7 @@ def show_stored(store: Store, entry: Entry) -> dict[str, Any]:
 
 
 def around(entry: Entry) -> dict[str, Any]:
-    """What its manifest says besides the weights."""
+    """What a model's manifest holds besides the weights."""
     words = entry.words
     found: dict[str, Any] = {
         "modelfile": f"# {short_name(entry.name)}\n{modelfile_of(entry)}",
@@ -249,7 +249,7 @@ def _facts(store: Store, entry: Entry) -> tuple[Stored | None, dict[str, Any]]:
 
 @lru_cache(maxsize=256)
 def _read_files(where: str, changed: float) -> tuple[Stored | None, dict[str, Any]]:
-    """What the headers of its files say."""
+    """Read what the headers of a model's files state."""
     path = Path(where)
     try:
         if path.is_dir() and not (path / "config.json").exists():

@@ -46,7 +46,7 @@ from tokenmill.text.fill import find_fill
 from tokenmill.text.messages.describe import MessageFormat
 
 RAW = "{% for message in messages %}{{ message.content }}{% endfor %}"
-"""The template of a prompt that is to stay as it is."""
+"""A template that leaves a prompt as it is."""
 LEVELS = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "unknown": "unknown"}
 
 
@@ -106,7 +106,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             )
 
     async def old_embeddings(request: Request, context: Context) -> Response:
-        """One vector, in the older form."""
+        """Return one vector, in the older form."""
         async with Work(context, request) as work:
             body = await work.read(EmbeddingsRequest)
             keep(context.shared, request, body.keep_alive)
@@ -126,22 +126,22 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 
 def _add_telling(app: FastAPI, context: Context, changes: Changes) -> None:
-    """What is served, and what is stored where clients may change it."""
+    """Add the paths that list and describe models, and those of the store if clients may change it."""
 
     async def tags(request: Request) -> Response:
-        """All models, loaded or not."""
+        """List all models, loaded or not."""
         await changes.sync()
         found = listed(context.shared, request)
         return json_answer({"models": await in_thread(lambda: [listed_entry(changes, each) for each in found])})
 
     async def running(request: Request) -> Response:
-        """The loaded models, and when they go."""
+        """List the loaded models, and when they will be unloaded."""
         loaded = [each for each in listed(context.shared, request) if each.info is not None]
         told = await in_thread(lambda: [{**listed_entry(changes, each), **_presence(each)} for each in loaded])
         return json_answer({"models": told})
 
     async def show(request: Request) -> Response:
-        """What is known about a model; a stored one need not be loaded for that."""
+        """Describe a model. A stored one need not be loaded for this."""
         fields = await peek(context.shared, request)
         other = changes.unloaded(request, text_of(fields, "model") or text_of(fields, "name") or "")
         if other is None:
@@ -150,7 +150,7 @@ def _add_telling(app: FastAPI, context: Context, changes: Changes) -> None:
         return json_answer(await in_thread(lambda: show_stored(changes.store, other)))
 
     async def answer_show(request: Request, context: Context) -> Response:
-        """The same of a loaded one."""
+        """The same for a loaded model."""
         body = await read_body(context, request, ShowRequest)
         name = body.model or body.name
         if not name:
@@ -179,7 +179,7 @@ OLLAMA = Api(
 
 
 def _shown(context: Context, name: str) -> dict[str, Any]:
-    """What is known about a loaded model, with what its manifest adds if it is stored."""
+    """The description of a loaded model, with what its manifest adds if it is stored."""
     found = described(context, served(context, name))
     known = find_stored(name) if may_be_name(name) else None
     if known is None or known.options["model"] != context.backend.info.root:
@@ -189,7 +189,7 @@ def _shown(context: Context, name: str) -> dict[str, Any]:
 
 
 def listed_entry(changes: Changes, shown: Shown) -> dict[str, Any]:
-    """A model in a list: as its manifest has it, if it is stored."""
+    """A model in a list. If it is stored, its manifest describes it."""
     other = changes.stored(shown.name)
     return entry(shown) if other is None else {**told(changes.store, other), **_called(shown.name)}
 
@@ -200,12 +200,12 @@ def _called(name: str) -> dict[str, str]:
 
 
 def served(context: Context, name: str) -> str:
-    """The served name behind Ollama's, whose tag `latest` may be left out."""
+    """The served name for a name of Ollama's, whose tag `latest` may be left out."""
     return context.check_model(name.removesuffix(":latest"))
 
 
 async def _fill(context: Context, work: Work, body: GenerateRequest, suffix: str) -> Chat:
-    """An answer between two texts: no template and no system's words have a place there."""
+    """An answer between two texts. A template and a system message have no place there."""
     if body.system:
         raise ParameterError("system has no place beside suffix.", param="system")
     if body.truncate:
@@ -222,7 +222,7 @@ async def _fill(context: Context, work: Work, body: GenerateRequest, suffix: str
 
 
 def check_room(context: Context, options: Options | None) -> None:
-    """num_ctx up to the context is there already; more is not."""
+    """Accept num_ctx up to the context's length, and refuse more."""
     most = context.backend.info.max_model_len
     if options is not None and options.num_ctx is not None and options.num_ctx > most:
         raise ParameterError(
@@ -232,19 +232,19 @@ def check_room(context: Context, options: Options | None) -> None:
 
 
 def has_template(context: Context) -> bool:
-    """Can this model chat?"""
+    """Has the model a chat template?"""
     tokenizer = context.backend.info.tokenizer
     return bool(context.chat_template or (tokenizer is not None and tokenizer.chat_template))
 
 
 def untouched(context: Context) -> Context:
-    """The same server with prompts left as they are."""
+    """The same context with prompts left as they are."""
     plain = replace(context.config, messages=replace(context.config.messages, opening=None))
     return replace(context, config=plain, chat_template=RAW, form=MessageFormat())
 
 
 def loaded(context: Context, model: str, empty: dict[str, Any]) -> dict[str, Any]:
-    """The answer to a question without words, which loads a model elsewhere."""
+    """The answer to a request without a prompt, with which Ollama's clients load a model."""
     served(context, model)
     return {"model": model, "created_at": now(), **empty, "done": True, "done_reason": "load"}
 
@@ -260,7 +260,7 @@ async def vectors(context: Context, work: Work, model: str, texts: Any, more: Em
 
 
 def _presence(shown: Shown) -> dict[str, Any]:
-    """What is told of a model that is loaded."""
+    """The part of a description that only a loaded model has."""
     assert shown.info is not None
     left = shown.entry.expires_in
     return {
@@ -285,10 +285,10 @@ def entry(shown: Shown) -> dict[str, Any]:
 
 
 def details(root: str, known: Mapping[str, Any]) -> dict[str, Any]:
-    """Family, size and format. `known`: what its engine has told, if it is loaded."""
+    """Family, size and format. `known`: the facts of a loaded engine, if there is one."""
     files = _files_of(root)
     family = str(known.get("family", "unknown"))
-    _, _, tag = root.partition(":")  # owner/model:Q4_K_M is a GGUF file of the hub
+    _, _, tag = root.partition(":")  # owner/model:Q4_K_M names a GGUF file of the hub
     form = files.format if files is not None else "gguf" if tag or root.endswith(".gguf") else "safetensors"
     level = known.get("quantization") or (files.level if files is not None else tag) or known.get("dtype", "unknown")
     count = files.parameters if files is not None else 0
@@ -303,7 +303,8 @@ def details(root: str, known: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def described(context: Context, name: str) -> dict[str, Any]:
-    """/api/show: parameters that are used unless a request says otherwise, the template, and what it can do."""
+    """The answer of /api/show: the parameters that apply unless a request sets them, the template, and the
+    capabilities."""
     info = context.backend.info
     template = context.chat_template or (info.tokenizer.chat_template if info.tokenizer is not None else None) or ""
     can = ["completion", "embedding"]

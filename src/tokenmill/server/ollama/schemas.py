@@ -32,11 +32,11 @@ NAMES = {
         )
     },
 }
-"""What fields are called here that are checked in the words of OpenAI's requests."""
+"""Names of OpenAI's fields -> this API's names, for errors."""
 
 
 class Options(BaseModel):
-    """Sampling; what concerns how a model is loaded is said where the server is started."""
+    """Sampling options. Options about loading a model are set where the server is started."""
 
     model_config = LOOSE
     num_predict: int | None = None
@@ -57,7 +57,7 @@ class Options(BaseModel):
     num_ctx: int | None = Field(None, ge=1, le=2**31 - 1)
 
     def translated(self) -> dict[str, Any]:
-        """The same as fields of OpenAI's requests (vLLM's names where OpenAI has none)."""
+        """The same as fields of OpenAI's requests, under vLLM's names where OpenAI has none."""
         most = self.num_predict
         if most == 0:
             raise ParameterError("num_predict must be positive, or -1 for no limit.", param="options.num_predict")
@@ -75,13 +75,13 @@ class Options(BaseModel):
             "mirostat_eta": self.mirostat_eta,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
-            "seed": None if self.seed == -1 else self.seed,  # its clients write -1 for any
+            "seed": None if self.seed == -1 else self.seed,  # ollama's clients write -1 for a random seed
             "stop": self.stop or None,
         }
 
 
 class Asked(BaseModel):
-    """What generate and chat share."""
+    """The fields that generate and chat share."""
 
     model_config = LOOSE
     model: Name
@@ -95,7 +95,7 @@ class Asked(BaseModel):
     truncate: bool | None = None
 
     def fields(self) -> dict[str, Any]:
-        """As fields of OpenAI's requests."""
+        """The request as fields of OpenAI's requests."""
         found: dict[str, Any] = (self.options or Options.model_validate({})).translated()
         found["model"] = self.model.removesuffix(":latest")
         if self.truncate:
@@ -124,7 +124,7 @@ class GenerateRequest(Asked):
     suffix: str | None = None
 
     def as_chat(self) -> dict[str, Any]:
-        """As fields of a chat of one question."""
+        """The request as fields of a chat with one message."""
         messages = [{"role": "system", "content": self.system}] if self.system else []
         return {**self.fields(), "messages": [*messages, {"role": "user", "content": self.prompt}]}
 
@@ -156,7 +156,7 @@ class Message(BaseModel):
     tool_call_id: Label | None = None
 
     def translated(self, number: int) -> dict[str, Any]:
-        """As OpenAI's message; `number` makes ids of calls."""
+        """The message in OpenAI's form. `number` makes the ids of calls."""
         found: dict[str, Any] = {"role": self.role, "content": self.content or ""}
         if self.thinking:
             found["reasoning"] = self.thinking
@@ -177,8 +177,8 @@ class Message(BaseModel):
 
 
 def usual_order(tool: dict[str, Any]) -> dict[str, Any]:
-    """A tool whose parameters' properties come before the names of the required ones, as models have mostly seen
-    them; Ollama's own client writes them the other way round."""
+    """A tool whose parameters list `properties` before `required`, the order that models know best. Ollama's own client
+    writes them the other way round."""
     function = tool.get("function")
     parameters = function.get("parameters") if isinstance(function, dict) else None
     if not isinstance(function, dict) or not isinstance(parameters, dict) or "required" not in parameters:
@@ -194,7 +194,7 @@ class ChatRequest(Asked):
     tools: Annotated[list[dict[str, Any]], few(MOST_TOOLS), Inside("ollama.Tool")] | None = None
 
     def as_chat(self) -> dict[str, Any]:
-        """As fields of OpenAI's chat."""
+        """The request as fields of OpenAI's chat."""
         messages = [message.translated(number) for number, message in enumerate(self.messages)]
         tools = [usual_order(tool) for tool in self.tools or ()]
         return {**self.fields(), "messages": messages, "tools": tools or None}
@@ -231,7 +231,7 @@ class ShowRequest(BaseModel):
 
 
 class Streaming(BaseModel):
-    """What requests about stored models share; `name` is the older word for `model`."""
+    """The fields of requests about stored models. `name` is the older word for `model`."""
 
     model_config = LOOSE
     model: Label | None = None
@@ -239,7 +239,7 @@ class Streaming(BaseModel):
     stream: bool = True
 
     def named(self) -> str:
-        """The model; refuses a request without one."""
+        """The model's name. A request without one is refused."""
         found = self.model or self.name
         if not found:
             raise ParameterError("model is missing.", param="model")
@@ -251,7 +251,7 @@ class PullRequest(Streaming):
 
 
 class StoredMessage(BaseModel):
-    """A message that conversations begin with."""
+    """A message with which conversations begin."""
 
     model_config = LOOSE
     role: Literal["system", "user", "assistant"]
@@ -259,7 +259,7 @@ class StoredMessage(BaseModel):
 
 
 class CreateRequest(Streaming):
-    """POST /api/create: in parts, or as the text of a Modelfile."""
+    """POST /api/create: a model in parts, or the text of a Modelfile."""
 
     modelfile: str | None = None
     from_: Annotated[str, Field(max_length=1024)] | None = Field(None, alias="from")

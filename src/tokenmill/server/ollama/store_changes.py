@@ -34,9 +34,9 @@ from tokenmill.server.ollama.answers import error_body
 
 log = logging.getLogger("tokenmill.server")
 KEEP_S = 300.0
-"""How long a stored model stays when nobody asks, as with Ollama's own server; `keep_alive` says otherwise."""
+"""How long a stored model stays loaded without requests, as with Ollama's own server. `keep_alive` overrides it."""
 AT_ONCE = 4
-"""Pulls and creations that run beside each other."""
+"""How many pulls and creations run at once."""
 OFF = "Stored models cannot be changed through this server: --allow-model-changes allows it."
 encode = msgspec.json.Encoder().encode
 Work = Callable[[Tell], None]
@@ -49,23 +49,23 @@ class Changes:
     context: Context
     running: int = 0
     known: dict[str, tuple[StoredModel, str]] = field(default_factory=dict)
-    """Stored models that requests may use: by full name, what the manifest says, and what the catalogue calls it."""
+    """Stored models that requests may use, by full name: the manifest, and the name in the catalogue."""
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     leaving: set[asyncio.Task[None]] = field(default_factory=set)
 
     @property
     def allowed(self) -> bool:
-        """May clients change anything?"""
+        """May clients change the store?"""
         return self.context.config.store.allow_model_changes is True
 
     @property
     def store(self) -> Store:
-        """This machine's models."""
+        """The stored models of this machine."""
         return open_store()
 
     @property
     def hub(self) -> Hub:
-        """How this server downloads."""
+        """How this server downloads models."""
         files = self.context.shared.models.first.spec.engine.files
         return Hub(files.download_dir, files.hf_token)
 
@@ -78,27 +78,28 @@ class Changes:
         return self.store
 
     def check_free(self, name: str) -> None:
-        """Refuse to store a model under the name of one that the server was started with."""
+        """Refuse the name of a model that the server was started with."""
         short = short_name(full_name(name))
         if self.context.shared.models.find(short) is not None and self.stored(short) is None:
             raise HttpError(400, f"The server was started with a model {short!r}: choose another name.", param="model")
 
     def stored(self, name: str) -> StoredModel | None:
-        """The stored model behind a name that requests use."""
+        """The stored model behind a name in a request."""
         return next((found for found, own in self.known.values() if name in (short_name(found.name), own)), None)
 
     def unloaded(self, request: Request, name: str) -> StoredModel | None:
-        """The same, if nothing has loaded it yet and this client may ask for it."""
+        """The same, but only if nothing has loaded it yet and this client may ask for it."""
         if not name or not may_be_name(name):
             return None
         try:
             entry = find(self.context.shared, request, short_name(full_name(name)))
         except HttpError:
-            return None  # whoever answers says it
+            return None  # the handler reports it
         return self.stored(short_name(full_name(name))) if entry.state is not State.READY else None
 
     async def sync(self) -> None:
-        """Every stored model may be asked for, as its manifest has it now; those that are gone may not."""
+        """Bring the catalogue up to date: every stored model can be requested as its manifest has it now, and deleted
+        ones no longer can."""
         if not self.allowed:
             return
         async with self.turn:
@@ -107,14 +108,14 @@ class Changes:
             self.add_stored()
 
     def add_stored(self) -> None:
-        """Every stored model that requests cannot name yet."""
+        """Add the stored models that requests cannot name yet."""
         for entry in self.store.entries()[0] if self.allowed else ():
             if entry.name in self.known:
                 continue
             try:
                 spec = spec_of(self.store, entry, self.context.shared)
                 self.known[entry.name] = (entry, self.context.shared.models.add(spec).name)
-            except UserError as error:  # its files are gone, or the server was started with a model of that name
+            except UserError as error:  # its files are missing, or the server was started with a model of that name
                 log.info("stored model left out", extra={"data": {"model": entry.name, "reason": str(error)}})
 
     def _drop(self, entries: Mapping[str, StoredModel]) -> None:
@@ -125,14 +126,14 @@ class Changes:
                 task.add_done_callback(self.leaving.discard)
 
     async def _removed(self, name: str, own: str) -> None:
-        """It is forgotten here in the same moment as in the catalogue: what the catalogue alone knows is the server's
-        own, and its name is nobody's."""
+        """Forget the model here in the same moment as in the catalogue. A model that only the catalogue knows is the
+        server's own, and its name cannot be used for another."""
         self.known.pop(name, None)
         with contextlib.suppress(GoneError):
             await self.context.shared.models.remove(own)
 
     def find(self, given: str) -> Path | None:
-        """What this names in the one folder that clients may use; nothing elsewhere is told from what is not there."""
+        """What this path names in the one folder that clients may use. A path elsewhere is reported as missing."""
         root = self.context.config.store.model_folder
         if root is None or not given or len(given) > 1024 or "\0" in given:
             return None
@@ -145,7 +146,7 @@ class Changes:
             return None
 
     async def whole(self, work: Work) -> dict[str, Any]:
-        """Do it all, then answer."""
+        """Do all the work, then answer."""
         async for line in self._steps(work):
             if isinstance(line, Exception):
                 raise described(line) from line
@@ -153,8 +154,8 @@ class Changes:
         return {"status": "success"}
 
     async def lines(self, work: Work) -> AsyncIterator[bytes]:
-        """One object per step; the last one is success, or an error. What is wrong before the first step is raised:
-        nothing has been sent yet, so that it has a status of its own."""
+        """One object per step; the last one is success or an error. An error before the first step is raised: nothing
+        has been sent yet, so it can have a status of its own."""
         steps = self._steps(work)
         first = await anext(steps, None)
         if isinstance(first, Exception):
@@ -174,8 +175,8 @@ class Changes:
         yield b'{"status":"success"}\n'
 
     async def _steps(self, work: Work) -> AsyncIterator[Progress | Exception]:
-        """What happens in the thread, as it happens. A client that leaves does not stop it: half of a download would
-        be of no use to anybody."""
+        """Yield the steps of work in a thread as they happen. The work goes on if the client leaves, because half of a
+        download is of no use to anybody."""
         if self.running >= AT_ONCE:
             raise HttpError(503, "Other models are being pulled or created now; try again.", retry_after=10)
         loop = asyncio.get_running_loop()
@@ -206,7 +207,7 @@ class Changes:
 
 
 def spec_of(store: Store, entry: StoredModel, shared: ServerContext) -> Spec:
-    """A stored model as an entry of the catalogue: its own options, on the devices of the server's first model."""
+    """A stored model as an entry of the catalogue, with its own options, on the devices of the server's first model."""
     found = as_stored(store, entry)
     engine, first = make_config(**found.options), shared.models.first.spec.engine
     own = {name: found.options[name] for name in ("device", "threads") if name in found.options}
@@ -231,7 +232,7 @@ def _generation(engine: EngineConfig) -> dict[str, Any]:
 
 
 def as_object(step: Progress) -> dict[str, Any]:
-    """Progress as Ollama's clients read it."""
+    """A step of progress in the form of Ollama's API."""
     found: dict[str, Any] = {"status": step.status}
     if step.digest:
         found["digest"] = step.digest
@@ -241,7 +242,7 @@ def as_object(step: Progress) -> dict[str, Any]:
 
 
 def described(error: Exception) -> HttpError:
-    """A failure of the store; a model that is not there is 404. Where a model's files lie is not told."""
+    """A failure of the store as an error. A missing model is 404. The places of a model's files are not shown."""
     if isinstance(error, NoSuchModelError):
         return HttpError(404, str(error))
     if isinstance(error, ModelError):
@@ -250,7 +251,7 @@ def described(error: Exception) -> HttpError:
 
 
 async def in_thread(work: Callable[[], Any]) -> Any:
-    """Something short, off the loop."""
+    """Run short work in a thread."""
     try:
         return await asyncio.to_thread(work)
     except UserError as error:

@@ -23,7 +23,7 @@ FILE_TYPES = {
     **{26: "IQ3_S", 27: "IQ3_M", 28: "IQ2_S", 29: "IQ2_M", 30: "IQ4_XS", 31: "IQ1_M", 32: "BF16"},
     **{36: "TQ1_0", 37: "TQ2_0", 38: "MXFP4_MOE"},
 }
-"""general.file_type of GGUF files -> what everybody calls it."""
+"""`general.file_type` of GGUF files -> the usual name."""
 MAX_HEADER = 64 << 20
 MAX_CONFIG = 4 << 20
 MAX_NAME = 100
@@ -32,7 +32,7 @@ MOST_NUMBERS = 1 << 63
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """What lies on the disk. parameters 0, level "": not known."""
+    """A model's files on disk. parameters 0 or level "": not known."""
 
     format: str
     size: int
@@ -42,7 +42,7 @@ class Stored:
 
 
 def stored(root: str) -> Stored | None:
-    """The files of the model of this name; None for those that do not lie where the name says (hub models)."""
+    """The files of the model of this name. None: they do not lie where the name says (hub models)."""
     path = demo_dir("main") if root == "demo" else in_home(root)
     try:
         if path.is_file():
@@ -59,7 +59,7 @@ def stored(root: str) -> Stored | None:
 
 
 def _parts(path: Path) -> list[Path]:
-    """All files of a model in parts."""
+    """All files of a model that may be split."""
     head, mark, _ = path.name.partition("-00001-of-")
     return sorted(path.parent.glob(f"{head}-*-of-*.gguf")) if mark else [path]
 
@@ -93,8 +93,8 @@ def _folder(path: Path, files: list[Path]) -> Stored:
 
 
 def _header(file: Path) -> list[tuple[str, int]]:
-    """(dtype, how many numbers) of the tensors that a safetensors file lists; ValueError for what is none. Clients send
-    such files, and nobody has loaded this one yet."""
+    """(dtype, count of numbers) for each tensor in a safetensors header. A ValueError says that it is not one: clients
+    send such files, and nothing has loaded this one yet."""
     with file.open("rb") as opened:
         size = int.from_bytes(opened.read(8), "little")
         if size > MAX_HEADER:
@@ -116,7 +116,7 @@ def _tensor(entry: object) -> tuple[str, int]:
 
 
 def named(value: object) -> str:
-    """A name that a file holds; nothing where it is none."""
+    """A name in a file, or "" if it is not a name."""
     return value[:MAX_NAME] if isinstance(value, str) else ""
 
 

@@ -54,7 +54,7 @@ class Chat:
         return last.content if isinstance(last.content, str) else ""
 
     def usage(self, *reasoning: str) -> dict[str, Any]:
-        """The usage object, with the number of reasoning tokens. `reasoning`: each output's reasoning text."""
+        """The usage object with the number of reasoning tokens. `reasoning`: the reasoning text of each output."""
         found = self.job.usage()
         tokenizer = self.context.backend.info.tokenizer
         if any(reasoning) and tokenizer is not None:
@@ -64,19 +64,19 @@ class Chat:
         return found
 
     def ended(self, reason: str | None, calls: int) -> str | None:
-        """The finish reason that the answer gives for a complete output with this many calls."""
+        """The finish reason to report for a complete output with this many calls."""
         if self.turn.tools is not None:
             self.context.metrics.read_calls(self.kind, found=calls > 0, streamed=bool(self.body.stream))
         return self.turn.finish_reason(reason, calls)
 
     @property
     def top(self) -> int:
-        """How many alternatives per token the answer lists."""
+        """How many alternatives the answer lists for each token."""
         return self.body.top_logprobs or 0
 
     @property
     def names(self) -> TokenNames:
-        """How tokens are written."""
+        """Writes tokens in answers."""
         return TokenNames(self.context.backend.info.tokenizer, bool(self.body.return_tokens_as_token_ids))
 
 
@@ -84,8 +84,8 @@ Reader = Callable[[], Awaitable[tuple[str, list[int]]]]
 
 
 async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, read: Reader | None = None) -> Chat:
-    """Render, tokenise, check and send; errors are raised before the answer begins. `read` makes the prompt in place of
-    the template."""
+    """Render, tokenise, check and send a chat. Errors are raised before the answer begins. `read` makes the prompt
+    without the template."""
     model = context.check_model(body.model)
     if job.priority is not None:
         body.priority = job.priority
@@ -139,8 +139,8 @@ def _usual_length(context: Context) -> int | None:
 
 
 async def render(context: Context, body: ChatRequest, size: int, *, counted: bool = False) -> tuple[str, list[int]]:
-    """A conversation's prompt as text and ids. `size`: bytes of the request's body. `counted`: the ids are only counted
-    and not computed by the model."""
+    """A conversation's prompt as text and ids. `size`: bytes of the request's body. `counted`: the ids are only
+    counted, and the model does not compute them."""
     return await context.text.chat(
         lambda: (
             with_opening(context.config.messages.opening, [template_message(m) for m in body.messages]),
@@ -171,7 +171,7 @@ def _template(context: Context, body: ChatRequest) -> Any:
 
 def _template_options(context: Context, body: ChatRequest) -> dict[str, Any]:
     kwargs = {**(context.options.default_chat_template_kwargs or {}), **(body.chat_template_kwargs or {})}
-    if body.reasoning_effort is not None:  # templates use different names for it
+    if body.reasoning_effort is not None:  # templates use different names for this
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
         for switch in ("enable_thinking", "thinking"):
             kwargs.setdefault(switch, body.reasoning_effort != "none")
@@ -186,7 +186,7 @@ def _template_options(context: Context, body: ChatRequest) -> dict[str, Any]:
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """A message as templates expect it: one form of text parts, one name for reasoning."""
+    """A message in the form that templates expect: text parts in one form, and one name for reasoning."""
     found = message.model_dump(exclude_none=True, exclude={"content", "reasoning_content"})
     if message.reasoning_content is not None:
         found.setdefault("reasoning", message.reasoning_content)

@@ -20,7 +20,7 @@ _SLOT = "\u0000"
 
 
 class ChatStream:
-    """Chunks of one chat. A chunk with only text is three byte strings joined."""
+    """The chunks of one chat. A chunk that holds only text is three byte strings joined."""
 
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
@@ -34,11 +34,11 @@ class ChatStream:
         self.parsers: dict[int, MessageParser] = {}
         self.reasoning: dict[int, list[str]] = {}
         self.said = 0
-        """Tokens shown so far, which usage counts while the stream runs."""
+        """Tokens shown so far. Usage counts these while the stream runs."""
         self.simple = not (body.logprobs or body.return_token_ids or self.usage_always or body.stream_interval)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All events. An error after the start is an event, too, and [DONE] always ends the stream."""
+        """All events. An error after the start becomes an event, and [DONE] always ends the stream."""
         try:
             async for batch in self.chat.job.batches():
                 data = b"".join([self._events(delta) for _, delta in batch])
@@ -84,7 +84,7 @@ class ChatStream:
         return found if self.chat.body.include_reasoning else [said for said in found if said.kind != "reasoning"]
 
     def _delta(self, said: Event) -> dict[str, Any]:
-        """An event in OpenAI's shape. A call's id and name come once, with its first piece."""
+        """An event as a delta in OpenAI's shape. A call's id and name come once, with its first piece."""
         if said.kind == "content":
             return {"content": said.text}
         if said.kind == "reasoning":

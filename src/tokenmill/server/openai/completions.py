@@ -67,8 +67,8 @@ Batch = list[tuple[Task, TextDelta]]
 async def open_completion(
     context: Context, body: CompletionRequest, job: Job, base: str, reader: Callable[[], Awaitable[Read]] | None = None
 ) -> Completion:
-    """Tokenise, check and send all prompts; errors are raised before the answer begins. `reader` makes other
-    prompts."""
+    """Tokenise, check and send all prompts. Errors are raised before the answer begins. `reader` makes the prompts in
+    another way."""
     model = context.check_model(body.model)
     prompts = _prompts(body.prompt)
     if job.priority is not None:
@@ -208,13 +208,13 @@ class CompletionStream:
         self.columns: dict[int, CompletionColumns] = {}
         self.held: dict[int, list[TextDelta]] = {}
         self.said = 0
-        """Tokens shown so far, which usage counts while the stream runs."""
+        """Tokens shown so far. Usage counts these while the stream runs."""
         self.prompt_rows: dict[int, list[Row | None]] = {}
         rich = body.logprobs is not None or body.return_token_ids or self.usage_always or body.stream_interval
         self.simple = not rich and not completion.only_echo
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All events. An error after the start is an event, too, and [DONE] always ends the stream."""
+        """All events. An error after the start becomes an event, and [DONE] always ends the stream."""
         try:
             async for batch in self.completion.job.batches():
                 told = partial(self._told, batch)
@@ -231,7 +231,7 @@ class CompletionStream:
         yield DONE
 
     def _weight(self, batch: Batch) -> int:
-        """Bytes of prompt scores that this batch writes: every choice begins with the scores of its prompt."""
+        """The bytes of prompt scores in this batch: every choice begins with the scores of its prompt."""
         body = self.completion.body
         if not body.echo or body.logprobs is None:
             return 0

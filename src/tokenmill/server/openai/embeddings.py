@@ -54,7 +54,7 @@ def pooled(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encode(vector: list[float], body: EmbeddingRequest) -> msgspec.Raw | str:
-    """Encode one vector. Thousands encoded in one call would keep the interpreter from all other work."""
+    """Encode one vector. Encoding thousands in one call would block all other work of the interpreter."""
     if body.encoding_format == "float":
         return msgspec.Raw(msgspec.json.encode(vector))
     values = array.array("f", vector)

@@ -36,7 +36,7 @@ class TokenNames:
 
 
 def chat_logprobs(rows: Sequence[Row], top: int, names: TokenNames) -> dict[str, Any]:
-    """The `logprobs` object of a chat choice; the chosen token is each row's first."""
+    """The `logprobs` object of a chat choice. The chosen token comes first in each row."""
     return {"content": [_chat_row(row, top, names) for row in rows], "refusal": None}
 
 
@@ -53,19 +53,19 @@ def _entry(token: int, entry: TokenLogprob, names: TokenNames) -> dict[str, Any]
 
 
 class CompletionColumns:
-    """The growing `logprobs` object of a completion. `offset`: characters of text that the tokens have made so far.
+    """The growing `logprobs` object of a completion. `offset`: the characters that the tokens have made so far.
 
-    Tokens are keys here, so each needs its own name: parts of a character are written as OpenAI writes them."""
+    Tokens are keys here, so each needs a name of its own: parts of a character are written as OpenAI writes them."""
 
     def __init__(self, names: TokenNames, top: int, decoder: StreamDecoder | None) -> None:
-        """decoder: decodes the tokens' text from the first token on; None: the tokens become no text."""
+        """decoder: decodes the tokens' text from the first token on. None: tokens do not become text."""
         self.names = names
         self.top = top
         self.decoder = decoder
         self.offset = 0
 
     def take(self, rows: Sequence[Row | None], token_ids: Sequence[int]) -> dict[str, Any]:
-        """The columns of some tokens. The first prompt token has no probability."""
+        """Add the columns of some tokens. The first token of a prompt has no probability."""
         out: dict[str, Any] = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         for row, token in zip(rows, token_ids, strict=False):
             if row is None:
@@ -82,7 +82,7 @@ class CompletionColumns:
         return out
 
     def _likely(self, row: Row, token: int) -> dict[str, float]:
-        """Log-probabilities by name. If two tokens share a name, the chosen one wins, otherwise the likelier one."""
+        """Log-probabilities by name. If tokens share a name, the chosen one wins, else the likeliest."""
         found: dict[str, float] = {}
         for each, entry in sorted(row.items(), key=lambda item: (item[0] != token, item[1].rank)):
             if entry.rank <= self.top or each == token:

@@ -67,7 +67,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             )
 
     async def invoke(request: Request, context: Context) -> Response:
-        """A chat, a completion or embeddings, by what the body holds: the one path of some hosts."""
+        """Answer a chat, a completion or embeddings, depending on the body's fields: some hosts have only this path."""
         names = await context.bodies.run_in_thread(body_size(request), request.scope["state"]["body"].fields)
         for name, handler in kinds.items():
             if name in names:
@@ -85,36 +85,36 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 
 def _add_telling(app: FastAPI, context: Context) -> None:
-    """Models, timelines, and what reads tokens."""
+    """Add models, timelines, and what reads tokens."""
     created = int(time.time())
 
     async def models(request: Request) -> Response:
-        """The served models."""
+        """List the served models."""
         return json_answer(tokens.model_list(listed(context.shared, request), created))
 
     async def model(request: Request) -> Response:
-        """One served model."""
+        """Get one served model."""
         return json_answer(tokens.model_card(known(context.shared, request, request.path_params["name"]), created))
 
     async def timeline(request: Request) -> Response:
-        """What happened to a recent request, and when; only its own key may ask."""
+        """Get the timeline of a recent request. Only its own key may ask."""
         found = context.history.find(request.path_params["id"], tenant(request))
         if found is None:
             raise HttpError(404, "There is no such request, or it is too long ago.", param="id")
         return json_answer(found)
 
     async def tokenizer_info(request: Request, context: Context) -> Response:
-        """The tokenizer's settings."""
+        """Get the tokenizer's settings."""
         return json_answer(tokens.tokenizer_info(context))
 
     async def tokenize(request: Request, context: Context) -> Response:
-        """Token ids of a prompt or a conversation."""
+        """Get the token ids of a prompt or a conversation."""
         size = body_size(request)
         body = await read_body(context, request, TokenizeRequest)
         return json_answer(await tokens.tokenize(context, body, size))
 
     async def detokenize(request: Request, context: Context) -> Response:
-        """Text of token ids."""
+        """Get the text of token ids."""
         body = await read_body(context, request, DetokenizeRequest)
         return json_answer(await tokens.detokenize(context, body))
 

@@ -36,7 +36,8 @@ _AS_GIVEN = (
     "temperature_last",
 )
 MOST_TOGETHER = {"bad_words": 8192, "dry_sequence_breakers": 256}
-"""Most characters of all together. An engine finds their tokens between two steps, while all answers wait."""
+"""Most characters of all entries of a field together. An engine tokenises them between two steps, while all answers
+wait."""
 _IF_GIVEN = (*SAMPLER_FIELDS, "dry_sequence_breakers", "samplers")
 
 
@@ -50,7 +51,7 @@ def sampling_params(
     echo: bool = False,
     detokenize: bool = True,
 ) -> SamplingParams:
-    """Checked parameters; ParameterError names the wrong field. `echo`: the prompt's tokens are scored, too."""
+    """Checked parameters. A ParameterError names the wrong field. `echo`: the prompt's tokens are scored as well."""
     _check_limits(body, limits, logprobs)
     neutral = SamplingParams() if body.use_beam_search else default_params(generation)
     values: dict[str, Any] = {name: getattr(body, name) for name in _AS_GIVEN}
@@ -82,7 +83,8 @@ def all_of_them(body: Any, names: Sequence[str], vocab_size: int) -> None:
 
 
 def truncate(ids: list[int], body: Any, max_model_len: int, max_tokens: int | None) -> list[int]:
-    """Keep `truncate_prompt_tokens` tokens: the last ones, or the first with truncation_side = right; -1: what fits."""
+    """Keep `truncate_prompt_tokens` tokens: the last ones, or with truncation_side = right the first ones. -1: as many
+    as fit."""
     keep = body.truncate_prompt_tokens
     if keep is None:
         return ids
@@ -94,7 +96,7 @@ def truncate(ids: list[int], body: Any, max_model_len: int, max_tokens: int | No
 
 
 def within(params: SamplingParams, room: int) -> SamplingParams:
-    """Shorten a length that the request did not ask for to the room that the context has."""
+    """Shorten a default length to the room in the context."""
     if params.max_tokens is None or not 0 < room < params.max_tokens:
         return params
     return msgspec.structs.replace(params, max_tokens=room)

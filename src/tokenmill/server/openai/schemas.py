@@ -37,7 +37,7 @@ MOST_BAD_WORDS = 512
 
 
 class StreamOptions(BaseModel):
-    """What a stream carries besides deltas."""
+    """The options of a stream."""
 
     model_config = STRICT
     include_usage: bool | None = None
@@ -45,7 +45,7 @@ class StreamOptions(BaseModel):
 
     @property
     def usage_at_end(self) -> bool:
-        """Does the client want usage at the end? (Also if it wants usage in every chunk.)"""
+        """Does the client want usage at the end? A client that wants usage in every chunk does."""
         return self.continuous_usage_stats if self.include_usage is None else self.include_usage
 
 
@@ -60,7 +60,7 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """Text, any JSON object, JSON of a schema (llama.cpp puts it beside `type`), or structural tags."""
+    """Text, any JSON object, JSON of a schema (which llama.cpp puts beside `type`), or structural tags."""
 
     model_config = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
@@ -72,7 +72,8 @@ class ResponseFormat(BaseModel):
 
 
 class SamplingFields(BaseModel):
-    """Fields that chat and completions share. Unset ones take the model's generation_config, then neutral values."""
+    """The fields that chat and completions share. Unset ones take the model's generation_config, then neutral
+    values."""
 
     model_config = STRICT
     model: str | None = Field(None, max_length=1024)
@@ -281,7 +282,7 @@ class PoolingRequest(EmbeddingRequest):
 
 
 class AnyRequest(BaseModel):
-    """POST /invocations: a chat, a completion or embeddings, by what the body holds."""
+    """POST /invocations: a chat, a completion or embeddings, depending on the body's fields."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     messages: Any = None
@@ -290,7 +291,7 @@ class AnyRequest(BaseModel):
 
 
 class TokenizeRequest(BaseModel):
-    """POST /tokenize: a prompt, or messages; `content` and what follows it is llama.cpp's form."""
+    """POST /tokenize: a prompt or messages. `content` and the fields after it are llama.cpp's form."""
 
     model_config = STRICT
     model: str | None = Field(None, max_length=1024)

@@ -32,11 +32,11 @@ _DIRECT = {
 }
 _OURS = "structured_outputs"
 _SWITCHES = frozenset(("json_object", *SWITCHES))
-"""Fields where clients send false to mean "no". (A schema that is false is one that no value fits.)"""
+"""Fields in which clients send false to mean "no". (A schema that is false would be one that no value fits.)"""
 
 
 def structure(body: SamplingFields) -> dict[str, Any] | None:
-    """structured_outputs of a request, or None."""
+    """The structured_outputs of a request, or None."""
     found = _asked(body)
     if not found:
         if body.guided_whitespace_pattern is not None:
@@ -61,7 +61,7 @@ def structured_by(body: SamplingFields) -> str | None:
 
 
 def said_of_structure(body: SamplingFields) -> AbstractContextManager[None]:
-    """Inside this context, an error about a structure names the field that it came in, which may be `tools`."""
+    """Inside this context, an error about a structure names the field that holds it, which may be `tools`."""
     name = structured_by(body) or ("tools" if getattr(body, "tools", None) else _OURS)
     return nullcontext() if name == _OURS else in_names_of({_OURS: name})
 
@@ -87,7 +87,7 @@ def _check_size(given: dict[str, Any]) -> None:
         size = len(msgspec.json.encode(given))
     except RecursionError:
         size = 2 * MAX_SPEC_BYTES + 1
-    if size > 2 * MAX_SPEC_BYTES:  # as written; the exact limit is checked where the structure is lowered
+    if size > 2 * MAX_SPEC_BYTES:  # the size as written; the engine checks the exact limit when it lowers the structure
         refuse(f"it is larger than {MAX_SPEC_BYTES >> 10} KiB, or nested too deeply.")
 
 

@@ -17,7 +17,7 @@ from tokenmill.server.text_workers import Talk
 
 
 async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[str, Any]:
-    """Ids of a prompt or a conversation. `size`: bytes of the request's body."""
+    """The ids of a prompt or a conversation. `size`: bytes of the request's body."""
     context.check_model(body.model)
     if body.content is not None:
         if body.prompt is not None or body.messages is not None:
@@ -35,7 +35,7 @@ async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[s
     tokenizer = context.backend.info.tokenizer
     strings = None
     if body.return_token_strs and tokenizer is not None:
-        named = cache(tokenizer.id_to_token)  # one object for each id, however often it comes
+        named = cache(tokenizer.id_to_token)  # one object per id, however often it occurs
         strings = await context.text.run_in_thread(lambda: list(map(named, ids)), size)
     return {
         "count": len(ids),
@@ -46,7 +46,7 @@ async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[s
 
 
 async def _pieces(context: Context, body: TokenizeRequest, text: str) -> dict[str, Any]:
-    """llama.cpp's answer: ids, or ids with their texts (bytes where a token is not valid text)."""
+    """llama.cpp's answer: ids, or ids with their texts (bytes if a token is not valid text)."""
     tokenizer = context.backend.info.tokenizer
     if tokenizer is None:
         raise ParameterError("This server has no tokenizer.", param="content")
@@ -68,7 +68,7 @@ def _piece(data: bytes) -> str | list[int]:
 
 
 def talk(context: Context, body: Any) -> Talk:
-    """The messages and the template's options of a body."""
+    """The messages and the template's options in a body."""
     options = {
         "chat_template": context.chat_template,
         "chat_template_kwargs": body.chat_template_kwargs,
@@ -80,7 +80,7 @@ def talk(context: Context, body: Any) -> Talk:
 
 
 async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any]:
-    """Text of ids."""
+    """The text of ids."""
     context.check_model(body.model)
     if context.backend.info.tokenizer is None:
         raise ParameterError("This server has no tokenizer.", param="tokens")
@@ -88,7 +88,7 @@ async def detokenize(context: Context, body: DetokenizeRequest) -> dict[str, Any
     if (highest := max(body.tokens, default=0)) >= size:
         raise ParameterError(f"tokens holds token id {highest}, outside the vocabulary of {size}.", param="tokens")
     text = await context.text.run_in_thread(lambda: context.text.decode(body.tokens), len(body.tokens))
-    return {"prompt": text, "content": text}  # vLLM's name for it, and llama.cpp's
+    return {"prompt": text, "content": text}  # under vLLM's name and llama.cpp's
 
 
 def tokenizer_info(context: Context) -> dict[str, Any]:

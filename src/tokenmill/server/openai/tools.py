@@ -16,7 +16,7 @@ from tokenmill.text.messages.message import Message
 
 
 def tool_wish(body: ChatRequest) -> ToolWish:
-    """What the request says about tools; ParameterError names the field that is wrong."""
+    """The request's tools. A ParameterError names the wrong field."""
     tools: dict[str, Any] = {}
     strict = set()
     for tool in body.tools or ():
@@ -49,7 +49,7 @@ def tool_wish(body: ChatRequest) -> ToolWish:
 
 
 def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
-    """The schema of a function's arguments. A function that names none takes none, so its calls say `{}`."""
+    """The schema of a function's arguments. A function without a schema takes none, so its calls have `{}`."""
     found = parameters or {}
     described = found.keys() - {"type", "title", "description", "$schema", "required"}
     if any(found.get(name) for name in described) or found.get("type", "object") != "object" or found.get("required"):
@@ -60,7 +60,7 @@ def arguments_schema(parameters: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _choice(given: Any) -> tuple[str, str | None, list[str] | None]:
-    """-> (none, auto or required; the function that is named; the names that are allowed)."""
+    """none, auto or required; the function that must be called; the functions that are allowed."""
     if given is None or isinstance(given, str):
         return given or "auto", None, None
     kind = given.get("type", "function")

@@ -17,8 +17,8 @@ from tokenmill.server.store import OBJECTS, Kept
 
 @dataclass(slots=True, eq=False)
 class KeptChat(Kept):
-    """One chat completion. `messages`: what was asked, as a list; `answer`: the whole completion, None while it is
-    being written; `held`: bytes that wait for its end."""
+    """One stored chat completion. `messages`: the request's, as a list; `answer`: the whole completion, None while it
+    is being written; `held`: bytes reserved until it ends."""
 
     kind: ClassVar[str] = "chat completion"
     param: ClassVar[str] = "completion_id"
@@ -40,14 +40,14 @@ class KeptChat(Kept):
         return self.answer is None
 
     def shown(self) -> dict[str, Any]:
-        """The completion with its metadata; 404 while there is none."""
+        """The completion with its metadata. Raises 404 while there is none."""
         if self.answer is None:
             raise HttpError(404, f"The chat completion {self.id[:100]!r} is still being written.", param=self.param)
         return {**msgspec.json.decode(self.answer), "metadata": dict(self.metadata)}
 
 
 def stored_messages(body: ChatRequest, chat_id: str) -> bytes:
-    """What was asked, as the API lists it, encoded."""
+    """The request's messages, encoded, as the API lists them."""
     return msgspec.json.encode([_stored(m, f"{chat_id}-{number}") for number, m in enumerate(body.messages)])
 
 

@@ -23,7 +23,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return context.store.find(KeptChat, request.path_params["completion_id"], tenant(request))
 
     async def list_chats(request: Request) -> Response:
-        """Stored chats, the oldest first."""
+        """List stored chats, the oldest first."""
         query, page = request.query_params, read_page(request.query_params, order="asc")
         wanted = {name[1]: value for key, value in query.items() if (name := METADATA.fullmatch(key))}
         chats = [
@@ -39,12 +39,12 @@ def add_routes(app: FastAPI, context: Context) -> None:
         )
 
     async def read(request: Request) -> Response:
-        """A stored chat."""
+        """Get a stored chat."""
         chat = found(request)
         return await context.bodies.run_in_thread(chat.size, lambda: json_answer(chat.shown()))
 
     async def update(request: Request) -> Response:
-        """Give it other metadata."""
+        """Change a stored chat's metadata."""
         body = await read_body(context, request, UpdateRequest)
         chat = found(request)
         chat.shown()
@@ -53,13 +53,13 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return json_answer(chat.shown())
 
     async def forget(request: Request) -> Response:
-        """Forget it."""
+        """Delete a stored chat."""
         name = found(request).id
         context.store.delete(KeptChat, name, tenant(request))
         return json_answer({"id": name, "object": "chat.completion.deleted", "deleted": True})
 
     async def messages(request: Request) -> Response:
-        """What it was asked, the first message first."""
+        """List the messages of a stored chat's request, the first one first."""
         chat, page = found(request), read_page(request.query_params, order="asc")
 
         def shown() -> Response:

@@ -27,18 +27,18 @@ _PLAIN = re.compile(r"[A-Za-z0-9._~-]+")
 
 
 def kept_base(base: str) -> str:
-    """An id that can stand in a path."""
+    """An id that may stand in a path."""
     return base if _PLAIN.fullmatch(base) else uuid.uuid4().hex
 
 
 class Keeping:
-    """What becomes of one chat; without `store` nothing does."""
+    """Stores one chat. Without `store` it does nothing."""
 
     def __init__(self, context: Context, chat: Chat, kept: KeptChat | None) -> None:
         self.context, self.chat, self.kept = context, chat, kept
 
     def end(self, answer: bytes | None) -> None:
-        """It is whole, or (None) will never be."""
+        """The answer is complete, or (None) never will be."""
         kept, store = self.kept, self.context.store
         if kept is None:
             return
@@ -49,12 +49,12 @@ class Keeping:
             store.weigh(kept)
 
     def close(self) -> None:
-        """Nobody writes to it any more: what is not whole by now goes."""
+        """Nothing writes to the chat any more. If it is incomplete now, it is dropped."""
         if self.kept is not None and self.kept.busy:
             self.end(None)
 
     async def whole(self, make: Callable[[Gathered], Any]) -> Response:
-        """The answer, when all of it is there."""
+        """The complete answer."""
         answer: bytes | None = None
         try:
             found = await self.chat.job.gather()
@@ -65,7 +65,7 @@ class Keeping:
             self.end(answer)
 
     async def stream(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The same chunks; when all have been taken, what they say is kept."""
+        """The same chunks. When all have been taken, the answer that they hold is stored."""
         if self.kept is None:
             async for data in chunks:
                 yield data
@@ -93,7 +93,7 @@ class Keeping:
 
 
 async def begin_keeping(context: Context, chat: Chat, body: ChatRequest, owner: str) -> Keeping:
-    """Take a place in the store, if the request asks for it; refused when there is none."""
+    """Take a place in the store if the request asks for it. A full store refuses."""
     if not body.store:
         return Keeping(context, chat, None)
     messages = await context.bodies.run_in_thread(chat.job.size, lambda: stored_messages(body, chat.id))

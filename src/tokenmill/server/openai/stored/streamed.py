@@ -16,7 +16,7 @@ _decode = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 def completion_of(data: bytes) -> dict[str, Any] | None:
-    """The completion that these events make; None if they hold an error, or nothing."""
+    """The completion that these events add up to. None: they hold an error, or nothing."""
     choices: dict[int, Choice] = {}
     head: dict[str, Any] = {}
     for chunk in _chunks(data):
@@ -43,7 +43,7 @@ def _empty(index: int) -> Choice:
 
 
 def _add(choice: Choice, given: dict[str, Any]) -> None:
-    """One chunk's part; text is joined at the end."""
+    """Add one chunk's part. Text is joined at the end."""
     delta = given.get("delta") or {}
     choice["message"]["role"] = delta.get("role") or choice["message"]["role"]
     for name in _TOGETHER:
