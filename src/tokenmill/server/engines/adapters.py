@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.5
-"""How often a caller that waits for an adapter checks that there are engines at all."""
+"""How often a caller that waits for an adapter checks that there still are engines."""
 MOST_DEATHS = 2
-"""Engine deaths while one adapter is read, after which it is given up: the next life would die of it, too."""
+"""Deaths of engines while they read one adapter, after which the adapter is given up: the next life would die as
+well."""
 
 
 class Crew(Protocol):
-    """What adapter loading needs from a fleet."""
+    """The part of a fleet that loading adapters needs."""
 
     engines: Sequence[Engine]
     open_requests: dict[str, Open]
@@ -55,23 +56,23 @@ class Loading:
 
 
 class AdapterTraffic:
-    """The adapters of a fleet's engines."""
+    """The adapters in a fleet's engines."""
 
     def __init__(self, crew: Crew, book: AdapterBook) -> None:
         self.crew, self.book = crew, book
         self.waiting: dict[int, Loading] = {}
-        """By adapter."""
+        """Loads in progress, by the adapter's number."""
         self.lock = asyncio.Lock()
 
     def named(self, info: ModelInfo, names: tuple[str, ...]) -> ModelInfo:
-        """The model's facts, with its own names and those of its adapters."""
+        """The model's facts, with the names of the model and of its adapters."""
         folders = {name: served.path for name, served in self.book.by_name.items()}
         numbers = dict(self.book.numbers)
         return replace(info, names=(*names, *numbers), adapters=numbers, folders=folders)
 
     async def load(self, name: str, path: Path, *, instead: bool = False) -> Served:
-        """Load an adapter in every engine, then serve it; raises what is wrong with it. `instead`: replace one of this
-        name."""
+        """Load an adapter in every engine, then serve it. Errors in the adapter are raised. `instead`: replace the
+        adapter of this name."""
         async with self.lock:
             ready = {engine.number for engine in self.crew.engines if engine.ready}
             if not ready:
@@ -98,20 +99,20 @@ class AdapterTraffic:
             return served
 
     def current(self, request: Request) -> Request:
-        """The request with its adapter as it is now: names may have changed while the prompt was read."""
+        """The request with its present adapter. Names may have changed while its prompt was read."""
         if not request.adapter or (number := self.book.current(request.adapter)) == request.adapter:
             return request
         return msgspec.structs.replace(request, adapter=number)
 
     def unload(self, name: str) -> Served:
-        """Refuse new requests for it at once; engines drop it when its open requests have ended."""
+        """Refuse new requests for it at once. Engines drop it when its open requests have ended."""
         served = self.book.remove(name)
         self.crew.tell_names()
         self.let_go()
         return served
 
     def let_go(self) -> None:
-        """Have engines drop adapters that have no name any more and that no open request uses."""
+        """Tell engines to drop adapters that have no name any more and that no open request uses."""
         if not self.book.left:
             return
         used = {entry.request.adapter for entry in self.crew.open_requests.values()}
@@ -120,8 +121,8 @@ class AdapterTraffic:
             self._tell(Adapt(number, served.name))
 
     def introduce(self, engine: Engine) -> None:
-        """Tell a new life of an engine the adapters loaded since the start: it knows only those that all engines begin
-        with."""
+        """Tell a new life of an engine which adapters were loaded since the start. By itself it loads only those that
+        engines start with."""
         for command in self.book.commands():
             self._send(engine, command)
         for loading in self.waiting.values():
@@ -133,7 +134,7 @@ class AdapterTraffic:
                 loading.done.set_exception(EngineDeadError("engines died while they read this adapter"))
 
     def heard(self, engine: Engine, adapted: Mapping[int, str]) -> None:
-        """Take an engine's answers about adapters: an empty text, or what is wrong."""
+        """Take an engine's answer about an adapter: an empty text, or an error."""
         for number, said in adapted.items():
             waiting = self.waiting.get(number)
             if waiting is None:

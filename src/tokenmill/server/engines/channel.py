@@ -20,19 +20,19 @@ CHUNK = 1 << 20
 
 
 def frame(name: str, body: bytes) -> bytes:
-    """One message as it travels."""
+    """One message as bytes."""
     data = name.encode(errors="surrogatepass")
     return HEAD.pack(len(data), len(body)) + data + body
 
 
 class Frames:
-    """Bytes in, whole messages out."""
+    """Turns bytes into whole messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
     def push(self, data: bytes) -> list[tuple[str, bytes]]:
-        """(name, body) of every message that is complete now. Each is given once, even if the caller fails on it."""
+        """(name, body) of every message that is complete now. Each is given only once, even if its handler fails."""
         self._data += data
         at, held, found = 0, self._data, []
         while len(held) - at >= HEAD.size:
@@ -49,7 +49,7 @@ class Frames:
 
 
 class LoopEnd:
-    """The server's end, with callbacks in an event loop. Bytes that the other side does not take yet wait here."""
+    """The server's end, with callbacks in an event loop. Bytes that the other end does not take yet wait here."""
 
     def __init__(self, sock: socket.socket, on_frame: Callable[[str, bytes], None], on_end: Callable[[], None]) -> None:
         sock.setblocking(False)
@@ -62,7 +62,7 @@ class LoopEnd:
         self.loop.add_reader(sock.fileno(), self._readable)
 
     def send(self, data: bytes) -> None:
-        """Send without waiting. Nothing is sent when the other end is gone."""
+        """Send without waiting. If the other end is gone, nothing is sent."""
         if self.closed:
             return
         if self.waiting:
@@ -118,7 +118,7 @@ class LoopEnd:
 
 
 class BlockingEnd:
-    """The engine's end: one thread receives, any thread sends. Sending never waits for a slow server."""
+    """The engine's end: one thread receives, and any thread sends. Sending never waits for a slow server."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
@@ -131,7 +131,7 @@ class BlockingEnd:
         self.poll.register(sock, select.POLLIN)
 
     def receive(self, timeout: float) -> list[tuple[str, bytes]] | None:
-        """All messages that have arrived, after waiting at most `timeout` for the first; None: the other side is
+        """All messages that have arrived, after waiting at most `timeout` for the first. None: the other end is
         gone."""
         found: list[tuple[str, bytes]] = []
         if not self.poll.poll(timeout * 1000):
@@ -170,7 +170,7 @@ class BlockingEnd:
             return self.sock.send(data)
         except (BlockingIOError, InterruptedError):
             return 0
-        except OSError:  # the server is gone; `receive` reports it
+        except OSError:  # the server is gone, and `receive` reports it
             return len(data)
 
     def _send_rest(self) -> None:

@@ -36,12 +36,12 @@ from tokenmill.server.engines.channel import BlockingEnd, frame
 
 Build = Callable[[EngineConfig], Any]
 LONG_STEP_S = 0.25
-"""A step that takes longer than this reports its progress, and again each time this has passed."""
+"""A step that takes longer than this reports its progress, and reports again each time this has passed."""
 FAILED_EXIT = 70
 
 
 def build_default(config: EngineConfig) -> Any:
-    """The real engine; imports torch."""
+    """Build the real engine. This imports torch."""
     from tokenmill.engine.build import build_engine
 
     built = build_engine(config)
@@ -60,7 +60,7 @@ def name_of(command: Command) -> str:
 
 
 def read_command(name: str, body: bytes) -> Command:
-    """A command from its bytes; an error about one that cannot be read names its request."""
+    """Decode a command. An error about one that cannot be decoded names its request."""
     try:
         return decode_command(body)
     except Exception:
@@ -73,12 +73,13 @@ def run_engine(
     receive: Callable[[float], list[Command] | None],
     send: Callable[[News], None],
 ) -> None:
-    """Load the model, report what it is, and serve."""
-    with no_collection():  # all that torch's modules make stays; collecting would take an eighth of the import
+    """Load the model, report its facts, and serve."""
+    # everything that torch's modules create stays; collecting garbage would take an eighth of the import's time
+    with no_collection():
         from tokenmill.engine.loop import EngineLoop, describe
 
         gc.freeze()
-        gc.unfreeze()  # these objects count as old now, though no collection has looked at them
+        gc.unfreeze()  # these objects count as old now, though no collection has scanned them
 
     began = time.monotonic()
     try:
@@ -101,7 +102,7 @@ def run_engine(
 
 
 def _beat(loop: Any, send: Callable[[News], None], ended: threading.Event) -> None:
-    """During a long step, report how much of it is done. The server takes an engine without news for hung."""
+    """Report during a long step how much of it is done. The server would take an engine without news for a hung one."""
     rounds = said = -1
     while not ended.wait(LONG_STEP_S):
         if loop.rounds == rounds and (done := loop.done()) != said:
@@ -111,7 +112,7 @@ def _beat(loop: Any, send: Callable[[News], None], ended: threading.Event) -> No
 
 
 def run_child(build: Build, config: EngineConfig, sock: socket.socket, lasting: bool) -> None:
-    """The engine process's main function; it ends when its parent does."""
+    """The main function of the engine process. The process ends when its parent does."""
     wire = BlockingEnd(sock)
 
     def receive(timeout: float) -> list[Command] | None:
@@ -125,7 +126,7 @@ def run_child(build: Build, config: EngineConfig, sock: socket.socket, lasting: 
     try:
         _settle_in(lasting, send)
         run_engine(build, config, receive, send)
-    except Exception:  # a broken device may keep Python from exiting in an orderly way
+    except Exception:  # a broken device may keep Python from exiting normally
         traceback.print_exc()
         wire.flush(1.0)
         os._exit(FAILED_EXIT)
@@ -134,14 +135,16 @@ def run_child(build: Build, config: EngineConfig, sock: socket.socket, lasting: 
 
 
 def _settle_in(lasting: bool, send: Callable[[News], None]) -> None:
-    """Behave as a child: end with the parent, leave signals to it, and dump stack traces when asked."""
+    """Set the process up as a child: it ends with its parent, leaves signals to it, and dumps stack traces when
+    asked."""
     import faulthandler
 
     try:
-        for name in ("SIGINT", "SIGTERM"):  # the parent decides when we end: it may still have requests to finish
+        # the parent decides when this process ends: it may still have requests to finish
+        for name in ("SIGINT", "SIGTERM"):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         end_with_parent(lasting)
-    except Exception as error:  # such as a lack of threads
+    except Exception as error:  # for example a lack of threads
         send(Failed(f"{type(error).__name__}: {error}"))
         raise

@@ -25,14 +25,15 @@ log = logging.getLogger("tokenmill.server")
 
 
 class Crew(Protocol):
-    """What sleeping needs from a fleet."""
+    """The part of a fleet that sleeping needs."""
 
     engines: Sequence[Engine]
     keeper: Keeper
 
 
 class RestTraffic:
-    """The sleep of a fleet's engines. `asleep`: tags of memory given back. `kept`: pinned host memory used instead."""
+    """Sleep in a fleet's engines. `asleep`: tags of the memory given back. `kept`: pinned host memory that is used
+    instead."""
 
     def __init__(self, crew: Crew) -> None:
         self.crew = crew
@@ -45,7 +46,7 @@ class RestTraffic:
         self.lock = asyncio.Lock()
 
     async def sleep(self, level: int) -> None:
-        """Put all engines to sleep; no request may be open. If one engine cannot sleep, all stay awake."""
+        """Put all engines to sleep. No request may be open. If one engine cannot sleep, all stay awake."""
         async with self.lock:
             if not all(engine.ready for engine in self.crew.engines):
                 raise EngineDeadError("an engine is not ready")
@@ -60,7 +61,7 @@ class RestTraffic:
             self.crew.keeper.resting = True
 
     async def wake(self, tags: Iterable[str] = TAGS) -> None:
-        """Wake all engines. Those that died asleep are loaded again completely."""
+        """Wake all engines. Engines that died asleep are loaded again completely."""
         async with self.lock:
             if not self.asleep:
                 return
@@ -78,7 +79,7 @@ class RestTraffic:
                 self.level = 0
 
     async def _ask(self, command: Sleep | Wake) -> None:
-        """Send a command to every engine and wait for every answer; raises the first failure."""
+        """Send a command to every engine and wait for every answer. The first failure is raised."""
         self.waiting, self.said = {engine.number for engine in self.crew.engines}, []
         self.done = asyncio.get_running_loop().create_future()
         try:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class FairQueue:
-    """`limit`: most outputs at the engines at once (0: no limit, so nothing waits here)."""
+    """`limit`: most outputs in the engines at once (0: no limit, so nothing waits here)."""
 
     limit: int = 0
     sent: int = 0
@@ -22,11 +22,11 @@ class FairQueue:
 
     @property
     def num_waiting(self) -> int:
-        """Requests that wait here."""
+        """The number of requests that wait here."""
         return sum(map(len, self.waiting.values()))
 
     def take(self, owner: str, request_id: str, count: int, priority: int) -> bool:
-        """True: send it now (it is counted as sent). False: it waits, and `next` will name it."""
+        """True: send it now (it counts as sent). False: it waits, and `next` will return it."""
         if not self.limit or (self.sent + count <= self.limit and not self.waiting) or self.sent == 0:
             self._send(owner, count)
             return True
@@ -41,8 +41,8 @@ class FairQueue:
             del self.by_owner[owner]
 
     def next(self) -> str | None:
-        """A request that may be sent now: the most urgent; among equals, of the owner with the fewest outputs at the
-        engines."""
+        """A request that may be sent now: the most urgent one; among equals, one of the owner with the fewest outputs
+        in the engines."""
         if not self.waiting:
             return None
         key = min(self.waiting, key=lambda k: (k[0], self.by_owner[k[1]], self.waiting[k][0][0]))
@@ -56,7 +56,7 @@ class FairQueue:
         return request_id
 
     def drop(self, owner: str, request_id: str, priority: int) -> bool:
-        """Forget a request whose caller has left; -> was it waiting here?"""
+        """Remove a request whose caller has left. Returns whether it was waiting here."""
         queue = self.waiting.get((priority, owner))
         if queue is None:
             return False

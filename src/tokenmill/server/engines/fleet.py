@@ -40,11 +40,11 @@ MAX_BACKLOG = 16_384
 """Most deltas that may wait for a slow reader."""
 MUDDLED = "what the engine said could not be handled"
 QUICK = 8192
-"""Checking this many token ids takes a fraction of a millisecond; longer requests are checked in a thread."""
+"""Checking this many token ids takes a fraction of a millisecond. Longer requests are checked in a thread."""
 
 
 class Fleet:
-    """See the module's text."""
+    """The engines of one model. The module's text describes it."""
 
     def __init__(self, make_link: MakeLink, names: tuple[str, ...], options: FleetOptions) -> None:
         self.names = names
@@ -64,7 +64,7 @@ class Fleet:
         self.parked: deque[str] = deque()
         self.replays = 0
         self.ended_well = 0
-        """Outputs that ended well since a death was last explained."""
+        """Outputs that have ended normally since the last death that was explained."""
         self.on_broken: Callable[[str], None] = lambda reason: None
         self.observe: Callable[..., None] = lambda tokens, engine: None
         self.loaded: asyncio.Future[None] | None = None
@@ -75,7 +75,7 @@ class Fleet:
     # ------------------------------------------------------------ life
 
     async def start(self) -> None:
-        """Load all engines; raises what the first failing one reports."""
+        """Load all engines. Raises the report of the first one that fails."""
         self.loaded = asyncio.get_running_loop().create_future()
         self.keeper.start()
         for engine in self.engines:
@@ -84,7 +84,7 @@ class Fleet:
         await self.loaded
 
     async def close(self) -> None:
-        """Stop all engines; callers that still wait get an error."""
+        """Stop all engines. Callers that still wait get an error."""
         self.end_all("the server is shutting down")
         await self.keeper.close()
 
@@ -95,12 +95,12 @@ class Fleet:
 
     @property
     def restarts(self) -> int:
-        """How many lives of engines began because the previous one had ended."""
+        """How many lives of engines began because an earlier one had ended."""
         return self.keeper.restarts
 
     @property
     def broken(self) -> str | None:
-        """Why there are no engines any more."""
+        """Why no engine is left."""
         return self.keeper.broken
 
     # ------------------------------------------------------------ Backend
@@ -124,7 +124,7 @@ class Fleet:
         assert admission is not None, "the fleet is not loaded"
         late = request.params.structured_outputs is not None
         checked = request
-        if late:  # the engine compiles the structure, and answers whether it could
+        if late:  # the engine compiles the structure, and answers whether it succeeded
             params = msgspec.structs.replace(request.params, structured_outputs=None)
             checked = msgspec.structs.replace(request, params=params)
 
@@ -157,7 +157,7 @@ class Fleet:
         return entry.timeline
 
     async def generate(self, request: Request) -> AsyncIterator[TextDelta]:
-        """TextGenerator: deltas of all outputs; leaving early aborts the request."""
+        """For TextGenerator: the deltas of all outputs. Leaving early aborts the request."""
         stream = DeltaStream()
         await self.open(request, stream)
         left = self.open_requests[request.id].num_outputs if request.id in self.open_requests else 1
@@ -170,7 +170,7 @@ class Fleet:
             self.abandon(request.id)
 
     async def abort(self, request_id: str) -> None:
-        """TextGenerator: end a request; its stream gets terminal deltas."""
+        """For TextGenerator: end a request. Its stream gets terminal deltas."""
         entry = self.open_requests.get(request_id)
         if entry is not None:
             self._fail(entry, None, "abort")
@@ -227,7 +227,7 @@ class Fleet:
             self._start_failed(engine, news)
 
     def _mistake(self, request_id: str) -> None:
-        """Call this in an exception handler: it ends the request that the exception is about, and nothing else."""
+        """Call this in an exception handler. It ends the request that caused the exception, and nothing else."""
         log.exception("what an engine said of a request could not be handled")
         entry = self.open_requests.get(request_id)
         if entry is None:
@@ -254,7 +254,7 @@ class Fleet:
         self._unpark()
 
     def _unpark(self) -> None:
-        """Send the requests that waited for an engine; some may have to wait longer."""
+        """Send the requests that waited for an engine. Some may have to wait longer."""
         waited = list(self.parked)
         self.parked.clear()
         for request_id in waited:
@@ -265,12 +265,12 @@ class Fleet:
         error = UserError(failed.message) if failed.user else EngineDeadError(failed.message)
         if self.loaded is not None and not self.loaded.done():
             self.loaded.set_exception(error)
-        else:  # the model was loaded before: what is missing now (memory, files) may be back later
+        else:  # the model was loaded before, so what is missing now (memory, files) may be back later
             self.keeper.failed_to_load(engine, failed.message)
             self.rest.lost(engine, failed.message)
 
     def tell_names(self) -> None:
-        """Update the names that are served: the model's, then its adapters'."""
+        """Update the served names: the model's, then its adapters'."""
         self._info = self.adapters.named(self.info, self.names)
 
     def _learn(self, ready: Ready) -> None:
@@ -350,10 +350,10 @@ class Fleet:
                 self._note(delta)
             except Exception:
                 self._mistake(delta.request_id)
-        self.deliveries.deliver(deltas)  # stop strings are found on this side
+        self.deliveries.deliver(deltas)  # this side looks for stop strings
 
     def _note(self, delta: TokenDelta) -> None:
-        """Keep what was said, so that another engine can continue."""
+        """Keep what the output has said, so that another engine can continue it."""
         entry = self.open_requests.get(delta.request_id)
         if entry is None:
             return
@@ -405,7 +405,7 @@ class Fleet:
             self.deliveries.safely(waiting, self._dispatch, following)
 
     def _fail(self, entry: Open, error: str | None, reason: str) -> None:
-        """End a request here and at its engine."""
+        """End a request here and in its engine."""
         try:
             self._tell(entry, Abort(entry.request.id))
         finally:
@@ -423,7 +423,7 @@ class Fleet:
     # ------------------------------------------------------------ sending
 
     def _dispatch(self, entry: Open) -> None:
-        """Send a request to one of the engines that serve everybody."""
+        """Send a request to one of the engines that are not set aside."""
         able = [e.number for e in self.engines if e.ready and e.number != self.trials.engine]
         request, stream = entry.request, entry.stream
         if not able:
@@ -448,13 +448,13 @@ class Fleet:
             link.send(command)
         except Exception:
             log.exception("a command could not be sent")
-            if isinstance(command, Add):  # not at once: the caller may be in the middle of ending another request
+            if isinstance(command, Add):  # not at once: the caller may be ending another request
                 asyncio.get_running_loop().call_soon(self._failed, entry.request.id, "it could not be sent")
 
     # ------------------------------------------------------------ death
 
     def _lost(self, engine: Engine, reason: str) -> None:
-        """An engine has died: other engines, or its next life, continue its requests."""
+        """An engine has died. Other engines, or its next life, continue its requests."""
         if self.loaded is not None and not self.loaded.done():
             if not engine.hung:
                 self.loaded.set_exception(EngineLostError(f"the engine ended while loading ({reason})"))
@@ -479,7 +479,7 @@ class Fleet:
         self.on_broken(reason)
 
     def _hopeless(self, reason: str) -> None:
-        """No engine could be started for a long time: end the requests that wait for one."""
+        """No engine could be started for a long time. End the requests that wait for one."""
         if not any(engine.ready for engine in self.engines):
             self.end_all(reason)
 
@@ -488,12 +488,13 @@ class Fleet:
         self.trials.replay(entry)
 
     def _blame(self, entry: Open) -> None:
-        """An engine died with only this request. If others are served well, this request explains all those deaths."""
+        """An engine died with only this request. If other requests were served well meanwhile, this one explains all
+        those deaths."""
         if self.ended_well + self.trials.passed:
             self.keeper.pardon(entry.deaths)
             self.ended_well = self.trials.passed = 0
         self._fail(entry, "engines died repeatedly while they worked on this request", "error")
 
     def _safely(self, work: Callable[..., object]) -> Callable[..., None]:
-        """Wrap `work`: an exception in it ends the request that is its first argument."""
+        """Wrap `work` so that an exception in it ends the request that is its first argument."""
         return lambda entry, *more: self.deliveries.safely(entry.request.id, work, entry, *more)

@@ -23,13 +23,14 @@ MakeLink = Callable[[int, int], Link]
 """(engine number, life number) -> a fresh link."""
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""Pauses before an engine that could not start or load is tried again: the first one, and the longest."""
+"""The first and the longest pause before an engine that could not start or load is tried again."""
 PATIENCE = 4
-"""An engine that computes may be silent for this many times the watchdog's time; an idle one only for once."""
+"""An engine that computes may be silent for this many times the watchdog's time. An idle one may be silent for that
+time once."""
 STOPPED_S = 1.0
-"""A process that somebody has stopped (SIGSTOP) is killed after this time: waiting does not help."""
+"""A process that somebody has stopped (SIGSTOP) is killed after this time, because waiting does not help."""
 LEAST_WORK = 0.02
-"""An engine that uses less than this share of a core is idle. Its own beats take far less."""
+"""An engine that uses less than this share of a core counts as idle. Its own reports use far less."""
 
 
 @dataclass(slots=True)
@@ -38,15 +39,15 @@ class Reports:
 
     news: Callable[[Engine, News], None]
     loss: Callable[[Engine, str], None]
-    """An engine has died; its next life begins after this call."""
+    """An engine has died. Its next life begins after this call."""
     broken: Callable[[str], None]
-    """Too many deaths: no engine is started any more."""
+    """There were too many deaths. No engine is started any more."""
     hopeless: Callable[[str], None]
     """No engine could be started for a long time. The keeper goes on trying."""
 
 
 class Keeper:
-    """See the module's text."""
+    """Keeps a fleet's engines alive. The module's text describes it."""
 
     def __init__(self, make_link: MakeLink, options: FleetOptions, reports: Reports) -> None:
         self.make_link = make_link
@@ -61,10 +62,10 @@ class Keeper:
         self.watcher: asyncio.Task[None] | None = None
         self.closed = False
         self.resting = False
-        """Engines sleep. One that dies now is started again when it is woken."""
+        """The engines sleep. One that dies now is started when it is woken."""
 
     def start(self) -> None:
-        """Start all engines and the watch."""
+        """Start all engines and the watchdog."""
         for engine in self.engines:
             self.launch(engine)
         self.watcher = asyncio.get_running_loop().create_task(self._watch())
@@ -78,7 +79,7 @@ class Keeper:
         self.reserve.close()
 
     def launch(self, engine: Engine) -> None:
-        """Begin a new life; if that fails, try again after a pause."""
+        """Begin a new life. If that fails, try again after a pause."""
         if self.closed or self.broken is not None or engine.link is not None:
             return
         engine.begin()
@@ -95,11 +96,11 @@ class Keeper:
             self._again(engine, f"it cannot be started ({getattr(error, 'strerror', None) or error})")
 
     def failed_to_load(self, engine: Engine, message: str) -> None:
-        """A life reports why it could not load; its death follows."""
+        """A life reports why it could not load. Its death follows."""
         engine.unloaded = message
 
     def trouble(self) -> str | None:
-        """Why no engine serves or will soon; None: one does, or is about to."""
+        """Why no engine can serve soon. None: one can."""
         before = time.monotonic() - self.options.hopeless_s
         since = [e.trouble_since for e in self.engines]
         gone = all(at is not None and at < before for at in since)
@@ -137,7 +138,7 @@ class Keeper:
             self.restarts += 1
             if self.resting:
                 log.error("engine %d was asleep: it is loaded again when it is woken", engine.number)
-            elif was_ready:  # at once, and before its requests look for another engine
+            elif was_ready:  # at once, before its requests look for another engine
                 self.launch(engine)
             else:
                 self._again(engine, f"it did not load ({unloaded or reason})")
@@ -151,12 +152,12 @@ class Keeper:
             self.broken = f"engines died {len(self.deaths)} times within a minute; giving up"
 
     def pardon(self, deaths: int) -> None:
-        """Do not count the last `deaths` deaths: their cause is gone."""
+        """Do not count the last `deaths` deaths, because their cause is gone."""
         for _ in range(min(deaths, len(self.deaths))):
             self.deaths.pop()
 
     def _again(self, engine: Engine, why: str) -> None:
-        """Start it again later: what is missing now (descriptors, memory, disk) may be back then."""
+        """Start it again later, when what is missing now (descriptors, memory, disk) may be there again."""
         pause = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2**engine.vain)
         engine.vain += 1
         engine.trouble = why
@@ -169,14 +170,14 @@ class Keeper:
     # ------------------------------------------------------------ the watch
 
     async def _watch(self) -> None:
-        """Kill engines that make no progress; handling their death does the rest."""
+        """Kill engines that make no progress. Handling their death does the rest."""
         period = min(1.0, self.options.watchdog_s / 4)
         while True:
             began = time.monotonic()
             await asyncio.sleep(period)
             try:
                 late = time.monotonic() - began - period
-                if late > period:  # this process itself stood still, so it could hear no engine
+                if late > period:  # this process itself stood still, so it could not hear any engine
                     for engine in self.engines:
                         engine.forgive(late)
                 self.reserve.refill()
@@ -210,6 +211,6 @@ class Keeper:
         if engine.loaded:
             quiet = now - engine.heard
             return quiet > PATIENCE * limit or (quiet > limit and now - engine.moved > limit / 2)
-        if not engine.visible:  # nothing shows how far its load is
+        if not engine.visible:  # nothing shows how far its load has come
             return False
         return now - engine.moved > PATIENCE * limit

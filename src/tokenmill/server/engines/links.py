@@ -34,12 +34,12 @@ from tokenmill.server.engines.child import Build, name_of, run_child, run_engine
 log = logging.getLogger("tokenmill.server")
 STOP_TIMEOUT_S = 4.0
 LAST_S = 1.0
-"""How long an engine that has closed its socket may take to end before it is killed."""
+"""Seconds that an engine may take to end after it has closed its socket. Then it is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Vitals:
-    """What the system reports of an engine's process: processor seconds, bytes read, and whether it is stopped."""
+    """The system's figures of an engine's process: processor seconds, bytes read, and whether it is stopped."""
 
     worked_s: float
     read_bytes: int
@@ -47,14 +47,14 @@ class Vitals:
 
 
 def vitals_of(pid: int) -> Vitals:
-    """Vitals of a process, including those of the workers that its main thread started. A system that reports less
-    (no descriptor is left, no /proc) still reports the work."""
+    """The figures of a process, including the workers that its main thread started. A system that shows less (no
+    descriptor is left, no /proc) still shows the work."""
     worked_s, read, stopped = work_of(pid), 0, False
     folder = Path(f"/proc/{pid}")
     try:
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
-        stopped = fields[0] == "T"  # "t": a debugger looks at it
-        read = int(fields[9]) + _bytes_read(pid)  # major faults: mapped files are read by them
+        stopped = fields[0] == "T"  # "t": a debugger examines the process
+        read = int(fields[9]) + _bytes_read(pid)  # major faults are reads of mapped files
         workers = [int(worker) for worker in (folder / f"task/{pid}/children").read_text().split()]
     except (OSError, IndexError, ValueError):
         workers = []
@@ -71,7 +71,8 @@ def _bytes_read(pid: int) -> int:
 
 @contextlib.contextmanager
 def without_main(build: Callable[..., Any]) -> Iterator[None]:
-    """Keep a spawned process from importing its parent's main module: half a second wasted if that is a program."""
+    """Keep a spawned process from importing its parent's main module. If that is a program, it would waste half a
+    second."""
     main = sys.modules["__main__"]
     if build.__module__ == "__main__":
         yield
@@ -88,11 +89,11 @@ class Link(Protocol):
 
     def start(self, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None: ...
     def send(self, command: Command) -> None:
-        """Send a command; raises if it cannot be encoded, and then nothing was sent."""
+        """Send a command. If it cannot be encoded, this raises, and nothing is sent."""
         ...
 
     def vitals(self) -> Vitals | None:
-        """The process's vitals; None: the system cannot tell."""
+        """The process's figures. None: the system does not show them."""
         ...
 
     def dump_stacks(self) -> None: ...
@@ -101,10 +102,8 @@ class Link(Protocol):
 
 
 class ProcessLink:
-    """An engine in a process of its own, over a pair of sockets that it inherits.
-
-    No file, no listening socket: a full disk or a lack of descriptors between start and load does not matter.
-    """
+    """An engine in a process of its own, over a pair of sockets that it inherits. There is no file and no listening
+    socket. So a full disk or a lack of descriptors between start and load does no harm."""
 
     def __init__(self, build: Build, config: EngineConfig) -> None:
         self.setup = (build, config)
@@ -138,12 +137,13 @@ class ProcessLink:
     def _take(self, on_news: Callable[[News], None], body: bytes) -> None:
         try:
             on_news(read_news(body))
-        except Exception:  # whose news these were is unknown: they would wait for ever; a new engine takes over
+        # it is unknown which request this message was for; that request would wait for ever, so a new engine takes over
+        except Exception:
             log.exception("an engine's news could not be taken in")
             self._kill()
 
     def _silent(self) -> None:
-        """The engine has closed its end of the socket: usually it is ending."""
+        """The engine has closed its end of the socket. Usually it is ending."""
         asyncio.get_running_loop().call_later(LAST_S, self._kill)
 
     def _died(self, on_death: Callable[[str], None]) -> None:
@@ -152,7 +152,7 @@ class ProcessLink:
         self.end = loop.create_task(self._bury(on_death))
 
     async def _bury(self, on_death: Callable[[str], None]) -> None:
-        """The process has closed its files; a moment later the system reports how it ended."""
+        """The process has closed its files. A moment later the system reports how it ended."""
         while (code := self.process.exitcode) is None:
             await asyncio.sleep(0.001)
         self._close()
@@ -173,7 +173,7 @@ class ProcessLink:
                 os.kill(self.process.pid, signal.SIGUSR1)
 
     async def kill(self) -> None:
-        """Kill the engine at once; `on_death` follows."""
+        """Kill the engine at once. `on_death` follows."""
         self._kill()
 
     def _kill(self) -> None:
@@ -181,7 +181,7 @@ class ProcessLink:
             self.process.kill()
 
     async def stop(self) -> None:
-        """End the engine in an orderly way, by force if that takes too long; `on_death` is not called."""
+        """End the engine normally, or by force if that takes too long. `on_death` is not called."""
         if self.end is not None:
             self.end.cancel()
         if self.process is None:
@@ -200,7 +200,7 @@ class ProcessLink:
 
     def _close(self) -> None:
         if self.process is not None and self.process.exitcode is not None:
-            self.process.close()  # its pipes are this process's open files
+            self.process.close()  # its pipes are open files of this process
             self.process = None
         if self.wire is not None:
             self.wire.close()
@@ -220,7 +220,7 @@ class ThreadLink:
 
         def tell(function: Callable[[Any], None], value: Any) -> None:
             if not self.closed:
-                with contextlib.suppress(RuntimeError):  # the event loop is closed: nobody is left to tell
+                with contextlib.suppress(RuntimeError):  # the event loop is closed, so nobody is left to tell
                     loop.call_soon_threadsafe(function, value)
 
         def main() -> None:
@@ -246,7 +246,7 @@ class ThreadLink:
         self.commands.put(command)
 
     def vitals(self) -> Vitals | None:
-        """None: a thread's work cannot be told apart from that of this process."""
+        """None: the work of a thread cannot be told apart from other work of this process."""
         return None
 
     def dump_stacks(self) -> None:
@@ -255,7 +255,7 @@ class ThreadLink:
         faulthandler.dump_traceback(all_threads=True)
 
     async def kill(self) -> None:
-        """A thread cannot be killed. It is asked to end, and its news are ignored from now on."""
+        """A thread cannot be killed. It is asked to end, and its messages are ignored from now on."""
         self.send(Stop())
 
     async def stop(self) -> None:

@@ -28,7 +28,7 @@ def learn_model(names: tuple[str, ...], ready: Ready) -> ModelInfo:
 
 
 def learn_admission(ready: Ready, tokenizer: Tokenizer | None) -> Admission:
-    """What the server checks requests against before it sends them."""
+    """The checks that the server makes before it sends a request to an engine."""
     facts = ready.facts
     admission = Admission(
         vocab_size=facts["vocab_size"],

@@ -11,11 +11,13 @@ import os
 from collections.abc import Iterator
 
 COUNT = 24
-"""Descriptors in reserve. A start opens two sockets and some pipes, and may start multiprocessing's own helper."""
+"""Descriptors in reserve. Starting an engine opens two sockets and some pipes, and may start a helper process of
+multiprocessing."""
 
 
 class Reserve:
-    """Unused open descriptors. For one thread, in which nothing else opens files while they are lent."""
+    """Open descriptors without a use. Only one thread may use this, and it must open no other files while they are
+    lent."""
 
     def __init__(self, count: int = COUNT) -> None:
         self._count = count
@@ -23,7 +25,7 @@ class Reserve:
         self.refill()
 
     def refill(self) -> None:
-        """Open the missing descriptors again, as many as the system gives."""
+        """Open the missing descriptors again, as many as the system allows."""
         with contextlib.suppress(OSError):
             while len(self._held) < self._count:
                 self._held.append(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))

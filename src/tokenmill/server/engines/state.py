@@ -35,12 +35,12 @@ class FleetOptions:
     max_deaths_per_request: int = 2
     fair: bool = False
     hopeless_s: float = 60.0
-    """How long requests wait for engines that cannot be started."""
+    """How long requests wait if no engine can be started."""
 
 
 @dataclass(slots=True, eq=False)
 class Open:
-    """A request with unfinished outputs, and what it has said so far."""
+    """A request with unfinished outputs, and everything that these have said so far."""
 
     request: Request
     pooling: str | None
@@ -57,37 +57,37 @@ class Open:
 
     @property
     def num_outputs(self) -> int:
-        """How many outputs the request has; each ends by itself."""
+        """The number of the request's outputs. Each of them ends by itself."""
         return len(self.emitted)
 
     @property
     def num_said(self) -> int:
-        """Tokens that have come, of all outputs."""
+        """Tokens of all outputs so far."""
         return sum(map(len, self.emitted))
 
     def answer(self, error: Exception | None) -> bool:
-        """Tell the caller that waits for the engine's first answer; -> is there such a caller?"""
+        """Give the engine's first answer to the caller that waits for it. Returns whether one waits."""
         if self.ack is None or self.ack.done():
             return False
         self.ack.set_exception(error) if error is not None else self.ack.set_result(None)
         return True
 
     def say(self, delta: TokenDelta) -> None:
-        """Keep what an output has said, and the state that its next token depends on."""
+        """Keep what an output has said, and the state on which its next token depends."""
         self.emitted[delta.index] += delta.tokens
         if delta.mu is not None:
             self.request.mus = self.request.mus or [None] * self.num_outputs
             self.request.mus[delta.index] = delta.mu
 
     def drop_seen_rows(self, delta: TokenDelta) -> None:
-        """Remove what an earlier engine has said of the prompt already."""
+        """Remove the prompt's scores that an earlier engine has already sent."""
         rows = delta.prompt_logprobs or []
         seen = min(len(rows), self.skip_rows)
         self.skip_rows -= seen
         delta.prompt_logprobs = rows[seen:] or None
 
     def replayed(self) -> Request:
-        """The request for an engine that does not know what has been said so far."""
+        """The request for an engine that does not know what was said so far."""
         request = self.request
         self.skip_rows = self.prompt_rows
         if not any(self.emitted):
@@ -100,18 +100,18 @@ class Open:
 
 
 class Engine:
-    """What the server knows of one engine, and of its present life."""
+    """The server's record of one engine and its present life."""
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.life = 0
         self.requests: set[str] = set()
         self.before = EngineStats()
-        """Totals of earlier lives."""
+        """The totals of earlier lives."""
         self.stats = EngineStats()
         self.link: Link | None = None
         self.vain = 0
-        """Lives in a row that failed to load or start."""
+        """How many lives in a row have failed to load or start."""
         self.trouble: str | None = None
         self.trouble_since: float | None = None
         self._fresh()
@@ -121,9 +121,9 @@ class Engine:
         self.ready = self.loaded = self.hung = self.visible = False
         self.unloaded: str | None = None
         self.heard = self.moved = now
-        """When the engine last reported progress, and when its process last did any work."""
+        """heard: when the engine last reported progress; moved: when its process last did any work."""
         self.stopped_since: float | None = None
-        """Since when its process is stopped (SIGSTOP)."""
+        """When its process was stopped (SIGSTOP). None: it is not stopped."""
         self.done = -1
         self.worked_s, self.read_bytes = 0.0, 0
 
@@ -133,18 +133,18 @@ class Engine:
         self._fresh()
 
     def serves(self) -> None:
-        """It has loaded."""
+        """Has it loaded?"""
         self.ready = self.loaded = True
         self.vain, self.trouble, self.trouble_since = 0, None, None
 
     def beat(self, done: int) -> None:
-        """Take a beat of a long step. It is progress if more is done than at the last beat."""
+        """Take a report of a long step. It is progress only if more is done than at the last report."""
         if done != self.done:
             self.done, self.heard = done, time.monotonic()
 
     def look(self, vitals: Vitals | None, least_s: float) -> None:
-        """Note what its process did since the last look. Less work than `least_s` counts as none, and so does a system
-        that reports nothing."""
+        """Note what its process has done since the last call. Work below `least_s` counts as none, and so does a system
+        that shows nothing."""
         self.visible = vitals is not None
         if vitals is None:
             self.moved = 0.0
@@ -155,7 +155,7 @@ class Engine:
         self.stopped_since = (self.stopped_since or time.monotonic()) if vitals.stopped else None
 
     def forgive(self, seconds: float) -> None:
-        """Do not count these seconds: no engine could be heard."""
+        """Do not count these seconds, in which no engine could be heard."""
         self.heard += seconds
         self.moved += seconds
         if self.stopped_since is not None:

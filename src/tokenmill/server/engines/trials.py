@@ -18,8 +18,8 @@ PASSED = 16
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """Callbacks: send a request to one engine, send it to any that serves everybody, or look again at requests that
-    have no engine."""
+    """Callbacks: send a request to one engine, send it to any engine that is not set aside, or look again at requests
+    without an engine."""
 
     send: Callable[[Open, int], None]
     dispatch: Callable[[Open], None]
@@ -28,8 +28,8 @@ class Ways:
 
 @dataclass(slots=True)
 class Trials:
-    """`most`: deaths that make a suspect. `engine`: the one set aside for trials (-1: none). `current`: the request on
-    trial. `left`: tokens until it passes (None: it must end). `passed`: how many trials were passed."""
+    """`most`: deaths that make a request a suspect. `engine`: the engine set aside for trials (-1: none). `current`:
+    the request on trial. `left`: tokens until it passes (None: it must end). `passed`: how many trials were passed."""
 
     engines: Sequence[Engine]
     most: int
@@ -41,19 +41,19 @@ class Trials:
     passed: int = 0
 
     def replay(self, entry: Open) -> None:
-        """The request's engine has died: continue it elsewhere, or have it wait for its trial."""
+        """The request's engine has died: continue the request elsewhere, or let it wait for its trial."""
         if entry.deaths < self.most:
             self.ways.dispatch(entry)
         else:
             self.waiting.append(entry)
 
     def lost(self, engine: Engine, *, explained: bool) -> None:
-        """An engine has died, and all its requests were replayed. `explained`: the request to blame is known."""
+        """An engine has died, and all its requests were replayed. `explained`: the guilty request is known."""
         if not self.waiting:
             return
         if self.engine < 0:
             self.engine = engine.number
-        if explained or engine.trouble is not None:  # or no engine is there for trials
+        if explained or engine.trouble is not None:  # or there is no engine for trials
             free, self.waiting = self.waiting, []
             for entry in free:
                 entry.deaths = self.most - 1  # one more death makes it a suspect again
@@ -77,7 +77,8 @@ class Trials:
             self.go_on()
 
     def go_on(self) -> None:
-        """Try the next suspect once the engine for trials is ready. After the last one, it serves everybody again."""
+        """Try the next suspect when the engine for trials is ready. After the last one, that engine serves all requests
+        again."""
         if self.engine < 0 or self.current is not None:
             return
         if not self.waiting:

@@ -28,7 +28,7 @@ ANYWHERE: Reasons = {
     ),
     **_say("a wish about speed: Ollama's API heeds it", "keep_alive"),
 }
-"""In every request."""
+"""Names in every request."""
 
 _COMPANIONS: Reasons = {
     **_say("read with adaptive_target alone, which is refused", "adaptive_decay"),
@@ -46,7 +46,7 @@ _OF_SAMPLERS: Reasons = {
     **_say("read with dynatemp_range alone, which is refused", "dynatemp_exponent"),
     **_say("read with smoothing_factor alone, which is refused", "smoothing_curve"),
 }
-"""Where samplers are not read."""
+"""Names in requests where samplers are not read."""
 _OF_MIROSTAT: Reasons = _say("read with mirostat alone, which is refused", "mirostat_tau", "mirostat_eta")
 GENERATING: Reasons = {
     **ANYWHERE,
@@ -61,7 +61,7 @@ GENERATING: Reasons = {
     ),
     **_say("all backends enforce the same", "guided_decoding_backend"),
 }
-"""In every request that makes text."""
+"""Names in every request that makes text."""
 
 _COUNT = "the count does not depend on it"
 _NO_SAMPLERS: Reasons = {**GENERATING, **_OF_SAMPLERS, **_OF_MIROSTAT}
@@ -89,7 +89,7 @@ _SHIFT: Reasons = _say("an answer ends where the context ends; true is the defau
 
 
 def _without_keeping(reasons: Reasons) -> Reasons:
-    """Ollama's own requests say how long a model stays."""
+    """Without those names of Ollama's requests that say how long a model stays loaded."""
     return {name: reason for name, reason in reasons.items() if name != "keep_alive"}
 
 

@@ -38,7 +38,7 @@ TOLD_HEADERS: Mapping[str, str] = {
     "x-smg-routing-key": "`X-Session-ID` says it",
     "x-smg-target-worker": "`X-data-parallel-rank` says it",
 }
-"""Headers that ask for something that is not done."""
+"""Headers that ask for something that this server does not do."""
 HARMLESS_HEADERS: Mapping[str, str] = {
     "accept": "the body's `stream` decides",
     "user-agent": "nobody is treated differently",
@@ -70,9 +70,9 @@ QUERIES: Mapping[str, frozenset[str]] = {
     "/wake_up": frozenset({"tags"}),
     "/v1/requests": frozenset({"limit"}),
 }
-"""Query parameters that are done, by path."""
+"""Query parameters that have an effect, by path."""
 METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
-"""Of lists of stored chats: only those with this entry."""
+"""For lists of stored chats: only those whose metadata has this entry."""
 HARMLESS_QUERIES: Mapping[str, str] = {
     "api-version": "there is one version",
     "beta": "what a beta adds is a field or a block, which is judged by itself",
@@ -86,13 +86,13 @@ REFUSED_QUERIES: Mapping[tuple[str, str], tuple[str, str]] = {
 
 
 def told_headers(headers: Mapping[str, str]) -> Iterator[str]:
-    """Headers of this request that ask for what is not done."""
+    """Headers of this request that ask for something that this server does not do."""
     present = set(headers)
     return (name for name in TOLD_HEADERS if name in present)
 
 
 def judge_query(path: str, given: Mapping[str, str], unknown: Unknown) -> None:
-    """Refuse what is refused by name, and collect what has no effect."""
+    """Refuse the names on the list of refused ones, and collect the names without effect."""
     for name in given:
         if path == "/v1/chat/completions" and METADATA.fullmatch(name):
             continue

@@ -20,7 +20,8 @@ _NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a name is refused, and the values that ask for nothing and pass. `loud`: only null passes besides those."""
+    """Why a name is refused, and the neutral values that ask for nothing and are accepted. `loud`: besides those, only
+    null is accepted."""
 
     why: str
     neutral: tuple[Any, ...] = ()
@@ -33,7 +34,7 @@ class Refusal:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Equal, and both of one kind: 0 is 0.0, and neither is false."""
+    """Are both equal and of one kind? 0 equals 0.0, but neither equals false."""
     numbers = isinstance(value, (int, float)) and isinstance(other, (int, float))
     if numbers and isinstance(value, bool) == isinstance(other, bool):
         return value == other
@@ -57,7 +58,7 @@ class ObjectRules:
 
     @property
     def done(self) -> frozenset[str]:
-        """Fields that have an effect."""
+        """The fields that have an effect."""
         return self.fields - self.harmless.keys()
 
 
@@ -81,7 +82,7 @@ def spellings(schema: type[BaseModel]) -> dict[str, FieldInfo]:
 
 
 def parts(info: FieldInfo) -> Iterator[type[BaseModel] | str]:
-    """The kinds of objects that lie under a field: schemas, or names that `Inside` gives."""
+    """The objects under a field: schemas, or the names that `Inside` gives."""
     marks = [mark.name for mark in info.metadata if isinstance(mark, Inside)]
     yield from marks or _models(info.annotation)
 

@@ -16,12 +16,12 @@ Refusals = Mapping[str, Refusal]
 
 
 def _refuse(why: str, *names: str, **neutral: tuple[Any, ...]) -> dict[str, Refusal]:
-    """Names, the latter with values that ask for nothing."""
+    """Names that are refused, each with the values that ask for nothing."""
     return {name: Refusal(why, neutral.get(name, ())) for name in (*names, *neutral)}
 
 
 def _loud(why: str, *names: str, **neutral: tuple[Any, ...]) -> dict[str, Refusal]:
-    """Names whose every value asks for something (false, too), but null and the neutral ones."""
+    """Names of which every value except null and the neutral ones asks for something (false, too)."""
     return {name: Refusal(why, neutral.get(name, ()), loud=True) for name in (*names, *neutral)}
 
 
@@ -118,7 +118,7 @@ ENGINES: Refusals = {
     **_refuse("the chat's own system message says it", "system_prompt", "safe_prompt"),
 }
 GENERATING: Refusals = {**SAMPLERS, **ENGINES}
-"""Refused by every endpoint that makes text."""
+"""Names that every endpoint that makes text refuses."""
 
 _TIER = _refuse("there is one tier", service_tier=("auto", "default", "standard_only"))
 _IMAGES = "this model reads text alone"

@@ -16,7 +16,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.inputs.object_rules import ObjectRules
 
 MOST_TOLD = 16
-"""Unknown names that are told; there may be many more."""
+"""Most unknown names that are reported. A body may hold many more."""
 MOST_CHARS = 64
 _ODD = re.compile(r"[^\x21-\x7e]|[,]")
 _WORD = re.compile(r"[^\W\d]\w*")
@@ -25,19 +25,19 @@ _NO_LIMIT = {"n_predict": (-1, -2)}
 
 @dataclass(slots=True)
 class Unknown:
-    """Names that no schema has, in the order of the body, with what may have been meant."""
+    """Names that no schema has, in the order of the body, each with what was probably meant."""
 
     names: dict[str, str | None] = field(default_factory=dict)
     more: bool = False
 
     def add(self, path: str, name: str, rules: ObjectRules) -> None:
-        """One more, if there is room."""
+        """Add a name, if there is room."""
         if path + name in self.names or (shown := plain(path + name)) in self.names:
             return
         self.tell(shown, lambda: _hint(name, rules))
 
     def tell(self, shown: str, hint: Callable[[], str | None] = lambda: None) -> None:
-        """One more name, as it is shown."""
+        """Add a name in the form in which it is reported."""
         if len(self.names) == MOST_TOLD:
             self.more = True
         else:
@@ -51,8 +51,8 @@ def plain(name: str) -> str:
 
 
 def look(raw: MutableMapping[str, Any], rules: ObjectRules, unknown: Unknown, path: str = "") -> None:
-    """Refuse what is refused by name, give other spellings their field's name, collect what nobody knows. A field that
-    is null says as much as one that is absent."""
+    """Refuse the names on the list of refused ones, rename other spellings to the field's name, and collect unknown
+    names. A field that is null counts as absent."""
     if rules.validated:
         for name in [name for name, value in raw.items() if value is None and name in rules.fields]:
             del raw[name]
@@ -76,7 +76,7 @@ def look(raw: MutableMapping[str, Any], rules: ObjectRules, unknown: Unknown, pa
 
 
 def look_in_template(kwargs: Mapping[str, Any], template: Any, unknown: Unknown) -> None:
-    """Collect arguments for a chat template that it never reads."""
+    """Collect arguments for a chat template that the template never reads."""
     text = "\n".join(map(str, template.values())) if isinstance(template, Mapping) else template
     if not isinstance(text, str) or not text:
         return
@@ -113,14 +113,14 @@ def _bare(name: str) -> str:
 
 
 def refuse_unknown(unknown: Unknown) -> None:
-    """--strict-fields: the first name that nobody knows ends the request."""
+    """For --strict-fields: the first unknown name is an error."""
     for name, hint in unknown.names.items():
         more = f" Did you mean {hint}?" if hint is not None else ""
         raise ParameterError(f"{name} is no field of this request.{more}", param=name)
 
 
 def as_headers(unknown: Unknown) -> Iterator[tuple[bytes, bytes]]:
-    """The warning headers of an answer."""
+    """The headers of an answer that report these names."""
     if unknown.names:
         more = ", ..." if unknown.more else ""
         yield b"x-tokenmill-ignored", (", ".join(unknown.names) + more).encode()

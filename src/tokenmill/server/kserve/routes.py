@@ -25,7 +25,7 @@ encode = msgspec.json.Encoder().encode
 OUT = "text_output"
 MODEL = "/v2/models/{model}"
 VERSION = "1"
-"""Of every model: there is one at a time, and no path names it."""
+"""The version of every model. No path names another one."""
 
 
 def error_body(found: HttpError) -> bytes:
@@ -37,7 +37,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     """/v2: the server, its health, its models, and inference."""
 
     async def server(request: Request) -> Response:
-        """What serves."""
+        """Describe the server."""
         return json_answer({"name": "tokenmill", "version": tokenmill.__version__, "extensions": ["generate"]})
 
     async def live(request: Request) -> Response:
@@ -45,12 +45,12 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return json_answer({"live": True})
 
     async def ready(request: Request) -> Response:
-        """Are requests taken?"""
+        """Does the server take requests?"""
         up = not context.gate.draining and trouble_of_all(context.shared) is None
         return json_answer({"ready": up}, 200 if up else 503)
 
     async def model(request: Request) -> Response:
-        """Names and types of a model's tensors."""
+        """Describe a model's tensors."""
         name = known_name(context.shared, request, request.path_params["model"])
         tensors = [{"name": n, "datatype": "BYTES", "shape": [-1]} for n in (TEXT, OUT)]
         about = {"name": name, "platform": "tokenmill"}
@@ -63,7 +63,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return json_answer({"name": name, "ready": up}, 200 if up else 503)
 
     async def infer(request: Request, context: Context) -> Response:
-        """Texts in, texts out."""
+        """Continue texts."""
         async with Work(context, request) as work:
             body = await work.read(InferRequest)
             wanted = body.wanted((OUT, "finish_reason"))
@@ -79,7 +79,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             )
 
     async def generate(request: Request, context: Context) -> Response:
-        """One text in, one out."""
+        """Continue one text."""
         async with Work(context, request) as work:
             body = await work.read(GenerateRequest)
             name = context.check_model(request.path_params["model"])
@@ -124,7 +124,7 @@ Asked = Callable[[], tuple[str | list[str], dict[str, Any]]]
 async def _open(
     context: Context, work: Work, asked: Asked, *, stream: bool = False, several: bool = False
 ) -> Completion:
-    """A completion of these prompts and parameters. `several`: the answer has room for more than one text."""
+    """A completion for these prompts and parameters. `several`: the answer may hold more than one text."""
 
     def read() -> CompletionRequest:
         prompts, parameters = asked()

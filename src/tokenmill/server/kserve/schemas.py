@@ -16,7 +16,7 @@ from tokenmill.server.fields import MOST_TEXTS, Inside, Label, few
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 TEXT = "text_input"
 NAMES = {"prompt": TEXT}
-"""What a field is called here that is checked in the words of completions."""
+"""The name of the prompt here, for errors."""
 _WHOLE = {
     **{f"INT{bits}": (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) for bits in (8, 16, 32, 64)},
     **{f"UINT{bits}": (0, 2**bits - 1) for bits in (8, 16, 32, 64)},
@@ -34,7 +34,7 @@ class Tensor(BaseModel):
     data: Annotated[list[Any], few(MOST_TEXTS)]
 
     def values(self, place: str) -> list[Any]:
-        """All of them, in a row, as many and of such a kind as the tensor says."""
+        """All values in one list. Their number and kind must be those that the tensor states."""
         values = list(islice(_flat(self.data), MOST_TEXTS + 1))
         if len(values) > MOST_TEXTS:
             raise ParameterError(f"{self.name} holds more than {MOST_TEXTS} values.", param=place)
@@ -51,7 +51,7 @@ class Tensor(BaseModel):
 
 
 class Wanted(BaseModel):
-    """One output that is asked for."""
+    """An output that the client wants."""
 
     model_config = LOOSE
     name: Annotated[str, Field(min_length=1, max_length=256)]
@@ -67,7 +67,7 @@ class InferRequest(BaseModel):
     outputs: Annotated[list[Wanted], few(64), Inside("kserve.Output")] | None = None
 
     def read(self) -> tuple[list[str], dict[str, Any]]:
-        """-> prompts, and parameters."""
+        """The prompts and parameters."""
         prompts: list[str] | None = None
         parameters = dict(self.parameters)
         names = set()
@@ -89,7 +89,7 @@ class InferRequest(BaseModel):
         return prompts, parameters
 
     def wanted(self, known: Sequence[str]) -> Sequence[str]:
-        """The outputs that are asked for: all of them where none is named."""
+        """The outputs that the client wants: all if it names none."""
         names = [each.name for each in self.outputs or ()]
         for number, name in enumerate(names):
             if name not in known:
@@ -107,7 +107,7 @@ class GenerateRequest(BaseModel):
     parameters: dict[str, Any] = Field(default_factory=dict)
 
     def read(self) -> tuple[str, dict[str, Any]]:
-        """-> prompt, and parameters."""
+        """The prompt and parameters."""
         return self.text_input, dict(self.parameters)
 
 
@@ -120,7 +120,7 @@ def _is_of(value: Any, datatype: str) -> bool:
 
 
 def _flat(data: list[Any]) -> Iterator[Any]:
-    """Nested lists are allowed for higher ranks."""
+    """Nested lists are allowed for higher ranks, and are flattened."""
     open_lists = [iter(data)]
     while open_lists:
         for part in open_lists[-1]:

@@ -22,7 +22,7 @@ encode = msgspec.json.Encoder().encode
 
 
 def error_body(found: HttpError) -> bytes:
-    """OpenAI's error object; where the context is too small, with the two counts."""
+    """OpenAI's error object. If the context is too small, it also holds both counts."""
     body = error_object(found)
     if found.overflow is not None:
         body["error"] |= {"n_prompt_tokens": found.overflow.prompt, "n_ctx": found.overflow.context}
@@ -30,7 +30,7 @@ def error_body(found: HttpError) -> bytes:
 
 
 class Answers:
-    """The answers to one request. `silent`: n_predict was 0, so the prompt was read and nothing is said."""
+    """The answers to one request. `silent`: n_predict was 0, so the prompt was read and nothing is generated."""
 
     def __init__(self, opened: Completion, *, silent: bool) -> None:
         self.opened = opened
@@ -38,12 +38,12 @@ class Answers:
         self.names = TokenNames(opened.context.backend.info.tokenizer, as_ids=False)
 
     def whole(self, gathered: Gathered) -> Any:
-        """One object, or a list where several prompts were sent."""
+        """One object, or a list if the request had several prompts."""
         found = [self._final(task, accumulator.output().outputs[0]) for task, accumulator in gathered]
         return found if isinstance(self.opened.body.prompt, list) and len(found) > 1 else found[0]
 
     async def events(self) -> AsyncIterator[bytes]:
-        """A piece per step, and the figures at the end of each text."""
+        """One event per step, with the figures at the end of each text."""
         texts: dict[int, CompletionOutput] = {}
         try:
             async for batch in self.opened.job.batches():
@@ -95,7 +95,7 @@ class Answers:
         return self.opened.context.backend.info.max_model_len
 
     def _probabilities(self, rows: Sequence[Row] | None) -> dict[str, Any]:
-        """Each token with the likeliest ones in its place."""
+        """Each token with the likeliest alternatives at its place."""
         top = self.opened.body.logprobs
         if not top or rows is None:
             return {}
@@ -112,7 +112,7 @@ class Answers:
         return {"id": token, "token": name, "bytes": raw, "logprob": max(entry.logprob, FLOOR)}
 
     def _timings(self, task: Task) -> dict[str, Any]:
-        """What the prompt and the answer took."""
+        """How long the prompt and the answer took."""
         prompt, said = len(task.request.prompt_ids) - task.cached, 0 if self.silent else task.num_tokens
         t = task.figures.timeline if task.figures is not None else None
         first = t.first_token if t is not None else None

@@ -59,7 +59,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             return json_answer([{"index": e["index"], "embedding": [e["embedding"]]} for e in found["data"]])
 
     async def apply(request: Request, context: Context) -> Response:
-        """The prompt that a conversation becomes."""
+        """Render a conversation as a prompt."""
         size = body_size(request)
         body = await read_body(context, request, TemplateRequest)
         text, _ = await context.text.chat(lambda: tokens.talk(context, body), size=size, any_length=True)
@@ -75,14 +75,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 
 def _add_telling(app: FastAPI, context: Context) -> None:
-    """What is served."""
+    """Add the paths that describe the server."""
 
     async def props(request: Request, context: Context) -> Response:
-        """The model, its template and its defaults."""
+        """Get the model, its template and its defaults."""
         return json_answer(_props(context))
 
     async def slots(request: Request, context: Context) -> Response:
-        """The rows, as slots: how many are at work, and nothing of what they do."""
+        """Get the rows as slots: how many of them work, but not on what."""
         info = context.backend.info
         busy = min(context.gate.open, info.max_rows)
         if request.query_params.get("fail_on_no_slot") == "1" and busy == info.max_rows:
@@ -91,7 +91,7 @@ def _add_telling(app: FastAPI, context: Context) -> None:
         return json_answer([{"id": i, "is_processing": i < busy, **more} for i in range(info.max_rows)])
 
     async def adapters(request: Request, context: Context) -> Response:
-        """The served ones; a request names one as its model, or by its place here in `lora`."""
+        """Get the served adapters. A request names one as its model, or in `lora` by its place in this list."""
         listed = enumerate(context.backend.info.adapters)
         return json_answer([{"id": i, "path": name, "scale": 0.0} for i, name in listed])
 
@@ -117,7 +117,7 @@ async def _answer(
     fields: Callable[[], dict[str, Any]],
     read: Callable[[], Any] | None = None,
 ) -> Response:
-    """A completion of these fields. `read`: makes the prompt in another way."""
+    """A completion with these fields. `read`: makes the prompt in another way."""
 
     def checked() -> tuple[schemas.CompletionRequest, bool]:
         found = fields()
@@ -174,5 +174,5 @@ def _props(context: Context) -> dict[str, Any]:
         "bos_token": names.get("bos_token") or "",
         "eos_token": names.get("eos_token") or "",
         "build_info": f"tokenmill {tokenmill.__version__}",
-        "is_sleeping": False,  # one that sleeps was woken to answer this
+        "is_sleeping": False,  # a sleeping one was woken to answer this
     }

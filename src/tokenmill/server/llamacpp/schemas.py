@@ -20,11 +20,11 @@ OPEN = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 MOST_PROMPTS = 1024
 MOST_ADAPTERS = 1024
 FORBIDDEN = -100.0
-"""What false means as a bias: the token is never said."""
+"""The bias that `false` means: the token never occurs."""
 
 
 class Scaled(BaseModel):
-    """An adapter by its place in /lora-adapters."""
+    """An adapter by its place in /lora-adapters, with a scale."""
 
     model_config = LOOSE
     id: int = Field(ge=0)
@@ -32,13 +32,13 @@ class Scaled(BaseModel):
 
 
 class Adapted(BaseModel):
-    """A request that may choose among the adapters."""
+    """A request that may choose an adapter."""
 
     model_config = OPEN
     lora: Annotated[list[Scaled], few(MOST_ADAPTERS)] | None = None
 
     def adapter(self, names: Sequence[str]) -> str | None:
-        """The one that it chooses of those served: "" for none of them, None where it does not say."""
+        """The adapter that it chooses among the served ones. "": none of them. None: it does not choose."""
         if self.lora is None:
             return None
         used = {each.id: each.scale for each in self.lora if each.scale}
@@ -56,7 +56,7 @@ class CompletionRequest(Adapted):
     stream: bool = False
 
     def fields(self) -> dict[str, Any]:
-        """As fields of a completion."""
+        """The request as fields of a completion."""
         return {**translated(self.model_extra or {}), "prompt": self.prompt, "stream": self.stream}
 
 
@@ -69,7 +69,7 @@ class Snippet(BaseModel):
 
 
 class InfillRequest(Adapted):
-    """POST /infill: what stands before and after the gap, and what is written there already."""
+    """POST /infill: the texts before and after the gap, and the beginning of the text in it."""
 
     input_prefix: str = ""
     input_suffix: str = ""
@@ -78,7 +78,7 @@ class InfillRequest(Adapted):
     stream: bool = False
 
     def fields(self) -> dict[str, Any]:
-        """As fields of a completion, but for its prompt."""
+        """The request as fields of a completion, without its prompt."""
         return {**translated(self.model_extra or {}), "prompt": "-", "stream": self.stream}
 
 
@@ -101,7 +101,8 @@ class EmbeddingRequest(BaseModel):
 
 
 def translated(extra: dict[str, Any]) -> dict[str, Any]:
-    """llama.cpp's values of a completion's fields: -1 for any seed, biases as pairs, no limit unless one is given."""
+    """llama.cpp's values as those of a completion's fields: -1 as a random seed, biases as pairs, no limit by
+    default."""
     found = {"max_tokens": None, **extra}
     if found.get("seed") == -1:
         found["seed"] = None
@@ -113,7 +114,7 @@ def translated(extra: dict[str, Any]) -> dict[str, Any]:
 
 
 def _bias(pair: Any) -> tuple[str, float]:
-    """[token id, bias] -> an entry of a completion's logit_bias."""
+    """[token id, bias] as an entry of a completion's logit_bias."""
     if isinstance(pair, list) and len(pair) == 2:
         token, bias = pair
         number = isinstance(token, int) and not isinstance(token, bool) and token >= 0

@@ -32,7 +32,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         body = await read_body(context, request, LoadAdapterRequest)
         context.check_model(body.model)
         other = context.shared.models.find(body.lora_name)
-        alias = body.lora_name.removesuffix(LATEST)  # it stands for another name, if there is one
+        alias = body.lora_name.removesuffix(LATEST)  # it replaces another meaning of the name, if there is one
         hidden = alias != body.lora_name and context.shared.models.find(alias) is not None
         if hidden or (other is not None and other.book is not traffic.book):
             raise HttpError(
@@ -48,7 +48,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
 
     async def unload(request: Request, context: Context) -> Response:
-        """Let an adapter go; its open requests end first, new ones are refused at once."""
+        """Unload an adapter. New requests are refused at once, open ones end first."""
         traffic = _traffic(context)
         body = await read_body(context, request, UnloadAdapterRequest)
         try:
@@ -62,7 +62,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 
 def _traffic(context: Context) -> Any:
-    """The way to the engines, if clients may use it."""
+    """The fleet's adapters, if clients may change them."""
     traffic = getattr(context.backend, "adapters", None)
     if traffic is None or context.config.limits.lora_folder is None:
         raise HttpError(404, "Adapters cannot be loaded or unloaded here: --lora-folder allows it, for one folder.")
@@ -70,7 +70,7 @@ def _traffic(context: Context) -> Any:
 
 
 def _without(root: str | None, text: str) -> str:
-    """What is wrong with a file, without the way to it on this machine."""
+    """An error about a file, without the file's place on this machine."""
     for home in {str(root), str(Path(root or ".").resolve())}:
         text = text.replace(f"{home.rstrip('/')}/", "")
     return text

@@ -11,8 +11,8 @@ Name = Annotated[str, StringConstraints(min_length=1, max_length=128)]
 
 
 class LoadAdapterRequest(BaseModel):
-    """POST /v1/load_lora_adapter; load_inplace: an adapter of that name is
-    replaced; model: what it is an adapter of (default: the first model)."""
+    """POST /v1/load_lora_adapter. load_inplace: replace the adapter of this name; model: the model that it adapts
+    (default: the first one)."""
 
     model_config = STRICT
     lora_name: Name
