@@ -32,7 +32,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         body = await read_body(context, request, LoadAdapterRequest)
         context.check_model(body.model)
         other = context.shared.models.find(body.lora_name)
-        alias = body.lora_name.removesuffix(LATEST)  # it replaces another meaning of the name, if there is one
+        alias = body.lora_name.removesuffix(LATEST)  # the name without Ollama's tag, which may be another model's
         hidden = alias != body.lora_name and context.shared.models.find(alias) is not None
         if hidden or (other is not None and other.book is not traffic.book):
             raise HttpError(

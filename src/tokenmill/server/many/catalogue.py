@@ -25,11 +25,12 @@ from tokenmill.server.many.sleepers import Sleepers, oldest, said
 
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.05
-"""How often a load that waits for room checks again for changes that raise no event."""
+"""How often a load that waits for room checks for changes that raise no event."""
 TRIES = 3
-"""Attempts of one load while somebody waits: that an engine was killed says nothing about the model."""
+"""Attempts to load a model while a request waits. An engine that was killed says nothing about the model."""
 LEAST_STAY_S = 0.25
-"""A model with open requests serves at least this long, and at least as long as its load took, before it must go."""
+"""A model with open requests serves at least this long, and at least as long as its load took, before it must make
+room."""
 GIB = 1 << 30
 
 
@@ -42,11 +43,11 @@ class Bounds:
     queue: int = 256
     patience_s: float = 30.0
     sleep_memory: int | None = None
-    """Host memory of all sleeping models (None: half of the machine's)."""
+    """Host memory for all sleeping models (None: half of the machine's)."""
 
 
 class Catalogue(Generic[U]):
-    """All entries. `make` loads one; `predict` says how many bytes it will take (0: not known)."""
+    """The states of all entries. `make` loads one; `predict` gives the bytes that it will take (0: not known)."""
 
     def __init__(
         self,
@@ -57,12 +58,12 @@ class Catalogue(Generic[U]):
         self.make, self.predict = make, predict
         self.bounds = bounds or Bounds()
         self.limits: dict[str, int] = {}
-        """Measured bytes for models, by device."""
+        """The measured bytes for models, by device."""
         self.entries: dict[str, Entry[U]] = {}
         self.names: dict[str, Entry[U]] = {}
         """Entries by every name and alias."""
         self.removed: set[Entry[U]] = set()
-        """Entries that were removed and are not unloaded yet."""
+        """Removed entries that are not unloaded yet."""
         self.room = asyncio.Lock()
         self.pulse = asyncio.Event()
         self.started = self.closed = False
@@ -71,15 +72,15 @@ class Catalogue(Generic[U]):
     # ------------------------------------------------------------ what there is
 
     def limit(self, place: str, memory: int) -> None:
-        """Set how many bytes of a device models may take besides those that are loaded already."""
+        """Set how many bytes of a device models may take, besides those of the models already loaded."""
         self.limits[place] = memory + sum(each.size for each in self._loaded() if each.spec.place == place)
 
     def memory_of(self, place: str) -> int | None:
-        """Bytes of a device for all loaded models; None: no limit."""
+        """Bytes of a device for all loaded models. None: there is no limit."""
         return self.limits.get(place) if self.bounds.memory is None else self.bounds.memory
 
     async def start(self) -> None:
-        """Load the pinned models; raises the first error."""
+        """Load the pinned models. The first error is raised."""
         for entry in [each for each in self.entries.values() if each.spec.pin]:
             try:
                 await self.load(entry)
@@ -88,7 +89,7 @@ class Catalogue(Generic[U]):
         self.started = True
 
     def adopt(self, spec: Spec, unit: U) -> Entry[U]:
-        """Add a model that is loaded already."""
+        """Add a model that is already loaded."""
         entry = self.add(spec)
         entry.unit, entry.reserved = unit, True
         self._ready(entry, time.monotonic())
@@ -97,7 +98,7 @@ class Catalogue(Generic[U]):
 
     @property
     def first(self) -> Entry[U]:
-        """The entry that answers requests without a model's name."""
+        """The entry for requests that name no model."""
         return next(iter(self.entries.values()))
 
     def find(self, name: str) -> Entry[U] | None:
@@ -109,7 +110,7 @@ class Catalogue(Generic[U]):
         return found
 
     def add(self, spec: Spec) -> Entry[U]:
-        """Add a model; it is loaded when a request asks for it."""
+        """Add a model. It is loaded when a request asks for it."""
         for name in (*spec.names, *spec.adapters):
             if self.find(name) is not None:
                 raise ParameterError(f"Two models are called {name!r}: give each a name of its own.", param="model")
@@ -124,7 +125,7 @@ class Catalogue(Generic[U]):
         return entry
 
     async def remove(self, name: str) -> None:
-        """Remove a model: refuse new requests at once, and unload it when its open requests have ended."""
+        """Remove a model. New requests are refused at once, and it is unloaded when its open requests have ended."""
         entry = self.names.get(name)
         if entry is None:
             raise GoneError(name)
@@ -141,7 +142,7 @@ class Catalogue(Generic[U]):
     # ------------------------------------------------------------ requests
 
     async def enter(self, entry: Entry[U], keep: float | None = None) -> U:
-        """Wait until the model is loaded for one more request. `keep`: how long it shall stay loaded afterwards."""
+        """Wait until the model is loaded for one more request. `keep`: how long it stays loaded afterwards."""
         if entry.removed:
             raise GoneError(entry.name)
         if entry.state is not State.READY:
@@ -166,19 +167,19 @@ class Catalogue(Generic[U]):
             self.stir()
 
     def keep(self, entry: Entry[U], seconds: float) -> None:
-        """Keep a model loaded for so long without requests (below zero: for ever). Pinned models stay anyway."""
+        """Keep a model loaded for this long without requests (below zero: for ever). Pinned models stay anyway."""
         if not entry.spec.pin:
             entry.life.keep = seconds
             if not entry.life.open:
                 self.arm(entry)
 
     async def load(self, entry: Entry[U], keep: float | None = None) -> None:
-        """Load a model without a request."""
+        """Load a model that no request asks for."""
         await self.enter(entry, keep)
         self.leave(entry)
 
     async def unload(self, entry: Entry[U]) -> None:
-        """Unload a model once its open requests have ended; new requests wait for its next load."""
+        """Unload a model when its open requests have ended. New requests wait for its next load."""
         await self.sleepers.settled(entry)
         if entry.state in (State.READY, State.SLEEPING):
             self.drain(entry)
@@ -218,7 +219,7 @@ class Catalogue(Generic[U]):
     # ------------------------------------------------------------ loading
 
     async def _load(self, entry: Entry[U]) -> UnreadyError | None:
-        """Load or wake an entry; -> the error, or None. Never raises."""
+        """Load or wake an entry. Returns the error or None, and never raises."""
         life, before, tries = entry.life, entry.state, TRIES
         life.state = State.LOADING
         began = time.monotonic()
@@ -258,7 +259,7 @@ class Catalogue(Generic[U]):
             self.stir()
 
     async def _make_or_wake(self, entry: Entry[U]) -> None:
-        """Make the entry's unit, or wake it if it sleeps. If it cannot get its memory back now, it stays asleep."""
+        """Make the entry's unit, or wake it if it sleeps. If its memory is not available now, it stays asleep."""
         if entry.unit is None:
             entry.unit = await self.make(entry)
             return
@@ -314,7 +315,7 @@ class Catalogue(Generic[U]):
             raise
 
     def _rivals(self, entry: Entry[U]) -> list[Entry[U]]:
-        """The entries of which some must go: those that may not be loaded together with it, or all if memory is
+        """The entries of which some must go: those that may not be loaded together with this one, or all if memory is
         short."""
         others = [each for each in self._loaded() if each is not entry]
         conflicting = [each for each in others if entry.conflicts(each)]
@@ -350,7 +351,7 @@ class Catalogue(Generic[U]):
             )
 
     def _close_one(self, rivals: Iterable[Entry[U]]) -> list[Entry[U]]:
-        """Drain the least recently used of the entries that have served long enough; -> it, or nothing."""
+        """Drain the least recently used entry of those that have served long enough. None: there is no such entry."""
         now = time.monotonic()
         ready = [each for each in rivals if each.state is State.READY and not each.spec.pin]
         able = [each for each in ready if now - each.life.since >= max(LEAST_STAY_S, each.life.load_s)]
@@ -361,11 +362,11 @@ class Catalogue(Generic[U]):
         return [chosen]
 
     def _make_go(self, entry: Entry[U]) -> None:
-        """Make room for others: put the entry to sleep if it may sleep; unload it if it may not or sleeps already."""
+        """Make room: put the entry to sleep, or unload it if it may not sleep or already does."""
         self.drain(entry, 1 if entry.spec.sleeps and entry.state is State.READY else 0)
 
     def _loaded(self) -> list[Entry[U]]:
-        """All entries that take memory, including those that are being removed."""
+        """All entries that take memory, including those being removed."""
         return [each for each in (*self.entries.values(), *self.removed) if each.reserved]
 
     # ------------------------------------------------------------ unloading
@@ -380,7 +381,7 @@ class Catalogue(Generic[U]):
     async def unload_now(self, entry: Entry[U]) -> UnreadyError | None:
         while entry.busy:
             await self._change()
-            if entry.stay:  # another load gave up, so the entry need not go
+            if entry.stay:  # another load gave up, so this entry may stay
                 self.stays(entry)
                 return None
         if entry.rest.level:
@@ -410,7 +411,7 @@ class Catalogue(Generic[U]):
             self.stir()
 
     def broken(self, entry: Entry[U], reason: str) -> None:
-        """The entry's engines cannot be kept alive. Its requests have got their errors; a later request loads it
+        """The entry's engines cannot be kept alive. Its requests have got their errors. A later request loads it
         again."""
         if entry.state not in (State.READY, State.SLEEPING):
             return  # the task that loads or unloads it handles this
@@ -439,7 +440,7 @@ class Catalogue(Generic[U]):
     # ------------------------------------------------------------ time
 
     def arm(self, entry: Entry[U]) -> None:
-        """Start the timer after which an entry without requests is unloaded."""
+        """Start the timer that unloads an entry without requests."""
         life = entry.life
         if life.expiry is not None:
             life.expiry.cancel()
@@ -452,7 +453,7 @@ class Catalogue(Generic[U]):
         entry.life.expiry = None
         if (entry.idle or entry.may_end) and not self.closed:
             self.drain(entry)
-        elif entry.state is State.READY and not entry.life.open:  # its client left, but it still computes
+        elif entry.state is State.READY and not entry.life.open:  # its client has left, but the model still computes
             entry.life.expiry = asyncio.get_running_loop().call_later(1.0, self._expire, entry)
 
     def stir(self) -> None:

@@ -18,7 +18,7 @@ from tokenmill.engine.adapter_names import read_modules
 from tokenmill.server.adapters import AdapterBook
 
 NEVER = -1.0
-"""As seconds to stay loaded without requests: for ever."""
+"""For ever, as seconds to stay loaded without requests."""
 FIRST_BACK_OFF_S, LONGEST_BACK_OFF_S = 1.0, 60.0
 
 
@@ -31,7 +31,7 @@ class UnreadyError(Exception):
 
 
 class GoneError(Exception):
-    """The model has been taken out of the catalogue."""
+    """The model was removed from the catalogue."""
 
 
 class State(StrEnum):
@@ -47,8 +47,9 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Spec:
-    """One model's configuration. `ttl`: seconds without requests until it is unloaded (0: never). `groups`: one member
-    of each group is loaded at a time. `alone`: nothing else is loaded with it. `memory`: bytes, if set by hand."""
+    """One model's configuration. `ttl`: seconds without requests until it is unloaded (0: never). `groups`: of each
+    group only one member is loaded at a time. `alone`: nothing else is loaded beside it. `memory`: bytes, if set by
+    hand."""
 
     engine: EngineConfig
     server: ServerConfig = field(default_factory=ServerConfig)
@@ -67,7 +68,7 @@ class Spec:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that its engines start with."""
+        """The names of the adapters with which its engines start."""
         return tuple(name for name, _ in read_modules(self.engine.adapters.lora_modules or []))
 
     @property
@@ -86,7 +87,7 @@ class Spec:
         return NEVER if self.pin or not self.ttl else self.ttl
 
     def with_kv(self, kv_bytes: int) -> Spec:
-        """The same with this many bytes of K/V cache."""
+        """The same configuration with this many bytes of K/V cache."""
         cache = replace(self.engine.cache, kv_cache_memory_bytes=kv_bytes)
         return replace(self, engine=replace(self.engine, cache=cache))
 
@@ -95,11 +96,11 @@ class Unit(Protocol):
     """A loaded model."""
 
     def open_requests(self) -> int:
-        """Requests that it still works on, even if their clients have left."""
+        """Requests on which it still works, even if their clients have left."""
         ...
 
     def held_bytes(self) -> int:
-        """Bytes that it takes, by its own measurement; 0: it cannot tell."""
+        """The bytes that it takes, as it has measured them. 0: it does not know."""
         ...
 
     def kept_bytes(self) -> int:
@@ -107,11 +108,11 @@ class Unit(Protocol):
         ...
 
     async def sleep(self, level: int) -> None:
-        """Give memory back; no request is open. If that fails, it raises and stays awake."""
+        """Give memory back. No request is open. If this fails, it raises, and the model stays awake."""
         ...
 
     async def wake(self, tags: Sequence[str]) -> list[str]:
-        """Take memory again; -> tags of memory that is still missing."""
+        """Take memory again. Returns the tags of memory that is still missing."""
         ...
 
     async def abort_all(self) -> None:
@@ -144,8 +145,8 @@ class Life:
 
 @dataclass(slots=True)
 class Rest:
-    """One model's sleep. `level`: of this sleep, or of the one that it drains for (0: it drains to be unloaded).
-    `asleep`: tags of memory that it has given back. `by_hand`: somebody put it to sleep, and only somebody wakes it."""
+    """One model's sleep. `level`: of this sleep, or of the one for which it drains (0: it drains to be unloaded).
+    `asleep`: tags of the memory given back. `by_hand`: a person put it to sleep, so only a person wakes it."""
 
     level: int = 0
     asleep: tuple[str, ...] = ()
@@ -169,17 +170,17 @@ class Entry(Generic[U]):
         self.spec = spec
         self.name = spec.names[0]
         self.book = AdapterBook(spec.engine.adapters, spec.names)
-        """Its adapters; they outlive a load."""
+        """Its adapters. They outlive a load."""
         self.life = Life(keep=spec.keep)
         self.rest = Rest()
         self.unit: U | None = None
         self.size = spec.memory or 0
-        """Bytes that it takes: first as predicted, then as measured."""
+        """The bytes that it takes: first as predicted, then as measured."""
         self.beside = 0
         """The part of `size` that the model cannot measure itself."""
         self.measured = False
         self.reserved = False
-        """Its memory counts as taken: it is loaded, or being loaded or unloaded."""
+        """Does its memory count as taken? It does while the model is loaded, or being loaded or unloaded."""
         self.task: asyncio.Task[UnreadyError | None] | None = None
         """The task that loads or unloads it."""
         self.removed = False
@@ -208,19 +209,19 @@ class Entry(Generic[U]):
 
     @property
     def expires_in(self) -> float | None:
-        """Seconds until it is unloaded if no request comes; None: never."""
+        """Seconds until it is unloaded if no request comes. None: never."""
         if self.spec.pin or self.life.keep < 0:
             return None
         return self.life.keep if self.busy else max(0.0, self.life.used + self.life.keep - time.monotonic())
 
     def conflicts(self, other: Entry[U]) -> bool:
-        """Must the two not be loaded together?"""
+        """Is it forbidden to load both together?"""
         return other is not self and (
             self.spec.alone or other.spec.alone or not self.spec.groups.isdisjoint(other.spec.groups)
         )
 
     def failed(self, error: Exception) -> None:
-        """Note a failed load: the pause before the next try grows each time."""
+        """Note a failed load. The pause before the next try grows each time."""
         life = self.life
         pause = min(LONGEST_BACK_OFF_S, FIRST_BACK_OFF_S * 2**life.failures)
         life.state, life.error, life.failures = State.FAILED, error, life.failures + 1

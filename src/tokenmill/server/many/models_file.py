@@ -45,7 +45,7 @@ OWN = frozenset(
 def read_models(
     path: Path, options: Mapping[str, Any], server: ServerConfig
 ) -> tuple[list[Spec], dict[str, frozenset[str]], list[str]]:
-    """Read a file; -> (a Spec per model, models by key as logs show it, the keys)."""
+    """Read a models file: a Spec per model, models by key (as logs show it), and the keys."""
     found = _load(path)
     unknown = [name for name in found if name not in ("models", "keys")]
     if unknown:
@@ -61,7 +61,7 @@ def read_models(
 
 
 def name_models(models: Sequence[str], options: Mapping[str, Any], server: ServerConfig) -> list[Spec]:
-    """Several models with the same options, each under its own name."""
+    """Specs for several models with the same options, each under its own name."""
     return [_spec(name, None, options, server) for name in models]
 
 
@@ -155,7 +155,7 @@ def _own(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_keys(path: Path, given: Any, specs: Sequence[Spec]) -> dict[str, frozenset[str]]:
-    """Key -> names of the entries that it may use."""
+    """The names of the entries that each key may use."""
     if given is None:
         return {}
     if not isinstance(given, dict) or not all(isinstance(key, str) and key for key in given):

@@ -17,11 +17,11 @@ from tokenmill.server.many.entry import Entry, State, UnreadyError
 
 log = logging.getLogger("tokenmill.server")
 _FOLDERS = re.compile(r"(?<![\w.:/~-])[~/](?:[^/\s'\"]*/)+(?=[^/\s])")
-"""The folders of an absolute path, before its last part."""
+"""The folders of an absolute path, without its last part."""
 
 
 class Models(Protocol):
-    """What sleepers need from the catalogue."""
+    """The part of the catalogue that sleepers need."""
 
     bounds: Any
     entries: dict[str, Entry[Any]]
@@ -36,7 +36,7 @@ class Models(Protocol):
 
 
 class Sleepers:
-    """The sleeping models of one catalogue."""
+    """The sleeping models of a catalogue."""
 
     def __init__(self, models: Models) -> None:
         self.models = models
@@ -47,7 +47,7 @@ class Sleepers:
         return [each for each in (*models.entries.values(), *models.removed) if each.state is State.SLEEPING]
 
     async def sleep(self, entry: Entry[Any], level: int, *, abort: bool = False) -> None:
-        """Put a model to sleep by hand, once its open requests have ended; raises why it cannot sleep."""
+        """Put a model to sleep by hand when its open requests have ended. Raises the reason if it cannot sleep."""
         await self.settled(entry)
         if entry.unit is None or entry.state not in (State.READY, State.SLEEPING):
             raise UserError(f"{entry.name!r} is not loaded: there is nothing to put to sleep.")
@@ -66,7 +66,7 @@ class Sleepers:
             raise error
 
     async def wake(self, entry: Entry[Any], tags: Sequence[str]) -> None:
-        """Wake a model by hand: all of its memory, or the parts named by `tags`."""
+        """Wake a model by hand: all of its memory, or the parts in `tags`."""
         await self.settled(entry)
         if entry.state is not State.SLEEPING or entry.unit is None:
             return
@@ -85,8 +85,8 @@ class Sleepers:
             await asyncio.wait((entry.task,))
 
     async def lay(self, entry: Entry[Any]) -> UnreadyError | None:
-        """Put a drained entry to sleep. If it cannot: it stays if asked by hand, and is unloaded if others need
-        room."""
+        """Put a drained entry to sleep. If it cannot sleep, it stays loaded if a person asked for this, and is unloaded
+        if others need room."""
         rest, unit = entry.rest, entry.unit
         assert unit is not None
         try:
@@ -127,12 +127,12 @@ def oldest(entries: Iterable[Entry[Any]]) -> Entry[Any]:
 
 
 def said(error: Exception | None) -> str:
-    """An error's text for clients. Internal errors are not shown, nor the folders of this machine."""
+    """An error's text for clients. It shows neither internal errors nor folders of this machine."""
     if isinstance(error, UserError | EngineDeadError | OSError | MemoryError) and str(error):
         return without_folders(str(error))
     return "it ended with an internal error (the log has it)."
 
 
 def without_folders(text: str) -> str:
-    """A sentence in which absolute paths are cut to their last part."""
+    """The same sentence with absolute paths cut to their last part."""
     return _FOLDERS.sub("", text)

@@ -36,7 +36,7 @@ def count_needs(asked: Asked) -> tuple[int, list[Need]]:
 def ask_child(asked: Asked) -> tuple[int, list[Need]]:
     """Start the other process, ask it, and end it."""
     context = multiprocessing.get_context("spawn")
-    quiet = (signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's
+    quiet = (signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the server
     with ProcessPoolExecutor(1, mp_context=context, initializer=signal.signal, initargs=quiet) as pool:
         with without_main(count_needs):
             counted = pool.submit(count_needs, asked)
@@ -44,8 +44,8 @@ def ask_child(asked: Asked) -> tuple[int, list[Need]]:
 
 
 class Survey:
-    """Sizes of a catalogue's entries. `ask` counts several models; `found_memory` is told what all together may
-    take."""
+    """The sizes of a catalogue's entries. `ask` counts several models; `found_memory` receives the bytes that all
+    together may take."""
 
     def __init__(
         self,

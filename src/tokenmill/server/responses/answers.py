@@ -22,12 +22,12 @@ from tokenmill.text.messages.message import Event, Message
 Events = list[dict[str, Any]]
 _ITEM = {"content": "message", "reasoning": "reasoning", "call": "function_call", "arguments": "function_call"}
 _FAILURES = {408: "server_error", 429: "rate_limit_exceeded"}
-"""The API knows few reasons why a response failed."""
+"""The API has few words for why a response failed."""
 _PART = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
 class Growing:
-    """The response object, and what happens to it as events with their numbers."""
+    """The growing response object, and its events with their numbers."""
 
     def __init__(self, chat: Chat, body: ResponsesRequest, response_id: str) -> None:
         self.chat = chat
@@ -46,7 +46,7 @@ class Growing:
         return [self._snapshot("response.created"), self._snapshot("response.in_progress")]
 
     def take(self, heard: Heard) -> Events:
-        """What one step added; with the last one everything is closed."""
+        """Take what one step added. After the last step everything is closed."""
         found: Events = []
         self.said.add(heard.events)
         if self._wanted:
@@ -58,7 +58,7 @@ class Growing:
                 found += self._start(kind, event)
             if event.kind != "call" and event.text:
                 found.append(self._more(event))
-        if self.open not in (None, "message"):  # only a text tells them
+        if self.open not in (None, "message"):  # only a text carries them
             self._rows = []
         if heard.finish_reason is not None:
             found += self._close() if heard.finish_reason != "length" else self._close("incomplete")
@@ -66,22 +66,22 @@ class Growing:
         return found
 
     def pass_over(self, heard: Heard) -> Events:
-        """What one step added is not told; the end is."""
+        """Take what one step added without telling it, except for the end."""
         return [] if heard.finish_reason is None else [self._end("stop")]
 
     def fail(self, error: HttpError) -> Events:
-        """It broke."""
+        """End with an error."""
         self.failure = error
         kind = _FAILURES.get(error.status, "server_error" if error.status >= 500 else "invalid_prompt")
         self.response |= {"status": "failed", "error": {"code": kind, "message": error.message}}
         return [self._snapshot("response.failed")]
 
     def cancel(self) -> None:
-        """Nobody wants it any more."""
+        """End, because nobody wants the response any more."""
         self.response["status"] = "cancelled"
 
     def message(self) -> dict[str, Any]:
-        """What was said, as a chat's message, for the next turn."""
+        """What was said, as a chat message for the next turn."""
         found: dict[str, Any] = {"role": "assistant", "content": self.said.content}
         calls = [item for item in self.response["output"] if item["type"] == "function_call"]
         if calls:
@@ -160,7 +160,7 @@ class Growing:
         ]
 
     def _logprobs(self) -> list[dict[str, Any]]:
-        """Probabilities of the tokens since the last text; they stay with the part as well."""
+        """Log-probabilities of the tokens since the last text. The part keeps them as well."""
         if not self._rows:
             return []
         found: list[dict[str, Any]] = chat_logprobs(self._rows, self.chat.top, self.chat.names)["content"]
@@ -179,7 +179,7 @@ class Growing:
         return self._snapshot("response.incomplete" if short else "response.completed")
 
     def _snapshot(self, kind: str) -> dict[str, Any]:
-        return self._event(kind, response=self.response)  # encoded before anything else happens to it
+        return self._event(kind, response=self.response)  # encoded before anything else changes it
 
     def _of_item(self, kind: str, **more: Any) -> dict[str, Any]:
         return self._event(kind, item_id=self._item["id"], output_index=self._place, **more)
@@ -199,7 +199,7 @@ def _part(kind: str) -> dict[str, Any]:
 
 
 def usage_object(found: dict[str, Any]) -> dict[str, Any]:
-    """A chat's usage in this API's words. All of a prompt is written into the cache: nothing is counted for that."""
+    """A chat's usage in this API's words. Every prompt is written into the cache, so nothing is counted for that."""
     return {
         "input_tokens": found["prompt_tokens"],
         "input_tokens_details": {
@@ -219,11 +219,11 @@ ABSENT = (
     *("access_programs", "image", "input_transformations", "max_tool_calls", "moderation", "prompt"),
     *("prompt_cache_diagnostics", "prompt_cache_options", "tool_usage"),
 )
-"""Fields of the API's own response that stand for what is not here: they are null."""
+"""Fields of the API's own response for things that do not exist here. They are null."""
 
 
 def _head(chat: Chat, body: ResponsesRequest, response_id: str) -> dict[str, Any]:
-    """A response without output, with what was asked."""
+    """A response without output, with the request's fields."""
     params = next(iter(chat.job.tasks.values())).request.params
     thinking, retention = body.reasoning, body.prompt_cache_retention
     conversation = body.conversation_id
@@ -268,5 +268,5 @@ _TOOL: dict[str, Any] = {"description": None, "parameters": None, "strict": None
 
 
 def _fixed(value: Any) -> msgspec.Raw:
-    """What was asked stays as it is, so it is encoded once."""
+    """The request's fields do not change, so they are encoded once."""
     return msgspec.Raw(msgspec.json.encode(value))

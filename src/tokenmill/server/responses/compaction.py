@@ -14,7 +14,7 @@ from tokenmill.server.responses.schemas import TalkRequest
 from tokenmill.text.messages.message import Message
 
 MOST_TOKENS = 2048
-"""Of a summary."""
+"""Most tokens of a summary."""
 ASK = (
     "Summarise this conversation so that it can be continued without its text. Keep what the user wants, decisions, "
     "names, numbers, file paths, results of tools, and what is still to do. Write the summary only."
@@ -22,7 +22,7 @@ ASK = (
 
 
 def fields_for_summary(body: TalkRequest, messages: Messages, room: int) -> dict[str, Any]:
-    """The chat that writes the summary."""
+    """The chat request that writes the summary."""
     if messages and messages[-1]["role"] == "user":
         last = {**messages[-1], "content": f"{messages[-1]['content']}\n\n{ASK}"}
         messages = [*messages[:-1], last]
@@ -32,7 +32,7 @@ def fields_for_summary(body: TalkRequest, messages: Messages, room: int) -> dict
 
 
 def compacted(name: str, items: list[Item], said: Message, usage: dict[str, Any]) -> dict[str, Any]:
-    """The answer: instructions among the items stay as they are, all else is in the summary."""
+    """The answer: instructions among the items stay as they are, and everything else is in the summary."""
     kept = [item for item in items if item.get("role") in ("system", "developer")]
     summary = {"type": "compaction", "encrypted_content": (said.content or said.reasoning).strip()}
     return {

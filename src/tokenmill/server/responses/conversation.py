@@ -17,12 +17,12 @@ from tokenmill.server.fields import MOST_MESSAGES
 from tokenmill.server.store import OBJECTS, Kept
 
 _ITEM = 256
-"""What the objects around an item's bytes weigh, its id included."""
+"""Bytes that count for the objects around an item's bytes, its id included."""
 
 
 @dataclass(slots=True, eq=False)
 class Conversation(Kept):
-    """Items by id, the oldest first. `writers`: responses that will add theirs."""
+    """Items by id, the oldest first. `writers`: responses that will add items."""
 
     kind: ClassVar[str] = "conversation"
     param: ClassVar[str] = "conversation_id"
@@ -43,7 +43,7 @@ class Conversation(Kept):
         return self.writers > 0
 
     def shown(self) -> dict[str, Any]:
-        """The object."""
+        """The conversation object."""
         return {
             "id": self.id,
             "object": "conversation",
@@ -52,24 +52,24 @@ class Conversation(Kept):
         }
 
     def add(self, items: list[tuple[str, bytes]]) -> None:
-        """More has been said."""
+        """Add items."""
         for name, data in items:
             self.items[name] = data
             self.told += len(data) + _ITEM
 
     def remove(self, name: str) -> None:
-        """Forget an item."""
+        """Delete an item."""
         self.told -= len(self.find(name)) + _ITEM
         del self.items[name]
 
     def find(self, name: str) -> bytes:
-        """One item, encoded; 404 for one that is not here."""
+        """One item, encoded. Raises 404 if it is not here."""
         if name not in self.items:
             raise HttpError(404, f"There is no item {name[:100]!r} in this conversation.", param="item_id")
         return self.items[name]
 
     def check_count(self, more: int) -> None:
-        """Refuse what no request could read again."""
+        """Refuse more items than a request could read again."""
         if len(self.items) + more > MOST_MESSAGES:
             raise TooLargeError(f"A conversation has at most {MOST_MESSAGES} items.", param="items")
 
@@ -79,5 +79,5 @@ class Conversation(Kept):
 
 
 def encoded_items(items: list[dict[str, Any]]) -> list[tuple[str, bytes]]:
-    """Full items as a conversation keeps them."""
+    """Full items in the form in which a conversation keeps them."""
     return [(item["id"], msgspec.json.encode(item)) for item in items]

@@ -26,8 +26,8 @@ SUMMARY = "Summary of the conversation so far:\n"
 
 
 def messages_of(items: list[Item], place: str = "input") -> Messages:
-    """Input items as messages of a chat; calls and thoughts join the assistant's message that they belong to, and a
-    summary the user's message that follows it. `place`: where in a request they lie."""
+    """Input items as messages of a chat. Calls and reasoning join the assistant's message to which they belong, and a
+    summary joins the user's message that follows. `place`: where in a request the items lie."""
     found: Messages = []
     summary = ""
     for number, item in enumerate(items):
@@ -61,7 +61,8 @@ def messages_of(items: list[Item], place: str = "input") -> Messages:
 
 
 def full_items(items: list[Item], place: str = "input") -> list[Item]:
-    """The same items with all that the API's own types require; those that `messages_of` refuses are refused here."""
+    """The same items with all fields that the API's own types require. Items that `messages_of` refuses are refused
+    here."""
     messages_of(items, place)
     return [_full(item) for item in items]
 
@@ -93,7 +94,7 @@ def _full(item: Item) -> Item:
 
 
 def _parts(content: Any, *, said: bool = False) -> list[dict[str, Any]]:
-    """Content as parts; `said`: by the assistant."""
+    """Content as parts. `said`: by the assistant."""
     given = [{"text": content or ""}] if content is None or isinstance(content, str) else content
     found: list[dict[str, Any]] = []
     for part in given:
@@ -108,7 +109,7 @@ def _parts(content: Any, *, said: bool = False) -> list[dict[str, Any]]:
 
 
 def _join(found: Messages, message: dict[str, Any]) -> None:
-    """Thoughts and calls of one turn are items of their own here, and one message there."""
+    """Reasoning and calls of one turn are items of their own in this API, and one message in a chat."""
     last = found[-1] if found else None
     if (
         last is None

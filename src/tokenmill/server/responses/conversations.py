@@ -32,7 +32,7 @@ def add_conversations(app: FastAPI, context: Context) -> None:
         return await context.bodies.run_in_thread(size, lambda: encoded_items(full_items(given, "items")))
 
     async def create(request: Request) -> Response:
-        """Begin a conversation."""
+        """Create a conversation."""
         size = body_size(request)
         body = await read_body(context, request, CreateConversation)
         items = await read_items(request, body.items or [], size)
@@ -42,11 +42,11 @@ def add_conversations(app: FastAPI, context: Context) -> None:
         return json_answer(made.shown())
 
     async def read(request: Request) -> Response:
-        """A conversation, its items left out."""
+        """Get a conversation without its items."""
         return json_answer(found(request).shown())
 
     async def update(request: Request) -> Response:
-        """Give it other metadata."""
+        """Change a conversation's metadata."""
         body = await read_body(context, request, UpdateConversation)
         conversation = found(request)
         conversation.metadata = body.metadata
@@ -54,13 +54,13 @@ def add_conversations(app: FastAPI, context: Context) -> None:
         return json_answer(conversation.shown())
 
     async def forget(request: Request) -> Response:
-        """Forget a conversation."""
+        """Delete a conversation."""
         name = request.path_params["conversation_id"]
         context.store.delete(Conversation, name, tenant(request))
         return json_answer({"id": name, "object": "conversation.deleted", "deleted": True})
 
     async def add_items(request: Request) -> Response:
-        """More has been said."""
+        """Add items to a conversation."""
         size = body_size(request)
         body = await read_body(context, request, CreateItems)
         items = await read_items(request, body.items, size)
@@ -73,16 +73,16 @@ def add_conversations(app: FastAPI, context: Context) -> None:
         return json_answer({"object": "list", "data": [msgspec.Raw(data) for _, data in items], **ends})
 
     async def list_items(request: Request) -> Response:
-        """What was said, the newest first."""
+        """List a conversation's items, the newest first."""
         page, conversation = read_page(request.query_params), found(request)
         return json_answer(listed(list(conversation.items.items()), page, _name, _shown))
 
     async def read_item(request: Request) -> Response:
-        """One item."""
+        """Get one item."""
         return json_answer(msgspec.Raw(found(request).find(request.path_params["item_id"])))
 
     async def forget_item(request: Request) -> Response:
-        """Forget one item."""
+        """Delete one item."""
         conversation = found(request)
         conversation.remove(request.path_params["item_id"])
         context.store.weigh(conversation)

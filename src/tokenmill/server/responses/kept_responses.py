@@ -18,8 +18,8 @@ _EVENT = 160
 
 @dataclass(slots=True, eq=False)
 class KeptResponse(Kept):
-    """One response. `items`, `messages` (the conversation up to it) and `events` are encoded; `show` encodes its
-    present state."""
+    """One stored response. `items`, `messages` (the conversation before it) and `events` are encoded; `show` encodes
+    its present state."""
 
     kind: ClassVar[str] = "response"
     param: ClassVar[str] = "response_id"
@@ -44,7 +44,7 @@ class KeptResponse(Kept):
         return not self.ended
 
     def dropped(self) -> None:
-        """End a run in progress."""
+        """End its run."""
         if self.task is not None:
             self.task.cancel()
 
@@ -56,7 +56,7 @@ class KeptResponse(Kept):
         self.changed = asyncio.Event()
 
     def end(self, messages: bytes | None = None) -> None:
-        """No more events will come. `messages`: the conversation with its answer."""
+        """No more events will come. `messages`: the conversation with the answer."""
         shown = self.show()
         self.show = lambda: shown
         self.messages = messages or self.messages
@@ -65,7 +65,7 @@ class KeptResponse(Kept):
         self.tell([])
 
     async def follow(self, after: int = -1) -> AsyncIterator[bytes]:
-        """Events whose number is greater than `after`, until the end."""
+        """The events with numbers above `after`, until the end."""
         place = after + 1
         while True:
             while place < len(self.events):
@@ -78,8 +78,8 @@ class KeptResponse(Kept):
 
 @dataclass(slots=True, eq=False)
 class RecentResponse(Kept):
-    """The last response of one connection, if it was not to be stored. It counts like all others, but only this
-    connection finds it. `name`: the response's own id. `messages`: the encoded conversation with its answer."""
+    """The last response of a connection, if it was not to be stored. It counts like any other, but only this connection
+    finds it. `name`: the response's own id. `messages`: the encoded conversation with its answer."""
 
     kind: ClassVar[str] = "response"
     name: str

@@ -20,10 +20,10 @@ from tokenmill.server.translated_chat import count_translated, hear_all, open_tr
 
 
 def add_readers(app: FastAPI, context: Context) -> None:
-    """Count and compact."""
+    """Add the endpoints that count and compact."""
 
     async def count(request: Request, context: Context) -> Response:
-        """How many tokens a response's input has."""
+        """Count the tokens in a response's input."""
         size = body_size(request)
         body = await read_body(context, request, TalkRequest)
         body.check()
@@ -34,7 +34,7 @@ def add_readers(app: FastAPI, context: Context) -> None:
         return json_answer({"object": "response.input_tokens", "input_tokens": number})
 
     async def compact(request: Request, context: Context) -> Response:
-        """A long conversation as a short one, to go on with."""
+        """Make a long conversation short enough to continue."""
         async with Work(context, request) as work:
             given = await work.read(CompactRequest)
             body = given.talk()

@@ -52,14 +52,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
             return _answer(run)
 
     async def connect(request: Request) -> Response:
-        """The same over a WebSocket."""
+        """Answer over a WebSocket."""
         context.gate.peek()
         config = context.config
         patience = Patience(config.limits.max_body_bytes, config.patience.read_timeout)
         return upgraded(request, patience, context.bodies, Conversing(context, request))
 
     async def read(request: Request) -> Response:
-        """A kept response, or with `stream=true` its events after `starting_after`."""
+        """Get a stored response, or with `stream=true` its events after `starting_after`."""
         kept = context.store.find(KeptResponse, request.path_params["response_id"], tenant(request))
         if request.query_params.get("stream") != "true":
             return _shown(kept)
@@ -69,7 +69,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return EventStream(kept.follow(-1 if after is None else int(after)), _nothing)
 
     async def cancel(request: Request) -> Response:
-        """End a background response."""
+        """Cancel a background response."""
         kept = context.store.find(KeptResponse, request.path_params["response_id"], tenant(request))
         if not kept.background:
             raise HttpError(400, "Only responses with background = true can be cancelled.", param="response_id")
@@ -79,13 +79,13 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return _shown(kept)
 
     async def forget(request: Request) -> Response:
-        """Forget a response."""
+        """Delete a response."""
         name = request.path_params["response_id"]
         context.store.delete(KeptResponse, name, tenant(request))
         return json_answer({"id": name, "object": "response", "deleted": True})
 
     async def items(request: Request) -> Response:
-        """What a response was asked, the newest first."""
+        """List the input of a response, the newest item first."""
         kept = context.store.find(KeptResponse, request.path_params["response_id"], tenant(request))
         page = read_page(request.query_params)
 
@@ -105,7 +105,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 
 def _failed(found: HttpError) -> bytes:
-    """A stream's first and last event."""
+    """The first and the last event of a stream."""
     said = error_object(found)["error"]
     told = {"type": "error", "sequence_number": 0, "code": str(said["code"]), "message": said["message"]}
     return b"event: error\ndata: " + msgspec.json.encode({**told, "param": said["param"]}) + b"\n\n"
@@ -120,9 +120,9 @@ RESPONSES = Api(
 
 
 def _detached(run: Run, tasks: set[asyncio.Task[None]], *, stream: bool) -> Response:
-    """The run goes on by itself."""
+    """Let the run continue without its client."""
     task = run.kept.task = asyncio.get_running_loop().create_task(write(run))
-    tasks.add(task)  # the loop itself keeps weak references only
+    tasks.add(task)  # the event loop itself keeps only weak references
     task.add_done_callback(tasks.discard)
     task.add_done_callback(lambda _: settle(run))
     return EventStream(run.kept.follow(), _nothing) if stream else json_answer(run.growing.response)
@@ -135,7 +135,7 @@ async def _foreground(run: Run) -> AsyncIterator[bytes]:
 
 
 def _answer(run: Run) -> Response:
-    """The whole response; a failure is an HTTP error while somebody waits."""
+    """The whole response. While the client waits, a failure is an HTTP error."""
     if run.growing.failure is not None:
         raise run.growing.failure
     return json_answer(run.growing.response)
@@ -146,4 +146,4 @@ def _shown(kept: KeptResponse) -> Response:
 
 
 def _nothing() -> None:
-    """The run goes on without its reader."""
+    """The run continues without its reader."""

@@ -30,7 +30,7 @@ encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """What a request continues: messages of a response, or items of a conversation, both encoded."""
+    """The conversation that a request continues: messages of a response, or items of a conversation, both encoded."""
 
     messages: bytes = b"[]"
     items: bytes = b"[]"
@@ -38,7 +38,7 @@ class Earlier:
 
     @property
     def size(self) -> int:
-        """Bytes that are read again."""
+        """The bytes that are read again."""
         return len(self.messages) + len(self.items)
 
 
@@ -52,12 +52,12 @@ class Run:
     kept: KeptResponse
     conversation: Conversation | None = None
     silent: bool = False
-    """Only read the input; generate nothing."""
+    """Only read the input, and generate nothing."""
 
 
 def find_earlier(store: Store, body: TalkRequest, owner: str, recent: RecentResponse | None = None) -> Earlier:
-    """What the request continues; 404 if it is not there. `recent`: a response that is not stored, but still at
-    hand."""
+    """The conversation that the request continues. Raises 404 if it is not there. `recent`: a response that is not
+    stored, but still known."""
     if body.previous_response_id:
         if recent is not None and recent.name == body.previous_response_id and store.holds(recent):
             return Earlier(recent.messages)
@@ -79,7 +79,7 @@ async def open_run(
     *,
     silent: bool = False,
 ) -> Run:
-    """Read, check, keep and send; errors are raised before the answer begins. `silent`: only the input is read."""
+    """Read, check, store and send. Errors are raised before the answer begins. `silent`: only the input is read."""
     body.check()
     store, owner, name = context.store, job.tenant, f"resp_{uuid.uuid4().hex}"
     earlier = find_earlier(store, body, owner, recent)
@@ -105,13 +105,13 @@ async def _read(context: Context, job: Job, body: TalkRequest, earlier: Earlier)
 
 
 async def write(run: Run) -> None:
-    """Run to the end, and keep every event."""
+    """Run to the end, and store every event."""
     async for _ in events(run):
         pass
 
 
 async def events(run: Run) -> AsyncIterator[list[bytes]]:
-    """The run's events, step by step. However it ends, the kept response ends with it."""
+    """The run's events, step by step. However the run ends, the stored response ends with it."""
     whole: bytes | None = None
     growing, kept = run.growing, run.kept
     try:
@@ -134,7 +134,7 @@ async def events(run: Run) -> AsyncIterator[list[bytes]]:
 
 
 def end(run: Run, messages: bytes | None = None) -> None:
-    """End the run. A complete answer is added to the conversation. May be called twice."""
+    """End the run. A complete answer is added to the conversation. It may be called twice."""
     kept, conversation = run.kept, run.conversation
     if kept.ended:
         return
@@ -158,7 +158,7 @@ def settle(run: Run) -> None:
 
 
 def _tell(run: Run, found: Events) -> list[bytes]:
-    """Encode new events, once for all readers."""
+    """Encode new events once, for all readers."""
     told = [_event(event) for event in found]
     if run.store.holds(run.kept):
         run.kept.tell(told)

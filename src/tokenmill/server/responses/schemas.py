@@ -19,7 +19,7 @@ from tokenmill.server.responses.conversation_items import Item, Messages, full_i
 LOOSE = ConfigDict(strict=True, extra="ignore", allow_inf_nan=False)
 Positive = Annotated[int, Field(ge=1, le=2**31 - 1)]
 MOST_ITEMS = 20
-"""That are added to a conversation at a time: OpenAI's ceiling."""
+"""Most items that one request may add to a conversation, as in OpenAI's API."""
 
 
 NAMES = {
@@ -32,7 +32,7 @@ NAMES = {
     "tools.*.function": "tools.*",
     "tool_choice.function": "tool_choice",
 }
-"""What fields are called here that are checked in the words of chat completions."""
+"""Names of chat completions' fields -> this API's names, for errors."""
 
 
 class Reasoning(BaseModel):
@@ -43,7 +43,7 @@ class Reasoning(BaseModel):
 
 
 class Text(BaseModel):
-    """What the text must be."""
+    """The form that the text must have."""
 
     model_config = LOOSE
     format: Annotated[dict[str, Any], Inside("responses.Format")] | None = None
@@ -57,7 +57,8 @@ class ConversationName(BaseModel):
 
 
 class TalkRequest(BaseModel):
-    """POST /v1/responses/input_tokens, and what responses share with it: a conversation, and what goes before it."""
+    """POST /v1/responses/input_tokens, and the fields that responses share with it: a conversation, and what precedes
+    it."""
 
     model_config = LOOSE
     model: str | None = Field(None, max_length=1024)
@@ -74,12 +75,12 @@ class TalkRequest(BaseModel):
 
     @property
     def conversation_id(self) -> str | None:
-        """Of the conversation that this goes on with."""
+        """The id of the conversation that this request continues."""
         given = self.conversation
         return given.id if isinstance(given, ConversationName) else given
 
     def check(self) -> None:
-        """Refuse what cannot be honoured."""
+        """Refuse what cannot be done."""
         if self.previous_response_id and self.conversation:
             raise ParameterError("Give previous_response_id or conversation, not both.", param="conversation")
         if self.input is None and not self.previous_response_id and not self.conversation:
@@ -92,7 +93,7 @@ class TalkRequest(BaseModel):
         return self.input or []
 
     def fields(self, messages: Messages) -> dict[str, Any]:
-        """As fields of a chat completion over these messages."""
+        """The request as fields of a chat completion over these messages."""
         first = [{"role": "system", "content": self.instructions}] if self.instructions else []
         found: dict[str, Any] = {
             "model": self.model,
@@ -132,7 +133,7 @@ class ResponsesRequest(TalkRequest):
     timeout: float | None = Field(None, gt=0, le=86_400)
 
     def check(self) -> None:
-        """Refuse what cannot be honoured."""
+        """Refuse what cannot be done."""
         super().check()
         if self.background and self.store is False:
             raise ParameterError("background needs store = true.", param="background")
@@ -142,11 +143,11 @@ class ResponsesRequest(TalkRequest):
 
     @property
     def logprobs(self) -> bool:
-        """Are probabilities of tokens wanted?"""
+        """Does the client want log-probabilities?"""
         return bool(self.top_logprobs) or "message.output_text.logprobs" in (self.include or ())
 
     def fields(self, messages: Messages) -> dict[str, Any]:
-        """As fields of a chat completion over these messages."""
+        """The request as fields of a chat completion over these messages."""
         found = super().fields(messages) | {
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
@@ -170,7 +171,7 @@ class CompactRequest(BaseModel):
     timeout: float | None = Field(None, gt=0, le=86_400)
 
     def talk(self) -> TalkRequest:
-        """The conversation that is to become short."""
+        """The conversation to be compacted."""
         given = self.model_dump(include={"model", "input", "instructions", "previous_response_id"})
         return TalkRequest.model_construct(**given)
 
@@ -199,7 +200,7 @@ class CreateItems(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A conversation: all its messages, the same encoded, and what was asked just now, encoded."""
+    """A conversation: all its messages, the same encoded, and the new input encoded."""
 
     messages: Messages
     encoded: bytes
@@ -207,7 +208,7 @@ class Talk:
 
 
 def read_talk(body: TalkRequest, before: bytes = b"[]", items_before: bytes = b"[]") -> Talk:
-    """The conversation that a request goes on with: messages of an earlier response, or items of a conversation."""
+    """The conversation that a request continues: messages of an earlier response, or items of a conversation."""
     items = full_items(body.items())
     earlier = msgspec.json.decode(items_before)
     messages = msgspec.json.decode(before) + messages_of(earlier + body.items())
@@ -223,7 +224,7 @@ def joined(messages: bytes, more: dict[str, Any]) -> bytes:
 
 
 def _format(text: Text | None) -> dict[str, Any] | None:
-    """text.format as response_format: the schema lies one level higher here."""
+    """text.format as response_format. The schema lies one level higher here."""
     given = text.format if text is not None else None
     if given is None or given.get("type") == "text":
         return None

@@ -30,7 +30,7 @@ _DATA = b"\ndata: "
 
 
 class Conversing:
-    """One connection's talk."""
+    """The conversation of one connection."""
 
     def __init__(self, context: Context, request: Request) -> None:
         self.context, self.request = context, request
@@ -68,28 +68,29 @@ class Conversing:
             self._remember(run.kept)
 
     def _remember(self, kept: KeptResponse | None) -> None:
-        """The next message may go on with this response; one that the store has is found there."""
+        """The next message may continue this response. A stored response is found in the store."""
         store = self.context.store
         if self.recent is not None:
             store.drop(self.recent)
         self.recent = None
         if kept is not None and not store.holds(kept):
             recent = RecentResponse(kept.owner, f"recent_{kept.id}", kept.id, kept.messages)
-            with contextlib.suppress(UserError, HttpError):  # too large, or no room: it cannot be gone on with
+            # it is too large, or there is no room, so it cannot be continued
+            with contextlib.suppress(UserError, HttpError):
                 store.add(recent)
                 self.recent = recent
 
     def _as_request(self, parcel: Parcel) -> Request:
-        """A message stands for a request of its own, with the headers of the handshake."""
+        """A message as a request of its own, with the headers of the handshake."""
         state = self.request.scope["state"]
         self.number += 1
         own = {**state, "body": parcel, "request_id": f"{state['request_id']}-{self.number}", "warnings": []}
         return Request({**self.request.scope, "state": own, "query_string": b""})
 
     def _envelope(self, raw: dict[str, Any]) -> None:
-        """What a message has besides a request's fields."""
+        """The fields of a message besides those of a request."""
         kind, stream_id, generate = raw.pop("type", None), raw.pop("stream_id", None), raw.pop("generate", None)
-        raw.pop("stream", None)  # there is nothing else here
+        raw.pop("stream", None)  # there is no other type
         if isinstance(stream_id, str) and len(stream_id) <= MOST_LABEL:
             self.stream_id = stream_id
         elif stream_id is not None:

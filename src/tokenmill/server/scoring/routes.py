@@ -36,7 +36,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     """/rerank, /score and /classify."""
 
     async def rerank(request: Request, context: Context) -> Response:
-        """Documents by relevance to a query."""
+        """Sort documents by their relevance to a query."""
         async with Work(context, request) as work:
             body: RerankRequest | TeiRerankRequest = await work.read(form_of)
             if isinstance(body, TeiRerankRequest):
@@ -57,7 +57,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             )
 
     async def score(request: Request, context: Context) -> Response:
-        """How well texts go together."""
+        """Score how well texts fit together."""
         async with Work(context, request) as work:
             body = await work.read(ScoreRequest)
             model = context.check_model(body.model)
@@ -67,7 +67,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             return json_answer(_list(f"score-{work.base()}", model, data, work.job))
 
     async def classify(request: Request, context: Context) -> Response:
-        """The likeliest label of each text."""
+        """Find the likeliest label of each text."""
         async with Work(context, request) as work:
             body = await work.read(ClassifyRequest)
             model = context.check_model(body.model)
@@ -105,7 +105,7 @@ async def _scores(context: Context, job: Job, base: str, pairs: Sequence[tuple[s
 
 
 def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
-    """One with all, or one with one."""
+    """Pairs of one text with all others, or of texts at the same places."""
     first = [body.first] if isinstance(body.first, str) else body.first
     second = [body.second] if isinstance(body.second, str) else [text_of(each) for each in body.second]
     return pair_up(first, second)

@@ -27,7 +27,8 @@ Documents = Annotated[list[Words | Document], few(MOST_TEXTS, 1)]
 
 
 class Scored(BaseModel):
-    """What all of them share. method: cosine of embeddings, or how likely the model finds the answer yes."""
+    """The fields that all of them share. method: the cosine of embeddings, or how likely the model finds the answer
+    yes."""
 
     model_config = LOOSE
     model: str | None = Field(None, max_length=1024)
@@ -58,7 +59,7 @@ class ScoreRequest(Scored):
 
 
 class ClassifyRequest(BaseModel):
-    """POST /classify: which of these labels is likeliest for each text."""
+    """POST /classify: which of these labels is the likeliest for each text?"""
 
     model_config = LOOSE
     model: str | None = Field(None, max_length=1024)
@@ -81,7 +82,7 @@ class EmbedRequest(BaseModel):
 
 
 class Sentences(BaseModel):
-    """One sentence, and those that it is compared with."""
+    """One sentence, and those with which it is compared."""
 
     model_config = LOOSE
     source_sentence: Words
@@ -106,10 +107,10 @@ class TeiRerankRequest(BaseModel):
 
 
 def form_of(raw: Mapping[str, Any]) -> type[RerankRequest] | type[TeiRerankRequest]:
-    """Which of the two a body of /rerank is."""
+    """The schema that fits a body of /rerank."""
     return TeiRerankRequest if raw.get("texts") is not None and raw.get("documents") is None else RerankRequest
 
 
 def text_of(document: Any) -> str:
-    """A document's words."""
+    """A document's text."""
     return document.text if isinstance(document, Document) else str(document)

@@ -17,13 +17,13 @@ from tokenmill.server.request_job import MOST_LOGPROBS, NUMBER, Job
 from tokenmill.server.text_workers import Talk
 
 MOST_READ = MOST_LOGPROBS
-"""Tokens of all requests of a call."""
+"""Most tokens in all engine requests of one call."""
 DOCUMENTS = "documents"
-"""What is said to be too many; each endpoint has a name of its own for it."""
+"""The field to blame if there are too many. Each endpoint has its own name for it."""
 
 
 async def cosines(context: Context, job: Job, base: str, pairs: Sequence[tuple[str, str]], body: Any) -> list[float]:
-    """Of each pair's embeddings; every text is computed once."""
+    """The cosine of each pair's embeddings. Every text is embedded once."""
     texts = list(dict.fromkeys(text for pair in pairs for text in pair))
     _grow(job, len(texts))
     prompts = []
@@ -39,7 +39,7 @@ async def cosines(context: Context, job: Job, base: str, pairs: Sequence[tuple[s
 
 
 async def relevance(context: Context, job: Job, base: str, pairs: Sequence[tuple[str, str]], body: Any) -> list[float]:
-    """How likely "yes" is against "no" for each pair of query and document."""
+    """For each pair of query and document: how likely "yes" is compared with "no"."""
     questions = [relevance_question(query, document, body.instruction) for query, document in pairs]
     return [found[0] for found in await likelihoods(context, job, base, questions, ANSWERS, body.priority)]
 
@@ -52,7 +52,7 @@ async def likelihoods(
     answers: Sequence[str],
     priority: int,
 ) -> list[list[float]]:
-    """For each question, the share of each answer; an answer's end is not counted."""
+    """For each question, the share of each answer. An answer's end is not counted."""
     _grow(job, len(questions) * len(answers))
     if context.backend.info.tokenizer is None:
         raise ParameterError("This server has no tokenizer, so answers cannot be scored.", param="labels")

@@ -32,7 +32,7 @@ def add_tei(app: FastAPI, context: Context) -> None:
     """/embed and /similarity."""
 
     async def embed(request: Request, context: Context) -> Response:
-        """Unit vectors of texts: a bare list."""
+        """Unit vectors of texts as a bare list."""
         async with Work(context, request) as work:
             body = await work.read(EmbedRequest)
             fields = {"input": body.inputs, "dimensions": body.dimensions, **_cut(body.truncate)}
@@ -42,7 +42,7 @@ def add_tei(app: FastAPI, context: Context) -> None:
             return json_answer([entry["embedding"] for entry in found["data"]])
 
     async def similarity(request: Request, context: Context) -> Response:
-        """How near each sentence is to the first one."""
+        """The similarity of each sentence to the first one."""
         async with Work(context, request) as work:
             inputs = (await work.read(SimilarityRequest)).inputs
             pairs = [(inputs.source_sentence, sentence) for sentence in inputs.sentences]
@@ -58,7 +58,7 @@ TEI = Api(add_tei, generating=frozenset(PATHS), prefixes=(*PATHS, "/predict"), e
 
 
 async def rerank(context: Context, work: Work, body: TeiRerankRequest) -> Response:
-    """Texts by relevance: a bare list, best first."""
+    """Texts by relevance, as a bare list, the best first."""
     asked = Scored.model_validate(_cut(body.truncate))
     pairs = [(body.query, text) for text in body.texts]
     with asked_in("texts", scores.DOCUMENTS):
@@ -74,5 +74,5 @@ def _ranked(index: int, score: float, body: TeiRerankRequest) -> dict[str, Any]:
 
 
 def _cut(truncate: bool) -> dict[str, Any]:
-    """The field that keeps what fits."""
+    """The field that cuts a text to what fits."""
     return {"truncate_prompt_tokens": -1} if truncate else {}

@@ -34,28 +34,28 @@ class Shown:
     entry: Entry[Model]
     info: ModelInfo | None
     adapter: str | None = None
-    """The adapter's folder, if it is one."""
+    """The adapter's folder. None: it is not an adapter."""
 
     @property
     def parent(self) -> str | None:
-        """An adapter's model."""
+        """The model of an adapter."""
         return self.entry.name if self.adapter is not None else None
 
     @property
     def root(self) -> str:
-        """Where its weights come from."""
+        """Where the weights come from."""
         if self.adapter is not None:
             return self.adapter
         return self.entry.spec.engine.model.model if self.info is None else self.info.root
 
     @property
     def max_model_len(self) -> int | None:
-        """Its context length; None: not known before it is loaded."""
+        """The context length. None: not known before the model is loaded."""
         return self.entry.spec.engine.model.max_model_len if self.info is None else self.info.max_model_len
 
 
 def context_of(entry: Entry[Model]) -> Context | None:
-    """The context of a model that is loaded; None: it is not."""
+    """The context of a loaded model. None: it is not loaded."""
     return entry.unit.context if entry.unit is not None else None
 
 
@@ -78,7 +78,7 @@ def _names(entry: Entry[Model]) -> list[Shown]:
 
 
 def known(shared: ServerContext, request: Request, name: str) -> Shown:
-    """The model of this name; 404 if there is none that this key may use."""
+    """The model of this name. Raises 404 if there is none that this key may use."""
     mine = listed(shared, request)
     for each in mine:
         if each.name == name:
@@ -89,7 +89,7 @@ def known(shared: ServerContext, request: Request, name: str) -> Shown:
 
 
 def known_name(shared: ServerContext, request: Request, name: str) -> str:
-    """Check that a model of this name exists; -> its name."""
+    """The name of this model. Raises 404 if there is none."""
     return known(shared, request, name).name
 
 
@@ -120,7 +120,7 @@ def status(entry: Entry[Model]) -> dict[str, Any]:
 
 
 def trouble(entry: Entry[Model]) -> str | None:
-    """Why the model makes no progress; None: it does, or it is loaded when a request asks for it."""
+    """Why the model makes no progress. None: it does, or it will be loaded when a request asks for it."""
     if entry.state is State.FAILED:
         return str(entry.life.error)
     context = context_of(entry)
@@ -128,5 +128,5 @@ def trouble(entry: Entry[Model]) -> str | None:
 
 
 def trouble_of_all(shared: ServerContext) -> str | None:
-    """The trouble of the pinned models, which decides the server's health; other models come and go."""
+    """The trouble of the pinned models, which decides the server's health. Other models come and go."""
     return next(filter(None, (trouble(each) for each in shared.models.entries.values() if each.spec.pin)), None)

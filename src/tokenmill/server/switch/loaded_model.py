@@ -16,7 +16,7 @@ from tokenmill.server.engines.fleet import Fleet
 
 @dataclass(slots=True)
 class Loaded:
-    """See the module's text."""
+    """One loaded model. The module's text describes it."""
 
     fleet: Fleet
     context: Context
@@ -47,7 +47,7 @@ class Loaded:
         self.fleet.end_all(reason)
 
     async def close(self) -> None:
-        """End its engines first, then its parts: no request uses them any more."""
+        """End its engines first, then its parts, which no request uses any more."""
         await self.fleet.close()
         await let_go(self.context)
 
@@ -62,7 +62,7 @@ async def let_go(context: Context) -> None:
 
 
 def bytes_of(info: ModelInfo) -> int:
-    """Weights, adapters and K/V cache, as one engine measured them."""
+    """The bytes of weights, adapters and K/V cache, as one engine has measured them."""
     return sum(parts_of(info).values())
 
 

@@ -23,7 +23,7 @@ LOAD, UNLOAD = "/models/load", "/models/unload"
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
-    """Load and unload."""
+    """Add the paths that load and unload."""
 
     async def asked(request: Request) -> Entry[Model]:
         shared = context.shared
@@ -32,14 +32,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return find(shared, request, (await read_body(context, request, ModelRequest)).model)
 
     async def load(request: Request) -> Response:
-        """Load a model; the answer comes when it is loaded."""
+        """Load a model. The answer comes when it is loaded."""
         entry = await asked(request)
         await entered(context.shared, entry)
         context.shared.models.leave(entry)
         return _told(entry)
 
     async def unload(request: Request) -> Response:
-        """Unload a model: its open requests end first, and the answer comes when it is gone."""
+        """Unload a model when its open requests have ended. The answer comes when it is gone."""
         entry = await asked(request)
         if entry.spec.pin:
             raise HttpError(400, f"{entry.name!r} is pinned: it stays loaded.", param="model")

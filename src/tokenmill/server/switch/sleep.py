@@ -22,7 +22,7 @@ SLEEP, WAKE, ASLEEP = "/sleep", "/wake_up", "/is_sleeping"
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
-    """Sleep, wake, and ask."""
+    """Add the paths of sleep."""
     shared = context.shared
 
     def asked(request: Request) -> Entry[Model]:
@@ -35,7 +35,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return entry
 
     async def sleep(request: Request) -> Response:
-        """Give a model's memory back: open requests end first, and the answer comes when it sleeps."""
+        """Give a model's memory back when its open requests have ended. The answer comes when it sleeps."""
         entry, query = asked(request), request.query_params
         level = check_level(_number(query.get("level", "1")))
         mode = check_mode(query.get("mode", "wait"))
@@ -46,7 +46,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return Response()
 
     async def wake_up(request: Request) -> Response:
-        """Take its memory again: all of it, or what `tags` names."""
+        """Take a model's memory again: all of it, or the parts in `tags`."""
         entry = asked(request)
         tags = check_tags(request.query_params.getlist("tags"))
         try:
@@ -56,7 +56,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return Response()
 
     async def is_sleeping(request: Request) -> Response:
-        """Does it sleep, or a part of it?"""
+        """Does the model sleep, or a part of it?"""
         return Response(
             b'{"is_sleeping":true}' if asked(request).state is State.SLEEPING else b'{"is_sleeping":false}',
             media_type="application/json",

@@ -27,7 +27,7 @@ def error_body(found: HttpError) -> bytes:
 
 
 def whole(completion: Completion, gathered: Gathered, parameters: Any, prompt: str) -> dict[str, Any]:
-    """The text, and with `details` its tokens; with best_of the likeliest candidate leads."""
+    """The text, with `details` its tokens. With best_of, the likeliest candidate comes first."""
     ((task, accumulator),) = gathered
     result = accumulator.output()
     outputs = sorted(result.outputs, key=lambda out: -_mean(out))
@@ -46,7 +46,7 @@ def whole(completion: Completion, gathered: Gathered, parameters: Any, prompt: s
 
 
 async def events(completion: Completion, parameters: Any, prompt: str) -> AsyncIterator[bytes]:
-    """One event per token; the last one has the whole text and the figures."""
+    """One event per token. The last one has the whole text and the figures."""
     tokens = Tokens(completion, parameters.top_n_tokens or 0)
     text, count = prompt if parameters.return_full_text else "", 0
     texts: Texts | None = None
@@ -73,31 +73,31 @@ async def events(completion: Completion, parameters: Any, prompt: str) -> AsyncI
 
 
 class Texts:
-    """What tokens say one after the other. Clients put the texts together: a character comes with its last part."""
+    """The text of each token in turn. Clients join the texts, so a character comes with its last token."""
 
     def __init__(self, tokenizer: Tokenizer | None, prompt_ids: Sequence[int]) -> None:
         self.decoder = None if tokenizer is None else StreamDecoder(tokenizer, prompt_ids, skip_special_tokens=False)
 
     def next(self, token: int, *, ends: bool) -> str:
-        """The text that is certain with this token; `ends`: no other one follows."""
+        """The text that is certain after this token. `ends`: there is no further token."""
         if self.decoder is None:
             return ""
         return self.decoder.push([token]) + (self.decoder.flush() if ends else "")
 
 
 class Tokens:
-    """Tokens as TGI writes them."""
+    """Writes tokens as TGI does."""
 
     def __init__(self, completion: Completion, top: int) -> None:
         self.tokenizer: Tokenizer | None = completion.context.backend.info.tokenizer
         self.top = top
 
     def texts(self, task: Task) -> Texts:
-        """What the tokens of one output say, from its first one on."""
+        """The text of each token of an output, beginning with its first token."""
         return Texts(self.tokenizer, task.request.prompt_ids)
 
     def one(self, row: dict[int, TokenLogprob], token: int, said: str) -> dict[str, Any]:
-        """A token with what it says, and the likeliest in its place."""
+        """A token with its text, and the likeliest alternatives."""
         likely = sorted((entry.rank, other) for other, entry in row.items() if entry.rank <= self.top)
         return {
             "token": {**self._named(token, row[token]), "text": said},
@@ -113,7 +113,7 @@ class Tokens:
         return tokens | ({"top_tokens": [each["top_tokens"] for each in found]} if self.top else {})
 
     def prompt(self, task: Task, rows: Sequence[dict[int, TokenLogprob] | None] | None) -> list[dict[str, Any]]:
-        """The prompt's tokens; the first has no probability."""
+        """The prompt's tokens. The first one has no probability."""
         found = []
         for token, row in zip(task.request.prompt_ids, rows or (), strict=False):
             text = self.tokenizer.decode([token], skip_special_tokens=False) if self.tokenizer is not None else ""
@@ -126,7 +126,7 @@ class Tokens:
 
 
 def reason(finish: str | None, stop: Any) -> str:
-    """Why it ended."""
+    """Why the output ended."""
     if finish == "length":
         return "length"
     return "stop_sequence" if isinstance(stop, str) else "eos_token"

@@ -42,13 +42,13 @@ def add_routes(app: FastAPI, context: Context) -> None:
             return await _tgi(context, work, body, stream=True)
 
     async def root(request: Request, context: Context) -> Response:
-        """The same for clients that post to /: a list of one answer, or a stream."""
+        """Continue a prompt for clients that post to /: a list of one answer, or a stream."""
         async with Work(context, request) as work:
             body = await work.read(TgiRequest)
             return await _tgi(context, work, body, stream=body.stream, listed=not body.stream)
 
     async def info(request: Request, context: Context) -> Response:
-        """What is served, and its limits."""
+        """Get the served model and its limits."""
         return json_answer(_info(context))
 
     post(app, "/generate", generate, AnyRequest)
@@ -87,14 +87,14 @@ async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, 
 
 
 async def _open(context: Context, work: Work, fields: dict[str, Any]) -> Completion:
-    """A completion of these fields; those that are None count as absent."""
+    """A completion with these fields. None counts as absent."""
     body = await context.bodies.run_in_thread(work.job.size, lambda: translated(CompletionRequest, fields))
     work.heed(body)
     return await open_completion(context, body, work.job, work.base())
 
 
 async def _vllm(context: Context, work: Work, body: VllmRequest) -> Response:
-    """{"text": [prompt + output, ...]}, or a line of that per step."""
+    """{"text": [prompt + output, ...]}, or one line of that per step."""
     extras = {"prompt": body.prompt, "use_beam_search": body.use_beam_search, **(body.model_extra or {})}
     opened = await _open(context, work, extras)
     work.job.check_repeated(len(body.prompt), work.job.count)

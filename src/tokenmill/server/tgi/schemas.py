@@ -19,7 +19,7 @@ DEFAULT_TOKENS = 100
 
 
 class Grammar(BaseModel):
-    """What the text must be."""
+    """The form that the text must have."""
 
     model_config = LOOSE
     type: Literal["json", "regex", "json_schema"]
@@ -42,11 +42,11 @@ NAMES = {
         )
     },
 }
-"""What fields are called here that are checked in the words of completions."""
+"""Names of completions' fields -> this API's names, for errors."""
 
 
 class Parameters(BaseModel):
-    """TGI's parameters; text is chosen greedily unless something asks for sampling."""
+    """TGI's parameters. Text is chosen greedily unless a field asks for sampling."""
 
     model_config = LOOSE
     best_of: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -68,7 +68,7 @@ class Parameters(BaseModel):
     typical_p: Annotated[float, Field(gt=0.0, lt=1.0)] | None = None
 
     def fields(self, prompt: str, *, stream: bool) -> dict[str, Any]:
-        """As fields of a completion; every token's probability is part of TGI's answers."""
+        """The parameters as fields of a completion. Every token's probability is part of TGI's answers."""
         if stream and (self.best_of or 1) > 1:
             raise ParameterError("best_of is not available in streams.", param="best_of")
         if stream and self.decoder_input_details:
@@ -106,7 +106,7 @@ class TgiRequest(BaseModel):
 
 
 class VllmRequest(BaseModel):
-    """vLLM's first API: a prompt, sampling fields beside it, and perhaps `stream`."""
+    """vLLM's first API: a prompt with sampling fields beside it, and perhaps `stream`."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
     prompt: Annotated[str, Field(min_length=1)]
@@ -123,7 +123,7 @@ class AnyRequest(BaseModel):
 
 
 def form_of(raw: Mapping[str, Any]) -> type[TgiRequest] | type[VllmRequest]:
-    """Which of the two a body of /generate is."""
+    """The schema that fits a body of /generate."""
     return VllmRequest if raw.get("inputs") is None and raw.get("prompt") is not None else TgiRequest
 
 

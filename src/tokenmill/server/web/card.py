@@ -21,7 +21,7 @@ from tokenmill.text.fill import find_fill
 
 
 def card(context: Context) -> dict[str, Any]:
-    """Everything that does not change while the server runs; 0 and "" where nobody knows."""
+    """Everything that does not change while the server runs. 0 and "" mean: not known."""
     info = context.backend.info
     known, files = info.details, _files(info.root)
     return {
@@ -50,7 +50,7 @@ def card(context: Context) -> dict[str, Any]:
 
 
 def unloaded_card(empty: dict[str, Any], entry: Entry[Any]) -> dict[str, Any]:
-    """What is known of a model before it is loaded; nobody knows what it can do, so nothing is ruled out."""
+    """What is known of a model before it is loaded. Nothing that it might be able to do is ruled out."""
     length = entry.spec.engine.model.max_model_len or 0
     can = {**dict.fromkeys(empty["can"], True), "pictures": False}
     root = entry.spec.engine.model.model
@@ -58,7 +58,7 @@ def unloaded_card(empty: dict[str, Any], entry: Entry[Any]) -> dict[str, Any]:
 
 
 def _parameters(known: dict[str, Any]) -> int:
-    """Two operations per weight and token; a mixture has more weights than that."""
+    """Parameters that one token uses, from its operations: two per weight. A mixture has more weights in all."""
     return int(float(known.get("flops_per_token", 0.0)) / 2)
 
 
@@ -76,7 +76,7 @@ def _can(context: Context) -> dict[str, bool]:
 
 
 def _defaults(context: Context) -> dict[str, Any]:
-    """What a chat request gets that says nothing."""
+    """The settings of a chat request that sets none."""
     generation = context.backend.info.generation
     params = default_params(generation)
     found = {name: getattr(params, name) for name in DEFAULTS}
@@ -84,10 +84,8 @@ def _defaults(context: Context) -> dict[str, Any]:
 
 
 def _ceilings(details: dict[str, Any]) -> dict[str, Any] | None:
-    """What the device could read and compute per second, where a data sheet or a measurement says so.
-
-    On a measured CPU what the weights are read with: small models stay in its caches.
-    """
+    """What the device could read and compute per second, if a data sheet or a measurement says so. On a measured CPU it
+    is the rate at which weights are read, because small models stay in its caches."""
     device, title = str(details.get("device", "")), str(details.get("device_name", ""))
     known = recognise(title)
     if known is not None:

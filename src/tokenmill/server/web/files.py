@@ -38,14 +38,14 @@ FENCES = {
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """One file, ready to be sent."""
+    """One file, ready to send."""
 
     body: bytes
     packed: bytes
     headers: Mapping[str, str]
 
     def answer(self, accept_encoding: str, known: str) -> Response:
-        """The file, compressed where the browser takes that; 304 when it has this version already."""
+        """The file, compressed if the browser accepts that. 304 if the browser already has this version."""
         if known and known == self.headers["etag"]:
             return Response(status_code=304, headers=dict(self.headers))
         if "gzip" in accept_encoding and len(self.packed) < len(self.body):
@@ -54,7 +54,7 @@ class PageFile:
 
 
 def read_files(folder: Path = STATIC) -> dict[str, PageFile]:
-    """Every file of the page by its name below `folder`."""
+    """Every file of the page, by its name below `folder`."""
     paths = sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix in TYPES)
     return {path.relative_to(folder).as_posix(): read_file(path) for path in paths}
 
@@ -75,10 +75,8 @@ def read_file(path: Path) -> PageFile:
 
 
 def policy(page: bytes) -> str:
-    """What the page may load and do: its own files, its own server, and the inline scripts that are in it, by hash.
-
-    Markdown from a model becomes HTML; trusted types let nothing but the sanitiser make HTML of text.
-    """
+    """What the page may load and do: its own files, its own server, and the inline scripts in it, by hash. Markdown
+    from a model becomes HTML, so trusted types let only the sanitiser make HTML from text."""
     hashes = [base64.b64encode(hashlib.sha256(text).digest()).decode() for text in _INLINE.findall(page)]
     scripts = " ".join(["'self'", *(f"'sha256-{value}'" for value in hashes)])
     return "; ".join(

@@ -36,8 +36,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
     began = time.time()
 
     async def engine(request: Request) -> Response:
-        """What the engines do now, and did in the last minutes; `since` leaves out samples that one has already."""
-        asked = find_entry(context.shared, request, None)  # it is not loaded for being looked at
+        """Get what the engines do now and did in the last minutes. `since` leaves out samples that the client already
+        has."""
+        asked = find_entry(context.shared, request, None)  # a look does not load the model
         mine = context_of(asked) or context
         state = engine_state(mine, asked)
         state["catalogue"] = [stand(each) for each in listed(context.shared, request)]
@@ -49,16 +50,16 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return json_answer(state)
 
     async def requests(request: Request) -> Response:
-        """One's own recent requests, the newest first."""
+        """List the key's own recent requests, the newest first."""
         most = min(MAX_LISTED, max(1, int(_number(request, "limit", 50))))
         return json_answer({"object": "list", "data": context.history.recent(tenant(request), most)})
 
     async def model_card(request: Request) -> Response:
-        """What the served model is and can do, and what a request that says nothing gets."""
+        """Get what the served model is and can do, and the settings of a request that sets none."""
         asked = find_entry(context.shared, request, None)
         if (mine := context_of(asked)) is None:
             return json_answer(unloaded_card(card(context), asked))
-        return json_answer(await asyncio.to_thread(card, mine))  # files are looked at once
+        return json_answer(await asyncio.to_thread(card, mine))  # files are examined once
 
     get(app, "/v1/engine", engine)
     get(app, "/v1/card", model_card)
@@ -68,7 +69,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 
 def stand(shown: Shown) -> dict[str, Any]:
-    """Where a model stands, and what it consists of; `alias`: it is another name of one."""
+    """A model's state and parts. `alias`: it is another name of a model."""
     entry, found = shown.entry, {"name": shown.name, **status(shown.entry)}
     parts = {} if shown.info is None else parts_of(shown.info)
     engines = 1 if (mine := context_of(entry)) is None else len(mine.backend.stats())
@@ -85,7 +86,7 @@ def _sender(file: PageFile) -> Any:
 
 
 def engine_state(context: Context, entry: Entry[Model]) -> dict[str, Any]:
-    """Gauges, totals and limits of now."""
+    """The present gauges, totals and limits."""
     backend, info = context.backend, context.backend.info
     return {
         "object": "engine",

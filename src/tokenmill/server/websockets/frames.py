@@ -16,13 +16,13 @@ from dataclasses import dataclass
 TEXT, BINARY, CLOSE, PING, PONG = 1, 2, 8, 9, 10
 NORMAL, GOING_AWAY, WRONG, BAD_TYPE, BAD_TEXT, POLICY, TOO_LARGE, LATER = 1000, 1001, 1002, 1003, 1007, 1008, 1009, 1013
 MOST_FRAGMENTS = 1 << 12
-"""Of one message: clients hardly ever send more than one."""
+"""Most fragments of one message. Clients hardly ever send more than one."""
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _MOST_CONTROL = 125
 
 
 class BrokenError(Exception):
-    """What came is no WebSocket's, or too much; `code` says so to the client."""
+    """The bytes are not a WebSocket's, or too many. `code` tells the client which."""
 
     def __init__(self, code: int, reason: str) -> None:
         super().__init__(reason)
@@ -38,18 +38,18 @@ class Control:
 
 
 class Begun:
-    """A message has begun; its text goes to whoever was named."""
+    """A message has begun. Its text goes to the receiver that the caller has named."""
 
 
 class Ended:
-    """It is whole."""
+    """The message is complete."""
 
 
 Found = Control | Begun | Ended
 
 
 def accept_key(key: bytes) -> bytes | None:
-    """The answer to a client's key; None for one that is none."""
+    """The answer to a client's key. None: the key is invalid."""
     try:
         if len(base64.b64decode(key, validate=True)) != 16:
             return None
@@ -59,7 +59,7 @@ def accept_key(key: bytes) -> bytes | None:
 
 
 def frame(opcode: int, payload: bytes) -> bytes:
-    """One whole frame, as a server sends it."""
+    """One whole frame as a server sends it."""
     size = len(payload)
     if size < 126:
         head = struct.pack("!BB", 0x80 | opcode, size)
@@ -76,12 +76,13 @@ def closing(code: int, reason: str) -> bytes:
 
 
 class Frames:
-    """Reads a client's bytes. `take` gets the text of messages piece by piece; a message holds at most `most` bytes."""
+    """Reads a client's bytes. `take` receives the text of messages piece by piece. A message holds at most `most`
+    bytes."""
 
     def __init__(self, most: int, take: Callable[[bytes], None]) -> None:
         self.most, self.take = most, take
         self.inside = False
-        """Has a message begun that has not ended?"""
+        """Has a message begun that has not ended yet?"""
         self._buffer = bytearray()
         self._left = 0
         self._last = False
@@ -90,7 +91,7 @@ class Frames:
         self._text = codecs.getincrementaldecoder("utf-8")()
 
     def feed(self, data: bytes) -> Iterator[Found]:
-        """What these bytes add."""
+        """What these bytes complete."""
         self._buffer += data
         while True:
             if self._left:
@@ -112,7 +113,7 @@ class Frames:
                 yield Ended()
 
     def _head(self) -> Control | bool | None:
-        """The next frame's head: a whole control frame, whether a message begins, or None: more must come."""
+        """The next frame's head: a whole control frame, whether a message begins, or None if more bytes must come."""
         buffer = self._buffer
         if len(buffer) < 2:
             return None
@@ -170,6 +171,6 @@ class Frames:
 
 
 def unmasked(data: bytes, mask: bytes) -> bytes:
-    """Bytes as they were before they were masked, and the other way round."""
+    """Remove or add the mask of these bytes."""
     whole = (mask * (len(data) // 4 + 1))[: len(data)]
     return (int.from_bytes(data, "little") ^ int.from_bytes(whole, "little")).to_bytes(len(data), "little")

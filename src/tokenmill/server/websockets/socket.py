@@ -33,11 +33,11 @@ from tokenmill.server.websockets.frames import (
 )
 
 MOST_WAITING = 16
-"""Messages that have come while one is answered."""
+"""Most messages that wait while one is answered."""
 MOST_UNREAD = 1 << 16
-"""Bytes that wait for the client: beyond them pings go unanswered."""
+"""Bytes that may wait for the client. Beyond them pings are not answered."""
 CLOSE_S = 2.0
-"""For the client's own close frame."""
+"""Seconds in which the client's own close frame must come."""
 
 
 class Wire(Protocol):
@@ -45,21 +45,22 @@ class Wire(Protocol):
 
     def write(self, data: bytes) -> None: ...
     def unread(self) -> int:
-        """Bytes that the client has not taken."""
+        """Bytes that the client has not taken yet."""
         ...
 
     async def drain(self) -> None:
-        """Until the client has taken enough."""
+        """Wait until the client has taken enough."""
         ...
 
     def end(self) -> None:
-        """Close, once all is written."""
+        """Close when everything is written."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """Bytes of a message, and seconds: for a message that has begun, without any frame, and altogether."""
+    """The limits of a connection: bytes of a message, and seconds for a message that has begun, without any frame, and
+    in all."""
 
     message: int = 16 << 20
     begun_s: float = 30.0
@@ -68,7 +69,8 @@ class Patience:
 
 
 class WebSocket:
-    """An open connection. `make_parcel` holds a message's bytes; it raises when the server holds too much."""
+    """An open connection. `make_parcel` makes the holder of a message's bytes. It raises if the server already holds
+    too many."""
 
     def __init__(self, wire: Wire, patience: Patience, make_parcel: Callable[[], Parcel]) -> None:
         self.wire, self.patience, self.make_parcel = wire, patience, make_parcel
@@ -88,7 +90,7 @@ class WebSocket:
     # ------------------------------------------------------------ reading
 
     def feed(self, data: bytes) -> None:
-        """More has come."""
+        """Bytes have arrived."""
         if self.over:
             return
         self._idle.cancel()
@@ -121,7 +123,7 @@ class WebSocket:
                 self._said_close = True
                 self.end(NORMAL, "")
             case _:
-                pass  # a pong that nobody asked for
+                pass  # a pong without a ping
 
     def _take(self, text: bytes) -> None:
         assert self.growing is not None
@@ -131,7 +133,7 @@ class WebSocket:
             raise BrokenError(LATER, "The server is reading many large messages now; try again.") from error
 
     async def receive(self) -> Parcel | None:
-        """The next message; None: there will be none. The taker releases it."""
+        """The next message. None: there will be no more. The caller releases it."""
         while not self.waiting or self.over:
             if self.over:
                 return None
@@ -142,7 +144,7 @@ class WebSocket:
     # ------------------------------------------------------------ writing
 
     async def send(self, text: bytes) -> None:
-        """One message; waits until the client has taken most of what came before."""
+        """Send one message. Waits until the client has taken most of the earlier ones."""
         if not self.over:
             self.wire.write(frame(TEXT, text))
             await self.wire.drain()
@@ -150,7 +152,7 @@ class WebSocket:
     # ------------------------------------------------------------ ends
 
     def end(self, code: int = NORMAL, reason: str = "") -> None:
-        """Say goodbye; what waits is forgotten. May be called twice."""
+        """Close the connection. Waiting messages are dropped. It may be called twice."""
         if self.over:
             return
         self.wire.write(closing(code, reason))
@@ -161,7 +163,7 @@ class WebSocket:
             self.loop.call_later(CLOSE_S, self.wire.end)
 
     def gone(self) -> None:
-        """The connection is there no more, or soon will not be."""
+        """The connection has gone, or soon will."""
         self.over = True
         for timer in (self._begun, self._idle, self._life):
             self._stop(timer)
@@ -173,7 +175,7 @@ class WebSocket:
         self._gone.set()
 
     async def converse_until_gone(self, converse: Callable[[WebSocket], Awaitable[None]]) -> None:
-        """Until the client has gone or the talk is over; what runs for it is cancelled then."""
+        """Run the conversation until it is over or the client has gone. What still runs for it is then cancelled."""
         talk = asyncio.ensure_future(converse(self))
         watch = asyncio.ensure_future(self._gone.wait())
         try:

@@ -21,7 +21,7 @@ Talk = Callable[[WebSocket], Awaitable[None]]
 
 
 class Upgraded(Response):
-    """The answer 101, and what is said after it."""
+    """The answer 101, and the messages after it."""
 
     def __init__(self, accept: bytes, patience: Patience, bodies: Bodies, talk: Talk) -> None:
         self.accept, self.patience, self.bodies, self.talk = accept, patience, bodies, talk
@@ -44,7 +44,7 @@ def _take(
 
 
 def upgraded(request: Request, patience: Patience, bodies: Bodies, talk: Talk) -> Response:
-    """The answer to a handshake; refused for what is none."""
+    """The answer to a handshake. An invalid handshake is refused."""
     headers = request.headers
     if "upgrade" not in request.scope["state"]:
         raise HttpError(426, "GET on this path opens a WebSocket: send Connection: Upgrade and Upgrade: websocket.")
