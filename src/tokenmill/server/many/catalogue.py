@@ -351,7 +351,7 @@ class Catalogue(Generic[U]):
             )
 
     def _close_one(self, rivals: Iterable[Entry[U]]) -> list[Entry[U]]:
-        """Drain the least recently used entry of those that have served long enough. None: there is no such entry."""
+        """Drain the least recently used entry of those that have served long enough. Empty: there is none."""
         now = time.monotonic()
         ready = [each for each in rivals if each.state is State.READY and not each.spec.pin]
         able = [each for each in ready if now - each.life.since >= max(LEAST_STAY_S, each.life.load_s)]

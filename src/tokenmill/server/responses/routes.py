@@ -105,7 +105,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 
 def _failed(found: HttpError) -> bytes:
-    """The first and the last event of a stream."""
+    """The only event of a stream that fails before its response begins."""
     said = error_object(found)["error"]
     told = {"type": "error", "sequence_number": 0, "code": str(said["code"]), "message": said["message"]}
     return b"event: error\ndata: " + msgspec.json.encode({**told, "param": said["param"]}) + b"\n\n"
