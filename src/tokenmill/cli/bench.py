@@ -196,7 +196,7 @@ app.command("serve", cls=Verb)(told(bench_serve.serve))
 
 
 def workloads(files: list[Path] | None, made: dict[str, int], seed: int) -> list[Any]:
-    """What is to be run: files, or a made-up load; what was not said of it is USUAL."""
+    """What to run: files, or a made-up load. Settings that were not given are those of USUAL."""
     if files and made:
         raise ParameterError(
             "--workload brings its own lengths: leave out --input-len, --output-len and --num-prompts."
@@ -251,7 +251,7 @@ def _show(result: dict[str, Any]) -> None:
 
 
 def _rows(best: dict[str, Any]) -> list[tuple[str, str]]:
-    """The table: figures of the best run."""
+    """The table with the figures of the best run."""
     times = [(head, best[key]) for head, key in (("TTFT", "ttft_ms"), ("TPOT", "tpot_ms"), ("end to end", "e2e_ms"))]
     return [
         ("workload", best["workload"]),

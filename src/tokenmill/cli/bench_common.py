@@ -15,13 +15,13 @@ from tokenmill.cli.named_files import write_whole
 from tokenmill.core.errors import ParameterError
 
 MOST_ROWS, MOST_REQUESTS, MOST_RUNS, MOST_LEN = 65_536, 1_000_000, 1_000, 1 << 24
-"""Of a benchmark: at once, in all, again, and tokens of one request."""
+"""Limits of a benchmark: rows at once, requests in all, repetitions, and tokens of one request."""
 JSON = typer.Option(None, "--json", metavar="OUT", help="Write the results here.")
 PLOT = typer.Option(None, "--plot", metavar="OUT.png", help="Draw the results here (needs matplotlib).")
 
 
 def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
-    """Refuse before a long run what could not be written after it."""
+    """Refuse before a long run an output that could not be written after it."""
     if json_path is not None:
         check_place(json_path, "--json")
     if plot_path is not None:
@@ -31,7 +31,7 @@ def check_outputs(json_path: Path | None, plot_path: Path | None) -> None:
 
 
 def check_place(path: Path, flag: str) -> None:
-    """Refuse a file that could not be written here."""
+    """Refuse a file that cannot be written."""
     folder = path.absolute().parent
     if not folder.is_dir():
         raise ParameterError(f"{flag} {path}: there is no such folder.")
@@ -42,7 +42,7 @@ def check_place(path: Path, flag: str) -> None:
 
 
 def save(result: dict[str, Any], json_path: Path | None, plot_path: Path | None) -> None:
-    """Write and draw a result where that was asked for."""
+    """Write and draw a result, if this was asked for."""
     if json_path is not None:
         write_whole(json_path, json.dumps(result, indent=2) + "\n")
     if plot_path is not None:
@@ -52,8 +52,8 @@ def save(result: dict[str, Any], json_path: Path | None, plot_path: Path | None)
 
 
 class BenchProgress:
-    """A bar on standard error where that is a terminal, elsewhere a line now and then; it redraws seldom, because
-    drawing takes time from the run."""
+    """A bar on standard error if that is a terminal, else a line now and then. It redraws seldom, because drawing takes
+    time from the run."""
 
     def __init__(self) -> None:
         from rich.console import Console
@@ -76,7 +76,7 @@ class BenchProgress:
         self.beat.__exit__()
 
     def start(self, name: str, total: int) -> None:
-        """Another stage begins."""
+        """Begin another stage."""
         if self.task is not None:
             self.bar.remove_task(self.task)
         self.task = self.bar.add_task(name, total=total)

@@ -148,18 +148,18 @@ def serve(
 
 
 def allow_sockets() -> None:
-    """As many open connections as the system lets this process have."""
+    """Raise the number of open files to the most that the system allows this process."""
     try:
         import resource
     except ImportError:
-        return  # not on Windows
+        return  # there is no such module on Windows
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _loop() -> Any:
-    """uvloop's event loops where there are such: they keep up with more streams."""
+    """The factory of uvloop's event loops if there are such: they keep up with more streams."""
     try:
         import uvloop
     except ImportError:
@@ -195,7 +195,7 @@ def _pattern(arrivals: str | None, coming: dict[str, Any], seed: int, sweep: boo
 
 
 def _conversations(workload: Path | None, asked: dict[str, Any], chat: bool) -> tuple[Any, list[str]]:
-    """-> (how many or None, number of the run) -> conversations; and notes. Traces begin again at their end."""
+    """A function (how many or None, number of the run) -> conversations, and notes. A trace begins again at its end."""
     from tokenmill.measure import conversations as talk
 
     if workload is not None:
@@ -214,7 +214,7 @@ def _conversations(workload: Path | None, asked: dict[str, Any], chat: bool) -> 
     text, seed = chat or asked.get("text", False), asked.get("seed", 0)
 
     def make(count: int | None, number: int) -> list[Any]:
-        # Each rate of a sweep gets prompts of its own: repeated ones would be found in the prefix cache.
+        # Each rate of a sweep has prompts of its own: repeated ones would be found in the prefix cache.
         load = talk.Made(count or 64, inputs, outputs, **plain, text=text, seed=seed + 7919 * number)
         return talk.make(load)
 
@@ -241,7 +241,7 @@ def _check_address(url: str) -> None:
 
 
 def _device(name: str) -> Any:
-    """An entry of the hardware table, or what `doctor --measure --json` wrote on the server's machine."""
+    """An entry of the hardware table, or a file that `doctor --measure --json` wrote on the server's machine."""
     from tokenmill.measure.ceilings import load_measured
     from tokenmill.measure.devices import find_device
 
@@ -249,7 +249,7 @@ def _device(name: str) -> Any:
 
 
 def _utilise(result: dict[str, Any], device: Any) -> list[str]:
-    """Fill in mbu and mfu; -> what is to be said about them. This machine's own CPU is measured now, after the run."""
+    """Fill in mbu and mfu. Returns what to say about them. This machine's own CPU is measured now, after the run."""
     from tokenmill.measure import server_work
     from tokenmill.measure.ceilings import measure_device
     from tokenmill.measure.devices import ABOVE, products_in, recognise

@@ -35,13 +35,13 @@ NO_TEMPLATE = (
 
 @dataclass(slots=True)
 class Manner:
-    """What flags say about every answer."""
+    """The settings of all answers, from the flags."""
 
     most: int | None
     template: str | None
     wrap: bool
     given: bool = False
-    """The template stands on the command line: no model's own one takes its place."""
+    """The template was given on the command line, so no model's own one replaces it."""
 
 
 @engine_flags
@@ -85,7 +85,7 @@ def chat(
 
 
 def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conversation) -> AsyncLLM:
-    """A model that can chat; what says that it cannot is told before the load where it can be seen."""
+    """Load a model that can chat. If it is known before the load that it cannot, this is said before the load."""
     settled = settle_stored(model, options)
     config, name = settled.config, settled.name
     _heed(settled, manner, talk)
@@ -108,7 +108,8 @@ def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conv
 
 
 def _heed(settled: Settled, manner: Manner, talk: Conversation) -> None:
-    """What a stored model says of conversations; what is typed wins, and a conversation that has begun goes on."""
+    """Apply what a stored model says about conversations. Flags that were typed win, and a conversation that has begun
+    goes on."""
     from tokenmill.server.preflight import read_template
 
     said = settled.stored.server if settled.stored is not None else {}
@@ -124,7 +125,7 @@ def _heed(settled: Settled, manner: Manner, talk: Conversation) -> None:
 def _change(
     llm: AsyncLLM, options: dict[str, Any], manner: Manner, talk: Conversation, interrupts: Interrupts
 ) -> AsyncLLM:
-    """Go on with another model; the one before is loaded again when the new one cannot be."""
+    """Change to another model. If it cannot be loaded, the previous one is loaded again."""
     old, new, talk.settings.model = talk.model, talk.settings.model, None
     others = {name: value for name, value in options.items() if name not in ("model", "served_model_name")}
     before = talk.system, list(talk.turns)
@@ -155,7 +156,7 @@ def _change(
 def _turn(
     runner: asyncio.Runner, llm: AsyncLLM, talk: Conversation, text: str, manner: Manner, interrupts: Interrupts
 ) -> TokenmillError | None:
-    """One message: a command, or a question with its answer; -> what it failed of."""
+    """One message: a command, or a question with its answer. Returns the error, if it failed."""
     if not text.strip():
         return None
     failed = None
@@ -186,7 +187,7 @@ def _turn(
 
 
 async def _answer(llm: AsyncLLM, talk: Conversation, manner: Manner) -> None:
-    """Stream an answer; what has been said stays in the conversation, even when it is stopped."""
+    """Stream an answer. What has been said stays in the conversation, even if the answer is stopped."""
     from tokenmill.server.assistant_turn import plan_turn
     from tokenmill.text.messages.detect import find_format
     from tokenmill.text.messages.message import Message
@@ -289,7 +290,7 @@ def _complain(error: Exception) -> None:
 
 
 def _tell(text: str) -> None:
-    """A remark beside the conversation: answers alone go to standard output. Nobody need be able to read it."""
+    """A remark beside the conversation, on standard error: standard output holds only answers. It may be closed."""
     if text:
         with contextlib.suppress(OSError):
             typer.secho(harmless(text) if sys.stderr.isatty() else text, dim=True, err=True)

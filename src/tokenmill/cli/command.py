@@ -22,19 +22,19 @@ from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
 from tokenmill.core.errors import ParameterError
 
 TYPED = "tokenmill.typed"
-"""Where a context keeps the flags of its line, as they were typed."""
+"""The key under which a context keeps the flags as they were typed."""
 MOST_CHOICES = 24
 USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
-"""What typer raises for every wrong line, whichever library it reads lines with."""
+"""What typer raises for a wrong command line, whichever library reads it."""
 
 
 class Told(typer.BadParameter):
-    """A wrong command line, said in a sentence or two."""
+    """An error in the command line, in one or two sentences."""
 
     exit_code = USER
 
     def show(self, file: Any = None) -> None:
-        """On standard error, as failures of verbs are."""
+        """Print it to standard error, as failures of verbs are."""
         typer.secho(f"tokenmill: {self.message}", fg="red", err=True)
 
 
@@ -42,8 +42,8 @@ class Verb(TyperCommand):
     """One verb."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The words as typer takes them."""
-        if ctx.resilient_parsing:  # a shell asks what could follow
+        """Turn the words into the form that typer reads."""
+        if ctx.resilient_parsing:  # a shell asks what may follow
             return super().parse_args(ctx, args)
         if ALL in args:
             typer.echo(self._page(ctx, everything=True), color=ctx.color)
@@ -61,7 +61,7 @@ class Verb(TyperCommand):
             ctx.meta[TYPED] = typed
 
     def invoke(self, ctx: Any) -> Any:
-        """Run it; a wrong value is told by the name that was typed for it."""
+        """Run the verb. An error about a value names the flag as it was typed."""
         try:
             return super().invoke(ctx)
         except ParameterError as error:
@@ -69,7 +69,7 @@ class Verb(TyperCommand):
             fail(as_typed(str(error), named, error.param), exit_code(error))
 
     def _named(self, typed: Mapping[str, str]) -> dict[str, str]:
-        """The names that a message may have for a flag that was typed -> how it was typed."""
+        """The names that a message may use for a flag that was typed -> how it was typed."""
         found: dict[str, str] = {}
         for param in self.params:
             names = [*param.opts, *param.secondary_opts]
@@ -80,14 +80,14 @@ class Verb(TyperCommand):
         return found
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """What few people need is left out."""
+        """Print the help without the flags that few people need."""
         formatter.write(self._page(ctx, everything=False) + "\n")
 
     def _page(self, ctx: Any, *, everything: bool) -> str:
         return page(_usage(self, ctx), self.help or "", self.get_params(ctx), everything=everything)
 
     def _flags(self) -> dict[str, bool]:
-        """Every flag -> does a value follow?"""
+        """Every flag, and whether a value follows it."""
         found = {"--help": False}
         for param in self.params:
             if param.param_type_name == "option":
@@ -96,7 +96,7 @@ class Verb(TyperCommand):
         return found
 
     def _hint(self, ctx: Any, flag: str | None) -> str:
-        """Where an unknown flag belongs."""
+        """A hint for an unknown flag."""
         if flag is None:
             return ""
         others = [verb for verb in _siblings(ctx) if flag in verb._flags()] if ctx.parent is not None else []
@@ -112,10 +112,10 @@ class Verb(TyperCommand):
 
 
 class Verbs(TyperGroup):
-    """The command itself, or a verb that has verbs."""
+    """The command itself, or a verb with verbs of its own."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Flags before the verb are few."""
+        """Read the few flags before the verb."""
         if ALL in args[:1]:
             args = ["--help", *args[1:]]
         if args[:1] == ["-h"]:
@@ -136,7 +136,7 @@ class Verbs(TyperGroup):
             _tell(ctx, error)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """The verb, or a hint of which one is meant."""
+        """The verb, or a hint of the verb that was probably meant."""
         if ctx.resilient_parsing:
             return super().resolve_command(ctx, args)
         try:
@@ -145,7 +145,7 @@ class Verbs(TyperGroup):
             raise Told(self._no_verb(ctx, args[0])) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """The verbs, a line each."""
+        """Print the verbs, one per line."""
         verbs = [
             (name, verb.get_short_help_str(200))
             for name, verb in ((n, self.get_command(ctx, n)) for n in self.list_commands(ctx))
@@ -179,13 +179,14 @@ def _usage(command: Any, ctx: Any) -> str:
 
 
 def _example(ctx: Any) -> str:
-    """A verb of this group."""
+    """A verb of this group, as an example."""
     names = ctx.command.list_commands(ctx)
     return "chat" if "chat" in names else str(names[0])
 
 
 def as_typed(text: str, named: Mapping[str, str], param: str | None = None) -> str:
-    """A message with the names of flags as they were typed; an option's own name only where it is what is wrong."""
+    """A message with the names of flags as they were typed. The option's own name stays only if the option itself is
+    wrong."""
     for name, said in named.items():
         if name.startswith("--"):
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", said.replace("\\", ""), text)
@@ -195,10 +196,10 @@ def as_typed(text: str, named: Mapping[str, str], param: str | None = None) -> s
 
 
 def _tell(ctx: Any, error: Any, named: Mapping[str, str] | None = None) -> NoReturn:
-    """The library's complaint in our form."""
+    """The library's error in our words."""
     text = " ".join(str(error.format_message()).split()).rstrip(".").replace("Value error, ", "")
     said, between, choices = text.partition(" is not one of ")
-    text = f"{said}{between}{_nearest(said, choices.replace(chr(39), ''))}"  # many are read more easily without quotes
+    text = f"{said}{between}{_nearest(said, choices.replace(chr(39), ''))}"  # many are easier to read without quotes
     text = re.sub(r"'(--?[\w-]+)'(?: / '--?[\w-]+')+", r"'\1'", text)  # one of a flag's names is enough
     if "unexpected extra argument" in text:
         text += _too_many(ctx, text.rpartition("(")[2].rstrip(")").split())
@@ -206,7 +207,7 @@ def _tell(ctx: Any, error: Any, named: Mapping[str, str] | None = None) -> NoRet
 
 
 def _nearest(said: str, choices: str) -> str:
-    """The choices; of very many the ones that look most like what was said."""
+    """The choices. If there are very many: those most like the given one."""
     every = choices.split(", ")
     if len(every) <= MOST_CHOICES:
         return choices
@@ -215,7 +216,7 @@ def _nearest(said: str, choices: str) -> str:
 
 
 def _too_many(ctx: Any, words: list[str]) -> str:
-    """What words without a flag may have been meant to be."""
+    """A guess at what words without a flag may have been meant to be."""
     if words[:1] and words[0].lower() in ("true", "false", "on", "off", "yes", "no", "0", "1"):
         return "; a switch takes no value: --no-... switches it off"
     if "--prompt" in ctx.command._flags():

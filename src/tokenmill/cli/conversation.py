@@ -32,7 +32,7 @@ A line that ends with \\ goes on in the next one; a line of three quotes opens a
 Ctrl-C stops an answer."""
 MOST_TEMPERATURE = 100.0
 ANSWER_SHARE = 4
-"""A quarter of the context is kept free for the answer."""
+"""One part in this many of the context is kept free for the answer."""
 ANSWER_TOKENS = 256
 
 
@@ -62,7 +62,7 @@ class Conversation:
 
     @property
     def temperature(self) -> float | None:
-        """The temperature; None: the model's own."""
+        """The temperature. None: the model's own."""
         return self.settings.temperature
 
     def messages(self) -> Messages:
@@ -71,7 +71,7 @@ class Conversation:
         return [*head, *self.turns]
 
     def say(self, role: str, content: str) -> None:
-        """Add a turn; a person's is the result of the first tool call that waits for one."""
+        """Add a turn. A person's turn is the result of the first tool call that waits for one."""
         waiting = self.open_calls()
         if role == "user" and waiting:
             call = waiting[0]
@@ -81,7 +81,7 @@ class Conversation:
             self.turns.append({"role": role, "content": content})
 
     def answer(self, content: str, thought: str, calls: Sequence[tuple[str, str, str]] = ()) -> None:
-        """Add the model's turn; calls: id, name and arguments."""
+        """Add the model's turn. calls: id, name and arguments."""
         self.thought = thought
         turn: dict[str, Any] = {"role": "assistant", "content": content}
         if calls:
@@ -92,24 +92,24 @@ class Conversation:
         self.turns.append(turn)
 
     def open_calls(self) -> list[dict[str, Any]]:
-        """The last answer's tool calls that have no result yet."""
+        """Tool calls of the last answer that have no result yet."""
         for given, turn in enumerate(reversed(self.turns)):
             if turn["role"] != "tool":
                 return list(turn.get("tool_calls", ()))[given:]
         return []
 
     def take_back(self) -> None:
-        """Forget a question that got no answer: two questions in a row would confuse most templates."""
+        """Remove a question that got no answer: most templates cannot handle two questions in a row."""
         if self.turns and self.turns[-1]["role"] in ("user", "tool"):
             self.turns.pop()
 
     def fit(self, count: Callable[[Messages], int], context: int) -> int:
-        """Drop oldest turns until prompt and answer fit into `context`; -> how many were dropped."""
+        """Drop the oldest turns until prompt and answer fit into `context`. Returns how many were dropped."""
         room = context - min(ANSWER_TOKENS, context // ANSWER_SHARE)
         before = len(self.turns)
         while (used := count(self.messages())) > room:
             rest = self.turns[1:]
-            while rest and rest[0]["role"] != "user":  # with a question its answer leaves
+            while rest and rest[0]["role"] != "user":  # a question goes together with its answer
                 del rest[0]
             self.turns[:] = rest
             if not rest:
@@ -119,7 +119,7 @@ class Conversation:
         return before - len(self.turns)
 
     def command(self, line: str) -> str:
-        """Do what a /command says; -> the text to show."""
+        """Carry out a /command. Returns the text to show."""
         name, *more = line.split(maxsplit=1)
         rest = more[0].strip() if more else ""
         does = {
@@ -173,7 +173,7 @@ class Conversation:
         return f"The temperature is {value:g}."
 
     def set_temperature(self, value: float, said: str, typed: str | None = None) -> None:
-        """For the answers from here on; said: by what it was given."""
+        """Set it for the following answers. said: the name by which it was given."""
         if not 0.0 <= value <= MOST_TEMPERATURE:
             wrong = shown(typed if typed is not None else value)
             raise ParameterError(f"{said} wants a number from 0 to {MOST_TEMPERATURE:g}, not {wrong}.")

@@ -84,7 +84,7 @@ def distill(  # noqa: PLR0913
 def _answer(
     model: str, device: str, texts: list[str], most: int, kept: Path, *, resume: bool
 ) -> tuple[list[list[int]], list[int]]:
-    """Prompts with what the model says to them, as token ids, and how long each prompt is; kept for --resume."""
+    """Prompts with the model's answers, as token ids, and the length of each prompt. They are kept for --resume."""
     if resume and kept.exists():
         entries = [json.loads(line) for line in kept.read_text().splitlines()]
         return [entry["tokens"] for entry in entries], [entry["prompt"] for entry in entries]
@@ -106,14 +106,14 @@ def _answer(
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:
-    """A draft model speaks the teacher's words."""
+    """Copy the tokenizer: a draft model has the teacher's vocabulary."""
     for name in TOKENIZER:
         if (source / name).is_file():
             shutil.copyfile(source / name, target / name)
 
 
 def tell(told: Told) -> None:
-    """A line at each checkpoint, and now and then between."""
+    """Print a line at each checkpoint, and now and then between."""
     if told.right is None and told.step % 20:
         return
     right = "" if told.right is None else f"  right {percent(told.right)}"

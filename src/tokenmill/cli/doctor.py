@@ -17,7 +17,7 @@ _MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "
 
 
 TYPES = {"cpu": ("float32", "bfloat16", "int8", "int4"), "gpu": ("bfloat16", "fp8", "int8", "int4")}
-"""What --measure multiplies; float16 is as fast as bfloat16 on GPUs, and slow on CPUs."""
+"""The types that --measure multiplies. float16 is as fast as bfloat16 on GPUs, and slow on CPUs."""
 
 
 def doctor(
@@ -53,7 +53,7 @@ def doctor(
 
 
 def _measure(device: str, as_json: bool) -> None:
-    """Measure, telling on standard error what is done; stopped early, print what was measured until then."""
+    """Measure, and tell on standard error what is done. If stopped early, print what has been measured."""
     with waiting_told("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.calibrate import measure_calibrated
@@ -62,7 +62,7 @@ def _measure(device: str, as_json: bool) -> None:
     picked, found = pick_device(device), dict[str, Any]()
     types = TYPES["cpu" if picked == "cpu" else "gpu"]
     start, stopped = time.perf_counter(), False
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # a time limit is told like Ctrl-C
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # a time limit ends it like Ctrl-C
     try:
         with waiting_told("Measuring") as now:
             measure_calibrated(picked, types, told=_told, now=now, found=found)

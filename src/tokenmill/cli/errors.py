@@ -19,13 +19,12 @@ from tokenmill.core.errors import EngineDeadError, ParameterError, TokenmillErro
 
 USER, DEAD, FAILED, INTERRUPTED = 2, 3, 1, 130
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of writing, which name no file."""
+"""Errors of writing that name no file."""
 
 
 def told(verb: Callable[..., None]) -> Callable[..., None]:
-    """The same verb, whose known failures, of files and memory too, become one red sentence and an exit code.
-
-    Others keep their traceback: they are bugs."""
+    """The same verb, but known failures (also of files and memory) become one red sentence and an exit code. Other
+    failures keep their traceback, because they are bugs."""
 
     @functools.wraps(verb)
     def run_verb(*args: object, **given: object) -> None:
@@ -34,7 +33,7 @@ def told(verb: Callable[..., None]) -> Callable[..., None]:
             sys.stdout.flush()
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
-        except BrokenPipeError:  # whoever read our output has enough of it, like `head`
+        except BrokenPipeError:  # the reader of our output wants no more, as `head` does
             _forget_output()
             raise typer.Exit(FAILED) from None
         except OSError as error:
@@ -44,7 +43,7 @@ def told(verb: Callable[..., None]) -> Callable[..., None]:
         except MemoryError:
             fail("There is not enough memory for this; ask for less of it.", USER)
         except ParameterError:
-            raise  # a verb says it by the name that was typed (command.py)
+            raise  # a verb names it as it was typed (command.py)
         except TokenmillError as error:
             fail(str(error), exit_code(error))
 
@@ -52,13 +51,13 @@ def told(verb: Callable[..., None]) -> Callable[..., None]:
 
 
 def fail(text: str, code: int) -> NoReturn:
-    """One red sentence, and the end."""
+    """Print one red sentence, and end the process."""
     typer.secho(f"tokenmill: {text}", fg="red", err=True)
     raise typer.Exit(code) from None
 
 
 def _forget_output() -> None:
-    """Nothing more can be written, not even what the interpreter flushes at its end."""
+    """Write nothing more, not even what the interpreter flushes at its end."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 

@@ -28,7 +28,7 @@ Verb = Callable[..., None]
 
 
 def stored_names(incomplete: str) -> list[str]:
-    """What a shell offers where a model is meant: stored ones; where none fits, it offers files."""
+    """Completions where a model is expected: stored models. If none fits, the shell offers files."""
     try:
         entries, _ = open_store().entries()
     except (OSError, UserError):
@@ -37,7 +37,7 @@ def stored_names(incomplete: str) -> list[str]:
 
 
 def model_names(incomplete: str) -> list[str]:
-    """The same where a model is loaded: the demo is always there."""
+    """The same for verbs that load a model. The demonstration model is always there."""
     return [*(["demo"] if "demo".startswith(incomplete) else []), *stored_names(incomplete)]
 
 
@@ -62,15 +62,15 @@ _PANELS = {
 
 
 def engine_flags(verb: Verb) -> Verb:
-    """Give `verb` a flag for every engine option; those that were typed arrive in its `options` dict, and `--config`
-    as well, unless the verb reads that itself."""
+    """Give `verb` a flag for every engine option. Options that were typed arrive in its `options` dict, and so does
+    `--config`, unless the verb reads that itself."""
     own = {} if "config" in inspect.signature(verb).parameters else {"config": CONFIG}
     return with_flags("options", own | option_flags(GROUPS))(verb)
 
 
 def other_flags(own: Iterable[str]) -> dict[str, inspect.Parameter]:
-    """vLLM's flags that are no options: taken and harmless, or refused with a reason. They are not shown in --help;
-    own: names that the verb has already."""
+    """vLLM's flags that are not options: accepted because they are harmless, or refused with a reason. --help does not
+    show them. own: names that the verb already has."""
     names = dict.fromkeys([*SPELLINGS, *ENGINE, *SERVER])
     return {name: _other_flag(name) for name in names if name not in set(own)}
 
@@ -82,18 +82,18 @@ def _other_flag(name: str) -> inspect.Parameter:
 
 
 def settle_others(given: Mapping[str, Any]) -> dict[str, Any]:
-    """What vLLM's flags mean as options; refuses by name what would be lost."""
+    """The options that vLLM's flags stand for. A flag that would have no effect is refused by name."""
     read = {SPELLINGS.get(name, name): parsed(value) for name, value in given.items()}
     return options_alone(read, {**ENGINE, **SERVER})
 
 
 def option_flags(groups: Mapping[str, type]) -> dict[str, inspect.Parameter]:
-    """One flag for every option of these groups, by option name, for `with_flags`."""
+    """One flag for each option of these groups, by option name, for `with_flags`."""
     return {name: _parameter(name, group, item, kind) for name, (group, item, kind) in all_options(groups).items()}
 
 
 def with_flags(into: str, flags: Mapping[str, inspect.Parameter]) -> Callable[[Verb], Verb]:
-    """Give a verb these flags; the values that were typed arrive by name in its keyword argument `into`, a dict."""
+    """Give a verb these flags. The values that were typed arrive by name in its keyword argument `into`, a dict."""
 
     def decorate(verb: Verb) -> Verb:
         own = inspect.signature(verb, eval_str=True)
@@ -114,14 +114,14 @@ def with_flags(into: str, flags: Mapping[str, inspect.Parameter]) -> Callable[[V
 
 
 def flag(name: str, kind: Any, help: str, *, spelled: str = "", **settings: Any) -> inspect.Parameter:
-    """One optional flag for `with_flags`; spelled: its names, if it is not called as it is named."""
+    """One optional flag for `with_flags`. spelled: the flag's names, if they do not follow from the option's."""
     option = typer.Option(None, *(spelled.split() or [spelling(name)]), help=help, **settings)
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=option, annotation=kind)
 
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """The configuration, keywords for LLM, and the stored model whose defaults they hold, if it is one."""
+    """The configuration, the keywords for LLM, and the stored model whose defaults they contain, if there is one."""
 
     config: EngineConfig
     keywords: dict[str, Any]
@@ -129,24 +129,24 @@ class Settled:
 
     @property
     def name(self) -> str:
-        """What the model is called."""
+        """The model's name."""
         return self.stored.name if self.stored is not None else self.config.model.model
 
 
 def settle(model: str | None, options: Mapping[str, Any]) -> tuple[EngineConfig, dict[str, Any]]:
-    """Check what was typed, before anything heavy is imported; -> the configuration, and keywords for LLM."""
+    """Check what was typed before anything heavy is imported. Returns the configuration, and keywords for LLM."""
     found = settle_stored(model, options)
     return found.config, found.keywords
 
 
 def settle_stored(model: str | None, options: Mapping[str, Any]) -> Settled:
-    """The same for verbs that heed a stored model's system message and template as well."""
+    """The same for verbs that also use a stored model's system message and template."""
     from tokenmill.engine.checks import check_options
 
     given = {name: value for name, value in options.items() if name != "config"}
     filed, _ = read_config_file(options.get("config"))
     if model is not None or "model" in given:
-        filed.pop("model", None)  # one that is typed wins
+        filed.pop("model", None)  # a typed one wins
     if model is not None:
         if given.setdefault("model", model) != model:
             raise ParameterError(f"Two models are named: {model!r} and --model {given['model']!r}. Give one of them.")
@@ -174,7 +174,7 @@ CONFIG = flag(
 
 
 def _dest(name: str) -> str:
-    # The positional MODEL and --model must be told apart.
+    # The positional MODEL and --model must be distinguishable.
     return f"{name}_option" if name == "model" else name
 
 
@@ -213,7 +213,7 @@ def _shown(value: Any) -> str:
 
 
 def _read_count(flag: str, text: str) -> int:
-    """A whole number; 32k and 2GiB stand for such."""
+    """A whole number. It may be written as 32k or 2GiB."""
     count = read_count(str(text))
     if count is None:
         raise typer.BadParameter(f"{flag} wants a whole number, not {text} (32k and 2GiB stand for such)")

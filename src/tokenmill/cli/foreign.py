@@ -21,7 +21,7 @@ _CHOICES = ("on", "off", "auto", "0", "1", "true", "false")
 
 
 class Refused(UserError):
-    """A flag that cannot be used. flag: the name of a flag that nobody knows."""
+    """A flag that cannot be used. flag: the name, if no program is known that has it."""
 
     def __init__(self, message: str, flag: str | None = None) -> None:
         super().__init__(message)
@@ -30,9 +30,9 @@ class Refused(UserError):
 
 @dataclass(frozen=True, slots=True)
 class Foreign:
-    """What becomes of a name. into: words that stand for it here, its value behind them; values: words that stand for
-    the name with this value; why: a refusal; note: is told where the name is left out. takes: values that follow (-1:
-    perhaps one)."""
+    """What to do with another program's flag. into: our flag, with its value after it; values: our words for each
+    value; why: the reason for a refusal; note: a message if the flag is left out. takes: how many values follow it (-1:
+    one or none)."""
 
     into: str | None = None
     why: str = ""
@@ -42,7 +42,7 @@ class Foreign:
 
 
 def _same(flag: str, names: str, *nothing: str, takes: int = 1) -> dict[str, Foreign]:
-    """Other spellings; nothing: values that ask for nothing."""
+    """Another spelling of our flag. nothing: values that ask for nothing."""
     return {name: Foreign(into=flag, takes=takes, values=dict.fromkeys(nothing, "")) for name in names.split()}
 
 
@@ -64,8 +64,8 @@ HARMLESS: Mapping[int, str] = {
     "--no-mmproj -dio --direct-io --hidethinking --no-context-shift --prefill-assistant",
     1: "-fitt --fit-target -fitc --fit-ctx -lm --load-mode -lzm --lazy-mode -O --threads-http",
 }
-"""The flags that are taken without a word, by how many values follow them: what they ask for is what is done anyway, or
-is how another program does the same."""
+"""Flags that are accepted silently, by how many values follow them. What they ask for is done anyway, or concerns only
+how the other program works."""
 
 _KV = {"f16": "", "bf16": "", "f32": "--kv-cache-dtype float32", "q8_0": "--kv-cache-dtype int8"}
 _LAYERS = ("-ngl", "--gpu-layers", "--n-gpu-layers", "--num-gpu")
@@ -198,7 +198,7 @@ DEFAULTS: Mapping[str, str] = {
     "--repetition-penalty": "repetition_penalty",
     "--max-tokens": "max_new_tokens",
 }
-"""Flags of one answer -> their names in generation_config.json."""
+"""Flags for one answer -> their names in generation_config.json."""
 
 VERBS: Mapping[str, str] = {
     "run": "`tokenmill chat MODEL` talks with a model, `generate MODEL -p TEXT` continues a text.",
@@ -219,12 +219,13 @@ VERBS: Mapping[str, str] = {
     "benchmark": "`tokenmill bench --help` lists what is measured.",
     "embed": "A server has /v1/embeddings: `tokenmill serve MODEL` starts one.",
 }
-"""Verbs of ollama, vllm and llama.cpp -> the way to the same end."""
+"""Verbs of ollama, vllm and llama.cpp -> how to do the same here."""
 
 
 def as_ours(args: list[str], known: Mapping[str, bool], verb: str, typed: dict[str, str] | None = None) -> list[str]:
-    """The words with other programs' flags replaced or left out; known: the verb's flags, and whether a value follows.
-    typed is filled with every flag found, and how it was typed. Raises Refused for what cannot be used."""
+    """The command line with other programs' flags replaced or left out. known: the verb's flags, and whether a value
+    follows each. typed receives every flag that was found, and how it was typed. Raises Refused for a flag that cannot
+    be used."""
     typed = {} if typed is None else typed
     found: list[str] = []
     at = 0
@@ -259,7 +260,7 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, typed: dict[s
 
 
 def _dashed(name: str, known: Mapping[str, bool], verb: str) -> str:
-    """--max_model_len is --max-model-len, as vLLM reads it."""
+    """--max_model_len as --max-model-len, as vLLM reads it."""
     dashed = name.replace("_", "-")
     meant = name.startswith("--") and name not in known and _lookup(name, verb) is None
     return dashed if meant and (dashed in known or _lookup(dashed, verb) is not None) else name
@@ -284,7 +285,7 @@ def _lookup(name: str, verb: str) -> Foreign | None:
 
 
 def _vllm(name: str) -> Foreign | None:
-    """vLLM's flags that are no options here."""
+    """The meaning of vLLM's flags that are not options here."""
     if name in _SHORT:
         return Foreign(into=_SHORT[name])
     plain = name.removeprefix("--").replace("-", "_")

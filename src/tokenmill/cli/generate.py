@@ -97,7 +97,7 @@ def _check(given: dict[str, Any]) -> None:
 
 
 async def _generate_one(llm: AsyncLLM, prompt: str, given: dict[str, Any], live: bool) -> RequestOutput:
-    """The finished output; with `live`, its text goes to the terminal on the way."""
+    """The complete output. With `live`, its text is also written to the terminal as it comes."""
     from tokenmill.core.request import SamplingParams
     from tokenmill.engine.generation import DEFAULTS
     from tokenmill.engine.prompts import default_params
@@ -116,7 +116,7 @@ async def _generate_one(llm: AsyncLLM, prompt: str, given: dict[str, Any], live:
 
 
 def check_output(llm: AsyncLLM, output: RequestOutput) -> None:
-    """Raise what ended an output badly."""
+    """Raise the error that ended an output."""
     for out in output.outputs:
         if out.finish_reason == "error":
             if llm.service.dead is not None:
@@ -125,7 +125,7 @@ def check_output(llm: AsyncLLM, output: RequestOutput) -> None:
 
 
 def report(output: RequestOutput, load_seconds: float) -> dict[str, Any]:
-    """What --json prints of one request."""
+    """The record that --json prints for one request."""
     first, metrics = output.outputs[0], output.metrics
     count = sum(len(out.token_ids) for out in output.outputs)
     timings: dict[str, float | None] = {"load_s": round(load_seconds, 3), "ttft_ms": None, "total_ms": None}

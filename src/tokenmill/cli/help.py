@@ -26,13 +26,14 @@ COMMON = frozenset(
     }
 )
 LEFT, NARROW, WIDEST = 30, 56, 110
-"""Columns for flags; with fewer columns in all, explanations stand below; with more, lines end here."""
+"""The columns for flags; with fewer columns in all than NARROW, explanations stand below the flags; lines never get
+longer than WIDEST."""
 _KINDS = {int: "N", float: "X", str: "TEXT", Path: "FILE"}
 Rows = list[tuple[str, str]]
 
 
 def rare(param: Any) -> bool:
-    """Is this flag shown by --help-all alone?"""
+    """Is this flag shown only by --help-all?"""
     name = param.name.removesuffix("_option")
     return name not in COMMON and (name in all_options(GROUPS) or name in all_options(SERVER_GROUPS))
 
@@ -60,7 +61,7 @@ def page(usage: str, text: str, params: Iterable[Any], *, everything: bool) -> s
 
 
 def section(title: str, rows: Sequence[tuple[str, str]], width: int) -> str:
-    """A heading and its lines; names are never cut."""
+    """A heading and its entries. Names are never cut."""
     column = min(LEFT, max(len(name) for name, _ in rows)) + 4
     below = width < NARROW
     lines = [typer.style(f"{title}:", bold=True)]
@@ -83,7 +84,7 @@ def verbs_page(usage: str, text: str, verbs: Rows, flags: Rows) -> str:
 
 
 def flags(param: Any) -> str:
-    """All names of a flag, and what follows it: `-p, --prompt TEXT`, `--[no-]stream`."""
+    """All names of a flag and its value: `-p, --prompt TEXT`, `--[no-]stream`."""
     off = {name.removeprefix("--no-") for name in param.secondary_opts}
     names = [f"--[no-]{name[2:]}" if name[2:] in off else name for name in sorted(param.opts, key=_is_long)]
     other = [name for name in param.secondary_opts if not name.startswith("--no-")]
@@ -100,7 +101,7 @@ def _argument(param: Any) -> str:
 
 
 def _value(param: Any) -> str:
-    """What stands for the value; nothing for switches."""
+    """The placeholder of the value. Switches have none."""
     if param.metavar:
         return str(param.metavar)
     if getattr(param, "is_flag", False):
@@ -117,6 +118,6 @@ def _value(param: Any) -> str:
 
 
 def _wrapped(text: str, width: int) -> str:
-    """Paragraphs, each in lines of this width."""
+    """Paragraphs, each wrapped to this width."""
     paragraphs = [" ".join(part.split()) for part in text.strip().split("\n\n")]
     return "\n\n".join(textwrap.fill(part, width, break_on_hyphens=False) for part in paragraphs if part)

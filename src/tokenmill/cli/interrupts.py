@@ -16,7 +16,8 @@ from typing import Any, Self
 
 
 class Interrupts:
-    """From `with` on, SIGINT is ours, if Python's own handler had it; else, and with `ours=False`, nothing changes."""
+    """Inside `with`, SIGINT is handled here, if Python's own handler had it before. Elsewhere, and with `ours=False`,
+    nothing changes."""
 
     def __init__(self, *, ours: bool = True) -> None:
         self._ours = ours and threading.current_thread() is threading.main_thread()
@@ -35,7 +36,7 @@ class Interrupts:
 
     @contextmanager
     def allowed(self) -> Iterator[None]:
-        """In here the first one raises KeyboardInterrupt."""
+        """In this context the first Ctrl-C raises KeyboardInterrupt."""
         self._heard = True
         try:
             yield
@@ -43,7 +44,7 @@ class Interrupts:
             self._heard = False
 
     def run(self, runner: asyncio.Runner, work: Coroutine[Any, Any, None]) -> None:
-        """Run this; the first one cancels it, and raises KeyboardInterrupt once it has ended."""
+        """Run this. The first Ctrl-C cancels it, and raises KeyboardInterrupt when it has ended."""
         if not self._ours:
             runner.run(work)
             return

@@ -18,11 +18,12 @@ if TYPE_CHECKING:
     from tokenmill.engine.build import Built
 
 FIRST_S, OFTEN_S = 0.8, 1.5
-"""Long work is told on what is no terminal: when first, since a command takes a second to begin, and how often."""
+"""Seconds until the first line about long work on an output that is not a terminal (a command takes about a second to
+begin), and between lines."""
 
 
 def load(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
-    """A streaming engine from checked options, and the seconds that loading took."""
+    """Load a streaming engine with checked options. Returns it with the seconds that loading took."""
     started = time.perf_counter()
     with waiting_told(f"Loading {options['model']}"):
         from tokenmill.engine.async_llm import AsyncLLM
@@ -33,7 +34,7 @@ def load(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
 
 @contextlib.contextmanager
 def spinner(text: str) -> Iterator[Callable[[str], None]]:
-    """A moving line on a terminal, whose text what is yielded replaces; nothing elsewhere."""
+    """A moving line on a terminal, and nothing elsewhere. The yielded function replaces its text."""
     if not sys.stderr.isatty():
         yield lambda new: None
         return
@@ -47,8 +48,8 @@ def spinner(text: str) -> Iterator[Callable[[str], None]]:
 
 
 class Heartbeat:
-    """Lines where standard error is no terminal, so that nobody takes long work for a hang. `more` is what the next one
-    says besides."""
+    """Lines on a standard error that is not a terminal, so that long work does not look like a hang. `more`: further
+    words of the next line."""
 
     def __init__(self, doing: str, first: float = FIRST_S) -> None:
         self.doing = doing
@@ -77,7 +78,7 @@ class Heartbeat:
 
 @contextlib.contextmanager
 def waiting_told(doing: str, first: float = FIRST_S) -> Iterator[Callable[[str], None]]:
-    """A moving line on a terminal, a line now and then elsewhere; what is yielded says how far it is."""
+    """A moving line on a terminal, else a line now and then. The yielded function says how far the work is."""
     with spinner(f"{doing} ...") as moving, Heartbeat(f"{doing[:1].lower()}{doing[1:]}", first) as beat:
 
         def heard(new: str) -> None:
@@ -89,7 +90,7 @@ def waiting_told(doing: str, first: float = FIRST_S) -> Iterator[Callable[[str],
 
 @contextlib.contextmanager
 def progress(doing: str) -> Iterator[Callable[[str, int, int], None]]:
-    """How far weights or layers are (name, done, of how many): a bar on a terminal, a line now and then elsewhere."""
+    """The progress of weights or layers (name, done, of how many): a bar on a terminal, else a line now and then."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -106,14 +107,14 @@ def progress(doing: str) -> Iterator[Callable[[str, int, int], None]]:
 
 
 def say(text: str) -> None:
-    """A line for people, beside what a verb prints."""
-    with contextlib.suppress(OSError):  # nobody reads it: the work goes on all the same
-        sys.stderr.write(text + "\n")  # in one piece: log lines come between others
+    """Print a line for people to standard error."""
+    with contextlib.suppress(OSError):  # nobody reads it, and the work goes on
+        sys.stderr.write(text + "\n")  # in one write, because log lines may come between two
         sys.stderr.flush()
 
 
 def describe(built: Built, seconds: float) -> list[str]:
-    """The loaded model in a few lines: name, size, context, device, and what was decided for which reason."""
+    """The loaded model in a few lines: name, size, context, device, and why the engine decided as it did."""
     facts, config = built.facts, built.config
     held = min(facts.num_blocks, default=0) * config.cache.block_size
     lines = [
@@ -125,7 +126,7 @@ def describe(built: Built, seconds: float) -> list[str]:
 
 
 def size(count: float) -> str:
-    """Bytes for people."""
+    """A number of bytes for people."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if count < 1024 or unit == "GiB":
             return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"

@@ -31,7 +31,7 @@ from tokenmill.cli.missing_streams import escape_lacking_characters, open_missin
 from tokenmill.core.config import calm_threads, wants_no_colour
 from tokenmill.process.leaving import leave
 
-completion_init()  # shells that ask what could follow are answered, without typer's own flags for it
+completion_init()  # answer shells that ask what may follow, but without typer's own flags for this
 app = typer.Typer(
     name="tokenmill",
     cls=Verbs,
@@ -88,7 +88,7 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """Run the command line, and end the process; a bug's traceback ends it as Python does."""
+    """Run the command line, and end the process. The traceback of a bug ends it as in any Python program."""
     open_missing_streams()
     escape_lacking_characters()
     calm_threads()

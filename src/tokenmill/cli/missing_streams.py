@@ -14,17 +14,18 @@ _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 
 
 def open_missing_streams() -> None:
-    """Every standard stream is there, if only as a hole."""
+    """Open the standard streams that are closed, on /dev/null."""
     for number, (name, mode) in enumerate(_STREAMS):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number: this one
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number is this one
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115  (for as long as we live)
 
 
 def escape_lacking_characters() -> None:
-    """A model may say anything, and standard output may be ASCII; Python does so on standard error by itself."""
+    """Escape characters that standard output cannot encode (it may be ASCII), because a model may write anything.
+    Python does this on standard error by itself."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_BYTES = 16 << 20
 MOST_NAME = 1000
-"""Characters of a file's name in a message."""
+"""Most characters of a file's name in a message."""
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file whole or not at all: what was there stays until the new text is on the disk."""
+    """Write a file completely or not at all. The old contents stay until the new ones are on the disk."""
     try:
         if path.exists() and not path.is_file():  # a terminal, a pipe
             path.write_text(text, encoding="utf-8")
             return
-        path = path.resolve()  # a link stays one
+        path = path.resolve()  # a link stays a link
         part = path.with_name(path.name + ".part")
         try:
             part.write_text(text, encoding="utf-8")
@@ -37,12 +37,12 @@ def write_whole(path: Path, text: str) -> None:
         except BaseException:
             part.unlink(missing_ok=True)
             raise
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a name that no file can have
+    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, or a name that no file can have
         raise ParameterError(f"{str(path)[:MOST_NAME]} cannot be written: {_why(error)}.") from error
 
 
 def read_json(name: str) -> Any:
-    """What a JSON file holds."""
+    """Read a JSON file."""
     path, name = in_home(name), name[:MOST_NAME]
     try:
         if path.is_dir():
@@ -50,7 +50,7 @@ def read_json(name: str) -> Any:
         path.stat()
         with open_regular(path, MOST_BYTES) as file:
             data = file.read(MOST_BYTES + 1)
-    except ModelError:  # it speaks of model folders
+    except ModelError:  # that error speaks of model folders
         raise ParameterError(f"{name} is no file of at most {MOST_BYTES >> 20} MiB that can be read.") from None
     except (OSError, ValueError) as error:
         raise ParameterError(f"{name} cannot be read: {_why(error)}.") from error
@@ -61,7 +61,7 @@ def read_json(name: str) -> Any:
 
 
 def read_conversation(name: str) -> list[dict[str, Any]]:
-    """The messages of a file, as chat templates take them: a JSON list, or an object with `messages`."""
+    """Read messages from a file, in the form of chat templates: a JSON list, or an object with `messages`."""
     from tokenmill.server.openai.chat import template_message
     from tokenmill.server.openai.schemas import ChatRequest, Message
 
@@ -91,7 +91,7 @@ def read_conversation(name: str) -> list[dict[str, Any]]:
 
 
 def read_tools(name: str) -> list[dict[str, Any]]:
-    """The tools of a file: one or a list, each with its function or as a function."""
+    """Read tools from a file: one or a list, each a function or a tool with a function."""
     from tokenmill.server.openai.schemas import ChatRequest
 
     found = read_json(name)
@@ -109,7 +109,7 @@ def read_tools(name: str) -> list[dict[str, Any]]:
 
 
 def _checked(name: str, body: dict[str, Any], schema: type[BaseModel]) -> Any:
-    """The same as a request would have it."""
+    """Check this as a request's schema would."""
     from pydantic import ValidationError
 
     from tokenmill.server.findings import first_finding
@@ -124,7 +124,7 @@ def _checked(name: str, body: dict[str, Any], schema: type[BaseModel]) -> Any:
 
 
 def _refuse_unread(name: str, body: dict[str, Any], schema: type[BaseModel]) -> None:
-    """Refuse by name what would be lost."""
+    """Refuse by name what would be ignored."""
     from tokenmill.server.inputs.object_rules import schema_name
     from tokenmill.server.inputs.unread_names import Unknown, look, refuse_unknown
     from tokenmill.server.request_rules import make_request_rules
@@ -138,7 +138,7 @@ def _refuse_unread(name: str, body: dict[str, Any], schema: type[BaseModel]) -> 
 
 
 def is_text(text: str) -> bool:
-    """Can it be written as UTF-8? Bytes of another encoding are read as halves of characters."""
+    """Can this text be written as UTF-8? A name in another encoding arrives as halves of characters."""
     return not any("\ud800" <= char <= "\udfff" for char in text)
 
 
