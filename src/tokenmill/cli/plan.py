@@ -63,7 +63,8 @@ def plan(
     check_options(config)
     if ("slo" in load) != ("users" in load):
         raise ParameterError("--slo and --users belong together: how fast, and for how many at a time?")
-    objective = read_slo(load["slo"]) if "slo" in load else None  # a slip is told before this machine is measured
+    # a wrong value is reported before this machine is measured
+    objective = read_slo(load["slo"]) if "slo" in load else None
     given = config.parallel
     ranks, stages, experts = given.tensor_parallel_size, given.pipeline_parallel_size, given.enable_expert_parallel
     among = Spread(ranks, stages, experts, given.data_parallel_size)
@@ -113,12 +114,13 @@ def plan(
 
 
 def _is_here(name: str) -> bool:
-    """Whether this is a device of this machine, not one of the table or of a file."""
+    """Is this a device of this machine, not one of the table or of a file?"""
     return name in ("auto", "cpu") or name.startswith("cuda")
 
 
 def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
-    """The device of this name; this machine is measured, shortly unless `again`, or as it was measured before."""
+    """The device of this name. This machine is measured briefly, or (`again`) completely; otherwise an earlier
+    measurement is used."""
     from tokenmill.measure.devices import find_device
 
     if not _is_here(name):
@@ -136,7 +138,7 @@ def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
         title = describe(device)
         kept = None if again else read_kept(device, title, types)
         if kept is not None:
-            with contextlib.suppress(ParameterError):  # damaged: it is measured again
+            with contextlib.suppress(ParameterError):  # the file is damaged, so the machine is measured again
                 return now_here(read_measured(kept, f"measured on {device}"))
     short = device == "cpu" and not again
     how = "shortly" if short else "at length, for a minute or more"
@@ -186,7 +188,7 @@ def _sentences(found: dict[str, Any]) -> list[str]:
 
 
 def _together(whole: dict[str, Any]) -> list[str]:
-    """What several engines do; the lines around it tell of each."""
+    """The figures of several engines together. The other lines are about each engine."""
     if whole["engines"] == 1:
         return []
     where = "one machine, which they share" if whole["devices"] == 1 else f"{whole['devices']} devices"
@@ -241,7 +243,7 @@ def _closing(found: dict[str, Any]) -> list[str]:
 
 
 def _basis(shares: dict[str, Any], ceilings: str) -> str:
-    """What the times are made of."""
+    """What the times are based on."""
     if shares["calibrated"]:
         where = ceilings.removeprefix("measured, ").removeprefix("measured ")
         return f"Times: as this engine's kernels, attention and host were measured ({where})."

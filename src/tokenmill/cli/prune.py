@@ -39,7 +39,7 @@ REPAIR_FLAGS = {
     "line": flag("line", int, "With --repair: tokens in a line [default: 256]."),
     "rate": flag("rate", float, "With --repair: learning rate [default: 0.0003]."),
 }
-"""What only --repair takes."""
+"""Flags that only --repair uses."""
 
 
 @with_flags("chosen", {**CUT_FLAGS, **CALIBRATION_FLAGS, **REPAIR_FLAGS})
@@ -84,7 +84,7 @@ def prune(
 
 
 def _repair(found: FolderSource, data: Path, chosen: dict[str, Any]) -> Callable[[Path], None]:
-    """What learning needs, read and checked before anything is cut."""
+    """The settings for learning, read and checked before anything is removed."""
     with waiting_told("Getting ready"):
         from tokenmill.cli.distill import percent, tell
         from tokenmill.distill.repair import check, repair
@@ -109,7 +109,7 @@ def _repair(found: FolderSource, data: Path, chosen: dict[str, Any]) -> Callable
 
 
 def _show(source: Path, target: Path, left: Left) -> None:
-    """Sizes, layers that went, and the matrices that lost most."""
+    """Show sizes, removed layers, and the matrices that lost most."""
 
     def weights(folder: Path) -> int:
         return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))

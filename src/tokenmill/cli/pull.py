@@ -56,7 +56,7 @@ def pull(
 
 @contextlib.contextmanager
 def shown_progress() -> Iterator[Tell]:
-    """A bar per file on a terminal, else a line when a file begins and ends."""
+    """One bar per file on a terminal, else a line when a file begins and ends."""
     if not sys.stderr.isatty():
         told: dict[str, int] = {}
 

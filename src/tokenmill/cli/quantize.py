@@ -28,12 +28,13 @@ Method = Literal[
 ]  # fmt: skip
 FORMS = {"compressed-tensors": "rtn", "gptq": "gptq", "awq": "awq", "bitsandbytes": "nf4", "bitnet": "bitnet",
          "squeezellm": "squeezellm", "plain": "sparsegpt"}  # fmt: skip
-"""Forms of files that methods write, and the method that each is known for."""
+"""Forms of files that methods write, and the usual method of each."""
 BITS = {"int8": 8, "int4": 4, "fp8": 8}
 EXACT = ("gguf-q8_0", "gguf-bf16", "gguf-f16")
 GROUPED = frozenset({"int8", "int4"})
 BLIND = ("iq1", "iq2")
-"""GGUF types of so few bits that columns must count by their inputs: without a file these are measured."""
+"""GGUF types with so few bits that columns must be weighted by their inputs. Without a file, the inputs are
+measured."""
 MEASURING = frozenset({"calibration", "samples", "length", "device", "save_imatrix"})
 SAMPLES, LENGTH = 128, 512
 SHOWN = 5
@@ -63,7 +64,7 @@ METHOD_FLAGS = {
     ),
     "save_imatrix": flag("save_imatrix", Path, "With GGUF files: where to write what was measured (.gguf or .dat)."),
 }
-"""What only methods take, and the measuring of columns for GGUF files."""
+"""Flags that only methods use, and flags for measuring columns for GGUF files."""
 
 
 @with_flags("chosen", METHOD_FLAGS)
@@ -137,7 +138,7 @@ def quantize(
 
 
 def _apart(folder: Path) -> frozenset[str]:
-    """Tensors of a model that do not write text."""
+    """The tensors of a model outside of the part that writes text."""
     from tokenmill.checkpoint.folder import open_checkpoint, read_config
     from tokenmill.quantize.text_alone import other_parts
 
@@ -149,7 +150,7 @@ def _apart(folder: Path) -> frozenset[str]:
 
 
 def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: dict[str, Any]) -> dict[str, Any]:
-    """What columns count: from a file, or measured where that was asked for or is needed."""
+    """The weights of columns: read from a file, or measured if that was asked for or is necessary."""
     from tokenmill.quant import importance
     from tokenmill.quantize import calibration_text
     from tokenmill.quantize.gguf_importance import measure
@@ -191,7 +192,7 @@ def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | N
 
 
 def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pattern[str] | None) -> None:
-    """Round (or prune) by a method, or by the one that the form is known for."""
+    """Round (or prune) by a method. Without one, by the usual method of the form."""
     from tokenmill.engine.model_source import FolderSource, find_source
     from tokenmill.quantize import calibration_text, recipes
     from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
@@ -241,7 +242,7 @@ def _read_text(path: Path) -> str:
 
 
 def _show(source: Path, target: Path, errors: list[LayerError]) -> None:
-    """Sizes, and the weights that lost most."""
+    """Show sizes, and the weights that lost most."""
 
     def weights(folder: Path) -> int:
         return sum(path.stat().st_size for path in folder.iterdir() if path.suffix in (".safetensors", ".bin"))
@@ -253,7 +254,7 @@ def _show(source: Path, target: Path, errors: list[LayerError]) -> None:
 
 
 def _table(errors: list[LayerError]) -> None:
-    """The weights that lost most."""
+    """A table of the weights that lost most."""
     from rich.console import Console
     from rich.table import Table
 

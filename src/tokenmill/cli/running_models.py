@@ -82,7 +82,7 @@ def _said(error: urllib.error.HTTPError) -> str:
 
 
 def until(moment: str) -> str:
-    """When a model is unloaded, for people."""
+    """The time until a model is unloaded, for people."""
     try:
         found = datetime.datetime.fromisoformat(moment)
     except ValueError:

@@ -14,16 +14,16 @@ from tokenmill.cli.terminal import CLEARED, dimmed, harmless, steered
 
 FENCE = "```"
 WIDEST, NARROWEST = 100, 20
-"""Columns of text, whatever the terminal has."""
+"""The limits of the width of text, whatever the terminal has."""
 
 
 def cells(text: str) -> int:
-    """Columns that a text takes."""
+    """The columns that a text takes."""
     return sum(_cells(char) for char in text)
 
 
 class Wrapped:
-    """Text in pieces -> text whose lines end between words; code between fences stays as it is."""
+    """Turns pieces of text into text whose lines break between words. Code between fences stays as it is."""
 
     def __init__(self, columns: int) -> None:
         self.columns = columns
@@ -31,11 +31,11 @@ class Wrapped:
         self.word = ""
         self.spaces = ""
         self.head = ""
-        """The line's first characters, which may open or close a block of code."""
+        """The first characters of the line, which may open or close a block of code."""
         self.code = False
 
     def push(self, text: str) -> str:
-        """What can be written; the last word waits for its end."""
+        """The text that can be written now. The last word waits until it is complete."""
         return "".join(self._take(char) for char in text)
 
     def end(self) -> str:
@@ -54,7 +54,7 @@ class Wrapped:
             out = self._flush()
             self.spaces += char
             return out
-        out = self._flush() if _cells(char) == 2 else ""  # between such characters a line may end
+        out = self._flush() if _cells(char) == 2 else ""  # a line may break between such characters
         self.word += char
         return out + (self._flush() if _cells(char) == 2 else "")
 
@@ -72,7 +72,7 @@ class Wrapped:
 
 
 class Screen:
-    """One answer. `folded`: of reasoning only its length is shown."""
+    """One answer. `folded`: show only the length of reasoning."""
 
     def __init__(self, *, wrap: bool = True, folded: bool = True) -> None:
         self.terminal = sys.stdout.isatty()
@@ -89,7 +89,7 @@ class Screen:
             sys.stdout.flush()
 
     def reason(self, text: str) -> None:
-        """More reasoning."""
+        """Add reasoning."""
         self.thought += text
         if not self.terminal:
             return
@@ -101,14 +101,14 @@ class Screen:
             self._write(CLEARED + dimmed(told[: self._columns - 1]))
 
     def say(self, text: str) -> None:
-        """More of the answer."""
+        """Add to the answer."""
         if not self.said:
             self._end_thought()
         self.said += text
         self._write(self._laid(text) if self.terminal else text)
 
     def end(self) -> None:
-        """No more of this answer."""
+        """The answer has ended."""
         if not self.said:
             self._end_thought()
         self._write((self.wrapped.end() if self.wrapped is not None else "") + "\n")

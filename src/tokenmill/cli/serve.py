@@ -52,17 +52,18 @@ MODULES = "--lora-modules"
 
 
 class SeveralNames(Verb):
-    """`serve MODEL --served-model-name a b`: words after that flag are names, as vLLM reads them; so with adapters."""
+    """`serve MODEL --served-model-name a b`: the words after that flag are names, as in vLLM. The same holds for
+    adapters."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The words as click takes them: the names are one word with commas."""
+        """Turn the words into the form that click reads: the names as one word with commas."""
         if args and not args[0].startswith("-"):
             args = spread_modules(joined_names(args))
         return super().parse_args(ctx, args)
 
 
 def joined_names(args: list[str]) -> list[str]:
-    """Join all words after the flag, wherever it stands, into one."""
+    """Join all words after the flag into one, wherever it stands."""
     names: list[str] = []
     kept: list[str] = []
     reading = False
@@ -143,7 +144,7 @@ def serve(
 
 
 def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) -> None:
-    """Models of a file, or several that were typed."""
+    """Serve the models of a file, or several that were typed."""
     from tokenmill.server.logs import set_up_logs
     from tokenmill.server.many.models_file import name_models, read_models
     from tokenmill.server.run import Hooks, serve_models
@@ -191,7 +192,7 @@ def catalogue_banner(url: str, specs: Sequence[Spec], *, keyed: bool) -> list[st
 
 
 def banner(url: str, info: ModelInfo, *, keyed: bool, chats: bool = True) -> list[str]:
-    """Lines with what a person needs to begin: the model, what fits, the address, and a command to paste."""
+    """Lines with what a person needs first: the model, what fits, the address, and a command to paste."""
     facts = info.details
     lines = [
         f"{info.names[0]}: {size(facts.get('weight_bytes', 0))} of weights in {facts.get('dtype')} on "
@@ -216,12 +217,12 @@ def banner(url: str, info: ModelInfo, *, keyed: bool, chats: bool = True) -> lis
 
 
 def reachable(url: str) -> str:
-    """The address as a browser on this machine takes it: `every address` is none."""
+    """An address that a browser on this machine can open, which "every address" is not."""
     return url.replace("//0.0.0.0", "//localhost").replace("//[::]", "//localhost")
 
 
 def open_doors(listen: ListenOptions) -> list[str]:
-    """Warnings for a person who lets other machines connect."""
+    """Warnings about a server that other machines can reach."""
     here = listen.uds is not None or listen.host in ("localhost", "::1") or listen.host.startswith("127.")
     if here or listen.api_key:
         return []

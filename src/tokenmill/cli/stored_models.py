@@ -24,7 +24,7 @@ NAME = typer.Argument(
 
 
 Part = Literal["modelfile", "parameters", "template", "system", "license"]
-"""What `show` may print alone."""
+"""The parts that `show` can print alone."""
 
 
 def list_models() -> None:
@@ -95,14 +95,14 @@ def cp(
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> str:
-    """Rows with columns below each other."""
+    """Rows with aligned columns."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ("   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
 
 
 def ago(seconds: float) -> str:
-    """How long something has been, for people."""
+    """How long ago something was, for people."""
     for unit, length in (("days", 86400), ("hours", 3600), ("minutes", 60)):
         if seconds >= 2 * length:
             return f"{seconds // length:.0f} {unit} ago"

@@ -14,22 +14,22 @@ _CONTROLS = {code: "\ufffd" for code in [*range(0x20), 0x7F, *range(0x80, 0xA0)]
 
 
 def harmless(text: str) -> str:
-    """The text with control characters, line ends and tabs excepted, replaced."""
+    """The text with control characters replaced, except line ends and tabs."""
     return text.translate(_CONTROLS)
 
 
 def steered() -> bool:
-    """Is standard output a terminal on which what was written can be taken back?"""
+    """Is standard output a terminal on which written text can be taken back?"""
     return sys.stdout.isatty() and not only_prints()
 
 
 def dimmed(text: str) -> str:
-    """A remark on a terminal that may show it dimmer than the rest."""
+    """A remark. A terminal that can, shows it dimmer than other text."""
     return text if wants_no_colour() else f"{DIM}{text}{PLAIN}"
 
 
 class Live:
-    """Writes a growing text to standard output as it grows; what is not a terminal gets it unchanged."""
+    """Writes a growing text to standard output. An output that is not a terminal gets it unchanged."""
 
     def __init__(self) -> None:
         self.shown = ""
@@ -40,7 +40,7 @@ class Live:
             sys.stdout.flush()
 
     def show(self, text: str) -> None:
-        """The text so far."""
+        """Show the text so far."""
         new = text[len(self.shown) :]
         self._end_waiting(new)
         sys.stdout.write(harmless(new) if self.clean else new)
@@ -48,7 +48,7 @@ class Live:
         self.shown = text
 
     def end(self) -> None:
-        """No more of this text."""
+        """The text is complete."""
         self._end_waiting("\n")
         sys.stdout.write("\n")
         sys.stdout.flush()

@@ -79,7 +79,7 @@ def tune(
 
 
 def tune_kernels(config: EngineConfig, keywords: dict[str, Any], seconds: float) -> None:
-    """Look for the fastest products of the model on this GPU, and keep them where engines find them."""
+    """Search for the fastest products of the model on this GPU, and store them where engines find them."""
     with waiting_told("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.engine.llm import LLM
@@ -97,7 +97,7 @@ def tune_kernels(config: EngineConfig, keywords: dict[str, Any], seconds: float)
 
 
 def as_yaml(result: dict[str, Any]) -> str:
-    """A file for `serve --config`, which says what it was measured to be worth."""
+    """A file for `serve --config`, with the figures that these options reached."""
     import yaml
 
     terms = ", ".join(f"{name} <= {ms:g} ms" for name, ms in result["slo_ms"].items())

@@ -19,7 +19,8 @@ FIRST, NEXT = "> ", "… "
 
 
 def messages(interrupts: Interrupts) -> Iterator[str]:
-    """Messages until the end of input; from a pipe each line is one. Ctrl-C abandons what is being typed."""
+    """Messages until the end of input. From a pipe each line is one. Ctrl-C abandons the message that is being
+    typed."""
     if not at_terminal():
         yield from _lines()
         return
@@ -33,7 +34,7 @@ def messages(interrupts: Interrupts) -> Iterator[str]:
         except UnicodeDecodeError:
             print(NO_TEXT, file=sys.stderr)
         except EOFError:
-            print(file=sys.stderr)  # the shell's prompt begins a line
+            print(file=sys.stderr)  # the shell's prompt starts on a new line
             return
         else:
             yield message
@@ -50,7 +51,7 @@ def _lines() -> Iterator[str]:
 
 
 def at_terminal() -> bool:
-    """Does a person type? Standard input may be closed, too."""
+    """Does a person type? Standard input may also be closed."""
     return sys.stdin is not None and sys.stdin.isatty()
 
 

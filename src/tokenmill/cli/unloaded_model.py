@@ -25,13 +25,14 @@ MOST_CONFIG_BYTES = 4 << 20
 
 
 def plain_name(name: str) -> str:
-    """The address of a model's page at the hub is its name."""
+    """The model's name. The address of its page at the hub counts as one."""
     page = re.sub("^https?://", "", name)
     return without_hub(page) if page != name and without_hub(page) != page else name
 
 
 def look_for(name: str) -> None:
-    """Refuse a name that is neither a path nor a hub's, a folder without config.json, and a file that is no GGUF."""
+    """Refuse a name that can be neither a path nor a hub's name, a folder without config.json, and a file that is not a
+    GGUF file."""
     path = _place(name)
     if not path.exists():
         if name.isdigit():
@@ -46,8 +47,8 @@ def look_for(name: str) -> None:
 
 
 def look_for_one_of_several(name: str) -> None:
-    """Refuse a bare word that names nothing here: it is more likely a slip than one of the hub's few models without an
-    owner, and it would be told when somebody asks for it."""
+    """Refuse a single word that names nothing here. It is more likely a typing error than one of the hub's few models
+    without an owner, and the error would otherwise appear only when a request asks for the model."""
     if demo_model(name) is not None or "/" in name or _place(name).exists() or find_stored(name) is not None:
         return
     raise UserError(

@@ -16,9 +16,9 @@ from tokenmill.measure.throughput import Progress, measure
 from tokenmill.measure.workloads import Workload
 
 GAPS = 1000
-"""Fewer gaps between tokens have no 99th percentile that could be compared."""
+"""With fewer gaps between tokens there is no 99th percentile to compare."""
 ENOUGH_S = 5.0
-"""A set of options that has run for so long is not run again."""
+"""Options that have run for this long are not run again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +30,7 @@ class Switch:
 
 
 def switches(config: EngineConfig) -> list[Switch]:
-    """What is on in this configuration and can be switched off."""
+    """The optimisations that are on in this configuration and can be switched off."""
     device = pick_device(config.execute.device)
     found = []
     if config.cache.enable_prefix_caching:
@@ -40,7 +40,7 @@ def switches(config: EngineConfig) -> list[Switch]:
         if config.schedule.batching == "continuous":
             found.append(Switch("continuous batching", {"batching": "static"}))
         if config.model.max_model_len:
-            # One block per sequence, as long as a sequence can get: what engines without pages reserve.
+            # One block per sequence, as long as a sequence can get: engines without pages reserve memory in this way.
             off = {"block_size": config.model.max_model_len, "enable_prefix_caching": False}
             found.append(Switch("paged K/V", off))
     if config.schedule.enable_chunked_prefill:
@@ -75,7 +75,7 @@ def ablate(
     only: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run the workload with everything, then without each optimisation in turn; the best of `repeat` runs counts."""
+    """Run the workload with all optimisations, then without each in turn. The best of `repeat` runs counts."""
     config = make_config(**options)
     chosen = [switch for switch in switches(config) if not only or switch.name in only]
     unknown = set(only) - {switch.name for switch in switches(config)}
@@ -107,5 +107,5 @@ def ablate(
 
 
 def _ratio(without: float | None, whole: float | None) -> float | None:
-    """How many times as long it takes without; None where nothing was measured."""
+    """By what factor a time grows without the optimisation. None: nothing was measured."""
     return round(without / whole, 4) if without and whole else None

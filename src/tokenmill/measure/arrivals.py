@@ -9,7 +9,7 @@ from tokenmill.core.errors import ParameterError
 
 PATTERNS = ("constant", "poisson", "bursty")
 BURSTINESS = 0.25
-"""Shape of the gamma distribution of bursty gaps: their squared coefficient of variation is 1 / shape."""
+"""The shape of the gamma distribution of bursty gaps. Their squared coefficient of variation is 1 / shape."""
 
 
 def arrival_times(pattern: str, rate: float, count: int, *, seed: int = 0, shape: float = BURSTINESS) -> list[float]:

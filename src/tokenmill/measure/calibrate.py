@@ -51,9 +51,9 @@ FORMATS = ("float32", "bfloat16", "fp8", "int8", "int4")
 _COMPUTE = "bfloat16"
 _BLOCK = 16
 _DISTURBED = 0.8
-"""A time that another pass undercuts by this much was somebody else's doing."""
+"""If another pass is faster by this factor, something else disturbed the slower one."""
 Told = Callable[[str], None]
-"""Is told in a line what has been done."""
+"""A function that gets a line about what has been done."""
 
 
 _SCHEMES = {"gpu": {"int4": "int4-g128"}, "cpu": {}}
@@ -72,16 +72,15 @@ def measure_calibrated(
     now: Told | None = None,
     found: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Everything that `doctor --measure --json` prints; `found` is filled as it is measured, for those who stop it.
+    """Everything that `doctor --measure --json` prints. `found` is filled during the work, for callers that stop it.
 
-    short: on a CPU in seconds, with fewer sizes and rounds. now: is told what is being measured.
-    """
+    short: on a CPU in seconds, with fewer sizes and rounds. now: gets what is being measured."""
     found, told, now = {} if found is None else found, told or _silent, now or _silent
     kind = "gpu" if device != "cpu" else ("short" if short else "cpu")
     parts = parts_of(dtypes, mixture=mixture)
     known: dict[str, Any] = {"linear": [], "experts": [], "unfinished": list(parts), "short": kind == "short"}
     with Compiling(device, parts if device != "cpu" else []) as compiling:
-        compiling.wait(told)  # to the end: another process on the device would slow what is timed
+        compiling.wait(told)  # until the end, because another process on the device would disturb the times
         start = time.perf_counter()
         now("reads and products")
         found |= measure(device, tuple(t for t in dtypes if t != "fp8"))
@@ -92,21 +91,22 @@ def measure_calibrated(
 
 
 def calibrated(device: str, dtypes: tuple[str, ...], now: Told | None = None) -> Device:
-    """This machine's device: its ceilings, and what this engine's kernels reach on it, shortly measured."""
+    """This machine's device, measured briefly: its ceilings, and the speed of this engine's kernels."""
     return read_measured(measure_calibrated(device, dtypes, short=True, now=now), f"measured on {device}")
 
 
 def parts_of(dtypes: tuple[str, ...], *, mixture: bool = True) -> list[str]:
-    """What a calibration consists of, in the order in which it is measured."""
+    """The parts of a calibration, in the order in which they are measured."""
     return [*(dtype for dtype in dtypes if dtype in FORMATS), "attention", *(["experts"] if mixture else []), "host"]
 
 
 def _silent(line: str) -> None:
-    """Nobody is told."""
+    """The default of `now`."""
 
 
 def _calibrate(device: str, sizes: Sizes, parts: list[str], known: dict[str, Any], tell: tuple[Told, Told]) -> None:
-    """Measure one part after the other, as calibration.py reads it; types that cannot be multiplied are left out."""
+    """Measure one part after the other, in the form that calibration.py reads. Types that cannot be multiplied are left
+    out."""
     told, now = tell
     known["process_bytes"] = process_bytes() if device == "cpu" and not known["short"] else 0
     for number, part in enumerate(parts, 1):
@@ -118,7 +118,7 @@ def _calibrate(device: str, sizes: Sizes, parts: list[str], known: dict[str, Any
         doing("")
         try:
             made = measure_part(device, sizes, part, mixture="experts" in parts, now=doing)
-        except (RuntimeError, TokenmillError) as error:  # out of memory, say; the other parts are worth having
+        except (RuntimeError, TokenmillError) as error:  # for example out of memory; the other parts are still useful
             told(f"{part}: not measured ({str(error).strip()[:200] or type(error).__name__})")
             continue
         finally:
@@ -132,7 +132,7 @@ def _calibrate(device: str, sizes: Sizes, parts: list[str], known: dict[str, Any
 
 
 def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True, now: Told = _silent) -> Any:
-    """One part of the calibration: a format's products, experts, attention, or the host."""
+    """Measure one part of the calibration: a format's products, experts, attention, or the host."""
     if part == "host":
         short = device == "cpu" and sizes is SIZES.get("short")
         return host(device, mixture=mixture, short=short, now=now) if sizes.timing.rounds else rehearse(device)
@@ -154,7 +154,7 @@ def measure_part(device: str, sizes: Sizes, part: str, *, mixture: bool = True, 
 
 @dataclass(slots=True)
 class Bench:
-    """Kernels of one device, and the sizes to measure them in."""
+    """One device's kernels, and the sizes in which they are measured."""
 
     device: str
     kind: str
@@ -164,7 +164,8 @@ class Bench:
     calls: dict[tuple[str, int], float] = field(default_factory=dict)
 
     def products(self, dtype: str) -> Iterator[dict[str, Any]]:
-        """Picoseconds per weight of feed-forward layers (norm, activation, residual), by rows, one curve per set."""
+        """Picoseconds per weight of feed-forward layers (norm, activation, residual), by rows, one curve per set of
+        weights."""
         for number, (hidden, inner, cycled) in enumerate(self.sizes.layers, 1):
             first = self._layer(dtype, hidden, inner)
             if first is None:
@@ -200,7 +201,7 @@ class Bench:
             del layers, first, nothing
 
     def _layer(self, dtype: str, hidden: int, inner: int) -> tuple[Weight, Weight] | None:
-        """gate and up, and down; None: there is no kernel for such weights here."""
+        """gate and up, and down. None: there is no kernel for such weights."""
         compute = getattr(torch, dtype) if hasattr(torch, dtype) and dtype.startswith(("float", "bfloat")) else None
         scheme = None if compute is not None else _SCHEMES[self.kind].get(dtype, dtype)
         made = []
@@ -213,19 +214,19 @@ class Bench:
         return made[0], made[1]
 
     def _reading(self) -> float:
-        """GB/s that plain reads reach meanwhile, on a CPU: nobody shares a GPU's memory."""
+        """The GB/s that plain reads reach at this time. Only on a CPU: a GPU's memory is shared with nobody."""
         return 1e-9 * reading(self.device, _READ_S) if self.kind == "cpu" else 0.0
 
     def _like(self, rows: int) -> int:
-        """Rows of the layer of nothing beside this one: on a GPU a kernel's latency hardly depends on them."""
+        """Rows of the smallest layer that go with this one: on a GPU a kernel's latency hardly depends on them."""
         return rows if self.kind == "cpu" else (_FEW if rows > 1 else 1)
 
     def _warm(self, rows: int) -> float:
-        """Seconds of work before it is timed: single rows and full steps are what models do for long."""
+        """Seconds of work before the timing. Models run single rows and full steps for long."""
         return self.sizes.timing.lasting_s if rows == 1 or rows >= _LASTING_ROWS else self.sizes.timing.warm_s
 
     def _pass(self, dtype: str, rows: int, layers: list[Any], hidden: int, warm_s: float) -> float:
-        """Seconds of all these layers, one after the other."""
+        """Seconds for all these layers, one after the other."""
         return self._seconds(self._work(dtype, layers, rows, hidden), warm_s)
 
     def _work(self, dtype: str, layers: list[Any], rows: int, hidden: int) -> Callable[[], Tensor]:
@@ -243,7 +244,7 @@ class Bench:
         return work
 
     def experts(self, dtype: str) -> dict[str, Any]:
-        """The same of mixtures of experts, per weight of the experts that are chosen, by rows of each of these."""
+        """The same for mixtures of experts: per weight of the chosen experts, by rows of each."""
         (count, chosen, hidden, inner), nothing = self.sizes.mixture, self.sizes.nothing
         mixture, small, dense = self._mixture(dtype, hidden, inner), self._mixture(dtype, *nothing), None
         weights, points, more = 3 * hidden * inner, [], []
@@ -288,7 +289,7 @@ class Bench:
         return wanted if wanted == "int8" or self._layer("fp8", *self.sizes.nothing) is not None else "int8"
 
     def decoding(self, stored: str, seqs: int, length: int) -> tuple[int, float]:
-        """(bytes read, GB/s) of one new token of each of these sequences, over K/V of this type."""
+        """(bytes read, GB/s) for one new token of each sequence, over K/V of this type."""
         _, kv_heads, dim = self.sizes.heads
         moved = 2 * seqs * length * kv_heads * KVFormat(stored).head_bytes(dim)
         layers = max(1, -(-self.sizes.kv_cycled // moved)) if self.sizes.timing.rounds else 1
@@ -297,28 +298,27 @@ class Bench:
         return moved, round(1e-9 * moved / taken, 3)
 
     def prompt(self, dtype: str, seqs: int, length: int) -> tuple[int, float]:
-        """(new tokens, TFLOP/s) of these prompts at once."""
+        """(new tokens, TFLOP/s) for these prompts at once."""
         heads, _, dim = self.sizes.heads
         computed = 4.0 * seqs * (length * (length + 1) // 2) * heads * dim
         taken = _beyond(self._attend(dtype, seqs, length, length), self._call(dtype, 1))
         return length, round(1e-12 * computed / taken, 5)
 
     def behind(self, dtype: str, seqs: int, count: int, before: int) -> tuple[int, float]:
-        """(new tokens, TFLOP/s with the tokens before them) of these chunks at once."""
+        """(new tokens, TFLOP/s with the earlier tokens) for these chunks at once."""
         heads, _, dim = self.sizes.heads
         taken = _beyond(self._attend(dtype, seqs, count, before + count), self._attend(dtype, seqs, count, count))
         return count, round(1e-12 * 4.0 * seqs * count * before * heads * dim / taken, 5)
 
     def _call(self, stored: str, seqs: int) -> float:
-        """Seconds of a call for so many sequences that have nothing before them."""
+        """Seconds of a call for this many sequences without earlier tokens."""
         if (stored, seqs) not in self.calls:
             self.calls[stored, seqs] = self._attend(stored, seqs, 1, 1)
         return self.calls[stored, seqs]
 
     def _attend(self, stored: str, seqs: int, queries: int, length: int, layers: int = 1) -> float:
-        """Seconds of a call over made-up pages: `queries` new tokens of each of `seqs` sequences of `length`.
-
-        On so many layers in turn, each with K/V of its own."""
+        """Seconds of a call over made-up pages: `queries` new tokens for each of `seqs` sequences of `length`. It goes
+        through this many layers in turn, each with K/V of its own."""
         (heads, kv_heads, dim), on = self.sizes.heads, self.device
         used = -(-length // _BLOCK)
         blocks = seqs * used
@@ -348,7 +348,7 @@ class Bench:
         return self._seconds(work, self._warm(seqs * queries)) / layers
 
     def _pages(self, stored: str, blocks: int) -> KVView:
-        """Made-up keys and values, in 8 bits with a scale per token and head."""
+        """Made-up keys and values in 8 bits, with a scale per token and head."""
         _, kv_heads, dim = self.sizes.heads
         pages = [torch.randn(blocks, kv_heads, _BLOCK, dim, device=self.device) for _ in range(2)]
         if not KVFormat(stored).scaled:
@@ -357,12 +357,12 @@ class Bench:
         return KVView(*((32 * numbers).to(getattr(torch, stored)) for numbers in pages), *scales)
 
     def _context(self) -> ForwardContext:
-        """Enough for layers that look at no K/V."""
+        """A context for layers that read no K/V."""
         nothing = torch.zeros(1, dtype=torch.int64, device=self.device)
         return ForwardContext(self.kernels, nothing, nothing, nothing, 1, [], [])
 
     def _seconds(self, work: Callable[[], Any], warm_s: float = 0.0) -> float:
-        """The median of a few rounds; on a GPU of a recording, so that launching costs nothing."""
+        """The median of a few rounds. On a GPU a recording is timed, so that launching costs nothing."""
         work()
         if not self.sizes.timing.rounds:
             return 1.0
@@ -378,7 +378,7 @@ class Bench:
         return statistics.median(self._round(run, probe, count) for _ in range(self.sizes.timing.rounds))
 
     def _launch_us(self, work: Callable[[], Any]) -> float:
-        """Microseconds of the host to enqueue this on a GPU, which is not waited for."""
+        """Microseconds that the host takes to enqueue this on a GPU, without waiting for it."""
         if self.device == "cpu":
             return 0.0
         work()
@@ -393,7 +393,7 @@ class Bench:
         return round(1e6 * statistics.median(times) / _LAUNCHES, 3)
 
     def _round(self, run: Callable[[], Any], probe: Tensor, count: int) -> float:
-        """Seconds of one of so many runs."""
+        """Seconds of one run, from a round of this many."""
         probe.item()
         start = time.perf_counter()
         for _ in range(count):
@@ -403,12 +403,12 @@ class Bench:
 
 
 def _beyond(whole: float, call: float) -> float:
-    """What is left of a time without what calling costs, which is never more than half of it."""
+    """The time without the cost of the call. This cost is never taken as more than half of the time."""
     return whole - min(call, 0.5 * whole)
 
 
 def _main(device: str, part: str) -> None:
-    """Run everything of a part once, small."""
+    """Run everything of a part once, in small sizes."""
     sizes = SIZES["gpu"]
     layers = tuple((hidden, inner, 0) for hidden, inner, _ in sizes.layers)
     measure_part(device, replace(sizes, layers=layers, timing=Timing(rounds=0)), part)

@@ -16,17 +16,17 @@ from typing import Any
 from tokenmill.device.memory import free_bytes
 
 _PART_BYTES = 4 << 30
-"""Memory on the device that a process may take."""
+"""Memory on the device that one process may take."""
 _LONGEST_S = 40.0
 
 
 class Compiling:
-    """Processes for these parts, begun at once, ended on leaving."""
+    """A process for each part. They all start at once, and are ended on leaving the context."""
 
     def __init__(self, device: str, parts: Sequence[str]) -> None:
         self.started = time.perf_counter()
         room = min((os.cpu_count() or 1) - 1, free_bytes(device) // _PART_BYTES) if parts else 0
-        wanted = list(parts)[-room:] if room > 1 else []  # the last takes longest
+        wanted = list(parts)[-room:] if room > 1 else []  # the last part takes longest
         self.running = {part: _process(device, part) for part in wanted}
 
     def __enter__(self) -> Compiling:
@@ -38,7 +38,7 @@ class Compiling:
             process.wait()
 
     def wait(self, told: Callable[[str], None]) -> None:
-        """Until all of them have ended."""
+        """Wait until all of them have ended."""
         waited = list(self.running)
         for part in waited:
             process = self.running.pop(part)

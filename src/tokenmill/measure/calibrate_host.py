@@ -45,17 +45,16 @@ _MIXTURE = {
 _PROMPT = 8
 _LONG = 100
 _MANY = (TOKENS[-1] // _LONG + 2, _LONG)
-"""Prompts and their tokens in a step that is too long to be recorded on a GPU."""
+"""The number of prompts and their tokens in a step that is too long to be recorded on a GPU."""
 _WORDS = 512
 _MANY_WORDS = 32768
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Two depths between which a layer's share is told; the smaller one of so few layers that a GPU waits for the host.
-
-    records: steps are recorded, those with prompts up to some length. words: a large vocabulary is measured, too.
-    """
+    """Two depths, whose difference shows a layer's share. The smaller one has so few layers that a GPU waits for the
+    host. records: steps are recorded, those with prompts up to some length. words: a large vocabulary is measured,
+    too."""
 
     few: int
     many: int
@@ -73,12 +72,13 @@ SIZES = {
 }
 _REPLAYS = 30
 Found = dict[int, tuple[float, float]]
-"""Seconds between two tokens, and to the first one, by rows; 0: to the first one of a step that is launched."""
+"""Seconds between two tokens, and to the first token, by rows. 0: to the first token of a step that is launched."""
 
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Of one model: what steps take, and what the device takes for their recordings; single tokens, prompts."""
+    """Of one model: the times of steps, and the device's times for their recordings; for single tokens and for
+    prompts."""
 
     whole: Found
     device: Found
@@ -87,8 +87,7 @@ class Steps:
 def host(device: str, *, mixture: bool = True, short: bool = False, now: Callable[[str], None]) -> dict[str, Any]:
     """Plain JSON: milliseconds around a step and per layer, for steps of single tokens and steps with prompts.
 
-    short: with fewer rows and rounds. now: is told what is being run.
-    """
+    short: with fewer rows and rounds. now: gets what is being run."""
     sizes = SIZES["gpu" if device != "cpu" else ("short" if short else "cpu")]
     now("a tiny model")
     few = _steps(device, sizes, _TINY, sizes.few)
@@ -107,7 +106,7 @@ def host(device: str, *, mixture: bool = True, short: bool = False, now: Callabl
         more = {rows: (deep[rows][0] - many.whole[rows][0]) / sizes.many for rows in sizes.rows}
         found["mixture_ms"] = [(rows, _ms(max(1e-9, more[rows]))) for rows in sizes.rows]
     found["logit_ns"] = 0.0
-    if sizes.words:  # on a GPU this is little beside a step
+    if sizes.words:  # on a GPU this is small compared with a step
         now("one with a large vocabulary")
         most = sizes.rows[-1]
         taken = _steps(device, sizes, _TINY, sizes.few, _MANY_WORDS).whole[most][0] - few.whole[most][0]
@@ -126,13 +125,13 @@ def _point(sizes: Sizes, rows: int, which: int, few: Steps, many: Steps) -> dict
     if not sizes.records:
         return {"rows": rows, **_apart(sizes, whole, many.whole[rows][which]), "least_ms": _ms(whole)}
     found = _apart(sizes, few.device[rows][which], many.device[rows][which])
-    if which:  # the host plans before, and reads afterwards
+    if which:  # the host plans before the device's work, and reads after it
         found["step_ms"] = max(0.0, _ms(whole) - sizes.few * found["layer_ms"])
     return {"rows": rows, **found, "least_ms": _ms(whole)}
 
 
 def _apart(sizes: Sizes, few: float, many: float) -> dict[str, float]:
-    """A step's own part and each layer's, from two depths."""
+    """A step's own part and each layer's part, from two depths."""
     layer = max(0.0, (many - few) / (sizes.many - sizes.few))
     return {"step_ms": _ms(max(0.0, few - sizes.few * layer)), "layer_ms": _ms(layer)}
 
@@ -165,7 +164,7 @@ def _steps(
     with tempfile.TemporaryDirectory() as folder:
         config = {**model, "num_hidden_layers": layers, "vocab_size": words}
         if sizes.records:
-            config["max_position_embeddings"] = 2 * TOKENS[-1]  # or not all lengths of prompts are recorded
+            config["max_position_embeddings"] = 2 * TOKENS[-1]  # otherwise not all lengths of prompts are recorded
         (Path(folder) / "config.json").write_text(json.dumps(config))
         options: dict[str, Any] = {"load_format": "dummy", "skip_tokenizer_init": True, "device": device}
         with LLM(folder, kv_cache_memory_bytes=pool_bytes, max_num_seqs=sizes.rows[-1], **options) as llm:
@@ -184,7 +183,8 @@ def _steps(
 
 
 def _recorded(llm: LLM, rows: int, tokens: int) -> tuple[float, float]:
-    """Seconds of the device for the recorded steps of so many rows, and so many prompt tokens; 0: not recorded."""
+    """The device's seconds for the recorded steps with this many rows, and with this many prompt tokens. 0: not
+    recorded."""
     runner: Runner = llm.engine.executor.runner  # type: ignore[attr-defined]
     graphs = [
         r.recordings.made for r in runner.recorders if isinstance(r, RecordedSteps) if isinstance(r.recordings, Graphs)

@@ -8,13 +8,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Timing:
-    """How long something is timed. rounds 0: everything once, nothing is timed.
-
-    round_s: work is repeated until a round takes this long. warm_s, lasting_s: it goes on for so long before it is
-    timed; the latter for what a model does for seconds on end, single rows and full steps. passes: products are gone
-    through so often; a later time counts where it is much shorter: neighbours on a shared host slow single points down
-    to half.
-    """
+    """How long something is timed. rounds 0: run everything once, and time nothing. round_s: work is repeated until a
+    round takes this long. warm_s, lasting_s: the work runs for this long before it is timed; lasting_s is for work that
+    a model does for seconds on end, single rows and full steps. passes: how often products are measured. A later time
+    counts if it is much shorter, because neighbours on a shared host slow single points down to half."""
 
     rounds: int = 5
     round_s: float = 0.0
@@ -25,14 +22,12 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What is measured on one kind of device.
-
-    `layers`: (hidden, inner, bytes cycled through); small models have small layers, and stay in caches. `mixture`:
-    experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`: (sequences, new tokens). `behind`: with
-    as many tokens before them. `heads`: of queries, of keys, and their size. `nothing`: hidden and inner size of a
-    layer whose arithmetic costs next to nothing. `stored`: the type of K/V in 8 bits. `kv_cycled`: as many bytes of K/V
-    are read in turn, because few would stay in a cache; 0: as many as they are, and predictions ask how many.
-    """
+    """What is measured on one kind of device. `layers`: (hidden, inner, bytes cycled through); small models have small
+    layers, and stay in caches. `mixture`: experts, chosen, hidden, inner. `contexts`: (sequences, length). `prompts`:
+    (sequences, new tokens). `behind`: with as many tokens before them. `heads`: of queries, of keys, and their size.
+    `nothing`: hidden and inner size of a layer whose arithmetic costs next to nothing. `stored`: the type of K/V in 8
+    bits. `kv_cycled`: the bytes of K/V that are read in turn, because few bytes would stay in a cache; 0: no more than
+    there are, and predictions ask how many."""
 
     layers: tuple[tuple[int, int, int], ...]
     rows: tuple[int, ...]
@@ -84,4 +79,4 @@ SIZES = {
         timing=Timing(rounds=3),
     ),
 }
-"""By kind of device; `short`: of a CPU, while a person waits."""
+"""The sizes by kind of device. `short`: for a CPU, while a person waits."""
