@@ -18,11 +18,12 @@ _SWING = 2.5
 _MEMORY_BYTES = float(256 << 20)
 """A set of this size does not fit into caches, so it is read from memory."""
 Points = tuple[tuple[float, float], ...]
-"""(where, how much), ascending."""
+"""(place, value) pairs, ascending."""
 
 
 def between(points: Points, at: float) -> float:
-    """Interpolated between the neighbours (both axes logarithmic); the first and last value beyond the ends."""
+    """Interpolate between the neighbours (both axes logarithmic). Beyond the ends the first or the last value
+    counts."""
     before = points[0]
     for after in points:
         if after[0] > at:
@@ -35,7 +36,8 @@ def between(points: Points, at: float) -> float:
 
 
 def reading_of(sets: Points, memory: float, set_bytes: float) -> float:
-    """Bytes per second of sets of this size: those that fit into caches may be read faster than memory is."""
+    """The bytes per second at which sets of this size are read. Sets that fit into caches may be read faster than
+    memory."""
     return max(memory, between((*sets, (_MEMORY_BYTES, memory)), set_bytes)) if sets else memory
 
 
@@ -46,11 +48,9 @@ def _near(square: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Seconds per weight of products with matrices of one format, by rows, when a step cycles through `set_bytes`.
-
-    launch_s: what a host needs to launch a feed-forward layer of them on a GPU. read: bytes per second that plain reads
-    reached at that time; 0: not known.
-    """
+    """Seconds per weight in products with matrices of one format, by rows, while a step cycles through `set_bytes`.
+    launch_s: the time that a host needs to launch a feed-forward layer of them on a GPU. read: the bytes per second
+    that plain reads reached at that time; 0: not known."""
 
     bytes_per_weight: float
     points: Points
@@ -59,10 +59,9 @@ class Curve:
     read: float = 0.0
 
     def while_reading(self, rate: float) -> Curve:
-        """The curve while plain reads reach this many bytes per second: what waits for memory changes with them.
-
-        Sets that are read faster than plain reads come from caches, and rows that take twice the time of one compute.
-        """
+        """The curve for a time when plain reads reach this many bytes per second. Times that wait for memory change
+        with it. Sets that are read faster than plain reads come from caches, and rows that take twice the time of one
+        are limited by computing."""
         if not self.read:
             return self
         one = self.points[0][1]
@@ -72,14 +71,15 @@ class Curve:
         return replace(self, points=points, read=rate)
 
     def seconds(self, rows: float) -> float:
-        """Between the points; beyond the last one in proportion to rows."""
+        """Interpolated between the points. Beyond the last one it grows in proportion to rows."""
         last, most = self.points[-1]
         return most * rows / last if rows >= last else between(self.points, rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Hosted:
-    """What a step of this many rows costs besides its arithmetic: once, per layer; and the least it ever takes."""
+    """What a step with this many rows costs besides its arithmetic: once per step, and per layer; and the least time of
+    any step."""
 
     rows: float
     step_s: float
@@ -89,7 +89,8 @@ class Hosted:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Steps with prompts of more tokens than are recorded: around one, and what a host needs to launch a layer."""
+    """Steps with more prompt tokens than are recorded: the time around such a step, and the host's time to launch a
+    layer."""
 
     tokens: int
     step_s: float
@@ -98,13 +99,10 @@ class Launched:
 
 @dataclass(frozen=True, slots=True)
 class Attending:
-    """What attention reaches. Rates are per second.
-
-    `decode`: of single tokens, (bytes that are cycled through, K/V bytes per second), `eight`: of K/V in 8 bits, where
-    that is known. `shapes`: on a GPU, the (sequences, length) of each of these points: how many programs there are says
-    more than bytes. `prompts`: (new tokens of a sequence, operations per second), `behind`: the same with what was
-    computed before them, where that is known.
-    """
+    """What attention reaches. Rates are per second. `decode`: of single tokens, (bytes that are cycled through, K/V
+    bytes per second); `eight`: the same for K/V in 8 bits, if known. `shapes`: on a GPU, the (sequences, length) of
+    each of these points, because the number of programs matters more than bytes. `prompts`: (new tokens of a sequence,
+    operations per second); `behind`: the same with earlier tokens, if known."""
 
     decode: Points
     prompts: Points
@@ -113,7 +111,8 @@ class Attending:
     shapes: Points = ()
 
     def reading(self, number_bytes: float, step_bytes: float, rows: float, length: float) -> float:
-        """K/V bytes per second, of so many sequences of this length in a step that cycles through so many bytes."""
+        """K/V bytes per second for this many sequences of this length, in a step that cycles through this many
+        bytes."""
         points = self.eight if self.eight and number_bytes <= 1 else self.decode
         if not self.shapes:
             return between(points, step_bytes)
@@ -129,12 +128,9 @@ class Attending:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Curves of one device.
-
-    `decoding`, `prompting`: steps of single tokens, and steps with prompts, by rows. `mixture_s`: per layer of experts
-    more than per other layer, by rows. `logit_s`: to choose from, per logit. `launched`: on a GPU. `short`:
-    measured in seconds, in few sizes.
-    """
+    """The curves of one device. `decoding`, `prompting`: steps of single tokens, and steps with prompts, by rows.
+    `mixture_s`: what a layer of experts takes more than another layer, by rows. `logit_s`: the time to choose, per
+    logit. `launched`: on a GPU. `short`: measured within seconds, in few sizes."""
 
     linear: tuple[Curve, ...]
     experts: tuple[Curve, ...]
@@ -150,27 +146,26 @@ class Calibration:
 
     @property
     def reads(self) -> list[float]:
-        """Bytes per second that plain reads reached meanwhile, ascending."""
+        """The bytes per second that plain reads reached during the calibration, ascending."""
         return sorted(curve.read for curve in self.linear if curve.read)
 
     def while_reading(self, rate: float) -> Calibration:
-        """What is expected once plain reads have reached this many bytes per second.
-
-        A shared host's memory does not stay as it is seen for a moment: half of the way (of the ratio) it is expected
-        to go back to what it was while everything was calibrated.
-        """
+        """The calibration to expect when plain reads have just reached this many bytes per second. The memory speed of
+        a shared host changes within moments, so it is expected to return half of the way (of the ratio) to its value
+        during the calibration."""
         if not self.reads:
             return self
         rate = math.sqrt(rate * statistics.median(self.reads))
         return replace(self, linear=tuple(curve.while_reading(rate) for curve in self.linear))
 
     def launch_s(self, bytes_per_weight: float, *, experts: bool = False) -> float:
-        """Seconds of a host to launch a feed-forward layer of the format nearest in size."""
+        """The host's seconds to launch a feed-forward layer, of the format nearest in size."""
         curves = self.experts if experts and self.experts else self.linear
         return min(curves, key=lambda c: abs(math.log(c.bytes_per_weight / bytes_per_weight))).launch_s
 
     def product_s(self, bytes_per_weight: float, rows: float, set_bytes: float, *, experts: bool = False) -> float:
-        """Seconds per weight: the format nearest in size, corrected for the difference in bytes, by what is cycled."""
+        """Seconds per weight, of the format nearest in size and corrected for the difference in bytes, by the bytes
+        that are cycled through."""
         curves = self.experts if experts and self.experts else self.linear
         nearest = min((c.bytes_per_weight for c in curves), key=lambda size: abs(math.log(size / bytes_per_weight)))
         family = sorted((c for c in curves if c.bytes_per_weight == nearest), key=lambda c: c.set_bytes)
@@ -179,7 +174,7 @@ class Calibration:
         return points[0][1] if len(points) == 1 else between(points, set_bytes)
 
     def host(self, rows: float, *, prompts: bool) -> Hosted:
-        """Between the two measured row counts around this one; along the last slope beyond them."""
+        """Interpolated between the two measured row counts around this one. Beyond them, the last slope continues."""
         known = self.prompting if prompts and self.prompting else self.decoding
         if len(known) == 1:
             return known[0]
@@ -195,7 +190,7 @@ class Calibration:
 
 
 def read_calibration(found: Any) -> Calibration | None:
-    """The result of `calibrate`, or None if a file has none."""
+    """Read the result of `calibrate`. None: the file has none."""
     if found is None:
         return None
     missing = [part for part in ("attention", "host") if part in found.get("unfinished", ())]
@@ -268,10 +263,8 @@ def _launched(found: Mapping[str, float] | None) -> Launched | None:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What a device reaches: bytes and operations per second, bytes per second between ranks; seconds around a step.
-
-    A calibration replaces all of these but the link's (step_time.py). sets: as Device has them.
-    """
+    """What a device reaches: bytes and operations per second, bytes per second between ranks; seconds around a step. A
+    calibration replaces all of these except the link's (step_time.py). sets: as in Device."""
 
     bytes_per_s: float
     flops_per_s: float
@@ -282,5 +275,5 @@ class Speeds:
     sets: Points = ()
 
     def reading(self, set_bytes: float) -> float:
-        """Bytes per second while a step goes through so many bytes."""
+        """Bytes per second while a step goes through this many bytes."""
         return reading_of(self.sets, self.bytes_per_s, set_bytes)

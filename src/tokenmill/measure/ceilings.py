@@ -33,20 +33,19 @@ _INTEGER_ROWS = 256
 _ROUNDS = 5
 _FLOATS = ("float32", "bfloat16", "float16")
 _SHAPES = ((1024, 256, 512), (1024, 1024, 256), (4096, 1024, 256))
-"""Out, in and rows of products on a CPU: the best of them counts."""
+"""Out, in and rows of the products that are measured on a CPU. The best one counts."""
 _SHAPE_S = 0.1
-"""So long a shape is repeated, but thrice at least, and once where one product takes longer than that."""
+"""How long a shape is repeated. It runs at least three times, or once if a single product takes longer than this."""
 _AGAIN = 2
-"""So often ceilings are measured again that something was faster than."""
+"""How often ceilings are measured again if a run was faster than they are."""
 _SETS = (1 << 20, 4 << 20, 16 << 20, 64 << 20)
-"""Bytes of weights that are read over and over on a CPU, beside plain reads of memory."""
+"""Bytes of weights that are read over and over on a CPU, besides plain reads of memory."""
 
 
 def ceilings(device: str, dtypes: tuple[str, ...], passed: Callable[[Device], bool] | None = None) -> Device:
-    """What a run on this device is compared with: its data sheet if it is in the table, else what is measured now.
-
-    passed: whether a run was faster than these, so that they were measured while others had the machine: once more.
-    """
+    """The ceilings with which a run on this device is compared: from the data sheet if the device is in the table, else
+    measured now. passed: was a run faster than these? Then they were measured while others used the machine, and are
+    measured once more."""
     known = recognise(describe(device)) if device.startswith("cuda") else None
     if known is not None:
         return known
@@ -59,13 +58,13 @@ def ceilings(device: str, dtypes: tuple[str, ...], passed: Callable[[Device], bo
 
 
 def measure_device(device: str, dtypes: tuple[str, ...] = ("float32", "bfloat16", "int8")) -> Device:
-    """This machine's device, measured."""
+    """Measure this machine's device."""
     found = measure(device, dtypes)
     return read_measured(found, f"measured on {device}")
 
 
 def measure(device: str, dtypes: tuple[str, ...]) -> dict[str, Any]:
-    """Plain JSON: read and copy GB/s, TFLOP/s per type; a type that this device cannot multiply is left out."""
+    """Plain JSON: read and copy GB/s, TFLOP/s per type. A type that this device cannot multiply is left out."""
     kind = "cpu" if device == "cpu" else "gpu"
     rates = _cpu_products(dtypes) if kind == "cpu" else {dtype: _products(device, dtype) for dtype in dtypes}
     tflops = {dtype: round(rate / 1e12, 5) for dtype, rate in rates.items() if rate is not None}
@@ -87,8 +86,8 @@ def measure(device: str, dtypes: tuple[str, ...]) -> dict[str, Any]:
 
 
 def reading(device: str, seconds: float = 0.2) -> float:
-    """Bytes per second that plain reads reach at this moment, the median over so many seconds; calibrations have it
-    beside every curve, because a shared host gives more or less of its memory within minutes."""
+    """The bytes per second that plain reads reach at this moment, as the median over this many seconds. Calibrations
+    have it with every curve, because a shared host's memory speed changes within minutes."""
     data = torch.ones(_READ_BYTES["cpu" if device == "cpu" else "gpu"] // 4, device=device)
     times: list[float] = []
     begin = time.perf_counter()
@@ -100,7 +99,7 @@ def reading(device: str, seconds: float = 0.2) -> float:
 
 
 def link(here: str, there: str | None = None) -> dict[str, float] | None:
-    """GB/s and microseconds of copies from one device to another; None: there is no other one."""
+    """GB/s and microseconds of copies from one device to another. None: there is no other device."""
     if there is None:
         return None
     large, small = (torch.ones(count, device=here) for count in (_LINK_BYTES // 4, 1))
@@ -110,7 +109,7 @@ def link(here: str, there: str | None = None) -> dict[str, float] | None:
 
 
 def read_measured(found: Mapping[str, Any], source: str) -> Device:
-    """A device from what `measure` gave."""
+    """A device made from the result of `measure`."""
     try:
         return Device(
             name="this",
@@ -138,7 +137,7 @@ def load_measured(path: Path) -> Device:
 
 
 def now_here(device: Device) -> Device:
-    """A measured CPU that is this machine's, as its memory is read at this moment; others as they were."""
+    """A measured CPU with the present memory speed, if it is this machine's. Other devices are unchanged."""
     known = device.calibration
     if device.kind != "cpu" or known is None or not known.reads or device.title != describe("cpu"):
         return device
@@ -150,7 +149,7 @@ def now_here(device: Device) -> Device:
 
 
 def _products(device: str, dtype: str) -> float | None:
-    """Operations per second of a large product on a GPU; None: there is none in this type."""
+    """Operations per second of a large product on a GPU. None: not in this type."""
     side = _SIDE["gpu"]
     if dtype in _FLOATS:
         a = torch.ones(side, side, dtype=getattr(torch, dtype), device=device)
@@ -169,8 +168,8 @@ def _products(device: str, dtype: str) -> float | None:
 
 
 def _cpu_products(dtypes: tuple[str, ...]) -> dict[str, float]:
-    """Operations per second by type: what a CPU reaches in float32 and bfloat16 it can do for any type, because
-    numbers may be widened first, and attention computes in these whatever the weights are."""
+    """Operations per second by type. What a CPU reaches in float32 and bfloat16, it can do for any type, because
+    numbers may be widened first, and attention computes in these types whatever the weights are."""
     kernels, side = make_kernels("cpu"), _SIDE["cpu"]
     a = torch.ones(side, side)
     least = 2.0 * side**3 / _best(lambda: a @ a, a)
@@ -180,7 +179,7 @@ def _cpu_products(dtypes: tuple[str, ...]) -> dict[str, float]:
 
 
 def _own_product(kernels: Kernels, dtype: str) -> float | None:
-    """Operations per second of our product with weights of this type; None: there is none."""
+    """Operations per second of our product with weights of this type. None: there is no such product."""
     compute = getattr(torch, dtype) if dtype in _FLOATS else torch.bfloat16
     if dtype not in (*_FLOATS, "int8", "int4"):
         return None
@@ -188,7 +187,7 @@ def _own_product(kernels: Kernels, dtype: str) -> float | None:
     with torch.inference_mode():
         for out, width, rows in _SHAPES:
             weight = _weight(kernels, (out, width), compute, None if dtype in _FLOATS else dtype)
-            # (float16 is how weights lie: a CPU computes such models in float32.)
+            # (float16 is how weights are stored: a CPU computes such models in float32.)
             x = torch.ones(rows, width, dtype=torch.float32 if compute == torch.float16 else compute)
             times = _times(lambda w=weight, x=x: w.matmul(x, ctx))  # type: ignore[misc]
             found = max(found, 2.0 * out * width * rows / min(times))
@@ -196,7 +195,7 @@ def _own_product(kernels: Kernels, dtype: str) -> float | None:
 
 
 def _set_reads() -> list[tuple[int, float]]:
-    """(bytes, GB/s) of weights that are multiplied by one row in turn: how fast a set of this size is read again."""
+    """(bytes, GB/s) of weights that one row multiplies in turn: how fast a set of this size is read again."""
     kernels, found = make_kernels("cpu"), []
     ctx = _context(kernels)
     with torch.inference_mode():
@@ -218,13 +217,13 @@ def _weight(kernels: Kernels, shape: tuple[int, int], dtype: torch.dtype, scheme
 
 
 def _context(kernels: Kernels) -> ForwardContext:
-    """Enough for products."""
+    """A context that is enough for products."""
     nothing = torch.zeros(1, dtype=torch.int64)
     return ForwardContext(kernels, nothing, nothing, nothing, 1, [], [])
 
 
 def _times(work: Callable[[], object]) -> list[float]:
-    """Seconds of this work on a CPU, again and again."""
+    """Seconds of this work on a CPU, repeated."""
     times: list[float] = []
     work()
     begin = time.perf_counter()
@@ -236,7 +235,7 @@ def _times(work: Callable[[], object]) -> list[float]:
 
 
 def _best(work: Callable[[], object], probe: Tensor) -> float:
-    """Seconds of one piece of work in the quickest of a few rounds, the first left out."""
+    """Seconds of one piece of work, in the quickest of a few rounds. The first round does not count."""
     times = []
     inner = 1 if probe.device.type == "cpu" else 8
     for _ in range(_ROUNDS + 1):

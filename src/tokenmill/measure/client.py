@@ -21,10 +21,8 @@ from tokenmill.core.errors import UserError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where requests go, and how they are put. `extras`: fields that only engines like ours and vLLM know.
-
-    `want_ids`: answers come with token ids, so that a further turn can repeat them.
-    """
+    """Where requests go, and in which form. `extras`: fields that only tokenmill, vLLM and the like know. `want_ids`:
+    answers come with token ids, so that the next turn can repeat them."""
 
     base_url: str
     model: str
@@ -64,7 +62,7 @@ class Target:
 
 @dataclass(slots=True)
 class Answer:
-    """What came of one request: seconds on one clock, and (time, tokens so far) at each event with text."""
+    """The result of one request: seconds on one clock, and (time, tokens so far) for each event with text."""
 
     planned: float
     sent: float = 0.0
@@ -75,7 +73,7 @@ class Answer:
     token_ids: list[int] = field(default_factory=list)
     error: str | None = None
     counted: bool = False
-    """The server said how many tokens each event has."""
+    """The server has reported the number of tokens of each event."""
 
     @property
     def tokens(self) -> int:
@@ -84,7 +82,7 @@ class Answer:
 
 
 async def ask(session: aiohttp.ClientSession, target: Target, prompt: Any, max_tokens: int, planned: float) -> Answer:
-    """Send one request now and read its whole stream; errors end up in the answer, by kind."""
+    """Send one request now and read its whole stream. Errors are put into the answer, by kind."""
     answer = Answer(planned)
     answer.sent = time.perf_counter()
     limit = aiohttp.ClientTimeout(total=target.timeout)
@@ -110,7 +108,7 @@ async def ask(session: aiohttp.ClientSession, target: Target, prompt: Any, max_t
 
 
 async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
-    """Events as they come; [DONE] or a last usage must end them."""
+    """Read events as they come. [DONE] or a final usage must end them."""
     rest, done = b"", False
     async for data in response.content.iter_any():
         now = time.perf_counter()
@@ -128,7 +126,7 @@ async def _read(response: aiohttp.ClientResponse, answer: Answer) -> None:
 
 
 def _take(answer: Answer, payload: bytes, now: float) -> bool:
-    """One event; False ends the reading."""
+    """Read one event. False: it was the last."""
     try:
         event = msgspec.json.decode(payload)
         choices, usage = event.get("choices") or [], event.get("usage")
@@ -167,7 +165,7 @@ def _take(answer: Answer, payload: bytes, now: float) -> bool:
 
 
 async def find_model(session: aiohttp.ClientSession, target: Target) -> str:
-    """The name of the served model: the one asked for, if the server has it, else the first."""
+    """The name of the served model: the given one if the server has it, else the first."""
     url = f"{target.base_url.rstrip('/')}/v1/models"
     try:
         async with session.get(url, headers=target.headers(), timeout=aiohttp.ClientTimeout(total=10)) as response:
@@ -186,7 +184,7 @@ async def find_model(session: aiohttp.ClientSession, target: Target) -> str:
 
 
 def _why(error: Exception) -> str:
-    """What keeps us from a server, without a library's inner names."""
+    """Why the server cannot be reached, without a library's internal names."""
     if isinstance(error, aiohttp.InvalidURL):
         return "this is no address (http://HOST:PORT is one)"
     if isinstance(error, TimeoutError):

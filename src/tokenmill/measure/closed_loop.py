@@ -19,10 +19,9 @@ Clock = Callable[[], float]
 
 
 def closed_loop(engine: Engine, clock: Clock, jobs: Sequence[Job], users: int, seconds: float = 0.0) -> dict[str, Any]:
-    """`users` at a time, each asking the next job when its last answer has ended; -> figures of those that ended.
-
-    After `seconds` (0: never) nobody asks any more. Greedy, and every answer has its full length.
-    """
+    """`users` at a time ask; each asks the next job when its last answer has ended. Returns the figures of the answers
+    that ended. After `seconds` (0: never) nobody asks any more. Decoding is greedy, and every answer has its full
+    length."""
     start = clock()
     coming = deque(enumerate(jobs))
     asked: dict[str, float] = {}
@@ -63,7 +62,7 @@ def closed_loop(engine: Engine, clock: Clock, jobs: Sequence[Job], users: int, s
 
 
 def _figures(trace: Trace) -> dict[str, float]:
-    """One request in milliseconds, by the names of an objective."""
+    """The figures of one request in milliseconds, by the names of an objective."""
     first = trace.marks[0][0]
     gaps = [b[0] - a[0] for a, b in zip(trace.marks, trace.marks[1:], strict=False)]
     found = {"ttft": first, "e2e": trace.end}
@@ -73,6 +72,6 @@ def _figures(trace: Trace) -> dict[str, float]:
 
 
 def share_within(found: Mapping[str, Any], slo: Mapping[str, float]) -> float:
-    """Which share of the requests meets every term of the objective (milliseconds by metric)."""
+    """The share of requests that meet every term of the objective (milliseconds by metric)."""
     good = [all(each[metric] <= limit for metric, limit in slo.items()) for each in found["each"]]
     return sum(good) / len(good) if good else 0.0

@@ -18,7 +18,7 @@ CONFIDENCE = 0.95
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """A result that `bench --json` wrote."""
+    """Read a result that `bench --json` wrote."""
     found = read_json(path)
     if not isinstance(found, dict) or not (found.get("bench") == "startup" or any(name in found for name in RATES)):
         raise ParameterError(f"{path} is not a result of `tokenmill bench`.")
@@ -26,11 +26,10 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def compare(old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """Rows of metric, old, new, ratio = new / old, and its confidence interval where there are samples.
+    """Rows of metric, old, new, ratio = new / old, and its confidence interval if there are samples.
 
-    Where both files hold several runs of the load, these are resampled (basis "runs"). Else latencies are resampled
-    over requests: that says nothing about how much one run differs from the next.
-    """
+    If both files hold several runs of the load, the runs are resampled (basis "runs"). Otherwise latencies are
+    resampled over requests, which says nothing about how much one run differs from the next."""
     kinds = [result.get("bench", "throughput") for result in (old, new)]
     if kinds[0] != kinds[1]:
         raise ParameterError(
@@ -58,7 +57,7 @@ def compare(old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _stages(old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
-    """Seconds from starting a process to each stage, resampled over processes."""
+    """Seconds from the start of a process to each stage, resampled over processes."""
     rows = []
     for stage, before in old["stages_s"].items():
         a, b = ([float(run[stage]) for run in result["runs"]] for result in (old, new))
@@ -67,14 +66,14 @@ def _stages(old: dict[str, Any], new: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _interval(old: Sequence[float], new: Sequence[float], percent: float) -> tuple[float, float] | None:
-    """The interval, if there is more than one value on both sides."""
+    """The interval, if both sides have more than one value."""
     return ratio_interval(old, new, percent) if min(len(old), len(new)) > 1 else None
 
 
 def ratio_interval(
     old: Sequence[float], new: Sequence[float], percent: float, *, seed: int = 0
 ) -> tuple[float, float] | None:
-    """Between which values percentile(new) / percentile(old) lies, with 95 % confidence; None where old is 0."""
+    """The 95 % confidence interval of percentile(new) / percentile(old). None: old is 0."""
     source = np.random.default_rng(seed)
     tops, bottoms = (_resampled(np.asarray(values, dtype=float), percent, source) for values in (new, old))
     if not np.all(bottoms > 0):
@@ -95,7 +94,7 @@ def _resampled(values: np.ndarray, percent: float, source: np.random.Generator) 
 
 
 def _runs(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The runs of one load; [] where runs differ in what was asked."""
+    """The runs of one load. Empty: the runs differ in their requests."""
     runs = result.get("runs", [])
     return runs if len({run.get("workload") for run in runs}) == 1 else []
 

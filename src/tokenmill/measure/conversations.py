@@ -25,7 +25,7 @@ _WORDS = ("mill", "grain", "flour", "river", "stone", "wheel", "bread", "wind", 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the user adds, and how many tokens the answer gets."""
+    """The text that the user adds, and the number of tokens in the answer."""
 
     prompt: list[int] | str
     max_tokens: int
@@ -33,7 +33,8 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Turns that follow each other, each with everything before it; `at`: seconds after the start, from a trace."""
+    """Turns that follow each other, each sent with everything before it. `at`: seconds after the start, from a
+    trace."""
 
     turns: list[Turn]
     at: float | None = None
@@ -48,7 +49,7 @@ class Lengths:
     second: float = 0.0
 
     def draw(self, source: random.Random) -> int:
-        """One length, at least 1."""
+        """Draw one length, at least 1."""
         match self.kind:
             case "uniform":
                 return source.randint(int(self.first), int(self.second))
@@ -60,7 +61,7 @@ class Lengths:
 
 
 def read_lengths(text: str, name: str) -> Lengths:
-    """A distribution from its spelling; the median of a lognormal one comes first, then sigma."""
+    """Read a distribution. A lognormal one states its median first, then sigma."""
     parts = text.split(":")
     try:
         if parts[0] in ("normal", "lognormal"):
@@ -81,7 +82,7 @@ def read_lengths(text: str, name: str) -> Lengths:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Made-up load: lengths, turns, and `prefixes` different system prompts of `prefix` tokens that users share."""
+    """A made-up load: lengths, turns, and `prefixes` different system prompts of `prefix` tokens that users share."""
 
     count: int
     inputs: Lengths
@@ -95,7 +96,7 @@ class Made:
 
 
 def make(load: Made) -> list[Conversation]:
-    """The same arguments give the same conversations."""
+    """Make the conversations. The same arguments give the same ones."""
     source = random.Random(load.seed)
     shared = [_tokens(source, load, load.prefix) for _ in range(load.prefixes)]
     found = []
@@ -121,7 +122,7 @@ def _joined(opening: list[Any], said: list[Any], text: bool) -> list[int] | str:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads one trace; `vocab` bounds the ids of prompts that a trace gives by length only."""
+    """Reads one trace. `vocab` limits the ids of prompts for which a trace gives only the length."""
 
     path: Path
     vocab: int = 1000
@@ -181,7 +182,8 @@ class Reader:
         return Conversation([Turn(prompt, _count(place, entry, "max_tokens"))], _time(place, entry, "at", 1.0))
 
     def _mooncake(self, place: str, entry: dict[str, Any]) -> Conversation:
-        """{"timestamp": ms, "input_length": N, "output_length": M, "hash_ids": [...]}: equal hashes, equal tokens."""
+        """{"timestamp": ms, "input_length": N, "output_length": M, "hash_ids": [...]}: equal hashes become equal
+        tokens."""
         length, output = _count(place, entry, "input_length"), _count(place, entry, "output_length")
         hashes = entry.get("hash_ids", [])
         if not isinstance(hashes, list) or not all(_whole(i, 0) for i in hashes):
@@ -197,7 +199,7 @@ class Reader:
         return [source.randrange(FIRST_ID, max(self.vocab, FIRST_ID + 1)) for _ in range(count)]
 
     def _sharegpt(self, place: str, said: Any) -> Conversation:
-        """[{"from": "human" | "gpt", "value": text}, ...]: answers become as long as they were."""
+        """[{"from": "human" | "gpt", "value": text}, ...]: answers get the length of those in the trace."""
         if not isinstance(said, list) or not all(isinstance(s, dict) and isinstance(s.get("value"), str) for s in said):
             raise ParameterError(f"{place}: conversations must be a list of objects with `from` and `value`.")
         turns, asked = [], ""

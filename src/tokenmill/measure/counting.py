@@ -49,7 +49,7 @@ _GROUP = 32
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """One layer's routed experts: `flops` and `bytes` are those of one expert for one token, read once per step."""
+    """One layer's routed experts. `flops` and `bytes` are those of one expert for one token, read once per step."""
 
     experts: int
     top_k: int
@@ -59,7 +59,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """One layer's attention: query heads of this rank, and what the layer keeps per position."""
+    """One layer's attention: this rank's query heads, and the K/V that the layer keeps per position."""
 
     heads: int
     kv: KVSpec
@@ -67,7 +67,7 @@ class Attended:
 
     @property
     def flops(self) -> float:
-        """Operations of one query against one visible position."""
+        """Operations of one query on one visible position."""
         return 2.0 * self.heads * (self.kv.key_dim + self.kv.value_dim)
 
 
@@ -87,14 +87,14 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Sheet:
-    """A model's costs on one rank: `body` per token, `head` per line that samples, and what is held in memory."""
+    """A model's costs on one rank: `body` per token, `head` per sampled line, and what is held in memory."""
 
     spec: ModelSpec
     body: Tally
     head: Tally
     held_bytes: int
     activation_bytes: int
-    """Most temporary bytes at once in a step of `step_tokens` tokens, logits of `step_rows` lines among them."""
+    """The most temporary bytes at once in a step of `step_tokens` tokens, including the logits of `step_rows` lines."""
     step_tokens: int
     ranks: int
     notes: tuple[str, ...]
@@ -107,7 +107,7 @@ class Sheet:
 
 
 class CountingKernels(ReferenceKernels):
-    """Every operation returns an empty result of the right shape, and notes what it costs in `tally`."""
+    """Every operation returns an empty result of the right shape, and notes its cost in `tally`."""
 
     def __init__(self, kind: str = "gpu") -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class CountingKernels(ReferenceKernels):
         self.kind = kind
 
     def count(self, op: str, *, fallback: bool = False) -> None:
-        """Refuse operations that are not overridden here: they cannot be counted."""
+        """Refuse operations that are not overridden here, because they cannot be counted."""
         raise ModelError(f"This model uses the operation '{op}', whose cost is not known; it cannot be planned.")
 
     def embed(self, table: Tensor, ids: Tensor, scale: float = 1.0) -> Tensor:
@@ -141,7 +141,7 @@ class CountingKernels(ReferenceKernels):
         residual: Tensor | None = None,
         delta: Delta | None = None,
     ) -> Tensor:
-        """[T, N], or [T, N / 2] after a gate; [T, H, N] of a matrix per head."""
+        """[T, N], or [T, N / 2] after a gate; [T, H, N] for one matrix per head."""
         if isinstance(weight, StoredMatrix) and not (norm is None and act is None and residual is None):
             y = self.product(x if norm is None else self.norm(x, norm), weight)
             return self._around(y, act, residual)
@@ -165,8 +165,8 @@ class CountingKernels(ReferenceKernels):
         return q, torch.empty(rows, -(-columns // (group or _GROUP)), dtype=torch.float16, device=META)
 
     def pack(self, matrix: StoredMatrix) -> Packed | None:
-        """So many bits a number, and the scales; float16 and blocks as they are on a CPU, on a GPU blocks of tables in
-        4 bits; what is left becomes integers."""
+        """A form with this many bits per number, and the scales. float16 and blocks keep their form on a CPU; on a GPU
+        blocks of tables become 4 bits; others become integers."""
         size, (rows, columns) = 0 if matrix.bias is None else matrix.bias.nbytes, matrix.shape
         if matrix.kind == "dense" and matrix.part("numbers").dtype == torch.float16 and self.kind == "cpu":
             return Packed(matrix.shape, size + matrix.nbytes)
@@ -200,14 +200,14 @@ class CountingKernels(ReferenceKernels):
         return self._note(out, moved=qkv.nbytes + out.nbytes)
 
     def attention(self, q: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> Tensor:
-        """[T, H * Dv]; what it reads depends on lengths, so only the layer is noted."""
+        """[T, H * Dv]. What attention reads depends on lengths, so only the layer is noted."""
         self.tally.attended.append(Attended(spec.heads, spec.kv, abs(spec.window) or spec.kv.window))
         out = q.new_empty(len(q), spec.heads * spec.kv.value_dim)
         return self._note(out, moved=q.nbytes + out.nbytes)
 
     def recur_(self, inputs: Sequence[Tensor], spec: Recurrence, state: Tensor, ctx: ForwardContext) -> Tensor:
-        """As the specification has it; what is read and written of states is counted by row, not here. Each number of a
-        delta rule's state is forgotten a little, asked, written and asked."""
+        """The shapes of the specification. Reads and writes of states are counted by row, not here. In a delta rule
+        every number of the state is decayed, read, written and read again."""
         x, moved = inputs[0], 0
         width = x.shape[1:]
         match spec:
@@ -241,7 +241,7 @@ class CountingKernels(ReferenceKernels):
         ctx: ForwardContext,
         first: int | None = None,
     ) -> Tensor:
-        """[T, hidden]; which experts a step reads depends on its tokens, so the mixture is noted."""
+        """[T, hidden]. Which experts a step reads depends on its tokens, so only the mixture is noted."""
         assert act is not None, "one rank alone computes both halves"
         ups, downs = weights
         held = sum(w.bytes() for w in (*ups, *downs)) / len(ups)
@@ -259,7 +259,7 @@ class CountingKernels(ReferenceKernels):
 
 
 class CountingGroup:
-    """One of `size` ranks; sums and gathers note the bytes that each rank puts in."""
+    """One of `size` ranks. Sums and gathers note the bytes that each rank sends."""
 
     rank = calls = 0
     exact = False
@@ -275,7 +275,7 @@ class CountingGroup:
     def all_reduce_norm(
         self, x: Tensor, residual: Tensor, norm: NormSpec, scale: float = 1.0, within: NormSpec | None = None
     ) -> None:
-        """Not here."""
+        """Not available: nothing is computed."""
 
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
         """`size` times as wide."""
@@ -283,11 +283,11 @@ class CountingGroup:
         return torch.cat([x] * self.size, dim=dim)
 
     def agree(self, values: list[int]) -> list[int]:
-        """All ranks are this one."""
+        """The value itself, because all ranks are this one."""
         return values
 
     def begin(self, epoch: int) -> None:
-        """Nothing waits."""
+        """Nothing to wait for."""
 
     def fail(self) -> None:
         """Nothing fails."""
@@ -312,11 +312,10 @@ def count_model(
     step: tuple[int, int] = (2048, 256),
     kind: str = "gpu",
 ) -> Sheet:
-    """Build the model of this config.json without data and see what a token costs on one of `ranks` ranks.
+    """Build the model of this config.json without data, and find what a token costs on one of `ranks` ranks.
 
-    `checkpoint`: open weight files, whose shapes and formats then count. `step`: tokens and sampling lines of the
-    largest step, for its temporary memory. `kind`: cpu or gpu, which hold some formats differently.
-    """
+    `checkpoint`: open weight files, whose shapes and formats then count. `step`: tokens and sampled lines of the
+    largest step, for its temporary memory. `kind`: cpu or gpu, which hold some formats differently."""
     kernels = CountingKernels(kind)
     with torch.no_grad():
         try:
@@ -330,7 +329,7 @@ def count_model(
                 quantization=quantization,
                 max_positions=max_positions,
             )
-        except (NotImplementedError, RuntimeError) as error:  # a form whose reader looks at numbers
+        except (NotImplementedError, RuntimeError) as error:  # the reader of this form looks at numbers
             raise ModelError(f"This checkpoint's weights cannot be counted without reading them: {error}") from error
         body, head = _count_step(model, kernels, PROBE_TOKENS, PROBE_TOKENS)
         peak = _peak(model, kernels, *step)
@@ -339,7 +338,7 @@ def count_model(
 
 
 def _count_step(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> tuple[Tally, Tally]:
-    """One step without data; -> costs of the layers and of the head."""
+    """Run one step without data. Returns the costs of the layers and of the head."""
     kernels.tally = body = Tally()
     whole = torch.empty(tokens, dtype=torch.int64, device=META)
     states = [
@@ -354,7 +353,7 @@ def _count_step(model: CausalLM, kernels: CountingKernels, tokens: int, lines: i
 
 
 def _peak(model: CausalLM, kernels: CountingKernels, tokens: int, lines: int) -> int:
-    """Most temporary bytes of a step of this size, as the kernels allocate results."""
+    """The most temporary bytes in a step of this size, as the kernels allocate results."""
     with Live() as live:
         _count_step(model, kernels, tokens, min(lines, tokens))
     return live.most

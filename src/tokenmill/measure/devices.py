@@ -19,12 +19,12 @@ from tokenmill.measure.calibration import Calibration, Points, Speeds, reading_o
 
 TABLE = Path(__file__).parent / "data" / "devices.json"
 CONTEXT_BYTES = {"gpu": 600 << 20, "cpu": 400 << 20}
-"""Memory that the process takes before anything is loaded: libraries and the device's context."""
+"""Memory that the process takes before it loads anything: libraries and the device's context."""
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What an hour of a device usually costs, and when it did."""
+    """The usual price of an hour of a device, and its date."""
 
     usd_per_hour: float
     date: str
@@ -32,10 +32,8 @@ class Price:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One device: memory, ceilings per second, price; `source` says where the numbers come from.
-
-    sets: (bytes, bytes per second) of weights that are read over and over and stay in caches, where that was measured.
-    """
+    """One device: memory, ceilings per second, price. `source` says where the numbers come from. sets: measured (bytes,
+    bytes per second) of weights that are read over and over and stay in caches."""
 
     name: str
     title: str
@@ -52,35 +50,35 @@ class Device:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Dollars per hour; None: not known."""
+        """Dollars per hour. None: not known."""
         return self.price.usd_per_hour if self.price else None
 
     @property
     def price_date(self) -> str:
-        """When that was the price."""
+        """The date of that price."""
         return self.price.date if self.price else ""
 
     def flops_in(self, dtype: str) -> float | None:
-        """Operations per second in this type; None: not known."""
+        """Operations per second in this type. None: not known."""
         return self.flops.get(dtype)
 
     def reading(self, set_bytes: float) -> float:
-        """Bytes per second while a step goes through so many bytes."""
+        """Bytes per second while a step goes through this many bytes."""
         return reading_of(self.sets, self.bytes_per_s, set_bytes)
 
 
 ABOVE = "a share that is null was above 1: no honest ceiling is known for it here"
 NOISE = 1.05
-"""A share of a ceiling that is higher says that the ceiling is none."""
+"""A higher share than this shows that the ceiling is too low to be one."""
 
 
 def share(part: float) -> float | None:
-    """A share of a ceiling, rounded; None: it is more than all, so that no honest ceiling is known."""
+    """A share of a ceiling, rounded. None: it is above 1, so the true ceiling is not known."""
     return round(part, 6) if part <= NOISE else None
 
 
 def highest(one: Device, other: Device) -> Device:
-    """Of two measurements of a device, what it reached in either."""
+    """The higher figures of two measurements of a device."""
     sets = zip(one.sets, other.sets, strict=False)
     return replace(
         one,
@@ -92,7 +90,7 @@ def highest(one: Device, other: Device) -> Device:
 
 @dataclass(frozen=True, slots=True)
 class Efficiency:
-    """Which shares of the ceilings an engine reaches, and the seconds around each step; `source` says why."""
+    """The shares of the ceilings that an engine reaches, and the seconds around each step. `source` says why."""
 
     memory: float
     compute: float
@@ -143,12 +141,12 @@ def find_device(name: str) -> Device:
 
 
 def recognise(title: str) -> Device | None:
-    """The table's entry for a GPU that calls itself so."""
+    """The table's entry for a GPU with this name."""
     return next((table().devices[name] for part, name in table().matches if part in title), None)
 
 
 def efficiency_of(device: Device, given: str | None = None) -> Efficiency:
-    """The assumed shares for this device, or `given`: `MEMORY,COMPUTE` or one number for both, in (0, 1]."""
+    """The shares to assume for this device, or `given`: `MEMORY,COMPUTE` or one number for both, in (0, 1]."""
     assumed = table().efficiency["measured" if device.source.startswith("measured") else device.kind]
     if given is None and device.calibration is not None:
         return replace(assumed, source="measured: this engine's kernels by rows, attention, host", calibrated=True)
@@ -166,13 +164,13 @@ def efficiency_of(device: Device, given: str | None = None) -> Efficiency:
 
 
 def while_reading(device: Device, rate: float) -> Device:
-    """The device as it is while plain reads reach this many bytes per second."""
+    """The device for a time when plain reads reach this many bytes per second."""
     known = device.calibration
     return replace(device, bytes_per_s=rate, calibration=None if known is None else known.while_reading(rate))
 
 
 def products_in(kind: str, dtype: str, quantization: str | None) -> str:
-    """The type whose speed limits the products: the weights' where activations are rounded to it, too."""
+    """The type whose speed limits the products: the type of the weights if activations are rounded to it."""
     scheme = (quantization or "").split(",")[0].split("-")[0]
     if kind == "cpu":
         return "int8" if scheme in ("int8", "int4") else dtype
@@ -180,7 +178,7 @@ def products_in(kind: str, dtype: str, quantization: str | None) -> str:
 
 
 def speeds(device: Device, dtype: str, efficiency: Efficiency = PERFECT) -> Speeds:
-    """What an engine of this efficiency reaches on the device with products in `dtype`."""
+    """What an engine with this efficiency reaches on the device, with products in `dtype`."""
     flops = device.flops_in(dtype)
     if flops is None:
         known = ", ".join(device.flops)

@@ -47,7 +47,7 @@ _TINY = {
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at; `advice` says what to do about it, if anything."""
+    """One finding. `advice`: what to do about it, if anything."""
 
     name: str
     status: Literal["ok", "note", "bad"]
@@ -56,7 +56,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Everything, in the order in which it is told."""
+    """All findings, in the order in which they are shown."""
     device = pick_device("auto")
     return [*_software(), *_machine(device), *_native(), *_kernels(device), *_extras(), _demo()]
 
@@ -95,7 +95,7 @@ def _machine(device: str) -> Iterator[Finding]:
 
 
 def cpu_quota(cgroup: Path) -> float | None:
-    """Cores that the container may use on average; None: no limit."""
+    """The cores that the container may use on average. None: there is no limit."""
     try:
         quota, period = (cgroup / "cpu.max").read_text().split()
         return None if quota == "max" else int(quota) / int(period)
@@ -114,7 +114,7 @@ def _native() -> Iterator[Finding]:
 
 
 def _kernels(device: str) -> Iterator[Finding]:
-    """Run a few tokens through a random model and see which operations fell back."""
+    """Run a few tokens through a random model, and list the operations that fell back."""
     for dtype in ("float32", "bfloat16"):
         try:
             backend, counts = _try_out(device, dtype)
@@ -133,7 +133,7 @@ def _kernels(device: str) -> Iterator[Finding]:
 
 
 def _try_out(device: str, dtype: str) -> tuple[str, dict[str, dict[str, int]]]:
-    """-> the backend's name and its counters after a prompt and a few tokens."""
+    """The backend's name, and its counters after a prompt and a few tokens."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "config.json").write_text(json.dumps(_TINY))
         with LLM(folder, load_format="dummy", device=device, dtype=dtype, kv_cache_memory_bytes=8 << 20) as llm:

@@ -19,16 +19,16 @@ from tokenmill.core.cores import usable_cores
 from tokenmill.measure.calibration import Points
 
 FORM = 2
-"""Of what is measured, and how; others are not read: they may mean something else."""
+"""The version of measurements. Other versions are not read, because their numbers may mean something else."""
 EXPERTS = "experts"
-"""Is named beside the types where mixtures of experts were measured, too."""
+"""The name beside the types if mixtures of experts were measured, too."""
 _SHORT = ".short.json"
 LASTS_S = 30 * 86400.0
-"""Machines are given other neighbours, drivers and clocks: then it is measured again."""
+"""How long a measurement is used. Machines get other neighbours, drivers and clocks."""
 
 
 def machine(title: str) -> str:
-    """Which machine and device this is, as far as speed goes."""
+    """The facts that identify a machine and its device as far as speed goes."""
     names: list[str] = []
     cores = usable_cores()
     with contextlib.suppress(OSError):
@@ -42,8 +42,8 @@ def _stem(device: str, title: str) -> str:
 
 
 def read_kept(device: str, title: str, types: tuple[str, ...]) -> dict[str, Any] | None:
-    """What was measured here last for these types at least, at length before shortly; None: nothing, or it is too old
-    or damaged."""
+    """The last measurement here of at least these types; a complete one is preferred to a short one. None: there is
+    none, or it is too old or damaged."""
     found: list[tuple[bool, float, Path]] = []
     with contextlib.suppress(OSError):
         for place in (cache_dir() / "measured").glob(f"{_stem(device, title)}.*.json"):
@@ -58,7 +58,7 @@ def read_kept(device: str, title: str, types: tuple[str, ...]) -> dict[str, Any]
 
 
 def keep(found: dict[str, Any], device: str, title: str, types: tuple[str, ...]) -> Path | None:
-    """Remember a measurement that is whole; None: nothing can be written there."""
+    """Store a complete measurement. None: nothing can be written there."""
     kind = _SHORT if (found.get("calibration") or {}).get("short") else ".json"
     place = cache_dir() / "measured" / f"{_stem(device, title)}.{'+'.join(sorted(types))}{kind}"
     fresh = place.with_suffix(f".{os.getpid()}")
@@ -73,7 +73,7 @@ def keep(found: dict[str, Any], device: str, title: str, types: tuple[str, ...])
 
 @dataclass(frozen=True, slots=True)
 class KeptCeilings:
-    """What a machine reached: bytes per second from memory, and of sets by their size; operations by type."""
+    """What a machine reached: bytes per second from memory, and for sets by their size; operations by type."""
 
     bytes_per_s: float
     sets: Points
@@ -81,7 +81,7 @@ class KeptCeilings:
 
 
 def kept_ceilings(device: str, title: str) -> KeptCeilings | None:
-    """What this machine reached; None: it was never measured."""
+    """What this machine reached. None: it was never measured."""
     found = read_kept(device, title, ()) or {}
     try:
         return KeptCeilings(
