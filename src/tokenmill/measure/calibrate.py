@@ -218,7 +218,7 @@ class Bench:
         return 1e-9 * reading(self.device, _READ_S) if self.kind == "cpu" else 0.0
 
     def _like(self, rows: int) -> int:
-        """The rows at which the smallest layer is timed for this one: on a GPU a kernel's latency hardly depends on them."""
+        """The rows for which the smallest layer is timed. On a GPU a kernel's latency hardly depends on them."""
         return rows if self.kind == "cpu" else (_FEW if rows > 1 else 1)
 
     def _warm(self, rows: int) -> float:
