@@ -13,7 +13,7 @@ from tokenmill.measure.workloads import Uniform
 def latency(
     options: Mapping[str, Any], batch: Uniform, *, repeat: int, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Run the same batch `repeat` times on one engine; the figures on top are those of the median run."""
+    """Run the same batch `repeat` times on one engine. The figures at the top are those of the median run."""
     found = measure(options, [batch] * repeat, progress=progress)
     runs = sorted(found["runs"], key=lambda run: run["seconds"])
     middle = runs[(len(runs) - 1) // 2]

@@ -19,7 +19,7 @@ from tokenmill.measure.shape_checkpoint import Packed
 
 
 class Live(TorchDispatchMode):
-    """Bytes of storages that are alive, and the most there were at once."""
+    """The bytes of storages that are alive, and the most that were alive at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Live(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """False: torch's compiler is not in play here, and to keep it out would import it."""
+        """False: torch's compiler is not used here, and excluding it would import it."""
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -41,7 +41,7 @@ class Live(TorchDispatchMode):
 
 
 class _Holder:
-    """One tensor's hold on its storage; ends with the tensor."""
+    """One tensor's hold on its storage. It ends with the tensor."""
 
     __slots__ = ("live", "size", "storage")
 
@@ -64,7 +64,7 @@ class _Holder:
 
 
 def held_bytes(root: object) -> int:
-    """Bytes of every tensor that can be reached from here, each storage once."""
+    """The bytes of every tensor that the object reaches, with each storage counted once."""
     seen: set[int] = set()
     storages: dict[int, int] = {}
     todo: list[Any] = [root]
@@ -84,7 +84,7 @@ def held_bytes(root: object) -> int:
 
 
 def _inside(item: Any) -> Iterable[Any]:
-    """What an object refers to."""
+    """The objects to which an object refers."""
     if isinstance(item, Mapping):
         return item.values()
     if isinstance(item, (list, tuple, set, frozenset)):

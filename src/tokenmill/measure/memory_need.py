@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Bytes of a model in all, of the K/V cache of one of its engines, and of what it does not report itself once it is
-    loaded (its processes, the room for a step); 0: nobody knows. `fixed`: its options say how large that cache is."""
+    """The bytes of a model in all, of the K/V cache of one of its engines, and of what it does not report itself after
+    its load (its processes, the room for a step). 0: not known. `fixed`: its options set the size of the cache."""
 
     whole: int = 0
     kv: int = 0

@@ -17,8 +17,8 @@ from tokenmill.measure.plan import Planner, held_in_all, layouts, read_model
 
 
 def find_needs(configs: Sequence[EngineConfig], memory: int | None, shares: int) -> tuple[int, list[Need]]:
-    """(bytes that models may take together, what each takes). memory: that is given; shares: among how many it is
-    divided where a model does not say how much K/V cache it wants."""
+    """(the bytes that all models together may take, the bytes that each takes). memory: the first, if it is given;
+    shares: among how many models it is divided if a model sets no K/V cache."""
     device = pick_device(configs[0].execute.device)
     whole = memory
     if whole is None:
@@ -35,17 +35,17 @@ def _need(config: EngineConfig, device: str, memory: int, shares: int) -> Need:
         count = config.parallel.data_parallel_size
         fixed = config.cache.kv_cache_memory_bytes is not None or config.cache.num_gpu_blocks_override is not None
         found = _for(planner, kind, memory if fixed else memory // shares)
-        if not found.kv:  # the weights alone take its share: the cache gets as much again
+        if not found.kv:  # the weights alone take its share, so the cache gets as much again
             found = _for(planner, kind, min(memory, found.whole + memory // shares))
         if not found.kv:
             found = _for(planner, kind, memory)
         return Need(found.whole * count, found.kv, (found.whole - found.kv - planner.sheet.held_bytes) * count, fixed)
-    except (TokenmillError, OSError, MemoryError, ValueError):  # its load will say it better
+    except (TokenmillError, OSError, MemoryError, ValueError):  # the load will say it better
         return Need()
 
 
 def _for(planner: Planner, kind: str, memory: int) -> Need:
-    """With this much memory on one device; tensor-parallel ranks take their share each."""
+    """The need with this much memory on one device. Tensor-parallel ranks take their share each."""
     here = Device("here", "", kind, memory, 1.0, {}, 1.0, "")
     whole, kv = held_in_all(planner, here), layouts(planner, here).kv_bytes
     blocks = planner.config.cache.num_gpu_blocks_override

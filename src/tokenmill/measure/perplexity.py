@@ -22,7 +22,7 @@ class Perplexity:
 
 
 def perplexity(options: dict[str, Any], text: str, window: int = WINDOW) -> Perplexity:
-    """Load a model, read the text in windows that do not overlap, and score every token but each window's first."""
+    """Load a model, read the text in windows that do not overlap, and score every token except each window's first."""
     from tokenmill.engine.llm import LLM
 
     llm = LLM(**options)

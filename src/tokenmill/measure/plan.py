@@ -48,7 +48,7 @@ _INTEGER_BYTES = 1.5
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What is planned: where, on how many ranks, at which shares of the ceilings, for which load and price."""
+    """What is planned: the device, the number of ranks, the shares of the ceilings, the load and the price."""
 
     device: Device
     ranks: int
@@ -67,7 +67,7 @@ class Setup:
 
     @property
     def own(self) -> Device:
-        """The device as one rank has it: on a CPU, its part of the memory."""
+        """The device as one rank has it. On a CPU a rank has a part of the memory."""
         return replace(self.device, memory_bytes=self.device.memory_bytes // self.spread.sharers(self.device.kind))
 
 
@@ -84,7 +84,7 @@ class Layouts:
 
 @dataclass(slots=True)
 class Planner:
-    """A model counted once, to be planned for any device of its kind."""
+    """A model that was counted once, to be planned for any device of its kind."""
 
     config: EngineConfig
     sheet: Sheet
@@ -100,14 +100,14 @@ class Planner:
 
     @property
     def compute_type(self) -> str:
-        """The type whose speed limits the products: the weights' where activations are rounded to it, too."""
+        """The type whose speed limits the products: the type of the weights if activations are rounded to it."""
         body = self.sheet.body
         stored = self.kind == "cpu" and 0 < body.weight_bytes < _INTEGER_BYTES * body.flops / 2  # a file's own format
         return products_in(self.kind, self.dtype, self.config.model.quantization or ("int8" if stored else None))
 
 
 def speed_types(config: EngineConfig) -> tuple[str, ...]:
-    """The types whose speed a plan for this machine may ask for."""
+    """The types whose speed a plan for this machine may need."""
     integers: tuple[str, ...] = (config.model.quantization,) if config.model.quantization in ("int8", "int4") else ()
     if config.model.model.endswith(".gguf"):
         integers = ("int8", "int4")
@@ -117,7 +117,7 @@ def speed_types(config: EngineConfig) -> tuple[str, ...]:
 
 
 def types_of(planner: Planner) -> tuple[str, ...]:
-    """The same for a model that was read: the floats it computes in alone, and experts if it has some."""
+    """The same for a model that was read: only the float types in which it computes, and experts if it has any."""
     integers = [dtype for dtype in speed_types(planner.config) if dtype in ("int8", "int4")]
     experts = [EXPERTS] if planner.sheet.body.mixtures else []
     stored = [kind for kind in (planner.compute_type,) if kind == "int8"]
@@ -125,7 +125,7 @@ def types_of(planner: Planner) -> tuple[str, ...]:
 
 
 def check_counted(config: EngineConfig, source: ModelSource | None = None) -> dict[str, Any]:
-    """config.json of a model whose steps can be counted; others are refused."""
+    """The config.json of a model whose steps can be counted. Others are refused."""
     raw = loading.read_config(config, source or loading.find_model(config))
     if is_elsewhere(raw, config.files.model_impl):
         raise UserError(
@@ -136,7 +136,7 @@ def check_counted(config: EngineConfig, source: ModelSource | None = None) -> di
 
 
 def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSource | None = None) -> Planner:
-    """Count the model that the options name; weight files are looked at only for their shapes."""
+    """Count the model that the options name. Only the shapes in weight files are read."""
     notes: list[str] = []
     source = source or loading.find_model(config)
     raw = check_counted(config, source)
@@ -238,7 +238,8 @@ def plan(planner: Planner, setup: Setup) -> dict[str, Any]:
 
 
 def layouts(planner: Planner, device: Device, sharers: int = 1) -> Layouts:
-    """How the engine would share this device's memory; sharers: of a host's, which has a part of it (see Setup.own)."""
+    """How the engine would divide this device's memory. sharers: how many share a host's memory, of which the device
+    has a part (see Setup.own)."""
     config, sheet = planner.config, planner.sheet
     cache = make_layout(sheet.spec.kv_specs, config.cache.block_size, planner.kv_format)
     wanted = min(config.model.max_model_len or sheet.spec.max_positions, sheet.spec.max_positions)
@@ -264,28 +265,28 @@ def layouts(planner: Planner, device: Device, sharers: int = 1) -> Layouts:
 
 
 def held_in_all(planner: Planner, device: Device) -> int:
-    """Most bytes that an engine in a process of its own will hold, its whole K/V pool in use."""
+    """The most bytes that an engine in a process of its own will hold, when its whole K/V pool is in use."""
     return planner.sheet.held_bytes + _step_bytes(planner) + layouts(planner, device).kv_bytes + _process_bytes(device)
 
 
 def peak_in_all(planner: Planner, device: Device) -> int:
-    """What `bench throughput` is to find as the peak: a GPU's allocator does not see what the context takes."""
+    """The peak that `bench throughput` should find. A GPU's allocator does not see the memory of the context."""
     return held_in_all(planner, device) - (_process_bytes(device) if planner.kind == "gpu" else 0)
 
 
 def _process_bytes(device: Device) -> int:
-    """Bytes that the process takes before anything is loaded: measured, or a usual value."""
+    """Bytes that the process takes before it loads anything: measured, or a usual value."""
     known = 0 if device.calibration is None else device.calibration.process_bytes
     return known or CONTEXT_BYTES[device.kind]
 
 
 def _step_bytes(planner: Planner) -> int:
-    """Temporary bytes of a full step, and on a GPU the room that the engine leaves for recorded steps."""
+    """The temporary bytes of a full step, and on a GPU the room that the engine leaves for recorded steps."""
     return planner.sheet.activation_bytes + (memory.GRAPH_BYTES if planner.kind == "gpu" else 0)
 
 
 def _max_context(memory: Layouts) -> int:
-    """The longest sequence that fits alone."""
+    """The longest sequence that fits if it is the only one."""
     if not all(memory.blocks):
         return 0
     tables = BlockTables(list(memory.cache.groups), memory.blocks, memory.cache.block_size)
@@ -303,11 +304,10 @@ def max_batch(planner: Planner, memory: Layouts, context: int) -> int:
 
 
 def point(planner: Planner, setup: Setup, reach: Speeds, context: int, batch: int) -> dict[str, Any]:
-    """One load: `batch` users at a time, prompts of `context` tokens, setup.output tokens each.
+    """The figures of one load: `batch` users at a time, prompts of `context` tokens, answers of setup.output tokens.
 
     ttft_ms: one prompt on an idle engine; tpot_ms: a step in the middle of the answers; output_tokens_per_s: sustained,
-    each user's next prompt computed in between.
-    """
+    with each user's next prompt computed in between."""
     stages = setup.stages
     first, prompt_limit = prefill(planner, reach, context, setup.spread)
     chunks = -(-context // planner.step_tokens)
@@ -336,7 +336,7 @@ def _step(planner: Planner, spread: Spread, reach: Speeds, grants: Sequence[Gran
 
 
 def prefill(planner: Planner, reach: Speeds, tokens: int, spread: Spread | None = None) -> tuple[float, str]:
-    """Seconds of a prompt of this length in full steps, and what sets them."""
+    """Seconds for a prompt of this length in full steps, and what limits them."""
     total, longest, limit = 0.0, 0.0, ""
     for start in range(0, tokens, planner.step_tokens):
         grant = Grant(min(planner.step_tokens, tokens - start), start, start + planner.step_tokens >= tokens)
@@ -348,7 +348,7 @@ def prefill(planner: Planner, reach: Speeds, tokens: int, spread: Spread | None 
 
 
 def _traffic(planner: Planner, setup: Setup) -> dict[str, float]:
-    """Bytes per token that a rank sends: sums of slices and experts, states to the next stage."""
+    """Bytes per token that a rank sends: sums of slices and experts, and states to the next stage."""
     sheet, spread = planner.sheet, setup.spread
     cost = spread_cost(step_cost(sheet, [Grant(1, 0)], planner.kv_format), sheet, spread)
     return {
@@ -359,7 +359,7 @@ def _traffic(planner: Planner, setup: Setup) -> dict[str, float]:
 
 
 def rescued(planner: Planner, setup: Setup) -> str | None:
-    """What would make a model that does not fit do so: fewer bits, or more ranks."""
+    """What would make the model fit: fewer bits, or more ranks."""
     for ranks in (setup.ranks, 2 * setup.ranks, 4 * setup.ranks, 8 * setup.ranks):
         for bits in (planner.config.model.quantization, "int8", "int4"):
             config = override(planner.config, "model", quantization=bits)
@@ -376,7 +376,7 @@ def rescued(planner: Planner, setup: Setup) -> str | None:
 
 
 def _contexts(setup: Setup, longest: int) -> list[int]:
-    """Prompt lengths to look at, each with room for its answer."""
+    """The prompt lengths to look at. Each leaves room for its answer."""
     wanted: Sequence[int] = setup.contexts or DEFAULT_CONTEXTS
     fitting = sorted({context for context in wanted if context + setup.output <= longest})
     return fitting or [max(1, longest - setup.output)]
@@ -393,7 +393,7 @@ def speed_type(planner: Planner, device: Device) -> str:
 
 
 def _per_token(planner: Planner) -> dict[str, float]:
-    """Counts for one token at a context of one: the model by itself."""
+    """The counts for one token with a context of one token: the model alone."""
     cost = step_cost(planner.sheet, [Grant(1, 0)], planner.kv_format)
     layout = planner.sheet.spec.kv_specs
     return {
@@ -404,7 +404,7 @@ def _per_token(planner: Planner) -> dict[str, float]:
 
 
 def _flags(planner: Planner, memory: Layouts, setup: Setup, max_context: int) -> list[str]:
-    """The flags of `serve` for this plan, without default values."""
+    """The flags of `serve` for this plan, without those that have default values."""
     config, known = planner.config, all_options()
     flags = {
         "device": "cpu" if planner.kind == "cpu" else "cuda",

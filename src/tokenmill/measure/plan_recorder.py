@@ -18,7 +18,7 @@ from tokenmill.runner.batch import SHARED_ENTRIES
 
 @dataclass(slots=True)
 class PlanRecorder:
-    """An executor around an executor that keeps every plan and when it was submitted."""
+    """An executor around another one. It records every plan with the time at which it was submitted."""
 
     inner: Executor
     plans: list[tuple[float, StepPlan]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class PlanRecorder:
         self.depth, self.chains, self.num_blocks = self.inner.depth, self.inner.chains, self.inner.num_blocks
 
     def submit(self, plan: StepPlan) -> Ticket:
-        """Note and pass on."""
+        """Record the plan and pass it on."""
         self.plans.append((time.perf_counter(), plan))
         return self.inner.submit(plan)
 
@@ -56,7 +56,7 @@ class PlanRecorder:
 
 
 def grants_of(plans: list[StepPlan], lengths: dict[int, int]) -> list[list[Grant]]:
-    """The grants of each plan; `lengths` holds computed tokens per row and is carried on."""
+    """The grants of each plan. `lengths` holds the computed tokens of each row and is carried on."""
     steps = []
     for plan in plans:
         for row in plan.ended:
@@ -76,12 +76,13 @@ def grants_of(plans: list[StepPlan], lengths: dict[int, int]) -> list[list[Grant
 
 @dataclass(slots=True)
 class SharedPrefixes:
-    """Block tables of the first KV group by row, as plans change them."""
+    """The block tables of the first KV group by row, as plans change them."""
 
     tables: dict[int, list[int]] = field(default_factory=dict)
 
     def positions(self, plan: StepPlan, block_size: int) -> int:
-        """Leading positions that all rows of a step of single tokens share, as a GPU's attention finds them."""
+        """The number of leading positions that all rows of a step of single tokens share, as a GPU's attention finds
+        them."""
         for row in plan.ended:
             self.tables.pop(row, None)
         for edit in plan.edits:

@@ -10,7 +10,7 @@ from tokenmill.core.errors import UserError
 
 
 def check_plot(path: Path) -> None:
-    """Refuse before a run what could not be drawn after it."""
+    """Refuse before a run a picture that could not be drawn after it."""
     _figures()
     if not path.absolute().parent.is_dir():
         raise UserError(f"--plot {path}: there is no such folder.")
@@ -34,13 +34,13 @@ def _figures() -> Any:
 
 
 def _title(result: dict[str, Any]) -> str:
-    """What was measured, and where."""
+    """What was measured, and on what."""
     where = result.get("device_name") or result.get("base_url") or "this machine"
     return f"{Path(str(result.get('model', ''))).name} on {where}: {result.get('workload', '')}"
 
 
 def _logarithmic(axes: Any, which: str) -> None:
-    """Powers of ten as plain numbers, and some between them where there are few."""
+    """Label powers of ten as plain numbers, and if there are few, some numbers between them."""
     ticker = importlib.import_module("matplotlib.ticker")
     axes.set(**{f"{which}scale": "log"})
     axis = getattr(axes, f"{which}axis")
@@ -49,13 +49,13 @@ def _logarithmic(axes: Any, which: str) -> None:
 
 
 def _legend(axes: Any, columns: int = 4) -> None:
-    """Below the axes, where it covers nothing."""
+    """Put the legend below the axes, where it covers nothing."""
     if axes.get_legend_handles_labels()[0]:
         axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=columns, frameon=False, fontsize=9)
 
 
 def _draw_run(result: dict[str, Any]) -> Any:
-    """Latency distributions, and what steps were made of where that is known."""
+    """Distributions of latencies, and the make-up of steps over time if it is known."""
     timeline = result.get("timeline") or []
     figure = _figures()(figsize=(11 if timeline else 6.5, 4.4))
     axes = figure.subplots(1, 2 if timeline else 1, squeeze=False)[0]
@@ -137,9 +137,8 @@ def _plan(result: dict[str, Any]) -> Any:
 
 
 def _ablate(result: dict[str, Any]) -> Any:
-    """What each option is worth: throughput with it over throughput without, and latencies without it over with it.
-
-    `kinds` of a result: what else its rows have instead, by name, with the headings."""
+    """The worth of each option: throughput with it over throughput without, and latencies without it over latencies
+    with it. `kinds` of a result: other columns of its rows, by name, with their headings."""
     rows = [row for row in result["options"] if row["worth"] is not None]
     usual = {"worth": "output tokens/s", "worth_ttft": "TTFT p50", "worth_itl_p99": "ITL p99"}
     kinds = result.get("kinds") or usual

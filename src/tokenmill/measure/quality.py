@@ -36,7 +36,7 @@ _PIECE = 512
 
 @dataclass(frozen=True, slots=True)
 class Quality:
-    """One model's figures; those against the base are None for the base itself."""
+    """One model's figures. Those relative to the base are None for the base itself."""
 
     model: str
     weight_bytes: int
@@ -49,7 +49,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question: the right one of `choices`, or an answer that the text must begin with."""
+    """A question with `choices`, one of which is right, or with an answer with which the text must begin."""
 
     prompt: str
     choices: tuple[str, ...]
@@ -59,7 +59,8 @@ class Task:
 
 @dataclass(slots=True)
 class _Read:
-    """A model that has read the windows: its hidden states [N, L, hidden], and what makes logits of them."""
+    """A model that has read the windows: its hidden states [N, L, hidden], and the function that turns them into
+    logits."""
 
     model: Any
     kernels: Any
@@ -69,8 +70,8 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What is asked of each model: a text, tasks or None, and whether it is timed. cache: how all but the base keep
-    their K/V."""
+    """What each model is asked: a text, tasks or None, and whether it is timed. cache: how all models except the base
+    store their K/V."""
 
     text: str
     tasks: list[Task] | None = None
@@ -80,7 +81,7 @@ class Questions:
 
 
 def compare(base: str, models: list[str], asked: Questions) -> list[Quality]:
-    """The base's figures, then the others'."""
+    """The base's figures, then those of the others."""
     source = find_source(base)
     windows = _windows(source, asked.text)
     read = _read(source, windows, asked.device, None)
@@ -151,7 +152,8 @@ def _figures(name: str, read: _Read, base: _Read | None, windows: Tensor, asked:
 
 
 def read_tasks(path: Path) -> list[Task]:
-    """Tasks from a file of JSON lines: {"prompt", "choices": [...], "answer": index} or {"prompt", "answer": text}."""
+    """Read tasks from a file of JSON lines: {"prompt", "choices": [...], "answer": index} or {"prompt", "answer":
+    text}."""
     try:
         if path.stat().st_size > MOST_TASK_BYTES:
             raise ParameterError(f"--tasks {path}: the file is over the limit of {MOST_TASK_BYTES >> 20} MiB.")
@@ -179,7 +181,8 @@ def _task(path: Path, number: int, line: str) -> Task:
 
 
 def _share_right(name: str, asked: Questions) -> float:
-    """The share of tasks that a model gets right: choices by their mean log-probability, texts by greedy decoding."""
+    """The share of tasks that a model answers correctly: choices by their mean log-probability, texts by greedy
+    decoding."""
     from tokenmill.engine.llm import LLM
 
     assert asked.tasks is not None
@@ -206,7 +209,7 @@ def _share_right(name: str, asked: Questions) -> float:
 
 
 def _options(asked: Questions) -> dict[str, Any]:
-    """How an engine is opened that is asked this."""
+    """The options of an engine for these questions."""
     return {"device": asked.device, **(asdict(asked.cache) if asked.cache is not None else {})}
 
 

@@ -12,7 +12,7 @@ _WIDTH, _HEIGHT, _EDGE = 720, 420, 70
 
 
 def draw(found: list[Quality]) -> str:
-    """An SVG: megabytes to the right, divergence from the base (logarithmic) upwards, a dot and a name per model."""
+    """An SVG: megabytes to the right, divergence from the base (logarithmic) upwards, one dot with a name per model."""
     others = [one for one in found if one.kl is not None]
     sizes = [one.weight_bytes / 1e6 for one in found]
     lost = [max(one.kl or 0.0, 1e-6) for one in others] or [1e-3]

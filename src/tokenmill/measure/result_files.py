@@ -10,7 +10,7 @@ from tokenmill.core.errors import ParameterError, why
 
 
 def read_json(path: Path) -> Any:
-    """What a file holds; a UserError says why it cannot be read."""
+    """The contents of a file. A UserError says why it cannot be read."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -21,7 +21,7 @@ PARTS = ("matrices", "experts", "attention", "head")
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`count` tokens of one sequence after `before` computed ones; does the last of them sample?"""
+    """`count` tokens of one sequence after `before` computed ones. samples: is the last of them sampled?"""
 
     count: int
     before: int
@@ -30,7 +30,7 @@ class Grant:
 
 @dataclass(slots=True)
 class StepCounts:
-    """What a step consists of: tokens, lines that sample, rows (grants), and prompts among them."""
+    """What a step consists of: tokens, sampled lines, rows (grants), and the prompts among them."""
 
     tokens: int = 0
     lines: int = 0
@@ -45,11 +45,9 @@ class StepCounts:
 
 @dataclass(slots=True)
 class Seen:
-    """What attention reads and computes: rows with a single token, a prefix that all of them share, prompts.
-
-    behind_flops: of prompts' tokens with those that were computed before. number_bytes: of one number of K/V.
-    single_positions: how many are read, of all layers and rows together.
-    """
+    """What attention reads and computes, apart for rows with a single token, a prefix that all of them share, and
+    prompts. behind_flops: of prompts' tokens with earlier ones. number_bytes: of one number of K/V. single_positions:
+    how many are read, in all layers and rows together."""
 
     single_bytes: float = 0.0
     single_positions: float = 0.0
@@ -62,7 +60,7 @@ class Seen:
 
 @dataclass(slots=True)
 class Cost:
-    """What one step or several must do on each rank. `counts` and `seen` are those of one step."""
+    """What one step or several steps must do on each rank. `counts` and `seen` are those of one step."""
 
     flops: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
     weight_bytes: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PARTS, 0.0))
@@ -80,7 +78,7 @@ class Cost:
 
     @property
     def total_bytes(self) -> float:
-        """Weights, and keys and values read and written."""
+        """The bytes of weights, and of keys and values that are read and written."""
         return sum(self.weight_bytes.values()) + self.kv_bytes
 
     def add(self, other: Cost) -> None:
@@ -96,14 +94,15 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least time of a step and what sets it."""
+    """The least time of a step and what limits it."""
 
     seconds: float
     limit: str
 
 
 def step_cost(sheet: Sheet, grants: Sequence[Grant], kv: KVFormat, shared: int = 0) -> Cost:
-    """What a step of these grants must do; the first `shared` positions of all are the same and are read once."""
+    """What a step of these grants must do. The first `shared` positions are the same in all sequences and are read
+    once."""
     cost = Cost()
     counts = cost.counts = _count(sheet, grants)
     cost.seen.number_bytes = kv.element_bytes
@@ -165,7 +164,7 @@ def _attend(cost: Cost, layer: Attended, times: int, grants: Sequence[Grant], kv
 
 
 def _recur(cost: Cost, sheet: Sheet, grants: Sequence[Grant]) -> None:
-    """Add that recurrent layers read and write each row's states once, however many tokens it has."""
+    """Add that recurrent layers read and write each row's states once, however many tokens the row has."""
     each = 2.0 * sum(spec.size_bytes for spec in sheet.spec.states)
     prompts = sum(grant.count > 1 for grant in grants)
     cost.kv_bytes += each * len(grants)
@@ -174,7 +173,7 @@ def _recur(cost: Cost, sheet: Sheet, grants: Sequence[Grant]) -> None:
 
 
 def _seen_before(window: int, grant: Grant) -> float:
-    """How many of the positions before its grant a token of this grant sees, on average."""
+    """The number of earlier positions that a token of this grant can see, on average."""
     return max(0.0, min(grant.before, window - (grant.count + 1) / 2)) if window else grant.before
 
 
@@ -192,7 +191,7 @@ def layer_counts(sheet: Sheet) -> list[tuple[Attended, int]]:
 
 
 def attention_work(window: int, grants: Iterable[Grant]) -> tuple[float, float]:
-    """-> (pairs of query and visible position, positions read once per grant)."""
+    """(pairs of query and visible position, positions read once per grant)."""
     seen, read = 0, 0
     for grant in grants:
         last = grant.before + grant.count

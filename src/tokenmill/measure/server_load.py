@@ -99,7 +99,7 @@ async def serve_load(
 async def ready(
     session: aiohttp.ClientSession, target: Target, conversations: Sequence[Conversation], warmup: int
 ) -> Target:
-    """The target with a model that the server has. The first requests are sent beforehand, one after the other."""
+    """The target with a model that the server has. The first requests are sent before the load, one after the other."""
     target = replace(target, model=await find_model(session, target))
     for conversation in conversations[:warmup]:
         turn = conversation.turns[0]
@@ -124,8 +124,7 @@ async def sweep(
 ) -> dict[str, Any]:
     """Raise the rate from pattern.rate until the server falls behind twice (the knee), then close in on it.
 
-    `conversations(count, number)` gives the load of one rate, which lasts about `seconds`.
-    """
+    `conversations(count, number)` gives the load of one rate, which lasts about `seconds`."""
     runs: list[dict[str, Any]] = []
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as session:
         target = await ready(session, target, conversations(warmup, 0) if warmup else (), warmup)
@@ -137,7 +136,7 @@ async def sweep(
             return keeps_up(runs[-1])
 
         async def held(rate: float) -> bool:
-            return await once(rate) or await once(rate)  # a moment's pause of the machine is not the server's limit
+            return await once(rate) or await once(rate)  # one short pause of the machine is not the server's limit
 
         good, bad = 0.0, 0.0
         rate = pattern.rate
@@ -155,15 +154,16 @@ async def sweep(
 
 
 def keeps_up(run: dict[str, Any]) -> bool:
-    """Was this rate served: without errors, without piling up, and within the objective if there is one?"""
+    """Did the server keep up with this rate: without errors, without requests piling up, and within the objective if
+    there is one?"""
     if run["errors"] or run["piled_up"]:
         return False
     return run["goodput"] is None or bool(run["goodput"]["share"] >= KNEE_SHARE)
 
 
 def piled_up(answers: Sequence[Answer], start: float, span: float) -> bool:
-    """Did requests still run long after the last one came? Long: more than a tenth of the span in which they came,
-    and more than a few times what the first of them took."""
+    """Did requests still run long after the last one came? Long means more than a tenth of the time in which they came,
+    and more than a few times the duration of the first requests."""
     if not answers:
         return False
     first = sorted(answers, key=lambda a: a.sent)[: max(1, len(answers) // 10)]
@@ -212,7 +212,7 @@ async def _run_load(
 
 
 async def _closed(drive: Drive, conversations: Sequence[Conversation]) -> None:
-    """`users` users; each takes the next conversation when its last one has ended."""
+    """`users` users. Each takes the next conversation when its last one has ended."""
     left = deque(conversations)
 
     async def user() -> None:
@@ -223,7 +223,7 @@ async def _closed(drive: Drive, conversations: Sequence[Conversation]) -> None:
 
 
 async def _open(drive: Drive, conversations: Sequence[Conversation], times: Sequence[float]) -> None:
-    """Each conversation starts at its time, however busy the server is."""
+    """Start each conversation at its time, however busy the server is."""
     tasks = []
     for conversation, at in zip(conversations, times, strict=True):
         wait = at - time.perf_counter()
@@ -257,7 +257,7 @@ def describe(pattern: Pattern) -> str:
 def sum_up(
     answers: Sequence[Answer], start: float, slo: dict[str, float], percentiles: Sequence[float] = ()
 ) -> dict[str, Any]:
-    """Figures of one run; latencies are those of requests that ended well."""
+    """The figures of one run. Latencies are those of requests that succeeded."""
     good = [a for a in answers if a.error is None]
     seconds = max((a.end for a in answers), default=start) - start
     times = {name: [t for t in map(of, good) if t is not None] for name, of in METRICS.items()}
@@ -292,7 +292,7 @@ def ttft(answer: Answer) -> float | None:
 
 
 def tpot(answer: Answer) -> float | None:
-    """Seconds per token after the first; None for a single token."""
+    """Seconds per token after the first. None: there is only one token."""
     return (answer.marks[-1][0] - answer.marks[0][0]) / (answer.tokens - 1) if answer.tokens > 1 else None
 
 
@@ -305,7 +305,7 @@ METRICS: dict[str, Any] = {"ttft": ttft, "tpot": tpot, "e2e": e2e}
 
 
 def _goodput(answers: Sequence[Answer], slo: dict[str, float], seconds: float) -> dict[str, Any]:
-    """Requests that met every term of the objective; failed ones did not. itl: every gap of the answer."""
+    """The requests that met every term of the objective. Failed ones did not. itl: every gap of the answer."""
 
     def met(answer: Answer) -> bool:
         if answer.error is not None:
@@ -319,7 +319,7 @@ def _goodput(answers: Sequence[Answer], slo: dict[str, float], seconds: float) -
 
 
 def most_open(answers: Sequence[Answer]) -> int:
-    """Most requests that were open at once."""
+    """The most requests that were open at once."""
     changes = sorted([(a.sent, 1) for a in answers] + [(a.end, -1) for a in answers])
     now = most = 0
     for _, change in changes:
@@ -333,7 +333,7 @@ def _rate(count: float, seconds: float) -> float:
 
 
 def _prompt(history: list[Any], said: list[int] | str, chat: bool) -> Any:
-    """History and what the user adds: messages, one text, or one list of ids."""
+    """The history with the user's next text: messages, one text, or one list of ids."""
     if chat:
         return [*history, {"role": "user", "content": said}]
     if isinstance(said, str):

@@ -19,7 +19,7 @@ from tokenmill.measure.client import Target
 from tokenmill.measure.devices import Device, share
 
 SETTLE_S = 3.0
-"""Engines report a few times a second; so long it may take until a run's last step is counted."""
+"""Engines report a few times a second. After this time a run's last step is counted."""
 _PAUSE_S = 0.25
 _SERIES = {
     "vllm:estimated_flops_per_gpu_total": "flops",
@@ -35,7 +35,7 @@ UNTOLD = "mbu and mfu are null: the server's /metrics does not tell what its ste
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Sums over a server's engines since its start; `engines`: how many report."""
+    """Sums over a server's engines since its start. `engines`: how many engines report."""
 
     flops: float
     read: float
@@ -43,13 +43,13 @@ class Totals:
     tokens: float
     engines: int
     device: Mapping[str, str] = field(default_factory=dict)
-    """What they run on (device, device_name, dtype, quantization), where the server says so."""
+    """What they run on (device, device_name, dtype, quantization), if the server reports it."""
     steps: float = 0.0
-    """0: it does not say how many."""
+    """0: the server does not report their number."""
 
 
 def read_totals(text: str) -> Totals | None:
-    """What /metrics holds, or None where a series is missing."""
+    """The totals in a text of /metrics. None: a series is missing."""
     found: dict[str, list[float]] = {}
     device: dict[str, str] = {}
     names = {**_SERIES, _STEPS: "steps"}
@@ -68,7 +68,7 @@ def read_totals(text: str) -> Totals | None:
 
 
 async def ask_totals(session: aiohttp.ClientSession, target: Target) -> Totals | None:
-    """The totals of now; None: this server does not tell."""
+    """The present totals. None: this server does not report them."""
     try:
         limit = aiohttp.ClientTimeout(total=5)
         async with session.get(f"{target.base_url}/metrics", headers=target.headers(), timeout=limit) as response:
@@ -80,7 +80,8 @@ async def ask_totals(session: aiohttp.ClientSession, target: Target) -> Totals |
 async def spent_since(
     session: aiohttp.ClientSession, target: Target, before: Totals | None, tokens: int
 ) -> dict[str, Any] | None:
-    """Operations and bytes since `before`, once `tokens` more tokens are counted; None: this server does not tell."""
+    """Operations and bytes since `before`, once `tokens` more tokens are counted. None: this server does not report
+    them."""
     if before is None:
         return None
     deadline = time.perf_counter() + SETTLE_S
@@ -89,7 +90,7 @@ async def spent_since(
         if now is None or (now.tokens >= before.tokens + tokens or time.perf_counter() > deadline):
             break
         await asyncio.sleep(_PAUSE_S)
-    if now is None or now.flops <= before.flops:  # nothing was counted, or the server began anew
+    if now is None or now.flops <= before.flops:  # nothing was counted, or the server has restarted
         return None
     moved = {"read": now.read - before.read, "written": now.written - before.written}
     spent = {"flops": now.flops - before.flops, "bytes": moved, "steps": int(now.steps - before.steps) or None}
@@ -97,8 +98,8 @@ async def spent_since(
 
 
 def fill_shares(result: dict[str, Any], device: Device, dtype: str) -> bool:
-    """mbu and mfu of a result and its runs, from what the server spent and what its device could do; -> none of them
-    was above its ceiling, which is null."""
+    """Fill in mbu and mfu of a result and its runs, from the server's work and its device's ceilings. Returns whether
+    all of them were below their ceiling. One that is above it becomes null."""
     honest = True
     for run in (result, *result.get("runs", ())):
         if run.get("flops") is None or not run["seconds"]:

@@ -28,8 +28,8 @@ from tokenmill.measure.roofline import Cost
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """`ranks` slices of each layer, `stages` runs of layers; whole_experts: experts are dealt out, not sliced.
-    engines: so many of all this."""
+    """`ranks` slices of each layer, `stages` runs of layers. whole_experts: experts are distributed, not sliced.
+    engines: how many copies of all this."""
 
     ranks: int = 1
     stages: int = 1
@@ -38,12 +38,12 @@ class Spread:
 
     @property
     def devices(self) -> int:
-        """How many one engine has."""
+        """The devices of one engine."""
         return self.ranks * self.stages
 
     @property
     def everywhere(self) -> int:
-        """How many all engines have."""
+        """The devices of all engines."""
         return self.devices * self.engines
 
     def sharers(self, kind: str) -> int:
@@ -52,7 +52,7 @@ class Spread:
 
 
 def check_combined(spread: Spread, also: Mapping[str, bool]) -> None:
-    """Refuse what is not predicted together. also: which of --slo and --workload were given."""
+    """Refuse combinations that cannot be predicted. also: which of --slo and --workload were given."""
     given = {
         "--data-parallel-size": spread.engines > 1,
         "--pipeline-parallel-size": spread.stages > 1,
@@ -67,7 +67,7 @@ def check_combined(spread: Spread, also: Mapping[str, bool]) -> None:
 
 
 def check_spread(sheet: Sheet, spread: Spread) -> None:
-    """Refuse what cannot be dealt out."""
+    """Refuse a spread that the model's sizes do not allow."""
     layers = len(sheet.spec.kv_specs) + len(sheet.spec.states)
     if spread.stages > layers:
         raise ParameterError(f"{layers} layers cannot be dealt out to {spread.stages} stages; choose a smaller --pp.")
@@ -79,7 +79,7 @@ def check_spread(sheet: Sheet, spread: Spread) -> None:
 
 
 def stage_of(sheet: Sheet, stages: int) -> Sheet:
-    """The largest stage's memory: its layers, and the embedding or the head, whichever is larger."""
+    """The memory of the largest stage: its layers, and the larger one of embedding and head."""
     if stages == 1:
         return sheet
     layers = len(sheet.spec.kv_specs) + len(sheet.spec.states)
@@ -93,7 +93,7 @@ def stage_of(sheet: Sheet, stages: int) -> Sheet:
 
 
 def spread_cost(cost: Cost, sheet: Sheet, spread: Spread) -> Cost:
-    """Whole experts: the busiest rank's work; else unchanged."""
+    """With whole experts: the work of the busiest rank. Otherwise the cost is unchanged."""
     if not spread.whole_experts or spread.ranks == 1 or not cost.counts.tokens:
         return cost
     mixture, tokens = sheet.body.mixtures[0], cost.counts.tokens
@@ -104,18 +104,18 @@ def spread_cost(cost: Cost, sheet: Sheet, spread: Spread) -> Cost:
 
 
 def _touched(cost: Cost, each: float) -> float:
-    """Experts read per layer."""
+    """Experts that are read per layer."""
     return cost.weight_bytes["experts"] / each / max(1, cost.counts.mixtures)
 
 
 def imbalance(choices: float, ranks: int) -> float:
-    """How much more than the average the busiest of `ranks` gets when this many choices fall at random."""
+    """How much more than the average the busiest of `ranks` gets if this many choices fall at random."""
     mean = choices / ranks
     return min(float(ranks), 1.0 + math.sqrt(2.0 * math.log(ranks) / mean)) if ranks > 1 else 1.0
 
 
 def in_all(found: dict[str, Any], spread: Spread, kind: str) -> dict[str, Any]:
-    """What all engines have and reach together, of what was found for each; stages as if all were the largest."""
+    """What all engines hold and reach together, from the figures of each. All stages count as the largest one."""
     count = spread.engines
     points = [
         {
@@ -137,12 +137,12 @@ def in_all(found: dict[str, Any], spread: Spread, kind: str) -> dict[str, Any]:
 
 
 def state_bytes(sheet: Sheet) -> int:
-    """What one token is between two layers, in 16 bits."""
+    """The bytes of one token between two layers, in 16 bits."""
     return 2 * sheet.spec.hidden_size
 
 
 def hop_seconds(sheet: Sheet, spread: Spread, tokens: int, reach: Speeds) -> float:
-    """States of a step on their way through all borders between stages."""
+    """Seconds that a step's states take across all borders between stages."""
     if spread.stages == 1:
         return 0.0
     wire = tokens * state_bytes(sheet) / spread.ranks / reach.link_bytes_per_s if reach.link_bytes_per_s else 0.0
@@ -150,7 +150,8 @@ def hop_seconds(sheet: Sheet, spread: Spread, tokens: int, reach: Speeds) -> flo
 
 
 def bubbles(batch: int, chunks: int, stages: int) -> dict[str, float]:
-    """Which share of the time devices wait for each other: in prompts of so many chunks, between tokens of a batch."""
+    """The share of time in which devices wait for each other: during prompts of this many chunks, and between the
+    tokens of a batch."""
     rows = -(-batch // stages)
     return {
         "prompt": round((stages - 1) / (chunks + stages - 1), 4),

@@ -23,22 +23,23 @@ AS_STORED = frozenset(
 
 
 class ShapeCheckpoint:
-    """Tensors without data: the shapes of `inner` where there are weight files, else whatever is asked for."""
+    """Tensors without data. They have the shapes in `inner` if there are weight files, else whatever shape is asked
+    for."""
 
     def __init__(self, inner: Checkpoint | None = None, stored: torch.dtype = torch.float32) -> None:
-        """stored: what numbers of files that are not there would be in."""
+        """stored: the type of numbers whose files are not there."""
         self.inner, self.stored = inner, stored
 
     def names(self) -> Iterable[str]:
-        """Those of the files."""
+        """The names in the files."""
         return () if self.inner is None else self.inner.names()
 
     def has(self, name: str) -> bool:
-        """Without files, everything exists."""
+        """Without files, every name exists."""
         return self.inner is None or self.inner.has(name)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        """None without files: whatever is asked for."""
+        """None without files: a tensor has whatever shape is asked for."""
         return None if self.inner is None else self.inner.shape(name)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
@@ -75,7 +76,7 @@ class ShapeCheckpoint:
 
 
 class ShapeBlocks(Blocks):
-    """Quantised blocks without data: they decode to a matrix without data."""
+    """Quantised blocks without data. They decode to a matrix without data."""
 
     __slots__ = ()
 
@@ -89,7 +90,7 @@ class ShapeBlocks(Blocks):
         return ShapeBlocks(part.type, part.raw)
 
     def grid(self) -> None:
-        """No integers are known."""
+        """None: there are no integers."""
         return None
 
     def dense(self) -> Tensor:
@@ -99,7 +100,7 @@ class ShapeBlocks(Blocks):
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    """The form in which a backend holds integers: only its size."""
+    """A backend's packed form of integers. It has only a size."""
 
     shape: tuple[int, int]
     nbytes: int
@@ -110,7 +111,7 @@ class Packed:
         return self.nbytes
 
     def pieces(self) -> None:
-        """Nothing is stacked."""
+        """None: it is not stacked."""
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Dense rows [n, in]."""

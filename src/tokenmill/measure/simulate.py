@@ -32,18 +32,18 @@ _TOKEN = 1
 
 @dataclass(slots=True)
 class ClockTicket:
-    """A plan that was timed."""
+    """A plan whose time is known."""
 
     result: StepResult
 
     def wait(self) -> StepResult:
-        """At once."""
+        """Return at once."""
         return self.result
 
 
 @dataclass(slots=True)
 class ClockExecutor:
-    """Computes nothing: a plan moves `now` on by its least time."""
+    """Computes nothing. Each plan advances `now` by its least time."""
 
     planner: Planner
     reach: Speeds
@@ -55,7 +55,7 @@ class ClockExecutor:
     prefixes: SharedPrefixes = field(default_factory=SharedPrefixes)
 
     def submit(self, plan: StepPlan) -> ClockTicket:
-        """Time the plan; every row that samples gets the same token."""
+        """Time the plan. Every row that samples gets the same token."""
         (grants,) = grants_of([plan], self.lengths)
         planner = self.planner
         shared = self.prefixes.positions(plan, planner.config.cache.block_size) if planner.kind == "gpu" else 0
@@ -75,7 +75,7 @@ class ClockExecutor:
         return [{}]
 
     def progress(self) -> int:
-        """Nobody watches a clock."""
+        """Nothing watches this clock."""
         return 0
 
     def close(self) -> None:
@@ -83,14 +83,14 @@ class ClockExecutor:
 
 
 def simulate(planner: Planner, setup: Setup, workload: Workload) -> dict[str, Any]:
-    """What `bench throughput` is predicted to say about this workload: all requests arrive at 0."""
+    """What `bench throughput` should report about this workload. All requests arrive at 0."""
     found = predict(planner, setup, workload.jobs(None, planner.sheet.spec.vocab_size))
     kept = {name: value for name, value in found.items() if name not in ("samples", "each")}
     return {"workload": workload.name, **kept}
 
 
 def predict(planner: Planner, setup: Setup, jobs: list[Job], users: int = 0) -> dict[str, Any]:
-    """What `closed_loop` is predicted to say about these jobs (users 0: all ask at once)."""
+    """What `closed_loop` should report about these jobs (users 0: all ask at once)."""
     config, spec = planner.config, planner.sheet.spec
     memory = layouts(planner, setup.device)
     if not all(memory.blocks):

@@ -21,7 +21,7 @@ _SCHEMES = (None, "int8", "int4")
 
 
 def read_slo(text: str) -> dict[str, float]:
-    """`ttft=500ms,tpot=50ms`, or as vLLM spells it (`ttft:500 tpot:50`) -> milliseconds by metric."""
+    """Read `ttft=500ms,tpot=50ms`, or vLLM's spelling `ttft:500 tpot:50`, as milliseconds by metric."""
     found = {}
     terms = text.split() if "=" not in text and "," not in text else text.split(",")
     for term in terms or [""]:
@@ -39,9 +39,8 @@ def read_slo(text: str) -> dict[str, float]:
 def cheapest(config: EngineConfig, slo: dict[str, float], users: int, setup: planning.Setup) -> dict[str, Any]:
     """The set-up of the table with the lowest price per hour that serves this many users within the objective.
 
-    ttft is that of a prompt which joins users that are decoding; waiting for other prompts is not modelled.
-    Quantisation is tried only where the options leave it open.
-    """
+    ttft is that of a prompt that joins decoding users; waiting for other prompts is not modelled. Quantisation is tried
+    only if the options do not set it."""
     schemes = (config.model.quantization,) if config.model.quantization else _SCHEMES
     planners: dict[tuple[str | None, int, str], planning.Planner] = {}
     offers = []
@@ -58,7 +57,7 @@ def cheapest(config: EngineConfig, slo: dict[str, float], users: int, setup: pla
                     here = replace(setup, device=device, ranks=ranks, efficiency=efficiency_of(device))
                     offer = _offer(planners[key], here, slo, users)
                 except UserError:
-                    continue  # heads that do not divide, a type this device does not have
+                    continue  # heads that do not divide, or a type that this device does not have
                 if offer is not None:
                     offers.append({**offer, "quantization": scheme})
     if not offers:
@@ -69,7 +68,7 @@ def cheapest(config: EngineConfig, slo: dict[str, float], users: int, setup: pla
 
 
 def _lowest(offers: list[dict[str, Any]]) -> dict[str, Any]:
-    """The lowest price, and of equal ones that which rounds least."""
+    """The lowest price; among equal ones, the one that rounds least."""
     order = {scheme: place for place, scheme in enumerate(_SCHEMES)}
     return min(offers, key=lambda offer: (offer["usd_per_hour"], order.get(offer["quantization"], 0)))
 
@@ -83,7 +82,7 @@ def _said(offer: dict[str, Any]) -> str:
 def _offer(
     planner: planning.Planner, setup: planning.Setup, slo: dict[str, float], users: int
 ) -> dict[str, Any] | None:
-    """This set-up if the model fits, the users fit, and the objective is met."""
+    """This set-up, if the model and the users fit and the objective is met."""
     memory = planning.layouts(planner, setup.device)
     context = setup.contexts[0] if setup.contexts else planning.DEFAULT_CONTEXTS[0]
     if memory.free < 0 or not all(memory.blocks):

@@ -27,8 +27,9 @@ _MOST_SECONDS = 3600
 
 
 def startup(options: Mapping[str, Any], *, repeat: int = 3, prompt_tokens: int = 16) -> dict[str, Any]:
-    """Start `repeat` fresh processes, one after the other; -> seconds to each stage, median run on top."""
-    find_model(make_config(**options))  # a model that is not there is told at once
+    """Start `repeat` fresh processes, one after the other. Returns the seconds to each stage, with the median run at
+    the top."""
+    find_model(make_config(**options))  # a missing model is reported at once
     runs = [_child(options, prompt_tokens) for _ in range(repeat)]
     middle = sorted(runs, key=lambda run: run["first_token"])[len(runs) // 2]
     return {
@@ -55,7 +56,7 @@ def _child(options: Mapping[str, Any], prompt_tokens: int) -> dict[str, float]:
 
 
 def _main(asked: str) -> None:
-    """The child: import, load, one token, and the same once more."""
+    """The child process: import, load, one token, and one more token."""
     wish = json.loads(asked)
     from tokenmill.core.config import calm_threads
 

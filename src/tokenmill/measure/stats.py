@@ -12,7 +12,7 @@ SAMPLES = 2000
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Linear interpolation between the neighbours; `ordered` ascends and is not empty."""
+    """Linear interpolation between the neighbours. `ordered` ascends and is not empty."""
     place = (len(ordered) - 1) * percent / 100
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
@@ -20,7 +20,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
 
 
 def read_percentiles(text: str) -> tuple[float, ...]:
-    """`50,90,99.9`, ascending."""
+    """Read `50,90,99.9`, which must ascend."""
     try:
         found = sorted({float(part) for part in text.split(",")})
     except ValueError:
@@ -31,7 +31,7 @@ def read_percentiles(text: str) -> tuple[float, ...]:
 
 
 def summary_ms(seconds: Sequence[float], more: Sequence[float] = ()) -> dict[str, float | None]:
-    """p50, p90, p95, p99, `more` percentiles and the mean in milliseconds; null where there is nothing to sum up."""
+    """p50, p90, p95, p99, `more` percentiles and the mean in milliseconds. Null: there are no values."""
     every = sorted({*map(float, PERCENTILES), *more})
     if not seconds:
         return {**{f"p{p:g}": None for p in every}, "mean": None}

@@ -15,12 +15,12 @@ _WEIGHTS, _KV = "memory bandwidth (weights)", "memory bandwidth (K/V)"
 
 
 def step_time(cost: Cost, speeds: Speeds) -> Floor:
-    """The usual time of this one step and what takes most of it; without a calibration the least time."""
+    """The usual time of this one step and what takes most of it. Without a calibration: the least time."""
     return floor(cost, speeds) if speeds.calibration is None else _usual(cost, speeds, speeds.calibration)
 
 
 def _usual(cost: Cost, speeds: Speeds, known: Calibration) -> Floor:
-    """Every part at the speed that its kernels were measured to have."""
+    """Every part at the measured speed of its kernels."""
     spent = {_WEIGHTS: 0.0, _KV: 0.0, "compute": 0.0}
     _products(cost, known, spent)
     _attention(cost, known, spent)
@@ -29,7 +29,8 @@ def _usual(cost: Cost, speeds: Speeds, known: Calibration) -> Floor:
         spent["sums over ranks"] = wire + cost.reductions * speeds.link_s
     counts = cost.counts
     launched = known.launched if counts.prompts and known.launched and counts.tokens > known.launched.tokens else None
-    # A launched step's layers wait for one kernel after the other as those of any step; what its host does is apart.
+    # The layers of a launched step wait for one kernel after the other, as in any step. The host's work is counted
+    # apart.
     host = known.host(counts.rows, prompts=counts.prompts > 0 and launched is None)
     launching = counts.layers * host.layer_s + counts.logits * known.logit_s
     launching += counts.mixtures * between(known.mixture_s, counts.rows)
@@ -44,17 +45,17 @@ def _usual(cost: Cost, speeds: Speeds, known: Calibration) -> Floor:
 
 
 def _launch(cost: Cost, known: Calibration) -> float:
-    """Seconds of a host to launch a step that is not recorded: a GPU computes meanwhile."""
+    """The host's seconds to launch a step that is not recorded. The GPU computes meanwhile."""
     assert known.launched is not None
     counts, usual = cost.counts, known.launch_s(2.0)
     size = 2 * counts.tokens * cost.weight_bytes["matrices"] / cost.flops["matrices"]
-    pairs = 2 * counts.layers * (known.launch_s(size) - usual)  # attention's two products, and two of the others
+    pairs = 2 * counts.layers * (known.launch_s(size) - usual)  # two products of attention, and two others
     mixed = counts.mixtures * (known.launch_s(2.0, experts=True) - usual)
     return counts.layers * known.launched.layer_s + max(0.0, pairs) + max(0.0, mixed)
 
 
 def _products(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
-    """Matrices, experts, head: those that take more than twice the time of a single row are limited by computing."""
+    """Matrices, experts, head. Those that take more than twice the time of a single row are limited by computing."""
     cycled = cost.total_bytes
     rows = {"matrices": cost.counts.tokens, "experts": cost.counts.rows_per_expert, "head": cost.counts.lines}
     for part, count in rows.items():
@@ -68,7 +69,7 @@ def _products(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
 
 
 def _attention(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
-    """Single tokens read their contexts, prompts compute; a prefix that all share is read once, used by all."""
+    """Single tokens read their contexts, prompts compute. A prefix that all share is read once and used by all."""
     seen, attention = cost.seen, known.attention
     if rows := cost.counts.rows - cost.counts.prompts:
         length = max(1.0, seen.single_positions / max(1, cost.counts.layers) / rows)
@@ -79,7 +80,8 @@ def _attention(cost: Cost, known: Calibration, spent: dict[str, float]) -> None:
     tokens = cost.counts.prompt_tokens / cost.counts.prompts
     computed = (seen.prompt_flops - seen.behind_flops) / between(attention.prompts, tokens)
     if seen.behind_flops:
-        # Not measured: as a prompt with as many pairs of positions as a chunk has, because short ones lack work.
+        # Not measured: timed as a prompt with as many pairs of positions as the chunk has, because short prompts lack
+        # work.
         alike = tokens * math.sqrt(seen.prompt_flops / (seen.prompt_flops - seen.behind_flops))
         rate = between(attention.behind, tokens) if attention.behind else between(attention.prompts, alike)
         computed += seen.behind_flops / rate

@@ -34,14 +34,14 @@ from tokenmill.measure.workloads import Job, Workload
 WARM_TOKENS = 4
 TIMELINE_POINTS = 2000
 Steps = list[tuple[float, StepPlan]]
-"""When each plan of a run was submitted, and the plan."""
+"""The time at which each plan of a run was submitted, and the plan."""
 SHARES = ("mbu", "mfu", "roofline")
-"""What of a run's figures is a share of what the device could do."""
+"""The figures of a run that are shares of what the device could do."""
 _COUNTED = ("steps", "prompt_tokens", "cached_tokens", "preemptions", "drafted", "accepted")
 
 
 class Progress(Protocol):
-    """Is told how far a benchmark is."""
+    """Hears how far a benchmark is."""
 
     def start(self, name: str, total: int) -> None: ...
     def advance(self) -> None: ...
@@ -51,22 +51,22 @@ class Silent:
     """The null progress."""
 
     def start(self, name: str, total: int) -> None:
-        """Nobody looks."""
+        """Nothing to show."""
 
     def advance(self) -> None:
-        """Nobody looks."""
+        """Nothing to show."""
 
 
 @dataclass(slots=True)
 class Trace:
-    """When one request's tokens came, in seconds since all were submitted: (time, how many)."""
+    """The times at which one request's tokens came, in seconds since all requests were submitted: (time, how many)."""
 
     marks: list[tuple[float, int]] = field(default_factory=list)
     end: float = 0.0
 
     @property
     def count(self) -> int:
-        """Tokens in all."""
+        """The number of all tokens."""
         return sum(n for _, n in self.marks)
 
 
@@ -79,11 +79,11 @@ def measure(
     roofline: bool = True,
     enough_s: float = math.inf,
 ) -> dict[str, Any]:
-    """Run each workload on one engine made from `options` (keywords of LLM); -> the result, best run on top.
+    """Run each workload on one engine made from `options` (keywords of LLM). Returns the result, with the best run at
+    the top.
 
-    roofline: compare with what the hardware could do, which on a CPU is measured after the run. enough_s: no further
-    run begins once the runs have taken so long.
-    """
+    roofline: compare with what the hardware could do; on a CPU this is measured after the run. enough_s: no further run
+    begins when the runs have taken this long."""
     progress = progress or Silent()
     progress.start("loading", 1)
     started = time.perf_counter()
@@ -112,7 +112,7 @@ def measure(
         notes: list[str] = []
         if runs[-1]["joules"] is None:
             notes.append("watts and joules are null: this device's energy counter (NVML, RAPL) cannot be read")
-        memory = _peak_memory(llm, notes)  # before the ceilings: to measure them takes memory too
+        memory = _peak_memory(llm, notes)  # before the ceilings, because measuring them takes memory too
         if len(llm.engine.parts) > 1:
             notes.append("mbu and mfu are null: several engines")
         elif roofline:
@@ -155,7 +155,7 @@ def _jobs(llm: LLM, workload: Workload) -> list[Job]:
 
 
 def _warm(llm: LLM, jobs: list[Job]) -> list[Job]:
-    """As many rows as the workload will run, in one step's worth of prompt tokens, and a few tokens each."""
+    """As many rows as the workload will run, one step's worth of prompt tokens, and a few tokens for each row."""
     rows = min(len(jobs), llm.built.config.schedule.max_num_seqs)
     share = max(1, llm.built.facts.max_step_tokens // rows)
     return [(ids[:share], min(count, WARM_TOKENS)) for ids, count in jobs[:rows]]
@@ -192,7 +192,7 @@ def _run_jobs(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -
 
 
 def energy_figures(joules: float | None, seconds: float, prompts: int, outputs: int) -> dict[str, float | None]:
-    """Energy of a run, by its length and its tokens; null where the device does not tell."""
+    """The energy of a run, per second and per token. Null: the device does not report it."""
     if joules is None:
         return {"joules": None, "watts": None, "joules_per_output_token": None, "joules_per_token": None}
     return {
@@ -204,7 +204,7 @@ def energy_figures(joules: float | None, seconds: float, prompts: int, outputs: 
 
 
 def _drive(llm: LLM, jobs: list[Job], detokenize: bool, progress: Progress) -> list[Trace]:
-    """Submit all, step until all have ended; -> one trace per job."""
+    """Submit all requests, and step until all have ended. Returns one trace per job."""
     driver = llm.driver
     requests = [_request(number, ids, count, detokenize) for number, (ids, count) in enumerate(jobs)]
     traces = {request.id: Trace() for request in requests}
@@ -240,7 +240,8 @@ def _request(number: int, ids: list[int], count: int, detokenize: bool) -> Reque
 
 
 def summaries(traces: list[Trace]) -> dict[str, Any]:
-    """Per request: first token, time per later token, whole; and the gaps between tokens that arrived apart."""
+    """Per request: the first token, the time per later token, the whole; and the gaps between tokens that arrived
+    separately."""
     firsts = [trace.marks[0][0] for trace in traces]
     long = [trace for trace in traces if trace.count > 1]
     gaps = [b[0] - a[0] for trace in traces for a, b in zip(trace.marks, trace.marks[1:], strict=False)]
@@ -276,7 +277,7 @@ def _peak_memory(llm: LLM, notes: list[str]) -> int | None:
 
 
 def _compare(runs: list[dict[str, Any]], steps: list[Steps], llm: LLM, notes: list[str]) -> None:
-    """Fill in mbu, mfu and roofline, the shares of what the hardware could do, from what each step had to do."""
+    """Fill in mbu, mfu and roofline: the shares of what the hardware could do, from the work of each step."""
     config, facts = llm.built.config, llm.built.facts
     try:
         ranks = config.parallel.tensor_parallel_size
@@ -316,7 +317,7 @@ def _compare(runs: list[dict[str, Any]], steps: list[Steps], llm: LLM, notes: li
 
 
 def _told(device: Device, kind: str, compared: Sequence[Mapping[str, Any]]) -> str:
-    """The ceilings of a device, with the reads that these runs were compared with."""
+    """The ceilings of a device, with the reads with which these runs were compared."""
     rates = sorted(1e-9 * found["read_bytes_per_s"] for found in compared)
     reads = f"{rates[0]:.1f}" if f"{rates[0]:.1f}" == f"{rates[-1]:.1f}" else f"{rates[0]:.1f} to {rates[-1]:.1f}"
     cached = f" for what a step reads ({1e-9 * device.bytes_per_s:.1f} from memory)" if device.sets else ""
@@ -327,7 +328,7 @@ def _told(device: Device, kind: str, compared: Sequence[Mapping[str, Any]]) -> s
 
 
 def compare_run(planner: Planner, limits: Speeds, steps: Steps, seconds: float) -> dict[str, Any]:
-    """mbu, mfu and roofline of one run, and what its steps were made of over time."""
+    """mbu, mfu and roofline of one run, and the make-up of its steps over time."""
     total, least, moving = Cost(), 0.0, 0.0
     lengths: dict[int, int] = {}
     timeline, prefixes = [], SharedPrefixes()

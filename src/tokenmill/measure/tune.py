@@ -23,18 +23,18 @@ from tokenmill.measure.throughput import WARM_TOKENS, Progress, Silent
 from tokenmill.measure.workloads import Job, Workload
 
 MET = 0.9
-"""An objective is met when this share of the requests meets it."""
+"""An objective is met if this share of the requests meets it."""
 HOPELESS = 0.8
-"""What is predicted to reach less than this share of the best prediction is not run."""
+"""Options are not run if they are predicted to reach less than this share of the best prediction."""
 GAIN = 1.02
-"""A change must be worth this much: less is noise."""
+"""A change must gain at least this factor. Less is noise."""
 SAMPLE = 64
-"""Most jobs that a prediction looks at."""
+"""The most jobs that a prediction looks at."""
 
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """Whom to serve, how well, and how long to look for it."""
+    """The users to serve, the objective, and the time for the search."""
 
     users: int
     slo: Mapping[str, float]
@@ -45,7 +45,7 @@ class Goal:
 
 @dataclass(slots=True)
 class Trial:
-    """One set of options: what was predicted and what was measured (None: not run, `why` says so)."""
+    """One set of options: the prediction and the measurement (None: not run, and `why` says so)."""
 
     options: dict[str, Any]
     predicted: dict[str, Any] | None = None
@@ -55,7 +55,8 @@ class Trial:
     kept: bool = False
 
     def score(self) -> tuple[bool, float]:
-        """Higher is better: met at all, then tokens per second; not met: how near."""
+        """Higher is better. Options that meet the objective come first, by tokens per second; then the others, by how
+        near they are."""
         return score(self.measured) if self.measured is not None else (False, -1.0)
 
 
@@ -74,11 +75,12 @@ class Tuner:
 
     @property
     def in_time(self) -> bool:
-        """May another run begin?"""
+        """Is there time for another run?"""
         return time.monotonic() - self.began + self.goal.trial_seconds <= self.goal.seconds
 
     def search(self) -> Trial:
-        """The best trial: start from what was given, then change one option at a time while that helps."""
+        """The best trial. The search starts from the given options, and changes one option at a time while that
+        helps."""
         best = self.attempt({}, None)
         if best.measured is None:
             raise UserError(f"The options as given do not run: {best.why}")
@@ -99,7 +101,7 @@ class Tuner:
         return [others[i] for i in sorted(hopes, key=lambda i: hopes[i], reverse=True)]
 
     def attempt(self, options: dict[str, Any], best: Trial | None, tried: str = "") -> Trial:
-        """Run these options unless they are known to be no use."""
+        """Run these options, unless the prediction rules them out."""
         trial = Trial(options, self._predict(options), tried=tried)
         self.trials.append(trial)
         if best is not None and not self.in_time:
@@ -115,7 +117,7 @@ class Tuner:
         return trial
 
     def _predict(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
-        """What the model of the hardware says; None where it knows nothing (speculation, unknown types)."""
+        """The prediction of the hardware model. None: it does not cover these options (speculation, unknown types)."""
         if options.get("speculative_config"):
             return None
         try:
@@ -147,7 +149,7 @@ class Tuner:
 def tune(
     options: Mapping[str, Any], workload: Workload, goal: Goal, setup: Setup, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Search; -> the best options, what they reached, and every trial."""
+    """Search. Returns the best options, what they reached, and every trial."""
     tuner = Tuner(dict(options), workload, goal, setup, progress or Silent())
     count = 1 + sum(len(v) - 1 for v in dimensions(tuner.base, goal, setup.device.kind).values())
     tuner.progress.start("tuning", count)
@@ -176,11 +178,11 @@ def tune(
 
 
 def dimensions(base: Mapping[str, Any], goal: Goal, kind: str) -> dict[str, list[Any]]:
-    """What is tried, the options that matter most first; what was typed stays as it is."""
+    """What to try, the options that matter most first. Options that were typed stay as they are."""
     users = goal.users
     rows = sorted({max(1, users // 4), max(1, users // 2), users, 2 * users})
     found: dict[str, list[Any]] = {
-        # Beside what is usual (2048, on a GPU 8192), which the first run has.
+        # Values beside the usual one (2048, on a GPU 8192), which the first run has.
         "max_num_batched_tokens": [256, 512, 1024] + ([2048, 4096, 16384] if kind == "gpu" else [4096]),
         "max_num_seqs": rows,
         "long_prefill_token_threshold": [0, 128, 512],
@@ -196,14 +198,15 @@ def dimensions(base: Mapping[str, Any], goal: Goal, kind: str) -> dict[str, list
 
 
 def score(found: Mapping[str, Any] | None) -> tuple[bool, float]:
-    """(objective met, tokens per second), or (False, share of requests that meet it); nothing known: in between."""
+    """(objective met, tokens per second), or (False, share of requests that meet it). If nothing is known: in
+    between."""
     if found is None:
         return True, 0.0
     return (True, found["output_tokens_per_s"]) if found["share"] >= MET else (False, found["share"])
 
 
 def _judged(found: dict[str, Any], goal: Goal) -> dict[str, Any]:
-    """The figures that a choice is made by."""
+    """The figures by which options are judged."""
     return {
         "output_tokens_per_s": found["output_tokens_per_s"],
         "share": round(share_within(found, goal.slo), 4),
@@ -213,7 +216,7 @@ def _judged(found: dict[str, Any], goal: Goal) -> dict[str, Any]:
 
 
 def _ruled_out(trial: Trial, best: Trial) -> bool:
-    """Is this predicted to be clearly worse than what the best so far is predicted to be?"""
+    """Is the prediction clearly worse than that of the best options so far?"""
     if trial.predicted is None or best.predicted is None:
         return False
     mine, theirs = score(trial.predicted), score(best.predicted)
@@ -225,7 +228,7 @@ def _warm(jobs: list[Job], users: int) -> list[Job]:
 
 
 def _no_text(text: str) -> list[int]:
-    """Predictions need lengths only: about four characters to a token."""
+    """Replace text by its length, because predictions need only lengths: a token has about four characters."""
     return [1] * max(1, len(text) // 4)
 
 

@@ -17,18 +17,18 @@ from tokenmill.core.errors import ParameterError, why
 MAX_LINE_BYTES = 64 << 20
 Encode = Callable[[str], list[int]]
 Job = tuple[list[int], int]
-"""Prompt token ids, and how many tokens to generate."""
+"""The token ids of a prompt, and how many tokens to generate."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileWorkload:
-    """The lines of a file; prompts are token ids or text."""
+    """The lines of a file. Prompts are token ids or text."""
 
     name: str
     lines: list[tuple[list[int] | str, int]]
 
     def jobs(self, encode: Encode | None, vocab_size: int) -> list[Job]:
-        """Text becomes token ids; `encode` is None without a tokenizer."""
+        """The jobs, with texts tokenised. `encode` is None if there is no tokenizer."""
         found = []
         for number, (prompt, count) in enumerate(self.lines, 1):
             if isinstance(prompt, str):
@@ -53,11 +53,11 @@ class Uniform:
 
     @property
     def name(self) -> str:
-        """What tables call it."""
+        """The name in tables."""
         return f"{self.requests} x ({self.inputs} in, {self.outputs} out)"
 
     def jobs(self, encode: Encode | None, vocab_size: int) -> list[Job]:
-        """The same seed gives the same prompts."""
+        """The jobs. The same seed gives the same prompts."""
         if self.requests * (self.inputs + self.outputs) > MOST_TOKENS:
             raise ParameterError(
                 f"{self.name} are more than {MOST_TOKENS:,} tokens: ask for fewer requests, or for shorter ones."
@@ -68,12 +68,12 @@ class Uniform:
 
 
 MOST_TOKENS = 1 << 26
-"""Of a made-up workload, which is made before it runs."""
+"""Most tokens of a made-up workload, which is made before it runs."""
 Workload = FileWorkload | Uniform
 
 
 def read(path: Path) -> FileWorkload:
-    """The workload in a file of JSON lines."""
+    """Read a workload from a file of JSON lines."""
     lines: list[tuple[list[int] | str, int]] = []
     try:
         with path.open(encoding="utf-8") as file:
