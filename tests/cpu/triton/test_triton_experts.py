@@ -80,35 +80,6 @@ def test_several_pick_together(name, tokens, width):
         assert torch.allclose(h, normed, atol=1e-5)
 
 
-@pytest.mark.parametrize("spec", [
-    RouteSpec(200, 8), RouteSpec(256, 8, normalise=False, scale=2.5),
-    RouteSpec(300, 5, order="topk_softmax", bias=torch.randn(300)), RouteSpec(130, 6, order="sigmoid"),
-], ids=lambda spec: str(spec.experts))  # fmt: skip
-def test_many_experts_are_ranked_through_memory(spec):
-    """Of equals the lowest; the gate of what every token visits lies where keys are written, or behind them."""
-    experts = spec.experts
-    x, w, add = torch.randn(2, 32), torch.randn(experts + 1, 32) / 6, torch.randn(experts)
-    w[[3, 77, experts - 1]], add[[3, 77, experts - 1]] = 0.0, 5.0
-    if spec.bias is not None:
-        spec.bias[[3, 77, experts - 1]] = 0.5
-    logits = REFERENCE.product(x, w[:experts], add)
-    weights = REFERENCE.route(logits, spec)[1]
-    choice = logits.sigmoid() if spec.order == "sigmoid" else logits if spec.bias is None else logits + spec.bias
-    expected = choice.sort(descending=True, stable=True).indices[:, : spec.top_k]
-    visits = torch.sigmoid(x @ w[experts])
-    for tokens in (1, 2):
-        scratch = Scratch(1 << 17, 8)
-        common = {"scratch": scratch, "pdl": False, "shared": 2}
-        count = torch.zeros(1, dtype=torch.int32)
-        ways = (pick(x[:tokens], w, add, None, spec, **common),
-                pick_few(x[:tokens], w, add, None, spec, count=count, **common))  # fmt: skip
-        for ids, gates, _ in ways:
-            assert torch.equal(ids[:, :-1].long(), expected[:tokens]) and (ids[:, -1] == experts).all()
-            assert torch.allclose(gates[:, :-1], weights[:tokens], atol=1e-5)
-            assert torch.allclose(gates[:, -1], visits[:tokens], atol=1e-5)
-        assert 3 in ids[0].tolist()
-
-
 @pytest.mark.parametrize(("tokens", "per_tile", "skewed"), [(47, 4, False), (47, 16, True), (450, 16, False)])
 def test_pairs_are_sorted_by_expert(tokens, per_tile, skewed):
     scratch, experts = Scratch(1 << 8, 8), 9

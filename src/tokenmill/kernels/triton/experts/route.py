@@ -20,9 +20,6 @@ NEAR_EXPERTS = 24 << 20
 NEAR_NEXT = 20 << 20
 """Bytes to bring near: of experts that several tokens probably touch, of what comes after one token's experts."""
 _PARTS = 132
-AT_ONCE = tl.constexpr(128)
-RANKED = tl.constexpr(512)
-"""How many experts are compared with all others in registers, and through memory."""
 SHARED_PLAIN, SHARED_GATED = 1, 2
 """An expert that every token visits stands behind those that are chosen: with gate 1, with the router's last row."""
 _ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid": 2}
@@ -119,30 +116,17 @@ def _pick_experts(
 
 @triton.jit
 def _rank(
-    logits, key_ptr, bias_ptr, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, ORDER: tl.constexpr,
-    NORMALISE: tl.constexpr, BIAS: tl.constexpr,
+    logits, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, ORDER: tl.constexpr, NORMALISE: tl.constexpr,
+    bias_ptr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """The same for one group, all at once: logits [BE] -> every expert's place in the order of choice, and its gate.
 
-    Each expert counts those ahead of it, which takes a fifth of the time of looking for the best one TOP times. More
-    than AT_ONCE others would not fit the registers: keys then go through memory at key_ptr [BE], this program's own
-    and read no more. Gates of those at place TOP and beyond mean nothing."""
+    Gates of those at place TOP and beyond mean nothing."""
     e = tl.arange(0, BE)
     scores, choice = _scored(logits, bias_ptr, e, E, ORDER, BIAS)
     key = tl.where(choice != choice, float("inf"), choice)
-    if BE <= AT_ONCE:
-        ahead = (key[None, :] > key[:, None]) | ((key[None, :] == key[:, None]) & (e[None, :] < e[:, None]))
-        place = tl.sum((ahead & (e < E)[None, :]).to(tl.int32), axis=1)
-    else:
-        tl.debug_barrier()
-        tl.store(key_ptr + e, key, cache_modifier=".cg")
-        tl.debug_barrier()
-        place = tl.zeros((BE,), dtype=tl.int32)
-        for start in tl.static_range(0, BE, 32):
-            o = start + tl.arange(0, 32)
-            other = tl.load(key_ptr + o, cache_modifier=".cg")
-            ahead = (other[None, :] > key[:, None]) | ((other[None, :] == key[:, None]) & (o[None, :] < e[:, None]))
-            place += tl.sum((ahead & (o < E)[None, :]).to(tl.int32), axis=1)
+    ahead = (key[None, :] > key[:, None]) | ((key[None, :] == key[:, None]) & (e[None, :] < e[:, None]))
+    place = tl.sum((ahead & (e < E)[None, :]).to(tl.int32), axis=1)
     chosen = (place < TOP) & (e < E)
     if ORDER == 1:
         gates = tl.exp(scores - tl.max(tl.where(chosen, scores, float("-inf")), axis=0))
@@ -299,12 +283,8 @@ def _pick_kernel(
         e = tl.arange(0, BE)
         t = tl.arange(0, BT)
         logits = tl.load(part_ptr + token * STRIDE + e, mask=e < E, other=float("-inf"), cache_modifier=".cg")
-        logit = 0.0
-        if SHARED == 2:
-            logit = tl.load(part_ptr + token * STRIDE + E, cache_modifier=".cg")
-        if GROUPS == 1 and BE <= RANKED:
-            keys = part_ptr + token * STRIDE
-            place, gates = _rank(logits, keys, bias_ptr, scale, E, BE, TOP, ORDER, NORMALISE, BIAS)
+        if GROUPS == 1 and BE <= 128:
+            place, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, bias_ptr, BIAS)
             tl.store(id_ptr + token * WIDTH + place, e, mask=place < TOP)
             tl.store(gate_ptr + token * WIDTH + place, gates, mask=place < TOP)
         else:
@@ -313,6 +293,9 @@ def _pick_kernel(
             )
             tl.store(id_ptr + token * WIDTH + t, ids, mask=t < TOP)
             tl.store(gate_ptr + token * WIDTH + t, chosen, mask=t < TOP)
+        logit = 0.0
+        if SHARED == 2:
+            logit = tl.load(part_ptr + token * STRIDE + E, cache_modifier=".cg")
         write_shared(id_ptr, gate_ptr, token, logit, E, TOP, SHARED)
 
 

@@ -17,7 +17,6 @@ from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, multipr
 from tokenmill.kernels.triton.experts.grid_barrier import arrive, meet
 from tokenmill.kernels.triton.experts.route import (
     NEAR_EXPERTS,
-    RANKED,
     _pick_experts,
     _rank,
     _room,
@@ -101,9 +100,8 @@ def _pick_few_kernel(
             if ADD:
                 logits += tl.load(add_ptr + e, mask=e < E, other=0.0).to(tl.float32)
             logits = tl.where(e < E, logits, float("-inf"))
-            if GROUPS == 1 and BE <= RANKED:
-                keys = part_ptr + token * SPLIT * BE
-                spot, gates = _rank(logits, keys, bias_ptr, scale, E, BE, TOP, ORDER, NORMALISE, BIAS)
+            if GROUPS == 1 and BE <= 128:
+                spot, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, bias_ptr, BIAS)
                 tl.store(id_ptr + token * WIDTH + spot, e, mask=spot < TOP)
                 tl.store(gate_ptr + token * WIDTH + spot, gates, mask=spot < TOP)
             else:
