@@ -208,6 +208,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", nargs="?", default="all", choices=("all", "attention", "experts"))
     parser.add_argument("--only", default="")
+    parser.add_argument("--kinds", default="", help="of cuts, by the beginning of their names: up,down,pick")
     parser.add_argument("--rows", default="1,32")
     parser.add_argument("--length", type=int, default=400)
     parser.add_argument("--processes", type=int, default=15)
@@ -221,7 +222,10 @@ def main() -> None:
         for other in others:
             other.wait()
     group, found = "", []
+    kinds = ("now", *options.kinds.split(","))
     for at, (title, (name, call)) in enumerate(every(options)):
+        if not name.startswith(kinds):
+            continue
         if options.compile >= 0:
             if at % options.processes == options.compile:
                 try:

@@ -302,7 +302,7 @@ def _pick_kernel(
 def pick(
     x: Tensor, weight: Tensor, add: Tensor | None, norm: NormSpec | None, spec: RouteSpec, *,
     scratch: Scratch, pdl: bool, keep: bool = False, near: Tensor | None = None, shared: int = 0,
-    config: tuple[int, int] | None = None,
+    config: tuple[int, int] = (4, 4),
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """x [T, K], router [E, K] and its bias -> ids [T, k] (int32), gates [T, k] of norm(x), and norm(x) (keep) or x.
 
@@ -311,7 +311,7 @@ def pick(
     tokens, inner = x.shape
     ids, gates = _room(tokens, spec, shared, torch.int32, x.device)
     h = torch.empty_like(x) if keep and norm is not None else x
-    block_n, warps = config or ((8, 1) if INTERPRETED else (4, 4 if spec.experts <= AT_ONCE.value else 8))
+    block_n, warps = (8, 1) if INTERPRETED else config
     soon, lines, parts = near_lines(near if pdl else None, gates, NEAR_EXPERTS if keep else NEAR_NEXT)
     spread = triton.cdiv(parts, tokens)
     _pick_kernel[(triton.cdiv(spec.experts + (shared == SHARED_GATED), block_n) + spread, tokens)](
