@@ -32,8 +32,10 @@ class ModelOptions:
     """Which model, and how its weights are read."""
 
     model: str = option("demo", "Folder, .gguf file, hub name, or `demo`.")
-    tokenizer: str | None = option(None, "Folder or hub name of the tokenizer, if it is not the model's.")
-    dtype: str = option("auto", "Compute type.", choices=("auto", "float32", "bfloat16", "float16", "float", "half"))
+    tokenizer: str | None = option(None, "Folder or hub name of another tokenizer than the model's.")
+    dtype: str = option(
+        "auto", "Type to compute in.", choices=("auto", "float32", "bfloat16", "float16", "float", "half")
+    )
     load_format: str = option(
         "auto", "Where weights come from; `dummy` invents them.", choices=("auto", "safetensors", "pt", "dummy")
     )
@@ -41,10 +43,10 @@ class ModelOptions:
         None, "Quantise the weights at load: fp8, int8, int4 (or int4-g64, int4-g128); `fp8,head=none` spares the head."
     )
     max_model_len: int | None = option(None, "Longest prompt + output in tokens (default: the model's, if it fits).")
-    skip_tokenizer_init: bool = option(False, "Token ids in, token ids out.")
+    skip_tokenizer_init: bool = option(False, "Load no tokenizer: token ids in, token ids out.")
     revision: str | None = option(None, "Branch, tag or commit of a hub model.")
     hf_overrides: dict[str, Any] | None = option(None, "Entries that replace those of config.json (JSON).")
-    seed: int = option(0, "Seed for dummy weights, and for requests without a seed when given.")
+    seed: int = option(0, "Seed for dummy weights; if given, also for requests without a seed.")
     trust_remote_code: bool = option(False, "Accepted for compatibility; code from model folders is never run.")
     served_model_name: str | None = option(None, "The name that clients use for the model.")
 
@@ -55,19 +57,17 @@ class FileOptions:
 
     tokenizer_revision: str | None = option(None, "Branch, tag or commit of a hub tokenizer.")
     download_dir: str | None = option(None, "Folder for downloads (default: the hub's cache).")
-    hf_token: str | None = option(
-        None, "Token for the hub (default: HF_TOKEN, or the one that is stored).", secret=True
-    )
+    hf_token: str | None = option(None, "Token for the hub (default: HF_TOKEN, or the stored one).", secret=True)
     generation_config: str = option(
         "auto", "Folder whose generation_config.json gives the defaults; auto: the model's; vllm: none."
     )
     override_generation_config: dict[str, Any] | None = option(
         None, "Entries that replace those of generation_config.json (JSON)."
     )
-    model_impl: str = option("auto", "Whose layers compute.", choices=("auto", "tokenmill", "vllm", "transformers"))
+    model_impl: str = option("auto", "Whose layers to use.", choices=("auto", "tokenmill", "vllm", "transformers"))
     sleep_folder: str | None = option(None, "Folder for the weights of sleeping models on a CPU (default: /var/tmp).")
     stored_as: str | None = option(
-        None, "Refuse a model whose file does not hold its weights so: awq, gptq, compressed-tensors, gguf, ..."
+        None, "Refuse a model whose weights are not stored in this format: awq, gptq, compressed-tensors, gguf, ..."
     )
 
 
@@ -78,13 +78,13 @@ class CacheOptions:
     block_size: int = option(16, "Tokens per K/V block.")
     kv_cache_dtype: str = option(
         "auto",
-        "Type of stored K/V; fp8 and int8 keep a scale per token and head, int4 two; int4-fp8k: values in int4.",
+        "Type of stored K/V. fp8 and int8 have a scale per token and head, int4 two; int4-fp8k: only values in int4.",
         "kv_dtype",
         choices=("auto", "float32", "bfloat16", "fp8", "int8", "int4", "int4-fp8k"),
     )
-    kv_cache_group: int = option(0, "Numbers that share a scale in such K/V (0: a whole head, in int4 half of one).")
+    kv_cache_group: int = option(0, "Numbers that share a scale in quantised K/V (0: a head, in int4 half a head).")
     kv_cache_memory_bytes: int | None = option(None, "Bytes for the K/V cache (default: measured).")
-    gpu_memory_utilization: float = option(0.9, "Share of the device's memory to use in all.")
+    gpu_memory_utilization: float = option(0.9, "Part of the device's memory to use in all.")
     num_gpu_blocks_override: int | None = option(None, "Exactly this many K/V blocks per pool.", "num_blocks")
     enable_prefix_caching: bool = option(True, "Reuse K/V of equal prefixes.")
 
@@ -93,14 +93,12 @@ class CacheOptions:
 class ScheduleOptions:
     """How requests share a step."""
 
-    max_num_seqs: int = option(256, "Sequences that run at once.")
+    max_num_seqs: int = option(256, "Most sequences that run at once.")
     max_num_batched_tokens: int | None = option(None, "Tokens per step (default: 2048 on CPU, 8192 on GPU).")
-    enable_chunked_prefill: bool = option(True, "Cut long prompts, so that others' tokens keep coming between.")
-    batching: str = option(
-        "continuous", "May requests join while others are answered?", choices=("continuous", "static")
-    )
+    enable_chunked_prefill: bool = option(True, "Compute long prompts in pieces, between others' tokens.")
+    batching: str = option("continuous", "Whether requests may join a running batch.", choices=("continuous", "static"))
     long_prefill_token_threshold: int = option(0, "Most prompt tokens of one request per step (0: no limit).")
-    scheduling_policy: str = option("fcfs", "Who goes first.", choices=("fcfs", "priority"))
+    scheduling_policy: str = option("fcfs", "Which requests go first.", choices=("fcfs", "priority"))
     max_waiting: int = option(100_000, "Requests that may wait; more are refused.")
 
 
@@ -115,22 +113,22 @@ class ExecuteOptions:
     pipeline_depth: int | None = option(None, "Plans in flight (default: 1 in process on a CPU, else 2).", "depth")
     threads: int | None = option(None, "CPU threads for kernels (default: the cores this process may use).")
     kernels: str = option("auto", "Kernel backend.", choices=("auto", "reference"))
-    enforce_eager: bool = option(False, "No recorded steps (graphs).")
+    enforce_eager: bool = option(False, "Record no steps (CUDA graphs).")
     deterministic: bool = option(
         False, "A request's tokens do not depend on the requests beside it (always so on a CPU; slower on a GPU)."
     )
     disable: str | None = option(
         None,
-        "Do without these on a GPU, to measure them: `fusion`, `cascade`, `dependent-launch`, `many-rows`, "
+        "Switch these off on a GPU, to measure their worth: `fusion`, `cascade`, `dependent-launch`, `many-rows`, "
         "`all-reduce` (comma separated).",
     )
     check_weights: bool = option(
-        False, "Look at every number of the weights while loading, and refuse a file that holds NaN or infinity."
+        False, "Check every number of the weights at load, and refuse a file that holds NaN or infinity."
     )
     disable_log_stats: bool = option(False, "Accepted for compatibility.")
     enable_sleep_mode: bool = option(False, "The model's memory may be given back and taken again (sleep, wake_up).")
     check_structured: float = option(
-        0.0, "Share of finished JSON answers (0 to 1) that are read against their schema once more; misfits are logged."
+        0.0, "Part of complete JSON answers (0 to 1) that are checked against their schema again; misfits are logged."
     )
 
 
@@ -140,8 +138,8 @@ class ParallelOptions:
 
     tensor_parallel_size: int = option(1, "Devices (on a CPU: processes) that share each layer.", "tp")
     pipeline_parallel_size: int = option(1, "Stages of devices (on a CPU: processes) that share the layers.", "pp")
-    enable_expert_parallel: bool = option(False, "Share mixtures out by whole experts over these ranks.", "ep")
-    enable_eplb: bool = option(False, "Move whole experts between ranks, so that all have about as many tokens.")
+    enable_expert_parallel: bool = option(False, "Distribute whole experts of mixtures over these ranks.", "ep")
+    enable_eplb: bool = option(False, "Move whole experts between ranks, so that each gets about as many tokens.")
     eplb_config: dict[str, Any] | None = option(
         None, "JSON for --enable-eplb: window_size, step_interval, num_redundant_experts, log_balancedness."
     )
@@ -160,7 +158,7 @@ class SpeculateOptions:
     speculative_config: dict[str, Any] | None = option(
         None,
         'JSON: {"method": "ngram" or "suffix"}, {"model": FOLDER} (a smaller model), or {"method": "medusa", "eagle" '
-        'or "eagle3", "model": FOLDER}; "num_speculative_tokens": 4 is the most that is guessed at a time.',
+        'or "eagle3", "model": FOLDER}; "num_speculative_tokens": most guesses at a time.',
     )
 
 
@@ -168,11 +166,11 @@ class SpeculateOptions:
 class AdapterOptions:
     """Adapters (LoRA) on top of the model."""
 
-    enable_lora: bool = option(False, "Take adapters (LoRA).")
+    enable_lora: bool = option(False, "Accept adapters (LoRA).")
     lora_modules: list[str] | None = option(None, "NAME=PATH: a PEFT folder or a GGUF file (may be repeated).")
-    max_loras: int = option(8, "Adapters that lie on the device at once; more take turns.")
-    max_lora_rank: int = option(16, "The largest rank of an adapter.")
-    max_cpu_loras: int | None = option(None, "Adapters whose copies stay in host memory (default: all that were used).")
+    max_loras: int = option(8, "Most adapters on the device at once; others wait for a slot.")
+    max_lora_rank: int = option(16, "Largest rank of an adapter.")
+    max_cpu_loras: int | None = option(None, "Most adapters that stay in host memory (default: all that were used).")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +181,7 @@ class TuningOptions:
     kernel_search: str = option(
         "off", "Look for faster products on a GPU at load; what is found is kept.", choices=("off", "load")
     )
-    kernel_search_seconds: float = option(10.0, "How long to look for faster products.")
+    kernel_search_seconds: float = option(10.0, "Seconds to look for faster products.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -194,34 +192,34 @@ class ListenOptions:
     port: int = option(8000, "Port to listen on (0: any free one).")
     uds: str | None = option(None, "Unix socket to listen on instead of host and port.")
     api_key: list[str] | None = option(None, "Key that clients must send (may be repeated).")
-    root_path: str = option("", "Prefix of every path, whether a proxy strips it or not.")
+    root_path: str = option("", "Prefix of every path, whether or not a proxy strips it.")
     allowed_hosts: list[str] | None = option(None, "Further Host names to answer to (`*`: any).")
     allowed_origins: list[str] | None = option(None, "Origins of web pages that may call the API (`*`: any).")
     ssl_keyfile: str | None = option(None, "TLS key file.")
     ssl_certfile: str | None = option(None, "TLS certificate file.")
     ssl_ca_certs: str | None = option(None, "CA file; clients must then show a certificate.")
-    share_prefix_cache: bool = option(False, "Keys share cached prompts, so that one can time what others asked.")
+    share_prefix_cache: bool = option(False, "Let keys share cached prompts; timing may show what others asked.")
 
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions:
     """Ceilings of the server; a request over one is refused before the first byte of an answer."""
 
-    max_num_queued_reqs: int = option(1024, "Outputs that may be open or waiting; more get 503.", "max_queued_requests")
+    max_num_queued_reqs: int = option(1024, "Most outputs open or waiting; more get 503.", "max_queued_requests")
     max_body_bytes: int = option(16 << 20, "Largest request body; larger ones get 413.")
     max_header_bytes: int = option(64 << 10, "Largest request head; larger ones get 431.")
-    max_connections: int = option(4096, "Open connections; more get 503.")
+    max_connections: int = option(4096, "Most open connections; more get 503.")
     max_n: int = option(128, "Most outputs per prompt.")
     max_logprobs: int = option(20, "Most log-probabilities per token; -1: all of the vocabulary.")
     max_stop: int = option(16, "Most stop strings.")
     requests_per_minute: int = option(0, "Requests per minute and key (0: no limit).")
     strict_fields: bool = option(
-        False, "Refuse requests that hold names which no API here knows (else: told in X-Tokenmill-Ignored)."
+        False, "Refuse requests with unknown names (default: the header X-Tokenmill-Ignored lists them)."
     )
     tokens_per_minute: int = option(0, "Prompt and output tokens per minute and key (0: no limit).")
     lora_folder: str | None = option(None, "The one folder whose adapters clients may load (default: none).")
     prices: str | None = option(
-        None, "Dollars per million tokens, `prompt=0.10,output=0.40,cached=0.02`: usage then says what a request cost."
+        None, "Dollars per million tokens, `prompt=0.10,output=0.40,cached=0.02`: usage then has a cost."
     )
 
 
@@ -234,9 +232,9 @@ class StoreOptions:
     )
     model_folder: str | None = option(
         None,
-        "The one folder whose models clients may pull and name in FROM and ADAPTER (default: none, hub names alone).",
+        "The one folder whose models clients may pull and name in FROM and ADAPTER (default: none; only hub names).",
     )
-    max_blob_bytes: int = option(64 << 30, "Largest file that clients may send for models, and all that no model uses.")
+    max_blob_bytes: int = option(64 << 30, "Most bytes of a file from a client, and of all that no model uses.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,11 +242,11 @@ class PatienceOptions:
     """How long the server waits, and for what."""
 
     request_timeout: float = option(3600.0, "Seconds after which a request is ended (0: never).")
-    read_timeout: float = option(30.0, "Seconds in which a client must have sent its request.")
-    write_timeout: float = option(60.0, "Seconds after which a reader that takes nothing is dropped.")
+    read_timeout: float = option(30.0, "Seconds within which a client must send its request.")
+    write_timeout: float = option(60.0, "Seconds after which a client that takes no output is dropped.")
     text_timeout: float = option(10.0, "Seconds for templating and tokenising one request.")
     watchdog_timeout: float = option(
-        15.0, "Seconds without progress (within a step, too) until an engine is restarted."
+        15.0, "Seconds without progress, also within a step, until an engine is restarted."
     )
     max_restarts: int = option(5, "Engine deaths per minute after which the server gives up.")
     shutdown_timeout: float = option(30.0, "Seconds that running requests get to finish after SIGTERM.")
@@ -270,7 +268,7 @@ class ServeOptions:
     otlp_traces_endpoint: str | None = option(None, "Send a trace of each request to this OTLP/HTTP collector.")
     log_level: str = option("info", "How much to log.", choices=("debug", "info", "warning", "error"))
     log_json: bool | None = option(
-        None, "Log lines as JSON (default: unless a terminal shows them); never prompts, outputs or keys."
+        None, "Log as JSON (default: unless on a terminal). Logs never hold prompts, outputs or keys."
     )
 
 
@@ -280,7 +278,7 @@ class MessageOptions:
 
     opening: dict[str, Any] | None = option(
         None,
-        'What conversations begin with (JSON): {"system": TEXT (for those that have none), "messages": [...]}.',
+        'Messages that begin every conversation (JSON): {"system": TEXT (a default), "messages": [...]}.',
     )
 
     tool_call_parser: str = option("auto", "Format of the model's tool calls (auto: from its chat template; none).")
@@ -294,13 +292,13 @@ class ModelsOptions:
 
     models: str | None = option(None, "File (YAML or JSON) of models, each with its options; they load when asked for.")
     models_memory: int | None = option(None, "Bytes for all loaded models (default: the free memory at the start).")
-    models_queue: int = option(256, "Requests that may wait for one model to load; more get 503.")
-    models_patience: float = option(30.0, "Seconds that a load waits for models with open requests to go.")
+    models_queue: int = option(256, "Most requests that wait for one model to load; more get 503.")
+    models_patience: float = option(30.0, "Seconds that a load waits until models with open requests have ended them.")
     models_control: bool = option(
         False, "Clients may load and unload models (/models/load, /models/unload) and put them to sleep."
     )
     models_sleep_memory: int | None = option(
-        None, "Bytes of host memory for all models that sleep (default: half of the machine's); others are unloaded."
+        None, "Bytes of host memory for all sleeping models (default: half of it); further ones are unloaded."
     )
 
 
