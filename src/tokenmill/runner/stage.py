@@ -1,6 +1,9 @@
 """A later stage's model as the runner sees it. Owns: the inbox, from which its steps begin instead of from token ids.
 
-The inbox has a fixed address, so recorded steps can read it. Must not know: what fills it (parallel/link.py).
+The inbox has a fixed address, so recorded steps can read it. On a GPU a step begins with a copy of it, an ordinary
+launch. Kernels with dependent launch may start while the two before them still run, and attention reads lengths and
+tables before it waits: those were made before an ordinary launch, so they are there (the first stage's is its
+embedding). Must not know: what fills the inbox (parallel/link.py).
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ class FromInbox:
 
     def forward(self, tokens: Tensor, ctx: ForwardContext) -> Tensor:
         """Only the number of tokens [T] is used -> [T, hidden]."""
-        return self.model.forward(self.inbox[: tokens.shape[0]], ctx)
+        x = self.inbox[: tokens.shape[0]]
+        return self.model.forward(x if x.device.type == "cpu" else x.clone(), ctx)
 
     def logits(self, hidden: Tensor, ctx: ForwardContext) -> Tensor:
         """The model's own."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_ranks_helpers import FULL, NGRAM, compare, lose
 from engines import check_nothing_left, exact, greedy, open_llm, run
 from families_helpers import CASES
@@ -27,6 +28,7 @@ from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.step import BlockCopy, StepPlan, TableEdit
 from tokenmill.kvcache.stages import Said, lay_out_stage
 from tokenmill.parallel.stages import Place, cut
+from tokenmill.runner.stage import FromInbox
 from tokenmill.testing.tiny import make_tiny
 
 ONLY = os.environ.get("TOKENMILL_ONLY", "").split()
@@ -202,3 +204,19 @@ def test_stages_number_blocks_alike() -> None:
 def test_what_stages_cannot_do_is_refused(options: dict[str, Any], said: str, tiny: Path) -> None:
     with pytest.raises(UserError, match=said):
         open_llm(tiny, **{"pipeline_parallel_size": 2, **options})
+
+
+def test_a_later_stage_begins_with_an_ordinary_launch_on_a_gpu():
+    """There the step's tensors may still be on their way when the first kernels start; a CPU needs no copy."""
+
+    class Kept:
+        spec = None
+
+        def forward(self, x, ctx):
+            return x
+
+    for device in ("cpu", "meta"):
+        inbox = torch.zeros(8, 4, device=device)
+        x = FromInbox(Kept(), inbox).forward(torch.zeros(3, device=device), None)
+        assert x.shape == (3, 4)
+        assert (x._base is inbox) == (device == "cpu")

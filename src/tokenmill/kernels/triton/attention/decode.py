@@ -227,7 +227,8 @@ def _decode_kernel(
     kv_head = tl.program_id(1)
     # Short sequences leave the last parts empty: their programs come first and go, while the kernel before ends.
     split = CUT.SPLITS - 1 - tl.program_id(2)
-    # Lengths and tables are older than the embedding, an ordinary launch: they need no waiting for.
+    # Lengths and tables are older than an ordinary launch, the embedding or a later stage's copy of its inbox
+    # (runner/stage.py): they need no waiting for.
     query = seq.to(tl.int64)
     if MIXED:
         query = tl.load(plan.start + seq).to(tl.int64)
