@@ -42,9 +42,12 @@ from tokenmill.quant.dense import DenseWeight
 BF16, LAYERS, PAGE = torch.bfloat16, 4, 16
 HEADS = {  # query heads, key heads, size, hidden, normed queries
     "qwen3.6": (16, 2, 256, 2048, True), "gemma-2-9b": (16, 8, 256, 3584, False),
-    "gemma-3-4b": (8, 4, 256, 2560, True),
-    "llama-3-8b": (32, 8, 128, 4096, False), "qwen3-30b": (32, 4, 128, 2048, True),
-    "qwen2.5-0.5b": (14, 2, 64, 896, False),
+    "gemma-3-4b": (8, 4, 256, 2560, True), "llama-3-8b": (32, 8, 128, 4096, False),
+    "qwen3-30b": (32, 4, 128, 2048, True), "qwen2.5-0.5b": (14, 2, 64, 896, False),
+    "qwen2.5-7b": (28, 4, 128, 3584, False), "glm-4-9b": (32, 2, 128, 4096, False),
+    "llama-2-7b": (32, 32, 128, 4096, False), "phi-3-mini": (32, 32, 96, 3072, False),
+    "gpt-oss-20b": (64, 8, 64, 2880, False), "llama-3.2-1b": (32, 8, 64, 2048, False),
+    "falcon-7b": (71, 1, 64, 4544, False),
 }  # fmt: skip
 EXPERTS = {  # experts, hidden, inner, chosen, one shared with a gate
     "qwen3.6": (256, 2048, 512, 8, True), "qwen3-30b": (128, 2048, 768, 8, False),
@@ -64,7 +67,8 @@ CUTS = (
     (32, 32, 8, 3, 0, 1), (16, 32, 8, 3, 0, 1), (8, 32, 8, 3, 0, 1), (16, 64, 4, 2, 1, 1), (8, 64, 8, 2, 0, 1),
     (8, 32, 4, 3, 1, 1), (8, 16, 2, 3, 1, 1), (4, 64, 8, 2, 0, 1), (4, 64, 4, 2, 1, 1), (4, 32, 4, 3, 1, 1),
     (2, 64, 4, 2, 1, 1), (2, 32, 4, 3, 1, 1), (1, 64, 8, 2, 0, 1), (1, 64, 4, 2, 1, 1), (1, 32, 4, 3, 1, 1),
-    (1, 32, 2, 5, 1, 1), (1, 16, 2, 3, 1, 1),
+    (1, 32, 2, 5, 1, 1), (1, 16, 2, 3, 1, 1), (16, 32, 4, 3, 1, 1), (8, 64, 4, 3, 1, 1), (4, 64, 8, 3, 2, 8),
+    (2, 64, 4, 3, 1, 1), (1, 64, 2, 5, 1, 1), (1, 128, 4, 3, 1, 1),
 )  # fmt: skip
 """Of attention: most splits, BN, warps, stages, tiles to bring near, least tiles of a split."""
 
