@@ -17,6 +17,7 @@ from corpus import load_corpus
 from mixture import Mixture
 from render import case_segments, chat_segments
 from shapes import TEXT
+from skill_math import mathematics
 from tokenizers import Tokenizer
 from transformers import (
     AutoModelForCausalLM,
@@ -28,6 +29,8 @@ from transformers import (
 from vision_scenes import MANY, SIZE, TOKENS, draw, scene, talk
 
 PATCH, IMAGE_ID = 8, 12
+SUMS = 0.2
+"""Share of the cases of the text batches that are sums beside those of the mixture."""
 
 
 def normalised(images: torch.Tensor) -> torch.Tensor:
@@ -189,7 +192,11 @@ class Batches(torch.utils.data.IterableDataset):
         while True:
             step += 1
             if step % 3 == 0:
-                cases = [mixture.draw(rng)[1] for _ in range(max(1, self.size // 2))]
+                # Sums are what the text part loses first: they are copied from nothing.
+                cases = [
+                    mathematics(rng) if rng.random() < SUMS else mixture.draw(rng)[1]
+                    for _ in range(max(1, self.size // 2))
+                ]
                 # A chat loses its last mark, a plain text keeps it: attention over an empty row gives NaN.
                 # Longer than the questions: the answer of a case with tools is at its end.
                 chosen = [case_segments(c)[:-1] if c.messages else case_segments(c) for c in cases]

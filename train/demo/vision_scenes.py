@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import numpy as np
+from vision_phrases import asked
 
 SIZE, TOKENS = 64, 64
 SHAPES = ["circle", "square", "triangle", "star"]
@@ -165,10 +166,15 @@ def _where(rng: random.Random, objects: list[Object], item: Object, zh: bool, mo
         named = rng.choice([f"{colour} {shape}", f"{colour} {shape}", f"{size} {colour} {shape}"])
         if sum(o[1] == colour for o in objects) == 1 and rng.random() < 0.3:
             named = f"{colour} {rng.choice(['object', 'shape', 'one', 'thing'])}"
+    made = more and rng.random() < MADE
     if zh:
-        form = rng.choice(WHERE_ZH + MORE_WHERE_ZH if more and rng.random() < 0.6 else WHERE_ZH)
         shown = f"{COLOUR_ZH[colour]}的{SHAPE_ZH[shape]}"
+        if made:
+            return "where", asked(rng, "where", shown, True), f"在{PLACE_ZH[place]}。", PLACE_ZH[place]
+        form = rng.choice(WHERE_ZH + MORE_WHERE_ZH if more and rng.random() < 0.6 else WHERE_ZH)
         return "where", form.replace("[n]", shown), f"在{PLACE_ZH[place]}。", PLACE_ZH[place]
+    if made:
+        return "where", asked(rng, "where", named), f"It is {place}.", place
     form = rng.choice(HELD_WHERE if held else WHERE if not more or rng.random() < 0.5 else MORE_WHERE)
     return "where", form.replace("[n]", named), f"It is {place}.", place
 
@@ -190,6 +196,10 @@ def _look(rng: random.Random, objects: list[Object], item: Object, kind: str, zh
             answer,
             must,
         )
+    if more and rng.random() < MADE:
+        named = f"{colour} {rng.choice(['one', 'object', 'thing', 'figure'])}" if by_colour else shape
+        named_zh = f"{COLOUR_ZH[colour]}的{rng.choice(['图形', '东西', '那个'])}" if by_colour else SHAPE_ZH[shape]
+        return kind, asked(rng, kind, named_zh if zh else named, zh), answer, must
     if zh:
         q = f"{COLOUR_ZH[colour]}的是什么形状？" if by_colour else f"{SHAPE_ZH[shape]}是什么颜色？"
         return kind, q, answer, must
@@ -207,12 +217,12 @@ def _count(rng: random.Random, objects: list[Object], zh: bool) -> Asked:
 
 
 def _yesno(rng: random.Random, objects: list[Object], item: Object, zh: bool) -> Asked:
-    asked = item if rng.random() < 0.5 else ("small", rng.choice(list(COLOURS)), rng.choice(SHAPES), "")
-    there = any(o[1:3] == asked[1:3] for o in objects)
+    wanted = item if rng.random() < 0.5 else ("small", rng.choice(list(COLOURS)), rng.choice(SHAPES), "")
+    there = any(o[1:3] == wanted[1:3] for o in objects)
     if zh:
-        q = f"图里有{COLOUR_ZH[asked[1]]}的{SHAPE_ZH[asked[2]]}吗？"
+        q = f"图里有{COLOUR_ZH[wanted[1]]}的{SHAPE_ZH[wanted[2]]}吗？"
         return "yesno", q, "有。" if there else "没有。", "^有" if there else "没有"
-    return "yesno", f"Is there a {asked[1]} {asked[2]}?", "Yes." if there else "No.", "^Yes" if there else "^No"
+    return "yesno", f"Is there a {wanted[1]} {wanted[2]}?", "Yes." if there else "No.", "^Yes" if there else "^No"
 
 
 def _described(rng: random.Random, objects: list[Object]) -> Asked:
@@ -246,6 +256,8 @@ def question(
     return _yesno(rng, objects, item, zh) if kind == "yesno" else _described(rng, objects)
 
 
+MADE = 0.5
+"""Share of the training questions for a place, a colour or a shape that are put together."""
 CHINESE = 0.45
 """Chinese questions in training: asked less often, they were nearly all of the wrong answers."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 
+from vision_phrases import FORMS, HELD, asked
 from vision_scenes import COLOURS, HELD_WHERE, MANY, PLACES, SHAPES, question, scene, talk
 
 
@@ -49,3 +50,20 @@ def test_held_out_questions_are_the_held_out_wordings() -> None:
     starts = tuple(form.split("[n]")[0] for form in HELD_WHERE)
     found = [question(rng, scene(rng), "where", held=True) for _ in range(200)]
     assert all(text.startswith(starts) for kind, text, _, _ in found if kind == "where")
+
+
+def test_a_place_a_colour_and_a_shape_are_asked_for_in_composed_words() -> None:
+    rng = random.Random(4)
+    for chinese in (False, True):
+        seen = {
+            kind: {asked(rng, kind, "圆形" if chinese else "red star", chinese) for _ in range(600)} for kind in FORMS
+        }
+        assert len(seen["where"]) > (100 if chinese else 450) and min(map(len, seen.values())) > 60
+        for kind, texts in seen.items():
+            assert not any(re.search(r"[\[\]{}|]|  ", text) or text.startswith(HELD) for text in texts), kind
+            assert not texts & set().union(*(other for name, other in seen.items() if name != kind))
+    # The same opening leads to each kind, so that only the word for what is wanted decides.
+    shown = {
+        kind: [t for t in (asked(rng, kind, "star") for _ in range(600)) if t.startswith("Show me")] for kind in FORMS
+    }
+    assert all(len(texts) > 8 for texts in shown.values())
