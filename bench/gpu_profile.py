@@ -29,6 +29,7 @@ from typing import Any
 import torch
 
 from geometries import GEOMETRIES
+from gpu_geometries import STORED
 from gpu_lora import chosen, write_adapters
 from tokenmill import LLM, LoRARequest, SamplingParams
 
@@ -200,8 +201,8 @@ def main() -> None:
         root, (name, _, form) = pathlib.Path(folder), given.model.partition(":")
         config = GEOMETRIES.get(name)
         if config is not None:
-            (root / "config.json").write_text(json.dumps(config))
-            options |= {"quantization": form} if form not in ("", "bf16") else {}
+            (root / "config.json").write_text(json.dumps(config | STORED.get(form, {})))
+            options |= {"quantization": form} if form not in ("", "bf16", *STORED) else {}
         model = given.model if config is None else folder
         llm = LLM(model=model, max_model_len=32768, **options)
         for case in given.cases:
