@@ -20,7 +20,7 @@ FORMS: dict[str, list[str]] = {
         LEAD + " the {place|part|area|side|region} {that [t] has|where [t] is|with the [n]}",
         "{Where|In which {place|part|corner|area|region}|At {which|what} {place|position}} {is|lies|stands|sits|was} [t]"
         + TAIL,
-        "{Where|In which {place|part|corner}|At what place} {do you see|can I find|do we find|should I look for} [t]"
+        "{Where|In which {place|part|corner}|At what place} {do I see|can I find|do we find|should I look for} [t]"
         + TAIL,
         "{Top or bottom, left or right|Which place|Which corner}: [t]",
         "I {cannot find|am searching|look for|have lost} [t]{. Where is it|, where is it|. Which place has it}",
