@@ -45,7 +45,7 @@ USUAL = {"inputs": 512, "outputs": 128, "requests": 32}
 WORKLOAD = typer.Option(
     None,
     "--workload",
-    help='Lines {"prompt_token_ids": [...], "max_tokens": N} or {"prompt": ..., "max_tokens": N}; may repeat.',
+    help='Lines {"prompt_token_ids": [...], "max_tokens": N} or {"prompt": ..., "max_tokens": N} (may be repeated).',
 )
 
 
@@ -59,12 +59,14 @@ def throughput(
     ),
     json_path: Path = JSON,
     plot: Path = PLOT,
-    detokenize: bool = typer.Option(True, "--detokenize/--no-detokenize", help="Make text, if there is a tokenizer."),
+    detokenize: bool = typer.Option(
+        True, "--detokenize/--no-detokenize", help="Decode output to text, if there is a tokenizer."
+    ),
     *,
     made: dict[str, int],
     options: dict[str, Any],
 ) -> None:
-    """All requests arrive at once; how long until the last one is done? Greedy, and every output has full length."""
+    """Measure how long an engine takes for requests that all arrive at once. Decoding is greedy, with full lengths."""
     config, keywords = settle(model, options)
     check_outputs(json_path, plot)
     plans = workloads(workload, made, config.model.seed)
@@ -81,15 +83,15 @@ def throughput(
 def latency(
     model: str = MODEL,
     batch: int = typer.Option(1, "--batch", "--batch-size", min=1, max=MOST_ROWS, help="Requests at once."),
-    input_len: int = typer.Option(128, "--input-len", min=1, max=MOST_LEN, help="Prompt tokens of each."),
-    output_len: int = typer.Option(128, "--output-len", min=1, max=MOST_LEN, help="Output tokens of each."),
-    repeat: int = typer.Option(5, "--repeat", min=1, max=MOST_RUNS, help="How often; the median run counts."),
+    input_len: int = typer.Option(128, "--input-len", min=1, max=MOST_LEN, help="Prompt tokens of each request."),
+    output_len: int = typer.Option(128, "--output-len", min=1, max=MOST_LEN, help="Output tokens of each request."),
+    repeat: int = typer.Option(5, "--repeat", min=1, max=MOST_RUNS, help="Runs; the median one counts."),
     json_path: Path = JSON,
     plot: Path = PLOT,
     *,
     options: dict[str, Any],
 ) -> None:
-    """How long does one batch of fixed size take?"""
+    """Measure how long one batch of fixed size takes."""
     config, keywords = settle(model, options)
     check_outputs(json_path, plot)
     with waiting_told("Getting ready"):
@@ -115,7 +117,7 @@ def startup(
     *,
     options: dict[str, Any],
 ) -> None:
-    """How long from starting a process to the first token?"""
+    """Measure the time from starting a process to the first token."""
     config, keywords = settle(model, options)
     check_outputs(json_path, None)
     with waiting_told(f"Starting {'a process' if repeat == 1 else f'{repeat} processes, one after the other'}"):
@@ -133,15 +135,15 @@ def startup(
 def ablate(
     model: str = MODEL,
     workload: list[Path] = WORKLOAD,
-    only: list[str] = typer.Option(None, "--only", help="Switch off only this (may be repeated)."),
-    repeat: int = typer.Option(1, "--repeat", min=1, max=MOST_RUNS, help="Runs of each; the best one counts."),
+    only: list[str] = typer.Option(None, "--only", help="Switch off only this optimisation (may be repeated)."),
+    repeat: int = typer.Option(1, "--repeat", min=1, max=MOST_RUNS, help="Runs of each set; the best one counts."),
     json_path: Path = JSON,
     plot: Path = PLOT,
     *,
     made: dict[str, int],
     options: dict[str, Any],
 ) -> None:
-    """What is each optimisation worth? Runs one workload with all of them, then without each in turn."""
+    """Measure what each optimisation is worth: one workload with all of them, then without each in turn."""
     config, keywords = settle(model, options)
     check_outputs(json_path, plot)
     plans = workloads(workload, made, config.model.seed)
@@ -157,11 +159,11 @@ def ablate(
 
 
 def compare(
-    old: Path = typer.Argument(..., help="Result file to compare with."),
-    new: Path = typer.Argument(..., help="Result file."),
+    old: Path = typer.Argument(..., help="The result file to compare with."),
+    new: Path = typer.Argument(..., help="The new result file."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Ratios of two result files, with 95 % confidence intervals (bootstrap)."""
+    """Compare two result files: ratios with 95 % confidence intervals (bootstrap)."""
     from tokenmill.measure.compare import compare as side_by_side
     from tokenmill.measure.compare import read_result
 

@@ -32,32 +32,34 @@ LOCAL = ("127.0.0.1", "localhost", "::1")
 Arrivals = Literal["closed", "constant", "poisson", "bursty", "trace"]
 TARGET = {
     "model": flag("model", str, "Name of the model (default: the first that the server lists)."),
-    "key": flag("api_key", str, "Key of the server."),
+    "key": flag("api_key", str, "Key for the server."),
     "chat": flag("chat", bool, "Use /v1/chat/completions; prompts are then text."),
-    "plain": flag("plain", bool, "Send only standard fields; answers may then end early, tokens be counted by events."),
+    "plain": flag("plain", bool, "Send only standard fields: answers may end early, and each event counts as a token."),
     "ignore_eos": flag(
         "ignore_eos",
         bool,
         "Answers have their full length, or end where the model ends them.",
         spelled="--ignore-eos/--respect-eos",
     ),
-    "timeout": flag("timeout", float, "Seconds after which a request is given up (default: 600).", min=0.1),
-    "slo": flag("slo", str, "Count requests that meet this, like ttft=500ms,tpot=50ms.", spelled="--slo --goodput"),
+    "timeout": flag("timeout", float, "Seconds after which a request has failed (default: 600).", min=0.1),
+    "slo": flag(
+        "slo", str, "Count the requests that meet this, such as ttft=500ms,tpot=50ms.", spelled="--slo --goodput"
+    ),
     "percentiles": flag(
         "percentiles",
         str,
         "Percentiles that are told (default: 50,90,95,99).",
         spelled="--percentiles --metric-percentiles",
     ),
-    "device": flag("device", str, "What the server runs on, for mbu and mfu: a device as `plan` takes it."),
+    "device": flag("device", str, "The server's device, for mbu and mfu, in the form that `plan` takes."),
     "warmup": flag(
         "warmup", int, "Requests before the run, one after the other (default: 1).", min=0, max=MOST_REQUESTS
     ),
     "temperature": flag("temperature", float, "Sampling temperature (default: 0).", min=0.0),
 }
 ASKED = {
-    "inputs": flag("input_len", str, "Prompt tokens: 512, 128:1024, normal:512:100 lognormal:512:0.8 (default: 128)."),
-    "outputs": flag("output_len", str, "Output tokens, spelled alike (default: 128)."),
+    "inputs": flag("input_len", str, "Prompt tokens: 512, 128:1024, normal:512:100, lognormal:512:0.8 (default: 128)."),
+    "outputs": flag("output_len", str, "Output tokens, in the same form (default: 128)."),
     "count": flag(
         "num_prompts",
         int,
@@ -65,7 +67,9 @@ ASKED = {
         min=1,
         max=MOST_REQUESTS,
     ),
-    "turns": flag("turns", int, "Questions per conversation, each with all before it.", min=1, max=MOST_RUNS),
+    "turns": flag(
+        "turns", int, "Questions per conversation. Each is sent with everything before it.", min=1, max=MOST_RUNS
+    ),
     "prefix": flag("prefix_len", int, "Tokens of a system prompt that users share.", min=0, max=MOST_LEN),
     "prefixes": flag("num_prefixes", int, "How many different system prompts there are.", min=1, max=MOST_REQUESTS),
     "vocab": flag("vocab_size", int, "Made-up token ids stay below this (default: 1000).", min=16),
@@ -73,7 +77,7 @@ ASKED = {
     "seed": flag("seed", int, "Seed of made-up prompts and arrivals.", min=0),
 }
 COMING = {
-    "arrivals": flag("arrivals", Arrivals, "How requests come (default: closed with --users, poisson with --rate)."),
+    "arrivals": flag("arrivals", Arrivals, "When requests arrive (default: closed with --users, poisson with --rate)."),
     "sweep": flag("sweep", bool, "Raise --rate until the server falls behind."),
     "duration": flag("duration", float, "Seconds of each rate of a --sweep (default: 10).", min=0.1),
     "users": flag(
@@ -98,7 +102,7 @@ COMING = {
 @with_flags("coming", COMING)
 def serve(
     url: str = typer.Argument(None, metavar="URL", help=f"The server (default: {HERE})."),
-    base_url: str = typer.Option(None, "--base-url", help="The same as a flag."),
+    base_url: str = typer.Option(None, "--base-url", help="The server, as a flag."),
     workload: Path = typer.Option(
         None,
         "--workload",

@@ -48,16 +48,20 @@ class Manner:
 def chat(
     model: str = MODEL,
     system: str = typer.Option(None, "--system", help="The system message."),
-    temperature: float = typer.Option(None, "--temperature", help="0: always the likeliest token."),
-    max_tokens: int = typer.Option(None, "--max-tokens", min=1, help="Most tokens per answer (default: what fits)."),
+    temperature: float = typer.Option(
+        None, "--temperature", help="How random answers are; 0: always the likeliest token."
+    ),
+    max_tokens: int = typer.Option(
+        None, "--max-tokens", min=1, help="Most tokens per answer (default: as many as fit)."
+    ),
     chat_template: str = typer.Option(
         None, "--chat-template", metavar="FILE", help="A chat template that replaces the model's."
     ),
-    wrap: bool = typer.Option(True, "--wrap/--no-wrap", help="End lines between words (default: on)."),
+    wrap: bool = typer.Option(True, "--wrap/--no-wrap", help="Wrap lines between words (default: on)."),
     *,
     options: dict[str, Any],
 ) -> None:
-    """Talk with a model; /help lists what can be typed. From a pipe, each line is one turn."""
+    """Talk with a model. /help lists the commands. From a pipe, each line is one turn."""
     from tokenmill.server.preflight import read_template
 
     manner = Manner(max_tokens, read_template(chat_template), wrap, given=chat_template is not None)

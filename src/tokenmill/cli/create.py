@@ -17,11 +17,11 @@ from tokenmill.core.files import in_home
 
 
 def create(
-    name: str = typer.Argument(..., metavar="NAME", help="What the model shall be called."),
+    name: str = typer.Argument(..., metavar="NAME", help="The model's name."),
     file: Path = typer.Option(Path("Modelfile"), "--file", "-f", help="The Modelfile (default: ./Modelfile)."),
     quantize: str = typer.Option(None, "--quantize", "-q", hidden=True, help=""),
 ) -> None:
-    """Store a model under a name: FROM another one, with PARAMETER, SYSTEM, TEMPLATE, ADAPTER, MESSAGE of its own."""
+    """Store the model of a Modelfile: FROM another one, with its own PARAMETER, SYSTEM, TEMPLATE, ADAPTER, MESSAGE."""
     if quantize is not None:
         raise ParameterError(
             f"--quantize {quantize} is not done here: `tokenmill quantize SRC DST` writes a smaller model, FROM DST "

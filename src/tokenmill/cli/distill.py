@@ -22,13 +22,17 @@ METHODS = {"draft": "draft_model", "medusa": "medusa", "eagle3": "eagle3"}
 
 
 def distill(  # noqa: PLR0913
-    model: str = typer.Argument(..., metavar="MODEL", help="Folder or hub name of the model that teaches, or `demo`."),
+    model: str = typer.Argument(..., metavar="MODEL", help="Folder or hub name of the teacher, or `demo`."),
     target: Path = typer.Argument(..., metavar="DST", help="The folder to write."),
     data: Path = typer.Option(..., "--data", metavar="FILE", help="Text, or JSON lines with `text` or `prompt`."),
     kind: Kind = typer.Option("draft", "--kind", help="A small model, Medusa heads, or an EAGLE-3 head."),
-    answers: int = typer.Option(0, "--answers", help="Learn from the model's own answers of so many tokens to each."),
+    answers: int = typer.Option(
+        0, "--answers", help="Learn from the model's own answers to each, of this many tokens."
+    ),
     steps: int = typer.Option(2000, "--steps", min=1, help="Steps of learning."),
-    minutes: float = typer.Option(0.0, "--minutes", min=0.0, help="Stop after so many (0: when the steps are done)."),
+    minutes: float = typer.Option(
+        0.0, "--minutes", min=0.0, help="Stop after this many minutes (0: when the steps are done)."
+    ),
     batch: int = typer.Option(8, "--batch", min=1, max=4096, help="Lines in a step."),
     length: int = typer.Option(256, "--length", min=16, max=65536, help="Tokens in a line."),
     rate: float = typer.Option(1e-3, "--rate", min=1e-7, max=1.0, help="Learning rate."),
@@ -36,11 +40,11 @@ def distill(  # noqa: PLR0913
     hidden: int = typer.Option(0, "--hidden", min=0, help="Width of a draft model (0: the teacher's own)."),
     layers: int = typer.Option(2, "--layers", min=1, max=64, help="Layers of a draft model."),
     every: int = typer.Option(200, "--checkpoint-every", min=1, help="Steps between checkpoints."),
-    resume: bool = typer.Option(False, "--resume", help="Go on from the last checkpoint in DST."),
+    resume: bool = typer.Option(False, "--resume", help="Continue from the last checkpoint in DST."),
     device: str = typer.Option("auto", "--device", help="`cpu`, `cuda`, or `auto`."),
-    seed: int = typer.Option(0, "--seed", min=0, help="Of the order of lines and the first weights."),
+    seed: int = typer.Option(0, "--seed", min=0, help="Seed of the order of lines and the first weights."),
 ) -> None:
-    """Teach a drafter what the model says next, so that --speculative-config makes the model faster.
+    """Train a drafter for a model, which --speculative-config then uses to make the model faster.
 
     What DST holds after each checkpoint is ready to use."""
     if target.exists() and any(target.iterdir()) and not resume:

@@ -22,11 +22,13 @@ TYPES = {"cpu": ("float32", "bfloat16", "int8", "int4"), "gpu": ("bfloat16", "fp
 
 def doctor(
     as_json: bool = typer.Option(False, "--json", help="Print the findings as JSON."),
-    measure: bool = typer.Option(False, "--measure", help="Measure memory bandwidth and products instead (seconds)."),
+    measure: bool = typer.Option(
+        False, "--measure", help="Measure memory bandwidth and products instead, for some seconds."
+    ),
     device: str = typer.Option(
         None,
         "--device",
-        help="What --measure looks at: `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, or `auto` (the default).",
+        help="The device to measure: `cpu`, `cuda`, `cuda:1`, `mps`, `xpu`, or `auto` (the default).",
     ),
 ) -> None:
     """Look at this machine: devices, memory, kernels, extras; each finding says what to do about it."""

@@ -24,14 +24,14 @@ DEFAULT_TOKENS = 256
 
 SAMPLING = {
     "max_tokens": flag("max_tokens", int, f"Most tokens to generate (default: {DEFAULT_TOKENS})."),
-    "temperature": flag("temperature", float, "0: always the likeliest token."),
-    "top_p": flag("top_p", float, "Sample from the likeliest tokens that sum up to this."),
+    "temperature": flag("temperature", float, "How random the text is; 0: always the likeliest token."),
+    "top_p": flag("top_p", float, "Sample from the likeliest tokens whose probabilities add up to this."),
     "top_k": flag("top_k", int, "Sample from this many tokens (0: all)."),
-    "min_p": flag("min_p", float, "Leave out tokens below this share of the likeliest."),
+    "min_p": flag("min_p", float, "Leave out tokens less likely than this part of the likeliest one."),
     "repetition_penalty": flag("repetition_penalty", float, "Above 1: repeat less."),
-    "n": flag("n", int, "How many continuations."),
+    "n": flag("n", int, "Number of continuations."),
     "stop": flag("stop", list[str], "End at this text (may be repeated)."),
-    "ignore_eos": flag("ignore_eos", bool, "Go on at the end of text."),
+    "ignore_eos": flag("ignore_eos", bool, "Continue after the end of text."),
 }
 
 
@@ -41,13 +41,15 @@ def generate(
     model: str = MODEL,
     prompt: str = typer.Option(None, "--prompt", "-p", help="The text to continue; `-` reads standard input."),
     prompt_file: Path = typer.Option(None, "--prompt-file", help="Read the prompt from this file."),
-    stream: bool = typer.Option(None, "--stream/--no-stream", help="Print as it comes (default: on a terminal)."),
+    stream: bool = typer.Option(
+        None, "--stream/--no-stream", help="Print the text as it comes (default: on a terminal)."
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object with ids, reasons and timings."),
     *,
     sampling: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Continue a prompt and print the text. What is not given comes from the model's own defaults."""
+    """Continue a prompt and print the text. Settings that are not given are the model's own defaults."""
     config, keywords = settle(model, options)
     text = _read_prompt(prompt, prompt_file)
     most = (keywords.get("override_generation_config") or {}).get("max_new_tokens", DEFAULT_TOKENS)

@@ -55,8 +55,8 @@ def common(
 ) -> None:
     """An LLM inference engine you can read.
 
-    `tokenmill chat` talks with the model that is part of it, `tokenmill serve MODEL` serves one over HTTP, with a page
-    for the browser. `tokenmill VERB --help` lists the flags of a verb, `--help-all` all of them."""
+    `tokenmill chat` talks with the model in the package. `tokenmill serve MODEL` serves a model over HTTP, with a page
+    for the browser. `tokenmill VERB --help` lists a verb's common flags, `--help-all` all of them."""
     if wants_no_colour():
         context.color = False  # the contexts of verbs inherit it
 

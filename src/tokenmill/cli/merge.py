@@ -15,9 +15,9 @@ def merge(
     adapter: str = typer.Argument(..., metavar="ADAPTER", help="Its adapter: a PEFT folder or a GGUF file."),
     target: Path = typer.Argument(..., metavar="OUT", help="The folder to write; it must not exist."),
 ) -> None:
-    """Write a model with an adapter worked into its weights, as one folder that needs no adapter any more.
+    """Merge an adapter into a model's weights, and write the result as a folder that needs no adapter.
 
-    Served as it is, an adapter shares its base with others: see --lora-modules of `serve`."""
+    Adapters that are served unmerged share their base: see --lora-modules of `serve`."""
     with waiting_told("Merging"):
         from tokenmill.engine.adapter_names import located
         from tokenmill.engine.model_source import FolderSource, find_source

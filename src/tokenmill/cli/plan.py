@@ -20,11 +20,11 @@ LOAD = {
     "price": flag("price", float, "US dollars per hour of one device.", min=0.0),
     "contexts": flag("context", list[int], "Prompt tokens per request (may be repeated)."),
     "output": flag("output_len", int, "Output tokens per request.", min=1),
-    "slo": flag("slo", str, "Find the cheapest set-up that meets this, like ttft=500ms,tpot=50ms."),
+    "slo": flag("slo", str, "Find the cheapest set-up that meets this, such as ttft=500ms,tpot=50ms."),
     "again": flag(
         "measure_again",
         bool,
-        "Measure this machine at length, although it was measured within the last 30 days.",
+        "Measure this machine completely, even if it was measured within the last 30 days.",
         spelled="--measure --measure-again",
     ),
     "users": flag("users", int, "Users at a time, for --slo.", min=1),
@@ -36,7 +36,7 @@ LOAD = {
 def plan(
     model: str = MODEL,
     workload: list[Path] = typer.Option(
-        None, "--workload", help="Predict what bench throughput will say about this file (may be repeated)."
+        None, "--workload", help="Predict the result of bench throughput for this file (may be repeated)."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     picture: Path = PLOT,
@@ -44,7 +44,7 @@ def plan(
     load: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Does it fit, how long may contexts be, how fast will it be, what will it cost? Nothing is loaded.
+    """Predict whether a model fits, its longest context, speed and cost, without loading it.
 
     --device takes a name of the hardware table (h200, a100, rtx4090, m4, ...), a file that `doctor --measure --json`
     wrote, or what `serve` takes: then this machine is measured.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 SHOWN = 5
 Importance = Literal["obs", "wanda"]
 CUT_FLAGS = {
-    "multiple": flag("multiple", int, "Channels are left in multiples of this [default: 128 or 64]."),
+    "multiple": flag("multiple", int, "The number of remaining channels is a multiple of this [default: 128 or 64]."),
     "importance": flag(
         "importance",
         Importance,
@@ -29,12 +29,12 @@ CUT_FLAGS = {
 CALIBRATION_FLAGS = {
     "calibration": flag("calibration", Path, "Text to calibrate on [default: a short one in the package]."),
     "samples": flag("samples", int, "Sequences to calibrate on [default: 128]."),
-    "length": flag("length", int, "Tokens of each [default: 512]."),
+    "length": flag("length", int, "Tokens of each sequence [default: 512]."),
     "device": flag("device", str, "Where to calibrate and learn [default: cpu]."),
 }
 REPAIR_FLAGS = {
     "steps": flag("steps", int, "With --repair: steps of learning [default: 1000]."),
-    "minutes": flag("minutes", float, "With --repair: stop after so many."),
+    "minutes": flag("minutes", float, "With --repair: stop after this many minutes."),
     "batch": flag("batch", int, "With --repair: lines in a step [default: 8]."),
     "line": flag("line", int, "With --repair: tokens in a line [default: 256]."),
     "rate": flag("rate", float, "With --repair: learning rate [default: 0.0003]."),
@@ -46,15 +46,17 @@ REPAIR_FLAGS = {
 def prune(
     source: str = typer.Argument(..., metavar="SRC", help="Folder or hub name of an unquantised model, or `demo`."),
     target: Path = typer.Argument(..., metavar="DST", help="The folder to write; it must not exist."),
-    channels: float = typer.Option(0.0, "--channels", help="The part of each layer's MLP channels that goes."),
-    heads: float = typer.Option(0.0, "--heads", help="The part of its key heads that goes, with their query heads."),
-    layers: int = typer.Option(0, "--layers", help="How many layers go: those that change their input least."),
+    channels: float = typer.Option(0.0, "--channels", help="Part of each layer's MLP channels to remove."),
+    heads: float = typer.Option(
+        0.0, "--heads", help="Part of each layer's key heads to remove, with their query heads."
+    ),
+    layers: int = typer.Option(0, "--layers", help="How many layers to remove: those that change their input least."),
     repair: Path = typer.Option(
         None, "--repair", metavar="FILE", help="Text (or JSON lines) on which the copy learns from the original."
     ),
     chosen: dict[str, Any] | None = None,
 ) -> None:
-    """Take channels, heads and layers out of a model, and have it learn what it lost from the original.
+    """Remove channels, heads and layers from a model, and let the copy relearn what it lost from the original.
 
     What is written is a plain model folder that every engine reads; `quantize` makes it smaller still."""
     chosen = chosen or {}

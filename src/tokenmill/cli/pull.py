@@ -21,14 +21,14 @@ from tokenmill.core.files import in_home
 
 def pull(
     model: str = typer.Argument(..., metavar="MODEL", help="OWNER/NAME, OWNER/NAME:Q4_K_M, a folder or a .gguf file."),
-    name: str = typer.Option(None, "--name", help="What it shall be called (default: as the hub or the file has it)."),
+    name: str = typer.Option(None, "--name", help="The model's name here (default: that of the hub or the file)."),
     revision: str = typer.Option(None, "--revision", help="Branch, tag or commit of a hub model."),
     download_dir: str = typer.Option(None, "--download-dir", help="Folder for downloads (default: the hub's cache)."),
     hf_token: str = typer.Option(None, "--hf-token", help="Token for the hub (default: HF_TOKEN, or the stored one)."),
 ) -> None:
-    """Download a model and store it under a name; a folder or file of this machine stays where it is.
+    """Download a model and store it under a name. A folder or file on this machine stays where it is.
 
-    A download that broke off goes on where it ended."""
+    A download that was interrupted continues where it ended."""
     store = open_store()
     model = plain_name(model)
     path = in_home(model)

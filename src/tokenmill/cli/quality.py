@@ -15,15 +15,15 @@ from tokenmill.core.errors import ParameterError, why
 
 
 def quality(  # noqa: PLR0913
-    models: list[str] = typer.Argument(..., metavar="MODEL...", help="Folders, files or names to judge."),
-    against: str = typer.Option(..., "--against", metavar="BASE", help="The model that they are copies of."),
-    text: Path = typer.Option(None, "--text", metavar="FILE", help="Text to read [default: a short one]."),
+    models: list[str] = typer.Argument(..., metavar="MODEL...", help="Folders, files or names of the copies."),
+    against: str = typer.Option(..., "--against", metavar="BASE", help="The model from which the copies were made."),
+    text: Path = typer.Option(None, "--text", metavar="FILE", help="Text to measure on [default: a short one]."),
     tasks: Path = typer.Option(None, "--tasks", metavar="FILE", help="JSON lines: prompt, answer (and choices)."),
     speed: bool = typer.Option(True, "--speed/--no-speed", help="Time one user's answer on this machine."),
-    picture: Path = typer.Option(None, "--picture", metavar="FILE", help="Size against loss, as .svg or .html."),
-    device: str = typer.Option("cpu", "--device", help="Where they run."),
+    picture: Path = typer.Option(None, "--picture", metavar="FILE", help="Draw size against loss, as .svg or .html."),
+    device: str = typer.Option("cpu", "--device", help="Where the models run."),
     kv_cache_dtype: str = typer.Option(
-        None, "--kv-cache-dtype", help="How all but the base keep their K/V: int8, fp8, int4, int4-fp8k."
+        None, "--kv-cache-dtype", help="Type of K/V in all models except the base: int8, fp8, int4, int4-fp8k."
     ),
     as_json: bool = typer.Option(False, "--json", help="Print figures as JSON."),
 ) -> None:

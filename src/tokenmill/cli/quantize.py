@@ -42,19 +42,19 @@ MAX_TEXT_BYTES = 16 << 20
 
 
 METHOD_FLAGS = {
-    "method": flag("method", Method, "How to round, or to prune; some methods calibrate on a text."),
-    "bits": flag("bits", float, "With --method: bits of integers [default: 4]; 4.5: more where they count."),
-    "symmetric": flag("symmetric", bool, "With --method: no zero points.", spelled="--symmetric"),
-    "damping": flag("damping", float, "With gptq and sparsegpt: what is added to the inputs' squares [default: 0.01]."),
+    "method": flag("method", Method, "How to round or prune. Some methods calibrate on a text."),
+    "bits": flag("bits", float, "With --method: bits of integers [default: 4]; 4.5: more bits where they matter."),
+    "symmetric": flag("symmetric", bool, "With --method: use no zero points.", spelled="--symmetric"),
+    "damping": flag("damping", float, "With gptq and sparsegpt: added to the inputs' squares [default: 0.01]."),
     "double": flag(
         "double", bool, "With nf4 and fp4: scales are rounded, too (the default).", spelled="--double/--single"
     ),
-    "sparsity": flag("sparsity", str, "With pruning methods: 2:4 (the default), or the part that becomes 0."),
+    "sparsity": flag("sparsity", str, "With pruning methods: 2:4 (default), or the part of weights that become 0."),
     "calibration": flag(
         "calibration", Path, "Text to calibrate on, or to weigh a GGUF file's columns by [default: ours]."
     ),
     "samples": flag("samples", int, "Sequences to calibrate on [default: 128]."),
-    "length": flag("length", int, "Tokens of each [default: 512]."),
+    "length": flag("length", int, "Tokens of each sequence [default: 512]."),
     "device": flag("device", str, "Where to calibrate and round [default: cpu]."),
     "kv_scales": flag(
         "kv_scales",
@@ -62,7 +62,7 @@ METHOD_FLAGS = {
         "With --method: scales of K/V in float8, too, for readers that want them.",
         spelled="--kv-scales",
     ),
-    "save_imatrix": flag("save_imatrix", Path, "With GGUF files: where to write what was measured (.gguf or .dat)."),
+    "save_imatrix": flag("save_imatrix", Path, "With GGUF files: write the measured importance here (.gguf or .dat)."),
 }
 """Flags that only methods use, and flags for measuring columns for GGUF files."""
 
@@ -74,14 +74,16 @@ def quantize(
     format: Format = typer.Option(
         None,
         "--format",
-        help="Integers in groups with a scale each (int4 unless told), 8 bit floats with one per row, a GGUF file, or, "
-        "with --method, whose files to write.",
+        help="int4 (default) or int8 with a scale per group, fp8 with a scale per row, a GGUF file, or, with --method, "
+        "the form of the files.",
     ),
     group: int = typer.Option(
         None, "--group", "--group-size", help="Columns that share a scale: 32, 64, 128 or 256 [default: 32; 128]."
     ),
-    skip: str = typer.Option(None, "--skip", metavar="REGEX", help="Leave weights alone whose name matches this."),
-    perplexity: Path = typer.Option(None, "--perplexity", metavar="FILE", help="Text to compare before and after on."),
+    skip: str = typer.Option(None, "--skip", metavar="REGEX", help="Do not round weights whose name matches this."),
+    perplexity: Path = typer.Option(
+        None, "--perplexity", metavar="FILE", help="Compare perplexity before and after on this text."
+    ),
     imatrix: Path = typer.Option(
         None,
         "--imatrix",

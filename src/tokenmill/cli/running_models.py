@@ -20,7 +20,7 @@ from tokenmill.core.config import make_server_config
 from tokenmill.core.errors import ParameterError, UserError
 
 URL = typer.Option(None, "--url", help="The server (default: the one that `serve` starts: http://127.0.0.1:8000).")
-KEY = typer.Option(None, "--api-key", help="The key that it asks for.")
+KEY = typer.Option(None, "--api-key", help="Key for the server.")
 TIMEOUT_S = 30.0
 MOST_BYTES = 16 << 20
 NEVER_YEAR = 2900
@@ -42,7 +42,7 @@ def stop(
     url: str = URL,
     api_key: str = KEY,
 ) -> None:
-    """Let a running server unload a model; its open answers end first."""
+    """Unload a model from a running server, after its open answers."""
     found = ask(url, api_key, "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
     if found.get("done_reason") != "unload":
         raise UserError(f"{name} stays: the server was started with it.")

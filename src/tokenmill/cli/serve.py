@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 MODELS = typer.Argument(
     None,
     metavar="MODEL...",
-    help="Folder, .gguf file, stored or hub name, or `demo` (the default); several load when asked for.",
+    help="Folder, .gguf file, stored or hub name, or `demo` (the default). Several are loaded when asked for.",
     autocompletion=model_names,
 )
 SERVER_FLAGS = option_flags(SERVER_GROUPS)
@@ -100,7 +100,7 @@ def serve(
     options: dict[str, Any],
     others: dict[str, Any],
 ) -> None:
-    """Serve a model over HTTP with OpenAI's API; or several, which load when they are asked for."""
+    """Serve a model over HTTP with OpenAI's API, or several models, each loaded when a request asks for it."""
     _, filed = read_config_file(config)
     meant = settle_others(others)
     ours = {name: meant.pop(name) for name in SERVER_FLAGS.keys() & meant.keys()}

@@ -39,9 +39,11 @@ def list_models() -> None:
 
 def show(
     name: str = NAME,
-    part: Part = typer.Option(None, "--only", metavar="PART", help="modelfile, parameters, template, system, license."),
+    part: Part = typer.Option(
+        None, "--only", metavar="PART", help="Print only the modelfile, parameters, template, system or license."
+    ),
 ) -> None:
-    """Show what a stored model is made of, as a Modelfile or in part."""
+    """Show a stored model as a Modelfile, or a part of it."""
     from tokenmill.checkpoint.parameters import written
     from tokenmill.server.ollama.create import known_entry
 
@@ -68,7 +70,7 @@ def show(
 def rm(
     names: list[str] = typer.Argument(..., metavar="NAME...", help="Stored models.", autocompletion=stored_names),
 ) -> None:
-    """Forget stored models. Files that came with `pull` go with the last model that needs them; others stay."""
+    """Remove stored models. Downloaded files are deleted with the last model that needs them; other files stay."""
     from tokenmill.server.ollama.create import is_demo
 
     store = open_store()
@@ -83,9 +85,9 @@ def rm(
 
 def cp(
     source: str = typer.Argument(..., metavar="SOURCE", help="A stored model, or `demo`.", autocompletion=model_names),
-    target: str = typer.Argument(..., metavar="TARGET", help="Its other name."),
+    target: str = typer.Argument(..., metavar="TARGET", help="The other name."),
 ) -> None:
-    """Store a model under another name as well."""
+    """Store a model under a second name."""
     from tokenmill.server.ollama.create import copy_model
 
     store = open_store()

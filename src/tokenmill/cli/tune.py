@@ -18,9 +18,9 @@ from tokenmill.core.errors import ParameterError
 
 SEARCH = {
     "out": flag("out", Path, "Write the options here, for serve --config (default: tuned.yaml)."),
-    "minutes": flag("minutes", float, "How long to look (default: 5).", min=0.05),
-    "trial": flag("trial_seconds", float, "How long each set of options runs (default: 10).", min=0.1),
-    "lossy": flag("lossy", bool, "Also try to round weights and K/V: answers change."),
+    "minutes": flag("minutes", float, "How long to search (default: 5).", min=0.05),
+    "trial": flag("trial_seconds", float, "Seconds for which each set of options runs (default: 10).", min=0.1),
+    "lossy": flag("lossy", bool, "Also try quantised weights and K/V, which change answers."),
 }
 
 
@@ -29,8 +29,8 @@ SEARCH = {
 @with_flags("search", SEARCH)
 def tune(
     model: str = MODEL,
-    slo: str = typer.Option("", "--slo", help="What 90 % of the requests shall meet, like ttft=500ms,tpot=50ms."),
-    users: int = typer.Option(0, "--users", min=0, help="Users at a time, each asking when its answer has ended."),
+    slo: str = typer.Option("", "--slo", help="What 90 % of the requests must meet, such as ttft=500ms,tpot=50ms."),
+    users: int = typer.Option(0, "--users", min=0, help="Users at a time. Each asks again when its answer has ended."),
     workload: list[Path] = WORKLOAD,
     json_path: Path = JSON,
     *,
@@ -38,9 +38,9 @@ def tune(
     search: dict[str, Any],
     options: dict[str, Any],
 ) -> None:
-    """Search for the options that give these users the most tokens within the objective. Typed options stay.
+    """Search for the options that give these users the most tokens within the objective. Given ones stay.
 
-    With --kernel-search load it is this GPU's fastest products of MODEL that are searched, for all of --minutes."""
+    With --kernel-search load, search instead for the fastest products of MODEL on this GPU, for all of --minutes."""
     config, keywords = settle(model, options)
     if config.tuning.kernel_search != "off":
         tune_kernels(config, keywords, 60 * search.get("minutes", 5.0))
