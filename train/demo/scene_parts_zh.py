@@ -25,11 +25,24 @@ SAME += "|带/bring take_along"
 ACTIONS = [
     (zh, tuple(v.replace("_", " ") for v in en.split(" "))) for zh, en in (a.split("/") for a in SAME.split("|"))
 ]
-ROLES = {
-    "when": ("zh_day|zh_time", "[x]", "时间|日期|哪天|什么时候|date|when|time|day"),
-    "where": ("zhw_place|zh_city|zh_shop|zh_room", "在[x]", "地点|在哪里|位置|地方|place|where|location|city"),
-    "whom": ("zhw_name", "给[x]|替[x]|和[x]一起|为[x]", "对方|给谁|和谁|收件人|接收人|recipient|to|partner|for_whom"),
+ROLES: dict[str, list[tuple[str, str, str]]] = {
+    "when": [
+        ("zh_day", "[x]", "日期|哪天|什么时候|时间|date|when|day"),
+        ("zh_clock", "[x]", "时间|几点|什么时候|钟点|time|when|hour|at"),
+    ],
+    "where": [
+        ("zhw_place|zh_shop", "在[x]", "地点|在哪里|位置|地方|place|where|location|spot"),
+        ("zh_city", "在[x]", "城市|地点|在哪里|哪个城市|city|town|where|location"),
+        ("zh_room", "在[x]", "房间|在哪里|位置|哪个房间|room|where|location"),
+    ],
+    "whom": [
+        ("zhw_name", "给[x]", "给谁|收件人|接收人|对方|recipient|to|receiver"),
+        ("zhw_name", "替[x]|为[x]", "替谁|为谁|受益人|for_whom|for|on_behalf_of"),
+        ("zhw_name", "和[x]一起|跟[x]一起", "和谁|同伴|伙伴|一起的人|partner|with|companion"),
+    ],
+    "from": [("zhw_name", "从[x]那里|从[x]那儿", "从谁|来源|原主|from|source|from_whom")],
 }
+"""What stands before the verb: its kinds, how it stands there, and its names, which tell its role."""
 MEASURES = "个 个 个 件 份 箱 盒 只 张 台 把"
 NOUNS = {"what": "物品|东西|商品|名称|item|thing|product|what", "n": "数量|多少|几个|件数|count|quantity|number|amount"}
 WHO = "姓名|谁|人|用户|顾客|负责人|name|who|person|user|customer"
@@ -44,8 +57,8 @@ def _parts(rng: random.Random) -> tuple[dict[str, Field], dict[str, str], str, s
     """Fields, how those before the verb stand, the object behind it, and what the object is."""
     fields: dict[str, Field] = {}
     marks: dict[str, str] = {}
-    for key in [k for k in ROLES if rng.random() < 0.5]:
-        kinds, stands, names = ROLES[key]
+    for key in [k for k in ROLES if rng.random() < (0.15 if k == "from" else 0.5)]:
+        kinds, stands, names = rng.choice(ROLES[key])
         fields[key] = _field(kinds, names, rng)
         marks[key] = rng.choice(stands.split("|")).replace("[x]", f"[{key}]")
     noun = shown = wide_noun(rng, THING)

@@ -330,7 +330,7 @@ KINDS: dict[str, Callable[[random.Random], Value]] = {
     "copied": copied,
     "copied_two": lambda r: f"{copied(r)} {copied(r)}",
     "surname": surname,
-    "some_day": lambda r: date_of(r) if r.random() < 0.4 else r.choice(load().words["day"]),
+    "some_day": lambda r: date_of(r).rstrip(".") if r.random() < 0.4 else r.choice(load().words["day"]),
     **USUAL_KINDS,
     "street": lambda r: f"{word(r, r.choice(['noun', 'any']), False).capitalize()} {r.choice(STREETS)}",
     "place": any_of(SHOPS),

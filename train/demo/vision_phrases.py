@@ -18,8 +18,7 @@ FORMS: dict[str, list[str]] = {
         LEAD + " the {place|position|location|part of the picture|corner or place|exact place} of [t]",
         LEAD + " where {[t] is|you see [t]|I find [t]|one can see [t]}" + TAIL,
         LEAD + " the {place|part|area|side|region} {that [t] has|where [t] is|with the [n]}",
-        "{Where|In which {place|part|corner|area|region}|At {which|what} {place|position}} {is|lies|stands|sits|was} [t]"
-        + TAIL,
+        "{Where|In which {place|part|corner|area|region}|At {which|what} place} {is|lies|stands|sits|was} [t]" + TAIL,
         "{Where|In which {place|part|corner}|At what place} {do I see|can I find|do we find|should I look for} [t]"
         + TAIL,
         "{Top or bottom, left or right|Which place|Which corner}: [t]",
