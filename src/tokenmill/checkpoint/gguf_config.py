@@ -24,7 +24,7 @@ def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors,
     meta = Meta(metadata, path)
     embedding = tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
-        raise meta.fail("it has no token_embd.weight matrix; it is no whole model (a LoRA or a vocabulary alone?)")
+        raise meta.fail("it has no token_embd.weight matrix; it is not a whole model (a LoRA or a vocabulary alone?)")
     whole = {"vocab_size": embedding.shape[0], "torch_dtype": _dtype(tensors),
              "tie_word_embeddings": "output.weight" not in tensors}  # fmt: skip
     own = CONFIGS.get(str(meta.arch)) or MIXTURES.get(str(meta.arch)) or OLDER.get(str(meta.arch))

@@ -345,7 +345,7 @@ def _jamba(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     sizes = read_sizes(meta, "jamba")
     layers, hidden, width = sizes["num_hidden_layers"], sizes["hidden_size"], meta.whole("ssm.inner_size")
     if width % hidden:
-        raise meta.fail(f"{width} channels are no multiple of the {hidden} of a layer")
+        raise meta.fail(f"{width} channels are not a multiple of a layer's {hidden}")
     attends = [index for index, count in enumerate(_counts(meta, layers)) if count]
     mixtures = [index for index in range(layers) if f"blk.{index}.ffn_gate_inp.weight" in tensors]
     found: Config = {

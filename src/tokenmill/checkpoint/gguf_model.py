@@ -41,7 +41,7 @@ class GgufModel:
                     raise ModelError(f"{file.path}: tensor {name!r} is in {self.where[name].path} as well.")
                 self.tensors[name], self.where[name] = info, file
         if not self.tensors:
-            raise ModelError(f"{self.path}: it holds no tensors; a vocabulary alone is no model.")
+            raise ModelError(f"{self.path}: it holds no tensors; a vocabulary alone is not a model.")
         self.config = gguf_config.read_config(self.metadata, self.tensors, self._numbers, str(self.path))
 
     def open_checkpoint(self) -> GgufCheckpoint:

@@ -45,7 +45,7 @@ def read_modelfile(text: str) -> Modelfile:
     if len(text) > MOST_CHARS:
         raise ModelfileError(f"the Modelfile has more than {MOST_CHARS} characters.")
     if "\0" in text:
-        raise ModelfileError("the Modelfile holds a NUL character: it is no text.")
+        raise ModelfileError("the Modelfile holds a NUL character, so it is not text.")
     found = Modelfile()
     for number, word, value in _instructions(text.removeprefix("\ufeff")):
         _take(found, number, word, value)
@@ -107,7 +107,7 @@ def _instructions(text: str) -> Iterator[tuple[int, str, str]]:
         if word in REFUSED:
             raise _wrong(number, f"{word} cannot be used: {REFUSED[word]}")
         if word not in KNOWN:
-            raise _wrong(number, f"{_shown(_split(line)[0])} is no instruction; there are {', '.join(KNOWN)}")
+            raise _wrong(number, f"{_shown(_split(line)[0])} is not an instruction; there are {', '.join(KNOWN)}")
         if not rest:
             raise _wrong(number, f"{word} needs a value")
         first = ""

@@ -207,8 +207,8 @@ def _read(path: Path, full: str | None) -> Entry:
         entry = _decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise ModelError(
-            f"{path}: this is no manifest of a stored model ({str(error)[:200]}); remove the file, and create or pull "
-            "the model again."
+            f"{path}: this is not the manifest of a stored model ({str(error)[:200]}); remove the file, and create or "
+            "pull the model again."
         ) from None
     if file_name(entry.name) != path.name or (full is not None and file_name(full) != path.name):
         raise ModelError(f"{path}: the manifest is of {ascii(entry.name)[:80]}; remove the file.")

@@ -161,7 +161,9 @@ class Verbs(TyperGroup):
         if close := difflib.get_close_matches(word, self.list_commands(ctx), n=1, cutoff=0.7):
             return f"There is no verb {word}. Did you mean {close[0]}?"
         if at_top and (word == "demo" or "/" in word or word.endswith(".gguf")):
-            return f"{word} is no verb: `{ctx.command_path} chat {word}` talks with a model, `serve {word}` serves it."
+            return (
+                f"{word} is not a verb: `{ctx.command_path} chat {word}` talks with a model, `serve {word}` serves it."
+            )
         return f"There is no verb {word}; there are {_listed(self.list_commands(ctx))}."
 
 

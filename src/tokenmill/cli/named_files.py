@@ -51,7 +51,7 @@ def read_json(name: str) -> Any:
         with open_regular(path, MOST_BYTES) as file:
             data = file.read(MOST_BYTES + 1)
     except ModelError:  # that error speaks of model folders
-        raise ParameterError(f"{name} is no file of at most {MOST_BYTES >> 20} MiB that can be read.") from None
+        raise ParameterError(f"{name} is not a readable file of at most {MOST_BYTES >> 20} MiB.") from None
     except (OSError, ValueError) as error:
         raise ParameterError(f"{name} cannot be read: {_why(error)}.") from error
     try:
@@ -116,7 +116,7 @@ def _checked(name: str, body: dict[str, Any], schema: type[BaseModel]) -> Any:
 
     for text in _texts(body):
         if not is_text(text):
-            raise ParameterError(f"{name} holds half a character (\\ud800 to \\udfff), which is no text.")
+            raise ParameterError(f"{name} holds half a character (\\ud800 to \\udfff), which is not text.")
     try:
         return schema.model_validate(body)
     except ValidationError as error:

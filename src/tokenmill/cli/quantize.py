@@ -231,7 +231,7 @@ def _pattern(skip: str | None) -> re.Pattern[str] | None:
     try:
         return None if skip is None else re.compile(skip)
     except re.error as error:
-        raise ParameterError(f"--skip {skip!r} is no regular expression ({error}).") from error
+        raise ParameterError(f"--skip {skip!r} is not a regular expression ({error}).") from error
 
 
 def _read_text(path: Path) -> str:

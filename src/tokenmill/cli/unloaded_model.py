@@ -36,7 +36,7 @@ def look_for(name: str) -> None:
     path = _place(name)
     if not path.exists():
         if name.isdigit():
-            raise UserError(f"{name} is no model's name; --port {name} would be a port.")
+            raise UserError(f"{name} is not a model's name; did you mean --port {name}?")
         check_part(name)
         check_place(name)
     elif path.is_dir():
@@ -52,8 +52,8 @@ def look_for_one_of_several(name: str) -> None:
     if demo_model(name) is not None or "/" in name or _place(name).exists() or find_stored(name) is not None:
         return
     raise UserError(
-        f"{name} is no folder, file or stored model here, and a model of the hub is OWNER/MODEL. `serve` takes models, "
-        "one or several, and flags."
+        f"{name} is not a folder, file or stored model here, and a model on the hub is OWNER/MODEL. `serve` takes "
+        "models, one or several, and flags."
     )
 
 

@@ -1,4 +1,4 @@
-"""vLLM's engine arguments and server flags that are no options here. Owns: what becomes of each, with its reason.
+"""vLLM's engine arguments and server flags that are not options here. Owns: what becomes of each, with its reason.
 
 A name is an alias of an option, harmless, or refused when its value would have an effect. Neutral values are those that
 change nothing, and vLLM's defaults. `LLM`, `EngineArgs` and the flags of every verb read these lists.

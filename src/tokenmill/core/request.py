@@ -62,7 +62,7 @@ class Spelled(msgspec.StructMeta):
 
 
 class SpelledAsElsewhere(Spelled):
-    """The same for SamplingParams. Names of vLLM's that are no fields are taken or refused as core/sampling_names.py
+    """The same for SamplingParams. vLLM's names that are not fields are taken or refused as core/sampling_names.py
     says."""
 
     def __call__(cls, *args: Any, **given: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Names of vLLM's SamplingParams that are no fields here. Owns: what becomes of each of them.
+"""Names of vLLM's SamplingParams that are not fields here. Owns: what becomes of each of them.
 
 Must not know: the fields, requests.
 """

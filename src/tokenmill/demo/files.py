@@ -16,7 +16,7 @@ def demo_dir(part: str = "main") -> pathlib.Path:
 
 
 def demo_model(name: str) -> pathlib.Path | None:
-    """The folder that `demo`, `demo:draft`, ... name; None: this is no such name."""
+    """The folder that `demo`, `demo:draft`, ... name; None: the name is none of these."""
     if name in ("demo", "demo:latest"):  # as Ollama's clients call it
         return demo_dir("main")
     part = name.removeprefix("demo:")

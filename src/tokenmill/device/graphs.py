@@ -42,7 +42,7 @@ class Recorder:
 
     def record(self, compute: Callable[[], T]) -> Recording[T]:
         """Record `compute`. What it keeps for later work (scratch, tables) must be there before; kernels need not be:
-        one that is loaded meanwhile is no part of the recording."""
+        one that is loaded meanwhile is not part of the recording."""
         current = torch.cuda.current_stream()
         graph = torch.cuda.CUDAGraph()
         self.stream.wait_stream(current)

@@ -41,7 +41,7 @@ def _lines(text: str, path: Path) -> Iterator[str]:
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ParameterError(f"--data {path}, line {number}: no JSON ({error}).") from None
+            raise ParameterError(f"--data {path}, line {number}: not JSON ({error}).") from None
         value = entry.get("text", entry.get("prompt")) if isinstance(entry, dict) else entry
         if not isinstance(value, str):
             raise ParameterError(f'--data {path}, line {number}: needs a string under "text" or "prompt".')

@@ -88,7 +88,7 @@ def read_faults(text: str) -> Faults:
         elif item.startswith("once="):
             found["once"] = Path(item.removeprefix("once="))
         else:
-            raise ValueError(f"TOKENMILL_FAULTS: {item!r} is no fault.")
+            raise ValueError(f"TOKENMILL_FAULTS: {item!r} is not a fault.")
     return Faults(**found)
 
 

@@ -85,7 +85,9 @@ def read_adapter_config(folder: Path) -> AdapterConfig:
     """A folder's adapter_config.json; raises ModelError that names the file and the key."""
     file = folder / FILE
     if not folder.is_dir():
-        raise ModelError(f"{folder}: is no folder; an adapter is PEFT's folder (with {FILE}), or a GGUF file (.gguf)")
+        raise ModelError(
+            f"{folder}: is not a folder; an adapter is PEFT's folder (with {FILE}), or a GGUF file (.gguf)"
+        )
     if not present(file):
         raise ModelError(f"{folder}: has no {FILE}; an adapter is PEFT's folder with it, or a GGUF file (.gguf)")
     data = read_object(file, _MAX_BYTES)

@@ -110,7 +110,7 @@ class Fitter:
         places = self.sites.find(module)
         if not places:
             base = f" (it was made for {self.adapter.base[:120]})" if self.adapter.base else ""
-            error = self._refuse(module, f"is no matrix of this model that adapters can change{base}")
+            error = self._refuse(module, f"is not a matrix of this model that adapters can change{base}")
             if not self.sites.partial:
                 raise error
             self.unknown[module] = str(error)
@@ -165,7 +165,7 @@ class Fitter:
         place = places[0]
         shape = place.source.shape
         if place.weight is not None:
-            raise self._refuse(module, "is no table of embeddings, and the file has lora_embedding_A for it")
+            raise self._refuse(module, "is not a table of embeddings, but the file has lora_embedding_A for it")
         if (low.down.shape[1], low.up.shape[0]) != shape:
             raise self._refuse(
                 module, f"is {list(shape)} in this model, and the adapter is for {[low.down.shape[1], len(low.up)]}"

@@ -28,7 +28,7 @@ def read_gguf_adapter(path: Path, heads: Heads) -> Adapter:
     file = open_gguf(path)
     said = file.metadata
     if said.get("general.type") != "adapter" or said.get("adapter.type") != "lora":
-        raise ModelError(f"{path}: it is no LoRA adapter (general.type is {said.get('general.type')!r}).")
+        raise ModelError(f"{path}: it is not a LoRA adapter (general.type is {said.get('general.type')!r}).")
     arch, alpha = str(said.get("general.architecture", "")), said.get("adapter.lora.alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= 1e6:
         raise ModelError(f"{path}: adapter.lora.alpha must be a number, not {alpha!r}.")
@@ -38,7 +38,7 @@ def read_gguf_adapter(path: Path, heads: Heads) -> Adapter:
     for name in sorted(file.tensors):
         stem, _, end = name.rpartition(".")
         if end not in ("lora_a", "lora_b"):
-            raise ModelError(f"{path}: {name[:120]!r} is no tensor of an adapter.")
+            raise ModelError(f"{path}: {name[:120]!r} is not a tensor of an adapter.")
         if end == "lora_b" and f"{stem}.lora_a" not in file.tensors:
             raise ModelError(f"{path}: {stem[:120]!r} has no lora_a.")
         if end == "lora_a":
@@ -83,4 +83,4 @@ def _module(path: str, stem: str, arch: str) -> tuple[str, str]:
         ours = {**LAYER_PARTS, **SPECIAL_PARTS.get(arch, {})}.get(parts[2])
         if ours is not None:
             return f"model.layers.{int(parts[1])}.{ours}", parts[2]
-    raise ModelError(f"{path}: {stem[:120]!r} is no matrix that adapters change here.")
+    raise ModelError(f"{path}: {stem[:120]!r} is not a matrix that adapters can change here.")

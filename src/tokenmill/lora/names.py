@@ -21,7 +21,7 @@ _SAME = {
 
 
 def tail(path: str) -> str | None:
-    """The part of a name that is the same everywhere; None: it is no part of a language model."""
+    """The part of a name that is the same everywhere; None: it is not part of a language model."""
     parts = path.split(".")
     at = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts))
     first = max(at - 1, 0)

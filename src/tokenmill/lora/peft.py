@@ -110,7 +110,7 @@ def read_peft(folder: Path) -> Adapter:
             continue
         whole = _WHOLE.fullmatch(plain)
         if whole is None:
-            raise ModelError(f"{folder}: {name[:120]} is no tensor of a LoRA adapter.")
+            raise ModelError(f"{folder}: {name[:120]} is not a tensor of a LoRA adapter.")
         if ".original_module" not in whole["inner"]:
             found.whole.setdefault(whole["module"], {})[whole["end"]] = tensor
     for module, tensors in halves.items():

@@ -186,7 +186,7 @@ async def find_model(session: aiohttp.ClientSession, target: Target) -> str:
 def _why(error: Exception) -> str:
     """Why the server cannot be reached, without a library's internal names."""
     if isinstance(error, aiohttp.InvalidURL):
-        return "this is no address (http://HOST:PORT is one)"
+        return "this is not an address such as http://HOST:PORT"
     if isinstance(error, TimeoutError):
         return "it does not answer"
     if isinstance(error, aiohttp.ClientConnectorDNSError):

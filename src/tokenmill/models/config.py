@@ -73,7 +73,7 @@ class ModelConfig:
         return self.need(found[0], kind)
 
     def choice(self, name: str, options: Mapping[str, T], default: str | None = None) -> T:
-        """options[value]; a value that is no option is refused by name."""
+        """options[value]; a value that is not an option is refused by name."""
         value = self.need(name, str) if default is None else self.get(name, str, default)
         if value not in options:
             raise ModelError(f"config.json: {self._full(name)} '{value}' is not supported. Known: {_list(options)}.")

@@ -78,7 +78,7 @@ def _state(ckpt: Checkpoint, name: str) -> dict[str, Any]:
                     raise ValueError("no text")
                 state = json.loads(bytes(found.flatten().tolist()))
             except (ValueError, RecursionError) as error:
-                raise ModelError(f"'{full}' is no JSON.") from error
+                raise ModelError(f"'{full}' is not JSON.") from error
             return state if isinstance(state, dict) else {}
     return {}
 

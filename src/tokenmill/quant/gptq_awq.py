@@ -58,7 +58,7 @@ def check(config: Mapping[str, Any]) -> None:
             raise ModelError(f"This checkpoint is quantised with '{method}' and has {field!r}, which is not supported.")
     if dynamic := config.get("dynamic"):
         if not isinstance(dynamic, Mapping):
-            raise ModelError(f"This checkpoint is quantised with '{method}' and has a dynamic that is no object.")
+            raise ModelError(f"This checkpoint is quantised with '{method}' and has a `dynamic` that is not an object.")
         odd = [rule for rule in dynamic.values() if isinstance(rule, Mapping) and rule.get("bits", 4) == 1]
         if odd:
             raise ModelError("This checkpoint is quantised with 'gptq' in 1 bit here and there: not supported.")

@@ -61,7 +61,7 @@ class GridWeight(PackedWeight):
             self.packed = kernels.pack(self.stored())
             if self.packed is not None:
                 if self.zeros is not None and not torch.equal(self.zeros.half().float(), self.zeros.float()):
-                    self.changed = ("zero points that are no integers",)
+                    self.changed = ("zero points that are not integers",)
                 self.forget()
                 return self
         if self.zeros is None:
@@ -93,7 +93,7 @@ class GridWeight(PackedWeight):
         grid = GridWeight(found, steps, bits=8, group=ACTIVATION_GROUP, dtype=self.dtype, bias=self.bias)
         if kernels.pack(grid.stored()) is None:
             return self._affine(q, scales, zeros, kernels)
-        grid.changed = ("zero points that are no integers",)
+        grid.changed = ("zero points that are not integers",)
         return grid.settle(kernels)
 
     def _affine(self, q: Tensor, scales: Tensor, zeros: Tensor, kernels: Kernels) -> Weight:

@@ -1,4 +1,4 @@
-"""Integers whose zero points are no integers: HQQ's and quanto's files. Owns: their layouts.
+"""Integers whose zero points are not integers: HQQ's and quanto's files. Owns: their layouts.
 
     HQQ      NAME.W_q, NAME.scale, NAME.zero: (code - zero) * scale in groups along rows (axis 1). The matrix
              [numel / group, group] is cut into 8 / bits parts along its rows; a byte (3 bits: ten in an int32)

@@ -56,7 +56,7 @@ def read(path: Path) -> dict[str, Tensor]:
 def _checked(name: str, sums: Sums, path: Path) -> Sums:
     squares, tokens = sums.squares, sums.tokens
     if not bool(torch.isfinite(squares).all()) or bool((squares < 0).any()) or not bool((tokens >= 0).all()):
-        raise ModelError(f"{path}: '{name}' holds numbers that are no sums of squares.")
+        raise ModelError(f"{path}: '{name}' holds numbers that cannot be sums of squares.")
     return sums
 
 
@@ -76,7 +76,7 @@ def _read_gguf(path: Path) -> dict[str, Sums]:
             raise ModelError(f"{path}: '{name}' has {sums.shape[0]} matrices and {count.shape[0]} counts.")
         found[base] = Sums(sums, count)
     if not found:
-        raise ModelError(f"{path} is no importance file of llama.cpp: it has no tensors named '...{_SUMS}'.")
+        raise ModelError(f"{path} is not an importance file of llama.cpp: it has no tensors named '...{_SUMS}'.")
     return found
 
 
@@ -92,12 +92,12 @@ class _Reader:
     def __init__(self, path: Path) -> None:
         self.path, self.at = path, 0
         if path.stat().st_size > _MOST_BYTES:
-            raise ModelError(f"{path} is no importance file of llama.cpp: it is too large for one.")
+            raise ModelError(f"{path} is not an importance file of llama.cpp: it is too large for one.")
         self.data = path.read_bytes()
 
     def take(self, size: int) -> bytes:
         if not 0 <= size <= len(self.data) - self.at:
-            raise ModelError(f"{self.path} is no importance file of llama.cpp, or it is cut off.")
+            raise ModelError(f"{self.path} is not an importance file of llama.cpp, or it is cut off.")
         self.at += size
         return self.data[self.at - size : self.at]
 
@@ -116,7 +116,7 @@ def _read_older(path: Path) -> dict[str, Sums]:
         squares = torch.frombuffer(bytearray(raw), dtype=torch.float32).view(1, -1)
         found[name] = Sums(squares, torch.tensor([[float(calls)]]))
     if not found:
-        raise ModelError(f"{path} is no importance file of llama.cpp: it names no matrix.")
+        raise ModelError(f"{path} is not an importance file of llama.cpp: it names no matrix.")
     return found
 
 

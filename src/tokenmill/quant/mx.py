@@ -50,7 +50,7 @@ def mxfp4(codes: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None
         raise ModelError(f"'{name}' must hold uint8, not {codes.dtype} with scales of {scales.dtype}.")
     powers = scales.view(torch.uint8)
     if known(powers) and bool((powers == _NAN).any()):
-        raise ModelError(f"'{name}' has scales that are no numbers: the file is damaged.")
+        raise ModelError(f"'{name}' has scales that are not numbers: the file is damaged.")
     spread = nibbles(codes)  # a GGUF block has columns 0 to 15 in the lower halves, 16 to 31 in the upper ones
     halves = spread[..., :16] | spread[..., 16:] << 4
     raw = torch.cat((powers[..., None], halves), -1).flatten(1)
@@ -108,7 +108,7 @@ def load(
     if columns % _FINE or tuple(scales.shape) != (rows, columns // _FINE):
         raise ModelError(f"'{name}.weight_scale' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
     if known(scales) and not bool(torch.isfinite(scales.float()).all()):
-        raise ModelError(f"'{name}.weight_scale' has scales that are no numbers: the file is damaged.")
+        raise ModelError(f"'{name}.weight_scale' has scales that are not numbers: the file is damaged.")
     factors = torch.full((rows,), _whole_scale(ckpt, name), device=raw.device)
     return TableWeight(nibbles(raw), torch.tensor(FP4, device="cpu"), scales.float(), dtype, bias, "NVFP4", factors)
 

@@ -1,7 +1,7 @@
 """How sharp a distribution is. Owns: temperature (fixed, or by entropy) and quadratic smoothing, where they are steps.
 
-A fixed temperature in the usual place is no step: sampler.py multiplies by its inverse at once. Scaled logits s [n, V]
-have 0 as their largest before and after. Must not know: rows, filters.
+A fixed temperature in the usual place is not a step: sampler.py multiplies by its inverse at once. Scaled logits s
+[n, V] have 0 as their largest before and after. Must not know: rows, filters.
 
     fixed      s / T
     dynamic    s / (low + (high - low) * (entropy / log(number of tokens left)) ^ exponent); low, high = T -+ range

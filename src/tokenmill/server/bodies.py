@@ -175,7 +175,7 @@ def _whole_at(holder: Any, place: tuple[int | str, ...]) -> bool:
     if isinstance(holder, list) and isinstance(part, int):
         mended = [_whole_at(entry, tuple(rest)) for entry in holder]
         return any(mended)
-    if not isinstance(holder, dict) or part not in holder:  # the name of a union's branch is no part of the body
+    if not isinstance(holder, dict) or part not in holder:  # the name of a union's branch is not part of the body
         return _whole_at(holder, tuple(rest))
     if not _is_whole(holder[part]):
         return _whole_at(holder[part], tuple(rest))

@@ -19,7 +19,7 @@ FAILED = ("error", "abort")
 
 
 def check_endpoint(endpoint: str) -> None:
-    """Refuse an endpoint that is no address, and any endpoint if OpenTelemetry is not installed."""
+    """Refuse an endpoint that is not an address, and any endpoint if OpenTelemetry is not installed."""
     try:
         parts = urlsplit(endpoint)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0

@@ -203,4 +203,4 @@ def _key(spec: Any) -> bytes:
     try:
         return hashlib.sha256(text.encode()).digest()
     except UnicodeEncodeError:
-        refuse("it holds half of a surrogate pair, which is no character.")
+        refuse("it holds half of a surrogate pair, which is not a character.")

@@ -173,7 +173,7 @@ class Emitter:
         """Numbers between neighbouring integers or multiples, near zero: a narrower set is safe."""
         grids = [*n.skips, *([Fraction(1)] if n.kind == "fraction" else [])]
         if len(grids) != 1 or n.step is not None:
-            self._refuse("multiples of one number that are no multiples of another cannot be told apart")
+            self._refuse("multiples of one number that are not multiples of another cannot be told apart")
         first = -MAX_GAPS // 2 if n.lo is None else n.lo // grids[0]
         if n.hi is not None:
             first = min(first, n.hi // grids[0] - MAX_GAPS) if n.lo is None else first

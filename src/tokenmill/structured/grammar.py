@@ -145,7 +145,7 @@ def _plain_escape(match: re.Match[str]) -> str:
     digits = match[1][: 4 if match[0][1] == "u" else 8]
     code, rest = int(digits, 16), match[1][len(digits) :]
     if len(digits) not in (4, 8) or code > LAST or 0xD800 <= code < 0xE000:
-        refuse(f"grammar: {match[0]} is no character.")
+        refuse(f"grammar: {match[0]} is not a character.")
     return (f"\\x{code:02x}" if code < 0xA0 else chr(code)) + rest
 
 

@@ -356,7 +356,7 @@ class _Parser:
             if 0xDC00 <= low < 0xE000:
                 return 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
         if 0xD800 <= code < 0xE000:
-            raise RegexError("half of a surrogate pair is no character")
+            raise RegexError("half of a surrogate pair is not a character")
         return code
 
 

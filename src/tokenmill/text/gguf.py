@@ -169,7 +169,7 @@ def _merges(read: _Keys) -> list[tuple[str, str]]:
     """Pairs of tokens that merge, in order of priority."""
     merges = read.get("merges")
     if not isinstance(merges, list) or not set(map(type, merges)) <= {str}:
-        raise ModelError("its merges are absent, or one is no text")
+        raise ModelError("its merges are absent, or one is not text")
     pairs = [merge.split(" ") for merge in merges]
     if not set(map(len, pairs)) <= {2}:
         raise ModelError("one of its merges is not two tokens with one space between them")
@@ -212,7 +212,7 @@ def _end_ids(read: _Keys, tokens: list[str], kinds: list[int]) -> tuple[int, ...
 def _templates(metadata: Mapping[str, Any], read: _Keys) -> str | dict[str, str] | None:
     single = metadata.get("tokenizer.chat_template")
     if single is not None and not isinstance(single, str):
-        raise read.fail("its chat template is no text")
+        raise read.fail("its chat template is not text")
     prefix = "tokenizer.chat_template."
     named = {key.removeprefix(prefix): text for key, text in metadata.items() if key.startswith(prefix)}
     named = {key: text for key, text in named.items() if isinstance(text, str)}

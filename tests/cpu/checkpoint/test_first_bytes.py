@@ -71,5 +71,5 @@ def test_an_adapter_that_is_not_there_is_told_as_such(tmp_path):
     with pytest.raises(ModelError, match=r"has no adapter_config\.json; an adapter is"):
         read_adapter(tmp_path, (1, 1))
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ModelError, match="is no folder; an adapter is"):
+    with pytest.raises(ModelError, match="is not a folder; an adapter is"):
         read_adapter(tmp_path / "file", (1, 1))

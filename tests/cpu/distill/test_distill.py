@@ -86,7 +86,7 @@ def test_answers_are_the_models_own(teacher):
 
 
 def test_wrong_input_is_told(teacher, tmp_path):
-    for text, said in (("", "no text"), ("{", "no JSON"), ('{"word": 1}', "text")):
+    for text, said in (("", "no text"), ("{", "not JSON"), ('{"word": 1}', "text")):
         file = tmp_path / "data.jsonl"
         file.write_text(text)
         with pytest.raises(ParameterError, match=said):

@@ -274,7 +274,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "broken merge": ({"tokenizer.ggml.merges": ["ab"]}, "not two tokens"),
     "merge of nothing": ({"tokenizer.ggml.merges": ["x y"]}, "cannot be used"),
     "unknown splitter": ({"tokenizer.ggml.pre": "nobody-knows"}, "nobody-knows"),
-    "template a number": ({"tokenizer.chat_template": 5}, "no text"),
+    "template a number": ({"tokenizer.chat_template": 5}, "not text"),
     "spm without scores": ({"tokenizer.ggml.model": "llama"}, "scores"),
 }
 

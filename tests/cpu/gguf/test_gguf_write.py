@@ -237,10 +237,10 @@ def test_importance_files(tmp_path: Path) -> None:
             for n in plain.tensors}  # fmt: skip
     assert [n for n, equal in same.items() if not equal] == [name]
     lies: dict[str, tuple[dict[str, torch.Tensor], str]] = {
-        "none": ({"a": sums}, "no importance file"),
+        "none": ({"a": sums}, "not an importance file"),
         "counts": ({f"{name}.in_sum2": sums}, "no counts"),
-        "below": ({**good, f"{name}.in_sum2": -sums}, "no sums of squares"),
-        "nan": ({**good, f"{name}.counts": counts * float("nan")}, "no sums of squares"),
+        "below": ({**good, f"{name}.in_sum2": -sums}, "cannot be sums of squares"),
+        "nan": ({**good, f"{name}.counts": counts * float("nan")}, "cannot be sums of squares"),
         "several": ({**good, f"{name}.counts": torch.ones(3, 1)}, "3 counts"),
         "shape": ({**good, f"{name}.in_sum2": sums[:, 1:].contiguous()}, "another model"),
     }

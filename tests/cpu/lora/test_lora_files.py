@@ -110,15 +110,18 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "another base": (hold(**{A: torch.ones(4, 96)}), "it has another base"),
     "a layer that is not there": (
         hold(**{A.replace("rs.0", "rs.9"): torch.ones(4, 128), B.replace("rs.0", "rs.9"): torch.ones(128, 4)}),
-        "is no matrix of this model",
+        "is not a matrix of this model",
     ),
     "a vision tower": (
         hold(**{f"base_model.model.vision_tower.layers.0.q.lora_{h}.weight": torch.ones(4, 4) for h in "AB"}),
-        "is no matrix of this model",
+        "is not a matrix of this model",
     ),
-    "a tensor of something else": (hold(**{"base_model.model.prompt": torch.ones(3)}), "no tensor of a LoRA adapter"),
+    "a tensor of something else": (
+        hold(**{"base_model.model.prompt": torch.ones(3)}),
+        "not a tensor of a LoRA adapter",
+    ),
     "twice": (hold(**{f"{Q}.lora_A.default.weight": torch.ones(4, 128)}), "is there twice"),
-    "a norm": (hold(**{"base_model.model.model.norm.weight": torch.ones(128)}), "is no matrix"),
+    "a norm": (hold(**{"base_model.model.model.norm.weight": torch.ones(128)}), "is not a matrix"),
     "magnitudes nobody asked for": (hold(**{f"{Q}.lora_magnitude_vector": torch.ones(128)}), "does not say use_dora"),
 }  # fmt: skip
 

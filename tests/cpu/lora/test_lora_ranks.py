@@ -85,6 +85,6 @@ def test_what_no_stage_knows_is_refused(base: Path, adapters: dict[str, Path], t
     save_file({name.replace("layers.1", "layers.9"): t for name, t in tensors.items()},
               wrong / "adapter_model.safetensors")  # fmt: skip
     with open_llm(base, **ON, **STAGES, kernels="auto") as llm:
-        with pytest.raises(ParameterError, match=r"layers.9.*is no matrix of this model"):
+        with pytest.raises(ParameterError, match=r"layers.9.*is not a matrix of this model"):
             said(llm, PROMPTS[:1], greedy(2), [LoRARequest("wrong", 1, str(wrong))])
         assert said(llm, PROMPTS[:1], greedy(2), asked(adapters, 1)), "others go on"

@@ -121,7 +121,7 @@ REFUSED: dict[str, tuple[list[str], str]] = {
     "group": (["--group", "48"], "use 32, 64, 128 or 256"),
     "does not divide": (["--group", "256"], "not whole groups of 256"),
     "nothing left": (["--skip", "."], "no weight to quantise"),
-    "pattern": (["--skip", "("], "no regular expression"),
+    "pattern": (["--skip", "("], "not a regular expression"),
     "text": (["--perplexity", "/nowhere/x.txt"], "cannot be read"),
 }
 

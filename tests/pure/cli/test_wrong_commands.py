@@ -94,7 +94,7 @@ WRONG = [
     ("chat demo --chat-template /no/such", "cannot be read"),
     ("serve demo --api-key ''", "--api-key is empty"),
     ("serve -p 8080", "--port N is the port"),
-    ("serve demo 8080", "8080 is no model's name; --port 8080 would be a port"),
+    ("serve demo 8080", "8080 is not a model's name; did you mean --port 8080?"),
     ("serve demo /no/such", "'/no/such' is neither"),
     ("serve --reload", "`tokenmill serve --help-all` lists the flags"),
     ("serve --workers 4", "--engines N starts more engines"),

@@ -61,7 +61,7 @@ REFUSED = {
     "experts of one rank": (["--enable-expert-parallel"], "which is 1"),
     "experts that stay": (["--eplb-config", '{"window_size": 5}'], "no effect without --enable-eplb"),
     "nothing to leave out": (["--disable", "heat"], "what can be left out is fusion,"),
-    "a text": (["demo", "extra", "words"], "extra is no folder, file or stored model here"),
+    "a text": (["demo", "extra", "words"], "extra is not a folder, file or stored model here"),
 }
 
 

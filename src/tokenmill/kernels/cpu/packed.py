@@ -213,7 +213,7 @@ def _table(m: StoredMatrix) -> PackedMatrix | None:
 
 
 def _eights(m: StoredMatrix) -> PackedMatrix | None:
-    """float8 with a scale per row or per block; None: columns that are no whole blocks."""
+    """float8 with a scale per row or per block; None: columns that are not whole blocks."""
     data, scales = m.part("codes"), m.part("scales").float()
     (n, k), group = data.shape, 0
     if data.device.type != "cpu" or 0 in data.shape:

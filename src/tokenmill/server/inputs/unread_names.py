@@ -116,7 +116,7 @@ def refuse_unknown(unknown: Unknown) -> None:
     """For --strict-fields: the first unknown name is an error."""
     for name, hint in unknown.names.items():
         more = f" Did you mean {hint}?" if hint is not None else ""
-        raise ParameterError(f"{name} is no field of this request.{more}", param=name)
+        raise ParameterError(f"{name} is not a field of this request.{more}", param=name)
 
 
 def as_headers(unknown: Unknown) -> Iterator[tuple[bytes, bytes]]:

@@ -145,8 +145,8 @@ def _pull(changes: Changes, store: Store, name: str, tell: Tell) -> None:
         pull_hub(store, name, None, changes.hub, tell)
     else:
         raise NoSuchModelError(
-            f"pull model manifest: file does not exist: {name[:100]!r} is no name of the hub (OWNER/NAME), and nothing "
-            "in the folder that --model-folder names."
+            f"pull model manifest: file does not exist: {name[:100]!r} is not a name on the hub (OWNER/NAME), and "
+            "nothing in the folder that --model-folder names."
         )
 
 

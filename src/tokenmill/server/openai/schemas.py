@@ -1,6 +1,6 @@
 """OpenAI's requests as pydantic models. Owns: field types and bounds.
 
-Values are strict (a boolean is no number, a string is no number, NaN is refused); `inputs/` judges other names.
+Values are strict (a boolean or a string is not a number, and NaN is refused); `inputs/` judges other names.
 Must not know: engines, HTTP.
 """
 

@@ -50,5 +50,5 @@ def upgraded(request: Request, patience: Patience, bodies: Bodies, talk: Talk) -
         raise HttpError(426, "GET on this path opens a WebSocket: send Connection: Upgrade and Upgrade: websocket.")
     accept = accept_key(headers.get("sec-websocket-key", "").encode())
     if headers.get("sec-websocket-version") != "13" or accept is None:
-        raise HttpError(400, "This is no handshake of a WebSocket (version 13, a key of 16 bytes).")
+        raise HttpError(400, "This is not a WebSocket handshake (version 13, a key of 16 bytes).")
     return Upgraded(accept, patience, bodies, talk)

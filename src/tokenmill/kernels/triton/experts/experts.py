@@ -151,7 +151,7 @@ def one_up(
 ) -> Tensor:  # fmt: skip
     """x [1, K], weight [E, N, K], ids [1, k] -> act(norm(x) @ weight[id].T + bias[id]) per chosen expert [k, N'].
 
-    near: what the next launch multiplies by, [E, ...]. config (BN, BK, warps). Rows of ids that are no expert's are
+    near: what the next launch multiplies by, [E, ...]. config (BN, BK, warps). Rows of ids that belong to no expert are
     left undefined."""
     kind, gated = act_parts(act)
     count, rows, inner = weight.shape
