@@ -26,8 +26,9 @@ from tokenmill.runner.batch import Batch, Spans, apart, lay_out, places_left, re
 from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
 from tokenmill.runner.rows import FAR, Rows
 from tokenmill.runner.trees import climb_trees
-from tokenmill.runner.words import logits_of
+from tokenmill.runner.words import logits_of, words_of
 from tokenmill.sampling.arrays import send
+from tokenmill.sampling.choose import find_largest
 
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rungs of tokens. A larger step keeps a GPU busy for longer than the host needs to launch it."""
@@ -121,18 +122,25 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
                 yield tokens, self.members[0], adapted
 
 
-class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
+Key = tuple[int, bool, int, bool, bool]
+"""The number of tokens, whether rows have adapters, the number of rows if rows have states (0 if not), whether some
+rows try trees, whether every token is sampled behind."""
+
+
+class RaggedTokens(Layout[Key]):
     """Layout for native tapes. Each token is given as its row and its distance from the row's next token.
 
-    A key has the number of tokens, whether rows have adapters, the number of rows if rows have states (0 if not), and
-    whether some rows try trees. States pass from token to token, so recurrent layers need the rows' borders. Nodes of
-    trees also have depths and paths. If each row is sampled once, a recording of so many lines' logits follows."""
+    States pass from token to token, so recurrent layers need the rows' borders. Nodes of trees also have depths and
+    paths. If every token is sampled behind (a step that tries drafts), the recording goes on to the most likely tokens;
+    if each row is sampled once, a recording of so many lines' logits follows."""
 
     def __init__(self, model: CausalLM, kernels: Kernels, rows: Rows, pool: KVPool) -> None:
         super().__init__(model, kernels, rows, pool)
         self.packed: dict[int, Tensor] = {}
         self.filled: dict[int, tuple[list[int], list[int]]] = {}
         """By the number of tokens: the rows and counts that lie in `packed` (and in `members`)."""
+        self.grants: dict[int, tuple[list[int], Tensor]] = {}
+        """By the number of tokens: the last grants' ends, and their rows and counts."""
         self.members: dict[int, tuple[Tensor, Tensor]] = {}
         """By the number of tokens, for steps without trees: the row of each sequence and its last token's distance from
         the row's next one; the sequences' borders."""
@@ -144,6 +152,8 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
         self.most = min(MOST_TOKENS, ROOM // row_bytes)
         self.room_bytes = self.most * row_bytes
         self.heads = Heads(model, kernels)
+        self.most_sampled = self.room_bytes // (row_bytes + self.heads.line_bytes) if model.spec.ends[1] else 0
+        """Most tokens of a recording that goes on to the most likely tokens."""
 
     def takes(self, plan: StepPlan) -> bool:
         """Is it a short step with contiguous tables in which some row computes several tokens, and are only logits
@@ -155,12 +165,18 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
             and self.rows.contiguous(plan.rows)
         )
 
-    def key(self, plan: StepPlan) -> tuple[int, bool, int, bool]:
-        """The number of tokens, whether rows have adapters, how many rows have states, whether rows try trees."""
-        states = len(plan.rows) if self.pool.states is not None else 0
-        return plan.num_tokens, self.rows.adapted(plan.rows), states, bool(plan.nodes)
+    def key(self, plan: StepPlan) -> Key:
+        """See Key."""
+        states, tokens = len(plan.rows) if self.pool.states is not None else 0, plan.num_tokens
+        every = bool(plan.guesses) and tokens <= self.most_sampled and self._samples_all(plan)
+        return tokens, self.rows.adapted(plan.rows), states, bool(plan.nodes), every
 
-    def fill(self, key: tuple[int, bool, int, bool], plan: StepPlan | None) -> None:
+    @staticmethod
+    def _samples_all(plan: StepPlan) -> bool:
+        """Is every token sampled behind?"""
+        return all(plan.samples) and all(n == 1 + plan.tried(i) for i, n in enumerate(plan.counts))
+
+    def fill(self, key: Key, plan: StepPlan | None) -> None:
         """Write each token's row and place."""
         assert plan is not None, "nothing is recorded ahead"
         packed, wanted = self.packed.get(key[0]), (plan.rows, plan.counts)
@@ -168,6 +184,7 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
             packed = self.packed[key[0]] = torch.zeros((3, key[0]), dtype=torch.int64)
         if key[3] or self.filled.get(key[0]) != wanted:
             self.filled[key[0]] = ([], []) if key[3] else wanted
+            self.grants[key[0]] = list(accumulate(plan.counts)), torch.tensor(wanted)
             members = [row for row, n in zip(plan.rows, plan.counts, strict=True) for _ in range(n)]
             places = [k for n in plan.counts for k in range(n)]
             packed.copy_(torch.tensor([members, places, places]))
@@ -209,8 +226,8 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
             paths.places[end - count : end] = found.places[g, :count]
             self.packed[tokens][2, end - count : end] = found.depth[g, :count]
 
-    def computing(self, key: tuple[int, bool, int, bool]) -> Callable[[], Made]:
-        """Computes from tokens' places to hidden states."""
+    def computing(self, key: Key) -> Callable[[], Made]:
+        """Computes from tokens' places to hidden states, or to the most likely tokens."""
         packed, adapted = self.packed[key[0]], key[1]
         recurring = self.recurring.get((key[0], key[2]))
         starts = apart(self.rows.computed[packed[0]] + packed[2] + 1)
@@ -230,7 +247,11 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
             if recurring is not None and ctx.rows is not None:
                 whose, borders, left = recurring
                 ctx = replace(ctx, rows=replace(ctx.rows, sequences=whose, borders=borders, left=left))
-            return Made(tokens, packed[0], self.model.forward(tokens, ctx), ctx)
+            made = Made(tokens, packed[0], self.model.forward(tokens, ctx), ctx)
+            if key[4]:
+                made.logits = logits_of(self.model, self.kernels, made.hidden, ctx)
+                made.best = find_largest(made.logits, self.kernels, words_of(self.model, self.kernels))
+            return made
 
         return compute
 
@@ -255,21 +276,28 @@ class RaggedTokens(Layout[tuple[int, bool, int, bool]]):
             ctx, query_start=borders, kv_len=found[2], max_query=tokens, groups=groups, rows=whose, spans=spans
         )
 
-    def step(self, key: tuple[int, bool, int, bool], plan: StepPlan, made: Made) -> Step:
+    def step(self, key: Key, plan: StepPlan, made: Made) -> Step:
         """The hidden states, and the logits if each row is sampled once or every token is."""
-        ends, given = list(accumulate(plan.counts)), torch.tensor([plan.rows, plan.counts])
+        ends, given = self.grants[key[0]]
         batch = Batch(plan, made.tokens, given[0], given[1], made.token_rows, ends, made.ctx)
         batch.sequence = torch.arange(key[0]) if key[3] else None
+        if key[4]:
+            return Step(batch, made.hidden, made.logits, made.best)
         lines = None
         if not self.model.spec.ends[1] or not all(plan.samples):
             pass
         elif not plan.guesses:
             lines = ends
-        elif all(n == 1 + plan.tried(i) for i, n in enumerate(plan.counts)):
+        elif self._samples_all(plan):
             lines = list(range(1, key[0] + 1))
         return Step(batch, made.hidden, None if lines is None else self.heads.logits(made, lines))
 
-    def adapted(self, key: tuple[int, bool, int, bool]) -> bool:
+    def simplify(self) -> bool:
+        """Leave out logits: what lies between the head and the logits may be all that prevents a recording."""
+        could, self.most_sampled = self.most_sampled > 0, 0
+        return could
+
+    def adapted(self, key: Key) -> bool:
         """Do steps of this key have adapters?"""
         return key[1]
 

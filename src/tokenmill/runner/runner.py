@@ -267,11 +267,13 @@ class Runner:
         plan, batch, rows = running.plan, running.batch, self.rows
         assert batch is not None and running.hidden is not None
         extra = late.masks, late.processors
-        if running.best is not None and way(plan.rows, extra, rows.sampling) is Way.LARGEST:
+        if running.best is not None and way(plan.rows, extra, rows.sampling) is not Way.LARGEST:
+            running.best = None
+        if running.best is not None and not plan.guesses:
             self._take(running, running.best)
             return self._leave_drafts(running)
         self._score_prompts(running)
-        places: list[int] = []
+        places = running.left.places
         for i, row in enumerate(plan.rows):
             if plan.samples[i] and row not in rows.pools:
                 tried = plan.tried(i)
@@ -282,15 +284,12 @@ class Runner:
             rows.computed.index_add_(0, batch.row_ids, batch.counts)
             self._leave_drafts(running)
             return
-        at = None
-        if len(places) < batch.tokens.shape[0]:
-            at = to_device(places, torch.int64, rows.device)
+        at = to_device(places, torch.int64, rows.device) if len(places) < batch.tokens.shape[0] else None
         logits = running.logits
         if logits is None:
             ctx = batch.ctx if at is None else batch.ctx.of(at)
             logits = logits_of(self.model, self.kernels, running.hidden if at is None else running.hidden[at], ctx)
         running.sampled, marked = self._choose(running, logits, at, late)
-        running.left.places = places
         if plan.guesses:
             verdict = running.left.verdict = verify(batch, running.lines, marked, rows, self.kernels)
             running.read = Readback(verdict.beside(marked))
@@ -313,6 +312,8 @@ class Runner:
 
     def _choose(self, running: Running, logits: Tensor, at: Tensor | None, late: LateInputs) -> tuple[Sampled, Tensor]:
         """Choose a token per line; also its id, or ~id if bad. `at` [n]: each line's token in the batch (None: all)."""
+        if running.best is not None:
+            return take_largest(running.best)
         batch, table = running.batch, self.rows.sampling
         assert batch is not None
         row_ids, positions = batch.token_rows, batch.ctx.positions[: batch.token_rows.shape[0]]
@@ -395,8 +396,7 @@ class Runner:
             running.left.told = [plan.proposes[n] for n in told], Readback(rows.drafts_of(chosen, plan.depth))
 
     def _candidates(self, plan: StepPlan) -> bool:
-        params = self.rows.sampling.params
-        return any(params[row].num_candidates for row in plan.rows)
+        return any(self.rows.sampling.params[row].num_candidates for row in plan.rows)
 
     def _collect(self, running: Running) -> StepResult:
         plan, rows = running.plan, self.rows
@@ -418,7 +418,7 @@ class Runner:
         if running.left.told is not None:
             drafts = running.left.told[1].wait().tolist()
             result.drafts = {i: [t for t in d if t >= 0] for i, d in zip(running.left.told[0], drafts, strict=True)}
-        if running.best is not None and not bad and not more:
+        if running.best is not None and verdict is None and not bad and not more:
             result.tokens = [[n] for n in marked]
             return result
         ids = [~n if n < 0 else n for n in marked]

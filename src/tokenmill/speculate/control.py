@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tokenmill.speculate.curve import taken_in
 
@@ -19,6 +20,8 @@ FIRST = 4
 """A depth is judged after this many timed steps: the first ones may have compiled or recorded something."""
 HOPE = 0.75
 """A depth that was never tried is assumed to cost this share of what the times of other depths suggest."""
+FURTHER = 0.4
+"""A further draft is assumed to cost this share of what the first one does: much is to be done for any number."""
 OFTEN = 16
 """Steps after which the best depth is chosen again."""
 EVERY, PROBE = 256, 6
@@ -124,9 +127,10 @@ class Control:
         known = sorted(d for d, seen in crowd.seen.items() if d < depth and seen >= FIRST)
         if len(known) < 2:
             return True
-        begun = crowd.seconds[known[0]]
-        slope = max(0.0, min((crowd.seconds[d] - begun) / (d - known[0]) for d in known[1:]))
-        seconds = begun + HOPE * slope * (depth - known[0])
+        steps = [crowd.seconds[b] - crowd.seconds[a] for a, b in pairwise(known)]
+        slopes = [step / (b - a) for step, (a, b) in zip(steps, pairwise(known), strict=True)]
+        slopes[0] *= FURTHER
+        seconds = crowd.seconds[known[-1]] + HOPE * max(0.0, min(slopes)) * (depth - known[-1])
         return self.expected(depth) / seconds > max(self._worth(crowd, d) for d in known)
 
     def _judge(self, crowd: Crowd) -> None:
@@ -138,6 +142,8 @@ class Control:
     def _ask_again(self, crowd: Crowd, rows: int) -> None:
         """Choose another depth to measure, and how many steps must pass before the next one."""
         at = self.depths.index(crowd.best) + (1, -1, 2, -2)[crowd.turn % 4]
+        if at < 0 and 2 - at < len(self.depths) and self._hopeful(crowd, self.depths[2 - at]):
+            at = 2 - at  # where only many drafts pay, the depths beside 0 do not show it
         crowd.turn += 1
         crowd.probing = self.depths[min(max(at, 0), len(self.depths) - 1)]
         lost = 1.0 - self._worth(crowd, crowd.probing) / max(1e-12, self._worth(crowd, crowd.best))

@@ -95,6 +95,10 @@ class DraftModel:
         side, shifted = self.side, self._shifted(step.row_list)
         placed, drawn = self.choosing.place(step.row_list)
         row_ids = placed.row_ids
+        if not drawn and self.choosing.exact and self.states is None:
+            self._begin_here(step.row_list)
+            if self.passes.guess_all(placed, step.count, shifted):
+                return
         length = self.rows.length[row_ids]
         newest = (length - 1).clamp_(min=1)
         side.length[row_ids] = length
@@ -108,6 +112,15 @@ class DraftModel:
                 self.states.place(row_ids, n)
             ids = self.passes.guess_behind(placed, shifted, wide=n == 0, drawn=drawn)
             self.kernels.advance_(row_ids[real], ids[real], side.tokens, side.length, side.computed)
+
+    def _begin_here(self, row_list: list[int]) -> None:
+        """Put the first pass at each row's newest two tokens (host memory)."""
+        known, length = self.rows.length.numpy(), self.side.length.numpy()
+        computed, older = self.side.computed.numpy(), self.passes.older.computed.numpy()
+        for row in row_list:
+            length[row] = count = int(known[row])
+            computed[row] = newest = max(1, count - 1)
+            older[row] = newest - 1
 
     def forget_weights(self) -> None:
         """Drop what was made from the old weights; it is made again from the new ones."""

@@ -84,6 +84,27 @@ class Passes:
             return made
         return self.choosing.choose(made, placed, self.side.computed[placed.row_ids], drawn=True)
 
+    def guess_all(self, placed: Placed, count: int, shifted: tuple[bool, ...]) -> bool:
+        """Make `count` guesses for each placed row as one recording and write them behind the row's tokens; False:
+        nothing was computed, because such a recording cannot be made or rows draw their guesses."""
+        rung, side = placed.row_ids.shape[0], self.side
+        if not self.kernels.records or self.states is not None or any(shifted) or rung > MOST_ROWS:
+            return False
+
+        def computing() -> Callable[[], Tensor]:
+            lays = [self._wide(placed, shifted), *[self._narrow(placed.row_ids, shifted) for _ in range(count - 1)]]
+
+            def compute() -> Tensor:
+                for n, lay in enumerate(lays):
+                    ids = self._compute(lay(), placed, wide=n == 0, drawn=False)
+                    self.kernels.advance_(placed.row_ids, ids, side.tokens, side.length, side.computed)
+                return ids
+
+            return compute
+
+        self.replays.make_or_replay((rung, "all", count), computing)
+        return True
+
     def _compute(
         self, laid: tuple[Tensor, ForwardContext], placed: Placed, *, wide: bool, drawn: bool | None
     ) -> Tensor:
