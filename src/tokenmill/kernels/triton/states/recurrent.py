@@ -2,7 +2,9 @@
 
 A sequence is found by its place in the step and its state by its row, so a recording serves any rows. Grids follow from
 the numbers of tokens and sequences alone: where tokens are cut into parts of SIZE, the part j of sequence s that begins
-at token b is number b // SIZE + s + j, which no two parts share. Must not know: layers, families.
+at token b is number b // SIZE + s + j, which no two parts share. Where a sequence lies and its state are older than the
+step's embedding, an ordinary launch: kernels read them before they wait for the launch before them.
+Must not know: layers, families.
 """
 
 from __future__ import annotations
@@ -45,7 +47,51 @@ def parts_of(tokens: int, sequences: int, size: int) -> int:
     return tokens // size + sequences
 
 
+@triton.jit
+def find_state(start_ptr, row_ptr, position_ptr, sequence, MOST: tl.constexpr):
+    """A sequence's first token, how many it has (0 if more than MOST, which are left to others), its row, and whether
+    there is a state before these tokens."""
+    first = tl.load(start_ptr + sequence)
+    count = tl.load(start_ptr + sequence + 1) - first
+    count = tl.where(count <= MOST, count, 0)
+    known = tl.load(position_ptr + first, mask=count > 0, other=0) != 0
+    return first, count, tl.load(row_ptr + sequence), known
+
+
 # ------------------------------------------------------------ short convolutions
+
+
+@triton.jit
+def _conv_one(
+    x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr, C, x_stride, c, real_c,
+    TAPS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, LEFT: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A sequence of one token: all but the token is there before the wait."""
+    first, count, row, known = find_state(start_ptr, row_ptr, position_ptr, tl.program_id(0), 1)
+    last = row
+    if LEFT:
+        last = tl.load(left_ptr + first, mask=count > 0, other=0).to(row.dtype)
+    y = tl.zeros(c.shape, dtype=tl.float32)
+    if BIAS:
+        y += tl.load(bias_ptr + c, mask=real_c, other=0.0)
+    olds = ()
+    for k in tl.static_range(TAPS - 1):
+        old = tl.load(state_ptr + (row * (TAPS - 1) + k) * C + c, mask=real_c & known, other=0.0)
+        olds = olds + (old,)
+        y += old.to(tl.float32) * tl.load(weight_ptr + k * C + c, mask=real_c, other=0.0)
+    weight = tl.load(weight_ptr + (TAPS - 1) * C + c, mask=real_c, other=0.0)
+    wait(PDL)
+    if count > 0:
+        x = tl.load(x_ptr + first.to(tl.int64) * x_stride + c, mask=real_c, other=0.0)
+        y += x.to(tl.float32) * weight
+        if ACT:
+            y = y * sigmoid(y)
+        tl.store(out_ptr + first.to(tl.int64) * C + c, y.to(out_ptr.dtype.element_ty), mask=real_c)
+        place = state_ptr + last * (TAPS - 1) * C + c
+        for k in tl.static_range(TAPS - 2):
+            tl.store(place + k * C, olds[k + 1], mask=real_c)
+        if TAPS > 1:
+            tl.store(place + (TAPS - 2) * C, x, mask=real_c)
 
 
 @triton.jit(do_not_specialize=["sequences"])
@@ -57,11 +103,12 @@ def _conv_kernel(
     begin(PDL)
     c = tl.program_id(1) * BC + tl.arange(0, BC)
     real_c = c < C
-    wait(PDL)
     if ONE:
-        sequence, part = tl.program_id(0), 0
-    else:
-        sequence, part = find_part(start_ptr, tl.program_id(0), sequences, BT, FIND)
+        _conv_one(x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr, C,
+                  x_stride, c, real_c, TAPS, BIAS, ACT, LEFT, PDL)  # fmt: skip
+        return
+    wait(PDL)
+    sequence, part = find_part(start_ptr, tl.program_id(0), sequences, BT, FIND)
     first = tl.load(start_ptr + sequence)
     count = tl.load(start_ptr + sequence + 1) - first
     if part * BT < count:
@@ -143,16 +190,13 @@ def _delta_kernel(
     k, v = tl.arange(0, BK), tl.program_id(0) * BV + tl.arange(0, BV)
     real_k, real_v = k < DK, v < DV
     rate, shift = tl.load(rate_ptr + head), tl.load(shift_ptr + head)
+    first, count, row, known = find_state(start_ptr, row_ptr, position_ptr, sequence, MOST)
+    places = state_ptr + head * (DK * DV) + k[:, None] * DV + v[None, :]
+    size = HV * DK * DV
+    inside = real_k[:, None] & real_v[None, :]
+    s = tl.load(places + row * size, mask=inside & known, other=0.0)
     wait(PDL)
-    first = tl.load(start_ptr + sequence)
-    count = tl.load(start_ptr + sequence + 1) - first
-    if (count > 0) & (count <= MOST):
-        known = tl.load(position_ptr + first) != 0
-        row = tl.load(row_ptr + sequence)
-        places = state_ptr + head * (DK * DV) + k[:, None] * DV + v[None, :]
-        size = HV * DK * DV
-        inside = real_k[:, None] & real_v[None, :]
-        s = tl.load(places + row * size, mask=inside & known, other=0.0)
+    if count > 0:
         key_head = head % HK if TILED else head // (HV // HK)
         keys = mixed_ptr + first.to(tl.int64) * mixed_stride + key_head * DK + k
         values = mixed_ptr + first.to(tl.int64) * mixed_stride + 2 * HK * DK + head * DV + v

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, SpaceSpec
 from tokenmill.kernels.triton.common import begin, pow2, wait
-from tokenmill.kernels.triton.states.recurrent import softplus
+from tokenmill.kernels.triton.states.recurrent import find_state, softplus
 
 HIGHEST = 3.0e38
 """A bound that is none."""
@@ -32,15 +32,13 @@ def _space_kernel(
     n, p = tl.arange(0, BN), tl.program_id(0) * BP + tl.arange(0, BP)
     real_n, real_p = n < N, p < P
     rate, shift, skip = tl.load(rate_ptr + head), tl.load(shift_ptr + head), tl.load(skip_ptr + head)
+    first, count, row, known = find_state(start_ptr, row_ptr, position_ptr, sequence, MOST)
+    places = state_ptr + head * (N * P) + n[:, None] * P + p[None, :]
+    size = H * N * P
+    inside = real_n[:, None] & real_p[None, :]
+    s = tl.load(places + row * size, mask=inside & known, other=0.0)
     wait(PDL)
-    first = tl.load(start_ptr + sequence)
-    count = tl.load(start_ptr + sequence + 1) - first
-    if (count > 0) & (count <= MOST):
-        known = tl.load(position_ptr + first) != 0
-        places = state_ptr + head * (N * P) + n[:, None] * P + p[None, :]
-        size, row = H * N * P, tl.load(row_ptr + sequence)
-        inside = real_n[:, None] & real_p[None, :]
-        s = tl.load(places + row * size, mask=inside & known, other=0.0)
+    if count > 0:
         values = mixed_ptr + first.to(tl.int64) * mixed_stride + head * P + p
         keys = mixed_ptr + first.to(tl.int64) * mixed_stride + H * P + head // (H // G) * N + n
         paces = pace_ptr + first.to(tl.int64) * pace_stride + head
@@ -98,14 +96,12 @@ def _scan_kernel(
     inside = real_n[:, None] & real_c[None, :]
     rate = tl.load(rate_ptr + n[:, None] * C + c[None, :], mask=inside, other=0.0)
     skip = tl.load(skip_ptr + c, mask=real_c, other=0.0)
+    first, count, row, known = find_state(start_ptr, row_ptr, position_ptr, sequence, 1 << 30)
+    places = state_ptr + n[:, None] * C + c[None, :]
+    size = N * C
+    s = tl.load(places + row * size, mask=inside & known, other=0.0)
     wait(PDL)
-    first = tl.load(start_ptr + sequence)
-    count = tl.load(start_ptr + sequence + 1) - first
     if count > 0:
-        known = tl.load(position_ptr + first) != 0
-        places = state_ptr + n[:, None] * C + c[None, :]
-        size, row = N * C, tl.load(row_ptr + sequence)
-        s = tl.load(places + row * size, mask=inside & known, other=0.0)
         values = x_ptr + first.to(tl.int64) * x_stride + c
         paces = pace_ptr + first.to(tl.int64) * pace_stride + c
         keys = mixed_ptr + first.to(tl.int64) * mixed_stride + n
