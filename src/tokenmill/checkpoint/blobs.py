@@ -27,7 +27,7 @@ def read_digest(given: object) -> str:
     """Read `sha256:...` (or `sha256-...`) and return it in one spelling. Anything else is refused."""
     found = _DIGEST.fullmatch(given) if isinstance(given, str) else None
     if found is None:
-        raise ParameterError("a digest is sha256: and 64 hexadecimal digits in small letters.", param="digest")
+        raise ParameterError("a digest must be sha256: and 64 lower-case hexadecimal digits.", param="digest")
     return f"sha256:{found[1]}"
 
 

@@ -222,7 +222,7 @@ def _exaone4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(pattern, list):
         pattern = [bool((i + 1) % 4) for i in range(layers)]
     if len(pattern) != layers:
-        raise meta.fail(f"exaone4.attention.sliding_window_pattern must say it for each of {layers} layers")
+        raise meta.fail(f"exaone4.attention.sliding_window_pattern must have an entry for each of {layers} layers")
     kinds = ["sliding_attention" if window and windowed else "full_attention" for windowed in pattern]
     config.pop("attention_bias")
     config.pop("mlp_bias")
@@ -261,7 +261,7 @@ def _olmo2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(pattern, list):
         pattern = [bool((i + 1) % 4) for i in range(layers)]
     if len(pattern) != layers:
-        raise meta.fail(f"olmo2.attention.sliding_window_pattern must say it for each of {layers} layers")
+        raise meta.fail(f"olmo2.attention.sliding_window_pattern must have an entry for each of {layers} layers")
     base = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
     scaling = config.pop("rope_scaling", {})
     return {

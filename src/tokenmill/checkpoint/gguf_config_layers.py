@@ -118,13 +118,13 @@ def _deepseek2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         found["n_group"] = meta.whole("expert_group_count")
         found["topk_group"] = meta.whole("expert_group_used_count", 1)
     if key <= rotated:
-        raise meta.fail(f"keys of {key} cannot hold {rotated} numbers that rotate")
+        raise meta.fail(f"of keys with {key} numbers, {rotated} cannot rotate")
     found["rope_scaling"] = _latent_yarn(meta, found["max_position_embeddings"])
     sigmoid = meta.whole("expert_gating_func", 1) == SIGMOID
     if sigmoid and some(tensors, "exp_probs_b.bias"):
         return {**found, "norm_topk_prob": meta.flag("expert_weights_norm", False)}
     if sigmoid or meta.flag("expert_weights_norm", False):
-        raise meta.fail("this choice of experts is not supported (sigmoid without a bias, or a softmax that is normed)")
+        raise meta.fail("this choice of experts is not supported (sigmoid without a bias, or a normed softmax)")
     second = {"architectures": ["DeepseekV2ForCausalLM"], "model_type": "deepseek_v2"}
     found["topk_method"] = "greedy" if found["n_group"] == 1 else "group_limited_greedy"
     return {**{name: value for name, value in found.items() if name != "rope_interleave"}, **second}
@@ -135,7 +135,7 @@ def _latent_yarn(meta: Meta, longest: int) -> Config | None:
     if kind in (None, "none"):
         return None
     if kind != "yarn" or meta.value("rope.scaling.yarn_log_multiplier") is None:
-        raise meta.fail("rope scaling is not supported but for yarn with a rope.scaling.yarn_log_multiplier")
+        raise meta.fail("rope scaling is not supported, except for yarn with a rope.scaling.yarn_log_multiplier")
     # The format stores a tenth of the value.
     everywhere = round(meta.number("rope.scaling.yarn_log_multiplier") * 10.0, 6)
     return {
@@ -181,7 +181,7 @@ def _gemma4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     layers, whole = sizes["num_hidden_layers"], meta.whole("attention.key_length")
     pattern = meta.metadata.get("gemma4.attention.sliding_window_pattern")
     if not isinstance(pattern, list) or len(pattern) != layers:
-        raise meta.fail(f"gemma4.attention.sliding_window_pattern must say it for each of {layers} layers")
+        raise meta.fail(f"gemma4.attention.sliding_window_pattern must have an entry for each of {layers} layers")
     kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
     counts, inner = meta.each("attention.head_count_kv", layers), meta.each("feed_forward_length", layers)
     full = {count for count, kind in zip(counts, kinds, strict=True) if kind == "full_attention"}
@@ -369,7 +369,7 @@ def _period(meta: Meta, found: list[int], layers: int, what: str) -> tuple[int, 
         period = found[1] - found[0] if len(found) > 1 else layers
         if found == [index for index in range(layers) if index % period == found[0]]:
             return period, found[0]
-    raise meta.fail(f"layers with {what} do not come at one distance, which is not supported")
+    raise meta.fail(f"layers with {what} are not evenly spaced, which is not supported")
 
 
 CONFIGS: dict[str, Callable[[Meta, Tensors, Factors], Config]] = {

@@ -42,7 +42,7 @@ def _olmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         raise meta.fail("olmoe.expert_weights_norm must be false")
     found = _mixture(meta, tensors, "olmoe")
     if found.pop("head_dim") * found["num_attention_heads"] != found["hidden_size"]:
-        raise meta.fail("olmoe.attention.key_length is not supported but for an equal share of the hidden size")
+        raise meta.fail("olmoe.attention.key_length is not supported, except for an equal share of the hidden size")
     return {**found, "norm_topk_prob": False, "intermediate_size": meta.whole("feed_forward_length")}
 
 
@@ -145,7 +145,7 @@ def _gemma3n(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     pattern = meta.metadata.get("gemma3n.attention.sliding_window_pattern")
     points = meta.metadata.get("gemma3n.activation_sparsity_scale")
     if not isinstance(pattern, list) or len(pattern) != layers:
-        raise meta.fail(f"gemma3n.attention.sliding_window_pattern must say it for each of {layers} layers")
+        raise meta.fail(f"gemma3n.attention.sliding_window_pattern must have an entry for each of {layers} layers")
     fine = isinstance(points, list) and len(points) == layers
     if not isinstance(points, list) or not fine or not all(isinstance(one, float) and one < 8 for one in points):
         raise meta.fail(f"gemma3n.activation_sparsity_scale must hold a number below 8 for each of {layers} layers")
@@ -189,7 +189,7 @@ def _exaone(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     pattern = meta.metadata.get("exaone-moe.attention.sliding_window_pattern")
     shared = meta.whole("expert_shared_count", 0, least=0, most=64)
     if not isinstance(pattern, list) or len(pattern) < layers:
-        raise meta.fail(f"exaone-moe.attention.sliding_window_pattern must say it for each of {layers} layers")
+        raise meta.fail(f"exaone-moe.attention.sliding_window_pattern must have an entry for each of {layers} layers")
     if (divisors := factors("rope_freqs.weight")) is not None:
         found["rope_scaling"] = stored_divisors(found, divisors)
     dense = meta.whole("leading_dense_block_count", 0, least=0)

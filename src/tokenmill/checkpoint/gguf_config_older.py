@@ -17,7 +17,7 @@ def _sizes(meta: Meta, kind: str, eps: str) -> Config:
     hidden, heads = meta.whole("embedding_length"), meta.whole("attention.head_count")
     for name in ("attention.key_length", "attention.value_length"):
         if hidden % heads or meta.whole(name, hidden // heads) != hidden // heads:
-            raise meta.fail(f"{meta.arch}.{name} is not supported but for an equal share of the hidden size")
+            raise meta.fail(f"{meta.arch}.{name} is not supported, except for an equal share of the hidden size")
     return {
         "model_type": kind, "hidden_size": hidden, "num_hidden_layers": meta.whole("block_count", most=MAX_LAYERS),
         "num_attention_heads": heads, "intermediate_size": meta.whole("feed_forward_length"),

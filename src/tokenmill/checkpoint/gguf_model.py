@@ -64,7 +64,7 @@ def _open_parts(path: Path) -> list[GgufFile]:
     first = open_gguf(path)
     count = first.metadata.get("split.count", 1)
     if isinstance(count, bool) or not isinstance(count, int) or not 0 <= count <= MAX_PARTS:
-        raise ModelError(f"{path}: split.count is {count!r}.")
+        raise ModelError(f"{path}: split.count must be a number up to {MAX_PARTS}, not {count!r}.")
     if count <= 1:
         return [first]
     match = _PART.fullmatch(path.name)

@@ -144,7 +144,7 @@ def _split(text: str) -> tuple[str, str]:
 def _two(number: int, word: str, value: str, wanted: str) -> tuple[str, str]:
     name, _, text = value.partition(" ")
     if not text:
-        raise _wrong(number, f"{word} wants {wanted}")
+        raise _wrong(number, f"{word} needs {wanted}")
     return name, text
 
 

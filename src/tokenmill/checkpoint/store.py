@@ -76,7 +76,7 @@ class Store:
         entry = msgspec.structs.replace(entry, name=full, changed=entry.changed or time.time())
         data = msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
         if len(data) > MOST_BYTES:
-            raise UserError(f"{full}: its words and parameters are more than {MOST_BYTES} bytes.")
+            raise UserError(f"{full}: its texts and parameters are more than {MOST_BYTES} bytes.")
         with self.changing():
             for digest in sorted(entry.blobs):
                 if not self.blob(digest).is_file():

@@ -96,7 +96,7 @@ def location(store: Store, source: Source) -> tuple[str, str]:
     if source.kind == "hub" and not Path(source.path).exists():
         return source.repo, source.revision  # the hub's cache was cleared: it is downloaded again
     if not Path(source.path).exists():
-        raise UserError(f"{source.path} is gone, where this model was: create or pull it again.")
+        raise UserError(f"{source.path}, where this model was, no longer exists: create or pull it again.")
     return source.path, ""
 
 

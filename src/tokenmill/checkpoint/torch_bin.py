@@ -30,7 +30,7 @@ def _load(path: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
     except pickle.UnpicklingError as error:
         raise ModelError(
-            f"{path}: is damaged, or wants to run code while it is loaded, which is never done; "
+            f"{path}: is damaged, or would run code while it is loaded, which is never done; "
             "convert the weights to safetensors where you trust them"
         ) from error
     except Exception as error:

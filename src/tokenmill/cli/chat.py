@@ -101,7 +101,7 @@ def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conv
             _tell(line)
         tokenizer = llm.service.built.tokenizer
         if tokenizer is None:
-            raise ParameterError("This model has no tokenizer, so nobody can talk with it.")
+            raise ParameterError("This model has no tokenizer, so it cannot chat.")
         if tokenizer.chat_template is None and manner.template is None:
             raise ParameterError(NO_TEMPLATE.format(name))
     except BaseException:

@@ -193,7 +193,7 @@ def as_typed(text: str, named: Mapping[str, str], param: str | None = None) -> s
         if name.startswith("--"):
             text = re.sub(rf"(?<![\w-]){re.escape(name)}(?![\w-])", said.replace("\\", ""), text)
         elif name == param:
-            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?= must | wants | is )", said, text, count=1)
+            text = re.sub(rf"(?<![\w.-]){re.escape(name)}(?= must | takes | needs | is )", said, text, count=1)
     return text
 
 

@@ -132,7 +132,7 @@ class Conversation:
         }
         if name in does:
             if rest:
-                raise ParameterError(f"{name} takes nothing; {shown(rest)} would have no effect.")
+                raise ParameterError(f"{name} takes no argument; {shown(rest)} would have no effect.")
             return does[name]()
         takes = {
             "/system": self._system,
@@ -176,7 +176,7 @@ class Conversation:
         """Set it for the following answers. said: the name by which it was given."""
         if not 0.0 <= value <= MOST_TEMPERATURE:
             wrong = shown(typed if typed is not None else value)
-            raise ParameterError(f"{said} wants a number from 0 to {MOST_TEMPERATURE:g}, not {wrong}.")
+            raise ParameterError(f"{said} takes a number from 0 to {MOST_TEMPERATURE:g}, not {wrong}.")
         self.settings.temperature = value
 
     def _model(self, name: str) -> str:
@@ -202,14 +202,14 @@ class Conversation:
 
     def _save(self, name: str) -> str:
         if not name:
-            raise ParameterError("/save wants a file name.")
+            raise ParameterError("/save needs a file name.")
         text = json.dumps(self.messages(), indent=2, ensure_ascii=False) + "\n"
         write_whole(in_home(name), text)
         return f"Saved {len(self.turns)} turns to {name}."
 
     def _load(self, name: str) -> str:
         if not name:
-            raise ParameterError("/load wants a file name.")
+            raise ParameterError("/load needs a file name.")
         found = read_conversation(name)
         self.system = found[0]["content"] if found and found[0]["role"] == "system" else None
         self.turns[:] = found[self.system is not None :]

@@ -36,7 +36,7 @@ def doctor(
         _measure(device or "auto", as_json)
         return
     if device is not None:
-        raise ParameterError(f"--device {device} goes with --measure; without it every device is looked at.")
+        raise ParameterError("--device needs --measure; without that flag all devices are examined.")
     with waiting_told("Looking around"):
         from tokenmill.measure.doctor import examine
 

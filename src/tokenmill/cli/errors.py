@@ -41,7 +41,7 @@ def told(verb: Callable[..., None]) -> Callable[..., None]:
                 raise
             fail(f"{error.filename}: {why(error)}" if error.filename else why(error), USER)
         except MemoryError:
-            fail("There is not enough memory for this; ask for less of it.", USER)
+            fail("There is not enough memory: use a smaller model, context or batch.", USER)
         except ParameterError:
             raise  # a verb names it as it was typed (command.py)
         except TokenmillError as error:

@@ -216,7 +216,7 @@ def _read_count(flag: str, text: str) -> int:
     """A whole number. It may be written as 32k or 2GiB."""
     count = read_count(str(text))
     if count is None:
-        raise typer.BadParameter(f"{flag} wants a whole number, not {text} (32k and 2GiB stand for such)")
+        raise typer.BadParameter(f"{flag} takes a whole number, not {text} (32k and 2GiB are allowed)")
     return count
 
 
@@ -224,7 +224,7 @@ def _read_json(flag: str, text: str) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise typer.BadParameter(f"{flag} wants JSON, and this is none ({error}): {text[:MOST_SHOWN]}") from error
+        raise typer.BadParameter(f"{flag} takes JSON, and this is not JSON ({error}): {text[:MOST_SHOWN]}") from error
     if not isinstance(value, dict):
-        raise typer.BadParameter(f"{flag} wants a JSON object like {{...}}, got {text[:MOST_SHOWN]}")
+        raise typer.BadParameter(f"{flag} takes a JSON object {{...}}, not {text[:MOST_SHOWN]}")
     return value

@@ -309,7 +309,7 @@ def _ours(name: str, other: Foreign, given: list[str], known: Mapping[str, bool]
         raise Refused(f"{said} cannot be used: {other.why}.")
     else:
         if other.takes == 1 and not given and other.into:
-            raise Refused(f"{name} wants a value; here it is called {other.into}.")
+            raise Refused(f"{name} needs a value; here it is called {other.into}.")
         words = [*other.into.split(), *(given if other.into else [])]
     if words and words[0] not in known:
         raise _elsewhere(name, words[0], given, known)

@@ -59,7 +59,7 @@ METHOD_FLAGS = {
     "kv_scales": flag(
         "kv_scales",
         bool,
-        "With --method: scales of K/V in float8, too, for readers that want them.",
+        "With --method: also scales of K/V in float8, for engines that use them.",
         spelled="--kv-scales",
     ),
     "save_imatrix": flag("save_imatrix", Path, "With GGUF files: write the measured importance here (.gguf or .dat)."),

@@ -275,7 +275,7 @@ def _check_lists(p: SamplingParams) -> None:
             raise ParameterError("logit_bias must map at most 4096 token ids to numbers.", param="logit_bias")
         for token, bias in p.logit_bias.items():
             if isinstance(token, str):
-                raise ParameterError(f"logit_bias wants token ids as integers, got {shown(token)}.", param="logit_bias")
+                raise ParameterError(f"logit_bias takes token ids as integers, got {shown(token)}.", param="logit_bias")
             _integer("logit_bias", token, 0, 2**31 - 1)
             _number("logit_bias", bias, -100.0, 100.0)
     if p.logits_processors is not None:
@@ -299,12 +299,12 @@ def _check_contradictions(p: SamplingParams) -> None:
     if p.use_beam_search:
         if p.temperature not in (0.0, 1.0) or p.top_p != 1.0 or p.top_k not in (0, -1) or p.min_p or p.typical_p != 1.0:
             raise ParameterError(
-                "beam search takes no sampling parameters: leave temperature, top_p, top_k, min_p and typical_p alone.",
+                "beam search takes no sampling parameters: leave out temperature, top_p, top_k, min_p and typical_p.",
                 param="use_beam_search",
             )
         for name, neutral in NOT_OF_BEAMS.items():
             if getattr(p, name) > neutral:
-                raise ParameterError(f"beam search draws nothing: leave {name} alone.", param="use_beam_search")
+                raise ParameterError(f"beam search does not sample: leave out {name}.", param="use_beam_search")
         return
     for name in ("length_penalty", "early_stopping"):
         if getattr(p, name) != (1.0 if name == "length_penalty" else False):

@@ -45,7 +45,7 @@ def read_modules(given: Iterable[str]) -> list[tuple[str, str]]:
         for part in text.split(","):
             name, equals, path = part.strip().partition("=")
             if not equals or not name or not path:
-                raise ParameterError(f"lora_modules wants NAME=PATH, not {_shown(part)}.", param="lora_modules")
+                raise ParameterError(f"lora_modules takes NAME=PATH, not {_shown(part)}.", param="lora_modules")
             found.append((name, path))
     return found
 
@@ -57,7 +57,7 @@ def _from_json(text: str) -> tuple[str, str]:
         raise ParameterError(f"lora_modules holds no JSON object: {_shown(text)}.", param="lora_modules") from error
     if not isinstance(value, Mapping) or not {"name", "path"} <= value.keys() <= {"name", "path", "base_model_name"}:
         raise ParameterError(
-            f"lora_modules wants objects with name and path (and base_model_name), not {_shown(text)}.",
+            f"lora_modules takes objects with name and path (and base_model_name), not {_shown(text)}.",
             param="lora_modules",
         )
     if not isinstance(value["path"], str):

@@ -276,7 +276,7 @@ def _step_tokens(config: EngineConfig, device: str, length: int) -> int:
 def check_stages(model: CausalLM, mesh: Mesh) -> None:
     """Refuse a checkpoint with tensors that no stage asked for, and expert options for a model without experts."""
     if mesh.place.whole_experts and not any(mesh.by_stage(model.spec.extras.get("mixtures", 0))):
-        raise ModelError("--enable-expert-parallel: this model has no experts to share out; leave it out.")
+        raise ModelError("--enable-expert-parallel: this model has no experts to distribute; leave it out.")
     if mesh.place.stages > 1:
         left = [set(each) for each in mesh.share(model.spec.extras.get("left", []))]
         check_leftovers(sorted(set.intersection(*left)))

@@ -241,7 +241,7 @@ def _check(given: Mapping[str, Tensor], source: Checkpoint) -> None:
             raise UserError(f"the model's checkpoint has no tensor {name}{more}.")
         shape = source.shape(name) if known else None
         if shape is not None and tuple(shape) != tuple(tensor.shape):
-            raise UserError(f"{name} has shape {list(tensor.shape)}, and the model wants {list(shape)}.")
+            raise UserError(f"{name} has shape {list(tensor.shape)}, but the model needs {list(shape)}.")
         if known and not _fits(name, tensor, source):
             raise UserError(f"{name} is packed in the model's checkpoint, and other formats cannot fill it.")
         if tensor.is_meta or (tensor.dtype in WIDE and not bool(tensor.isfinite().all())):

@@ -271,7 +271,7 @@ def held(b: Build, count: int) -> Sequence[int]:
     if not b.place.whole_experts or size == 1:
         return range(count)
     if count < size:
-        raise ModelError(f"--enable-expert-parallel: {count} experts cannot be shared out over {size} ranks.")
+        raise ModelError(f"--enable-expert-parallel: {count} experts cannot be distributed over {size} ranks.")
     if b.place.redundant is not None:
         every = first_placement(count, size, b.place.redundant)
         return every[rank * len(every) // size : (rank + 1) * len(every) // size]

@@ -57,7 +57,7 @@ def _take(found: Adapter, file: GgufFile, stem: str, arch: str, alpha: float, he
     if table:
         down = down.t()
     if down.shape[0] != up.shape[1] or not 1 <= down.shape[0] <= MOST_RANK:
-        raise ModelError(f"{file.path}: {stem[:120]!r}: {list(down.shape)} and {list(up.shape)} do not go together.")
+        raise ModelError(f"{file.path}: {stem[:120]!r}: {list(down.shape)} and {list(up.shape)} do not fit together.")
     if part in ("attn_q", "attn_k") and woven(arch):
         count = heads[part == "attn_k"]
         if count < 1 or up.shape[0] % (2 * count):
@@ -69,7 +69,7 @@ def _take(found: Adapter, file: GgufFile, stem: str, arch: str, alpha: float, he
 def _matrix(file: GgufFile, name: str) -> Tensor:
     info: Any = file.tensors[name]
     if len(info.shape) != 2:
-        raise ModelError(f"{file.path}: {name[:120]!r} has the shape {list(info.shape)}, and matrices are read.")
+        raise ModelError(f"{file.path}: {name[:120]!r} has the shape {list(info.shape)}; only matrices can be read.")
     return decode(info, file.bytes_of(info)).to(torch.float32)
 
 

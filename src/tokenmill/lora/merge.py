@@ -121,7 +121,7 @@ def _changes(adapter: Adapter, base: _Base, *, transposed: bool) -> dict[str, Ch
         name, shape = base.find(adapter, module, "weight")
         wanted = (low.down.shape[1], low.up.shape[0]) if table or transposed else (low.up.shape[0], low.down.shape[1])
         if shape != wanted:
-            raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, and the adapter wants {wanted}.")
+            raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, but the adapter needs {wanted}.")
         changes[name] = _adding(low, flipped=table or transposed)
         if low.bias is not None:
             bias, _ = base.find(adapter, module, "bias")

@@ -143,7 +143,7 @@ def _take(found: Adapter, config: AdapterConfig, module: str, tensors: dict[str,
         raise ModelError(f"{where} has a {left[0]} that does not belong there.")
     down, up = (tensors[name] for name in names)
     if down.ndim != 2 or up.ndim != 2 or down.shape[0] != up.shape[1] or 0 in (*down.shape, *up.shape):
-        raise ModelError(f"{where}: {names[0]} {list(down.shape)} and {names[1]} {list(up.shape)} do not go together.")
+        raise ModelError(f"{where}: {names[0]} {list(down.shape)} and {names[1]} {list(up.shape)} do not fit together.")
     stacked = bool(config.parameters) and not table and re.search(r"(^|\.)experts(\.base_layer)*$", module)
     if stacked:
         if "lora_magnitude_vector" in tensors or "lora_B.bias" in tensors:

@@ -170,7 +170,7 @@ async def find_model(session: aiohttp.ClientSession, target: Target) -> str:
     try:
         async with session.get(url, headers=target.headers(), timeout=aiohttp.ClientTimeout(total=10)) as response:
             if response.status in (401, 403):
-                raise UserError(f"{url} wants a key: give it with --api-key.")
+                raise UserError(f"{url} needs a key: give it with --api-key.")
             if response.status != 200:
                 raise UserError(f"{url} answers with HTTP {response.status}: is this an OpenAI-compatible server?")
             names = [entry["id"] for entry in (await response.json(content_type=None))["data"]]

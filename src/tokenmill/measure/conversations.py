@@ -74,7 +74,7 @@ def read_lengths(text: str, name: str) -> Lengths:
         kind = ""
     if not (first >= 1 and 0 <= second < 1e9 and first < 1e9) or (kind == "uniform" and second < first):
         raise ParameterError(
-            f"{name} wants a length (512), a range (128:1024), normal:MEAN:DEVIATION or lognormal:MEDIAN:SIGMA; "
+            f"{name} takes a length (512), a range (128:1024), normal:MEAN:DEVIATION or lognormal:MEDIAN:SIGMA; "
             f"got {text!r}."
         )
     return Lengths(kind, first, second)

@@ -158,7 +158,7 @@ def efficiency_of(device: Device, given: str | None = None) -> Efficiency:
         shares = []
     if not 1 <= len(shares) <= 2 or not all(math.isfinite(share) and 0 < share <= 1 for share in shares):
         raise ParameterError(
-            f"--efficiency wants one or two shares in (0, 1], like 0.8 or 0.85,0.6 (memory, compute); got {given!r}."
+            f"--efficiency takes one or two shares in (0, 1], such as 0.8 or 0.85,0.6 (memory, compute); got {given!r}."
         )
     return replace(assumed, memory=shares[0], compute=shares[-1], source="given with --efficiency")
 

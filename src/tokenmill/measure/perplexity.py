@@ -32,7 +32,7 @@ def perplexity(options: dict[str, Any], text: str, window: int = WINDOW) -> Perp
         cuts = [ids[at : at + window] for at in range(0, len(ids), window)]
         prompts = [{"prompt_token_ids": cut} for cut in cuts if len(cut) > 1]
         if not prompts:
-            raise UserError("The text for perplexity is too short: two tokens are the least.")
+            raise UserError("The text for perplexity is too short: it needs at least two tokens.")
         params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
         lost, count = 0.0, 0
         for output in llm.generate(prompts, params, use_tqdm=False):

@@ -97,7 +97,7 @@ def compare(base: str, models: list[str], asked: Questions) -> list[Quality]:
 def _windows(source: ModelSource, text: str) -> Tensor:
     ids = source.tokenizer().encode(text)[:MOST_TOKENS]
     if len(ids) < 16:
-        raise UserError(f"The text has {len(ids)} tokens: 16 are the least.")
+        raise UserError(f"The text has {len(ids)} tokens; at least 16 are needed.")
     width = min(WINDOW, len(ids))
     return torch.tensor(ids[: len(ids) // width * width]).view(-1, width)
 

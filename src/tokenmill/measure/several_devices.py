@@ -70,12 +70,14 @@ def check_spread(sheet: Sheet, spread: Spread) -> None:
     """Refuse a spread that the model's sizes do not allow."""
     layers = len(sheet.spec.kv_specs) + len(sheet.spec.states)
     if spread.stages > layers:
-        raise ParameterError(f"{layers} layers cannot be dealt out to {spread.stages} stages; choose a smaller --pp.")
+        raise ParameterError(
+            f"{layers} layers cannot be distributed over {spread.stages} stages; choose a smaller --pp."
+        )
     if spread.whole_experts and not sheet.body.mixtures:
-        raise ParameterError("This model has no experts to be dealt out: leave out --ep.")
+        raise ParameterError("This model has no experts to distribute: leave out --ep.")
     if spread.whole_experts and any(mixture.experts < spread.ranks for mixture in sheet.body.mixtures):
         count = sheet.body.mixtures[0].experts
-        raise ParameterError(f"{count} experts cannot be dealt out to {spread.ranks} ranks; change --tp.")
+        raise ParameterError(f"{count} experts cannot be distributed over {spread.ranks} ranks; change --tp.")
 
 
 def stage_of(sheet: Sheet, stages: int) -> Sheet:

@@ -30,7 +30,7 @@ def read_slo(text: str) -> dict[str, float]:
         value = 0.0 if match is None else float(match[2] or match[4])
         if match is None or name not in METRICS or value <= 0:
             raise ParameterError(
-                f"--slo wants terms like ttft=500ms,tpot=50ms (of {', '.join(METRICS)}; ms or s), got {text!r}."
+                f"--slo takes terms such as ttft=500ms,tpot=50ms (of {', '.join(METRICS)}; ms or s), got {text!r}."
             )
         found[name] = value * (1000 if match[3] == "s" else 1)
     return found

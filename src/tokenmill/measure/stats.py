@@ -26,7 +26,7 @@ def read_percentiles(text: str) -> tuple[float, ...]:
     except ValueError:
         found = []
     if not found or not all(0 <= percent <= 100 for percent in found):
-        raise ParameterError(f"--percentiles wants numbers from 0 to 100, like 50,90,99.9; got {text!r}.")
+        raise ParameterError(f"--percentiles takes numbers from 0 to 100, such as 50,90,99.9; got {text!r}.")
     return tuple(found)
 
 

@@ -33,10 +33,10 @@ def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of this method that cannot be read here."""
     kind = config.get("bnb_4bit_quant_type", "fp4")
     if config.get("load_in_4bit") and kind not in _KINDS:
-        raise ModelError(f"This checkpoint is quantised with '{METHOD}' as {kind!r}; nf4 and fp4 are readable.")
+        raise ModelError(f"This checkpoint is quantised with '{METHOD}' as {kind!r}; nf4 and fp4 can be read.")
     storage = config.get("bnb_4bit_quant_storage", "uint8")
     if config.get("load_in_4bit") and storage != "uint8":
-        raise ModelError(f"This checkpoint is quantised with '{METHOD}' and stored as {storage}; uint8 is readable.")
+        raise ModelError(f"This checkpoint is quantised with '{METHOD}' and stored as {storage}; uint8 can be read.")
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:

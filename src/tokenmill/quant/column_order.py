@@ -126,8 +126,8 @@ def in_order(groups: Tensor, group: int, count: int, what: str) -> Tensor | None
         return None
     lowest, highest = int(groups.min()), int(groups.max())
     if lowest < 0 or highest >= count:
-        raise ModelError(f"'{what}' names group {highest if highest >= count else lowest} of {count}.")
+        raise ModelError(f"'{what}' names group {highest if highest >= count else lowest}; there are {count}.")
     sizes = torch.bincount(groups, minlength=count)
     if columns != group * count or not bool((sizes == group).all()):
-        raise ModelError(f"'{what}' does not share out {columns} columns over {count} groups of {group}.")
+        raise ModelError(f"'{what}' does not divide {columns} columns into {count} groups of {group}.")
     return torch.argsort(groups, stable=True)

@@ -49,7 +49,7 @@ def check(config: Mapping[str, Any]) -> None:
         raise ModelError(f"This checkpoint is quantised with '{method}' in {bits} bits, which is not supported.")
     version = str(config.get("version") or "gemm").lower()
     if kind == "awq" and version not in ("gemm", "gemv"):
-        raise ModelError(f"This checkpoint is quantised with 'awq' in version {version!r}; gemm and gemv are readable.")
+        raise ModelError(f"This checkpoint is quantised with 'awq' in version {version!r}; gemm and gemv can be read.")
     form = _form(config)
     if method == "gptq" and form not in ("gptq", "gptq_v2"):
         raise ModelError(f"This checkpoint is quantised with 'gptq' in the form {form!r}, which is not supported.")
@@ -61,7 +61,9 @@ def check(config: Mapping[str, Any]) -> None:
             raise ModelError(f"This checkpoint is quantised with '{method}' and has a `dynamic` that is not an object.")
         odd = [rule for rule in dynamic.values() if isinstance(rule, Mapping) and rule.get("bits", 4) == 1]
         if odd:
-            raise ModelError("This checkpoint is quantised with 'gptq' in 1 bit here and there: not supported.")
+            raise ModelError(
+                "This checkpoint is quantised with 'gptq' in 1 bit for some matrices, which is not supported."
+            )
 
 
 def _kind(config: Mapping[str, Any]) -> str:
@@ -151,7 +153,7 @@ def _make(
     q, less = (codes.to(torch.int16) - half).to(torch.int8).contiguous(), zeros.to(torch.int16) - half
     kept = less.contiguous() if not known(less) or bool(less.any()) else None
     if kept is not None and known(kept) and (said := _symmetric(how)):
-        raise ModelError(f"'{name}.qzeros' has zero points beside the middle, but config.json says {said}.")
+        raise ModelError(f"'{name}.qzeros' has zero points that are not in the middle, but config.json says {said}.")
     return held(q, scales, bits=bits, group=group, kind=kind, what=f"{name}.scales", zeros=kept, order=order)
 
 

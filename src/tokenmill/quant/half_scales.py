@@ -38,7 +38,7 @@ def held(
     q = q if order is None else q[:, order]
     halves = scales.half()
     if known(halves) and not bool(torch.isfinite(halves).all()):
-        raise ModelError(f"'{what}' has numbers beyond float16, or none.")
+        raise ModelError(f"'{what}' has numbers beyond float16's range, or NaN.")
     if known(halves) and too_small(scales):
         return DenseWeight(_numbers(q, scales, zeros, group, order).to(kind[0]), kind[1])
     grid = GridWeight(q, halves, bits=bits, group=group, dtype=kind[0], bias=kind[1], zeros=zeros)

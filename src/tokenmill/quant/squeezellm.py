@@ -80,7 +80,7 @@ def _sparse(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Tensor:
         return added
     counts = starts.long().diff()
     if int(starts[0]) != 0 or int(starts[-1]) != len(at) or bool((counts < 0).any()):
-        raise ModelError(f"'{name}.rows' does not share out {len(at)} outliers among {shape[0]} rows.")
+        raise ModelError(f"'{name}.rows' does not divide {len(at)} outliers among {shape[0]} rows.")
     if len(at) and (int(at.min()) < 0 or int(at.max()) >= shape[1]):
         raise ModelError(f"'{name}.cols' names columns that are not there.")
     row = torch.arange(shape[0], device=at.device).repeat_interleave(counts)

@@ -27,7 +27,7 @@ def check(config: Mapping[str, Any]) -> None:
     if config.get("linear_class", "bitlinear") not in ("bitlinear", "autobitlinear"):
         raise ModelError(f"This checkpoint is quantised with '{METHOD}' for {config['linear_class']!r}: not supported.")
     if config.get("linear_class") == "autobitlinear" and config.get("quantization_mode") == "online":
-        raise ModelError("This checkpoint is to be rounded by 'bitnet' at every call (online), which is not supported.")
+        raise ModelError("This checkpoint must be rounded by 'bitnet' at every call (online), which is not supported.")
     if config.get("use_rms_norm"):
         raise ModelError("This checkpoint is quantised with 'bitnet' and norms every input, which is not supported.")
 

@@ -64,11 +64,9 @@ def prove(config: Mapping[str, Any], arch: str, names: Iterable[str], path: str)
                 continue
             if guilty:
                 raise ModelError(
-                    f"{path}: '{key}' = {shown(value)} cannot be said in GGUF files of the family '{arch}'."
+                    f"{path}: '{key}' = {shown(value)} cannot be expressed in GGUF files of the family '{arch}'."
                 )
-    raise ModelError(
-        f"{path}: config.json says more than GGUF files of the family '{arch}' can: it would be another model."
-    )
+    raise ModelError(f"{path}: config.json has settings that GGUF files of the family '{arch}' cannot express.")
 
 
 def _small(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def measure(config: dict[str, Any], ckpt: Checkpoint, device: str, tokens: Tenso
             continue
         names = [name for name in seen.built if name.endswith(_KEYS)]
         if "latent" in kinds or len(names) != 1:
-            raise UserError("--kv-scales: readers know no names for scales of what this model keeps of a token.")
+            raise UserError("--kv-scales: files have no names for scales of this model's cache.")
         found[names[0]] = (most[0].clamp(min=1e-6) / _MOST, most[1].clamp(min=1e-6) / _MOST)
     return found
 

@@ -154,7 +154,7 @@ def heads_of(config: Mapping[str, Any]) -> Heads:
     """The heads that config.json describes. A family whose config could not describe fewer is refused."""
     kind = str(config.get("model_type"))
     if kind not in HEADED:
-        raise ModelError(f"{kind}: heads cannot be taken out, because its config.json has no words for what is left.")
+        raise ModelError(f"{kind}: heads cannot be taken out, because its config.json cannot describe fewer heads.")
     queries = int(config.get("num_attention_heads") or 0)
     if not queries:
         raise ModelError(f"{kind}: config.json has no num_attention_heads.")

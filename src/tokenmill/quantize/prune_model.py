@@ -91,12 +91,12 @@ def prune_model(
 
 def _check(cut: Cut) -> None:
     if not (cut.channels or cut.heads or cut.layers):
-        raise UserError("Say what goes: --channels 0.25, --heads 0.25 or --layers 2.")
+        raise UserError("Say what to remove: --channels 0.25, --heads 0.25 or --layers 2.")
     for name, share in (("channels", cut.channels), ("heads", cut.heads)):
         if not 0.0 <= share < 1.0:
             raise UserError(f"--{name} {share:g}: use a part between 0 and 1.")
     if cut.layers < 0 or (cut.multiple is not None and cut.multiple < 1):
-        raise UserError(f"--layers {cut.layers} --multiple {cut.multiple or 0}: both count upwards.")
+        raise UserError(f"--layers {cut.layers} --multiple {cut.multiple or 0}: use positive numbers.")
     if cut.method not in METHODS:
         raise UserError(f"--importance {cut.method}: use {', '.join(METHODS)}.")
 
@@ -217,7 +217,7 @@ class _Run:
         self.stream.ckpt = Overlaid(self.ckpt, changed)
         layer = self.stream.calibrate(index, {full})
         if full not in layer.inputs:
-            raise ModelError(f"{full} was not seen to multiply anything: it cannot be judged.")
+            raise ModelError(f"{full} multiplied nothing during calibration, so it cannot be pruned.")
         width = prunable.heads_of(self.stream.config).width if what == "heads" else 1
         kind = self.ckpt.tensor(full).dtype
         if not kind.is_floating_point or kind.itemsize < 2:
@@ -248,7 +248,7 @@ class _Run:
 
 def _prove(config: dict[str, Any], made: dict[str, Any], run: _Run, folder: Path, device: str, tokens: Tensor) -> None:
     """Refuse a folder that does not compute what the source computes with zeros in place of the removed parts."""
-    said = f"{config.get('model_type')}: its config.json has no words for what would be left of it"
+    said = f"{config.get('model_type')}: its config.json cannot describe the pruned model"
     ckpt = open_checkpoint(folder)
     try:
         stream = Stream(made, ckpt, device, tokens[:_PROVEN])

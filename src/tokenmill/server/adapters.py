@@ -114,7 +114,7 @@ def folder_of(root: str | None, given: str) -> Path:
     """An adapter in the one folder that clients may name. A path outside of it is reported as missing, as if nothing
     were there."""
     if root is None:
-        raise ParameterError("Adapters cannot be loaded here: --lora-folder names where they may lie.",
+        raise ParameterError("Adapters cannot be loaded here: start the server with --lora-folder FOLDER.",
                              param="lora_path")  # fmt: skip
     absent = NoSuchAdapterError("There is no such adapter in the folder for adapters.", param="lora_path")
     if not given or len(given) > 1024 or "\0" in given:

@@ -130,7 +130,7 @@ def plan_turn(
         changes["reasoning"] = reasoning_span(span, inside, marks) if structure is None or not span.answer else None
         if span.answer and structure is not None and params.thinking_token_budget is not None:
             raise ParameterError(
-                "thinking_token_budget and a structure do not combine for this model's format.",
+                "thinking_token_budget cannot be combined with a structure in this model's format.",
                 param="thinking_token_budget",
             )
     if not turn.plain and tokenizer is not None and params.skip_special_tokens:
@@ -150,7 +150,9 @@ def _check_names(wish: ToolWish, marks: Mapping[str, int]) -> None:
                 param="tools",
             )
     if wish.named is not None and wish.named not in wish.tools:
-        raise ParameterError(f"tool_choice names {quoted(wish.named)}, which tools do not hold.", param="tool_choice")
+        raise ParameterError(
+            f"tool_choice names {quoted(wish.named)}, which is not among the tools.", param="tool_choice"
+        )
     if wish.choice == "required" and not wish.tools:
         raise ParameterError("tool_choice needs tools.", param="tool_choice")
 

@@ -92,13 +92,13 @@ class Store:
         self.weigh(kept)
         if self._over():
             self.drop(kept)
-            raise HttpError(503, "All that fits is still being written; try again.", retry_after=5)
+            raise HttpError(503, "The store is full of answers that are still being written; try again.", retry_after=5)
 
     def check(self, kept: Kept, more: int) -> None:
         """Refuse if the object would be too large with this many more bytes."""
         size = kept.size + more
         if size > min(MOST_BYTES_EACH, self.most_bytes):
-            raise TooLargeError(f"A {kept.kind} of {size >> 20} MiB is too large to be kept.", param=kept.param)
+            raise TooLargeError(f"A {kept.kind} of {size >> 20} MiB is too large to be stored.", param=kept.param)
 
     def weigh(self, kept: Kept) -> None:
         """Count an object again after it has grown or shrunk."""

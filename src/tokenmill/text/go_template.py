@@ -284,7 +284,7 @@ class _Writer:
                 texts.append(self._text(words[0], line))
                 words = words[1:]
             if len(texts) < 2 or (name == "ne" and len(texts) > 2):
-                raise _wrong(line, f"`{name}` wants two values")
+                raise _wrong(line, f"`{name}` needs two values")
             mark = "==" if name == "eq" else "!="
             return "(" + " or ".join(f"{texts[0]} {mark} {each}" for each in texts[1:]) + ")", words
         parts = []

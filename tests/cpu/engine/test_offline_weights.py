@@ -126,7 +126,7 @@ def test_what_does_not_fit_changes_nothing(folders):
     with open_llm(old) as llm:
         before = said(llm)
         for given, words in (
-            ([], "no tensors"), ([(norm, torch.ones(31))], r"shape \[31\].*wants \[32\]"), ([norm], "pairs of a name"),
+            ([], "no tensors"), ([(norm, torch.ones(31))], r"shape \[31\].*needs \[32\]"), ([norm], "pairs of a name"),
             ({norm: 3.0}, "must be a tensor"), ([(norm, torch.ones(32))] * 2, "given twice"),
             ({"model.nrm.weight": torch.ones(32)}, "no tensor model.nrm.weight"), ("/nowhere", "no such file"),
             ({norm: torch.full((32,), float("nan"))}, "NaN"), (str(old / "config.json"), "config.json"),

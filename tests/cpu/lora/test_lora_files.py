@@ -104,9 +104,9 @@ HOSTILE: dict[str, tuple[Callable[[Path], None], str]] = {
     "infinity": (hold(**{B: torch.full((128, 4), math.inf)}), "NaN or infinity"),
     "infinity once it is scaled": (hold(**{B: torch.full((128, 4), 3e38)}), "times its scale is too large"),
     "integers": (hold(**{A: torch.ones(4, 128, dtype=torch.int32)}), "is stored as int32"),
-    "a vector": (hold(**{A: torch.ones(128)}), "do not go together"),
-    "empty": (hold(**{A: torch.ones(0, 128), B: torch.ones(128, 0)}), "do not go together"),
-    "halves that do not fit": (hold(**{B: torch.ones(128, 5)}), "do not go together"),
+    "a vector": (hold(**{A: torch.ones(128)}), "do not fit together"),
+    "empty": (hold(**{A: torch.ones(0, 128), B: torch.ones(128, 0)}), "do not fit together"),
+    "halves that do not fit": (hold(**{B: torch.ones(128, 5)}), "do not fit together"),
     "another base": (hold(**{A: torch.ones(4, 96)}), "it has another base"),
     "a layer that is not there": (
         hold(**{A.replace("rs.0", "rs.9"): torch.ones(4, 128), B.replace("rs.0", "rs.9"): torch.ones(128, 4)}),

@@ -88,7 +88,7 @@ def test_bad_tasks(line: str, tmp_path: Path) -> None:
 
 
 def test_bad_questions(folders: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="16 are the least"):
+    with pytest.raises(UserError, match="at least 16 are needed"):
         compare(str(folders[0]), [], Questions("a", speed=False))
     result = CliRunner().invoke(app, ["quality", "a", "--against", "b", "--picture", str(tmp_path / "x.png")])
     assert result.exit_code == 2 and "name a .svg" in result.output

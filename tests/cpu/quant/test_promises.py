@@ -161,7 +161,7 @@ def test_zero_points_where_config_says_that_there_are_none(name: str) -> None:
     config = copy.deepcopy(config)
     place = config["config_groups"]["group_0"]["weights"] if "config_groups" in config else config
     place |= says
-    with pytest.raises(ModelError, match=r"zero points beside the middle|is not 0: config\.json says"):
+    with pytest.raises(ModelError, match=r"zero points that are not in the middle|is not 0: config\.json says"):
         read(tensors, config)
 
 

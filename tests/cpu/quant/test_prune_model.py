@@ -117,7 +117,7 @@ def test_the_command_and_repair(tiny: Path, tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "nothing": ([], "Say what goes"),
+    "nothing": ([], "Say what to remove"),
     "share": (["--channels", "1.5"], "between 0 and 1"),
     "little": (["--channels", "0.1"], "smaller --multiple"),
     "heads": (["--heads", "0.9"], "one must stay"),
@@ -150,7 +150,7 @@ def test_what_cannot_be_said_is_refused(
         return {**honest(*given), "rms_norm_eps": 0.5}  # type: ignore[arg-type]
 
     monkeypatch.setattr(prunable, "config_without", lying)
-    with pytest.raises(ModelError, match="no words"):
+    with pytest.raises(ModelError, match="cannot describe"):
         prune_model(tiny, tmp_path / "out", Cut(channels=0.5), tokens)
     monkeypatch.undo()
     assert list(tmp_path.iterdir()) == []

@@ -100,7 +100,7 @@ def test_llama_cpp_s_way_to_choose_one(served: Running) -> None:
     assert said(lora=[{"id": one, "scale": 0}, {"id": two, "scale": 1.0}]) == plain["two"]
     for wrong, words in (
         ([{"id": 99}], "no adapter of this id"),
-        ([{"id": one}, {"id": two}], "One adapter at a time"),
+        ([{"id": one}, {"id": two}], "Only one adapter can be used at a time"),
         ([{"id": one, "scale": 0.5}], "at scale 1"),
         ([{"id": -1}], "lora.0.id"),
         (["one"], "lora.0"),

@@ -216,7 +216,7 @@ def test_files_are_verified_and_bounded(store: Store) -> None:
     "sha256:" + "../" * 21 + "0", "sha256:" + "0" * 63 + "\n", "sha256:" + "٠" * 64,
 ])  # fmt: skip
 def test_bad_digests(digest: object) -> None:
-    with pytest.raises(ParameterError, match="64 hexadecimal"):
+    with pytest.raises(ParameterError, match="64 lower-case hexadecimal"):
         read_digest(digest)
 
 
@@ -262,7 +262,7 @@ def test_a_stored_model_is_options(store: Store, weights: Path, monkeypatch: pyt
     assert find_stored("adapter", store) is None  # a folder of that name lies here
     (weights / "model.safetensors").unlink()
     weights.rmdir()
-    with pytest.raises(UserError, match="is gone"):
+    with pytest.raises(UserError, match="no longer exists"):
         as_stored(store, store.get("mill:small"))
 
 

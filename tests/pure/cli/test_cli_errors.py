@@ -109,7 +109,7 @@ def test_a_model_that_does_not_load(monkeypatch: pytest.MonkeyPatch, arguments: 
         (["generate", "--prompt", "a", "--gpu-memory-utilization", "nan"], "must be positive, got nan"),
         (["serve", "--request-timeout", "inf"], "--request-timeout must be finite"),
         (["serve", "--port", "99999"], "port must be at most 65535"),
-        (["chat", "--temperature", "1000"], "--temperature wants a number"),
+        (["chat", "--temperature", "1000"], "--temperature takes a number"),
         (["bench", "throughput", "--workload", "x", "--num-prompts", "3"], "brings its own lengths"),
         (["bench", "throughput", "--workload", "/no/such"], "cannot be read"),
         (["bench", "throughput", "--workload", "x", "--json", "/no/such/folder/out"], "no such folder"),

@@ -89,7 +89,7 @@ def test_length_distributions(text: str, low: int, high: int, median: float) -> 
 
 @pytest.mark.parametrize("text", ["", "0", "a", "5:3", "-1", "1:2:3", "normal:5", "lognormal:0:1", "normal:a:b"])
 def test_bad_lengths_are_refused(text: str) -> None:
-    with pytest.raises(ParameterError, match="--x wants a length"):
+    with pytest.raises(ParameterError, match="--x takes a length"):
         read_lengths(text, "--x")
 
 

@@ -132,7 +132,7 @@ BAD = {
     "{{ range .Messages }}{{ end }}{{ .Prompt }}": "`.Prompt`",
     "{{ if eq (len .Messages) 1 }}{{ end }}": "`(`",
     "{{ if }}{{ end }}": "condition is not complete",
-    "{{ if eq .Prompt }}{{ end }}": "`eq` wants two",
+    "{{ if eq .Prompt }}{{ end }}": "`eq` needs two",
     "{{ if not .Prompt .System }}{{ end }}": "`not`",
     "{{ if (.Prompt }}{{ end }}": "bracket is not closed",
     "{{ if .Prompt": "no }}",

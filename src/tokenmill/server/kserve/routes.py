@@ -130,7 +130,7 @@ async def _open(
         prompts, parameters = asked()
         work.judge("kserve.Parameters", parameters)
         if parameters.pop("stream", None) and not stream:
-            raise ParameterError("stream is for generate_stream.", param="stream")
+            raise ParameterError("stream is not available on this path: use generate_stream.", param="stream")
         body = translated(CompletionRequest, {**parameters, "prompt": prompts})
         if (body.n or 1) > 1 and not several:
             raise ParameterError("n must be 1 here: the answer has room for one text (infer has more).", param="n")

@@ -45,7 +45,9 @@ class Adapted(BaseModel):
         if any(number >= len(names) for number in used):
             raise ParameterError("There is no adapter of this id: GET /lora-adapters lists them.", param="lora")
         if len(used) > 1 or any(scale != 1.0 for scale in used.values()):
-            raise ParameterError("One adapter at a time is used, and at scale 1 (others at 0).", param="lora")
+            raise ParameterError(
+                "Only one adapter can be used at a time, at scale 1 (give the others scale 0).", param="lora"
+            )
         return next((names[number] for number in used), "")
 
 

@@ -52,7 +52,7 @@ def read_models(
         raise _unknown(f"--models {path}", str(unknown[0]), ("models", "keys"))
     entries = found.get("models")
     if not isinstance(entries, dict) or not entries or not all(isinstance(name, str) for name in entries):
-        raise ParameterError(f"--models {path} must hold `models`: a mapping of names to what each is.", param="models")
+        raise ParameterError(f"--models {path} must hold `models`: a mapping of names to models.", param="models")
     if len(entries) > MOST_MODELS:
         raise ParameterError(f"--models {path} names {len(entries)} models; {MOST_MODELS} is the most.", param="models")
     specs = [_spec(name, given, options, server) for name, given in entries.items()]
@@ -92,7 +92,7 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
     mine = {each: named.pop(each) for each in OWN & named.keys()}
     for each in named:
         if each in all_options(SERVER_GROUPS):
-            raise ParameterError(f"{where}: {each} is the whole server's, not one model's.", param=each)
+            raise ParameterError(f"{where}: {each} is an option of the whole server, not of one model.", param=each)
         if each == "served_model_name":
             raise ParameterError(f"{where}: the entry's name is the served name; aliases give more.", param=each)
         if each not in all_options(GROUPS) and each not in _ALIASES:
@@ -111,7 +111,7 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
         said = str(error)
         raise ParameterError(said if said.startswith(where) else f"{where}: {said}", param=error.param) from None
     if "," in name or not name.strip() or any("," in alias for alias in spec.aliases):
-        raise ParameterError(f"{where}: a model's name is not empty and has no comma.", param="models")
+        raise ParameterError(f"{where}: a model's name must not be empty or contain a comma.", param="models")
     return spec
 
 

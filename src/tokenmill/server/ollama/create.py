@@ -63,7 +63,7 @@ class Reach:
 def from_modelfile(name: str, said: Modelfile) -> Recipe:
     """The recipe that a Modelfile describes."""
     if len(said.adapters) > 1:
-        raise ModelfileError("a model has one ADAPTER here; `serve --lora-modules` serves several beside each other.")
+        raise ModelfileError("a model has one ADAPTER here; `serve --lora-modules` serves several at once.")
     messages = [{"role": role, "content": content} for role, content in said.messages]
     return Recipe(
         name,

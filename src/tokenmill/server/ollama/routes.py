@@ -207,9 +207,9 @@ def served(context: Context, name: str) -> str:
 async def _fill(context: Context, work: Work, body: GenerateRequest, suffix: str) -> Chat:
     """An answer between two texts. A template and a system message have no place there."""
     if body.system:
-        raise ParameterError("system has no place beside suffix.", param="system")
+        raise ParameterError("system cannot be combined with suffix.", param="system")
     if body.truncate:
-        raise ParameterError("truncate is not available with suffix.", param="truncate")
+        raise ParameterError("truncate cannot be combined with suffix.", param="truncate")
     ends = context.text.fill_ends()
     return await open_translated(
         untouched(context),

@@ -74,7 +74,7 @@ class Changes:
         if not self.allowed:
             raise HttpError(501, OFF)
         if rights(self.context.shared, request) is not None:
-            raise HttpError(403, "This key may use some models, and change none.")
+            raise HttpError(403, "This key may use models but not change them.")
         return self.store
 
     def check_free(self, name: str) -> None:

@@ -121,7 +121,7 @@ async def _fill_all(context: Context, body: CompletionRequest, prompts: list[Any
     if not all(isinstance(prompt, str) for prompt in prompts):
         raise ParameterError("suffix needs prompts of text.", param="suffix")
     if body.truncate_prompt_tokens is not None:
-        raise ParameterError("truncate_prompt_tokens is not available with suffix.", param="truncate_prompt_tokens")
+        raise ParameterError("truncate_prompt_tokens cannot be combined with suffix.", param="truncate_prompt_tokens")
     return [await context.text.fill((prompt, body.suffix or ""), framed=body.add_special_tokens) for prompt in prompts]
 
 

@@ -100,7 +100,7 @@ def _add_telling(app: FastAPI, context: Context) -> None:
         """Get the timeline of a recent request. Only its own key may ask."""
         found = context.history.find(request.path_params["id"], tenant(request))
         if found is None:
-            raise HttpError(404, "There is no such request, or it is too long ago.", param="id")
+            raise HttpError(404, "There is no such request, or its record was dropped.", param="id")
         return json_answer(found)
 
     async def tokenizer_info(request: Request, context: Context) -> Response:

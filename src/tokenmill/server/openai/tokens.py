@@ -21,10 +21,10 @@ async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[s
     context.check_model(body.model)
     if body.content is not None:
         if body.prompt is not None or body.messages is not None:
-            raise ParameterError("Give content, or prompt, or messages: one of the three.", param="content")
+            raise ParameterError("Give one of content, prompt and messages.", param="content")
         return await _pieces(context, body, body.content)
     if (body.prompt is None) == (body.messages is None):
-        raise ParameterError("Give prompt or messages, one of the two.", param="prompt")
+        raise ParameterError("Give either prompt or messages.", param="prompt")
     if body.messages is not None:
         _, ids = await context.text.chat(
             lambda: talk(context, body), size=size, add_special_tokens=bool(body.add_special_tokens), any_length=True

@@ -34,7 +34,7 @@ def tool_wish(body: ChatRequest) -> ToolWish:
     if allowed is not None:
         if missing := sorted(set(allowed) - set(tools)):
             raise ParameterError(
-                f"tool_choice allows {quoted(missing[0])}, which tools do not hold.", param="tool_choice"
+                f"tool_choice allows {quoted(missing[0])}, which is not among the tools.", param="tool_choice"
             )
         tools = {name: tools[name] for name in tools if name in allowed}
     parallel = body.parallel_tool_calls is not False

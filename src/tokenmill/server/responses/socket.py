@@ -96,7 +96,7 @@ class Conversing:
         elif stream_id is not None:
             raise ParameterError(f"stream_id must be a string of at most {MOST_LABEL} characters.", param="stream_id")
         if kind != "response.create":
-            raise ParameterError(f"Messages are of type 'response.create' here, not {quoted(kind)}.", param="type")
+            raise ParameterError(f"Messages must have the type 'response.create', not {quoted(kind)}.", param="type")
         if not isinstance(generate, bool | None):
             raise ParameterError("generate must be true or false.", param="generate")
         self.generate = generate is not False

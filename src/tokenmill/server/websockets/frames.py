@@ -120,14 +120,14 @@ class Frames:
         first, second = buffer[0], buffer[1]
         opcode, size = first & 15, second & 127
         if first & 0x70 or not second & 0x80:
-            raise BrokenError(WRONG, "A client's frames are masked, and have no extensions here.")
+            raise BrokenError(WRONG, "A client's frames must be masked and use no extensions.")
         start = 2 + {126: 2, 127: 8}.get(size, 0)
         if opcode >= CLOSE:
             return self._control(opcode, size, whole=bool(first & 0x80))
         if opcode == BINARY:
-            raise BrokenError(BAD_TYPE, "Messages are text here.")
+            raise BrokenError(BAD_TYPE, "Messages must be text.")
         if opcode > TEXT or (opcode == TEXT) == self.inside:
-            raise BrokenError(WRONG, "This frame does not follow the one before it.")
+            raise BrokenError(WRONG, "This frame cannot follow the one before it.")
         if len(buffer) < start + 4:
             return None
         if size >= 126:
@@ -167,7 +167,7 @@ class Frames:
         try:
             self._text.decode(text, final)
         except UnicodeDecodeError:
-            raise BrokenError(BAD_TEXT, "Messages are UTF-8 text.") from None
+            raise BrokenError(BAD_TEXT, "Messages must be UTF-8 text.") from None
 
 
 def unmasked(data: bytes, mask: bytes) -> bytes:
