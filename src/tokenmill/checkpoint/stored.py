@@ -12,8 +12,8 @@ from typing import Any
 
 from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.gguf_file import open_gguf
+from tokenmill.checkpoint.modelfile_parameters import as_options
 from tokenmill.checkpoint.names import short_name
-from tokenmill.checkpoint.parameters import as_options
 from tokenmill.checkpoint.store import Store, write_whole
 from tokenmill.core.config import data_dir
 from tokenmill.core.errors import ModelError, UserError

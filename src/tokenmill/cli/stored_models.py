@@ -44,7 +44,7 @@ def show(
     ),
 ) -> None:
     """Show a stored model as a Modelfile, or a part of it."""
-    from tokenmill.checkpoint.parameters import written
+    from tokenmill.checkpoint.modelfile_parameters import written
     from tokenmill.server.ollama.create import known_entry
 
     entry = known_entry(open_store(), name)

@@ -19,8 +19,8 @@ from tokenmill.checkpoint.blobs import Incoming, read_digest
 from tokenmill.checkpoint.entry import Entry
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.modelfile import read_modelfile
+from tokenmill.checkpoint.modelfile_parameters import written
 from tokenmill.checkpoint.names import may_be_name, short_name
-from tokenmill.checkpoint.parameters import written
 from tokenmill.checkpoint.pull import Progress, Tell, drop_files, pull_hub, pull_local
 from tokenmill.checkpoint.store import NoSuchModelError, Store
 from tokenmill.checkpoint.stored import location
