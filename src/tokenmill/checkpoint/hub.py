@@ -14,9 +14,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tokenmill.checkpoint.names import without_hub
 from tokenmill.checkpoint.resume import fetch_large
 from tokenmill.checkpoint.stored import find_stored
+from tokenmill.checkpoint.stored_names import without_hub
 from tokenmill.core.errors import UserError
 from tokenmill.core.files import in_home
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from tokenmill.checkpoint.entry import Entry, Source
-from tokenmill.checkpoint.names import file_name, full_name, may_be_name, short_name
+from tokenmill.checkpoint.stored_names import file_name, full_name, may_be_name, short_name
 from tokenmill.core.errors import BusyError, ModelError, UserError, why
 from tokenmill.core.files import read_regular
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import typer
 
 from tokenmill.checkpoint.modelfile import MOST_CHARS, read_modelfile
-from tokenmill.checkpoint.names import short_name
 from tokenmill.checkpoint.stored import open_store
+from tokenmill.checkpoint.stored_names import short_name
 from tokenmill.cli.loading import size
 from tokenmill.cli.pull import shown_progress
 from tokenmill.core.errors import ParameterError, why

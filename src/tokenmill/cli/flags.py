@@ -15,8 +15,8 @@ from typing import Any, Literal, get_origin
 
 import typer
 
-from tokenmill.checkpoint.names import short_name
 from tokenmill.checkpoint.stored import Stored, find_stored, open_store, under
+from tokenmill.checkpoint.stored_names import short_name
 from tokenmill.cli.unloaded_model import look_for, plain_name
 from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 import typer
 
-from tokenmill.checkpoint.names import short_name
 from tokenmill.checkpoint.pull import Progress, Tell, pull_hub, pull_local
 from tokenmill.checkpoint.stored import open_store
+from tokenmill.checkpoint.stored_names import short_name
 from tokenmill.cli.loading import say, size
 from tokenmill.cli.unloaded_model import plain_name
 from tokenmill.core.errors import ParameterError

@@ -11,9 +11,9 @@ from typing import Literal
 
 import typer
 
-from tokenmill.checkpoint.names import short_name
 from tokenmill.checkpoint.pull import drop_files, shown
 from tokenmill.checkpoint.stored import open_store
+from tokenmill.checkpoint.stored_names import short_name
 from tokenmill.cli.flags import model_names, stored_names
 from tokenmill.cli.loading import say, size
 from tokenmill.core.errors import ParameterError

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.hub import check_place
-from tokenmill.checkpoint.names import without_hub
 from tokenmill.checkpoint.stored import find_stored
+from tokenmill.checkpoint.stored_names import without_hub
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import in_home, read_object

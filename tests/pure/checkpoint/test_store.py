@@ -14,10 +14,10 @@ import pytest
 from tokenmill.checkpoint.blobs import Incoming, check_files, read_digest
 from tokenmill.checkpoint.entry import Entry, Source, Words
 from tokenmill.checkpoint.modelfile_parameters import PARAMETERS, as_options, check_parameters, read_written, written
-from tokenmill.checkpoint.names import file_name, full_name, name_from, short_name
 from tokenmill.checkpoint.pull import drop_files, measured, pull_local
 from tokenmill.checkpoint.store import STALE_S, NoSuchModelError, Store
 from tokenmill.checkpoint.stored import as_stored, find_stored, location, under
+from tokenmill.checkpoint.stored_names import file_name, full_name, name_from, short_name
 from tokenmill.core.errors import BusyError, ModelError, ParameterError, TooLargeError, UserError
 
 HOSTILE = [

@@ -19,10 +19,10 @@ from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.hub import Hub
 from tokenmill.checkpoint.modelfile import Modelfile, ModelfileError, write_modelfile
 from tokenmill.checkpoint.modelfile_parameters import check_parameters, read_written, written
-from tokenmill.checkpoint.names import LATEST, full_name, may_be_name
 from tokenmill.checkpoint.pull import Progress, Tell, measured, pull_hub, shown
 from tokenmill.checkpoint.store import Store
 from tokenmill.checkpoint.stored import DEMO, location, rank_of
+from tokenmill.checkpoint.stored_names import LATEST, full_name, may_be_name
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.demo import demo_dir
 from tokenmill.text.codec import Tokenizer

@@ -20,10 +20,10 @@ from tokenmill.checkpoint.entry import Entry
 from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.modelfile import read_modelfile
 from tokenmill.checkpoint.modelfile_parameters import written
-from tokenmill.checkpoint.names import may_be_name, short_name
 from tokenmill.checkpoint.pull import Progress, Tell, drop_files, pull_hub, pull_local
 from tokenmill.checkpoint.store import NoSuchModelError, Store
 from tokenmill.checkpoint.stored import location
+from tokenmill.checkpoint.stored_names import may_be_name, short_name
 from tokenmill.core.errors import ModelError, ParameterError, UserError
 from tokenmill.core.files import read_object
 from tokenmill.server.context import Context

@@ -16,8 +16,8 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import tokenmill
-from tokenmill.checkpoint.names import may_be_name
 from tokenmill.checkpoint.stored import find_stored
+from tokenmill.checkpoint.stored_names import may_be_name
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.errors import in_names_of

@@ -19,10 +19,10 @@ from fastapi import Request
 
 from tokenmill.checkpoint.entry import Entry as StoredModel
 from tokenmill.checkpoint.hub import Hub
-from tokenmill.checkpoint.names import full_name, may_be_name, short_name
 from tokenmill.checkpoint.pull import Progress, Tell
 from tokenmill.checkpoint.store import NoSuchModelError, Store
 from tokenmill.checkpoint.stored import as_stored, open_store
+from tokenmill.checkpoint.stored_names import full_name, may_be_name, short_name
 from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.server.context import Context, ServerContext
