@@ -9,10 +9,12 @@ import contextlib
 import threading
 from collections.abc import Iterable, Iterator
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import EngineDeadError, ParameterError
 from tokenmill.core.request import Request
 from tokenmill.engine.deliveries import Deliveries, Hear
 from tokenmill.engine.engine import Engine
+from tokenmill.engine.held_signals import HeldSignals
+from tokenmill.process.home_process import HomeProcess
 from tokenmill.text.codec import Tokenizer
 
 EXIT_S = 10.0
@@ -32,14 +34,18 @@ class Driver:
         self.engine = engine
         self.deliveries = Deliveries(tokenizer, engine.abort)
         self.lock = threading.RLock()
+        self.signals = HeldSignals()
+        self.home = HomeProcess()
         self.stepping = False
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Within this context no other thread touches the engine."""
+        """Within this context no other thread touches the engine, and signals wait; `signals.let_in` asks for them."""
+        self.home.check()  # another thread of the first process may hold the lock for good
         with self.lock:
             self._refuse_from_inside()
-            yield
+            with self.signals:
+                yield
 
     def add(self, request: Request, hear: Hear, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not. pooling: how to pool an embedding."""
@@ -49,8 +55,7 @@ class Driver:
 
     def step(self) -> None:
         """Make one step, of all requests that any caller has added."""
-        with self.lock:
-            self._refuse_from_inside()
+        with self.alone():
             self.stepping = True
             try:
                 deltas = self.engine.step()
@@ -61,11 +66,13 @@ class Driver:
     def _refuse_from_inside(self) -> None:
         if self.stepping:
             raise ParameterError("This LLM is answering already: what it calls cannot ask it in between.")
+        if self.signals.broke_in:
+            raise EngineDeadError("A signal has ended a step of this engine in the middle: make another LLM.")
 
     def leave(self, request_ids: Iterable[str]) -> None:
         """Drop requests that nobody waits for any more; plans in flight are committed or fail."""
         names = list(request_ids)
-        with self.lock:
+        with self.lock, self.signals:
             for name in names:
                 self.engine.abort(name)
                 self.deliveries.drop(name)

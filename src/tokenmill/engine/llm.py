@@ -365,9 +365,10 @@ class LLM:
     def close(self) -> None:
         """Free the model; the object cannot be used afterwards."""
         self._closed = True
-        self._profiler.close()
-        self.reader.close()
-        self.engine.close()
+        if self.driver.home.here:
+            self._profiler.close()
+            self.reader.close()
+            self.engine.close()
 
     def __enter__(self) -> LLM:
         return self
@@ -450,6 +451,7 @@ class LLM:
                     if self._ending.is_set():
                         raise SystemExit  # ends this thread, silently
                     driver.step()
+                    driver.signals.let_in()
             finally:
                 driver.leave(found if left else ())
         return list(found.values())

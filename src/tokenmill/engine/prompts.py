@@ -16,6 +16,7 @@ import msgspec
 from tokenmill.core.errors import ContextError, ParameterError, UserError, shown
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.generation import default_params as default_params
+from tokenmill.process.home_process import HomeProcess
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
 from tokenmill.text.guard import ControlGuard, render_and_encode
 from tokenmill.text.messages.span import span_after
@@ -50,6 +51,7 @@ class PromptReader:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
         self._processes = template_pool()
+        self._home = HomeProcess()
         self._guard: ControlGuard | None = None
 
     def read(self, prompt: Prompt, params: SamplingParams | None = None) -> tuple[str | None, list[int], str]:
@@ -76,6 +78,7 @@ class PromptReader:
 
     def chat(self, messages: Any, params: SamplingParams | None = None, **options: Any) -> tuple[str, list[int]]:
         """Render messages with the model's chat template (or `chat_template`); typed control tokens stay text."""
+        self._home.check()
         tokenizer = self._need_tokenizer("chat")
         _check_parts(messages)
         self._check_size(tokenizer, _chars(messages), params)
@@ -125,8 +128,9 @@ class PromptReader:
                 )
 
     def close(self) -> None:
-        """End the template processes."""
-        self._processes.close()
+        """End the template processes; a fork leaves them alone."""
+        if self._home.here:
+            self._processes.close()
 
     def _encode(self, text: str, params: SamplingParams | None) -> list[int]:
         if len(text) > MAX_PROMPT_CHARS:

@@ -23,6 +23,7 @@ from tokenmill.engine.build import Built
 from tokenmill.engine.deliveries import Deliveries
 from tokenmill.engine.loop import EngineLoop
 from tokenmill.engine.wire import Add, Command, News, Refused, Report
+from tokenmill.process.home_process import HomeProcess
 
 log = logging.getLogger("tokenmill.engine")
 Inbox = asyncio.Queue[TextDelta | UserError]
@@ -44,6 +45,7 @@ class Service:
 
     def __init__(self, built: Built) -> None:
         self.built = built
+        self.home = HomeProcess()
         self.engine = built.engine
         self.deliveries = Deliveries(
             built.tokenizer,
@@ -83,6 +85,7 @@ class Service:
 
     async def call(self, function: Callable[[], Any]) -> Any:
         """Run something in the engine's thread, between steps."""
+        self.home.check()
         if self.dead is not None:
             raise EngineDeadError(self.dead)
         loop = asyncio.get_running_loop()
@@ -100,7 +103,9 @@ class Service:
         return await done
 
     def close(self) -> None:
-        """Abort open requests, then stop the thread and the executor."""
+        """Abort open requests, then stop the thread and the executor; a fork leaves them alone."""
+        if not self.home.here:
+            return
         self.commands.put(None)
         if threading.current_thread() is not self.thread:  # garbage collection may run in any thread
             self.thread.join(timeout=30)
@@ -108,6 +113,7 @@ class Service:
 
     async def _stream(self, command: Add) -> AsyncIterator[TextDelta]:
         name = command.request.id
+        self.home.check()
         if self.dead is not None:
             raise EngineDeadError(self.dead)
         if name in self.callers:
