@@ -1,8 +1,8 @@
 """From a model's name to its folder or file. Owns: telling folders from hub names, downloading only what is needed,
 choosing one of several GGUF files, and explaining why a download failed.
 
-The hub's own library downloads, and reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. `resume.py` keeps the downloaded
-parts of large files. Must not know: formats, models.
+The hub's own library downloads, and reads HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. `resumable_download.py` keeps the
+downloaded parts of large files. Must not know: formats, models.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tokenmill.checkpoint.resume import fetch_large
+from tokenmill.checkpoint.resumable_download import fetch_large
 from tokenmill.checkpoint.stored import find_stored
 from tokenmill.checkpoint.stored_names import without_hub
 from tokenmill.core.errors import UserError

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenmill.checkpoint.entry import Entry, Source
 from tokenmill.checkpoint.hub import Hub, Wanted, chosen_files, download_model
-from tokenmill.checkpoint.resume import LARGE
+from tokenmill.checkpoint.resumable_download import LARGE
 from tokenmill.checkpoint.store import Store
 from tokenmill.checkpoint.stored_names import LATEST, full_name, name_from, without_hub
 from tokenmill.core.errors import UserError
