@@ -18,7 +18,7 @@ from tools.peer_paths import PATHS
 from tools.vllm_surface import FIELDS, FLAGS, METHODS, Verdict, of_field, of_flag
 
 import tokenmill
-from tokenmill.core.arguments import ENGINE
+from tokenmill.core.vllm_arguments import ENGINE
 from tokenmill.server.absent import ABSENT, why_absent
 from tokenmill.server.app import APIS
 from tokenmill.server.ollama.models import PUSH

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tokenmill.cli.serve import SERVER_FLAGS
-from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, Other
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.sampling_names import HARMLESS, OLDER, REFUSED
+from tokenmill.core.vllm_arguments import ENGINE, SERVER, SPELLINGS, Other
 
 
 @dataclass(frozen=True, slots=True)

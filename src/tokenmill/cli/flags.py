@@ -18,11 +18,11 @@ import typer
 from tokenmill.checkpoint.stored import Stored, find_stored, open_store, under
 from tokenmill.checkpoint.stored_names import short_name
 from tokenmill.cli.unloaded_model import look_for, plain_name
-from tokenmill.core.arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import MOST_SHOWN, ParameterError, UserError
 from tokenmill.core.text_values import read_count
+from tokenmill.core.vllm_arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 
 Verb = Callable[..., None]
 

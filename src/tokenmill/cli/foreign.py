@@ -1,8 +1,8 @@
 """Flags and verbs of llama.cpp, Ollama and vLLM. Owns: how each is treated if a verb has no flag of that name.
 
 Such a name is another spelling of a flag here, or asks for what happens anyway, or is refused with advice on how to
-reach the same end. A verb's own flags never come here. vLLM's names are listed in core/arguments.py. Must not know:
-verbs.
+reach the same end. A verb's own flags never come here. vLLM's names are listed in core/vllm_arguments.py. Must not
+know: verbs.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tokenmill.cli.loading import say
-from tokenmill.core.arguments import ENGINE, SERVER, SWITCHES, parsed
 from tokenmill.core.errors import UserError
+from tokenmill.core.vllm_arguments import ENGINE, SERVER, SWITCHES, parsed
 
 _SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-dp": "--data-parallel-size"}
 _OFF = ("-1", "0", "")

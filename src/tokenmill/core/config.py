@@ -15,11 +15,11 @@ from dataclasses import Field, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from tokenmill.core.arguments import SERVER, options_alone
 from tokenmill.core.bounds import ALL, MOST, POSITIVE
 from tokenmill.core.errors import ParameterError, shown
 from tokenmill.core.files import home, in_home
 from tokenmill.core.text_values import read_written
+from tokenmill.core.vllm_arguments import SERVER, options_alone
 
 
 def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] = (), secret: bool = False) -> Any:

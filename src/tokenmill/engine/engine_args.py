@@ -8,9 +8,9 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING, Any, get_origin
 
-from tokenmill.core.arguments import ENGINE, SWITCHES, close_to, parsed
 from tokenmill.core.config import EngineConfig, all_options, make_config
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.vllm_arguments import ENGINE, SWITCHES, close_to, parsed
 
 
 class _Arguments:

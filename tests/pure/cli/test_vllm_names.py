@@ -12,11 +12,11 @@ from typer.testing import CliRunner
 
 import tokenmill
 from tokenmill.cli.main import app
-from tokenmill.core.arguments import ENGINE, SERVER, SWITCHES
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_config, make_server_config, without_secrets
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.core.sampling_names import HARMLESS, REFUSED
+from tokenmill.core.vllm_arguments import ENGINE, SERVER, SWITCHES
 
 EXPORTED = {
     "LLM", "LLMEngine", "AsyncLLMEngine", "EngineArgs", "AsyncEngineArgs", "SamplingParams", "PoolingParams",
