@@ -77,7 +77,7 @@ def test_quantised_files_keep_their_numbers(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("deepseek2-v3", {"deepseek2.expert_gating_func": 1}, "a softmax that is normed"),
+        ("deepseek2-v3", {"deepseek2.expert_gating_func": 1}, "a normed softmax"),
         ("deepseek2-v3", {"deepseek2.rope.scaling.yarn_log_multiplier": None}, "yarn with a rope.scaling.yarn_log"),
         ("glm4moe", {"glm4moe.expert_gating_func": 1}, "expert_gating_func is not supported"),
         ("gemma4", {"gemma4.attention.sliding_window_pattern": 6}, "must have an entry for each of 4 layers"),
