@@ -132,8 +132,8 @@ class SafetensorsFile:
                 self._map = _whole(file, size) if copied else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
             self._data, self.entries = _layout(self._map, size)
         except ModelError as error:
-            said = str(error)
-            raise ModelError(said if said.startswith(str(path)) else f"{path}: {said}") from error
+            reason = str(error)
+            raise ModelError(reason if reason.startswith(str(path)) else f"{path}: {reason}") from error
         except OSError as error:
             raise ModelError(f"{path}: cannot be read ({error.strerror or error})") from error
 

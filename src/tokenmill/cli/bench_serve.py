@@ -135,9 +135,9 @@ def serve(
     wanted = _target(url or base_url or HERE, target, want_ids=longest > 1 and not chat)
     objective = read_slo(target["slo"]) if "slo" in target else None
     allow_sockets()
-    told = read_percentiles(target["percentiles"]) if "percentiles" in target else PERCENTILES
+    percentiles = read_percentiles(target["percentiles"]) if "percentiles" in target else PERCENTILES
     device = _device(target["device"]) if "device" in target else None
-    shared: dict[str, Any] = {"slo": objective, "warmup": target.get("warmup", 1), "percentiles": told}
+    shared: dict[str, Any] = {"slo": objective, "warmup": target.get("warmup", 1), "percentiles": percentiles}
     with BenchProgress() as progress, asyncio.Runner(loop_factory=_loop()) as runner:
         if sweep:
             seconds = duration or loads.SWEEP_SECONDS
@@ -148,7 +148,7 @@ def serve(
     with waiting_told("Measuring this machine"):
         result["notes"] = [*notes, *_utilise(result, device)]
     save(result, json_path, plot)
-    _show(result, [f"p{p:g}" for p in told])
+    _show(result, [f"p{p:g}" for p in percentiles])
 
 
 def allow_sockets() -> None:
@@ -260,14 +260,16 @@ def _utilise(result: dict[str, Any], device: Any) -> list[str]:
 
     if result["flops"] is None:
         return [server_work.UNTOLD]
-    told = result["server_device"]
-    kind, dtype = told.get("device", "cuda"), told.get("dtype") or "bfloat16"
-    device = device or recognise(told.get("device_name", "") or "-")
+    server_device = result["server_device"]
+    kind, dtype = server_device.get("device", "cuda"), server_device.get("dtype") or "bfloat16"
+    device = device or recognise(server_device.get("device_name", "") or "-")
     if device is None and kind == "cpu" and urlsplit(result["base_url"]).hostname in LOCAL:
-        device = measure_device("cpu", tuple(dict.fromkeys((dtype, products_in("cpu", dtype, told["quantization"])))))
+        device = measure_device(
+            "cpu", tuple(dict.fromkeys((dtype, products_in("cpu", dtype, server_device["quantization"]))))
+        )
     if device is None:
         return ["mbu and mfu are null: what the server's device can do is not known here; name it with --device"]
-    wanted = products_in("cpu" if device.kind == "cpu" else "gpu", dtype, told.get("quantization"))
+    wanted = products_in("cpu" if device.kind == "cpu" else "gpu", dtype, server_device.get("quantization"))
     wanted = wanted if wanted in device.flops else dtype
     honest = server_work.fill_shares(result, device, wanted)
     rate = device.flops_in(wanted)

@@ -116,10 +116,10 @@ def _heed(settled: Settled, manner: Manner, talk: Conversation) -> None:
     goes on."""
     from tokenmill.server.preflight import read_template
 
-    said = settled.stored.server if settled.stored is not None else {}
+    stored_server = settled.stored.server if settled.stored is not None else {}
     if not manner.given:
-        manner.template = read_template(said.get("chat_template"))
-    opening = said.get("opening") or {}
+        manner.template = read_template(stored_server.get("chat_template"))
+    opening = stored_server.get("opening") or {}
     if not talk.turns:
         talk.system = opening.get("system") if talk.system is None else talk.system
         for message in opening.get("messages", ()):
@@ -169,8 +169,8 @@ def _turn(
             raise ParameterError(NO_TEXT)
         if text.startswith("/"):
             with interrupts.allowed():
-                told = talk.command(text)
-            _tell(told)
+                reply = talk.command(text)
+            _tell(reply)
             return None
         talk.say("user", text)
         if waiting := talk.open_calls():
@@ -288,9 +288,9 @@ def _cost(output: RequestOutput, context: int) -> str:
 
 
 def _complain(error: Exception) -> None:
-    said = str(error) or "There is not enough memory for it."
+    message = str(error) or "There is not enough memory for it."
     with contextlib.suppress(OSError):
-        typer.secho(harmless(said) if sys.stderr.isatty() else said, fg="red", err=True)
+        typer.secho(harmless(message) if sys.stderr.isatty() else message, fg="red", err=True)
 
 
 def _tell(text: str) -> None:

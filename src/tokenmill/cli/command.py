@@ -73,10 +73,10 @@ class Verb(TyperCommand):
         found: dict[str, str] = {}
         for param in self.params:
             names = [*param.opts, *param.secondary_opts]
-            said = next((typed[name] for name in names if name in typed), None)
-            if said is not None and param.param_type_name == "option":
+            typed_name = next((typed[name] for name in names if name in typed), None)
+            if typed_name is not None and param.param_type_name == "option":
                 field = param.opts[0].removeprefix("--").replace("-", "_")
-                found |= dict.fromkeys((param.opts[0], field, str(param.name)), said)
+                found |= dict.fromkeys((param.opts[0], field, str(param.name)), typed_name)
         return found
 
     def format_help(self, ctx: Any, formatter: Any) -> None:

@@ -31,7 +31,7 @@ def create(
         text = file.read_text(encoding="utf-8") if file.stat().st_size <= 4 * MOST_CHARS else "\0"
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"{file} cannot be read: {why(error)}; -f FILE names the Modelfile.") from error
-    said = read_modelfile(text)
+    modelfile = read_modelfile(text)
     from tokenmill.server.ollama.create import Reach, create, from_modelfile
 
     def find(given: str) -> Path | None:
@@ -41,5 +41,5 @@ def create(
         return None
 
     with shown_progress() as tell:
-        entry = create(open_store(), from_modelfile(name, said), Reach(find), tell)
+        entry = create(open_store(), from_modelfile(name, modelfile), Reach(find), tell)
     typer.echo(f"{short_name(entry.name)}: {entry.format}, {size(entry.size)}")

@@ -232,7 +232,7 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, typed: dict[s
     while at < len(args):
         word, rest = args[at], args[at + 1 :]
         name, equals, value = word.partition("=")
-        said = name
+        typed_name = name
         name = _dashed(name, known, verb)
         at += 1
         if word == "--":
@@ -241,15 +241,15 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, typed: dict[s
             found.append(word)
         elif name in known:
             taken = int(known[name] and not equals)
-            typed[name] = said
+            typed[name] = typed_name
             found += [f"{name}{equals}{value}", *rest[:taken]]
             at += taken
         elif (other := _lookup(name, verb)) is not None:
             given = [value] if equals else rest[: _taken(other, rest)]
             words = _ours(name, other, given, known)
             if other.note and not words and not (given and given[0] in _OFF):
-                say(f"note: {said} is not heeded: {other.note}.")
-            typed |= dict.fromkeys(words[:1], said)
+                say(f"note: {typed_name} is not heeded: {other.note}.")
+            typed |= dict.fromkeys(words[:1], typed_name)
             found += words
             at += 0 if equals else len(given)
         elif word[:2] in known and not word.startswith("--"):
@@ -302,11 +302,11 @@ def _vllm(name: str) -> Foreign | None:
 
 
 def _ours(name: str, other: Foreign, given: list[str], known: Mapping[str, bool]) -> list[str]:
-    said = " ".join([name, *given])
+    typed_words = " ".join([name, *given])
     if given and (given[0] in other.values or str(parsed(given[0])) in other.values):
         words = other.values.get(given[0], "").split()
     elif other.into is None:
-        raise Refused(f"{said} cannot be used: {other.why}.")
+        raise Refused(f"{typed_words} cannot be used: {other.why}.")
     else:
         if other.takes == 1 and not given and other.into:
             raise Refused(f"{name} needs a value; here it is called {other.into}.")

@@ -106,11 +106,11 @@ def _value(param: Any) -> str:
         return str(param.metavar)
     if getattr(param, "is_flag", False):
         return ""
-    told = getattr(param, "type_descriptor", None)
-    choices = getattr(told, "choices", None) or getattr(getattr(param, "type", None), "choices", None)
+    descriptor = getattr(param, "type_descriptor", None)
+    choices = getattr(descriptor, "choices", None) or getattr(getattr(param, "type", None), "choices", None)
     if choices:
         return "|".join(map(str, choices))
-    kind: Any = getattr(told, "annotation", None)
+    kind: Any = getattr(descriptor, "annotation", None)
     kind = (getattr(kind, "__args__", None) or (kind,))[0]
     name = getattr(getattr(param, "type", None), "name", "")
     old = {"integer": "N", "integer range": "N", "float": "X", "float range": "X", "path": "FILE"}

@@ -219,8 +219,8 @@ def _closing(found: dict[str, Any]) -> list[str]:
     sent = found["traffic"]
     if found["devices"] > 1:
         parts = {"sums": "sums of slices", "stages": "states between stages"}
-        told = ", ".join(f"{text} {sent[name] / 1024:.1f} KiB" for name, text in parts.items() if sent[name])
-        lines.append(f"Each rank sends per token: {told}, at {sent['link_bytes_per_s'] / 1e9:g} GB/s.")
+        traffic = ", ".join(f"{text} {sent[name] / 1024:.1f} KiB" for name, text in parts.items() if sent[name])
+        lines.append(f"Each rank sends per token: {traffic}, at {sent['link_bytes_per_s'] / 1e9:g} GB/s.")
     if found["usd_per_million_tokens"] is not None:
         price = f"{found['usd_per_hour']:g} dollars an hour" + (" each" if found["in_all"]["devices"] > 1 else "")
         when = f" (usual in {found['price_date']}; yours: --price)" if found["price_date"] else ""

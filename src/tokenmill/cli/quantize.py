@@ -201,8 +201,8 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
 
     given = dict(chosen)
     calibration, device = chosen.pop("calibration", None), chosen.pop("device", "cpu")
-    said = {"method": FORMS.get(chosen["form"], "rtn"), "smaller": "group" not in chosen, **chosen}
-    recipe = recipes.complete_recipe(recipes.Recipe(**said))
+    settings = {"method": FORMS.get(chosen["form"], "rtn"), "smaller": "group" not in chosen, **chosen}
+    recipe = recipes.complete_recipe(recipes.Recipe(**settings))
     if (name := recipes.without_effect(recipe, given)) is not None:
         raise ParameterError(f"{spelling(name)} has no effect with --method {recipe.method}: leave it out.")
     found = find_source(source)
@@ -218,8 +218,8 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
         made = quantize_model(QuantizeJob(found.path, target, recipe, pattern, tokens, device), tell)
     if recipe.method in recipes.INTEGERS and made.group != recipe.group:
         typer.echo(f"Groups of {made.group} columns: {recipe.group} do not divide every matrix")
-    if (told := recipes.warning(recipe)) is not None:
-        typer.echo(f"Warning: {told}.")
+    if (warning := recipes.warning(recipe)) is not None:
+        typer.echo(f"Warning: {warning}.")
     if made.moved:
         typer.echo(f"{made.moved} scales moved between layers")
     if made.unreached:

@@ -75,10 +75,10 @@ def ask(url: str | None, key: str | None, path: str, body: dict[str, Any] | None
 
 def _said(error: urllib.error.HTTPError) -> str:
     try:
-        said = json.loads(error.read(1 << 16)).get("error")
+        message = json.loads(error.read(1 << 16)).get("error")
     except (OSError, ValueError, AttributeError):
-        said = None
-    return str(said.get("message") if isinstance(said, dict) else said or f"status {error.code}")
+        message = None
+    return str(message.get("message") if isinstance(message, dict) else message or f"status {error.code}")
 
 
 def until(moment: str) -> str:

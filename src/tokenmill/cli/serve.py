@@ -104,8 +104,8 @@ def serve(
     _, filed = read_config_file(config)
     meant = settle_others(others)
     ours = {name: meant.pop(name) for name in SERVER_FLAGS.keys() & meant.keys()}
-    said = {**filed, **ours, **server}
-    server_config = make_server_config(**said)
+    merged = {**filed, **ours, **server}
+    server_config = make_server_config(**merged)
     given = {**meant, **options, "config": config}
     if server_config.models.models or len(model or ()) > 1:
         _serve_many(model or [], given, server_config)
@@ -113,7 +113,7 @@ def serve(
     settled = settle_stored(model[0] if model else None, given)
     engine_config = settled.config
     if settled.stored is not None:
-        server_config = make_server_config(**{**settled.stored.server, **said})
+        server_config = make_server_config(**{**settled.stored.server, **merged})
     from tokenmill.server.logs import set_up_logs
     from tokenmill.server.run import Hooks, serve
 

@@ -114,8 +114,8 @@ def read_object(path: Path | str, most: int) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         if other := told_by(data[:LOOK]):
             raise ModelError(f"{path}: is {other}") from error
-        said = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
-        raise ModelError(f"{path}: not valid JSON ({said}); download the file again") from error
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error)[:200]
+        raise ModelError(f"{path}: not valid JSON ({reason}); download the file again") from error
     if not isinstance(value, dict):
         raise ModelError(f"{path}: must hold a JSON object, not {type(value).__name__}")
     if deeper_than(value, MAX_DEPTH):

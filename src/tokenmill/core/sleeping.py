@@ -97,7 +97,7 @@ def check_mode(mode: object) -> str:
 def obey(sleeper: Sleeper, message: dict[str, Any]) -> dict[str, Any]:
     """Obey a control message; returns the result or the error as plain data."""
     try:
-        said = sleeper.sleep(message["level"]) if message["what"] == "sleep" else sleeper.wake(message["tags"])
+        slept = sleeper.sleep(message["level"]) if message["what"] == "sleep" else sleeper.wake(message["tags"])
     except (UserError, OSError, MemoryError) as error:
-        said = Slept(list(sleeper.asleep), error=str(error))
-    return {"asleep": said.asleep, "freed": said.freed, "kept": said.kept, "error": said.error}
+        slept = Slept(list(sleeper.asleep), error=str(error))
+    return {"asleep": slept.asleep, "freed": slept.freed, "kept": slept.kept, "error": slept.error}

@@ -26,15 +26,15 @@ Heads = tuple[int, int]
 def read_gguf_adapter(path: Path, heads: Heads) -> Adapter:
     """A file's adapter; raises ModelError that names what is wrong."""
     file = open_gguf(path)
-    said = file.metadata
-    if said.get("general.type") != "adapter" or said.get("adapter.type") != "lora":
-        raise ModelError(f"{path}: it is not a LoRA adapter (general.type is {said.get('general.type')!r}).")
-    arch, alpha = str(said.get("general.architecture", "")), said.get("adapter.lora.alpha")
+    metadata = file.metadata
+    if metadata.get("general.type") != "adapter" or metadata.get("adapter.type") != "lora":
+        raise ModelError(f"{path}: it is not a LoRA adapter (general.type is {metadata.get('general.type')!r}).")
+    arch, alpha = str(metadata.get("general.architecture", "")), metadata.get("adapter.lora.alpha")
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= 1e6:
         raise ModelError(f"{path}: adapter.lora.alpha must be a number, not {alpha!r}.")
-    if said.get("adapter.alora.invocation_tokens"):
+    if metadata.get("adapter.alora.invocation_tokens"):
         raise ModelError(f"{path}: adapters that begin at certain tokens (aLoRA) are not supported.")
-    found = Adapter(path, base=str(said.get("general.base_model.0.name", ""))[:512])
+    found = Adapter(path, base=str(metadata.get("general.base_model.0.name", ""))[:512])
     for name in sorted(file.tensors):
         stem, _, end = name.rpartition(".")
         if end not in ("lora_a", "lora_b"):

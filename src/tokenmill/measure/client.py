@@ -139,16 +139,16 @@ def _take(answer: Answer, payload: bytes, now: float) -> bool:
         return False
     before, total = answer.tokens, answer.tokens
     for choice in choices:
-        said = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
+        text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
         thought = (choice.get("delta") or {}).get("reasoning") or (choice.get("delta") or {}).get("reasoning_content")
         ids = choice.get("token_ids")
-        if said:
-            answer.text.append(said)
+        if text:
+            answer.text.append(text)
         if isinstance(ids, list):
             answer.token_ids += ids
             answer.counted = True
             total += len(ids)
-        elif said or thought:
+        elif text or thought:
             total += 1
     if isinstance(usage, dict):
         answer.prompt_tokens = usage.get("prompt_tokens") or answer.prompt_tokens

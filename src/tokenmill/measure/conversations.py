@@ -104,8 +104,8 @@ def make(load: Made) -> list[Conversation]:
         opening = source.choice(shared)
         turns = []
         for index in range(load.turns):
-            said = _tokens(source, load, load.inputs.draw(source))
-            turns.append(Turn(_joined(opening if index == 0 else [], said, load.text), load.outputs.draw(source)))
+            words = _tokens(source, load, load.inputs.draw(source))
+            turns.append(Turn(_joined(opening if index == 0 else [], words, load.text), load.outputs.draw(source)))
         found.append(Conversation(turns))
     return found
 

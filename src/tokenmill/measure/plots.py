@@ -151,8 +151,8 @@ def _ablate(result: dict[str, Any]) -> Any:
         axes.barh(names, [value - 1.0 for value in values], left=1.0, color=["C0" if v >= 1 else "C3" for v in values])
         axes.axvline(1.0, color="black", linewidth=0.8)
         for i, row in enumerate(rows):
-            said = "-" if row.get(kind) is None else f"{row[kind]:.2f}"
-            axes.annotate(said, (max(values[i], 1.0), i), xytext=(3, 0), textcoords="offset points", va="center")
+            label = "-" if row.get(kind) is None else f"{row[kind]:.2f}"
+            axes.annotate(label, (max(values[i], 1.0), i), xytext=(3, 0), textcoords="offset points", va="center")
         if values and (max(values) > 5 or min(values) < 0.2):
             _logarithmic(axes, "x")
         axes.margins(x=0.18)

@@ -167,8 +167,8 @@ def read_tasks(path: Path) -> list[Task]:
 
 def _task(path: Path, number: int, line: str) -> Task:
     try:
-        said = json.loads(line)
-        prompt, answer, choices = said["prompt"], said["answer"], said.get("choices")
+        entry = json.loads(line)
+        prompt, answer, choices = entry["prompt"], entry["answer"], entry.get("choices")
         if isinstance(prompt, str) and isinstance(answer, str) and choices is None and answer.strip():
             return Task(prompt, (), 0, answer)
         fits = isinstance(choices, list) and len(choices) > 1 and all(isinstance(c, str) and c for c in choices)

@@ -57,7 +57,7 @@ def _child(options: Mapping[str, Any], prompt_tokens: int) -> dict[str, float]:
 
 def _main(asked: str) -> None:
     """The child process: import, load, one token, and one more token."""
-    wish = json.loads(asked)
+    request = json.loads(asked)
     from tokenmill.core.config import calm_threads
 
     calm_threads()
@@ -65,15 +65,15 @@ def _main(asked: str) -> None:
     from tokenmill.engine.llm import LLM
 
     stamps = {"imported": time.time()}
-    with LLM(**wish["options"]) as llm:
+    with LLM(**request["options"]) as llm:
         stamps["loaded"] = time.time()
         vocab = llm.built.facts.vocab_size
-        prompt = [7 * i % vocab for i in range(1, wish["prompt_tokens"] + 1)]
+        prompt = [7 * i % vocab for i in range(1, request["prompt_tokens"] + 1)]
         params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
         for name in ("first_token", "second_request"):
             llm.generate([prompt], params, use_tqdm=False)
             stamps[name] = time.time()
-    sys.stdout.write(json.dumps({name: round(at - wish["at"], 4) for name, at in stamps.items()}) + "\n")
+    sys.stdout.write(json.dumps({name: round(at - request["at"], 4) for name, at in stamps.items()}) + "\n")
 
 
 if __name__ == "__main__":

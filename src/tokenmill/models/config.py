@@ -103,8 +103,10 @@ class ModelConfig:
             low = (1 if kind is int else float("-inf")) if low is None else low
             high = (_ceiling(name) if kind is int else 1e18) if high is None else high
             if not low <= value <= high:
-                said = value if abs(value) < 1e18 else f"{float(min(abs(value), _HUGE)):g}"
-                raise ModelError(f"config.json: '{self._full(name)}' = {said} is out of bounds ({low:g} to {high:g}).")
+                shown_value = value if abs(value) < 1e18 else f"{float(min(abs(value), _HUGE)):g}"
+                raise ModelError(
+                    f"config.json: '{self._full(name)}' = {shown_value} is out of bounds ({low:g} to {high:g})."
+                )
         return value
 
 

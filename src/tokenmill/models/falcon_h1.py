@@ -101,10 +101,12 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
 def _factors(c: ModelConfig, name: str, count: int) -> list[float]:
     """A list of so many numbers; absent: ones."""
-    said = c.get(name, list, [1.0] * count)
-    if len(said) != count or any(isinstance(one, bool) or not isinstance(one, int | float) for one in said):
+    multipliers = c.get(name, list, [1.0] * count)
+    if len(multipliers) != count or any(
+        isinstance(one, bool) or not isinstance(one, int | float) for one in multipliers
+    ):
         raise c.refuse(name, f"must be {count} numbers.")
-    return [float(one) for one in said]
+    return [float(one) for one in multipliers]
 
 
 def _columns(c: ModelConfig) -> Tensor:

@@ -161,18 +161,18 @@ def _unknown(config: Mapping[str, Any], names: list[str]) -> str:
             "config.json names no architecture and no model_type: say what it is, like "
             '--hf-overrides \'{"architectures": ["LlamaForCausalLM"]}\'.'
         )
-    said = ", ".join(names) or str(kind)
+    named = ", ".join(names) or str(kind)
     if config.get("auto_map"):
         return (
-            f"Architecture '{said}' comes with its own Python code (auto_map in config.json), and remote code is "
+            f"Architecture '{named}' comes with its own Python code (auto_map in config.json), and remote code is "
             "never run."
         )
     if has_other_task(config):
-        return f"Architecture '{said}' has a head for something else than next tokens: only language models are built."
-    first = (names or [said])[0]
+        return f"Architecture '{named}' has a head for something else than next tokens: only language models are built."
+    first = (names or [named])[0]
     close = nearest(first, 0.75) or BY_TYPE.get(str(kind)) or nearest(first)
     hint = f" (the nearest that is: {close})" if close else ""
-    head = f"Architecture '{said}' is not built here{hint}"
+    head = f"Architecture '{named}' is not built here{hint}"
     if importlib.util.find_spec("transformers") is None:
         return f"{head}; with Transformers installed, --model-impl transformers may run it, more slowly."
     if can_elsewhere(config):

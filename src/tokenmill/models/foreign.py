@@ -182,15 +182,15 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
     disable_progress_bar()
     values = {name: value for name, value in config.items() if name not in ("model_type", "dtype", "torch_dtype")}
     with _or("Transformers does not take its config.json"):
-        said = AutoConfig.for_model(config["model_type"], **_numbers(values))
-    if type(said) not in AutoModelForCausalLM._model_mapping:
+        hf_config = AutoConfig.for_model(config["model_type"], **_numbers(values))
+    if type(hf_config) not in AutoModelForCausalLM._model_mapping:
         raise ModelError("Transformers has no causal model of this type by itself")
-    said.use_cache = False
+    hf_config.use_cache = False
     tensors = {name: b.checkpoint.tensor(name, None, None) for name in b.checkpoint.names()}
     with torch.random.fork_rng(devices=[]), _silent(), _or("Transformers cannot load it"):
-        kind: Any = AutoModelForCausalLM._model_mapping[type(said)]
+        kind: Any = AutoModelForCausalLM._model_mapping[type(hf_config)]
         model, report = kind.from_pretrained(
-            None, config=said, state_dict=tensors, dtype=b.dtype, attn_implementation="eager",
+            None, config=hf_config, state_dict=tensors, dtype=b.dtype, attn_implementation="eager",
             output_loading_info=True,
         )  # fmt: skip
     body = _is_body(config)
@@ -204,7 +204,7 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
     model = model.to(b.device).eval().requires_grad_(False)
     if "position_ids" not in inspect.signature(model.base_model.forward).parameters:
         raise ModelError("it takes no positions")
-    vocab = int(said.get_text_config().vocab_size)
+    vocab = int(hf_config.get_text_config().vocab_size)
     ids = torch.randint(0, vocab, (sum(PIECES),), generator=torch.Generator().manual_seed(0)).to(b.device)
     with _or("its rotation changes with the length of a run"):
         _fix_rotation(model, b)
@@ -215,7 +215,7 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
         module.tokenmill_host = host
     model.set_attn_implementation(NAME)
     host.looking = True
-    indexed = getattr(said.get_text_config(), "index_topk", None)
+    indexed = getattr(hf_config.get_text_config(), "index_topk", None)
     with _or(
         "its attention chooses keys by an index of its own" if indexed else "it works on masks by itself", not indexed
     ):
@@ -224,7 +224,7 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
     host.looking = False
     if not host.kv:
         raise ModelError("it does not ask Transformers' attention interface")
-    _check_windows(said.get_text_config(), host)
+    _check_windows(hf_config.get_text_config(), host)
     made = Foreign(model, host, b, vocab)
     _prove(made, b, ids, expected)
     made.spec.extras["headless"] = body and headless
@@ -237,13 +237,13 @@ def _fix_rotation(model: Any, b: Build) -> None:
     keys would change their meaning, and a row would rotate like the longest row beside it."""
     longest = torch.tensor([[b.max_positions - 1]], device=b.device)
     for module in model.modules():
-        said = getattr(module, "rope_type", None)
-        kinds = said if isinstance(said, dict) else {None: said}
+        rope_type = getattr(module, "rope_type", None)
+        kinds = rope_type if isinstance(rope_type, dict) else {None: rope_type}
         if not any("dynamic" in str(kind) or kind == "longrope" for kind in kinds.values()):
             continue
         for layer in kinds:
             module(torch.zeros(1, device=b.device), longest, **({} if layer is None else {"layer_type": layer}))
-        module.rope_type = dict.fromkeys(kinds, "default") if isinstance(said, dict) else "default"
+        module.rope_type = dict.fromkeys(kinds, "default") if isinstance(rope_type, dict) else "default"
 
 
 @contextlib.contextmanager
@@ -254,8 +254,8 @@ def _or(what: str, whole: bool = True) -> Iterator[None]:
     except ModelError:
         raise
     except Exception as error:
-        said = f"{type(error).__name__}: {error}".splitlines()[0][:160].rstrip(".: ")
-        raise ModelError(f"{what} ({said})" if whole else what) from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:160].rstrip(".: ")
+        raise ModelError(f"{what} ({reason})" if whole else what) from error
 
 
 def _is_body(config: dict[str, Any]) -> bool:
@@ -271,12 +271,12 @@ def _silent() -> Iterator[None]:
     """Suppress Transformers' report of a load: our own message says what is wrong."""
     from transformers.utils import logging
 
-    said = logging.get_verbosity()
+    verbosity = logging.get_verbosity()
     logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(said)
+        logging.set_verbosity(verbosity)
 
 
 def _numbers(said: Any) -> Any:

@@ -131,19 +131,19 @@ def _plan(c: ModelConfig) -> Plan:
 
 def _inner(c: ModelConfig, layers: int) -> list[int]:
     """The width of each layer's feed-forward part: one number, or one for each."""
-    said = c.data.get("intermediate_size")
-    if not isinstance(said, list):
+    sizes = c.data.get("intermediate_size")
+    if not isinstance(sizes, list):
         return [c.need("intermediate_size", int)] * layers
-    if len(said) != layers:
+    if len(sizes) != layers:
         raise c.refuse("intermediate_size", "has not one entry for each of num_hidden_layers.")
-    return [ModelConfig({"intermediate_size": one}).need("intermediate_size", int) for one in said]
+    return [ModelConfig({"intermediate_size": one}).need("intermediate_size", int) for one in sizes]
 
 
 def _closed(c: ModelConfig, layers: int) -> list[float]:
     """The share of gates that are closed, layer by layer."""
-    said = c.get("activation_sparsity_pattern", list, [0.95] * (10 if layers > 10 else 0))
-    if c.has("activation_sparsity_pattern") and len(said) != layers:
+    pattern = c.get("activation_sparsity_pattern", list, [0.95] * (10 if layers > 10 else 0))
+    if c.has("activation_sparsity_pattern") and len(pattern) != layers:
         raise c.refuse("activation_sparsity_pattern", "has not one entry for each of num_hidden_layers.")
     name = "activation_sparsity_pattern"
-    found = [ModelConfig({name: one}).need(name, float, low=0.0, high=1.0 - 1e-6) for one in said]
+    found = [ModelConfig({name: one}).need(name, float, low=0.0, high=1.0 - 1e-6) for one in pattern]
     return found + [0.0] * (layers - len(found))

@@ -89,10 +89,10 @@ def _heads(c: ModelConfig, plan: Plan, index: int) -> Heads:
         own = {"head_dim": c.get("global_head_dim", int, 512)}
         if c.get("attention_k_eq_v", bool, False) and c.has("num_global_key_value_heads"):
             own["num_key_value_heads"] = c.need("num_global_key_value_heads", int)
-    said = ModelConfig({**c.data, **own})
-    heads, kv_heads = said.need("num_attention_heads", int), said.get("num_key_value_heads", int, 4)
+    layer_config = ModelConfig({**c.data, **own})
+    heads, kv_heads = layer_config.need("num_attention_heads", int), layer_config.get("num_key_value_heads", int, 4)
     check_heads(heads, kv_heads)
-    return Heads(heads, kv_heads, said.get("head_dim", int, 256))
+    return Heads(heads, kv_heads, layer_config.get("head_dim", int, 256))
 
 
 def _rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:

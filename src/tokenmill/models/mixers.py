@@ -53,8 +53,8 @@ def space_heads(c: ModelConfig, names: SpaceKeys) -> SpaceHeads:
     width = c.get(names.width, int, 0) if names.width else 0
     if names.expand and not width:
         width = int(c.get(names.expand, float, 2.0, low=1e-3) * hidden)
-    said = c.data.get(names.dim)
-    dim = width // heads if said in (None, "auto") else c.need(names.dim, int)
+    head_dim = c.data.get(names.dim)
+    dim = width // heads if head_dim in (None, "auto") else c.need(names.dim, int)
     groups = c.get(names.groups, int, 1)
     if (width and dim * heads != width) or heads % groups:
         raise ModelError(
@@ -66,9 +66,9 @@ def space_heads(c: ModelConfig, names: SpaceKeys) -> SpaceHeads:
 
 
 def _limits(c: ModelConfig) -> tuple[float, float]:
-    said = c.get("time_step_limit", list, [0.0, math.inf])
+    limits = c.get("time_step_limit", list, [0.0, math.inf])
     try:
-        low, high = (_number(one) for one in said)
+        low, high = (_number(one) for one in limits)
     except (TypeError, ValueError, KeyError):
         raise c.refuse("time_step_limit", "must be two numbers.") from None
     if not 0.0 <= low <= high:

@@ -282,27 +282,27 @@ _SCORES: dict[str, str] = {"softmax": "topk_softmax", "sigmoid": "sigmoid"}
 
 
 def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
-    said = row.route
+    route = row.route
     top_k = c.first(row.top_k, int, 2)
     if top_k > count:
         raise ModelError(f"config.json: '{row.top_k[0]}' = {top_k} is more than the {count} experts.")
-    groups = c.get("n_group", int, 1) if said.grouped else 1
-    top_groups = c.get("topk_group", int, 1, high=groups) if said.grouped else 1
-    if count % groups or top_k > count // groups * top_groups or (said.grouped and count // groups < 2):
+    groups = c.get("n_group", int, 1) if route.grouped else 1
+    top_groups = c.get("topk_group", int, 1, high=groups) if route.grouped else 1
+    if count % groups or top_k > count // groups * top_groups or (route.grouped and count // groups < 2):
         raise c.refuse("n_group", f"and 'topk_group' do not share out {count} experts, '{row.top_k[0]}' = {top_k}.")
-    order: _Order = said.order
-    if said.score:
-        order = cast(_Order, c.choice(said.score, _SCORES, "softmax"))
+    order: _Order = route.order
+    if route.score:
+        order = cast(_Order, c.choice(route.score, _SCORES, "softmax"))
     return RouteSpec(
         experts=count,
         top_k=top_k,
         order=order,
-        normalise=on(c, said.normalise),
-        scale=c.get(said.scale, float, 1.0) if said.scale else 1.0,
+        normalise=on(c, route.normalise),
+        scale=c.get(route.scale, float, 1.0) if route.scale else 1.0,
         groups=groups,
         top_groups=top_groups,
-        group_sum2=said.grouped,
-        bias=_flat(b, said.bias, count) if said.bias else None,
+        group_sum2=route.grouped,
+        bias=_flat(b, route.bias, count) if route.bias else None,
     )
 
 

@@ -206,17 +206,17 @@ def dbrx_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     """The base is in `attn_config`; the usual keys may also give it."""
     inner = c.need("attn_config.rope_theta", float)
     nested = c.get("rope_scaling", dict, {}) or c.get("rope_parameters", dict, {})
-    said = nested.get("rope_theta") or c.get("rope_theta", float, inner)
-    if said != inner:
-        raise ModelError(f"config.json: 'rope_theta' = {said!r} contradicts 'attn_config.rope_theta' = {inner!r}.")
+    theta = nested.get("rope_theta") or c.get("rope_theta", float, inner)
+    if theta != inner:
+        raise ModelError(f"config.json: 'rope_theta' = {theta!r} contradicts 'attn_config.rope_theta' = {inner!r}.")
     return whole_rope(ModelConfig({**c.data, "rope_theta": inner}, architecture=c.architecture), dim, kind)
 
 
 def llama4_temper(c: ModelConfig) -> Temper | None:
     """Queries of layers that do not rotate are scaled by their position."""
-    said = c.data.get("attn_temperature_tuning")
-    number = isinstance(said, int) and not isinstance(said, bool)  # some published files have a number here
-    if not (said if number else c.get("attn_temperature_tuning", bool, True)):
+    tuning = c.data.get("attn_temperature_tuning")
+    number = isinstance(tuning, int) and not isinstance(tuning, bool)  # some published files have a number here
+    if not (tuning if number else c.get("attn_temperature_tuning", bool, True)):
         return None
     scale, span = c.get("attn_scale", float, 0.1), c.get("floor_scale", int, 8192)
     return Temper(scale, span, offset=1.0, rotated=False)

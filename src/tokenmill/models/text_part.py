@@ -99,11 +99,11 @@ def _check_type(config: Mapping[str, Any], name: str, outer: Outer) -> None:
 
 def _check_fixed(inner: Mapping[str, Any], kind: str, text: Text) -> None:
     for key, values in text.fixed.items():
-        said = inner.get(key)
-        if key == "head_dim" and said and said * inner.get("num_attention_heads", 0) == inner.get("hidden_size"):
+        value = inner.get(key)
+        if key == "head_dim" and value and value * inner.get("num_attention_heads", 0) == inner.get("hidden_size"):
             continue
-        if said is not None and said not in values:
-            raise ModelError(f"config.json: 'text_config.{key}' = {repr(said)[:80]} is not read in {kind}.")
+        if value is not None and value not in values:
+            raise ModelError(f"config.json: 'text_config.{key}' = {repr(value)[:80]} is not read in {kind}.")
 
 
 def _check_outside(config: Mapping[str, Any], inner: Mapping[str, Any], outer: Outer) -> None:

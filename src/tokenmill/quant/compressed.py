@@ -146,8 +146,8 @@ def load_grid(
         words = ckpt.tensor(f"{name}.weight_packed", (rows, -(-columns * bits // 32)))
         if words.dtype != torch.int32:
             raise ModelError(f"'{name}.weight_packed' must be int32, not {words.dtype}.")
-        said = ckpt.tensor(f"{name}.weight_shape", (2,)) if ckpt.has(f"{name}.weight_shape") else None
-        if said is not None and known(said) and said.tolist() != [rows, columns]:
+        stored_shape = ckpt.tensor(f"{name}.weight_shape", (2,)) if ckpt.has(f"{name}.weight_shape") else None
+        if stored_shape is not None and known(stored_shape) and stored_shape.tolist() != [rows, columns]:
             raise ModelError(f"'{name}.weight_shape' is not {[rows, columns]}, which the config asks for.")
         q = unpack(words, bits, columns)
     else:

@@ -76,10 +76,10 @@ def convert(
             errors = _write(ckpt, partial, chosen, recipe, tell)
             ignore = sorted(linear_names(ckpt) - chosen | {"lm_head.weight"})
             left = [n.removesuffix(".weight") for n in ignore]
-            told = compressed.fp8_config(left) if recipe.fp8 else compressed.quantization_config(
+            quant_config = compressed.fp8_config(left) if recipe.fp8 else compressed.quantization_config(
                 recipe.bits, recipe.group, left
             )  # fmt: skip
-            write_json(partial / "config.json", {**config, "quantization_config": told})
+            write_json(partial / "config.json", {**config, "quantization_config": quant_config})
             write_json(partial / REPORT, {"weights": [asdict(e) for e in errors], "bits": recipe.bits,
                                            "group": recipe.group})  # fmt: skip
             copy_rest(source, partial)

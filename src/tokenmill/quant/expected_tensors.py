@@ -156,8 +156,8 @@ def _check_schemes(schemes: list[Mapping[str, Any]], seen: Seen, name: str) -> N
     modules, which files need not have.)"""
     alike = [each for each in schemes if seen.bits in (0, each.get("num_bits"))]
     if not alike:
-        said = " or ".join(sorted({str(each.get("num_bits")) for each in schemes}))
-        raise ModelError(f"'{name}.weight_packed' holds {seen.bits} bits a column: config.json says {said}.")
+        allowed = " or ".join(sorted({str(each.get("num_bits")) for each in schemes}))
+        raise ModelError(f"'{name}.weight_packed' holds {seen.bits} bits a column: config.json says {allowed}.")
     faults = [_fault(each, seen, name) for each in alike]
     if None not in faults:
         raise next(fault for fault in faults if fault is not None)

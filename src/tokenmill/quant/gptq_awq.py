@@ -116,9 +116,11 @@ def load(
     if scales.ndim != 2 or scales.shape[1] != rows or not groups or columns % groups or (columns // groups) % 32:
         raise ModelError(f"'{name}.scales' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
     group, order = columns // groups, None
-    awq, said = tuple(words.shape) == (columns, rows // 8), _kind(how)
-    if said and awq is not (said == "awq"):
-        raise ModelError(f"'{name}.qweight' has shape {list(words.shape)}, which does not fit {list(shape)} by {said}.")
+    awq, method = tuple(words.shape) == (columns, rows // 8), _kind(how)
+    if method and awq is not (method == "awq"):
+        raise ModelError(
+            f"'{name}.qweight' has shape {list(words.shape)}, which does not fit {list(shape)} by {method}."
+        )
     bits = 4 if awq else 32 * words.shape[0] // columns if words.ndim == 2 else 0
     if not awq and (bits not in (2, 3, 4, 8) or tuple(words.shape) != (columns * bits // 32, rows)):
         raise ModelError(f"'{name}.qweight' has shape {list(words.shape)}, which does not fit {list(shape)}.")
@@ -152,8 +154,8 @@ def _make(
     half = 1 << (bits - 1)
     q, less = (codes.to(torch.int16) - half).to(torch.int8).contiguous(), zeros.to(torch.int16) - half
     kept = less.contiguous() if not known(less) or bool(less.any()) else None
-    if kept is not None and known(kept) and (said := _symmetric(how)):
-        raise ModelError(f"'{name}.qzeros' has zero points that are not in the middle, but config.json says {said}.")
+    if kept is not None and known(kept) and (promise := _symmetric(how)):
+        raise ModelError(f"'{name}.qzeros' has zero points that are not in the middle, but config.json says {promise}.")
     return held(q, scales, bits=bits, group=group, kind=kind, what=f"{name}.scales", zeros=kept, order=order)
 
 
@@ -180,8 +182,10 @@ def _gemv(
     filled = zeros.shape[1] * 8 if zeros.ndim == 2 else 0
     if tuple(words.shape) != (rows, columns // 8) or tuple(scales.shape) != (rows, filled) or zeros.shape[0] != rows:
         raise ModelError(f"'{name}' has tensors of AWQ's version gemv that do not fit {list(shape)}.")
-    said = how.get("group_size", how.get("q_group_size"))
-    known_sizes = [columns if said == -1 else said] if type(said) is int and said else [128, 64, 32]
+    group_size = how.get("group_size", how.get("q_group_size"))
+    known_sizes = (
+        [columns if group_size == -1 else group_size] if type(group_size) is int and group_size else [128, 64, 32]
+    )
     group = next((g for g in known_sizes if _filled_groups(columns, g) == filled and columns % g == 0), 0)
     if not group:
         raise ModelError(f"'{name}.scales' has {filled} scales a row, which fit no group of {columns} columns.")

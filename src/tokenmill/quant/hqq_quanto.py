@@ -109,14 +109,14 @@ def _rows(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtyp
 
 def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
     rows, columns = shape
-    said = {part: ckpt.tensor(f"{name}.{part}") for part in _BESIDE if ckpt.has(f"{name}.{part}")}
-    numbers = {part: int(found.flatten()[0]) for part, found in said.items() if found.numel() == 1}
+    fields = {part: ckpt.tensor(f"{name}.{part}") for part in _BESIDE if ckpt.has(f"{name}.{part}")}
+    numbers = {part: int(found.flatten()[0]) for part, found in fields.items() if found.numel() == 1}
     if numbers.get("axis", 1) != 1 or numbers.get("view_as_float", 0):
         raise ModelError(f"'{name}' is quantised with 'hqq' in groups across rows, or as floats: not supported.")
     if numbers.get("quant_scale", 0) or numbers.get("quant_zero", 0):
         raise ModelError(f"'{name}' is quantised with 'hqq' and so are its scales or zero points: not supported.")
-    if "shape" in said and said["shape"].tolist() != [rows, columns]:
-        raise ModelError(f"'{name}' has shape {said['shape'].tolist()}, but the config asks for {list(shape)}.")
+    if "shape" in fields and fields["shape"].tolist() != [rows, columns]:
+        raise ModelError(f"'{name}' has shape {fields['shape'].tolist()}, but the config asks for {list(shape)}.")
     scale, zero = ckpt.tensor(f"{name}.scale").float(), ckpt.tensor(f"{name}.zero").float()
     raw = ckpt.tensor(f"{name}.W_q")
     bits = numbers.get("nbits", 3 if raw.dtype == torch.int32 else raw.numel() * 8 // (rows * columns))
@@ -128,7 +128,7 @@ def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
         raise ModelError(
             f"'{name}.scale' has shape {list(scale.shape)}: groups across rows (axis 0) are not supported."
         )
-    if "packing" in said and (packing := _text(said["packing"])) not in ("", _PACKINGS[bits]):
+    if "packing" in fields and (packing := _text(fields["packing"])) not in ("", _PACKINGS[bits]):
         raise ModelError(f"'{name}.packing' is {shown(packing)}; {bits} bits are read as {_PACKINGS[bits]}.")
     if zero.shape != scale.shape:
         raise ModelError(f"'{name}.zero' has shape {list(zero.shape)}, its scales {list(scale.shape)}.")

@@ -131,9 +131,9 @@ def write(path: Path, found: Mapping[str, Sums], text: str, shape: tuple[int, in
         for end, tensor in ((_SUMS, sums.squares), (_COUNTS, sums.tokens)):
             raw = tensor.float().contiguous().numpy().tobytes()
             entries.append(Entry(name + end, tuple(tensor.shape), "F32", lambda raw=raw: [raw]))  # type: ignore[misc]
-    said = {"general.type": "imatrix", "imatrix.datasets": [text], "imatrix.chunk_count": shape[0],
+    metadata = {"general.type": "imatrix", "imatrix.datasets": [text], "imatrix.chunk_count": shape[0],
             "imatrix.chunk_size": shape[1]}  # fmt: skip
-    write_gguf(path, said, entries)
+    write_gguf(path, metadata, entries)
 
 
 def _older(found: Mapping[str, Sums], text: str, calls: int) -> Iterator[bytes]:

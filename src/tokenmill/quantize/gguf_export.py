@@ -124,16 +124,16 @@ def _metadata(source: Path, config: Mapping[str, Any], arch: str, kind: str) -> 
     ends = generation.get("eos_token_id") or []
     ends = [ends] if isinstance(ends, int) else ends
     tokenizer, note = tokenizer_metadata(source, int(config["vocab_size"]), ends)
-    said = metadata_of(config, arch, str(source))
-    said["general.name"] = source.resolve().name
-    said["general.file_type"] = FILE_TYPES[kind]
+    metadata = metadata_of(config, arch, str(source))
+    metadata["general.name"] = source.resolve().name
+    metadata["general.file_type"] = FILE_TYPES[kind]
     if kind not in ("f16", "bf16"):
-        said["general.quantization_version"] = 2
+        metadata["general.quantization_version"] = 2
     for ours, theirs in _SAMPLING.items():
         if isinstance(generation.get(ours), int | float) and not isinstance(generation[ours], bool):
             value = generation[ours]
-            said[f"general.sampling.{theirs}"] = int(value) if ours == "top_k" else float(value)
-    return {**said, **tokenizer}, note
+            metadata[f"general.sampling.{theirs}"] = int(value) if ours == "top_k" else float(value)
+    return {**metadata, **tokenizer}, note
 
 
 def _plan(

@@ -130,8 +130,8 @@ def mlp_end(names: Mapping[str, str], index: int) -> str:
     for end, before in _FORMS.items():
         if end in inside and inside <= {end, *before} and inside & set(before):
             return end
-    said = ", ".join(sorted(inside)[:4]) or "no mlp"
-    raise ModelError(f"Layer {index} has {said}: channels are taken out of an MLP with down_proj or fc2 alone.")
+    found_names = ", ".join(sorted(inside)[:4]) or "no mlp"
+    raise ModelError(f"Layer {index} has {found_names}: channels are taken out of an MLP with down_proj or fc2 alone.")
 
 
 def channels(ckpt: Checkpoint, names: Mapping[str, str], end: str, kept: Tensor) -> dict[str, Part]:

@@ -248,19 +248,19 @@ class _Run:
 
 def _prove(config: dict[str, Any], made: dict[str, Any], run: _Run, folder: Path, device: str, tokens: Tensor) -> None:
     """Refuse a folder that does not compute what the source computes with zeros in place of the removed parts."""
-    said = f"{config.get('model_type')}: its config.json cannot describe the pruned model"
+    message = f"{config.get('model_type')}: its config.json cannot describe the pruned model"
     ckpt = open_checkpoint(folder)
     try:
         stream = Stream(made, ckpt, device, tokens[:_PROVEN])
         for new, old in enumerate(run.left.layers):
             stream.x = stream.states_after(new, {})
             if stream.reads[new] != run.stream.reads[old]:
-                raise ModelError(f"{said} (layer {old} would read other positions).")
+                raise ModelError(f"{message} (layer {old} would read other positions).")
     finally:
         ckpt.close()
     wanted = run.stream.x[:_PROVEN].float()
     if not (stream.x.float() - wanted).norm() <= _SAME * wanted.norm():
-        raise ModelError(f"{said}.")
+        raise ModelError(f"{message}.")
 
 
 def _report(cut: Cut, left: Left) -> dict[str, Any]:

@@ -315,10 +315,13 @@ def _finish(
         shards.close()
         bits = {name.removesuffix(".weight"): each for name, each in rounded.items()}
         ignore = sorted(n.removesuffix(".weight") for n in linear_names(ckpt) - set(rounded) | {"lm_head.weight"})
-        said = recipes.config(job.recipe, bits, ignore)
-        if said is not None and scales:
-            said["kv_cache_scheme"] = kv_scales.SCHEME
-        write_json(finished / "config.json", config if said is None else {**config, "quantization_config": said})
+        quant_config = recipes.config(job.recipe, bits, ignore)
+        if quant_config is not None and scales:
+            quant_config["kv_cache_scheme"] = kv_scales.SCHEME
+        write_json(
+            finished / "config.json",
+            config if quant_config is None else {**config, "quantization_config": quant_config},
+        )
         report = {"recipe": asdict(job.recipe), "moved": made.moved,
                   "weights": [{**asdict(e), "name": part.stored(e.name)} for e in made.errors],
                   "unreached": [part.stored(name) for name in made.unreached],

@@ -212,10 +212,13 @@ def make_app(context: Context) -> Guard:
 async def _routing_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     text = {404: "There is no such path here.", 405: "This path does not take that method."}
-    why, said = why_absent(request.method, request.url.path), text.get(error.status_code, "The request was refused.")
+    why, sentence = (
+        why_absent(request.method, request.url.path),
+        text.get(error.status_code, "The request was refused."),
+    )
     if why is not None and error.status_code in text:
-        said = f"{said[:-1]}: {why}."
-    found = HttpError(error.status_code, said)
+        sentence = f"{sentence[:-1]}: {why}."
+    found = HttpError(error.status_code, sentence)
     return _error_response(request, found, dict(error.headers or {}))
 
 

@@ -122,16 +122,16 @@ class EngineSeries:
         """Energy, if the device reports it: of a GPU's board, or of all processor packages of the machine. Idle times
         count."""
         labels = ["model_name", "engine"]
-        told = [(str(number), stats) for number, stats in enumerate(engines) if stats.joules]
+        reporting = [(str(number), stats) for number, stats in enumerate(engines) if stats.joules]
         joules = CounterMetricFamily("tokenmill:energy_joules", "Energy that the device took.", labels=labels)
         watts = GaugeMetricFamily("tokenmill:power_watts", "Power that the device takes.", labels=labels)
         each = GaugeMetricFamily("tokenmill:joules_per_token", "Energy by generated tokens, in all.", labels=labels)
-        for number, stats in told:
+        for number, stats in reporting:
             joules.add_metric([self.model, number], stats.joules)
             watts.add_metric([self.model, number], stats.watts)
             if stats.output_tokens:
                 each.add_metric([self.model, number], stats.joules / stats.output_tokens)
-        if told:
+        if reporting:
             yield from (joules, watts, each)
 
     def _dtype(self) -> str:

@@ -120,8 +120,8 @@ def in_names_of(names: Names) -> Iterator[None]:
             raise
         message, param = found.message, found.param
         for part in _heads(param):
-            if (said := renamed(part, names)) != part:
-                message = reworded(message, part, said)
+            if (new_name := renamed(part, names)) != part:
+                message = reworded(message, part, new_name)
                 break
         again = HttpError(found.status, message, param=name, retry_after=found.retry_after)
         again.overflow = found.overflow

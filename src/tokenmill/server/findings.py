@@ -53,8 +53,8 @@ def renamed(field: str, names: Names) -> str:
         head = ["*" if part.isdigit() else part for part in parts[:count]]
         if (name := names.get(".".join(head))) is not None:
             places = iter([part for part in parts[:count] if part.isdigit()])
-            said = ".".join(next(places, "*") if part == "*" else part for part in name.split("."))
-            return ".".join([said, *parts[count:]])
+            new_name = ".".join(next(places, "*") if part == "*" else part for part in name.split("."))
+            return ".".join([new_name, *parts[count:]])
     return field
 
 

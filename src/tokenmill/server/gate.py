@@ -79,8 +79,8 @@ class Gate:
         limits = self.limits
         most = limits.capacity - self._own() * (limits.tenants - 1)
         if held + count > most:
-            said = f"The request asks for {held + count} outputs at once; {most} is the most that this server takes."
-            raise TooLargeError(said, param=param)
+            message = f"The request asks for {held + count} outputs at once; {most} is the most that this server takes."
+            raise TooLargeError(message, param=param)
         self._take(self._tenant(name), count)
 
     def _own(self) -> int:

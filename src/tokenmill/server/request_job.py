@@ -311,8 +311,8 @@ class Job:
     def weight(self) -> int:
         """The bytes that the written answer may take."""
         prompts = sum(len(task.request.prompt_ids) * task.num_outputs for task in self.tasks.values())
-        said = sum(task.num_tokens for task in self.tasks.values())
-        return ENTRY * (self.held + prompts // 8) + TOKEN * said
+        generated = sum(task.num_tokens for task in self.tasks.values())
+        return ENTRY * (self.held + prompts // 8) + TOKEN * generated
 
     def abandon(self) -> None:
         """Tell the engines at once that the client has left. `close` follows when the handler has been cancelled."""

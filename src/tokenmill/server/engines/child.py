@@ -103,10 +103,10 @@ def run_engine(
 
 def _beat(loop: Any, send: Callable[[News], None], ended: threading.Event) -> None:
     """Report during a long step how much of it is done. The server would take an engine without news for a hung one."""
-    rounds = said = -1
+    rounds = reported = -1
     while not ended.wait(LONG_STEP_S):
-        if loop.rounds == rounds and (done := loop.done()) != said:
-            said = done
+        if loop.rounds == rounds and (done := loop.done()) != reported:
+            reported = done
             send(Beat(done))
         rounds = loop.rounds
 

@@ -113,12 +113,12 @@ class Answers:
 
     def _timings(self, task: Task) -> dict[str, Any]:
         """How long the prompt and the answer took."""
-        prompt, said = len(task.request.prompt_ids) - task.cached, 0 if self.silent else task.num_tokens
+        prompt, generated = len(task.request.prompt_ids) - task.cached, 0 if self.silent else task.num_tokens
         t = task.figures.timeline if task.figures is not None else None
         first = t.first_token if t is not None else None
         before = 0.0 if t is None or first is None else max(0.0, first - (t.started or t.arrival))
         after = 0.0 if t is None or first is None else max(0.0, (t.last_token or first) - first)
-        return {"cache_n": task.cached, **_rate("prompt", prompt, before), **_rate("predicted", said, after)}
+        return {"cache_n": task.cached, **_rate("prompt", prompt, before), **_rate("predicted", generated, after)}
 
 
 def _rate(name: str, count: int, seconds: float) -> dict[str, Any]:

@@ -75,8 +75,8 @@ def _load(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"--models {path} cannot be read: {why(error)}.", param="models") from error
     except (yaml.YAMLError, RecursionError) as error:
-        said = " ".join(str(error).split())
-        raise ParameterError(f"--models {path} is neither YAML nor JSON: {said}.", param="models") from error
+        reason = " ".join(str(error).split())
+        raise ParameterError(f"--models {path} is neither YAML nor JSON: {reason}.", param="models") from error
     if not isinstance(found, dict):
         raise ParameterError(f"--models {path} must hold a mapping with `models`.", param="models")
     return found
@@ -108,8 +108,8 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
         check_options(spec.engine, later=True)
         check_entry(spec.server)
     except UserError as error:
-        said = str(error)
-        raise ParameterError(said if said.startswith(where) else f"{where}: {said}", param=error.param) from None
+        reason = str(error)
+        raise ParameterError(reason if reason.startswith(where) else f"{where}: {reason}", param=error.param) from None
     if "," in name or not name.strip() or any("," in alias for alias in spec.aliases):
         raise ParameterError(f"{where}: a model's name must not be empty or contain a comma.", param="models")
     return spec

@@ -152,7 +152,7 @@ def to_jinja_or_own(template: str) -> str:
 def modelfile_of(entry: Entry) -> str:
     """A Modelfile from which the model could be made again."""
     words = entry.words
-    said = Modelfile(
+    modelfile = Modelfile(
         base=DEMO if is_demo(entry.name) else shown(entry),
         parameters=written(entry.parameters),
         system=words.system or None,
@@ -162,9 +162,9 @@ def modelfile_of(entry: Entry) -> str:
         messages=[(m["role"], m["content"]) for m in words.messages],
     )
     try:
-        return write_modelfile(said)
+        return write_modelfile(modelfile)
     except ModelfileError as error:
-        return f"# {error}\nFROM {said.base}\n"
+        return f"# {error}\nFROM {modelfile.base}\n"
 
 
 def _of_source(source: Source) -> str:

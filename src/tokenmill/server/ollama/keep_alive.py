@@ -72,7 +72,7 @@ async def sent_away(shared: ServerContext, request: Request, asked: str, empty: 
 
 def _is_zero(fields: Mapping[str, msgspec.Raw]) -> bool:
     try:
-        said = msgspec.json.decode(fields["keep_alive"], type=float | str)
-        return seconds_of(said) == 0
+        duration = msgspec.json.decode(fields["keep_alive"], type=float | str)
+        return seconds_of(duration) == 0
     except (KeyError, msgspec.MsgspecError, ValueError, ParameterError):
         return False

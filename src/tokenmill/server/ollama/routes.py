@@ -59,8 +59,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def chat(request: Request) -> Response:
         """Answer a conversation."""
-        said = {"message": {"role": "assistant", "content": ""}}
-        return await sent_away(context.shared, request, "messages", said) or await chat_loaded(request)
+        empty_message = {"message": {"role": "assistant", "content": ""}}
+        return await sent_away(context.shared, request, "messages", empty_message) or await chat_loaded(request)
 
     async def answer_prompt(request: Request, context: Context) -> Response:
         async with Work(context, request) as work:
@@ -137,8 +137,8 @@ def _add_telling(app: FastAPI, context: Context, changes: Changes) -> None:
     async def running(request: Request) -> Response:
         """List the loaded models, and when they will be unloaded."""
         loaded = [each for each in listed(context.shared, request) if each.info is not None]
-        told = await in_thread(lambda: [{**listed_entry(changes, each), **_presence(each)} for each in loaded])
-        return json_answer({"models": told})
+        shown_models = await in_thread(lambda: [{**listed_entry(changes, each), **_presence(each)} for each in loaded])
+        return json_answer({"models": shown_models})
 
     async def show(request: Request) -> Response:
         """Describe a model. A stored one need not be loaded for this."""
@@ -184,8 +184,8 @@ def _shown(context: Context, name: str) -> dict[str, Any]:
     known = find_stored(name) if may_be_name(name) else None
     if known is None or known.options["model"] != context.backend.info.root:
         return found
-    said = around(known.entry)
-    return {**found, **said, "template": said["template"] or found["template"]}
+    manifest_facts = around(known.entry)
+    return {**found, **manifest_facts, "template": manifest_facts["template"] or found["template"]}
 
 
 def listed_entry(changes: Changes, shown: Shown) -> dict[str, Any]:

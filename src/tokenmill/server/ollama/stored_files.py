@@ -67,8 +67,8 @@ def _parts(path: Path) -> list[Path]:
 def _gguf(files: list[Path]) -> Stored:
     opened = [open_gguf(file) for file in files]
     tensors = [info for file in opened for info in file.tensors.values()]
-    said = opened[0].metadata.get("general.file_type")
-    kind = FILE_TYPES.get(said) if isinstance(said, int) else None
+    file_type = opened[0].metadata.get("general.file_type")
+    kind = FILE_TYPES.get(file_type) if isinstance(file_type, int) else None
     if kind is None:
         sizes: Counter[str] = Counter()
         for info in tensors:

@@ -214,13 +214,13 @@ def whole_answer(chat: Chat, gathered: Gathered) -> dict[str, Any]:
     choices = []
     reasoning = []
     for out in result.outputs:
-        said = chat.turn.read(out.text)
-        reasoning.append(said.reasoning)
+        message = chat.turn.read(out.text)
+        reasoning.append(message.reasoning)
         choice: dict[str, Any] = {
             "index": out.index,
-            "message": _message(chat, said),
+            "message": _message(chat, message),
             "logprobs": chat_logprobs(out.logprobs or [], chat.top, chat.names) if chat.body.logprobs else None,
-            "finish_reason": chat.ended(out.finish_reason, len(said.calls)),
+            "finish_reason": chat.ended(out.finish_reason, len(message.calls)),
             "stop_reason": out.stop_reason,
         }
         if chat.body.return_token_ids:

@@ -45,8 +45,8 @@ class ChatStream:
                 if data:
                     yield data
             if self.usage_at_end:
-                said = sum(len(text) for texts in self.reasoning.values() for text in texts)
-                yield event(await self.chat.context.bodies.run_in_thread(said, self._last))
+                reasoning_chars = sum(len(text) for texts in self.reasoning.values() for text in texts)
+                yield event(await self.chat.context.bodies.run_in_thread(reasoning_chars, self._last))
         except Exception as error:
             yield event(error_object(describe_error(error)))
         yield DONE
@@ -124,8 +124,8 @@ class ChatStream:
         self.held[delta.index] = []
         self.said += gathered
         ended = delta.finish_reason is not None
-        said = self._read(delta.index, "".join(d.text for d in held), ended=ended)
-        chunks = [self._chunk(delta.index, self._delta(one)) for one in said]
+        events = self._read(delta.index, "".join(d.text for d in held), ended=ended)
+        chunks = [self._chunk(delta.index, self._delta(one)) for one in events]
         if not chunks:
             chunks = [self._chunk(delta.index, {} if ended else {"content": ""})]
         first, last = chunks[0]["choices"][0], chunks[-1]["choices"][0]

@@ -109,10 +109,10 @@ async def _read_all(context: Context, body: CompletionRequest, prompts: list[Any
         cut = body.truncate_prompt_tokens is not None
         text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens, any_length=cut)
         kept = truncate(ids, body, context.backend.info.max_model_len, body.max_tokens)
-        said = text if len(kept) == len(ids) else None
-        if said is None and body.echo:
-            said = await context.text.run_in_thread(partial(context.text.decode, kept))
-        read.append((said, kept))
+        kept_text = text if len(kept) == len(ids) else None
+        if kept_text is None and body.echo:
+            kept_text = await context.text.run_in_thread(partial(context.text.decode, kept))
+        read.append((kept_text, kept))
     return read
 
 

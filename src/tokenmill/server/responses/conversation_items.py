@@ -48,8 +48,8 @@ def messages_of(items: list[Item], place: str = "input") -> Messages:
             case "function_call_output":
                 if item.get("output") is None:
                     raise ParameterError(f"{where}.output is missing.", param=f"{where}.output")
-                said = _content(item["output"], where)
-                found.append({"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": said})
+                output = _content(item["output"], where)
+                found.append({"role": "tool", "tool_call_id": _string(item, "call_id", where), "content": output})
             case "reasoning":
                 _join(found, {"role": "assistant", "content": "", "reasoning": _thought(item, where)})
             case "compaction":
@@ -85,8 +85,8 @@ def _full(item: Item) -> Item:
         case "reasoning":
             content = [{"type": "reasoning_text", "text": str(p.get("text", ""))} for p in item.get("content") or ()]
             summary = item.get("summary")
-            told = [p for p in summary if isinstance(p, dict)] if isinstance(summary, list) else []
-            found["summary"] = [{"type": "summary_text", "text": str(p.get("text", ""))} for p in told]
+            summaries = [p for p in summary if isinstance(p, dict)] if isinstance(summary, list) else []
+            found["summary"] = [{"type": "summary_text", "text": str(p.get("text", ""))} for p in summaries]
             found["content"] = content
         case "compaction":
             return {**found, "encrypted_content": item["encrypted_content"]}

@@ -144,8 +144,8 @@ def end(run: Run, messages: bytes | None = None) -> None:
         return
     conversation.writers -= 1
     if messages is not None and run.store.holds(conversation):
-        said = msgspec.json.decode(kept.items) + run.growing.response["output"]
-        conversation.add(encoded_items(said))
+        items = msgspec.json.decode(kept.items) + run.growing.response["output"]
+        conversation.add(encoded_items(items))
         run.store.weigh(conversation)
 
 
@@ -159,11 +159,11 @@ def settle(run: Run) -> None:
 
 def _tell(run: Run, found: Events) -> list[bytes]:
     """Encode new events once, for all readers."""
-    told = [_event(event) for event in found]
+    encoded = [_event(event) for event in found]
     if run.store.holds(run.kept):
-        run.kept.tell(told)
+        run.kept.tell(encoded)
         run.store.weigh(run.kept)
-    return told
+    return encoded
 
 
 def _event(event: dict[str, Any]) -> bytes:

@@ -108,8 +108,8 @@ class Conversing:
 
     @staticmethod
     def _error(found: HttpError) -> dict[str, Any]:
-        said = error_object(found)["error"]
-        code = said["code"] if isinstance(said["code"], str) else None
+        error = error_object(found)["error"]
+        code = error["code"] if isinstance(error["code"], str) else None
         if found.status == 404 and found.param == "previous_response_id":
             code = "previous_response_not_found"
-        return {"type": "error", "status": found.status, "error": {**said, "code": code}}
+        return {"type": "error", "status": found.status, "error": {**error, "code": code}}

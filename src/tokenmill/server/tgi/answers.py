@@ -107,8 +107,8 @@ class Tokens:
     def all(self, task: Task, rows: Sequence[dict[int, TokenLogprob]], ids: Sequence[int]) -> dict[str, Any]:
         """The tokens of one output."""
         texts, last = self.texts(task), len(ids) - 1
-        said = [texts.next(token, ends=place == last) for place, token in enumerate(ids)]
-        found = [self.one(*each) for each in zip(rows, ids, said, strict=False)]
+        pieces = [texts.next(token, ends=place == last) for place, token in enumerate(ids)]
+        found = [self.one(*each) for each in zip(rows, ids, pieces, strict=False)]
         tokens: dict[str, Any] = {"tokens": [each["token"] for each in found]}
         return tokens | ({"top_tokens": [each["top_tokens"] for each in found]} if self.top else {})
 

@@ -70,17 +70,17 @@ class Keeping:
             async for data in chunks:
                 yield data
             return
-        said = bytearray()
+        streamed = bytearray()
         answer: bytes | None = None
         try:
             async for data in chunks:
-                if len(said) <= MOST_BYTES_EACH:
-                    said += data
-                    self.kept.held = len(said)
+                if len(streamed) <= MOST_BYTES_EACH:
+                    streamed += data
+                    self.kept.held = len(streamed)
                     self.context.store.weigh(self.kept)
                 yield data
-            if len(said) <= MOST_BYTES_EACH:
-                answer = await self.context.bodies.run_in_thread(len(said), lambda: self._whole(bytes(said)))
+            if len(streamed) <= MOST_BYTES_EACH:
+                answer = await self.context.bodies.run_in_thread(len(streamed), lambda: self._whole(bytes(streamed)))
         finally:
             self.end(answer)
 
