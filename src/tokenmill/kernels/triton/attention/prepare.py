@@ -71,8 +71,10 @@ def _prepare_kernel(
     part = tl.program_id(1)
     Q_PARTS: tl.constexpr = (H + HEADS - 1) // HEADS
     K_PARTS: tl.constexpr = (KV + HEADS - 1) // HEADS
-    wait(PDL)
+    # Positions and slots are older than an ordinary launch (see decode.py).
     position = tl.load(position_ptr + token)
+    slot = tl.load(slot_ptr + token)
+    wait(PDL)
     source = qkv_ptr + token * qkv_stride
     if part < Q_PARTS:
         d = tl.arange(0, BLOCK)
@@ -84,7 +86,6 @@ def _prepare_kernel(
         place = q_ptr + token * H * D + head[:, None] * D + d[None, :]
         tl.store(place, x.to(q_ptr.dtype.element_ty), mask=real & (d < D)[None, :])
     else:
-        slot = tl.load(slot_ptr + token)
         block = slot // SIZE
         offset = slot % SIZE
         if part < Q_PARTS + K_PARTS:
