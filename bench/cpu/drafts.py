@@ -15,7 +15,7 @@ What the model says is made certain for `text` and `fails`: what it has chosen i
 before drafts are verified. Drafts, verification and control work as ever. For `geometry` a hash that drafter and
 control do not know decides whether a guess is what the model will say. All engines answer each prompt in turn; a prompt
 counts with the medians of its turns. `over_plain` compares seconds, `cpu_over_plain` the processor time of the process.
-The control is on, and the first two turns, in which it learns, do not count.
+The control is on, and the first turns, in which it learns, do not count (two; one for large models).
 """
 
 from __future__ import annotations
@@ -70,17 +70,19 @@ def one_run(llm: LLM, prompt: Any, params: SamplingParams) -> Run:
     return *spent, counters.output_tokens - tokens, counters.steps - steps
 
 
-def compare(engines: dict[str, LLM], prompts: list[Any], params: list[SamplingParams], begin: Any = None) -> Any:
+def compare(
+    engines: dict[str, LLM], prompts: list[Any], params: list[SamplingParams], begin: Any = None, learns: int = LEARNS
+) -> dict[str, Any]:
     """All engines by turns -> tokens per second and per step, and each one's speed over the first one's. begin: called
-    with each engine and the number of the prompt that it is given next."""
+    with each engine and the number of the prompt that it is given next. learns: turns that do not count."""
     found: dict[str, list[list[Run]]] = {name: [[] for _ in prompts] for name in engines}
-    for turn in range(LEARNS + TURNS):
+    for turn in range(learns + TURNS):
         for n, prompt in enumerate(prompts):
             for name, llm in engines.items():
                 if begin is not None:
                     begin(llm, n)
                 run = one_run(llm, prompt, params[n])
-                if turn >= LEARNS:
+                if turn >= learns:
                     found[name][n].append(run)
     sums = {
         name: [sum(statistics.median(run[i] for run in runs) for runs in each) for i in range(4)]
@@ -180,7 +182,7 @@ def bench_dictated(pairs: list[tuple[str, str]], large: bool = False) -> dict[st
         try:
             tokenizer = Tokenizer.from_file(str(DEMO / "main/tokenizer.json"))
             given = [tokenizer.encode(f"Write this again:\n{one}\n").ids for one, _ in pairs]
-            wanted = [tokenizer.encode(other).ids[:700] for _, other in pairs]
+            wanted = [tokenizer.encode(other).ids[:500] for _, other in pairs]
             if large:
                 given, wanted = [one[:500] for one in given[:2]], [other[:120] for other in wanted[:2]]
             dictating = {id(llm): Dictated(llm) for llm in engines.values()}
@@ -191,7 +193,8 @@ def bench_dictated(pairs: list[tuple[str, str]], large: bool = False) -> dict[st
             params = [
                 SamplingParams(temperature=0.0, max_tokens=len(w), ignore_eos=True, detokenize=False) for w in wanted
             ]
-            return compare(engines, [{"prompt_token_ids": ids} for ids in given], params, begin)
+            prompts = [{"prompt_token_ids": ids} for ids in given]
+            return compare(engines, prompts, params, begin, 1 if large else LEARNS)
         finally:
             for llm in engines.values():
                 llm.close()
@@ -230,7 +233,7 @@ def bench_geometry() -> dict[str, Any]:
                 for p, o in zip(prompts, engines["plain"].generate(prompts, params, use_tqdm=False), strict=True)
             ]
             tell(engines["draft model"], texts)
-            return compare(engines, prompts, [params] * len(prompts))
+            return compare(engines, prompts, [params] * len(prompts), learns=1)
         finally:
             for llm in engines.values():
                 llm.close()

@@ -138,19 +138,21 @@ class HostControl:
 @dataclass(slots=True)
 class Patience:
     """One sequence's balance, in tokens. `seen`: the sequence's length at the last look. `owed`: guesses tried since,
-    whose cost may have become known in between."""
+    whose cost may have become known in between. `gained`: how many of them were right."""
 
     balance: float = CREDIT
     right: float = HOPE * TRUST
     tried: float = TRUST
     seen: int = -1
     owed: int = 0
+    gained: int = 0
 
     def most(self, tokens: int, most: int, control: HostControl) -> int:
         """How many guesses to try behind this many tokens."""
         if self.owed:
-            self.balance = max(-MOST_CREDIT, self.balance - control.paid * self.owed)
-            self.owed = 0
+            now = self.balance + self.gained - control.paid * self.owed
+            self.balance = max(-MOST_CREDIT, min(MOST_CREDIT, now))
+            self.owed = self.gained = 0
         if 0 <= self.seen < tokens and self.balance < CREDIT:
             self.balance = min(CREDIT, self.balance + ALLOWED * (tokens - self.seen))
         self.seen, first = tokens, control.cost(1)
@@ -173,8 +175,7 @@ class Patience:
 
     def learn(self, proposed: int, accepted: int) -> None:
         """`accepted` of the sequence's guesses were right. Those behind the first wrong one tell nothing."""
-        self.owed = proposed
-        self.balance = min(MOST_CREDIT, self.balance + accepted)
+        self.owed, self.gained = proposed, accepted
         self.right = FORGET * self.right + accepted
         self.tried = FORGET * self.tried + min(proposed, accepted + 1)
 

@@ -140,6 +140,61 @@ def test_guesses_of_a_device(name: str, rows: int) -> None:
             assert found <= 1.1 * best, (right, found / best)
 
 
+def test_what_is_recorded_once_is_no_price() -> None:
+    """The first two steps of each size take fifty times as long, because they record something."""
+    cost, seen = MACHINES["two cores"], dict.fromkeys(range(99), 0)
+
+    def recording(tokens: int) -> float:
+        seen[tokens] += 1
+        return cost(tokens) * (50 if tokens > 1 and seen[tokens] <= 2 else 1)
+
+    host(recording, lambda at: 0.97, 1, 600)
+    assert sum(seen.values()) < 600 / 4 and seen[MOST + 1] > 20
+
+
+def test_a_price_that_was_wrong_is_found_out() -> None:
+    """While the control learned, something else ran: a guess seemed to cost ten tokens."""
+    control = HostControl()
+    drafter, row = Careful(Guesses(), control), SimpleNamespace(id=1, tokens=[0] * 9)
+    for tokens in (1, 2):
+        for _ in range(6):
+            control.worked(tokens, 1, 1.0 if tokens == 1 else 11.0)
+    tried = 0
+    for _ in range(5000):
+        control.depth(1)
+        count = 0 if len(row.tokens) < getattr(row, "guess_from", 0) else len(drafter.propose(row, MOST))
+        control.worked(1 + count, 1, 1.0 + 0.1 * count)
+        row.tokens += [0] * (1 + count)
+        if count:
+            drafter.observe(row, count, count)
+        tried += count
+    assert tried > 2000
+
+
+@pytest.mark.parametrize("right", [0.0, 0.8])
+def test_a_first_guess_of_a_device_that_costs_most(right: float) -> None:
+    def cost(tokens: int) -> float:
+        return 1.0 if tokens == 1 else 1.9 + 0.05 * (tokens - 2)
+
+    plain, best = fixed(cost, right, 1, 0.02)
+    assert device(cost, lambda at: right, 1, 3000, 0.02) <= min(1.02 * plain, 1.2 * best)
+
+
+def test_shorter_texts_do_not_make_guesses_dear() -> None:
+    """Sizes were timed in a long text, in which all steps took three times as long."""
+    curve = Curve()
+    for tokens in (1, 5):
+        for _ in range(6):
+            curve.learn(tokens, 3.0 if tokens == 1 else 4.5, 1)
+    assert curve.more(5, 1) == pytest.approx(0.5)
+    for _ in range(6):
+        curve.learn(1, 1.0)
+    assert curve.more(5, 1) == pytest.approx(0.5)
+    for _ in range(6):
+        curve.learn(5, 1.4, 1)
+    assert curve.more(5, 1) == pytest.approx(0.4)
+
+
 def test_text_that_turns() -> None:
     """Where guesses begin to be right it is soon seen; where they stop, too."""
     cost = MACHINES["two cores"]
