@@ -92,7 +92,7 @@ def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conv
     """Load a model that can chat. If it is known before the load that it cannot, this is said before the load."""
     settled = settle_stored(model, options)
     config, name = settled.config, settled.name
-    _heed(settled, manner, talk)
+    _apply_stored(settled, manner, talk)
     if manner.template is None and lacks_template(config):
         raise ParameterError(NO_TEMPLATE.format(name))
     llm, seconds = load(settled.keywords)
@@ -111,7 +111,7 @@ def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conv
     return llm
 
 
-def _heed(settled: Settled, manner: Manner, talk: Conversation) -> None:
+def _apply_stored(settled: Settled, manner: Manner, talk: Conversation) -> None:
     """Apply what a stored model says about conversations. Flags that were typed win, and a conversation that has begun
     goes on."""
     from tokenmill.server.preflight import read_template

@@ -46,7 +46,7 @@ def _same(flag: str, names: str, *nothing: str, takes: int = 1) -> dict[str, For
     return {name: Foreign(into=flag, takes=takes, values=dict.fromkeys(nothing, "")) for name in names.split()}
 
 
-def _unheeded(why: str, names: str, takes: int = 1) -> dict[str, Foreign]:
+def _ignored(why: str, names: str, takes: int = 1) -> dict[str, Foreign]:
     """The flag asks for something that is not done here and changes no answer. It is left out, with a message."""
     return {name: Foreign(into="", takes=takes, note=why) for name in names.split()}
 
@@ -106,29 +106,29 @@ LLAMA: Mapping[str, Foreign] = {
     **_same("--quantization", "-q"),
     **{name: Foreign(into="", values={"0": "--device cpu"}) for name in _LAYERS},
     **{
-        name: Foreign(why="keys and values are stored as --kv-cache-dtype fp8 or int8 says", values=_KV)
+        name: Foreign(why="use --kv-cache-dtype fp8 or int8", values=_KV)
         for name in ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v")
     },
     **{name: Foreign(into="", takes=takes) for takes, names in HARMLESS.items() for name in names.split()},
-    **_unheeded(
-        "the system places threads, --threads says how many there are",
+    **_ignored(
+        "the system places threads; --threads sets their number",
         "-C --cpu-mask -Cr --cpu-range -Cb --cpu-mask-batch -Crb --cpu-range-batch --cpu-strict --cpu-strict-batch "
         "--numa --prio --prio-batch --poll --poll-batch",
     ),
-    **_unheeded("--threads counts for prompts, too", "-tb --threads-batch"),
-    **_unheeded("--max-num-batched-tokens bounds a step", "-ub --ubatch-size"),
-    **_unheeded(
-        "the K/V cache keeps prefixes by itself, --kv-cache-memory-bytes says how much",
+    **_ignored("--threads also applies to prompts", "-tb --threads-batch"),
+    **_ignored("--max-num-batched-tokens limits a step", "-ub --ubatch-size"),
+    **_ignored(
+        "the K/V cache keeps prefixes by itself; --kv-cache-memory-bytes sets its size",
         "--keep -dt --defrag-thold --cache-reuse -cram --cache-ram -ctxcp --ctx-checkpoints -sps "
         "--slot-prompt-similarity",
     ),
-    **_unheeded("requests to Ollama's API say how long a model stays: keep_alive", "--keepalive --sleep-idle-seconds"),
-    **_unheeded("an idle connection is closed after 60 seconds", "--timeout-keep-alive"),
-    **_unheeded("the system may page memory out", "--mlock", takes=0),
-    **_unheeded("weights are always packed for this machine", "-nr --no-repack", takes=0),
-    **_unheeded("an answer ends where the context does", "--context-shift", takes=0),
-    **_unheeded("a request says it: skip_special_tokens", "-sp --special", takes=0),
-    **_unheeded("prompts are taken as they are", "-e --escape --verbose-prompt", takes=0),
+    **_ignored("requests to Ollama's API set how long a model stays: keep_alive", "--keepalive --sleep-idle-seconds"),
+    **_ignored("an idle connection is closed after 60 seconds", "--timeout-keep-alive"),
+    **_ignored("the system may page memory out", "--mlock", takes=0),
+    **_ignored("weights are always packed for this machine", "-nr --no-repack", takes=0),
+    **_ignored("an answer ends where the context does", "--context-shift", takes=0),
+    **_ignored("set it in requests: skip_special_tokens", "-sp --special", takes=0),
+    **_ignored("prompts are taken as they are", "-e --escape --verbose-prompt", takes=0),
     **_refused(
         "give --enable-lora --lora-modules NAME=FILE, and NAME as the model of requests",
         "--lora --lora-scaled --adapter",
@@ -136,7 +136,7 @@ LLAMA: Mapping[str, Foreign] = {
     **_refused("control vectors are not built", "--control-vector --control-vector-scaled"),
     **_refused("pictures and sound are not read", "-mm --mmproj -mmu --mmproj-url --image --audio"),
     **_refused(
-        'give --speculative-config, like \'{"method": "ngram", "num_speculative_tokens": 4}\'',
+        'give --speculative-config, such as \'{"method": "ngram", "num_speculative_tokens": 4}\'',
         "-md --model-draft --spec-draft-model -hfd --hf-repo-draft --draft --draft-max --draft-n --draft-min "
         "--spec-type --spec-draft-n-max --spec-draft-n-min -ctkd -ctvd -ngld --n-gpu-layers-draft",
     ),
@@ -156,12 +156,12 @@ LLAMA: Mapping[str, Foreign] = {
     **_refused("download the file, and name it", "-mu --model-url -dr --docker-repo -hff --hf-file"),
     **_refused("models are loaded from the hub's cache when HF_HUB_OFFLINE=1 is set", "--offline", takes=0),
     **_refused("`tokenmill doctor` lists devices", "--list-devices", takes=0),
-    **_refused("what a person sees goes to standard error: redirect it", "--log-file"),
-    **_refused("--log-level says how much is logged", "-lv --verbosity --log-verbosity"),
-    **_refused("--log-level error logs little", "--log-disable", takes=0),
-    **_refused("a request gives its own: structured_outputs, response_format", "--grammar --grammar-file -j"),
-    **_refused("a request gives its own: structured_outputs, response_format", "--json-schema --json-schema-file -jf"),
-    **_refused("a request gives its own: response_format, or Ollama's format", "--format"),
+    **_refused("logs go to standard error: redirect that", "--log-file"),
+    **_refused("use --log-level", "-lv --verbosity --log-verbosity"),
+    **_refused("use --log-level error", "--log-disable", takes=0),
+    **_refused("set it in requests: structured_outputs, response_format", "--grammar --grammar-file -j"),
+    **_refused("set it in requests: structured_outputs, response_format", "--json-schema --json-schema-file -jf"),
+    **_refused("set it in requests: response_format, or Ollama's format", "--format"),
     **_refused(
         _SAMPLERS,
         "--samplers --sampler-seq --sampling-seq --top-nsigma --top-n-sigma --xtc-probability --xtc-threshold "
@@ -169,24 +169,24 @@ LLAMA: Mapping[str, Foreign] = {
         "--dry-allowed-length --dry-penalty-last-n --dry-sequence-breaker --dynatemp-range --dynatemp-exp --mirostat "
         "--mirostat-lr --mirostat-ent -l --logit-bias --adaptive-target --adaptive-decay",
     ),
-    **_refused("keys are given by --api-key, or as TOKENMILL_API_KEY", "--api-key-file"),
+    **_refused("give keys with --api-key or TOKENMILL_API_KEY", "--api-key-file"),
     **_refused("the page is part of the server", "--no-webui --no-ui", takes=0),
     **_refused("the page is part of the server", "--path --webui-config --webui-config-file"),
     **_refused("the prefix cache keeps conversations by itself", "--slot-save-path"),
-    **_refused("embeddings are pooled as the model says", "--pooling", "none", "mean", "last", "cls"),
-    **_refused("a request says it: chat_template_kwargs", "--reasoning-budget", "-1"),
+    **_refused("the model decides how embeddings are pooled", "--pooling", "none", "mean", "last", "cls"),
+    **_refused("set it in requests: chat_template_kwargs", "--reasoning-budget", "-1"),
     **_refused("--reasoning-parser names the format", "--reasoning-format", "auto", "deepseek", "none"),
     **_refused(
         "several models are named on the command line, or in a file: --models FILE", "--models-dir --models-preset"
     ),
-    **_refused("memory says how many models are loaded: --models-memory BYTES", "--models-max"),
+    **_refused("memory limits how many models are loaded: --models-memory BYTES", "--models-max"),
     **_refused("hub names come over TLS", "--insecure", takes=0),
-    **_refused("a request says it: think, reasoning_effort", "--think", takes=-1),
-    **_refused("the context is kept whole: `chat` forgets the oldest turns", "--grp-attn-n -gan --grp-attn-w -gaw"),
+    **_refused("set it in requests: think, reasoning_effort", "--think", takes=-1),
+    **_refused("`chat` drops the oldest turns instead", "--grp-attn-n -gan --grp-attn-w -gaw"),
     **_refused("requests ask for beams: use_beam_search, or `LLM.beam_search` in Python", "--num-beams"),
-    **_refused("--workload FILE reads requests, one a line", "--dataset --dataset-name --dataset-path"),
+    **_refused("--workload FILE reads requests, one per line", "--dataset --dataset-name --dataset-path"),
     **_refused("one process serves; --engines N starts more engines", "--workers"),
-    **_refused("a template of the model, or a file: --chat-template FILE", "--no-jinja", takes=0),
+    **_refused("templates come from the model, or from --chat-template FILE", "--no-jinja", takes=0),
 }
 """llama.cpp's flags, and those of `ollama run`."""
 
@@ -211,7 +211,7 @@ VERBS: Mapping[str, str] = {
     "convert": "`tokenmill quantize SRC DST` writes a smaller model.",
     "server": "`tokenmill serve MODEL` serves a model.",
     "start": "`tokenmill serve MODEL` serves a model.",
-    "run-batch": "No jobs are kept for later: `LLM.generate` and `LLM.chat` take a list of prompts, and a server "
+    "run-batch": "There are no batch jobs: `LLM.generate` and `LLM.chat` take a list of prompts, and a server "
     "(`tokenmill serve MODEL`) batches whatever is asked at once.",
     "collect-env": "`tokenmill doctor` looks at this machine.",
     "help": "`tokenmill --help` lists the verbs, `tokenmill VERB --help` the flags of one.",
@@ -248,7 +248,7 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, typed: dict[s
             given = [value] if equals else rest[: _taken(other, rest)]
             words = _ours(name, other, given, known)
             if other.note and not words and not (given and given[0] in _OFF):
-                say(f"note: {typed_name} is not heeded: {other.note}.")
+                say(f"note: {typed_name} has no effect: {other.note}.")
             typed |= dict.fromkeys(words[:1], typed_name)
             found += words
             at += 0 if equals else len(given)

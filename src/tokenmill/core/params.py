@@ -68,7 +68,7 @@ class StructuredOutputsParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
         for name in ("disable_any_whitespace", "disable_additional_properties"):
             if getattr(self, name):
                 raise ParameterError(
-                    f"{name} has no effect here: say it in the schema, or with whitespace_pattern.", param=name
+                    f"{name} has no effect here: put it into the schema, or use whitespace_pattern.", param=name
                 )
 
     def as_options(self) -> dict[str, Any]:

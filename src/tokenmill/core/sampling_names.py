@@ -14,8 +14,8 @@ OLDER = {"guided_decoding": "structured_outputs"}
 """Older names of fields."""
 
 HARMLESS = {
-    "skip_clone": "a wish about speed: parameters are never written to, so none are copied",
-    "flat_logprobs": "a wish about memory: log-probabilities come as one dict per token",
+    "skip_clone": "only about speed: parameters are never changed, so none are copied",
+    "flat_logprobs": "only about memory: log-probabilities come as one dict per token",
 }
 """Accepted without effect, because nothing is lost."""
 

@@ -76,7 +76,7 @@ def _refused(why: str, *names: str, **neutral: tuple[Any, ...]) -> dict[str, Oth
 ENGINE: Mapping[str, Other] = {
     **_harmless("a preempted request is computed again, so nothing is swapped", "swap_space", "preemption_mode"),
     **_harmless(
-        "a wish about speed, settled by itself",
+        "only about speed, and decided automatically",
         *("async_scheduling", "compilation_config", "cudagraph_capture_sizes", "cuda_graph_sizes"),
         *("max_cudagraph_capture_size", "max_seq_len_to_capture", "optimization_level", "performance_mode"),
         *("disable_async_output_proc", "max_num_partial_prefills", "max_long_partial_prefills"),
@@ -94,7 +94,7 @@ ENGINE: Mapping[str, Other] = {
         *("ubatch_size", "enable_dbo", "dcp_kv_cache_interleave_size"),
         *("data_parallel_backend", "ray_workers_use_nsight"),
     ),
-    **_harmless("a bar is shown at a terminal alone", "use_tqdm_on_load"),
+    **_harmless("a bar is shown only on a terminal", "use_tqdm_on_load"),
     **_harmless("prompts and answers are never logged", "disable_log_requests", "aggregate_engine_logging"),
     **_harmless("which numbers are shown does not change them", "show_hidden_metrics_for_version", "kv_cache_metrics",
                 "kv_cache_metrics_sample", "cudagraph_metrics", "enable_mfu_metrics", "fail_on_environ_validation",
@@ -114,7 +114,7 @@ ENGINE: Mapping[str, Other] = {
     **_refused("adapters whose vocabulary is larger than the model's are not read",
                lora_extra_vocab_size=(0, 256)),
     **_refused("adapters change what their files say", "long_lora_scaling_factors", "lora_target_modules"),
-    **_harmless("it is read with experimental paths of vLLM alone", "additional_config", "weight_transfer_config"),
+    **_harmless("only experimental paths of vLLM use it", "additional_config", "weight_transfer_config"),
     **_refused("give it in eplb_config", "num_redundant_experts", "eplb_log_balancedness",
                eplb_window_size=(1000,), eplb_step_interval=(3000,)),
     **_refused("log-probabilities are those of the model, before any edit", logprobs_mode=("raw_logprobs",)),
@@ -169,7 +169,7 @@ ENGINE: Mapping[str, Other] = {
     ),
     **_refused("give speculative_config", "speculative_model", "num_speculative_tokens", "ngram_prompt_lookup_max",
                "ngram_prompt_lookup_min"),
-    **_refused("say it in the schema", "guided_decoding_disable_any_whitespace",
+    **_refused("put it into the schema", "guided_decoding_disable_any_whitespace",
                "guided_decoding_disable_additional_properties"),
     **_refused("start_profile() and stop_profile() write a trace", "profiler_config", "enable_layerwise_nvtx_tracing"),
     **_refused("--otlp-traces-endpoint sends a trace of each request", "collect_detailed_traces"),
@@ -183,7 +183,7 @@ ENGINE: Mapping[str, Other] = {
 
 SERVER: Mapping[str, Other] = {
     **_harmless("prompts and answers are never logged, so no length of them is", "max_log_len"),
-    **_harmless("--log-level and --log-json say how the server logs", "uvicorn_log_level",
+    **_harmless("use --log-level and --log-json", "uvicorn_log_level",
                 "disable_uvicorn_access_log", "disable_access_log_for_endpoints", "log_error_stack"),
     **_harmless("it is always so", "enable_prompt_tokens_details", "enable_request_id_headers",
                 "enable_server_load_tracking", "enable_tokenizer_info_endpoint"),
@@ -198,7 +198,7 @@ SERVER: Mapping[str, Other] = {
     **_refused("prompts and answers are never logged", "enable_log_outputs", "enable_log_deltas", "log_config_file",
                enable_log_deltas=(True,)),
     **_refused("plugins are not loaded", "middleware", "tool_parser_plugin", "tool_server"),
-    **_refused("a request says it: return_tokens_as_token_ids", "return_tokens_as_token_ids"),
+    **_refused("set it in requests: return_tokens_as_token_ids", "return_tokens_as_token_ids"),
     **_refused("certificates are read at the start: restart to renew them", "enable_ssl_refresh"),
     **_refused("--ssl-ca-certs asks clients for a certificate", "ssl_cert_reqs", "ssl_ciphers"),
     **_refused("the server and its engines are one process tree: --engines", "headless", api_server_count=(1,),
@@ -224,7 +224,7 @@ STORED_AS = frozenset(
         *("modelopt", "modelopt_fp4", "gpt_oss_mxfp4"),
     }
 )
-"""Values of `quantization` that say how a file stores its weights. They are not needed: the file says it itself."""
+"""Values of `quantization` that say how a file stores its weights. They are not needed, because the file states it."""
 
 LOAD_AS = frozenset({"gguf", "hf", "fastsafetensors", "runai_streamer"})
 """Values of `load_format` that say how files are read. They are not needed: it is detected."""

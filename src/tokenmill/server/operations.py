@@ -5,6 +5,7 @@ Must not know: how tokens are made, any client's API.
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -14,9 +15,11 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
+from tokenmill.server.model_lookup import rights
 from tokenmill.server.routing import Api, get, json_answer
 from tokenmill.server.switch.listing import trouble_of_all
 
+_MODEL = re.compile(rb'[{,]model(?:_name)?="((?:[^"\\]|\\.)*)"')
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -44,7 +47,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def metrics(request: Request) -> Response:
         """Numbers for Prometheus."""
-        return Response(context.shared.metrics.render(), media_type=METRICS_TYPE)
+        text, allowed = context.shared.metrics.render(), rights(context.shared, request)
+        return Response(text if allowed is None else _series_of(text, allowed), media_type=METRICS_TYPE)
 
     async def document(request: Request) -> Response:
         """This API as an OpenAPI document."""
@@ -79,6 +83,13 @@ def openapi(app: FastAPI) -> dict[str, Any]:
                 if "requestBody" in operation or code in ("401", "403", "503") or ("{" in name and code == "404"):
                     answers[code] = {"description": text, "content": {"application/json": {"schema": _ERROR}}}
     return document
+
+
+def _series_of(text: bytes, models: frozenset[str]) -> bytes:
+    """The series without those of other models: a key that may not use a model does not hear of it."""
+    names = {name.encode() for name in models}
+    lines = text.splitlines(keepends=True)
+    return b"".join(line for line in lines if (found := _MODEL.search(line)) is None or found[1] in names)
 
 
 ERRORS = {

@@ -197,15 +197,15 @@ class Work:
         """Read the body and start its `timeout`, or the server's. `first` sees the fields before anything else."""
         self.job.size = body_size(self.request)
         body = await read_body(self.context, self.request, schema, first)
-        self._heed_headers()
-        self.heed(body)
+        self._apply_headers()
+        self.apply_job_fields(body)
         return body
 
     def judge(self, object_name: str, raw: dict[str, Any]) -> None:
         """Judge the names of an object deeper in the body."""
         judge(self.context, self.request, object_name, raw)
 
-    def heed(self, body: BaseModel) -> None:
+    def apply_job_fields(self, body: BaseModel) -> None:
         """Apply the fields about the job: `timeout`, `session_id`. A priority in a header wins, as in vLLM."""
         if self.job.priority is not None and "priority" in type(body).model_fields:
             body.priority = self.job.priority  # type: ignore[attr-defined]
@@ -218,7 +218,7 @@ class Work:
             self.job.inbox.session = f"{self.job.tenant}/{session}"
         self.job.set_deadline(getattr(body, "timeout", None) or self.context.config.patience.request_timeout)
 
-    def _heed_headers(self) -> None:
+    def _apply_headers(self) -> None:
         """Apply headers that mean the same as fields."""
         headers = self.request.headers
         self.job.priority = _integer_header(headers, "x-vllm-priority")

@@ -15,9 +15,9 @@ def _say(why: str, *names: str) -> dict[str, str]:
 
 
 ANYWHERE: Reasons = {
-    **_say("a label for whoever keeps accounts", "user", "metadata", "safety_identifier"),
+    **_say("a label for accounting", "user", "metadata", "safety_identifier"),
     **_say(
-        "a wish about speed: equal beginnings are found in the prefix cache by themselves",
+        "only about speed: the prefix cache finds equal beginnings by itself",
         "prompt_cache_key",
         "prompt_cache_retention",
         "prompt_cache_options",
@@ -26,34 +26,34 @@ ANYWHERE: Reasons = {
         "id_slot",
         "n_cache_reuse",
     ),
-    **_say("a wish about speed: Ollama's API heeds it", "keep_alive"),
+    **_say("only about speed: it has an effect in Ollama's API", "keep_alive"),
 }
 """Names in every request."""
 
 _COMPANIONS: Reasons = {
-    **_say("read with adaptive_target alone, which is refused", "adaptive_decay"),
-    **_say("read with guidance_scale alone, which is refused", "negative_prompt"),
+    **_say("used only with adaptive_target, which is refused", "adaptive_decay"),
+    **_say("used only with guidance_scale, which is refused", "negative_prompt"),
 }
 _OF_SAMPLERS: Reasons = {
-    **_say("read with xtc_probability alone, which is refused", "xtc_threshold"),
+    **_say("used only with xtc_probability, which is refused", "xtc_threshold"),
     **_say(
-        "read with dry_multiplier alone, which is refused",
+        "used only with dry_multiplier, which is refused",
         "dry_base",
         "dry_allowed_length",
         "dry_penalty_last_n",
         "dry_sequence_breakers",
     ),
-    **_say("read with dynatemp_range alone, which is refused", "dynatemp_exponent"),
-    **_say("read with smoothing_factor alone, which is refused", "smoothing_curve"),
+    **_say("used only with dynatemp_range, which is refused", "dynatemp_exponent"),
+    **_say("used only with smoothing_factor, which is refused", "smoothing_curve"),
 }
 """Names in requests where samplers are not read."""
-_OF_MIROSTAT: Reasons = _say("read with mirostat alone, which is refused", "mirostat_tau", "mirostat_eta")
+_OF_MIROSTAT: Reasons = _say("used only with mirostat, which is refused", "mirostat_tau", "mirostat_eta")
 GENERATING: Reasons = {
     **ANYWHERE,
     **_COMPANIONS,
     **_say("nothing is shifted out of a full context", "n_keep", "n_discard"),
     **_say(
-        "guessing ahead changes no token",
+        "speculation changes no token",
         "speculative.n_max",
         "speculative.n_min",
         "speculative.p_min",
@@ -68,10 +68,10 @@ _NO_SAMPLERS: Reasons = {**GENERATING, **_OF_SAMPLERS, **_OF_MIROSTAT}
 
 _ENFORCED = "a schema is enforced in any case"
 _KIND = "there is one kind, and others are refused"
-_ECHO = "part of what the server said earlier, and of no use in a prompt"
+_ECHO = "part of an earlier answer, without use in a prompt"
 
 _OLLAMA_LOADING: Reasons = _say(
-    "it says how to load the model, which is loaded",
+    "about loading the model, which is already loaded",
     "num_batch",
     "num_gpu",
     "num_gqa",
@@ -108,15 +108,15 @@ HARMLESS: dict[str, Reasons] = {
     },
     "openai.Message": {
         **_say(_ECHO, "annotations", "id", "status"),
-        **_say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+        **_say("only about speed: the prefix cache finds equal beginnings by itself", "cache_control"),
     },
     "openai.TextPart": {
         **_say(_ECHO, "annotations", "logprobs"),
-        **_say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+        **_say("only about speed: the prefix cache finds equal beginnings by itself", "cache_control"),
     },
     "openai.ToolCall": _say(_ECHO, "index"),
-    "openai.Tool": _say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
-    "responses.ResponsesRequest": {**_NO_SAMPLERS, **_say("what lies in it is judged by itself", "stream_options")},
+    "openai.Tool": _say("only about speed: the prefix cache finds equal beginnings by itself", "cache_control"),
+    "responses.ResponsesRequest": {**_NO_SAMPLERS, **_say("its fields are judged one by one", "stream_options")},
     "responses.TalkRequest": {
         **ANYWHERE,
         **_say(_COUNT, "text", "tool_choice", "parallel_tool_calls", "truncation", "max_output_tokens", "temperature"),
@@ -134,15 +134,17 @@ HARMLESS: dict[str, Reasons] = {
     },
     "anthropic.Turn": _say(_ECHO, "id", "type", "model", "stop_reason", "stop_sequence", "usage"),
     "anthropic.Block": {
-        **_say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+        **_say("only about speed: the prefix cache finds equal beginnings by itself", "cache_control"),
         **_say("signatures are not verified", "signature"),
-        **_say("thoughts that were hidden stay hidden", "data"),
+        **_say("hidden reasoning stays hidden", "data"),
         **_say("the result's text says what went wrong", "is_error"),
         **_say(_ECHO, "caller", "toolset_name"),
     },
-    "anthropic.ResultPart": _say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+    "anthropic.ResultPart": _say(
+        "only about speed: the prefix cache finds equal beginnings by itself", "cache_control"
+    ),
     "anthropic.Tool": {
-        **_say("a wish about speed: equal beginnings are found by themselves", "cache_control"),
+        **_say("only about speed: the prefix cache finds equal beginnings by itself", "cache_control"),
         **_say("arguments are always sent as they come", "eager_input_streaming"),
         **_say(_KIND, "type"),
     },
@@ -150,12 +152,12 @@ HARMLESS: dict[str, Reasons] = {
     "ollama.ChatRequest": _without_keeping({**_NO_SAMPLERS, **_SHIFT}),
     "ollama.EmbedRequest": _without_keeping(ANYWHERE),
     "ollama.EmbeddingsRequest": _without_keeping(ANYWHERE),
-    "ollama.ShowRequest": {**ANYWHERE, **_say("what is known is told in any case", "verbose")},
+    "ollama.ShowRequest": {**ANYWHERE, **_say("everything known is always shown", "verbose")},
     "ollama.PullRequest": _say("hub names come over TLS", "insecure"),
     "ollama.Options": {
         **_COMPANIONS,
         **_OF_SAMPLERS,
-        **_say("guessing ahead changes no token", "draft_num_predict"),
+        **_say("speculation changes no token", "draft_num_predict"),
         **_say("nothing is shifted out of a full context", "num_keep"),
         **_OLLAMA_LOADING,
     },
@@ -195,7 +197,7 @@ HARMLESS: dict[str, Reasons] = {
     "scoring.EmbedRequest": ANYWHERE,
     "scoring.SimilarityRequest": ANYWHERE,
     "scoring.TeiRerankRequest": ANYWHERE,
-    "lora.LoadAdapterRequest": _say("adapters of language models alone are read", "is_3d_lora_weight"),
+    "lora.LoadAdapterRequest": _say("only adapters of language models are read", "is_3d_lora_weight"),
     "lora.UnloadAdapterRequest": _say("the name decides", "lora_int_id"),
     "kserve.InferRequest": ANYWHERE,
     "kserve.Tensor": _say("the values are counted", "shape"),

@@ -31,22 +31,22 @@ TOLD_HEADERS: Mapping[str, str] = {
     "idempotency-key": "a request that is sent twice is answered twice",
     "x-idempotency-key": "a request that is sent twice is answered twice",
     "endpoint-load-metrics-format": "answers carry no load report: see /load and /metrics",
-    "prefer": "`background` says it in /v1/responses",
-    "x-priority": "`X-Vllm-Priority` says it",
-    "x-request-timeout": "the field `timeout` says it",
-    "x-request-timeout-ms": "the field `timeout` says it",
-    "x-smg-routing-key": "`X-Session-ID` says it",
-    "x-smg-target-worker": "`X-data-parallel-rank` says it",
+    "prefer": "use `background` in /v1/responses",
+    "x-priority": "use `X-Vllm-Priority`",
+    "x-request-timeout": "use the field `timeout`",
+    "x-request-timeout-ms": "use the field `timeout`",
+    "x-smg-routing-key": "use `X-Session-ID`",
+    "x-smg-target-worker": "use `X-data-parallel-rank`",
 }
 """Headers that ask for something that this server does not do."""
 HARMLESS_HEADERS: Mapping[str, str] = {
     "accept": "the body's `stream` decides",
     "user-agent": "nobody is treated differently",
-    "x-stainless-*": "what the client's library says of itself",
+    "x-stainless-*": "how the client's library describes itself",
     "openai-organization": "whose account it is: there are none",
     "openai-project": "whose account it is: there are none",
-    "openai-beta": "what a beta adds is a path or a field, which is judged by itself",
-    "anthropic-beta": "what a beta adds is a field or a block, which is judged by itself",
+    "openai-beta": "a beta adds a path or a field, which is judged by itself",
+    "anthropic-beta": "a beta adds a field or a block, which is judged by itself",
     "anthropic-dangerous-direct-browser-access": "`--allowed-origins` decides",
     "x-client-request-id": "a label of the client's own",
     "x-app": "a label of the client's own",
@@ -75,7 +75,7 @@ METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
 """For lists of stored chats: only those whose metadata has this entry."""
 HARMLESS_QUERIES: Mapping[str, str] = {
     "api-version": "there is one version",
-    "beta": "what a beta adds is a field or a block, which is judged by itself",
+    "beta": "a beta adds a field or a block, which is judged by itself",
     "include": "what there is comes in any case",
     "include[]": "what there is comes in any case",
 }

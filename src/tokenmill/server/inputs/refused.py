@@ -26,9 +26,9 @@ def _loud(why: str, *names: str, **neutral: tuple[Any, ...]) -> dict[str, Refusa
 
 
 SAMPLERS: Refusals = {
-    **_refuse("samplers says it", "sampler_priority", "sampler_order", "sampler_seq"),
+    **_refuse("use samplers", "sampler_priority", "sampler_order", "sampler_seq"),
     **_refuse(
-        "this way of choosing tokens is not built",
+        "this sampling method is not available",
         "dynamic_temperature",
         "logits_processors",
         tfs_z=(1,),
@@ -42,12 +42,12 @@ SAMPLERS: Refusals = {
         min_keep=(0, 1),
     ),
     **_refuse(
-        "repeat_last_n says it",
+        "use repeat_last_n",
         "repetition_context_size",
         repetition_penalty_range=(0, -1),
         rep_pen_range=(0, -1),
     ),
-    **_refuse("penalties look at prompt and answer here", "penalty_prompt"),
+    **_refuse("penalties always count prompt and answer", "penalty_prompt"),
     **_loud("all tokens are penalised alike", penalize_nl=(True,), penalize_newline=(True,)),
 }
 
@@ -92,21 +92,21 @@ ENGINES: Refusals = {
     ),
     **_loud("it is a feature of another engine", detokenize=(True,), parse_tool_calls=(True,)),
     **_refuse("name the adapter as the model", "lora_path", "lora", "adapter_id", "adapter"),
-    **_refuse("the header X-data-parallel-rank says it", "data_parallel_rank"),
-    **_refuse("request_id says it", "rid"),
-    **_refuse("prompt says it at /v1/completions", "input_ids"),
-    **_refuse("logprobs says it", n_probs=(0,)),
-    **_refuse("return_token_ids says it", "return_tokens"),
-    **_refuse("timeout says it", "max_time", t_max_predict_ms=(0, -1)),
+    **_refuse("use the header X-data-parallel-rank", "data_parallel_rank"),
+    **_refuse("use request_id", "rid"),
+    **_refuse("use prompt at /v1/completions", "input_ids"),
+    **_refuse("use logprobs", n_probs=(0,)),
+    **_refuse("use return_token_ids", "return_tokens"),
+    **_refuse("use timeout", "max_time", t_max_predict_ms=(0, -1)),
     **_refuse("--enable-per-request-metrics gives times", "timings_per_token"),
-    **_refuse("max_tokens says it", "max_length"),
-    **_refuse("response_format says it", "guided_json_object"),
-    **_refuse("separate_reasoning says it", "reasoning_in_content", reasoning_format=("auto", "deepseek")),
-    **_refuse("thinking_token_budget says it", "thinking_budget", "thinking_budget_tokens", reasoning_budget=(-1,)),
-    **_loud("chat_template_kwargs says it", "enable_thinking"),
-    **_refuse("clients send what lies in it as fields of their own", "extra_body", "extra_headers", "extra_query"),
+    **_refuse("use max_tokens", "max_length"),
+    **_refuse("use response_format", "guided_json_object"),
+    **_refuse("use separate_reasoning", "reasoning_in_content", reasoning_format=("auto", "deepseek")),
+    **_refuse("use thinking_token_budget", "thinking_budget", "thinking_budget_tokens", reasoning_budget=(-1,)),
+    **_loud("use chat_template_kwargs", "enable_thinking"),
+    **_refuse("send its contents as fields of the request", "extra_body", "extra_headers", "extra_query"),
     **_refuse(
-        "another provider's router reads it",
+        "it is for another provider's router",
         "transforms",
         "models",
         "route",
@@ -115,13 +115,13 @@ ENGINES: Refusals = {
         "preset",
         "fallbacks",
     ),
-    **_refuse("the chat's own system message says it", "system_prompt", "safe_prompt"),
+    **_refuse("use the chat's system message", "system_prompt", "safe_prompt"),
 }
 GENERATING: Refusals = {**SAMPLERS, **ENGINES}
 """Names that every endpoint that makes text refuses."""
 
 _TIER = _refuse("there is one tier", service_tier=("auto", "default", "standard_only"))
-_IMAGES = "this model reads text alone"
+_IMAGES = "this model reads only text"
 _NO_PLACE = _refuse(
     "this API's answers have no place for it",
     "logprobs",
@@ -133,8 +133,8 @@ _NO_PLACE = _refuse(
     "stream_interval",
     "request_id",
 )
-_SUFFIX = _refuse("this model's format has no place for text after a gap", "suffix")
-_PARTIAL = _refuse("continue_final_message says it", "prefix", "partial")
+_SUFFIX = _refuse("this model's format cannot take text after a gap", "suffix")
+_PARTIAL = _refuse("use continue_final_message", "prefix", "partial")
 _SERVER_TOOLS = _refuse(
     "there are no tools that run on the server", "web_search_options", "mcp_servers", "container", "max_tool_calls"
 )
@@ -147,9 +147,9 @@ REFUSED: dict[str, Refusals] = {
         **_SERVER_TOOLS,
         **_SUFFIX,
         **_refuse(_IMAGES, "media_io_kwargs", "mm_processor_kwargs", "audio", modalities=(["text"],)),
-        **_refuse("tools says it", "functions", function_call=("none",)),
-        **_refuse("this model cannot be told what to expect", "prediction"),
-        **_refuse("no model here was taught to heed it", verbosity=("medium",)),
+        **_refuse("use tools", "functions", function_call=("none",)),
+        **_refuse("predicted outputs are not available", "prediction"),
+        **_refuse("models here are not trained for it", verbosity=("medium",)),
         **_refuse("it is a feature of another engine", "return_assistant_tokens_mask", stream_reasoning=(True,)),
     },
     "openai.CompletionRequest": {
@@ -161,7 +161,7 @@ REFUSED: dict[str, Refusals] = {
     "openai.Message": {
         **_PARTIAL,
         **_refuse(_IMAGES, "audio", "images"),
-        **_refuse("tool_calls says it", "function_call"),
+        **_refuse("use tool_calls", "function_call"),
         **_refuse("send it as a part of content", "refusal", "thinking", "thinking_blocks", "reasoning_details"),
     },
     "openai.TextPart": _refuse(_IMAGES, "image_url", "input_audio", "file", "video_url", "audio_url"),
@@ -170,39 +170,39 @@ REFUSED: dict[str, Refusals] = {
     "openai.FunctionDefinition": _TOOL,
     "openai.EmbeddingRequest": {
         **_refuse("vectors are float32", embed_dtype=("float32",), output_dtype=("float", "float32")),
-        **_refuse("this model reads text alone", "messages", "images", "mm_processor_kwargs", "media_io_kwargs"),
+        **_refuse("this model reads only text", "messages", "images", "mm_processor_kwargs", "media_io_kwargs"),
         **_refuse("name the adapter as the model", "lora_path"),
-        **_refuse("the header X-data-parallel-rank says it", "data_parallel_rank"),
-        **_refuse("the text is read as it is: put it there", "task", "input_type", "prompt_name", "late_chunking"),
-        **_refuse("truncate_prompt_tokens says it", "truncate"),
+        **_refuse("use the header X-data-parallel-rank", "data_parallel_rank"),
+        **_refuse("put it into the text", "task", "input_type", "prompt_name", "late_chunking"),
+        **_refuse("use truncate_prompt_tokens", "truncate"),
         **_loud("vectors have length one", normalize=(True,), normalized=(True,)),
     },
     "openai.TokenizeRequest": {
         **_refuse("the server's template is used", "chat_template", "documents"),
-        **_refuse("chat_template_kwargs says it", "reasoning_effort"),
-        **_loud("chat_template_kwargs says it", "enable_thinking"),
+        **_refuse("use chat_template_kwargs", "reasoning_effort"),
+        **_loud("use chat_template_kwargs", "enable_thinking"),
         **_refuse(_IMAGES, "media_io_kwargs", "mm_processor_kwargs"),
     },
     "responses.ResponsesRequest": {
         **GENERATING,
         **_TIER,
         **_SERVER_TOOLS,
-        **_refuse("it names a template that is kept elsewhere: send the input itself", "prompt"),
-        **_refuse("truncation says it, and /v1/responses/compact", "context_management"),
-        **_refuse("nobody judges texts here", "moderation", "access_programs"),
+        **_refuse("it names a template stored elsewhere: send the input itself", "prompt"),
+        **_refuse("use truncation, or /v1/responses/compact", "context_management"),
+        **_refuse("this server does not moderate texts", "moderation", "access_programs"),
         **_refuse("background runs begin at once", "background_options"),
         **_refuse(_IMAGES, "modalities", "audio", "image"),
     },
     "responses.TalkRequest": {
-        **_refuse("instructions say it", "personality"),
-        **_refuse("it names a template that is kept elsewhere: send the input itself", "prompt"),
+        **_refuse("use instructions", "personality"),
+        **_refuse("it names a template stored elsewhere: send the input itself", "prompt"),
     },
     "responses.CompactRequest": {**_TIER, **_refuse(_IMAGES, "image")},
     "responses.Reasoning": {
-        **_refuse("reasoning is given whole", summary=("auto",), generate_summary=("auto",)),
-        **_refuse("no model here was taught to heed it", context=("auto",), mode=("standard",)),
+        **_refuse("reasoning is always given in full", summary=("auto",), generate_summary=("auto",)),
+        **_refuse("models here are not trained for it", context=("auto",), mode=("standard",)),
     },
-    "responses.Text": _refuse("no model here was taught to heed it", verbosity=("medium",)),
+    "responses.Text": _refuse("models here are not trained for it", verbosity=("medium",)),
     "responses.Tool": _TOOL,
     "responses.Part": _refuse(_IMAGES, "image_url", "file_id", "file_data", "file_url", "input_audio"),
     "anthropic.MessagesRequest": {
@@ -210,8 +210,8 @@ REFUSED: dict[str, Refusals] = {
         **_TIER,
         **_SERVER_TOOLS,
         **_refuse("the prompt is never edited", "context_management"),
-        **_refuse("output_config.format says it", "output_format"),
-        **_refuse("the server stands where it stands", "inference_geo"),
+        **_refuse("use output_config.format", "output_format"),
+        **_refuse("the server's place cannot be chosen", "inference_geo"),
         **_refuse("there is one speed", speed=("standard",)),
     },
     "anthropic.CountRequest": {
@@ -223,15 +223,15 @@ REFUSED: dict[str, Refusals] = {
     "anthropic.Tool": {
         **_TOOL,
         **_refuse("put examples into the description", "input_examples"),
-        **_refuse("tools are called by the model alone", allowed_callers=(["direct"],)),
+        **_refuse("only the model calls tools", allowed_callers=(["direct"],)),
     },
-    "anthropic.Thinking": _refuse("thoughts are shown whole", display=("summarized",)),
-    "anthropic.OutputConfig": _refuse("max_tokens says it", "task_budget"),
+    "anthropic.Thinking": _refuse("reasoning is always shown in full", display=("summarized",)),
+    "anthropic.OutputConfig": _refuse("use max_tokens", "task_budget"),
     "anthropic.ResultPart": _refuse(_IMAGES, "source"),
     "ollama.GenerateRequest": {
         **GENERATING,
         **_refuse("it is not accepted from requests", "template"),
-        **_refuse("they need a model that sees", "images"),
+        **_refuse("they need a model that reads images", "images"),
         **_refuse("it is not kept: send the conversation to /api/chat", "context"),
         **_refuse("this model writes text", width=(0,), height=(0,), steps=(0,)),
     },
@@ -239,54 +239,54 @@ REFUSED: dict[str, Refusals] = {
         **GENERATING,
         **_refuse("it is not accepted from requests", "template"),
     },
-    "ollama.PullRequest": _refuse("the hub's token is the server's (HF_TOKEN)", "username", "password"),
+    "ollama.PullRequest": _refuse("the server uses its own hub token (HF_TOKEN)", "username", "password"),
     "ollama.CreateRequest": {
         **_refuse("`tokenmill quantize` writes a smaller model, which can be pulled", "quantize", "quantization"),
         **_refuse("paths are not read from clients: send the text as modelfile", "path"),
-        **_refuse("answers are read as the chat template says", "renderer", "parser", "requires"),
-        **_refuse("models are made of files of this machine", "remote_host", "info"),
+        **_refuse("the chat template decides how answers are read", "renderer", "parser", "requires"),
+        **_refuse("models are made from files on this machine", "remote_host", "info"),
     },
     "ollama.Options": {
         **GENERATING,
-        **_refuse("the model is loaded with what its files say", rope_frequency_base=(), rope_frequency_scale=()),
+        **_refuse("the model's files set it", rope_frequency_base=(), rope_frequency_scale=()),
         **_refuse("the model is loaded to write text", "vocab_only", "logits_all", "embedding_only"),
     },
-    "ollama.Message": _refuse("they need a model that sees", "images"),
+    "ollama.Message": _refuse("they need a model that reads images", "images"),
     "tgi.Parameters": {
         **GENERATING,
-        **_refuse("texts carry no marks", "watermark"),
-        **_refuse("max_new_tokens says it", "max_tokens", "max_length"),
+        **_refuse("texts are not watermarked", "watermark"),
+        **_refuse("use max_new_tokens", "max_tokens", "max_length"),
     },
     "scoring.RerankRequest": {
         **_refuse(
-            "truncate_prompt_tokens says it",
+            "use truncate_prompt_tokens",
             max_tokens_per_doc=(4096,),
             max_chunks_per_doc=(10,),
             truncation=(True,),
         ),
-        **_refuse("a document's text is read alone", rank_fields=(["text"],)),
+        **_refuse("only a document's text is read", rank_fields=(["text"],)),
         **_refuse(_IMAGES, "mm_processor_kwargs"),
     },
     "scoring.EmbedRequest": {
         **_loud("vectors have length one", normalize=(True,)),
-        **_refuse("the text is read as it is: put it there", "prompt_name"),
+        **_refuse("put it into the text", "prompt_name"),
     },
     "scoring.SimilarityRequest": _refuse("texts are read as they are, and not cut", "parameters"),
     "scoring.TeiRerankRequest": {
         **_refuse("scores are cosines", "raw_scores"),
-        **_refuse("what does not fit is cut on one side", truncation_direction=("Right", "right")),
+        **_refuse("text is cut on one side only", truncation_direction=("Right", "right")),
     },
     "scoring.ScoreRequest": _refuse(_IMAGES, "mm_processor_kwargs"),
     "scoring.Document": _refuse(_IMAGES, "image", "image_url", "content"),
-    "kserve.Tensor": _refuse("values come as JSON in data", "parameters"),
-    "kserve.Output": _refuse("values go as JSON in data", "parameters"),
+    "kserve.Tensor": _refuse("values are JSON in data", "parameters"),
+    "kserve.Output": _refuse("values are JSON in data", "parameters"),
 }
 REFUSED["tgi.VllmRequest"] = {**REFUSED["openai.CompletionRequest"], **_NO_PLACE}
 REFUSED["kserve.Parameters"] = {
     **REFUSED["tgi.VllmRequest"],
-    **_refuse("the path says it", "model"),
-    **_refuse("text_input says it", "prompt"),
-    **_refuse("sequences are not kept here", "sequence_start", "sequence_end", sequence_id=(0,)),
+    **_refuse("the path names the model", "model"),
+    **_refuse("use text_input", "prompt"),
+    **_refuse("this server keeps no sequences", "sequence_start", "sequence_end", sequence_id=(0,)),
 }
 _LLAMA_READS = (
     "lora",
@@ -306,8 +306,8 @@ REFUSED["llamacpp.CompletionRequest"] = {
 }
 REFUSED["llamacpp.InfillRequest"] = {
     **{name: why for name, why in REFUSED["llamacpp.CompletionRequest"].items() if name not in _LLAMA_READS},
-    **_refuse("input_suffix says it", "suffix"),
-    **_refuse("a gap's surroundings are not cut", "truncate_prompt_tokens", truncation_side=("left", "right")),
+    **_refuse("use input_suffix", "suffix"),
+    **_refuse("the text around a gap is not cut", "truncate_prompt_tokens", truncation_side=("left", "right")),
 }
 REFUSED["llamacpp.TemplateRequest"] = REFUSED["openai.TokenizeRequest"]
 REFUSED["openai.PoolingRequest"] = {

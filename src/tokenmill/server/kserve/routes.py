@@ -138,7 +138,7 @@ async def _open(
 
     with in_names_of(NAMES):
         body = await context.bodies.run_in_thread(work.job.size, read)
-        work.heed(body)
+        work.apply_job_fields(body)
         return await open_completion(context, body, work.job, work.base())
 
 

@@ -133,7 +133,7 @@ async def _answer(
         return validated(schemas.CompletionRequest, found), silent
 
     body, silent = await context.bodies.run_in_thread(work.job.size, checked)
-    work.heed(body)
+    work.apply_job_fields(body)
     opened = await open_completion(context, body, work.job, work.base(), read)
     made = answers.Answers(opened, silent=silent)
     if body.stream:

@@ -18,6 +18,7 @@ from tokenmill.server.adapters import NoSuchAdapterError, folder_of
 from tokenmill.server.context import LATEST, Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.lora.schemas import LoadAdapterRequest, UnloadAdapterRequest
+from tokenmill.server.model_lookup import rights
 from tokenmill.server.routing import Api, post, read_body
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -28,7 +29,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def load(request: Request, context: Context) -> Response:
         """Serve an adapter under a name of its own."""
-        traffic, root = _traffic(context), context.config.limits.lora_folder
+        traffic, root = _traffic(context, request), context.config.limits.lora_folder
         body = await read_body(context, request, LoadAdapterRequest)
         context.check_model(body.model)
         other = context.shared.models.find(body.lora_name)
@@ -49,7 +50,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def unload(request: Request, context: Context) -> Response:
         """Unload an adapter. New requests are refused at once, open ones end first."""
-        traffic = _traffic(context)
+        traffic = _traffic(context, request)
         body = await read_body(context, request, UnloadAdapterRequest)
         try:
             traffic.unload(body.lora_name)
@@ -61,11 +62,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
     post(app, UNLOAD, unload, UnloadAdapterRequest, ("lora_name",))
 
 
-def _traffic(context: Context) -> Any:
-    """The fleet's adapters, if clients may change them."""
+def _traffic(context: Context, request: Request) -> Any:
+    """The fleet's adapters, if this client may change them. A key of some models may not: names are shared with the
+    other models, so it would hear of them."""
     traffic = getattr(context.backend, "adapters", None)
     if traffic is None or context.config.limits.lora_folder is None:
         raise HttpError(404, "Adapters cannot be loaded or unloaded here: --lora-folder allows it, for one folder.")
+    if rights(context.shared, request) is not None:
+        raise HttpError(403, "This key may use models but not change them.")
     return traffic
 
 

@@ -89,7 +89,7 @@ async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, 
 async def _open(context: Context, work: Work, fields: dict[str, Any]) -> Completion:
     """A completion with these fields. None counts as absent."""
     body = await context.bodies.run_in_thread(work.job.size, lambda: translated(CompletionRequest, fields))
-    work.heed(body)
+    work.apply_job_fields(body)
     return await open_completion(context, body, work.job, work.base())
 
 
