@@ -47,22 +47,22 @@ class ModelConfig:
         self.architecture = architecture
 
     def has(self, name: str) -> bool:
-        """True if the key exists and is not null."""
+        """Does the key exist with a value other than null?"""
         return self.data.get(name) is not None
 
     def need(self, name: str, kind: type[T], *, low: float | None = None, high: float | None = None) -> T:
-        """The value of a key that must be there."""
+        """The value of a key that must exist."""
         if not self.has(name):
             raise ModelError(f"config.json: '{self._full(name)}' is missing; it must be {_WORDS[kind]}.")
         return self._check(name, self.data[name], kind, low, high)
 
     def get(self, name: str, kind: type[T], default: T, *, low: float | None = None, high: float | None = None) -> T:
-        """The value of a key, or `default` where it is absent or null."""
+        """The value of a key, or `default` if it is absent or null."""
         return self._check(name, self.data[name], kind, low, high) if self.has(name) else default
 
     def first(self, names: Iterable[str], kind: type[T], default: T | None = None) -> T:
-        """The value of whichever of these keys exists: they are names of one thing, so if there are several, they must
-        agree."""
+        """The value of the one of these keys that exists. They are names of the same thing, so if there are several,
+        they must agree."""
         names = list(names)
         found = [name for name in names if self.has(name)]
         if not found:
@@ -80,7 +80,7 @@ class ModelConfig:
         return options[value]
 
     def sub(self, name: str) -> ModelConfig:
-        """A nested object (empty where it is absent)."""
+        """A nested object (empty if it is absent)."""
         return ModelConfig(self.data.get(name) or {}, self._full(name))
 
     def refuse(self, name: str, why: str) -> ModelError:

@@ -79,7 +79,7 @@ class LatentAttention(Projected):
 
 
 def _interleaved(c: ModelConfig) -> bool:
-    """Neighbours rotate together, unless a config of the third version says otherwise (null does)."""
+    """Do neighbours rotate together? They do unless a config of the third version says otherwise (null does)."""
     return c.architecture == "DeepseekV2ForCausalLM" or c.get("rope_interleave", bool, False)
 
 
@@ -113,14 +113,14 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int) -> PreNorm:
 
 
 def build_later(c: ModelConfig, b: Build) -> list[Later]:
-    """The checkpoint's layers that guess later tokens."""
+    """The checkpoint's layers that draft later tokens."""
     sizes, body = read_sizes(c), b.under("model", "embed_tokens.weight")
     norm, layer = lambda inside, name: rms(c, name)(inside), lambda at, index: make_layer(c, b, at, index)
     return make_behind(c, body.at("layers"), (sizes.layers, sizes.hidden), norm, layer)
 
 
 def _experts(c: ModelConfig, b: Build, hidden: int) -> Experts:
-    """Routed experts (chosen within the best groups) and the shared ones, which act as one wider expert."""
+    """Routed experts (chosen within the best groups), and shared experts, which act as one wider expert."""
     count, inner = c.need("n_routed_experts", int), c.need("moe_intermediate_size", int)
     act, route = read_act(c, gated=True, default="silu"), _route(c, count)
     # The router stays in float32: rounding its logits would change which experts are chosen.

@@ -100,7 +100,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
 
 def _factors(c: ModelConfig, name: str, count: int) -> list[float]:
-    """A list of so many numbers; absent: ones."""
+    """A list of this many numbers; ones if it is absent."""
     multipliers = c.get(name, list, [1.0] * count)
     if len(multipliers) != count or any(
         isinstance(one, bool) or not isinstance(one, int | float) for one in multipliers

@@ -45,7 +45,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
 
 def build_later(c: ModelConfig, b: Build) -> list[Later]:
-    """The checkpoint's layers that guess later tokens, behind the last one."""
+    """The checkpoint's layers that draft later tokens, after the last one."""
     shape = table.TABLE[c.architecture].shape
     c, outside = _usual_names(c, shape), shape.outside
     if outside.drafts is None or not outside.drafts.later:

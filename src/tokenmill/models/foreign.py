@@ -104,7 +104,7 @@ class Given(tuple):
 
 
 class Stub(torch.nn.Module):
-    """Takes the body's place, so that the model's own code from hidden states to logits can run by itself."""
+    """Replaces the body, so that the model's own code from hidden states to logits can run alone."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Stub(torch.nn.Module):
 
     @property
     def decoder(self) -> Stub:
-        """Itself: some heads call a part of the body."""
+        """The stub itself: some heads call a part of the body."""
         return self
 
     def forward(self, *given: Any, **named: Any) -> Any:
@@ -233,8 +233,8 @@ def _build(config: dict[str, Any], b: Build) -> Foreign:
 
 
 def _fix_rotation(model: Any, b: Build) -> None:
-    """If frequencies depend on a sequence's length, fix them for the longest sequence of this run. Otherwise stored
-    keys would change their meaning, and a row would rotate like the longest row beside it."""
+    """Fix frequencies that depend on a sequence's length to those of this run's longest sequence. Otherwise stored keys
+    would change their meaning, and a row would rotate like the longest row beside it."""
     longest = torch.tensor([[b.max_positions - 1]], device=b.device)
     for module in model.modules():
         rope_type = getattr(module, "rope_type", None)
@@ -259,7 +259,7 @@ def _or(what: str, whole: bool = True) -> Iterator[None]:
 
 
 def _is_body(config: dict[str, Any]) -> bool:
-    """Does the file name the class of the type's layers without a head?"""
+    """Does the file name the class of this type's layers without a head?"""
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     named = config.get("architectures")
@@ -332,7 +332,8 @@ def _pages(kv: KVSpec, blocks: int, size: int, b: Build) -> KVView:
 def _context(
     host: Host, b: Build, pages: list[KVView], rows: list[tuple[int, int, int]], size: int, per: int
 ) -> ForwardContext:
-    """The context of a step, from (row, first position, tokens) of each sequence; row i has blocks from i * per on."""
+    """The context of a step from (row, first position, tokens) of each sequence. Row i has its blocks from i * per
+    on."""
 
     def whole(values: list[Any], dtype: torch.dtype = torch.int64) -> Tensor:
         return torch.tensor(values, dtype=dtype, device=b.device)

@@ -27,7 +27,7 @@ from tokenmill.models.rules import layer_kind
 
 
 class Laurel:
-    """x + norm(right(left(x))): the path beside attention."""
+    """x + norm(right(left(x))): the path parallel to attention."""
 
     def __init__(self, b: Build, hidden: int, rank: int, eps: float) -> None:
         self.left: Weight = b.settled(b.weight("linear_left", (rank, hidden)))
@@ -40,7 +40,7 @@ class Laurel:
 
 
 class Layer:
-    """One layer over all streams; `out` makes the last layer's ones one."""
+    """One layer over all streams. `out`: the last layer joins them into one."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class Layer:
         self.streams, self.laurel, self.own = beside
 
     def __call__(self, x: Tensor, ctx: ForwardContext) -> Tensor:
-        """x [T, streams * hidden] -> the same, or [T, hidden] behind the last layer."""
+        """x [T, streams * hidden] -> the same, or [T, hidden] after the last layer."""
         streams, (before, after, before_mlp, after_mlp) = self.streams, self.norms
         expected = streams.predict(streams.split(x), ctx)
         now = expected[:, streams.active].contiguous()
@@ -130,7 +130,7 @@ def _plan(c: ModelConfig) -> Plan:
 
 
 def _inner(c: ModelConfig, layers: int) -> list[int]:
-    """The width of each layer's feed-forward part: one number, or one for each."""
+    """The width of each layer's feed-forward part: one number for all layers, or a list."""
     sizes = c.data.get("intermediate_size")
     if not isinstance(sizes, list):
         return [c.need("intermediate_size", int)] * layers
@@ -140,7 +140,7 @@ def _inner(c: ModelConfig, layers: int) -> list[int]:
 
 
 def _closed(c: ModelConfig, layers: int) -> list[float]:
-    """The share of gates that are closed, layer by layer."""
+    """The share of closed gates in each layer."""
     pattern = c.get("activation_sparsity_pattern", list, [0.95] * (10 if layers > 10 else 0))
     if c.has("activation_sparsity_pattern") and len(pattern) != layers:
         raise c.refuse("activation_sparsity_pattern", "has not one entry for each of num_hidden_layers.")

@@ -16,11 +16,11 @@ from tokenmill.models.config import ModelConfig
 from tokenmill.models.gemma4_parts import Plan
 
 Beside = Callable[[Tensor, ForwardContext, Tensor], Tensor]
-"""(x, context, what the feed-forward layer gave) -> that and what a mixture makes of x, each normed."""
+"""(x, context, the feed-forward layer's result) -> that result plus the mixture's result for x, each normed."""
 
 
 def make_feed(c: ModelConfig, at: Build, plan: Plan, index: int) -> MLP:
-    """One layer's feed-forward part: layers with borrowed keys may have it twice as wide."""
+    """One layer's feed-forward part. Layers with borrowed keys may have one that is twice as wide."""
     act = read_act(c, gated=True, default="gelu_pytorch_tanh", key="hidden_activation")
     wide = 2 if c.get("use_double_wide_mlp", bool, False) and index >= plan.shared else 1
     return gated_mlp(at.at("mlp"), c.need("hidden_size", int), wide * c.need("intermediate_size", int), act)

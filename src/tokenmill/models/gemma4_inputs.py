@@ -20,7 +20,7 @@ from tokenmill.models.gemma4_parts import Plan, rounded_root
 
 @dataclass(slots=True)
 class LayerInput:
-    """What a layer does with its own embedding of a token."""
+    """What a layer computes from its own embedding of a token."""
 
     inputs: LayerInputs
     index: int
@@ -38,7 +38,8 @@ class LayerInput:
 
 
 class LayerInputs:
-    """Every layer's embedding of every token of a step: made with the usual embeddings, read by the layers."""
+    """The embeddings of every token for every layer. They are made together with the usual embeddings and read by the
+    layers."""
 
     def __init__(self, c: ModelConfig, b: Build, plan: Plan, hidden: int) -> None:
         width, total = plan.layer_width, plan.layer_width * plan.layers
@@ -48,7 +49,7 @@ class LayerInputs:
         self.norm = b.norm("per_layer_projection_norm", width, plan.eps)
         self.width, self.scale = width, hidden**-0.5
         self.known = rows if rows < c.need("vocab_size", int) else 0
-        """How many ids have such embeddings, where not all have; the others have that of id 0."""
+        """How many ids have such embeddings, if not all have. The other ids have that of id 0."""
         self.now: Tensor | None = None
 
     def fill(self, tokens: Tensor, x: Tensor, ctx: ForwardContext) -> None:
@@ -60,13 +61,13 @@ class LayerInputs:
         self.now = (ctx.kernels.norm(projected, self.norm) + known) * 2.0**-0.5
 
     def of(self, index: int) -> Tensor:
-        """One layer's share [T, width]."""
+        """One layer's part [T, width]."""
         assert self.now is not None
         return self.now[:, index]
 
 
 def make_own(at: Build, inputs: LayerInputs, plan: Plan, hidden: int, index: int) -> LayerInput:
-    """One layer's use of its own embedding."""
+    """How one layer uses its own embedding."""
     gate = at.settled(at.weight("per_layer_input_gate", (plan.layer_width, hidden)))
     back = at.settled(at.weight("per_layer_projection", (hidden, plan.layer_width)))
     return LayerInput(inputs, index, gate, back, at.norm("post_per_layer_input_norm", hidden, plan.eps))

@@ -24,7 +24,7 @@ from tokenmill.models.positions import rope_of_kind
 from tokenmill.models.rules import layer_kind
 
 NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
-"""Around both blocks of a layer."""
+"""The norms around both blocks of a layer."""
 _ROPE = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
     "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1000000.0},
@@ -33,7 +33,7 @@ _ROPE = {
 
 @dataclass(slots=True)
 class Plan:
-    """What the config says of all layers; `made` holds the attention of each so far."""
+    """The config's settings for all layers. `made` holds each layer's attention so far."""
 
     layers: int
     kinds: list[str]
@@ -48,14 +48,14 @@ class Plan:
     made: dict[int, AttentionSpec] = field(default_factory=dict)
 
     def lends(self, index: int) -> int | None:
-        """The layer whose keys and values this one reads; None: its own."""
+        """The layer whose keys and values this one reads. None: its own."""
         if index < self.shared:
             return None
         return max(i for i in range(self.shared) if self.kinds[i] == self.kinds[index])
 
 
 def read_plan(c: ModelConfig) -> Plan:
-    """The plan of the config; the last layer always sees everything."""
+    """Read the plan from a config. The last layer always has full attention."""
     layers = c.need("num_hidden_layers", int)
     kinds = [layer_kind(c, i, "sliding_attention" if (i + 1) % 6 else "full_attention") for i in range(layers)]
     kinds[-1] = "full_attention"
@@ -73,12 +73,12 @@ def first_shared(c: ModelConfig, kinds: list[str]) -> int:
 
 
 def rounded_root(number: int, dtype: torch.dtype) -> float:
-    """Its root, rounded to the compute dtype, as these models were trained."""
+    """The root of the size, rounded to the compute dtype, because these models were trained so."""
     return float(torch.tensor(number**0.5, dtype=dtype))
 
 
 def _heads(c: ModelConfig, plan: Plan, index: int) -> Heads:
-    """Heads of this layer: those that see everything may have another size and count."""
+    """The heads of this layer. Layers with full attention may have other sizes and counts."""
     own: dict[str, int] = {}
     if c.has("per_layer_config"):
         every = ModelConfig(c.need("per_layer_config", dict), "per_layer_config")
@@ -137,7 +137,7 @@ def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) 
 
 
 def _values(spec: AttentionSpec, norm: NormSpec, *, same: bool) -> Touch:
-    """Values are normed without weights; `same`: they are the keys, before those are normed."""
+    """The norm of values, which has no weights. `same`: values are the keys before the keys are normed."""
     dim = spec.kv.key_dim
     start, width = spec.heads * dim, spec.kv.heads * dim
 

@@ -18,7 +18,7 @@ from tokenmill.models.decoder import Decoder, Ends
 
 _YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
          "original_max_position_embeddings": 4096}  # fmt: skip
-"""The scaling of a config that says nothing of rotation."""
+"""The rope scaling of a config without one."""
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
@@ -52,8 +52,9 @@ def build(c: ModelConfig, b: Build) -> Decoder:
 
 
 def _experts(b: Build, route: RouteSpec, hidden: int, inner: int) -> ExpertWeights:
-    """Stored as [E, in, out], gate and up interleaved, as 4 bit floats [E, out, in], or (by converters) one by one."""
-    whole = b.has("gate_up_proj")  # where weights are invented there is everything, and the config decides
+    """The experts: stored as [E, in, out] with gate and up interleaved, as 4 bit floats [E, out, in], or (by
+    converters) one by one."""
+    whole = b.has("gate_up_proj")  # invented weights have every tensor, so the config decides
     if b.has("gate_up_proj_blocks") and (not whole or b.how.get("quant_method") == "mxfp4"):
         return _narrow_experts(b, route, hidden, inner)
     if not whole:

@@ -15,7 +15,7 @@ from tokenmill.models.deepseek_v2 import LatentAttention
 
 @dataclass(frozen=True)
 class Factors:
-    """Of the embeddings, of what a block gives, and of the logits."""
+    """Factors of the embeddings, of a block's result, and of the logits."""
 
     embeddings: float = 1.0
     blocks: float = 1.0
@@ -23,7 +23,7 @@ class Factors:
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
-    """One of the two from its config."""
+    """Build one of the two from its config."""
     sizes, act = read_sizes(c), read_act(c, gated=True, default="silu")
     inner = c.need("intermediate_size", int)
     factors = _factors(c, sizes.hidden, sizes.layers) if c.architecture == "MiniCPM3ForCausalLM" else Factors()

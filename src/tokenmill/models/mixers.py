@@ -77,14 +77,14 @@ def _limits(c: ModelConfig) -> tuple[float, float]:
 
 
 def _number(said: Any) -> float:
-    """A number; an object stands for infinity, which files cannot contain."""
+    """A number. An object stands for infinity, which JSON files cannot hold."""
     return float(said["__float__"] if isinstance(said, dict) else said)
 
 
 def make_space(
     c: ModelConfig, at: Build, names: SpaceKeys, *, norm: bool = True, factors: torch.Tensor | None = None
 ) -> StateSpace:
-    """Make a Mamba-2 block. norm False: there is only the gate."""
+    """Make a Mamba-2 block. norm False: it has only the gate."""
     heads = space_heads(c, names)
     around = Around(
         bias=c.get(names.bias, bool, False),
@@ -142,7 +142,7 @@ def jamba_scan(c: ModelConfig, at: Build, index: int) -> Block | None:
 
 
 def read_rank(c: ModelConfig, name: str) -> int:
-    """The width that a token's pace is made from; "auto": a sixteenth of the hidden size."""
+    """The width from which a token's pace is made. "auto": a sixteenth of the hidden size."""
     if c.data.get(name) in (None, "auto"):
         return math.ceil(c.need("hidden_size", int) / 16)
     return c.need(name, int)
@@ -166,7 +166,7 @@ def plain_scan(c: ModelConfig, at: Build, index: int) -> Block:
 
 
 def alone(make: Callable[[ModelConfig, Build, int], Block]) -> Callable[[ModelConfig, Build, Build, int], Block]:
-    """For a model in which every layer is such a block."""
+    """The rule of a model in which every layer is such a block."""
 
     def single(c: ModelConfig, b: Build, at: Build, index: int) -> Block:
         return make(c, at, index)

@@ -27,7 +27,7 @@ MakeNorm = Callable[[Build, str], NormSpec]
 @dataclass(frozen=True, slots=True)
 class Later:
     """norms: of embeddings and of states. last: the norm before the target's head. onward: the next layer reads states
-    behind that norm, not before it."""
+    after that norm, not before it."""
 
     norms: tuple[NormSpec, NormSpec]
     join: Weight
@@ -83,5 +83,5 @@ def make_behind(
 
 
 def count_later(c: ModelConfig, *names: str) -> int:
-    """How many such layers the config says there are; 1 if it does not say: then a first one is looked for."""
+    """How many such layers the config has. 1 if it does not say: then the first one is looked for."""
     return max(1, *(c.get(name, int, 1, low=0, high=64) for name in names))

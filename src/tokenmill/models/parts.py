@@ -32,12 +32,12 @@ from tokenmill.models.rules import Kind
 
 
 def on(c: ModelConfig, switch: Switch) -> bool:
-    """What a switch says for this config."""
+    """The value of a switch for this config."""
     return c.get(switch, bool, False) if isinstance(switch, str) else switch
 
 
 def read_eps(c: ModelConfig, norms: Norms) -> float:
-    """The small number of every norm."""
+    """The epsilon of every norm."""
     return c.get(norms.eps, float, 1e-6, low=0.0) if isinstance(norms.eps, str) else norms.eps
 
 
@@ -66,7 +66,7 @@ class Single:
 
 
 def not_computed(c: ModelConfig, b: Build, drafts: Drafts | None, layers: int, at: str = "layers") -> list[str]:
-    """Tensors of layers for drafts of later tokens, which this model does not use."""
+    """Tensors of layers that draft later tokens, which this model does not use."""
     if drafts is None:
         return []
     patterns = [drafts.pattern] if drafts.pattern else []

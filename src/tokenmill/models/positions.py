@@ -15,7 +15,7 @@ from tokenmill.layers.rope import RopeSettings, rope_settings
 from tokenmill.models.config import ModelConfig
 
 OWN_NAMES = ("llama_4_scaling_beta", "max_position_embeddings", "alpha", "short_mscale", "long_mscale")
-"""Names in an object of rope settings that one family or another reads by itself."""
+"""Names in an object of rope settings that single families read themselves."""
 
 RopeRule = Callable[[ModelConfig, int, str], RopeSettings]
 """(config, head size, kind of layer) -> settings."""
@@ -23,13 +23,14 @@ RopeRule = Callable[[ModelConfig, int, str], RopeSettings]
 
 @dataclass(frozen=True)
 class Temper:
-    """Queries at position p are multiplied by 1 + beta * log(1 + floor((p + offset) / span)), in layers that say so."""
+    """In layers that have it, queries at position p are multiplied by 1 + beta * log(1 + floor((p + offset) /
+    span))."""
 
     beta: float
     span: float
     offset: float = 0.0
     rotated: bool = True
-    """True: in layers that rotate; False: in layers that do not."""
+    """True: in layers that rotate. False: in layers that do not."""
 
 
 def whole_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:

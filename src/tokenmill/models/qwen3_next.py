@@ -34,7 +34,8 @@ def build(c: ModelConfig, b: Build) -> Decoder:
         return make_layer(c, b, body.at(f"layers.{index}"), index, recurrent=kinds[index] == "linear_attention")
 
     ends = Ends(norm=lambda body: norm(c, body, NORMS, NORMS.last, sizes.hidden))
-    b.book.used.update(name for name in b.checkpoint.names() if name.startswith("mtp."))  # for drafts of later tokens
+    # only for layers that draft later tokens
+    b.book.used.update(name for name in b.checkpoint.names() if name.startswith("mtp."))
     return Decoder(b, b.under("model", "embed_tokens.weight"), sizes, ends, layer)
 
 
@@ -57,7 +58,7 @@ def make_layer(c: ModelConfig, b: Build, at: Build, index: int, *, recurrent: bo
 
 
 def build_later(c: ModelConfig, b: Build) -> list[Later]:
-    """The checkpoint's layers that guess later tokens; what is around the first serves all."""
+    """The checkpoint's layers that draft later tokens. All of them share the tensors around the first."""
     hidden, at = c.need("hidden_size", int), b.at("mtp")
     if c.get("mtp_use_dedicated_embeddings", bool, False):
         raise c.refuse("mtp_use_dedicated_embeddings", "must be false: layers for drafts read the model's embeddings.")
@@ -71,7 +72,7 @@ def build_later(c: ModelConfig, b: Build) -> list[Later]:
 
 
 def read_delta(c: ModelConfig) -> DeltaHeads:
-    """How the heads of recurrent layers are shaped."""
+    """The heads of recurrent layers."""
     keys = c.get("linear_num_key_heads", int, 16)
     values = c.get("linear_num_value_heads", int, 32)
     if values % keys:

@@ -129,7 +129,7 @@ def read(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def is_elsewhere(config: Mapping[str, Any], impl: str) -> bool:
-    """Shall Transformers compute this model? impl: auto, tokenmill (or vllm, which also means our code),
+    """Does Transformers compute this model? impl: auto, tokenmill (or vllm, which also means our code),
     transformers."""
     found = settled(config)
     if impl == "auto" and (outer_of(found) is not None or is_ours(found)):
@@ -213,7 +213,7 @@ def lacks_head(config: Mapping[str, Any], checkpoint: Checkpoint) -> bool:
 
 
 def build_later(config: dict[str, Any], b: Build) -> list[Later]:
-    """The layers inside a model's checkpoint that guess later tokens, each one token further."""
+    """The layers in a model's checkpoint that draft later tokens, each one token further."""
     config, b = _text_alone(read(config), b)
     c = _view(config)
     family = importlib.import_module(f"tokenmill.models.{_FAMILIES[c.architecture]}")

@@ -32,7 +32,7 @@ LayerRule = Callable[[ModelConfig, int], Kind]
 Number = Callable[[ModelConfig, int], float]
 """(config, layer or 0) -> a factor."""
 Dense = Callable[[ModelConfig, int], bool]
-"""(config, layer) -> has this layer no mixture?"""
+"""(config, layer) -> is this layer without a mixture?"""
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,12 @@ class Positions:
 
 
 def everywhere(c: ModelConfig, index: int) -> Kind:
-    """Every layer sees everything."""
+    """Every layer has full attention."""
     return Kind()
 
 
 def windowed(c: ModelConfig, index: int) -> Kind:
-    """Every layer has the config's window."""
+    """Every layer has the window of the config."""
     return Kind(c.get("sliding_window", int, 0))
 
 
@@ -70,13 +70,13 @@ def layer_kind(c: ModelConfig, index: int, default: str) -> str:
 
 
 def always(name: str) -> LayerRule:
-    """Every layer has the window under this key."""
+    """Every layer has the window under this config key."""
     return lambda c, index: Kind(c.need(name, int))
 
 
 def typed(pattern: int, key: str = "", *, rotates_all: bool = True) -> LayerRule:
-    """Every `pattern`-th layer (or config key `key`) sees everything, the others have the window, unless `layer_types`
-    says otherwise. rotates_all False: layers that see everything do not rotate."""
+    """Every `pattern`-th layer (or config key `key`) has full attention, and the others have the window, unless
+    `layer_types` says otherwise. rotates_all False: layers with full attention do not rotate."""
 
     def rule(c: ModelConfig, index: int) -> Kind:
         every = c.get(key, int, pattern) if key and not c.has("layer_types") else pattern
@@ -89,8 +89,8 @@ def typed(pattern: int, key: str = "", *, rotates_all: bool = True) -> LayerRule
 
 
 def leading(pattern: int) -> LayerRule:
-    """The first layer and every `pattern`-th behind it see everything, the others have the window, unless `layer_types`
-    says otherwise (pattern 1: all see everything)."""
+    """The first layer and every `pattern`-th layer after it have full attention, and the others have the window, unless
+    `layer_types` says otherwise (pattern 1: all have full attention)."""
 
     def rule(c: ModelConfig, index: int) -> Kind:
         name = layer_kind(c, index, "sliding_attention" if index % pattern else "full_attention")
@@ -112,7 +112,7 @@ def granite_swa(c: ModelConfig, index: int) -> Kind:
 
 
 def qwen(c: ModelConfig, index: int) -> Kind:
-    """Only with `use_sliding_window`, and from `max_window_layers` on."""
+    """Windows only if `use_sliding_window` is on, and from layer `max_window_layers` on."""
     window = c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
     upper = bool(window) and index >= c.get("max_window_layers", int, 28, low=0)
     kind = layer_kind(c, index, "sliding_attention" if upper else "full_attention")
@@ -122,12 +122,12 @@ def qwen(c: ModelConfig, index: int) -> Kind:
 
 
 def qwen_all(c: ModelConfig, index: int) -> Kind:
-    """Every layer or none, by `use_sliding_window`."""
+    """All layers have the window, or none, by `use_sliding_window`."""
     return Kind(c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0)
 
 
 def qwen2_moe(c: ModelConfig, index: int) -> Kind:
-    """Every second layer below `max_window_layers` has the window, with `use_sliding_window`."""
+    """Every second layer below `max_window_layers` has the window, if `use_sliding_window` is on."""
     window = c.get("sliding_window", int, 0) if c.get("use_sliding_window", bool, False) else 0
     local = bool(window) and index % 2 == 0 and index < c.get("max_window_layers", int, 28, low=0)
     kind = layer_kind(c, index, "sliding_attention" if local else "full_attention")
@@ -145,7 +145,8 @@ def upper_windows(c: ModelConfig, index: int) -> Kind:
 
 
 def smollm3(c: ModelConfig, index: int) -> Kind:
-    """Every fourth layer does not rotate (`no_rope_layers` holds a 0 for it); those may have the window."""
+    """Every fourth layer does not rotate (`no_rope_layers` holds a 0 for it). The layers that rotate may have the
+    window."""
     every = c.get("no_rope_layer_interval", int, 4)
     flags = c.get("no_rope_layers", list, [])
     layers = c.need("num_hidden_layers", int)
@@ -160,7 +161,7 @@ def smollm3(c: ModelConfig, index: int) -> Kind:
 
 
 def exaone4(c: ModelConfig, index: int) -> Kind:
-    """Without a window everything rotates; with one, only layers that have it do."""
+    """Without a window all layers rotate. With one, only the layers that have it rotate."""
     if not c.has("sliding_window"):
         if "sliding_attention" in c.get("layer_types", list, []):
             raise c.refuse("layer_types", "gives layers a window, but sliding_window is off.")
@@ -183,11 +184,11 @@ def gpt_neo(c: ModelConfig, index: int) -> Kind:
 # ------------------------------------------------------------------ factors
 
 LEAST_SCALE = 1e-9
-"""Of scores: kernels take them for positive."""
+"""The least scale of scores: kernels expect a positive one."""
 
 
 def key(name: str, default: float = 1.0, low: float | None = None) -> Number:
-    """The value of one key; low: the least that is usable."""
+    """The value of one config key. low: the least value that is usable."""
     return lambda c, index: c.get(name, float, default, low=low)
 
 
@@ -197,7 +198,7 @@ def inverse(name: str) -> Number:
 
 
 def key_or_root(name: str) -> Number:
-    """The value of one key, or the inverse root of the head size."""
+    """The value of one config key, or the inverse root of the head size."""
 
     def factor(c: ModelConfig, index: int) -> float:
         dim = c.get("head_dim", int, 0) or c.need("hidden_size", int) // c.need("num_attention_heads", int)
@@ -207,7 +208,7 @@ def key_or_root(name: str) -> Number:
 
 
 def root_if(name: str) -> Number:
-    """The root of the hidden size where this key is on."""
+    """The root of the hidden size if this key is on."""
     return lambda c, index: math.sqrt(c.need("hidden_size", int)) if c.get(name, bool, False) else 1.0
 
 
@@ -229,7 +230,7 @@ def rounded_root_of_hidden(c: ModelConfig, index: int) -> float:
 
 
 def root_if_scaled(c: ModelConfig, index: int) -> float:
-    """The root of the hidden size where `scale_embedding` is on."""
+    """The root of the hidden size if `scale_embedding` is on."""
     return math.sqrt(c.need("hidden_size", int)) if c.get("scale_embedding", bool, True) else 1.0
 
 
@@ -291,14 +292,14 @@ def ernie(c: ModelConfig, index: int) -> bool:
 
 
 def ministral(c: ModelConfig, index: int) -> Kind:
-    """`layer_types` tells layers with the window; without it all have it."""
+    """`layer_types` names the layers with the window. Without it all layers have the window."""
     window = c.get("sliding_window", int, 0)
     kind = layer_kind(c, index, "sliding_attention" if window else "full_attention")
     return Kind(window, True, kind) if kind == "sliding_attention" else Kind()
 
 
 def dbrx(c: ModelConfig) -> dict[str, Any]:
-    """What DBRX says in objects for attention and experts."""
+    """The sizes that DBRX keeps in objects for attention and experts."""
     attention, experts = c.sub("attn_config"), c.sub("ffn_config")
     act = ModelConfig(experts.get("ffn_act_fn", dict, {"name": "silu"}), "ffn_config.ffn_act_fn")
     if set(act.data) - {"name"}:
@@ -329,7 +330,7 @@ _OTHER = re.compile("clip|scale|rope|norm|bias|window|alibi")
 
 
 def mpt(c: ModelConfig) -> dict[str, Any]:
-    """What MPT says in an object for attention."""
+    """The settings that MPT keeps in an object for attention."""
     attention = c.sub("attn_config")
     only = {"alibi": (True,), "alibi_bias_max": (8,), "qk_ln": (False,), "prefix_lm": (False,), "rope": (False,),
             "attn_type": ("multihead_attention",), "qk_gn": (False,), "sliding_window_size": (-1,)}  # fmt: skip
@@ -352,7 +353,7 @@ def bigcode(c: ModelConfig) -> dict[str, Any]:
 
 
 def bigcode_scale(c: ModelConfig, index: int) -> float:
-    """1 with `scale_attn_weights` off."""
+    """1 if `scale_attn_weights` is off."""
     root = (c.need("hidden_size", int) / c.need("num_attention_heads", int)) ** -0.5
     return root if c.get("scale_attn_weights", bool, True) else 1.0
 
@@ -363,7 +364,8 @@ def value(name: str, default: int | None = None) -> Callable[[ModelConfig], int]
 
 
 def listed(count: Callable[[ModelConfig], int]) -> Dense:
-    """`mlp_layer_types` names dense and sparse layers; without it so many of the first ones are dense."""
+    """`mlp_layer_types` names dense and sparse layers. Without it the first layers are dense, as many as this function
+    says."""
 
     def dense(c: ModelConfig, index: int) -> bool:
         kinds, layers = c.get("mlp_layer_types", list, []), c.need("num_hidden_layers", int)
@@ -379,8 +381,8 @@ glm_dense = listed(lambda c: 1)
 
 
 def llama4(c: ModelConfig, index: int) -> Kind:
-    """Every fourth layer does not rotate (`no_rope_layers` holds a 0 for it) and sees everything; the others see their
-    chunk, unless `layer_types` says otherwise."""
+    """Every fourth layer does not rotate (`no_rope_layers` holds a 0 for it) and has full attention. The others attend
+    within their chunk, unless `layer_types` says otherwise."""
     flags, layers = c.get("no_rope_layers", list, []), c.need("num_hidden_layers", int)
     if flags and (len(flags) != layers or any(flag not in (0, 1) for flag in flags)):
         raise c.refuse("no_rope_layers", "must hold a 0 or 1 for each of num_hidden_layers.")
@@ -393,15 +395,15 @@ def llama4(c: ModelConfig, index: int) -> Kind:
 
 
 def llama4_dense(c: ModelConfig, index: int) -> bool:
-    """`moe_layers` lists the mixtures; without it every `interleave_moe_layer_step`-th layer is one."""
+    """`moe_layers` lists the mixtures. Without it every `interleave_moe_layer_step`-th layer is one."""
     if c.has("moe_layers"):
         return index not in c.need("moe_layers", list)
     return (index + 1) % c.get("interleave_moe_layer_step", int, 1) != 0
 
 
 def cohere2_moe(c: ModelConfig, index: int) -> Kind:
-    """Dense layers in front have a pattern of their own, and all of these rotate if that is 1; else those that see
-    everything do not."""
+    """Dense layers at the front have a pattern of their own, and all of them rotate if that is 1. Otherwise layers with
+    full attention do not rotate."""
     front, pattern = c.get("first_k_dense_replace", int, 0, low=0), c.get("sliding_window_pattern", int, 4)
     ahead = c.get("prefix_dense_sliding_window_pattern", int, 1)
     every, place = (ahead, index) if index < front else (pattern, index - front)
@@ -412,7 +414,7 @@ def cohere2_moe(c: ModelConfig, index: int) -> Kind:
 
 
 cohere2_dense = listed(lambda c: c.get("first_k_dense_replace", int, 0, low=0))
-"""`mlp_layer_types`, or so many of the first layers."""
+"""`mlp_layer_types`, or the number of first layers that are dense."""
 
 
 def key_or_intermediate(name: str) -> Callable[[ModelConfig], int]:
@@ -421,7 +423,7 @@ def key_or_intermediate(name: str) -> Callable[[ModelConfig], int]:
 
 
 def exaone(c: ModelConfig) -> dict[str, Any]:
-    """Two keys that have an older name each."""
+    """Two keys, each of which has an older name."""
     return {
         "rms_norm_eps": c.first(("layer_norm_epsilon", "rms_norm_eps"), float, 1e-5),
         "hidden_act": c.first(("activation_function", "hidden_act"), str, "silu"),
@@ -429,7 +431,7 @@ def exaone(c: ModelConfig) -> dict[str, Any]:
 
 
 def sarvam(c: ModelConfig) -> dict[str, Any]:
-    """Keys that its first files name in another way."""
+    """Keys to which its first files gave other names."""
     return {
         "n_routed_experts": c.first(("n_routed_experts", "num_experts", "num_local_experts"), int, 128),
         "n_shared_experts": c.first(("n_shared_experts", "num_shared_experts"), int, 1),

@@ -17,7 +17,7 @@ _PREFIXES = (
     ("language_model.lm_head.", "lm_head."),
     ("text_model.model.", "model."),
 )
-"""Where text parts lie: stored prefix -> the family's."""
+"""Prefixes of text parts: stored -> the family's."""
 _ELSEWHERE = re.compile(
     r"(model\.)?(visual|vision_tower|vision_model|vision_encoder|image_tower|multi_modal_projector|connector|"
     r"audio_tower|audio_model|embed_vision|embed_audio|image_newline)(\.|$)"

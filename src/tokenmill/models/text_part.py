@@ -15,19 +15,19 @@ from tokenmill.models.config_fields import FIELDS
 from tokenmill.models.multimodal import OUTERS, TEXTS, Outer, Text
 
 TEXT_OF = "_text_of"
-"""In the config of a text part: the architecture that it was taken out of."""
+"""A key in the config of a text part: the architecture from which it was taken."""
 _SAID_OUTSIDE = ("quantization_config", "compression_config", "auto_map")
-"""What is said of the whole file and concerns the text part, too."""
+"""Settings of the whole file that also concern the text part."""
 _OUTER = ("architectures", "model_type", "text_config", "vision_config", "audio_config", "tie_word_embeddings",
           "dtype", "torch_dtype", *_SAID_OUTSIDE)  # fmt: skip
 _ALSO = {"num_experts": "num_local_experts", "num_local_experts": "num_experts"}
-"""One thing under two names."""
+"""Two names for the same key."""
 _PARTS = ("mrope_section", "mrope_interleaved")
-"""How three-part positions are shared out among pairs: nothing where the three are equal."""
+"""How positions with three parts are distributed among pairs. It has no effect if the three parts are equal."""
 
 
 def outer_of(config: Mapping[str, Any]) -> str | None:
-    """The architecture around a text part that this config names, if it does."""
+    """The architecture around a text part, if this config names one."""
     names = config.get("architectures")
     return (
         next((name for name in names if isinstance(name, str) and name in OUTERS), None)
@@ -37,7 +37,7 @@ def outer_of(config: Mapping[str, Any]) -> str | None:
 
 
 def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config of the text part as its family would have it; any other config as it is."""
+    """The config of the text part in the form of its family. Any other config is returned as it is."""
     name = outer_of(config)
     if name is None:
         return _plain_positions(dict(config))
@@ -65,7 +65,7 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
         found["dtype"] = dtype
     tied = config.get("tie_word_embeddings", inner.get("tie_word_embeddings"))
     if tied is None:
-        found.pop("tie_word_embeddings", None)  # the tensors say it: see `settle_tie`
+        found.pop("tie_word_embeddings", None)  # the tensors show it: see `settle_tie`
     else:
         found["tie_word_embeddings"] = tied
     found.update(architectures=[text.architecture], model_type=kind)
@@ -73,7 +73,8 @@ def text_part(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def settle_tie(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """A file of a text part that does not say whether its head is the embedding: it is, where no head is stored."""
+    """Decide whether the head shares the embedding's matrix, if the file of a text part does not say: it does if no
+    head is stored."""
     stored = set(names)
     if TEXT_OF not in config or "tie_word_embeddings" in config or not stored:
         return config
@@ -81,7 +82,7 @@ def settle_tie(config: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
 
 
 def overridden(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """The config with these keys; those of a text part may be given within `text_config` or beside it."""
+    """The config with these keys replaced. Keys of a text part may be given within `text_config` or beside it."""
     inner = config.get("text_config")
     if outer_of({**config, **overrides}) is None or not isinstance(inner, Mapping):
         return {**config, **overrides}
@@ -107,7 +108,7 @@ def _check_fixed(inner: Mapping[str, Any], kind: str, text: Text) -> None:
 
 
 def _check_outside(config: Mapping[str, Any], inner: Mapping[str, Any], outer: Outer) -> None:
-    """Keys beside the text part are not read: refuse those that look as if they should be."""
+    """Refuse keys beside the text part that look as if they should be read, because they are not."""
     for key, value in config.items():
         if value is None or key in _OUTER or key in inner or key in outer.own or _APART.search(key):
             continue
@@ -119,12 +120,12 @@ def _check_outside(config: Mapping[str, Any], inner: Mapping[str, Any], outer: O
 
 
 _APART = re.compile(r"image|vision|visual|video|audio|speech|projector|perceiver|(^|_)mm_|^bo[ia]_|^eo[ia]_")
-"""Names of what belongs to eyes and ears."""
+"""Names of settings that belong to image and audio parts."""
 _CHANGES = re.compile(r"rope|rotary|window|cap(ping)?$|multiplier|(^|_)scal(e|es|ing)(_|$)|norm|sink|logit_|clip")
 
 
 def _plain_positions(config: dict[str, Any]) -> dict[str, Any]:
-    """Without what shares three-part positions out among pairs, in families that have them."""
+    """The settings without the distribution of three-part positions, in families that have it."""
     if not re.fullmatch(
         r"(qwen2(_5)?_vl|qwen3_vl(_moe)?|qwen3_5(_moe)?|glm4v(_moe)?)_text", str(config.get("model_type"))
     ):
