@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from typing import Any
 
 import pytest
@@ -302,8 +303,25 @@ async def test_keys_may_be_restricted_to_models(build: Any) -> None:
     every = {"authorization": f"Bearer {keys[0]}"}
     assert (await city.post("/v1/completions", {"model": "red", "prompt": "x"}, **every)).status_code == 200
     assert len((await city.get("/v1/models", **every))["data"]) == 6
+    series = (await city.client.get("/metrics", headers=own)).text
+    assert 'model="green"' in series and 'model_name="green"' in series and "red" not in re.findall(r'="(\w+)"', series)
+    assert 'model="red"' in (await city.client.get("/metrics", headers=every)).text
     claude = {**own, "anthropic-version": "2023-06-01"}
     assert [card["id"] for card in (await city.get("/v1/models", **claude))["data"]] == ["green", "green-alias"]
+    routes = json.loads((await city.client.get("/openapi.json", headers=every)).text)["paths"]
+    for path, methods in routes.items():  # whether red is there or not, every path says the same
+        for method in methods:
+            said = []
+            for name in ("red", "nop"):
+                full = re.sub(r"\{\w+\}", name, path)
+                body = {"model": name, "lora_name": name, "lora_path": "x", "name": name, "from": name, "source": name}
+                for query in ("", f"?model={name}"):
+                    found = await city.client.request(
+                        method.upper(), full + query, headers=own, json=None if method == "get" else body
+                    )
+                    text = re.sub(r'[0-9a-f]{32}|"id":"[^"]*"|[\d.:]+', "", re.sub(rf"\b{name}\b", "NAME", found.text))
+                    said.append((query != "", found.status_code, text))
+            assert said[:2] == said[2:], (method, path)
 
 
 async def test_a_message_over_a_socket_chooses_its_model(build: Any) -> None:
