@@ -22,7 +22,7 @@ from tokenmill.text.messages.message import Event, Message
 
 
 @dataclass(slots=True)
-class Heard:
+class StepOutput:
     """What one engine step added: events of the message, tokens, and the finish reason if it ended."""
 
     events: list[Event] = field(default_factory=list)
@@ -55,14 +55,14 @@ async def count_translated(context: Context, fields: Fields, size: int, *, names
         return len((await render(context, body, size, counted=True))[1])
 
 
-async def listen(chat: Chat) -> AsyncIterator[Heard]:
+async def listen(chat: Chat) -> AsyncIterator[StepOutput]:
     """The only output of a chat, step by step. The last step has a finish_reason. Steps that have piled up are given as
     one, unless this would hide which log-probabilities belong to which text."""
     parser = None if chat.turn.plain else chat.turn.parser()
     async for batch in chat.job.batches():
         deltas = [delta for _, delta in batch]
         for together in [[delta] for delta in deltas] if chat.body.logprobs else [deltas]:
-            heard = Heard()
+            heard = StepOutput()
             for delta in together:
                 ended = delta.finish_reason is not None
                 if parser is None:
@@ -77,9 +77,9 @@ async def listen(chat: Chat) -> AsyncIterator[Heard]:
             yield heard
 
 
-async def hear_all(chat: Chat) -> tuple[Message, Heard]:
+async def hear_all(chat: Chat) -> tuple[Message, StepOutput]:
     """The whole message in one."""
-    message, whole = Message(), Heard()
+    message, whole = Message(), StepOutput()
     async for heard in listen(chat):
         message.add(heard.events)
         whole.events += heard.events

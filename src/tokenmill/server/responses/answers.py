@@ -16,7 +16,7 @@ from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
 from tokenmill.server.prices import told_cost
 from tokenmill.server.responses.schemas import ResponsesRequest
-from tokenmill.server.translated_chat import Heard
+from tokenmill.server.translated_chat import StepOutput
 from tokenmill.text.messages.message import Event, Message
 
 Events = list[dict[str, Any]]
@@ -45,7 +45,7 @@ class Growing:
         self.response["status"] = "in_progress"
         return [self._snapshot("response.created"), self._snapshot("response.in_progress")]
 
-    def take(self, heard: Heard) -> Events:
+    def take(self, heard: StepOutput) -> Events:
         """Take what one step added. After the last step everything is closed."""
         found: Events = []
         self.said.add(heard.events)
@@ -65,7 +65,7 @@ class Growing:
             found.append(self._end(heard.finish_reason))
         return found
 
-    def pass_over(self, heard: Heard) -> Events:
+    def pass_over(self, heard: StepOutput) -> Events:
         """Take what one step added without telling it, except for the end."""
         return [] if heard.finish_reason is None else [self._end("stop")]
 
