@@ -26,7 +26,7 @@ _FAILURES = {408: "server_error", 429: "rate_limit_exceeded"}
 _PART = {"message": "output_text", "reasoning": "reasoning_text"}
 
 
-class Growing:
+class GrowingResponse:
     """The growing response object, and its events with their numbers."""
 
     def __init__(self, chat: Chat, body: ResponsesRequest, response_id: str) -> None:

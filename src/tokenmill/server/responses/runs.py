@@ -18,7 +18,7 @@ import msgspec
 from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, in_names_of
 from tokenmill.server.request_job import Job
-from tokenmill.server.responses.answers import Events, Growing
+from tokenmill.server.responses.answers import Events, GrowingResponse
 from tokenmill.server.responses.conversation import Conversation, encoded_items
 from tokenmill.server.responses.kept_responses import KeptResponse, RecentResponse
 from tokenmill.server.responses.schemas import NAMES, ResponsesRequest, Talk, TalkRequest, joined, read_talk
@@ -48,7 +48,7 @@ class Run:
 
     store: Store
     job: Job
-    growing: Growing
+    growing: GrowingResponse
     kept: KeptResponse
     conversation: Conversation | None = None
     silent: bool = False
@@ -91,7 +91,7 @@ async def open_run(
     least = {"max_completion_tokens": 1} if silent else {}
     chat = await open_translated(context, lambda: body.fields(talk.messages) | least, job, base, names=NAMES)
     chat.kind = "responses"
-    growing = Growing(chat, body, name)
+    growing = GrowingResponse(chat, body, name)
     kept = KeptResponse(owner, name, bool(body.background), talk.items, talk.encoded, partial(encode, growing.response))
     if body.store is not False:
         store.add(kept)
