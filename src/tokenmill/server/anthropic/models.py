@@ -16,7 +16,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, quoted
 from tokenmill.server.pages import read_limit
 from tokenmill.server.routing import json_answer
-from tokenmill.server.switch.listing import Shown, known, listed
+from tokenmill.server.switch.listing import ListedModel, known, listed
 
 MOST = 1000
 
@@ -29,7 +29,7 @@ def models_answer(context: Context, request: Request, created: int) -> Response:
     return json_answer(_listed(listed(context.shared, request), request.query_params, created))
 
 
-def _card(shown: Shown, created: int) -> dict[str, Any]:
+def _card(shown: ListedModel, created: int) -> dict[str, Any]:
     name, longest = shown.name, shown.max_model_len
     return {
         "type": "model",
@@ -46,7 +46,7 @@ def _card(shown: Shown, created: int) -> dict[str, Any]:
     }
 
 
-def _listed(models: Sequence[Shown], query: Mapping[str, str], created: int) -> dict[str, Any]:
+def _listed(models: Sequence[ListedModel], query: Mapping[str, str], created: int) -> dict[str, Any]:
     cards, limit = {each.name: each for each in models}, read_limit(query, MOST)
     names = list(cards)
     after, before = query.get("after_id"), query.get("before_id")

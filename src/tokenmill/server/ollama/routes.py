@@ -40,7 +40,7 @@ from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, of_model, post, read_body
-from tokenmill.server.switch.listing import Shown, listed
+from tokenmill.server.switch.listing import ListedModel, listed
 from tokenmill.server.translated_chat import open_translated
 from tokenmill.text.fill import find_fill
 from tokenmill.text.messages.describe import MessageFormat
@@ -188,7 +188,7 @@ def _shown(context: Context, name: str) -> dict[str, Any]:
     return {**found, **manifest_facts, "template": manifest_facts["template"] or found["template"]}
 
 
-def listed_entry(changes: Changes, shown: Shown) -> dict[str, Any]:
+def listed_entry(changes: Changes, shown: ListedModel) -> dict[str, Any]:
     """A model in a list. If it is stored, its manifest describes it."""
     other = changes.stored(shown.name)
     return entry(shown) if other is None else {**told(changes.store, other), **_called(shown.name)}
@@ -259,7 +259,7 @@ async def vectors(context: Context, work: Work, model: str, texts: Any, more: Em
     return await embeddings.embed(context, body, work.job, work.base())
 
 
-def _presence(shown: Shown) -> dict[str, Any]:
+def _presence(shown: ListedModel) -> dict[str, Any]:
     """The part of a description that only a loaded model has."""
     assert shown.info is not None
     left = shown.entry.expires_in
@@ -270,7 +270,7 @@ def _presence(shown: Shown) -> dict[str, Any]:
     }
 
 
-def entry(shown: Shown) -> dict[str, Any]:
+def entry(shown: ListedModel) -> dict[str, Any]:
     """A model in a list."""
     name = shown.name
     files = _files_of(shown.root)

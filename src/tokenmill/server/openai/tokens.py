@@ -12,7 +12,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import template_message
 from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
 from tokenmill.server.opening_messages import with_opening
-from tokenmill.server.switch.listing import Shown, status
+from tokenmill.server.switch.listing import ListedModel, status
 from tokenmill.server.text_workers import Talk
 
 
@@ -108,7 +108,7 @@ def tokenizer_info(context: Context) -> dict[str, Any]:
     }
 
 
-def model_card(shown: Shown, created: int) -> dict[str, Any]:
+def model_card(shown: ListedModel, created: int) -> dict[str, Any]:
     """One entry of /v1/models."""
     name = shown.name
     return {
@@ -139,6 +139,6 @@ def model_card(shown: Shown, created: int) -> dict[str, Any]:
     }
 
 
-def model_list(models: Iterable[Shown], created: int) -> dict[str, Any]:
+def model_list(models: Iterable[ListedModel], created: int) -> dict[str, Any]:
     """The list of all served names."""
     return {"object": "list", "data": [model_card(shown, created) for shown in models]}

@@ -27,7 +27,7 @@ VALUES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ListedModel:
     """A name that requests may use. `info`: None while its model is not loaded."""
 
     name: str
@@ -59,7 +59,7 @@ def context_of(entry: Entry[Model]) -> Context | None:
     return entry.unit.context if entry.unit is not None else None
 
 
-def listed(shared: ServerContext, request: Request) -> list[Shown]:
+def listed(shared: ServerContext, request: Request) -> list[ListedModel]:
     """All names that this key may use."""
     allowed, found = rights(shared, request), []
     for entry in shared.models.entries.values():
@@ -68,16 +68,18 @@ def listed(shared: ServerContext, request: Request) -> list[Shown]:
     return found
 
 
-def _names(entry: Entry[Model]) -> list[Shown]:
+def _names(entry: Entry[Model]) -> list[ListedModel]:
     context = context_of(entry)
     if context is None:
         adapters = {name: served.path for name, served in entry.book.by_name.items()}
-        return [Shown(name, entry, None, adapters.get(name)) for name in (*entry.spec.names, *adapters)]
+        return [ListedModel(name, entry, None, adapters.get(name)) for name in (*entry.spec.names, *adapters)]
     info = context.backend.info
-    return [Shown(name, entry, info, info.folders[name] if name in info.adapters else None) for name in info.names]
+    return [
+        ListedModel(name, entry, info, info.folders[name] if name in info.adapters else None) for name in info.names
+    ]
 
 
-def known(shared: ServerContext, request: Request, name: str) -> Shown:
+def known(shared: ServerContext, request: Request, name: str) -> ListedModel:
     """The model of this name. Raises 404 if there is none that this key may use."""
     mine = listed(shared, request)
     for each in mine:

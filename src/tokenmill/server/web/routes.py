@@ -21,7 +21,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry
 from tokenmill.server.model_lookup import find_entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
-from tokenmill.server.switch.listing import Shown, context_of, listed, status
+from tokenmill.server.switch.listing import ListedModel, context_of, listed, status
 from tokenmill.server.switch.loaded_model import parts_of
 from tokenmill.server.web.card import card, unloaded_card
 from tokenmill.server.web.files import PageFile, read_files
@@ -68,7 +68,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         app.add_api_route(path, _sender(FILES[name]), methods=["GET", "HEAD"], include_in_schema=False)
 
 
-def stand(shown: Shown) -> dict[str, Any]:
+def stand(shown: ListedModel) -> dict[str, Any]:
     """A model's state and parts. `alias`: it is another name of a model."""
     entry, found = shown.entry, {"name": shown.name, **status(shown.entry)}
     parts = {} if shown.info is None else parts_of(shown.info)
