@@ -21,7 +21,7 @@ from tokenmill.server.openai.schemas import (
     PoolingRequest,
     TokenizeRequest,
 )
-from tokenmill.server.openai.stored.store_chat import begin_keeping, kept_base
+from tokenmill.server.openai.stored.store_chat import begin_storage, kept_base
 from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, tenant, written_answer
 from tokenmill.server.sse import DONE, event
 from tokenmill.server.switch.listing import known, listed
@@ -36,7 +36,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             body = await work.read(ChatRequest)
             base = work.base(body.request_id)
             opened = await chat.open_chat(context, body, work.job, kept_base(base) if body.store else base)
-            keeping = await begin_keeping(context, opened, body, tenant(request))
+            keeping = await begin_storage(context, opened, body, tenant(request))
             work.after.append(keeping.close)
             if body.stream:
                 return work.stream(keeping.stream(chat_stream.ChatStream(opened).chunks()))

@@ -31,7 +31,7 @@ def kept_base(base: str) -> str:
     return base if _PLAIN.fullmatch(base) else uuid.uuid4().hex
 
 
-class Keeping:
+class ChatStorage:
     """Stores one chat. Without `store` it does nothing."""
 
     def __init__(self, context: Context, chat: Chat, kept: KeptChat | None) -> None:
@@ -92,11 +92,11 @@ class Keeping:
         return msgspec.json.encode({**found, "usage": found.get("usage") or self.chat.usage(*reasoning)})
 
 
-async def begin_keeping(context: Context, chat: Chat, body: ChatRequest, owner: str) -> Keeping:
+async def begin_storage(context: Context, chat: Chat, body: ChatRequest, owner: str) -> ChatStorage:
     """Take a place in the store if the request asks for it. A full store refuses."""
     if not body.store:
-        return Keeping(context, chat, None)
+        return ChatStorage(context, chat, None)
     messages = await context.bodies.run_in_thread(chat.job.size, lambda: stored_messages(body, chat.id))
     kept = KeptChat(owner, chat.id, chat.model, messages, dict(body.metadata or {}))
     context.store.add(kept)
-    return Keeping(context, chat, kept)
+    return ChatStorage(context, chat, kept)
