@@ -24,7 +24,7 @@ from tokenmill.server.responses.kept_responses import KeptResponse
 from tokenmill.server.responses.readers import add_readers
 from tokenmill.server.responses.runs import Run, events, open_run, settle, write
 from tokenmill.server.responses.schemas import ResponsesRequest
-from tokenmill.server.responses.socket import Conversing
+from tokenmill.server.responses.socket import SocketConversation
 from tokenmill.server.routing import Api, Work, delete, get, json_answer, post, tenant
 from tokenmill.server.sse import EventStream
 from tokenmill.server.websockets.socket import Patience
@@ -56,7 +56,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         context.gate.peek()
         config = context.config
         patience = Patience(config.limits.max_body_bytes, config.patience.read_timeout)
-        return upgraded(request, patience, context.bodies, Conversing(context, request))
+        return upgraded(request, patience, context.bodies, SocketConversation(context, request))
 
     async def read(request: Request) -> Response:
         """Get a stored response, or with `stream=true` its events after `starting_after`."""

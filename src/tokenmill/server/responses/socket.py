@@ -29,7 +29,7 @@ encode = msgspec.json.Encoder().encode
 _DATA = b"\ndata: "
 
 
-class Conversing:
+class SocketConversation:
     """The conversation of one connection."""
 
     def __init__(self, context: Context, request: Request) -> None:
