@@ -144,7 +144,7 @@ class Life:
 
 
 @dataclass(slots=True)
-class Rest:
+class SleepRecord:
     """One model's sleep. `level`: of this sleep, or of the one for which it drains (0: it drains to be unloaded).
     `asleep`: tags of the memory given back. `by_hand`: a person put it to sleep, so only a person wakes it."""
 
@@ -172,7 +172,7 @@ class Entry(Generic[U]):
         self.book = AdapterBook(spec.engine.adapters, spec.names)
         """Its adapters. They outlive a load."""
         self.life = Life(keep=spec.keep)
-        self.rest = Rest()
+        self.rest = SleepRecord()
         self.unit: U | None = None
         self.size = spec.memory or 0
         """The bytes that it takes: first as predicted, then as measured."""
