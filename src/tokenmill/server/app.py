@@ -33,7 +33,7 @@ from tokenmill.server.lora.routes import ADAPTERS
 from tokenmill.server.many.catalogue import Catalogue
 from tokenmill.server.many.entry import Entry, Spec
 from tokenmill.server.many.model_series import ModelSeries
-from tokenmill.server.many.no_model import Nobody
+from tokenmill.server.many.no_model import NoModelBackend
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI
@@ -183,7 +183,7 @@ def make_context(backend: Backend, config: ServerConfig, shared: ServerContext |
 
 def make_front(shared: ServerContext) -> Context:
     """The context for endpoints that are not about one model."""
-    return make_context(Nobody(), shared.config, shared)
+    return make_context(NoModelBackend(), shared.config, shared)
 
 
 def _recorder(options: ServeOptions) -> Recorder | None:

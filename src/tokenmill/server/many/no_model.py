@@ -9,7 +9,7 @@ from tokenmill.core.request import Request
 from tokenmill.server.backend import DeltaStream, EngineStats, ModelInfo, Timeline
 
 
-class Nobody:
+class NoModelBackend:
     """A Backend that takes no requests."""
 
     def __init__(self) -> None:
