@@ -28,7 +28,7 @@ USAGE_ERROR: Any = typer.BadParameter.__mro__[1]
 """What typer raises for a wrong command line, whichever library reads it."""
 
 
-class Told(typer.BadParameter):
+class CommandLineError(typer.BadParameter):
     """An error in the command line, in one or two sentences."""
 
     exit_code = USER
@@ -51,10 +51,10 @@ class Verb(TyperCommand):
         typed: dict[str, str] = {}
         try:
             return super().parse_args(ctx, as_ours(args, self._flags(), str(self.name), typed))
-        except Told:
+        except CommandLineError:
             raise
         except Refused as error:
-            raise Told(f"{error}{self._hint(ctx, error.flag)}") from None
+            raise CommandLineError(f"{error}{self._hint(ctx, error.flag)}") from None
         except USAGE_ERROR as error:
             _tell(ctx, error, self._named(typed))
         finally:
@@ -127,9 +127,9 @@ class Verbs(TyperGroup):
                 raise
             name = getattr(error, "option_name", None)
             if name in ("-v", "-V"):
-                raise Told(f"`{ctx.find_root().command_path} --version` prints the version.") from None
+                raise CommandLineError(f"`{ctx.find_root().command_path} --version` prints the version.") from None
             if name is not None:
-                raise Told(
+                raise CommandLineError(
                     f"A verb comes first, flags after it: `{ctx.command_path} {_example(ctx)} {name} ...` "
                     f"({ctx.command_path} --help lists the verbs)."
                 ) from None
@@ -142,7 +142,7 @@ class Verbs(TyperGroup):
         try:
             return super().resolve_command(ctx, args)
         except USAGE_ERROR:
-            raise Told(self._no_verb(ctx, args[0])) from None
+            raise CommandLineError(self._no_verb(ctx, args[0])) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print the verbs, one per line."""
@@ -205,7 +205,7 @@ def _tell(ctx: Any, error: Any, named: Mapping[str, str] | None = None) -> NoRet
     text = re.sub(r"'(--?[\w-]+)'(?: / '--?[\w-]+')+", r"'\1'", text)  # one of a flag's names is enough
     if "unexpected extra argument" in text:
         text += _too_many(ctx, text.rpartition("(")[2].rstrip(")").split())
-    raise Told(f"{as_typed(text, named or {})}. `{ctx.command_path} --help` explains it.") from None
+    raise CommandLineError(f"{as_typed(text, named or {})}. `{ctx.command_path} --help` explains it.") from None
 
 
 def _nearest(said: str, choices: str) -> str:
