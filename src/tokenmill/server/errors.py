@@ -91,7 +91,7 @@ def describe_error(error: BaseException) -> HttpError:
 
 
 @contextmanager
-def asked_in(field: str, *inner: str) -> Iterator[None]:
+def blaming(field: str, *inner: str) -> Iterator[None]:
     """Inside this context, an error about a prompt (`prompt`, or `inner` to its reader) names the request's own field
     instead."""
     try:
@@ -109,7 +109,7 @@ def _validation(error: ValidationError) -> HttpError:
 
 
 @contextmanager
-def in_names_of(names: Names) -> Iterator[None]:
+def renaming_fields(names: Names) -> Iterator[None]:
     """Inside this context, errors of a translated request name the fields in which they came."""
     try:
         yield

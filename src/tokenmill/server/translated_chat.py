@@ -13,7 +13,7 @@ from typing import Any
 from tokenmill.core.request import TokenLogprob
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
-from tokenmill.server.errors import in_names_of
+from tokenmill.server.errors import renaming_fields
 from tokenmill.server.findings import Names
 from tokenmill.server.openai.chat import Chat, Reader, open_chat, render
 from tokenmill.server.openai.schemas import ChatRequest
@@ -40,7 +40,7 @@ async def open_translated(
 ) -> Chat:
     """A chat for the fields of OpenAI's request that `fields` makes; None counts as absent. `read`: makes the prompt
     without the template. `names`: the API's names of fields that may be wrong."""
-    with in_names_of(names):
+    with renaming_fields(names):
         body = await context.bodies.run_in_thread(job.size, lambda: translated(ChatRequest, fields()))
         chat = await open_chat(context, body, job, base, read)
     chat.kind = "other"
@@ -49,7 +49,7 @@ async def open_translated(
 
 async def count_translated(context: Context, fields: Fields, size: int, *, names: Names) -> int:
     """The number of tokens in such a chat's prompt. `size`: of the body in which it came."""
-    with in_names_of(names):
+    with renaming_fields(names):
         body = await context.bodies.run_in_thread(size, lambda: translated(ChatRequest, fields()))
         context.check_model(body.model)
         return len((await render(context, body, size, counted=True))[1])

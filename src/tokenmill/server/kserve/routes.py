@@ -13,7 +13,7 @@ import tokenmill
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError, describe_error, in_names_of
+from tokenmill.server.errors import HttpError, describe_error, renaming_fields
 from tokenmill.server.kserve.schemas import NAMES, TEXT, GenerateRequest, InferRequest
 from tokenmill.server.model_lookup import Streams, find
 from tokenmill.server.openai.completions import Completion, open_completion
@@ -136,7 +136,7 @@ async def _open(
             raise ParameterError("n must be 1 here: the answer has room for one text (infer has more).", param="n")
         return body
 
-    with in_names_of(NAMES):
+    with renaming_fields(NAMES):
         body = await context.bodies.run_in_thread(work.job.size, read)
         work.apply_job_fields(body)
         return await open_completion(context, body, work.job, work.base())

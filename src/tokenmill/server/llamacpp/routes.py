@@ -15,7 +15,7 @@ import tokenmill
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import validated
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError, asked_in, in_names_of, quoted
+from tokenmill.server.errors import HttpError, blaming, quoted, renaming_fields
 from tokenmill.server.llamacpp import answers
 from tokenmill.server.llamacpp.schemas import (
     Adapted,
@@ -46,7 +46,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Write between two texts."""
         async with Work(context, request) as work:
             body = await work.read(InfillRequest)
-            with in_names_of({"suffix": "input_suffix"}), asked_in("input_prefix"):
+            with renaming_fields({"suffix": "input_suffix"}), blaming("input_prefix"):
                 return await _infill(context, work, body)
 
     async def embed(request: Request, context: Context) -> Response:
@@ -54,7 +54,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             body = await work.read(EmbeddingRequest)
             asked = schemas.EmbeddingRequest.model_validate({"input": body.content})
-            with asked_in("content", "input"):
+            with blaming("content", "input"):
                 found = await embeddings.embed(context, asked, work.job, work.base())
             return json_answer([{"index": e["index"], "embedding": [e["embedding"]]} for e in found["data"]])
 

@@ -20,7 +20,7 @@ from tokenmill.checkpoint.stored import find_stored
 from tokenmill.checkpoint.stored_names import may_be_name
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
-from tokenmill.server.errors import in_names_of
+from tokenmill.server.errors import renaming_fields
 from tokenmill.server.model_lookup import peek, text_of
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
 from tokenmill.server.ollama.keep_alive import FOREVER, keep, sent_away
@@ -110,7 +110,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             body = await work.read(EmbeddingsRequest)
             keep(context.shared, request, body.keep_alive)
-            with in_names_of({"input": "prompt"}):
+            with renaming_fields({"input": "prompt"}):
                 found = await vectors(context, work, body.model, body.prompt, None)
             return json_answer({"embedding": found["data"][0]["embedding"]})
 

@@ -14,11 +14,11 @@ from typing import Any
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.assistant_turn import Turn, plan_turn
 from tokenmill.server.context import Context
-from tokenmill.server.errors import asked_in
+from tokenmill.server.errors import blaming
 from tokenmill.server.openai.logprobs import TokenNames, chat_logprobs, prompt_rows
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import ChatRequest, Message
-from tokenmill.server.openai.structure import said_of_structure
+from tokenmill.server.openai.structure import blaming_structure
 from tokenmill.server.openai.tools import call_objects, tool_wish
 from tokenmill.server.opening_messages import with_opening
 from tokenmill.server.request_job import TOKEN, Gathered, Job
@@ -105,7 +105,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
         detokenize=context.backend.info.tokenizer is not None,
     )
     job.grow(params.num_sequences, "n")
-    with asked_in("messages"):
+    with blaming("messages"):
         text, ids = await (render(context, body, job.size) if read is None else read())
     planned = partial(
         plan_turn,
@@ -127,7 +127,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
     if body.stream:
         each += (len(text) if body.return_prompt_text else 0) + (TOKEN * len(ids) if body.return_token_ids else 0)
     job.check_repeated(each, params.n)
-    with asked_in("messages"), said_of_structure(body):
+    with blaming("messages"), blaming_structure(body):
         await job.start(f"chatcmpl-{base}", [(text, ids)], params, priority=body.priority, salt=body.cache_salt or "")
     return chat
 

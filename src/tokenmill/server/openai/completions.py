@@ -18,7 +18,7 @@ from tokenmill.server.errors import describe_error, error_object
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.openai.structure import said_of_structure
+from tokenmill.server.openai.structure import blaming_structure
 from tokenmill.server.request_job import ENTRY, TOKEN, Gathered, Job, Task
 from tokenmill.server.sse import DONE, PlainChunks, event
 from tokenmill.text.stream_decoder import StreamDecoder
@@ -97,7 +97,7 @@ async def open_completion(
     each = sum(len(text or "") if body.echo else 0 for text, _ in read)
     each += sum(TOKEN * len(ids) if body.return_token_ids else 0 for _, ids in read)
     job.check_repeated(each, params.n)
-    with said_of_structure(body):
+    with blaming_structure(body):
         await job.start(f"cmpl-{base}", read, params, priority=body.priority, salt=body.cache_salt or "")
     return Completion(context, body, job, f"cmpl-{base}", model)
 

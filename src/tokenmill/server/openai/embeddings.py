@@ -12,7 +12,7 @@ import msgspec
 
 from tokenmill.engine.scores import shorten
 from tokenmill.server.context import Context
-from tokenmill.server.errors import asked_in
+from tokenmill.server.errors import blaming
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.prices import told_cost
@@ -25,7 +25,7 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
     given = body.input
     inputs: Any = [given] if isinstance(given, str) or isinstance(given[0], int) else given
     job.grow(len(inputs), "input")
-    with asked_in("input"):
+    with blaming("input"):
         prompts = []
         for prompt in inputs:
             cut = body.truncate_prompt_tokens is not None

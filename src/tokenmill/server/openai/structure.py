@@ -14,7 +14,7 @@ import msgspec
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.ceilings import check_ceilings
-from tokenmill.server.errors import in_names_of
+from tokenmill.server.errors import renaming_fields
 from tokenmill.server.openai.schemas import ResponseFormat, SamplingFields
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 from tokenmill.structured.lowering import SWITCHES
@@ -60,10 +60,10 @@ def structured_by(body: SamplingFields) -> str | None:
     return next((name for name, _ in _asked(body)), None)
 
 
-def said_of_structure(body: SamplingFields) -> AbstractContextManager[None]:
+def blaming_structure(body: SamplingFields) -> AbstractContextManager[None]:
     """Inside this context, an error about a structure names the field that holds it, which may be `tools`."""
     name = structured_by(body) or ("tools" if getattr(body, "tools", None) else _OURS)
-    return nullcontext() if name == _OURS else in_names_of({_OURS: name})
+    return nullcontext() if name == _OURS else renaming_fields({_OURS: name})
 
 
 def _asked(body: SamplingFields) -> list[tuple[str, dict[str, Any]]]:

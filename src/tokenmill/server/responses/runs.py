@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.server.context import Context
-from tokenmill.server.errors import describe_error, in_names_of
+from tokenmill.server.errors import describe_error, renaming_fields
 from tokenmill.server.request_job import Job
 from tokenmill.server.responses.answers import Events, GrowingResponse
 from tokenmill.server.responses.conversation import Conversation, encoded_items
@@ -61,10 +61,10 @@ def find_earlier(store: Store, body: TalkRequest, owner: str, recent: RecentResp
     if body.previous_response_id:
         if recent is not None and recent.name == body.previous_response_id and store.holds(recent):
             return Earlier(recent.messages)
-        with in_names_of({KeptResponse.param: "previous_response_id"}):
+        with renaming_fields({KeptResponse.param: "previous_response_id"}):
             return Earlier(store.find(KeptResponse, body.previous_response_id, owner).messages)
     if body.conversation_id:
-        with in_names_of({Conversation.param: "conversation"}):
+        with renaming_fields({Conversation.param: "conversation"}):
             conversation = store.find(Conversation, body.conversation_id, owner)
         return Earlier(items=conversation.encoded(), conversation=conversation)
     return Earlier()

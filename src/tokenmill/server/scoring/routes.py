@@ -12,7 +12,7 @@ from starlette.responses import Response
 from tokenmill.core.errors import ParameterError
 from tokenmill.engine.scores import check_labels, label_question, pair_up
 from tokenmill.server.context import Context
-from tokenmill.server.errors import asked_in
+from tokenmill.server.errors import blaming
 from tokenmill.server.prices import told_cost
 from tokenmill.server.request_job import Job
 from tokenmill.server.routing import Api, Work, json_answer, post
@@ -44,7 +44,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             model = context.check_model(body.model)
             documents = [text_of(document) for document in body.documents]
             pairs = [(body.query, document) for document in documents]
-            with asked_in(DOCUMENTS, "messages"):
+            with blaming(DOCUMENTS, "messages"):
                 found = await _scores(context, work.job, f"rerank-{work.base()}", pairs, body)
             order = sorted(range(len(found)), key=lambda i: -found[i])[: body.top_n or len(found)]
             results = [
@@ -61,7 +61,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             body = await work.read(ScoreRequest)
             model = context.check_model(body.model)
-            with asked_in("text_2", DOCUMENTS, "messages"):
+            with blaming("text_2", DOCUMENTS, "messages"):
                 found = await _scores(context, work.job, f"score-{work.base()}", _pairs(body), body)
             data = [{"index": i, "object": "score", "score": value} for i, value in enumerate(found)]
             return json_answer(_list(f"score-{work.base()}", model, data, work.job))
@@ -75,7 +75,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             texts = [body.input] if isinstance(body.input, str) else body.input
             questions = [label_question(text, body.labels, body.instruction) for text in texts]
             base = f"classify-{work.base()}"
-            with asked_in("input", DOCUMENTS, "messages"):
+            with blaming("input", DOCUMENTS, "messages"):
                 found = await scores.likelihoods(context, work.job, base, questions, body.labels, body.priority)
             data = [
                 {"index": i, "label": body.labels[probs.index(max(probs))], "probs": probs, "num_classes": len(probs)}

@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError, asked_in
+from tokenmill.server.errors import HttpError, blaming
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.routing import Api, Work, json_answer, post
@@ -37,7 +37,7 @@ def add_tei(app: FastAPI, context: Context) -> None:
             body = await work.read(EmbedRequest)
             fields = {"input": body.inputs, "dimensions": body.dimensions, **_cut(body.truncate)}
             asked = EmbeddingRequest.model_validate({**fields, "truncation_side": body.truncation_direction.lower()})
-            with asked_in("inputs", "input"):
+            with blaming("inputs", "input"):
                 found = await embeddings.embed(context, asked, work.job, work.base())
             return json_answer([entry["embedding"] for entry in found["data"]])
 
@@ -46,7 +46,7 @@ def add_tei(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             inputs = (await work.read(SimilarityRequest)).inputs
             pairs = [(inputs.source_sentence, sentence) for sentence in inputs.sentences]
-            with asked_in("inputs.sentences", scores.DOCUMENTS):
+            with blaming("inputs.sentences", scores.DOCUMENTS):
                 found = await scores.cosines(context, work.job, work.base(), pairs, Scored.model_validate({}))
             return json_answer([round(value, 8) for value in found])
 
@@ -61,7 +61,7 @@ async def rerank(context: Context, work: Work, body: TeiRerankRequest) -> Respon
     """Texts by relevance, as a bare list, the best first."""
     asked = Scored.model_validate(_cut(body.truncate))
     pairs = [(body.query, text) for text in body.texts]
-    with asked_in("texts", scores.DOCUMENTS):
+    with blaming("texts", scores.DOCUMENTS):
         values = await scores.cosines(context, work.job, f"rerank-{work.base()}", pairs, asked)
     found = [round(value, 8) for value in values]
     order = sorted(range(len(found)), key=lambda i: -found[i])

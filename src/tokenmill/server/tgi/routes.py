@@ -12,7 +12,7 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
-from tokenmill.server.errors import describe_error, in_names_of
+from tokenmill.server.errors import describe_error, renaming_fields
 from tokenmill.server.model_lookup import Streams
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
@@ -71,7 +71,7 @@ TGI = Api(
 
 
 async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, listed: bool = False) -> Response:
-    with in_names_of(NAMES):
+    with renaming_fields(NAMES):
         opened = await _open(context, work, body.parameters.fields(body.inputs, stream=stream))
     if stream:
         return work.stream(answers.events(opened, body.parameters, body.inputs))
