@@ -59,13 +59,13 @@ class ModelAnswer(Response):
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         request = self.request
         shared: ServerContext = request.app.state.context.shared
-        fields = await peek(shared, request) if len(shared.models.entries) > 1 else {}
+        fields = await peek_fields(shared, request) if len(shared.models.entries) > 1 else {}
         entry = find_entry(shared, request, next(filter(None, (text_of(fields, name) for name in self.names)), None))
         if entry.state is State.READY:
             await self._answer(shared, entry, scope, receive, send)
             return
         streams = find_streams(request)
-        if streams is None or not streams.holds(scope["path"], fields or await peek(shared, request)):
+        if streams is None or not streams.holds(scope["path"], fields or await peek_fields(shared, request)):
             await self._answer(shared, entry, scope, receive, send)
             return
         late = _Late(send, streams.failed)
@@ -83,7 +83,7 @@ class ModelAnswer(Response):
         self, shared: ServerContext, entry: Entry[Model], scope: Any, receive: Any, send: Any, telling: Any = None
     ) -> None:
         self.request.scope["state"]["entry"] = entry
-        async with held(shared, entry) as context:
+        async with holding_model(shared, entry) as context:
             if telling is not None:
                 telling.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
@@ -95,22 +95,22 @@ class ModelAnswer(Response):
 @contextlib.asynccontextmanager
 async def asked_model(shared: ServerContext, request: Request) -> AsyncIterator[Context]:
     """The context of the model that a WebSocket message names. The model stays loaded inside this context."""
-    fields = await peek(shared, request) if len(shared.models.entries) > 1 else {}
-    async with held(shared, find_entry(shared, request, text_of(fields, "model"))) as context:
+    fields = await peek_fields(shared, request) if len(shared.models.entries) > 1 else {}
+    async with holding_model(shared, find_entry(shared, request, text_of(fields, "model"))) as context:
         yield context
 
 
 @contextlib.asynccontextmanager
-async def held(shared: ServerContext, entry: Entry[Model]) -> AsyncIterator[Context]:
+async def holding_model(shared: ServerContext, entry: Entry[Model]) -> AsyncIterator[Context]:
     """A model's context. The model stays loaded inside it."""
-    unit = await entered(shared, entry)
+    unit = await wait_until_loaded(shared, entry)
     try:
         yield unit.context
     finally:
         shared.models.leave(entry)
 
 
-async def entered(shared: ServerContext, entry: Entry[Model]) -> Model:
+async def wait_until_loaded(shared: ServerContext, entry: Entry[Model]) -> Model:
     """Wait until the model is loaded. Refusals are raised in the form that clients see."""
     try:
         async with asyncio.timeout(shared.config.patience.request_timeout or None):
@@ -127,7 +127,7 @@ def refusal(error: UnreadyError) -> HttpError:
     return HttpError(507 if error.never else 503, str(error), retry_after=error.retry_after)
 
 
-async def peek(shared: ServerContext, request: Request) -> Mapping[str, msgspec.Raw]:
+async def peek_fields(shared: ServerContext, request: Request) -> Mapping[str, msgspec.Raw]:
     """The body's fields, not decoded. The body stays in its parcel."""
     parcel = request.scope["state"].get("body")
     if parcel is None:
@@ -155,10 +155,10 @@ def find_entry(shared: ServerContext, request: Request, named: str | None) -> En
         if not mine:
             raise HttpError(404, "There is no model here.", param="model")
         return mine[0]
-    return find(shared, request, name)
+    return find_by_name(shared, request, name)
 
 
-def find(shared: ServerContext, request: Request, name: str) -> Entry[Model]:
+def find_by_name(shared: ServerContext, request: Request, name: str) -> Entry[Model]:
     """The entry of this name. Raises 404 if there is none that this key may use."""
     models, allowed = shared.models, rights(shared, request)
     entry = models.find(name) or models.find(name.removesuffix(LATEST))

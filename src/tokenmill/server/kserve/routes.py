@@ -15,7 +15,7 @@ from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, describe_error, renaming_fields
 from tokenmill.server.kserve.schemas import NAMES, TEXT, GenerateRequest, InferRequest
-from tokenmill.server.model_lookup import Streams, find
+from tokenmill.server.model_lookup import Streams, find_by_name
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, post
@@ -59,7 +59,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def model_ready(request: Request) -> Response:
         """Does this model take requests?"""
         name = known_name(context.shared, request, request.path_params["model"])
-        up = not context.gate.draining and trouble(find(context.shared, request, name)) is None
+        up = not context.gate.draining and trouble(find_by_name(context.shared, request, name)) is None
         return json_answer({"name": name, "ready": up}, 200 if up else 503)
 
     async def infer(request: Request, context: Context) -> Response:

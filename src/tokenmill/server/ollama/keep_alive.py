@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import ServerContext
 from tokenmill.server.many.entry import NEVER
-from tokenmill.server.model_lookup import find, peek, text_of
+from tokenmill.server.model_lookup import find_by_name, peek_fields, text_of
 from tokenmill.server.ollama.answers import now
 from tokenmill.server.routing import json_answer
 
@@ -57,13 +57,13 @@ async def sent_away(shared: ServerContext, request: Request, asked: str, empty: 
     models = shared.models
     if len(models.entries) == 1 and models.first.spec.pin:
         return None
-    fields = await peek(shared, request)
+    fields = await peek_fields(shared, request)
     if bytes(fields.get(asked, b"")) not in _NOTHING or not _is_zero(fields):
         return None
     name = text_of(fields, "model")
     if not name:
         return None
-    entry = find(shared, request, name)
+    entry = find_by_name(shared, request, name)
     if entry.spec.pin:
         return None
     models.keep(entry, 0.0)

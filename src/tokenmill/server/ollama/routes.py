@@ -21,7 +21,7 @@ from tokenmill.checkpoint.stored_names import may_be_name
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.errors import renaming_fields
-from tokenmill.server.model_lookup import peek, text_of
+from tokenmill.server.model_lookup import peek_fields, text_of
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
 from tokenmill.server.ollama.keep_alive import FOREVER, keep, sent_away
 from tokenmill.server.ollama.models import BLOBS, add_model_routes, around, show_stored, told
@@ -142,7 +142,7 @@ def _add_telling(app: FastAPI, context: Context, changes: Changes) -> None:
 
     async def show(request: Request) -> Response:
         """Describe a model. A stored one need not be loaded for this."""
-        fields = await peek(context.shared, request)
+        fields = await peek_fields(context.shared, request)
         other = changes.unloaded(request, text_of(fields, "model") or text_of(fields, "name") or "")
         if other is None:
             return await show_loaded(request)

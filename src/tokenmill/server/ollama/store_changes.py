@@ -29,7 +29,7 @@ from tokenmill.server.context import Context, ServerContext
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.many.entry import GoneError, Spec, State
 from tokenmill.server.many.sleepers import without_folders
-from tokenmill.server.model_lookup import find, rights
+from tokenmill.server.model_lookup import find_by_name, rights
 from tokenmill.server.ollama.answers import error_body
 
 log = logging.getLogger("tokenmill.server")
@@ -92,7 +92,7 @@ class Changes:
         if not name or not may_be_name(name):
             return None
         try:
-            entry = find(self.context.shared, request, short_name(full_name(name)))
+            entry = find_by_name(self.context.shared, request, short_name(full_name(name)))
         except HttpError:
             return None  # the handler reports it
         return self.stored(short_name(full_name(name))) if entry.state is not State.READY else None

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from tokenmill.server.context import Context, Model
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry
-from tokenmill.server.model_lookup import entered, find
+from tokenmill.server.model_lookup import find_by_name, wait_until_loaded
 from tokenmill.server.routing import Api, json_answer, post, read_body
 from tokenmill.server.switch.listing import status
 from tokenmill.server.switch.schemas import ModelRequest
@@ -29,12 +29,12 @@ def add_routes(app: FastAPI, context: Context) -> None:
         shared = context.shared
         if not shared.config.models.models_control:
             raise HttpError(404, "Models cannot be loaded or unloaded by hand here: --models-control allows it.")
-        return find(shared, request, (await read_body(context, request, ModelRequest)).model)
+        return find_by_name(shared, request, (await read_body(context, request, ModelRequest)).model)
 
     async def load(request: Request) -> Response:
         """Load a model. The answer comes when it is loaded."""
         entry = await asked(request)
-        await entered(context.shared, entry)
+        await wait_until_loaded(context.shared, entry)
         context.shared.models.leave(entry)
         return _told(entry)
 
