@@ -21,7 +21,7 @@ from tokenmill.cli.bench_common import (
     save,
 )
 from tokenmill.cli.command import Verb, Verbs
-from tokenmill.cli.errors import told
+from tokenmill.cli.errors import with_exit_codes
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
 from tokenmill.cli.loading import waiting_told
 from tokenmill.core.errors import ParameterError
@@ -193,8 +193,8 @@ def compare(
 
 
 for verb in (throughput, latency, startup, ablate, compare):
-    app.command(verb.__name__, cls=Verb)(told(verb))
-app.command("serve", cls=Verb)(told(bench_serve.serve))
+    app.command(verb.__name__, cls=Verb)(with_exit_codes(verb))
+app.command("serve", cls=Verb)(with_exit_codes(bench_serve.serve))
 
 
 def workloads(files: list[Path] | None, made: dict[str, int], seed: int) -> list[Any]:

@@ -22,7 +22,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """Errors of writing that name no file."""
 
 
-def told(verb: Callable[..., None]) -> Callable[..., None]:
+def with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
     """The same verb, but known failures (also of files and memory) become one red sentence and an exit code. Other
     failures keep their traceback, because they are bugs."""
 

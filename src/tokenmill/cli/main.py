@@ -26,7 +26,7 @@ from tokenmill.cli import (
     tune,
 )
 from tokenmill.cli.command import Verb, Verbs
-from tokenmill.cli.errors import told
+from tokenmill.cli.errors import with_exit_codes
 from tokenmill.cli.missing_streams import escape_lacking_characters, open_missing_streams
 from tokenmill.core.config import calm_threads, wants_no_colour
 from tokenmill.process.leaving import leave
@@ -61,7 +61,7 @@ def common(
         context.color = False  # the contexts of verbs inherit it
 
 
-app.command("serve", cls=serve.SeveralNames)(told(serve.serve))
+app.command("serve", cls=serve.SeveralNames)(with_exit_codes(serve.serve))
 for name, verb in (
     ("chat", chat.chat),
     ("generate", generate.generate),
@@ -83,7 +83,7 @@ for name, verb in (
     ("tune", tune.tune),
     ("completion", completion.completion),
 ):
-    app.command(name, cls=Verb)(told(verb))
+    app.command(name, cls=Verb)(with_exit_codes(verb))
 app.add_typer(bench.app, name="bench")
 
 
