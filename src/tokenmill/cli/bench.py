@@ -23,7 +23,7 @@ from tokenmill.cli.bench_common import (
 from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import with_exit_codes
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
-from tokenmill.cli.loading import waiting_told
+from tokenmill.cli.loading import show_waiting
 from tokenmill.core.errors import ParameterError
 
 app = typer.Typer(
@@ -70,7 +70,7 @@ def throughput(
     config, keywords = settle(model, options)
     check_outputs(json_path, plot)
     plans = workloads(workload, made, config.model.seed)
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.measure.throughput import measure
 
     with BenchProgress() as progress:
@@ -94,7 +94,7 @@ def latency(
     """Measure how long one batch of fixed size takes."""
     config, keywords = settle(model, options)
     check_outputs(json_path, plot)
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.measure import latency as latencies
         from tokenmill.measure.workloads import Uniform
 
@@ -120,7 +120,7 @@ def startup(
     """Measure the time from starting a process to the first token."""
     config, keywords = settle(model, options)
     check_outputs(json_path, None)
-    with waiting_told(f"Starting {'a process' if repeat == 1 else f'{repeat} processes, one after the other'}"):
+    with show_waiting(f"Starting {'a process' if repeat == 1 else f'{repeat} processes, one after the other'}"):
         from tokenmill.measure import startup as starting
 
         result = starting.startup(keywords, repeat=repeat)
@@ -149,7 +149,7 @@ def ablate(
     plans = workloads(workload, made, config.model.seed)
     if len(plans) > 1:
         raise ParameterError("bench ablate takes one --workload.")
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.measure import ablate as ablation
 
     with BenchProgress() as progress:

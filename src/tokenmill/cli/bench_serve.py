@@ -24,7 +24,7 @@ from tokenmill.cli.bench_common import (
     save,
 )
 from tokenmill.cli.flags import flag, with_flags
-from tokenmill.cli.loading import waiting_told
+from tokenmill.cli.loading import show_waiting
 from tokenmill.core.errors import ParameterError
 
 HERE = "http://127.0.0.1:8000"
@@ -121,7 +121,7 @@ def serve(
     if url is not None and base_url not in (None, url):
         raise ParameterError(f"Two servers are named: {url} and --base-url {base_url}. Give one of them.")
     _check_address(base_url or url or HERE)
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.measure import server_load as loads
         from tokenmill.measure.slo import read_slo
         from tokenmill.measure.stats import PERCENTILES, read_percentiles
@@ -145,7 +145,7 @@ def serve(
         else:
             work = loads.serve_load(wanted, conversations, pattern, progress=progress, **shared)
         result = runner.run(work)
-    with waiting_told("Measuring this machine"):
+    with show_waiting("Measuring this machine"):
         result["notes"] = [*notes, *_utilise(result, device)]
     save(result, json_path, plot)
     _show(result, [f"p{p:g}" for p in percentiles])

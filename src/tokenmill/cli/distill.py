@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
-from tokenmill.cli.loading import Heartbeat, waiting_told
+from tokenmill.cli.loading import Heartbeat, show_waiting
 from tokenmill.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def distill(  # noqa: PLR0913
     What DST holds after each checkpoint is ready to use."""
     if target.exists() and any(target.iterdir()) and not resume:
         raise ParameterError(f"{target} is not empty: name another folder, or go on with --resume.")
-    with waiting_told("Loading"):
+    with show_waiting("Loading"):
         from tokenmill.core.config import make_config
         from tokenmill.distill.students import DraftStudent, Eagle3Student, MedusaStudent, Student
         from tokenmill.distill.teacher import Teacher
@@ -61,7 +61,7 @@ def distill(  # noqa: PLR0913
         _answer(model, device, texts, answers, target / "answers.jsonl", resume=resume) if answers else (None, [])
     )
     config = make_config(model=model, device=device)
-    with waiting_told("Loading the model"):
+    with show_waiting("Loading the model"):
         teacher = Teacher(config, batch, length, taps=3 if kind == "eagle3" else 0)
         tokenizer = teacher.source.tokenizer()
     if pieces is None:
@@ -92,7 +92,7 @@ def _answer(
     if resume and kept.exists():
         entries = [json.loads(line) for line in kept.read_text().splitlines()]
         return [entry["tokens"] for entry in entries], [entry["prompt"] for entry in entries]
-    with waiting_told("Loading the model"):
+    with show_waiting("Loading the model"):
         from tokenmill import LLM, SamplingParams
 
         llm = LLM(model=model, device=device)

@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from tokenmill.cli.errors import FAILED, INTERRUPTED
-from tokenmill.cli.loading import waiting_told
+from tokenmill.cli.loading import show_waiting
 from tokenmill.core.errors import ParameterError
 
 _MARKS = {"ok": ("ok  ", "green"), "note": ("note", "yellow"), "bad": ("BAD ", "red")}
@@ -37,7 +37,7 @@ def doctor(
         return
     if device is not None:
         raise ParameterError("--device needs --measure; without that flag all devices are examined.")
-    with waiting_told("Looking around"):
+    with show_waiting("Looking around"):
         from tokenmill.measure.doctor import examine
 
         findings = examine()
@@ -56,7 +56,7 @@ def doctor(
 
 def _measure(device: str, as_json: bool) -> None:
     """Measure, and tell on standard error what is done. If stopped early, print what has been measured."""
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.calibrate import measure_calibrated
         from tokenmill.measure.kept_measurements import EXPERTS, keep
@@ -66,7 +66,7 @@ def _measure(device: str, as_json: bool) -> None:
     start, stopped = time.perf_counter(), False
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # a time limit ends it like Ctrl-C
     try:
-        with waiting_told("Measuring") as now:
+        with show_waiting("Measuring") as now:
             measure_calibrated(picked, types, told=_told, now=now, found=found)
     except KeyboardInterrupt:
         stopped = True

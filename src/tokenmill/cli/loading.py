@@ -25,7 +25,7 @@ begin), and between lines."""
 def load(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
     """Load a streaming engine with checked options. Returns it with the seconds that loading took."""
     started = time.perf_counter()
-    with waiting_told(f"Loading {options['model']}"):
+    with show_waiting(f"Loading {options['model']}"):
         from tokenmill.engine.async_llm import AsyncLLM
 
         llm = AsyncLLM(**options)
@@ -77,7 +77,7 @@ class Heartbeat:
 
 
 @contextlib.contextmanager
-def waiting_told(doing: str, first: float = FIRST_S) -> Iterator[Callable[[str], None]]:
+def show_waiting(doing: str, first: float = FIRST_S) -> Iterator[Callable[[str], None]]:
     """A moving line on a terminal, else a line now and then. The yielded function says how far the work is."""
     with spinner(f"{doing} ...") as moving, Heartbeat(f"{doing[:1].lower()}{doing[1:]}", first) as beat:
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import typer
 
-from tokenmill.cli.loading import size, waiting_told
+from tokenmill.cli.loading import show_waiting, size
 from tokenmill.core.errors import UserError
 
 
@@ -18,7 +18,7 @@ def merge(
     """Merge an adapter into a model's weights, and write the result as a folder that needs no adapter.
 
     Adapters that are served unmerged share their base: see --lora-modules of `serve`."""
-    with waiting_told("Merging"):
+    with show_waiting("Merging"):
         from tokenmill.engine.adapter_names import located
         from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.lora.merge import merge as merge_folders

@@ -12,7 +12,7 @@ import typer
 from tokenmill.cli.bench_common import PLOT, check_outputs, save
 from tokenmill.cli.errors import FAILED
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
-from tokenmill.cli.loading import waiting_told
+from tokenmill.cli.loading import show_waiting
 from tokenmill.core.errors import ParameterError
 
 LOAD = {
@@ -53,7 +53,7 @@ def plan(
     options = {name: value for name, value in options.items() if name != "device"}
     config, _ = settle(model, options)
     check_outputs(None, picture)
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.engine.checks import check_options
         from tokenmill.measure import plan as planning
         from tokenmill.measure.devices import efficiency_of
@@ -70,7 +70,7 @@ def plan(
     among = Spread(ranks, stages, experts, given.data_parallel_size)
     check_combined(among, {"--slo": objective is not None, "--workload": bool(workload)})
     planner = None
-    with waiting_told(f"Reading {config.model.model}"):
+    with show_waiting(f"Reading {config.model.model}"):
         planning.check_counted(config)  # before this machine is measured
         if _is_here(on):
             from tokenmill.device.memory import pick_device
@@ -89,16 +89,16 @@ def plan(
         whole_experts=among.whole_experts,
         engines=among.engines,
     )
-    with waiting_told(f"Reading {config.model.model}"):
+    with show_waiting(f"Reading {config.model.model}"):
         planner = planner or planning.read_model(config, device.kind, ranks)
         found = planning.plan(planner, setup)
         if not found["fits"]:
             found["instead"] = planning.rescued(planner, setup)
     if objective is not None:
-        with waiting_told("Looking for the cheapest set-up"):
+        with show_waiting("Looking for the cheapest set-up"):
             found["cheapest"] = cheapest(config, objective, load["users"], setup)
     if workload and found["fits"]:
-        with waiting_told("Going through the workload"):
+        with show_waiting("Going through the workload"):
             from tokenmill.measure.simulate import simulate
             from tokenmill.measure.workloads import read
 
@@ -129,7 +129,7 @@ def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
 
             return now_here(load_measured(Path(name)))
         return find_device(name)
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.device.memory import describe, pick_device
         from tokenmill.measure.ceilings import now_here, read_measured
         from tokenmill.measure.kept_measurements import EXPERTS, keep, read_kept
@@ -142,7 +142,7 @@ def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
                 return now_here(read_measured(kept, f"measured on {device}"))
     short = device == "cpu" and not again
     how = "shortly" if short else "at length, for a minute or more"
-    with waiting_told(f"Measuring this machine {how}; it is kept for the next time") as now:
+    with show_waiting(f"Measuring this machine {how}; it is kept for the next time") as now:
         from tokenmill.measure.calibrate import measure_calibrated
 
         found = measure_calibrated(device, types, mixture=EXPERTS in types, short=short, now=now)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tokenmill.cli.flags import flag, spelling, with_flags
-from tokenmill.cli.loading import progress, size, waiting_told
+from tokenmill.cli.loading import progress, show_waiting, size
 from tokenmill.core.errors import ParameterError, UserError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def prune(
     alone = next((name for name in chosen if name in REPAIR_FLAGS and repair is None), None)
     if alone is not None:
         raise ParameterError(f"{spelling(alone)} goes with --repair.")
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.quantize import calibration_text
         from tokenmill.quantize.prune_model import Cut, prune_model
@@ -73,7 +73,7 @@ def prune(
     learn = None if repair is None else _repair(found, repair, chosen)
     cut = Cut(channels, heads, layers, chosen.get("multiple"), chosen.get("importance", "obs"))
     samples, length = chosen.get("samples", 128), chosen.get("length", 512)
-    with waiting_told("Reading the text"):
+    with show_waiting("Reading the text"):
         tokens = calibration_text.sequences(
             calibration_text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length
         )
@@ -87,7 +87,7 @@ def prune(
 
 def _repair(found: FolderSource, data: Path, chosen: dict[str, Any]) -> Callable[[Path], None]:
     """The settings for learning, read and checked before anything is removed."""
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.cli.distill import percent, tell
         from tokenmill.distill.repair import check, repair
         from tokenmill.distill.texts import read_texts

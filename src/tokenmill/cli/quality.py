@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from tokenmill.cli.loading import size, waiting_told
+from tokenmill.cli.loading import show_waiting, size
 from tokenmill.cli.unloaded_model import look_for
 from tokenmill.core.errors import ParameterError, why
 
@@ -32,7 +32,7 @@ def quality(  # noqa: PLR0913
         raise ParameterError(f"--picture {picture}: name a .svg or .html file in a folder that exists.")
     for name in (against, *models):
         look_for(name)
-    with waiting_told("Reading"):
+    with show_waiting("Reading"):
         from tokenmill.core.config import make_config
         from tokenmill.measure.quality import Questions, compare, read_tasks
         from tokenmill.quantize import calibration_text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tokenmill.cli.flags import flag, spelling, with_flags
-from tokenmill.cli.loading import progress, size, waiting_told
+from tokenmill.cli.loading import progress, show_waiting, size
 from tokenmill.core.errors import ParameterError, UserError, why
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def quantize(
     head get 6 bits or 8, as usual there."""
     pattern = _pattern(skip)
     text = _read_text(perplexity) if perplexity is not None else None
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.quant.convert import Recipe, convert
     chosen = chosen or {}
@@ -171,7 +171,7 @@ def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: di
     samples, length = int(chosen.get("samples", SAMPLES)), int(chosen.get("length", LENGTH))
     if samples < 1 or length < 8:
         raise ParameterError("--samples takes 1 sequence or more, --length 8 tokens or more.")
-    with waiting_told("Reading the text"):
+    with show_waiting("Reading the text"):
         tokens = calibration_text.sequences(calibration_text.read(file), found.tokenizer().encode, samples, length)
     with progress("Measuring") as tell:
         sums = measure(found.path, tokens, chosen.get("device", "cpu"), tell)
@@ -210,7 +210,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
     tokens = None
     if recipes.calibrates(recipe):
-        with waiting_told("Reading the text"):
+        with show_waiting("Reading the text"):
             tokens = calibration_text.sequences(
                 calibration_text.read(calibration), found.tokenizer().encode, recipe.samples, recipe.length
             )
@@ -276,7 +276,7 @@ def _compare(before: str, after: str, text: str) -> None:
 
     results = []
     for name in (before, after):
-        with waiting_told(f"Reading the text with {name}"):
+        with show_waiting(f"Reading the text with {name}"):
             results.append(perplexity({"model": name, "max_num_seqs": 8}, text))
     first, second = results
     change = 100 * (second.value / first.value - 1)

@@ -23,7 +23,7 @@ from tokenmill.cli.flags import (
     settle_stored,
     with_flags,
 )
-from tokenmill.cli.loading import say, size, waiting_told
+from tokenmill.cli.loading import say, show_waiting, size
 from tokenmill.cli.unloaded_model import lacks_template, look_for, look_for_one_of_several, plain_name
 from tokenmill.core.config import (
     GROUPS,
@@ -128,7 +128,7 @@ def serve(
 
         def loading(name: str) -> None:
             say(f"tokenmill: loading {name} ...")
-            waiting.enter_context(waiting_told(f"Loading {name}"))
+            waiting.enter_context(show_waiting(f"Loading {name}"))
 
         def serving(url: str, info: ModelInfo | None) -> None:
             waiting.close()

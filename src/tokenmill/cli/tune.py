@@ -11,7 +11,7 @@ import typer
 from tokenmill.cli.bench import MADE, WORKLOAD, workloads
 from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, check_place, save
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
-from tokenmill.cli.loading import waiting_told
+from tokenmill.cli.loading import show_waiting
 from tokenmill.cli.named_files import write_whole
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ParameterError
@@ -53,7 +53,7 @@ def tune(
     plans = workloads(workload, made, config.model.seed)
     if len(plans) > 1:
         raise ParameterError("tune takes one --workload.")
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure import tune as tuning
         from tokenmill.measure.calibrate import calibrated
@@ -80,13 +80,13 @@ def tune(
 
 def tune_kernels(config: EngineConfig, keywords: dict[str, Any], seconds: float) -> None:
     """Search for the fastest products of the model on this GPU, and store them where engines find them."""
-    with waiting_told("Getting ready"):
+    with show_waiting("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.engine.llm import LLM
     device = pick_device(config.execute.device)
     if not device.startswith("cuda"):
         raise ParameterError(f"--kernel-search looks among the products of a GPU; this engine runs on {device}.")
-    with waiting_told(f"Searching for {seconds / 60:g} minutes"):
+    with show_waiting(f"Searching for {seconds / 60:g} minutes"):
         llm = LLM(**{**keywords, "kernel_search_seconds": seconds})
     try:
         for reason in llm.built.facts.reasons:

@@ -12,10 +12,10 @@ import pytest
 import tokenmill.cli
 from tokenmill.cli import loading
 from tokenmill.cli.bench_common import BenchProgress
-from tokenmill.cli.loading import Heartbeat, progress, waiting_told
+from tokenmill.cli.loading import Heartbeat, progress, show_waiting
 
 CLI = Path(tokenmill.cli.__file__).parent
-TOLD = {"waiting_told", "progress", "BenchProgress", "Heartbeat"}
+TOLD = {"show_waiting", "progress", "BenchProgress", "Heartbeat"}
 
 
 def first_imports(file: Path) -> set[str]:
@@ -112,5 +112,5 @@ def test_lines_end_with_the_work_and_never_come_more_rarely(
             heard(capsys, "still working")
     monkeypatch.setattr(loading, "say", lambda text: pytest.fail(text))
     beat._thread.join()
-    with waiting_told("Quick", first=3600):
+    with show_waiting("Quick", first=3600):
         pass

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 import tokenmill.server.logs
 import tokenmill.server.run
-from tokenmill.cli.loading import waiting_told
+from tokenmill.cli.loading import show_waiting
 from tokenmill.cli.main import app
 from tokenmill.cli.serve import NAMES, _tell_end, banner, curl, open_doors
 from tokenmill.core.config import EngineConfig, ServerConfig, make_server_config
@@ -106,7 +106,7 @@ def test_the_environment_mirrors_every_flag() -> None:
 
 def test_a_long_load_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     heard = ""
-    with waiting_told("Loading", first=0.001):
+    with show_waiting("Loading", first=0.001):
         while "still loading (0 s)" not in heard:
             heard += capsys.readouterr().err
 
