@@ -23,7 +23,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, Pairs, error_bytes
-from tokenmill.server.inputs.headers import judge_query, told_headers
+from tokenmill.server.inputs.headers import ineffective_headers, judge_query
 from tokenmill.server.inputs.object_rules import schema_name
 from tokenmill.server.inputs.unread_names import Unknown, as_headers, look, look_in_template, refuse_unknown
 from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams
@@ -145,7 +145,7 @@ def judge_around(context: Context, request: Request) -> None:
         judge_query(getattr(request.scope.get("route"), "path", ""), request.query_params, unknown)
         _tell(context, request, "query", unknown)
     unknown = Unknown()
-    for name in told_headers(request.headers):
+    for name in ineffective_headers(request.headers):
         unknown.tell(name)
     _tell(context, request, "header", unknown)
 

@@ -85,7 +85,7 @@ REFUSED_QUERIES: Mapping[tuple[str, str], tuple[str, str]] = {
 """(path, name) -> why it is refused, and the value that asks for nothing."""
 
 
-def told_headers(headers: Mapping[str, str]) -> Iterator[str]:
+def ineffective_headers(headers: Mapping[str, str]) -> Iterator[str]:
     """Headers of this request that ask for something that this server does not do."""
     present = set(headers)
     return (name for name in TOLD_HEADERS if name in present)
