@@ -51,6 +51,6 @@ def _wrong(text: str) -> ParameterError:
     return ParameterError(f"--prices must be {wanted}, got {text[:100]!r}.", param="prices")
 
 
-def told_cost(usage: dict[str, Any]) -> dict[str, float]:
+def cost_field(usage: dict[str, Any]) -> dict[str, float]:
     """The cost as a part of another API's usage object. Empty without prices."""
     return {"cost": usage["cost"]} if "cost" in usage else {}

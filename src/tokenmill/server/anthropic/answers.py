@@ -15,7 +15,7 @@ import msgspec
 from tokenmill.core.errors import ContextError
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.openai.chat import Chat
-from tokenmill.server.prices import told_cost
+from tokenmill.server.prices import cost_field
 from tokenmill.server.translated_chat import hear_all, listen
 from tokenmill.text.messages.message import Event, Message
 
@@ -70,7 +70,7 @@ def usage(chat: Chat, said: Message | None = None) -> dict[str, Any]:
         "service_tier": "standard",
         "inference_geo": None,
         "speed": "standard",
-        **told_cost(found),
+        **cost_field(found),
     }
 
 

@@ -15,7 +15,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import blaming
 from tokenmill.server.openai.sampling import truncate
 from tokenmill.server.openai.schemas import EmbeddingRequest
-from tokenmill.server.prices import told_cost
+from tokenmill.server.prices import cost_field
 from tokenmill.server.request_job import NUMBER, Job
 
 
@@ -43,7 +43,7 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
         "object": "list",
         "data": await context.bodies.run_in_thread(NUMBER * len(vectors) * len(vectors[0]), written),
         "model": model,
-        "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"], **told_cost(usage)},
+        "usage": {"prompt_tokens": usage["prompt_tokens"], "total_tokens": usage["prompt_tokens"], **cost_field(usage)},
     }
 
 

@@ -14,7 +14,7 @@ import msgspec
 from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
-from tokenmill.server.prices import told_cost
+from tokenmill.server.prices import cost_field
 from tokenmill.server.responses.schemas import ResponsesRequest
 from tokenmill.server.translated_chat import StepOutput
 from tokenmill.text.messages.message import Event, Message
@@ -211,7 +211,7 @@ def usage_object(found: dict[str, Any]) -> dict[str, Any]:
             "reasoning_tokens": found.get("completion_tokens_details", {}).get("reasoning_tokens", 0)
         },
         "total_tokens": found["total_tokens"],
-        **told_cost(found),
+        **cost_field(found),
     }
 
 

@@ -13,7 +13,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.engine.scores import check_labels, label_question, pair_up
 from tokenmill.server.context import Context
 from tokenmill.server.errors import blaming
-from tokenmill.server.prices import told_cost
+from tokenmill.server.prices import cost_field
 from tokenmill.server.request_job import Job
 from tokenmill.server.routing import Api, Work, json_answer, post
 from tokenmill.server.scoring import scores, tei
@@ -119,4 +119,4 @@ def _list(name: str, model: str, data: list[dict[str, Any]], job: Job) -> dict[s
 def _usage(job: Job) -> dict[str, Any]:
     found = job.usage()
     tokens = found["prompt_tokens"]
-    return {"prompt_tokens": tokens, "total_tokens": tokens, **told_cost(found)}
+    return {"prompt_tokens": tokens, "total_tokens": tokens, **cost_field(found)}
