@@ -48,7 +48,7 @@ TARGET = {
     "percentiles": flag(
         "percentiles",
         str,
-        "Percentiles that are told (default: 50,90,95,99).",
+        "Percentiles to report (default: 50,90,95,99).",
         spelled="--percentiles --metric-percentiles",
     ),
     "device": flag("device", str, "The server's device, for mbu and mfu, in the form that `plan` takes."),
