@@ -67,13 +67,15 @@ def section(title: str, rows: Sequence[tuple[str, str]], width: int) -> str:
     lines = [typer.style(f"{title}:", bold=True)]
     for name, text in rows:
         indent = 6 if below else column
-        told = textwrap.wrap(text, max(14, width - indent), break_long_words=False, break_on_hyphens=False) or [""]
+        wrapped_lines = textwrap.wrap(
+            text, max(14, width - indent), break_long_words=False, break_on_hyphens=False
+        ) or [""]
         head = f"  {name}"
         if not below and len(head) + 2 <= column:
-            lines.append(f"{head:{column}}{told.pop(0)}".rstrip())
+            lines.append(f"{head:{column}}{wrapped_lines.pop(0)}".rstrip())
         else:
             lines.append(head)
-        lines += [" " * indent + line for line in told if line]
+        lines += [" " * indent + line for line in wrapped_lines if line]
     return "\n".join(lines)
 
 

@@ -58,11 +58,11 @@ def pull(
 def shown_progress() -> Iterator[Tell]:
     """One bar per file on a terminal, else a line when a file begins and ends."""
     if not sys.stderr.isatty():
-        told: dict[str, int] = {}
+        shown_bytes: dict[str, int] = {}
 
         def tell_lines(step: Progress) -> None:
-            if not step.total or step.status not in told or step.completed == step.total:
-                told[step.status] = step.completed
+            if not step.total or step.status not in shown_bytes or step.completed == step.total:
+                shown_bytes[step.status] = step.completed
                 much = f" ({size(step.completed)} of {size(step.total)})" if step.total else ""
                 say(f"tokenmill: {step.status}{much}")
 

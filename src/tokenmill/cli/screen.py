@@ -97,8 +97,8 @@ class Screen:
             self._write(dimmed(self._laid(text)))
         elif self._steered:
             self._count += sum(char.isspace() for char in text)
-            told = f"thinking ... {self._count} words"
-            self._write(CLEARED + dimmed(told[: self._columns - 1]))
+            note = f"thinking ... {self._count} words"
+            self._write(CLEARED + dimmed(note[: self._columns - 1]))
 
     def say(self, text: str) -> None:
         """Add to the answer."""
