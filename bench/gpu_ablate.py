@@ -12,7 +12,7 @@ import pathlib
 from tokenmill.core.config import make_config
 from tokenmill.measure.ablate import switches
 from tokenmill.measure.throughput import measure
-from tokenmill.measure.workloads import read
+from tokenmill.measure.workloads import read_workload
 
 WANTED = (
     "recorded steps", "overlapped planning", "fused operations", "dependent launch", "shared prefix read once",
@@ -36,7 +36,7 @@ def main() -> None:
     ways = [("everything", {}), *((name, found[name]) for name in WANTED if name in found), DETERMINISTIC]
     if args.only:
         ways = [way for way in ways if way[0] in args.only.split(",")]
-    plans = [read(path) for path in args.files]
+    plans = [read_workload(path) for path in args.files]
     rows = []
     for name, off in ways:
         result = measure({**options, **off}, plans, roofline=False)

@@ -23,7 +23,7 @@ from tokenmill.measure.ceilings import load_measured
 from tokenmill.measure.devices import efficiency_of, find_device
 from tokenmill.measure.plan import Planner, Setup, peak_in_all, read_model
 from tokenmill.measure.simulate import simulate
-from tokenmill.measure.workloads import read
+from tokenmill.measure.workloads import read_workload
 
 FIGURES = ("seconds", "ttft_ms", "tpot_ms")
 
@@ -42,7 +42,7 @@ def compared(found: dict[str, Any], planner: Planner, setup: Setup, folder: path
         kinds.setdefault(kind, []).append(figures(run))
         files.setdefault(kind, run["workload"])
     for kind, runs in kinds.items():
-        hoped = figures(simulate(planner, setup, read(folder / files[kind])))
+        hoped = figures(simulate(planner, setup, read_workload(folder / files[kind])))
         true = {name: statistics.median(run[name] for run in runs) for name in FIGURES}
         row: dict[str, Any] = {"load": kind, "runs": len(runs)}
         for name in FIGURES:

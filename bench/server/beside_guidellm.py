@@ -24,7 +24,7 @@ from client import TOKENS, Drawn, serve
 
 from tokenmill.demo.files import demo_dir
 from tokenmill.measure.client import Target
-from tokenmill.measure.conversations import Lengths, Made, make
+from tokenmill.measure.conversations import Lengths, Made, make_conversations
 from tokenmill.measure.server_load import Pattern, serve_load
 
 PROMPT = 128
@@ -59,7 +59,7 @@ def server(url: str) -> Iterator[str]:
 def ours(url: str, model: str, count: int, users: int) -> dict[str, Any]:
     """What bench serve says: text prompts of as many words, as guidellm sends them."""
     target = Target(url, model, extras=True, timeout=120.0)
-    load = make(Made(count, Lengths("fixed", PROMPT), Lengths("fixed", TOKENS), text=True))
+    load = make_conversations(Made(count, Lengths("fixed", PROMPT), Lengths("fixed", TOKENS), text=True))
     return asyncio.run(serve_load(target, load, Pattern(users=users), slo=None, warmup=1))
 
 

@@ -25,7 +25,7 @@ from fake_server import Fake, running
 
 from tokenmill.cli.bench_serve import allow_sockets
 from tokenmill.measure.client import Target
-from tokenmill.measure.conversations import Lengths, Made, make
+from tokenmill.measure.conversations import Lengths, Made, make_conversations
 from tokenmill.measure.server_load import Pattern, serve_load
 from tokenmill.measure.stats import summary_ms
 
@@ -60,7 +60,7 @@ def against(fake: Fake, count: int, users: int, tokens: int) -> tuple[dict[str, 
     process = multiprocessing.Process(target=serve, args=(fake, theirs))
     process.start()
     target = Target(ours.recv(), "", extras=True, timeout=120.0)
-    load = make(Made(count, Lengths("fixed", 20), Lengths("fixed", tokens)))
+    load = make_conversations(Made(count, Lengths("fixed", 20), Lengths("fixed", tokens)))
     result = asyncio.run(serve_load(target, load, Pattern(users=users), slo=None, warmup=1))
     ours.send("enough")
     times = ours.recv()

@@ -160,7 +160,7 @@ def _have(hub: Hub, repo: str, file: Wanted) -> int:
     return max(sizes)
 
 
-def shown(entry: Entry) -> str:
+def describe_source(entry: Entry) -> str:
     """Where a model comes from, for people to read."""
     source = entry.source
     if source.kind == "hub":

@@ -205,7 +205,7 @@ def workloads(files: list[Path] | None, made: dict[str, int], seed: int) -> list
         )
     from tokenmill.measure import workloads as loads
 
-    return [loads.read(path) for path in files] if files else [loads.Uniform(**{**USUAL, **made}, seed=seed)]
+    return [loads.read_workload(path) for path in files] if files else [loads.Uniform(**{**USUAL, **made}, seed=seed)]
 
 
 def _show_ablation(result: dict[str, Any]) -> None:

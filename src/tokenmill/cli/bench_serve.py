@@ -220,7 +220,7 @@ def _conversations(workload: Path | None, asked: dict[str, Any], chat: bool) -> 
     def make(count: int | None, number: int) -> list[Any]:
         # Each rate of a sweep has prompts of its own: repeated ones would be found in the prefix cache.
         load = talk.Made(count or 64, inputs, outputs, **plain, text=text, seed=seed + 7919 * number)
-        return talk.make(load)
+        return talk.make_conversations(load)
 
     return make, ["prompt lengths are words"] if text else []
 

@@ -59,7 +59,7 @@ def _measure(device: str, as_json: bool) -> None:
     with show_waiting("Getting ready"):
         from tokenmill.device.memory import pick_device
         from tokenmill.measure.calibrate import measure_calibrated
-        from tokenmill.measure.kept_measurements import EXPERTS, keep
+        from tokenmill.measure.kept_measurements import EXPERTS, keep_measurement
 
     picked, found = pick_device(device), dict[str, Any]()
     types = TYPES["cpu" if picked == "cpu" else "gpu"]
@@ -73,7 +73,7 @@ def _measure(device: str, as_json: bool) -> None:
     unfinished = ", ".join(found.get("calibration", {"unfinished": ["everything"]})["unfinished"])
     _told(f"{'stopped' if stopped else 'done'} after {time.perf_counter() - start:.1f} s")
     if not unfinished:
-        keep(found, picked, found["title"], (*types, EXPERTS))
+        keep_measurement(found, picked, found["title"], (*types, EXPERTS))
     else:
         _told(f"not measured: {unfinished}")
     if as_json:

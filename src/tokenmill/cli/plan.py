@@ -100,9 +100,9 @@ def plan(
     if workload and found["fits"]:
         with show_waiting("Going through the workload"):
             from tokenmill.measure.simulate import simulate
-            from tokenmill.measure.workloads import read
+            from tokenmill.measure.workloads import read_workload
 
-            found["workloads"] = [simulate(planner, setup, read(path)) for path in workload]
+            found["workloads"] = [simulate(planner, setup, read_workload(path)) for path in workload]
     if picture is not None and found["fits"]:
         save({**found, "bench": "plan"}, None, picture)
     if as_json:
@@ -132,7 +132,7 @@ def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
     with show_waiting("Getting ready"):
         from tokenmill.device.memory import describe, pick_device
         from tokenmill.measure.ceilings import now_here, read_measured
-        from tokenmill.measure.kept_measurements import EXPERTS, keep, read_kept
+        from tokenmill.measure.kept_measurements import EXPERTS, keep_measurement, read_kept
 
         device = pick_device(name)
         title = describe(device)
@@ -147,7 +147,7 @@ def _device(name: str, types: tuple[str, ...], *, again: bool = False) -> Any:
 
         found = measure_calibrated(device, types, mixture=EXPERTS in types, short=short, now=now)
     if not found["calibration"]["unfinished"]:
-        keep(found, device, title, types)
+        keep_measurement(found, device, title, types)
     return read_measured(found, f"measured on {device}")
 
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import typer
 
-from tokenmill.checkpoint.pull import drop_files, shown
+from tokenmill.checkpoint.pull import describe_source, drop_files
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.checkpoint.stored_names import short_name
 from tokenmill.cli.flags import model_names, stored_names
@@ -54,7 +54,9 @@ def show(
         from tokenmill.server.ollama.create import modelfile_of
 
         if part is None:
-            about = f"{entry.name}, {entry.format}, {size(entry.size)}, from {shown(entry)}, {entry.digest[:12]}"
+            about = (
+                f"{entry.name}, {entry.format}, {size(entry.size)}, from {describe_source(entry)}, {entry.digest[:12]}"
+            )
             typer.echo(f"# {about}")
         typer.echo(modelfile_of(entry), nl=False)
     elif part == "parameters":

@@ -81,7 +81,9 @@ class Answer:
         return self.marks[-1][1] if self.marks else 0
 
 
-async def ask(session: aiohttp.ClientSession, target: Target, prompt: Any, max_tokens: int, planned: float) -> Answer:
+async def send_request(
+    session: aiohttp.ClientSession, target: Target, prompt: Any, max_tokens: int, planned: float
+) -> Answer:
     """Send one request now and read its whole stream. Errors are put into the answer, by kind."""
     answer = Answer(planned)
     answer.sent = time.perf_counter()

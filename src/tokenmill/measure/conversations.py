@@ -95,7 +95,7 @@ class Made:
     seed: int = 0
 
 
-def make(load: Made) -> list[Conversation]:
+def make_conversations(load: Made) -> list[Conversation]:
     """Make the conversations. The same arguments give the same ones."""
     source = random.Random(load.seed)
     shared = [_tokens(source, load, load.prefix) for _ in range(load.prefixes)]

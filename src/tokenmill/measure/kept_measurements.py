@@ -57,7 +57,7 @@ def read_kept(device: str, title: str, types: tuple[str, ...]) -> dict[str, Any]
     return None
 
 
-def keep(found: dict[str, Any], device: str, title: str, types: tuple[str, ...]) -> Path | None:
+def keep_measurement(found: dict[str, Any], device: str, title: str, types: tuple[str, ...]) -> Path | None:
     """Store a complete measurement. None: nothing can be written there."""
     kind = _SHORT if (found.get("calibration") or {}).get("short") else ".json"
     place = cache_dir() / "measured" / f"{_stem(device, title)}.{'+'.join(sorted(types))}{kind}"

@@ -17,7 +17,7 @@ import aiohttp
 
 from tokenmill.core.errors import UserError
 from tokenmill.measure.arrivals import BURSTINESS, arrival_times
-from tokenmill.measure.client import Answer, Target, ask, find_model
+from tokenmill.measure.client import Answer, Target, find_model, send_request
 from tokenmill.measure.conversations import Conversation
 from tokenmill.measure.server_work import ask_totals, spent_since
 from tokenmill.measure.stats import summary_ms, thin
@@ -74,9 +74,9 @@ class Drive:
 
     async def _send(self, prompt: Any, max_tokens: int, planned: float) -> Answer:
         if self.gate is None:
-            return await ask(self.session, self.target, prompt, max_tokens, planned)
+            return await send_request(self.session, self.target, prompt, max_tokens, planned)
         async with self.gate:
-            return await ask(self.session, self.target, prompt, max_tokens, time.perf_counter())
+            return await send_request(self.session, self.target, prompt, max_tokens, time.perf_counter())
 
 
 async def serve_load(
@@ -103,7 +103,7 @@ async def ready(
     target = replace(target, model=await find_model(session, target))
     for conversation in conversations[:warmup]:
         turn = conversation.turns[0]
-        answer = await ask(session, target, _prompt([], turn.prompt, target.chat), turn.max_tokens, 0.0)
+        answer = await send_request(session, target, _prompt([], turn.prompt, target.chat), turn.max_tokens, 0.0)
         if answer.error is not None:
             raise UserError(
                 f"The server does not answer a first request ({answer.error}): {''.join(answer.text)[:500]}"

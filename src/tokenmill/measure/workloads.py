@@ -72,7 +72,7 @@ MOST_TOKENS = 1 << 26
 Workload = FileWorkload | Uniform
 
 
-def read(path: Path) -> FileWorkload:
+def read_workload(path: Path) -> FileWorkload:
     """Read a workload from a file of JSON lines."""
     lines: list[tuple[list[int] | str, int]] = []
     try:

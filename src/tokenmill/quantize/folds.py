@@ -40,7 +40,7 @@ class Fold:
     producer: str = ""
 
 
-def find(fed: Mapping[Norm, set[str]], chosen: set[str], present: Callable[[str], bool]) -> list[Fold]:
+def find_folds(fed: Mapping[Norm, set[str]], chosen: set[str], present: Callable[[str], bool]) -> list[Fold]:
     """The folds of a layer. fed: the weights that each norm fed during calibration; chosen: the weights that will be
     rounded."""
     folds = [Fold(tuple(sorted(names)), norm=norm) for norm, names in fed.items() if names <= chosen]

@@ -113,7 +113,7 @@ class Stream:
         mine = [name for name in seen.built if name in chosen]
         weights = {name: self.ckpt.tensor(name).to(self.device, torch.float32) for name in mine}
         missed = [name for name in mine if name not in seen.inputs]
-        found = folds.find(seen.fed, set(mine) - set(missed), self.ckpt.has)
+        found = folds.find_folds(seen.fed, set(mine) - set(missed), self.ckpt.has)
         return Layer(index, weights, dict(seen.inputs), found, missed=missed)
 
     def watch(self, index: int, seen: InputRecord, note: Note | None = None) -> set[str]:

@@ -64,7 +64,7 @@ def look_up(x: Tensor, ids: Tensor) -> Chosen:
     return Chosen(ids, values[:, 0], ahead.sum(-1) + 1)
 
 
-def read(measured: Measured, chosen: Chosen, counts: list[int]) -> list[RowLogprobs]:
+def read_logprobs(measured: Measured, chosen: Chosen, counts: list[int]) -> list[RowLogprobs]:
     """Read to the host: for each line the chosen token, then the `counts[i]` most likely tokens."""
     shifts = _shifts(measured.largest.tolist(), measured.total.tolist())
     taken = zip(chosen.ids.tolist(), chosen.values.tolist(), chosen.ranks.tolist(), strict=True)
@@ -80,4 +80,4 @@ def token_logprobs(logits: Tensor, targets: Tensor, k: int) -> list[RowLogprobs]
     if logits.shape[0] == 0:
         return []
     targets = targets.to(device=logits.device, dtype=torch.int64)
-    return read(measure(logits, k), look_up(logits, targets), [k] * logits.shape[0])
+    return read_logprobs(measure(logits, k), look_up(logits, targets), [k] * logits.shape[0])

@@ -34,7 +34,7 @@ from tokenmill.sampling import table as features
 from tokenmill.sampling.arrays import to_device
 from tokenmill.sampling.edits import ChangedLines, Lines, edit_, line_masks, pick, take
 from tokenmill.sampling.few_allowed import FewAllowed, choose_allowed_, find_few_allowed
-from tokenmill.sampling.logprobs import Chosen, Measured, look_up, measure, read
+from tokenmill.sampling.logprobs import Chosen, Measured, look_up, measure, read_logprobs
 from tokenmill.sampling.noise import noisy_, position_keys
 from tokenmill.sampling.stable import first_max
 from tokenmill.sampling.steps import BY_NAME, STEPS, Part, Step, wanted_steps
@@ -89,7 +89,7 @@ class Sampled:
                 self.errors.setdefault(i, NONE_LEFT if math.isfinite(before[i]) else NOT_FINITE)
         if pending.logprobs is not None:
             measured, chosen, wanted = pending.logprobs
-            found = zip(wanted, read(measured, chosen, list(wanted.values())), strict=True)
+            found = zip(wanted, read_logprobs(measured, chosen, list(wanted.values())), strict=True)
             self.logprobs = {i: row for i, row in found if i not in bad}
         if pending.candidates is not None:
             best, wanted = pending.candidates
@@ -97,7 +97,7 @@ class Sampled:
             self.candidates = {i: tokens[:k] for (i, k), tokens in lists if i not in bad}
         if pending.branches is not None:
             measured, places, wanted = pending.branches
-            rows = [read(measured, chosen, list(wanted.values())) for chosen in places]
+            rows = [read_logprobs(measured, chosen, list(wanted.values())) for chosen in places]
             self.branches = {i: list(found) for i, *found in zip(wanted, *rows, strict=True) if i not in bad}
 
 

@@ -18,14 +18,14 @@ from fake_server import Fake, running
 from tokenmill.cli.main import app
 from tokenmill.core.errors import UserError
 from tokenmill.measure.client import Answer, Target
-from tokenmill.measure.conversations import Conversation, Lengths, Made, Turn, make
+from tokenmill.measure.conversations import Conversation, Lengths, Made, Turn, make_conversations
 from tokenmill.measure.devices import recognise
 from tokenmill.measure.server_load import Pattern, serve_load, sum_up, sweep
 from tokenmill.measure.server_work import fill_shares, read_totals
 
 
 def talks(count, tokens=10, **made):
-    return make(Made(count, Lengths("fixed", 20), Lengths("fixed", tokens), **made))
+    return make_conversations(Made(count, Lengths("fixed", 20), Lengths("fixed", tokens), **made))
 
 
 async def put(fake, conversations, pattern, *, chat=False, extras=True, want_ids=False, slo=None, timeout=120.0):

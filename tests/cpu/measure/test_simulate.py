@@ -15,7 +15,7 @@ from tokenmill.measure.plan import Setup, read_model
 from tokenmill.measure.roofline import Grant, floor, step_cost
 from tokenmill.measure.simulate import simulate
 from tokenmill.measure.throughput import measure
-from tokenmill.measure.workloads import Uniform, read
+from tokenmill.measure.workloads import Uniform, read_workload
 from tokenmill.testing.tiny import make_tiny
 
 OPTIONS = {"kv_cache_memory_bytes": 1 << 20, "max_num_seqs": 3, "max_num_batched_tokens": 32, "device": "cpu"}
@@ -45,7 +45,7 @@ def test_steps_are_those_of_the_real_engine(tiny, tmp_path):
     shared = list(range(20, 60))
     rows = [{"prompt_token_ids": [*shared, 100 + i, 7], "max_tokens": 3 + i} for i in range(7)]
     file.write_text("\n".join(map(json.dumps, rows)))
-    workload = read(file)
+    workload = read_workload(file)
     planner = read_model(make_config({}, model=tiny, **OPTIONS), "cpu")
     predicted = simulate(planner, SETUP, workload)
     run = measure({"model": tiny, **OPTIONS}, [workload], roofline=False)

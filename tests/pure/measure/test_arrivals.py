@@ -13,7 +13,7 @@ import pytest
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.measure.arrivals import arrival_times
-from tokenmill.measure.conversations import HASH_BLOCK, Lengths, Made, Reader, make, read_lengths
+from tokenmill.measure.conversations import HASH_BLOCK, Lengths, Made, Reader, make_conversations, read_lengths
 from tokenmill.measure.stats import SAMPLES, percentile, summary_ms, thin
 
 MANY = 20_000
@@ -95,12 +95,14 @@ def test_bad_lengths_are_refused(text: str) -> None:
 
 def test_made_conversations_share_prefixes() -> None:
     load = Made(30, Lengths("fixed", 5), Lengths("fixed", 7), turns=2, prefix=20, prefixes=3, vocab=500, seed=4)
-    found = make(load)
-    assert found == make(load)
+    found = make_conversations(load)
+    assert found == make_conversations(load)
     assert len({tuple(talk.turns[0].prompt[:20]) for talk in found}) == 3
     assert all(len(talk.turns[0].prompt) == 25 and len(talk.turns[1].prompt) == 5 for talk in found)
     assert all(10 <= token < 500 for talk in found for turn in talk.turns for token in turn.prompt)
-    words = make(Made(1, Lengths("fixed", 5), Lengths("fixed", 7), prefix=3, text=True))[0].turns[0].prompt
+    words = (
+        make_conversations(Made(1, Lengths("fixed", 5), Lengths("fixed", 7), prefix=3, text=True))[0].turns[0].prompt
+    )
     assert isinstance(words, str) and len(words.split()) == 8
 
 

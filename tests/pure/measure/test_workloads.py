@@ -10,7 +10,7 @@ import pytest
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.measure.stats import percentile, summary_ms
-from tokenmill.measure.workloads import Uniform, read
+from tokenmill.measure.workloads import Uniform, read_workload
 
 
 def write(tmp_path: Path, text: str) -> Path:
@@ -21,7 +21,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 def test_token_ids_and_text(tmp_path: Path) -> None:
     lines = '{"prompt_token_ids": [0, 5], "max_tokens": 3}\n\n{"prompt": "abc", "max_tokens": 1}\n'
-    workload = read(write(tmp_path, lines))
+    workload = read_workload(write(tmp_path, lines))
     assert workload.name == "w.jsonl"
     assert workload.jobs(lambda text: [ord(c) for c in text], 1000) == [([0, 5], 3), ([97, 98, 99], 1)]
     with pytest.raises(ParameterError, match=r"w\.jsonl, line 2: text needs a tokenizer"):
@@ -47,13 +47,13 @@ def test_token_ids_and_text(tmp_path: Path) -> None:
 def test_errors_name_the_line(tmp_path: Path, bad: str, part: str) -> None:
     file = write(tmp_path, '{"prompt": "fine", "max_tokens": 1}\n' + bad + "\n")
     with pytest.raises(ParameterError, match="line 2") as caught:
-        read(file)
+        read_workload(file)
     assert part in str(caught.value)
 
 
 def test_an_empty_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParameterError, match="at least one request"):
-        read(write(tmp_path, "\n\n"))
+        read_workload(write(tmp_path, "\n\n"))
 
 
 def test_made_up_workloads_repeat_themselves() -> None:

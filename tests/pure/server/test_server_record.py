@@ -8,7 +8,7 @@ import pytest
 
 from tokenmill.core.errors import UserError
 from tokenmill.measure.conversations import Reader
-from tokenmill.measure.workloads import read
+from tokenmill.measure.workloads import read_workload
 from tokenmill.server.traffic_recorder import HASH_BLOCK, Recorder
 
 
@@ -33,7 +33,7 @@ async def test_content_when_asked_for(start, tmp_path):
     path = tmp_path / "traffic.jsonl"
     served = await start(record=str(path), record_content=True)
     await served.post("/v1/completions", {"prompt": [7, 8, 9], "max_tokens": 5, "n": 2, "ignore_eos": True})
-    assert read(path).lines == [([7, 8, 9], 5)]
+    assert read_workload(path).lines == [([7, 8, 9], 5)]
 
 
 def test_files_that_cannot_be_written(tmp_path, start):

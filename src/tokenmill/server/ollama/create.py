@@ -19,7 +19,7 @@ from tokenmill.checkpoint.gguf_file import open_gguf
 from tokenmill.checkpoint.hub import Hub
 from tokenmill.checkpoint.modelfile import Modelfile, ModelfileError, write_modelfile
 from tokenmill.checkpoint.modelfile_parameters import check_parameters, read_written, written
-from tokenmill.checkpoint.pull import Progress, Tell, measured, pull_hub, shown
+from tokenmill.checkpoint.pull import Progress, Tell, describe_source, measured, pull_hub
 from tokenmill.checkpoint.store import Store
 from tokenmill.checkpoint.stored import DEMO, location, rank_of
 from tokenmill.checkpoint.stored_names import LATEST, full_name, may_be_name
@@ -153,7 +153,7 @@ def modelfile_of(entry: Entry) -> str:
     """A Modelfile from which the model could be made again."""
     words = entry.words
     modelfile = Modelfile(
-        base=DEMO if is_demo(entry.name) else shown(entry),
+        base=DEMO if is_demo(entry.name) else describe_source(entry),
         parameters=written(entry.parameters),
         system=words.system or None,
         template=words.written or None,
