@@ -21,7 +21,7 @@ import pytest
 
 from tests.cpu.server.conftest import Running
 from tests.reliability.rows_helpers import percentile
-from tokenmill.server.access import digest, shown
+from tokenmill.server.access import digest, shown_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 Launch = Callable[..., Running]
@@ -277,4 +277,4 @@ def test_row_23_a_thousand_canaries(keyed: Running) -> None:
     found = {name: len(re.findall(r"CANARY\d{4}x", text)) for name, text in places.items()}
     found["keys"] = sum(text.count(key) for text in places.values() for key in KEYS)
     print(json.dumps({"found": found, "log_bytes": len(log), "errors": len(answers)}))
-    assert not any(found.values()) and shown(digest(KEYS[1])) in log and len(answers) > 400
+    assert not any(found.values()) and shown_key(digest(KEYS[1])) in log and len(answers) > 400

@@ -15,7 +15,7 @@ from tokenmill.cli.errors import exit_code
 from tokenmill.cli.flags import MODEL, Settled, engine_flags, settle_stored
 from tokenmill.cli.generate import check_output
 from tokenmill.cli.interrupts import Interrupts
-from tokenmill.cli.loading import describe, load
+from tokenmill.cli.loading import describe, load_engine
 from tokenmill.cli.named_files import is_text
 from tokenmill.cli.screen import Screen
 from tokenmill.cli.terminal import harmless
@@ -95,7 +95,7 @@ def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conv
     _apply_stored(settled, manner, talk)
     if manner.template is None and lacks_template(config):
         raise ParameterError(NO_TEMPLATE.format(name))
-    llm, seconds = load(settled.keywords)
+    llm, seconds = load_engine(settled.keywords)
     try:
         for line in describe(llm.service.built, seconds):
             _tell(line)

@@ -79,7 +79,7 @@ def distill(  # noqa: PLR0913
     else:
         student = MedusaStudent(teacher, heads=heads) if kind == "medusa" else Eagle3Student(teacher)
     course = Course(steps, batch, rate, every, seed, 60 * minutes)
-    right = train(teacher, student, lines, course, target, tell, resume=resume)
+    right = train(teacher, student, lines, course, target, show_progress, resume=resume)
     typer.echo(f"right on held-out text, by place: {percent(right)}")
     spec: dict[str, Any] = {"method": METHODS[kind], "model": str(target)}
     typer.echo(f"tokenmill serve {model} --speculative-config '{json.dumps(spec)}'")
@@ -116,7 +116,7 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
-def tell(told: Told) -> None:
+def show_progress(told: Told) -> None:
     """Print a line at each checkpoint, and now and then between."""
     if told.right is None and told.step % 20:
         return

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
-from tokenmill.cli.loading import load
+from tokenmill.cli.loading import load_engine
 from tokenmill.cli.terminal import Live
 from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError, why
 
@@ -56,7 +56,7 @@ def generate(
     given = {"max_tokens": most, **({"seed": options["seed"]} if "seed" in options else {}), **sampling}
     _check(given)
     live = not as_json and given.get("n", 1) == 1 and (sys.stdout.isatty() if stream is None else stream)
-    llm, seconds = load(keywords)
+    llm, seconds = load_engine(keywords)
     tokenizer = llm.service.built.tokenizer
     if live and sys.stderr.isatty() and tokenizer is not None and tokenizer.chat_template is not None:
         typer.secho(f"(the text goes on; `tokenmill chat {config.model.model}` answers questions)", dim=True, err=True)

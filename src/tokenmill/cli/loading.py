@@ -22,7 +22,7 @@ FIRST_S, OFTEN_S = 0.8, 1.5
 begin), and between lines."""
 
 
-def load(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
+def load_engine(options: Mapping[str, Any]) -> tuple[AsyncLLM, float]:
     """Load a streaming engine with checked options. Returns it with the seconds that loading took."""
     started = time.perf_counter()
     with show_waiting(f"Loading {options['model']}"):

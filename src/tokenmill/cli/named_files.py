@@ -126,12 +126,12 @@ def _checked(name: str, body: dict[str, Any], schema: type[BaseModel]) -> Any:
 def _refuse_unread(name: str, body: dict[str, Any], schema: type[BaseModel]) -> None:
     """Refuse by name what would be ignored."""
     from tokenmill.server.inputs.object_rules import schema_name
-    from tokenmill.server.inputs.unread_names import Unknown, look, refuse_unknown
+    from tokenmill.server.inputs.unread_names import Unknown, judge_names, refuse_unknown
     from tokenmill.server.request_rules import make_request_rules
 
     unknown = Unknown()
     try:
-        look(body, make_request_rules()[schema_name(schema)], unknown)
+        judge_names(body, make_request_rules()[schema_name(schema)], unknown)
         refuse_unknown(unknown)
     except ParameterError as error:
         raise ParameterError(f"{name}: {error}") from None

@@ -88,7 +88,7 @@ def prune(
 def _repair(found: FolderSource, data: Path, chosen: dict[str, Any]) -> Callable[[Path], None]:
     """The settings for learning, read and checked before anything is removed."""
     with show_waiting("Getting ready"):
-        from tokenmill.cli.distill import percent, tell
+        from tokenmill.cli.distill import percent, show_progress
         from tokenmill.distill.repair import check, repair
         from tokenmill.distill.texts import read_texts
         from tokenmill.distill.train import Course
@@ -104,7 +104,7 @@ def _repair(found: FolderSource, data: Path, chosen: dict[str, Any]) -> Callable
     course = Course(steps, batch, rate, steps, seconds=60 * max(0.0, chosen.get("minutes", 0.0)))
 
     def learn(target: Path) -> None:
-        right = repair(found.path, target, texts, course, line, chosen.get("device", "cpu"), tell)
+        right = repair(found.path, target, texts, course, line, chosen.get("device", "cpu"), show_progress)
         typer.echo(f"says what the original says at {percent(right)} of held-out tokens")
 
     return learn

@@ -28,7 +28,7 @@ NEVER_YEAR = 2900
 
 def ps(url: str = URL, api_key: str = KEY) -> None:
     """List the models that a running server holds in memory."""
-    models = ask(url, api_key, "/api/ps").get("models") or []
+    models = ask_server(url, api_key, "/api/ps").get("models") or []
     rows = [("NAME", "ID", "SIZE", "CONTEXT", "UNTIL")]
     for each in models:
         context = f"{each.get('context_length') or 0:,}"
@@ -43,13 +43,13 @@ def stop(
     api_key: str = KEY,
 ) -> None:
     """Unload a model from a running server, after its open answers."""
-    found = ask(url, api_key, "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
+    found = ask_server(url, api_key, "/api/generate", {"model": name, "keep_alive": 0, "stream": False})
     if found.get("done_reason") != "unload":
         raise UserError(f"{name} stays: the server was started with it.")
     typer.echo(f"{name} is unloaded when its open answers have ended")
 
 
-def ask(url: str | None, key: str | None, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+def ask_server(url: str | None, key: str | None, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The server's answer, or its error in one sentence."""
     listen = make_server_config().listen
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(listen.host, listen.host)

@@ -31,7 +31,7 @@ def digest(key: str | bytes) -> bytes:
     return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
 
 
-def shown(key_digest: bytes) -> str:
+def shown_key(key_digest: bytes) -> str:
     """How a key appears in logs and rate limits."""
     return key_digest.hex()[:12]
 
@@ -56,7 +56,7 @@ class Access:
             found |= number * hmac.compare_digest(key, given)
         if not found:
             raise HttpError(401, "A valid API key is needed: send it as 'Authorization: Bearer KEY' or 'x-api-key'.")
-        return shown(given)
+        return shown_key(given)
 
     def check_host(self, headers: Mapping[bytes, bytes]) -> None:
         """Raise 403 for a host name that is not this server's: otherwise a foreign page could point its own name at

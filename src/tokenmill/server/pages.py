@@ -43,7 +43,7 @@ def read_page(query: Mapping[str, str], *, order: str = "desc") -> Page:
     return Page(query.get("after"), limit, order == "desc")
 
 
-def listed(entries: Sequence[T], page: Page, id_of: Callable[[T], str], show: Callable[[T], Any]) -> dict[str, Any]:
+def list_page(entries: Sequence[T], page: Page, id_of: Callable[[T], str], show: Callable[[T], Any]) -> dict[str, Any]:
     """The list object of one page. `entries`: all of them, the oldest first."""
     ordered = list(reversed(entries)) if page.newest_first else list(entries)
     start = 0

@@ -25,7 +25,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, Pairs, error_bytes
 from tokenmill.server.inputs.headers import ineffective_headers, judge_query
 from tokenmill.server.inputs.object_rules import schema_name
-from tokenmill.server.inputs.unread_names import Unknown, as_headers, look, look_in_template, refuse_unknown
+from tokenmill.server.inputs.unread_names import Unknown, as_headers, judge_names, look_in_template, refuse_unknown
 from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams
 from tokenmill.server.request_job import Job
 from tokenmill.server.sse import EventStream, LineStream
@@ -128,7 +128,7 @@ def _parse(
 def judge(context: Context, request: Request, object_name: str, raw: dict[str, Any]) -> None:
     """Refuse the names on the list of refused ones. Unknown names are counted, and reported in the answer's headers."""
     unknown, known = Unknown(), context.bodies.rules[object_name]
-    look(raw, known, unknown)
+    judge_names(raw, known, unknown)
     kwargs = raw.get("chat_template_kwargs") if "chat_template_kwargs" in known.fields else None
     if isinstance(kwargs, dict):
         tokenizer = context.backend.info.tokenizer

@@ -21,7 +21,7 @@ from tokenmill.server.inputs.harmless import HARMLESS
 from tokenmill.server.inputs.headers import DONE_HEADERS, HARMLESS_HEADERS, QUERIES, TOLD_HEADERS
 from tokenmill.server.inputs.object_rules import Refusal, parts, schema_name, spellings
 from tokenmill.server.inputs.refused import GENERATING, REFUSED
-from tokenmill.server.inputs.unread_names import MOST_CHARS, MOST_TOLD, Unknown, look
+from tokenmill.server.inputs.unread_names import MOST_CHARS, MOST_TOLD, Unknown, judge_names
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.request_rules import ALIASES, ENDPOINTS, OBJECTS, make_request_rules
 from tokenmill.testing.fake_generator import FakeOptions
@@ -107,11 +107,11 @@ def test_every_refused_name_is_refused_unless_it_asks_for_nothing(name: str) -> 
     for field, refusal in rules.refused.items():
         for quiet in (None, *refusal.neutral):
             unknown = Unknown()
-            look({field: quiet}, rules, unknown)
+            judge_names({field: quiet}, rules, unknown)
             assert not unknown.names
         for loud in ("zz", 77, ["zz"], {"zz": 1}):
             with pytest.raises(ParameterError, match="is not supported in this version") as caught:
-                look({field: loud}, rules, Unknown())
+                judge_names({field: loud}, rules, Unknown())
             assert caught.value.param == field
 
 
@@ -254,7 +254,7 @@ async def test_arguments_that_the_template_never_reads_are_told_or_refused(start
 def test_looking_at_many_objects_is_cheap() -> None:
     body = {"messages": [{"role": "user", "content": "", f"k{i}": 1} for i in range(60_000)]}
     unknown = Unknown()
-    assert least_cpu_time(lambda: look(body, RULES["openai.ChatRequest"], unknown), 1.0) < 1.0
+    assert least_cpu_time(lambda: judge_names(body, RULES["openai.ChatRequest"], unknown), 1.0) < 1.0
     assert len(unknown.names) == MOST_TOLD and unknown.more
 
 
@@ -265,12 +265,12 @@ def test_looking_at_many_objects_is_cheap() -> None:
 def test_other_spellings_become_the_field_s_name(object_name: str) -> None:
     for name, field in ALIASES[object_name].items():
         for raw in ({name: 7}, {name: 7, field: 7}):
-            look(raw, RULES[object_name], Unknown())
+            judge_names(raw, RULES[object_name], Unknown())
             assert raw == {field: 7}
         with pytest.raises(ParameterError, match="not both"):
-            look({name: 7, field: 8}, RULES[object_name], Unknown())
+            judge_names({name: 7, field: 8}, RULES[object_name], Unknown())
         nothing = {name: None, field: 8}
-        look(nothing, RULES[object_name], Unknown())
+        judge_names(nothing, RULES[object_name], Unknown())
         assert nothing == {field: 8}
 
 
@@ -281,7 +281,7 @@ async def test_other_spellings_have_the_field_s_effect(start: Starter) -> None:
         answer = (await served.post("/v1/chat/completions", {**base, name: 3})).json()
         assert answer["usage"]["completion_tokens"] == 3
     raw: dict[str, Any] = {"n_predict": -1}
-    look(raw, RULES["openai.CompletionRequest"], Unknown())
+    judge_names(raw, RULES["openai.CompletionRequest"], Unknown())
     assert raw == {"max_tokens": None}
     for value in (0, -3, "3", True):
         answer = await served.post("/v1/chat/completions", {**base, "n_predict": value})

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tokenmill.server.ollama.stored_files import stored
+from tokenmill.server.ollama.stored_files import read_stored
 from tokenmill.testing.fake_generator import FakeOptions
 
 CALL = 'Let me see.<tool_call>\n{"name": "get_weather", "arguments": {"city": "Paris"}}\n</tool_call>'
@@ -147,15 +147,15 @@ def test_files_are_told_as_they_lie(tmp_path):
     entry = {"data_offsets": [0, 1]}
     entries = {"a": {"dtype": "BF16", "shape": [10, 20], **entry}, "b": {"dtype": "F32", "shape": [5], **entry}}
     folder = safetensors(tmp_path / "plain", {**entries, "__metadata__": {"x": "y"}})
-    found = stored(str(folder))
+    found = read_stored(str(folder))
     size = (folder / "model.safetensors").stat().st_size
     assert (found.format, found.size, found.parameters, found.level) == ("safetensors", size, 205, "BF16")
     packed = safetensors(tmp_path / "packed", entries, quantization_config={"quant_method": "gptq"})
-    assert stored(str(packed)).level == "GPTQ"
-    assert stored("owner/model") is None and stored(str(tmp_path)) is None
+    assert read_stored(str(packed)).level == "GPTQ"
+    assert read_stored("owner/model") is None and read_stored(str(tmp_path)) is None
     (packed / "config.json").write_text("{")
-    assert stored(str(packed)) is None
-    demo = stored("demo")
+    assert read_stored(str(packed)) is None
+    demo = read_stored("demo")
     assert demo.format == "safetensors" and demo.parameters > 1_000_000 and demo.size > 2**20
 
 
@@ -211,7 +211,7 @@ async def test_tags_tell_the_files(start, tmp_path, monkeypatch):
         monkeypatch.setattr(info, "root", root) if not is_frozen(info) else object.__setattr__(info, "root", root)
         (entry, *_) = (await served.client.get("/api/tags")).json()["models"]
         assert (entry["details"]["format"], entry["details"]["quantization_level"]) == (form, level)
-        assert entry["size"] == (stored(root).size if stored(root) else info.details.get("weight_bytes", 0))
+        assert entry["size"] == (read_stored(root).size if read_stored(root) else info.details.get("weight_bytes", 0))
 
 
 def is_frozen(value):

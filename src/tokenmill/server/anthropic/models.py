@@ -16,7 +16,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, quoted
 from tokenmill.server.pages import read_limit
 from tokenmill.server.routing import json_answer
-from tokenmill.server.switch.listing import ListedModel, known, listed
+from tokenmill.server.switch.listing import ListedModel, find_listed, list_models
 
 MOST = 1000
 
@@ -25,8 +25,8 @@ def models_answer(context: Context, request: Request, created: int) -> Response:
     """All models, or the one that the path names."""
     name = request.path_params.get("name")
     if name is not None:
-        return json_answer(_card(known(context.shared, request, name), created))
-    return json_answer(_listed(listed(context.shared, request), request.query_params, created))
+        return json_answer(_card(find_listed(context.shared, request, name), created))
+    return json_answer(_listed(list_models(context.shared, request), request.query_params, created))
 
 
 def _card(shown: ListedModel, created: int) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.server.inputs.unread_names import Unknown, plain
+from tokenmill.server.inputs.unread_names import Unknown, header_text
 from tokenmill.server.pages import PAGED
 
 DONE_HEADERS: Mapping[str, str] = {
@@ -100,6 +100,6 @@ def judge_query(path: str, given: Mapping[str, str], unknown: Unknown) -> None:
             continue
         refused = REFUSED_QUERIES.get((path, name))
         if refused is None:
-            unknown.tell(plain(name))
+            unknown.tell(header_text(name))
         elif given[name] != refused[1]:
-            raise ParameterError(f"{name} is not supported in this version: {refused[0]}.", param=plain(name))
+            raise ParameterError(f"{name} is not supported in this version: {refused[0]}.", param=header_text(name))

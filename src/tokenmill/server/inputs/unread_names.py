@@ -32,7 +32,7 @@ class Unknown:
 
     def add(self, path: str, name: str, rules: ObjectRules) -> None:
         """Add a name, if there is room."""
-        if path + name in self.names or (shown := plain(path + name)) in self.names:
+        if path + name in self.names or (shown := header_text(path + name)) in self.names:
             return
         self.tell(shown, lambda: _hint(name, rules))
 
@@ -44,13 +44,13 @@ class Unknown:
             self.names[shown] = hint()
 
 
-def plain(name: str) -> str:
+def header_text(name: str) -> str:
     """A name as a header may carry it: short, and of printable ASCII."""
     shown = _ODD.sub("?", name[:MOST_CHARS])
     return shown + "..." if len(name) > MOST_CHARS else shown
 
 
-def look(raw: MutableMapping[str, Any], rules: ObjectRules, unknown: Unknown, path: str = "") -> None:
+def judge_names(raw: MutableMapping[str, Any], rules: ObjectRules, unknown: Unknown, path: str = "") -> None:
     """Refuse the names on the list of refused ones, rename other spellings to the field's name, and collect unknown
     names. A field that is null counts as absent."""
     if rules.validated:
@@ -68,11 +68,11 @@ def look(raw: MutableMapping[str, Any], rules: ObjectRules, unknown: Unknown, pa
     for name, under in rules.inside.items():
         value = raw.get(name)
         if isinstance(value, dict):
-            look(value, under, unknown, f"{path}{name}.")
+            judge_names(value, under, unknown, f"{path}{name}.")
         elif isinstance(value, list):
             for part in value:
                 if isinstance(part, dict):
-                    look(part, under, unknown, f"{path}{name}.")
+                    judge_names(part, under, unknown, f"{path}{name}.")
 
 
 def look_in_template(kwargs: Mapping[str, Any], template: Any, unknown: Unknown) -> None:
@@ -83,7 +83,7 @@ def look_in_template(kwargs: Mapping[str, Any], template: Any, unknown: Unknown)
     words = set(_WORD.findall(text))
     for name, value in kwargs.items():
         if value is not None and name not in words and not unknown.more:
-            unknown.tell(plain(f"chat_template_kwargs.{name}"))
+            unknown.tell(header_text(f"chat_template_kwargs.{name}"))
 
 
 def _move(raw: MutableMapping[str, Any], name: str, field_name: str, path: str) -> None:

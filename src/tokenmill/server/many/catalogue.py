@@ -21,7 +21,7 @@ from typing import Generic
 from tokenmill.core.errors import EngineDeadError, EngineLostError, ParameterError, UserError
 from tokenmill.core.sleeping import TAGS
 from tokenmill.server.many.entry import Entry, GoneError, Spec, State, U, UnreadyError
-from tokenmill.server.many.sleepers import Sleepers, oldest, said
+from tokenmill.server.many.sleepers import Sleepers, client_text, oldest
 
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.05
@@ -214,7 +214,7 @@ class Catalogue(Generic[U]):
     def _check_failure(entry: Entry[U]) -> None:
         left = entry.life.retry_at - time.monotonic()
         if entry.state is State.FAILED and left > 0:
-            raise UnreadyError(f"{entry.name!r} could not be loaded: {said(entry.life.error)}", max(1.0, left))
+            raise UnreadyError(f"{entry.name!r} could not be loaded: {client_text(entry.life.error)}", max(1.0, left))
 
     # ------------------------------------------------------------ loading
 
@@ -248,7 +248,7 @@ class Catalogue(Generic[U]):
                 log.error("a model could not be loaded", exc_info=ours, extra={"data": {"model": entry.name}})
             entry.failed(error)
             left = life.retry_at - time.monotonic()
-            return UnreadyError(f"{entry.name!r} could not be loaded: {said(error)}", max(1.0, left),
+            return UnreadyError(f"{entry.name!r} could not be loaded: {client_text(error)}", max(1.0, left),
                                 never=isinstance(error, MemoryError))  # fmt: skip
         else:
             self._ready(entry, began, woken=before is State.SLEEPING)

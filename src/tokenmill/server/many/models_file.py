@@ -25,7 +25,7 @@ from tokenmill.core.config import (
 )
 from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.engine.checks import check_options
-from tokenmill.server.access import digest, shown
+from tokenmill.server.access import digest, shown_key
 from tokenmill.server.many.entry import Spec
 from tokenmill.server.preflight import check_entry
 
@@ -57,7 +57,7 @@ def read_models(
         raise ParameterError(f"--models {path} names {len(entries)} models; {MOST_MODELS} is the most.", param="models")
     specs = [_spec(name, given, options, server) for name, given in entries.items()]
     keys = _read_keys(path, found.get("keys"), specs)
-    return specs, {shown(digest(key)): names for key, names in keys.items()}, list(keys)
+    return specs, {shown_key(digest(key)): names for key, names in keys.items()}, list(keys)
 
 
 def name_models(models: Sequence[str], options: Mapping[str, Any], server: ServerConfig) -> list[Spec]:

@@ -96,7 +96,7 @@ class Sleepers:
             log.error("a model could not be put to sleep", exc_info=ours, extra={"data": {"model": entry.name}})
             if rest.by_hand:
                 self.models.stays(entry)
-                return UnreadyError(f"{entry.name!r} cannot sleep: {said(error)}", 5)
+                return UnreadyError(f"{entry.name!r} cannot sleep: {client_text(error)}", 5)
             rest.level = 0
             return await self.models.unload_now(entry)
         entry.task, entry.reserved = None, False
@@ -126,7 +126,7 @@ def oldest(entries: Iterable[Entry[Any]]) -> Entry[Any]:
     return min(entries, key=lambda each: each.life.used)
 
 
-def said(error: Exception | None) -> str:
+def client_text(error: Exception | None) -> str:
     """An error's text for clients. It shows neither internal errors nor folders of this machine."""
     if isinstance(error, UserError | EngineDeadError | OSError | MemoryError) and str(error):
         return without_folders(str(error))

@@ -45,7 +45,7 @@ def seconds_of(said: float | str) -> float:
     return NEVER if found < 0 or found > MOST_S else found
 
 
-def keep(shared: ServerContext, request: Request, said: float | str | None) -> None:
+def set_keep_alive(shared: ServerContext, request: Request, said: float | str | None) -> None:
     """Set how long the model of this request stays loaded after its answer has ended."""
     if said is not None:
         shared.models.keep(request.scope["state"]["entry"], seconds_of(said))

@@ -32,7 +32,7 @@ from tokenmill.server.ollama.answers import moment
 from tokenmill.server.ollama.create import Reach, Recipe, copy_model, create, from_modelfile, modelfile_of
 from tokenmill.server.ollama.schemas import CopyRequest, CreateRequest, DeleteRequest, PullRequest, Streaming
 from tokenmill.server.ollama.store_changes import Changes, Work, in_thread
-from tokenmill.server.ollama.stored_files import MAX_CONFIG, Stored, named, stored
+from tokenmill.server.ollama.stored_files import MAX_CONFIG, Stored, read_stored, text_of_header
 from tokenmill.server.routing import json_answer, post, read_body
 from tokenmill.server.sse import LineStream
 
@@ -256,13 +256,13 @@ def _read_files(where: str, changed: float) -> tuple[Stored | None, dict[str, An
             path = next(iter(sorted(path.glob("*.gguf"))), path)
         if path.is_file():
             metadata = open_gguf(path).metadata
-            family = named(metadata.get("general.architecture"))
-            return stored(str(path)), _told(family, metadata.get(f"{family}.context_length"))
+            family = text_of_header(metadata.get("general.architecture"))
+            return read_stored(str(path)), _told(family, metadata.get(f"{family}.context_length"))
         config = read_object(path / "config.json", MAX_CONFIG)
-        found = _told(named(config.get("model_type")), config.get("max_position_embeddings"))
+        found = _told(text_of_header(config.get("model_type")), config.get("max_position_embeddings"))
     except (ModelError, OSError):
         found = {}
-    return stored(where), found
+    return read_stored(where), found
 
 
 def _told(family: str, context: object) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.errors import renaming_fields
 from tokenmill.server.model_lookup import peek_fields, text_of
 from tokenmill.server.ollama.answers import Answer, error_body, moment, now
-from tokenmill.server.ollama.keep_alive import FOREVER, keep, sent_away
+from tokenmill.server.ollama.keep_alive import FOREVER, sent_away, set_keep_alive
 from tokenmill.server.ollama.models import BLOBS, add_model_routes, around, show_stored, told
 from tokenmill.server.ollama.schemas import (
     NAMES,
@@ -35,12 +35,12 @@ from tokenmill.server.ollama.schemas import (
     ShowRequest,
 )
 from tokenmill.server.ollama.store_changes import Changes, in_thread
-from tokenmill.server.ollama.stored_files import stored
+from tokenmill.server.ollama.stored_files import read_stored
 from tokenmill.server.openai import embeddings
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.schemas import EmbeddingRequest
 from tokenmill.server.routing import Api, Work, get, json_answer, of_model, post, read_body
-from tokenmill.server.switch.listing import ListedModel, listed
+from tokenmill.server.switch.listing import ListedModel, list_models
 from tokenmill.server.translated_chat import open_translated
 from tokenmill.text.fill import find_fill
 from tokenmill.text.messages.describe import MessageFormat
@@ -65,7 +65,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def answer_prompt(request: Request, context: Context) -> Response:
         async with Work(context, request) as work:
             body = await work.read(GenerateRequest)
-            keep(context.shared, request, body.keep_alive)
+            set_keep_alive(context.shared, request, body.keep_alive)
             check_room(context, body.options)
             if not body.prompt:
                 return json_answer(loaded(context, body.model, {"response": ""}))
@@ -80,7 +80,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def answer_chat(request: Request, context: Context) -> Response:
         async with Work(context, request) as work:
             body = await work.read(ChatRequest)
-            keep(context.shared, request, body.keep_alive)
+            set_keep_alive(context.shared, request, body.keep_alive)
             check_room(context, body.options)
             if not body.messages:
                 return json_answer(loaded(context, body.model, {"message": {"role": "assistant", "content": ""}}))
@@ -92,7 +92,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Unit vectors of texts."""
         async with Work(context, request) as work:
             body = await work.read(EmbedRequest)
-            keep(context.shared, request, body.keep_alive)
+            set_keep_alive(context.shared, request, body.keep_alive)
             check_room(context, body.options)
             found = await vectors(context, work, body.model, body.input, body)
             return json_answer(
@@ -109,7 +109,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Return one vector, in the older form."""
         async with Work(context, request) as work:
             body = await work.read(EmbeddingsRequest)
-            keep(context.shared, request, body.keep_alive)
+            set_keep_alive(context.shared, request, body.keep_alive)
             with renaming_fields({"input": "prompt"}):
                 found = await vectors(context, work, body.model, body.prompt, None)
             return json_answer({"embedding": found["data"][0]["embedding"]})
@@ -131,12 +131,12 @@ def _add_telling(app: FastAPI, context: Context, changes: Changes) -> None:
     async def tags(request: Request) -> Response:
         """List all models, loaded or not."""
         await changes.sync()
-        found = listed(context.shared, request)
+        found = list_models(context.shared, request)
         return json_answer({"models": await in_thread(lambda: [listed_entry(changes, each) for each in found])})
 
     async def running(request: Request) -> Response:
         """List the loaded models, and when they will be unloaded."""
-        loaded = [each for each in listed(context.shared, request) if each.info is not None]
+        loaded = [each for each in list_models(context.shared, request) if each.info is not None]
         shown_models = await in_thread(lambda: [{**listed_entry(changes, each), **_presence(each)} for each in loaded])
         return json_answer({"models": shown_models})
 
@@ -330,7 +330,7 @@ def described(context: Context, name: str) -> dict[str, Any]:
     }
 
 
-_files_of = lru_cache(maxsize=64)(stored)
+_files_of = lru_cache(maxsize=64)(read_stored)
 
 
 def _count(weights: float) -> str:

@@ -41,7 +41,7 @@ class Stored:
     level: str = ""
 
 
-def stored(root: str) -> Stored | None:
+def read_stored(root: str) -> Stored | None:
     """The files of the model of this name. None: they do not lie where the name says (hub models)."""
     path = demo_dir("main") if root == "demo" else in_home(root)
     try:
@@ -83,12 +83,14 @@ def _folder(path: Path, files: list[Path]) -> Stored:
     scheme = config.get("quantization_config")
     form = "safetensors" if files[0].suffix == ".safetensors" else "pytorch"
     if isinstance(scheme, dict) and scheme:
-        return Stored(form, _size(files), _modified(files), 0, named(scheme.get("quant_method")).upper())
+        return Stored(form, _size(files), _modified(files), 0, text_of_header(scheme.get("quant_method")).upper())
     kinds: Counter[str] = Counter()
     for file in files if form == "safetensors" else ():
         for kind, count in _header(file):
             kinds[kind] += count
-    level = max(kinds, key=kinds.__getitem__) if kinds else named(config.get("torch_dtype") or config.get("dtype"))
+    level = (
+        max(kinds, key=kinds.__getitem__) if kinds else text_of_header(config.get("torch_dtype") or config.get("dtype"))
+    )
     return Stored(form, _size(files), _modified(files), sum(kinds.values()), level.upper())
 
 
@@ -115,7 +117,7 @@ def _tensor(entry: object) -> tuple[str, int]:
     return kind[:MAX_NAME], count
 
 
-def named(value: object) -> str:
+def text_of_header(value: object) -> str:
     """A name in a file, or "" if it is not a name."""
     return value[:MAX_NAME] if isinstance(value, str) else ""
 

@@ -24,7 +24,7 @@ from tokenmill.server.openai.schemas import (
 from tokenmill.server.openai.stored.store_chat import begin_storage, kept_base
 from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, tenant, written_answer
 from tokenmill.server.sse import DONE, event
-from tokenmill.server.switch.listing import known, listed
+from tokenmill.server.switch.listing import find_listed, list_models
 
 
 def add_routes(app: FastAPI, context: Context) -> None:
@@ -90,11 +90,13 @@ def _add_telling(app: FastAPI, context: Context) -> None:
 
     async def models(request: Request) -> Response:
         """List the served models."""
-        return json_answer(tokens.model_list(listed(context.shared, request), created))
+        return json_answer(tokens.model_list(list_models(context.shared, request), created))
 
     async def model(request: Request) -> Response:
         """Get one served model."""
-        return json_answer(tokens.model_card(known(context.shared, request, request.path_params["name"]), created))
+        return json_answer(
+            tokens.model_card(find_listed(context.shared, request, request.path_params["name"]), created)
+        )
 
     async def timeline(request: Request) -> Response:
         """Get the timeline of a recent request. Only its own key may ask."""

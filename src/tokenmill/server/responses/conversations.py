@@ -12,7 +12,7 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context
-from tokenmill.server.pages import listed, read_page
+from tokenmill.server.pages import list_page, read_page
 from tokenmill.server.responses.conversation import Conversation, encoded_items
 from tokenmill.server.responses.conversation_items import full_items
 from tokenmill.server.responses.schemas import CreateConversation, CreateItems, UpdateConversation
@@ -75,7 +75,7 @@ def add_conversations(app: FastAPI, context: Context) -> None:
     async def list_items(request: Request) -> Response:
         """List a conversation's items, the newest first."""
         page, conversation = read_page(request.query_params), found(request)
-        return json_answer(listed(list(conversation.items.items()), page, _name, _shown))
+        return json_answer(list_page(list(conversation.items.items()), page, _name, _shown))
 
     async def read_item(request: Request) -> Response:
         """Get one item."""

@@ -17,12 +17,12 @@ from starlette.responses import Response
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_object
 from tokenmill.server.model_lookup import Streams
-from tokenmill.server.pages import listed, read_page
+from tokenmill.server.pages import list_page, read_page
 from tokenmill.server.responses.conversations import PATH as CONVERSATIONS
 from tokenmill.server.responses.conversations import add_conversations
 from tokenmill.server.responses.kept_responses import KeptResponse
 from tokenmill.server.responses.readers import add_readers
-from tokenmill.server.responses.runs import Run, events, open_run, settle, write
+from tokenmill.server.responses.runs import Run, clean_up, events, open_run, run_to_end
 from tokenmill.server.responses.schemas import ResponsesRequest
 from tokenmill.server.responses.socket import SocketConversation
 from tokenmill.server.routing import Api, Work, delete, get, json_answer, post, tenant
@@ -45,10 +45,10 @@ def add_routes(app: FastAPI, context: Context) -> None:
             if body.background:
                 work.detach()
                 return _detached(run, tasks, stream=bool(body.stream))
-            work.after.append(partial(settle, run))
+            work.after.append(partial(clean_up, run))
             if body.stream:
                 return work.stream(_foreground(run))
-            await write(run)
+            await run_to_end(run)
             return _answer(run)
 
     async def connect(request: Request) -> Response:
@@ -90,7 +90,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         page = read_page(request.query_params)
 
         def shown() -> Response:
-            return json_answer(listed(msgspec.json.decode(kept.items), page, lambda item: str(item["id"]), dict))
+            return json_answer(list_page(msgspec.json.decode(kept.items), page, lambda item: str(item["id"]), dict))
 
         return await context.bodies.run_in_thread(len(kept.items), shown)
 
@@ -121,10 +121,10 @@ RESPONSES = Api(
 
 def _detached(run: Run, tasks: set[asyncio.Task[None]], *, stream: bool) -> Response:
     """Let the run continue without its client."""
-    task = run.kept.task = asyncio.get_running_loop().create_task(write(run))
+    task = run.kept.task = asyncio.get_running_loop().create_task(run_to_end(run))
     tasks.add(task)  # the event loop itself keeps only weak references
     task.add_done_callback(tasks.discard)
-    task.add_done_callback(lambda _: settle(run))
+    task.add_done_callback(lambda _: clean_up(run))
     return EventStream(run.kept.follow(), _nothing) if stream else json_answer(run.growing.response)
 
 

@@ -104,7 +104,7 @@ async def _read(context: Context, job: Job, body: TalkRequest, earlier: Earlier)
     return await context.bodies.run_in_thread(job.size, lambda: read_talk(body, earlier.messages, earlier.items))
 
 
-async def write(run: Run) -> None:
+async def run_to_end(run: Run) -> None:
     """Run to the end, and store every event."""
     async for _ in events(run):
         pass
@@ -130,10 +130,10 @@ async def events(run: Run) -> AsyncIterator[list[bytes]]:
     finally:
         if growing.response["status"] == "in_progress":
             growing.cancel()
-        end(run, whole)
+        end_run(run, whole)
 
 
-def end(run: Run, messages: bytes | None = None) -> None:
+def end_run(run: Run, messages: bytes | None = None) -> None:
     """End the run. A complete answer is added to the conversation. It may be called twice."""
     kept, conversation = run.kept, run.conversation
     if kept.ended:
@@ -149,12 +149,12 @@ def end(run: Run, messages: bytes | None = None) -> None:
         run.store.weigh(conversation)
 
 
-def settle(run: Run) -> None:
+def clean_up(run: Run) -> None:
     """Clean up after a run, even one that never began."""
     run.job.close()
     if not run.kept.ended:
         run.growing.cancel()
-        end(run)
+        end_run(run)
 
 
 def _tell(run: Run, found: Events) -> list[bytes]:

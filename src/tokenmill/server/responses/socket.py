@@ -20,7 +20,7 @@ from tokenmill.server.errors import HttpError, describe_error, error_object, quo
 from tokenmill.server.fields import MOST_LABEL
 from tokenmill.server.model_lookup import asked_model
 from tokenmill.server.responses.kept_responses import KeptResponse, RecentResponse
-from tokenmill.server.responses.runs import events, open_run, settle
+from tokenmill.server.responses.runs import clean_up, events, open_run
 from tokenmill.server.responses.schemas import ResponsesRequest
 from tokenmill.server.routing import Work
 from tokenmill.server.websockets.socket import WebSocket
@@ -61,7 +61,7 @@ class SocketConversation:
                 raise ParameterError("background runs begin with POST /v1/responses.", param="background")
             silent = not self.generate
             run = await open_run(context, work.job, body, work.base(), self.recent, silent=silent)
-            work.after.append(partial(settle, run))
+            work.after.append(partial(clean_up, run))
             async for told in events(run):
                 for event in told:
                     await self._say(socket, event[event.index(_DATA) + len(_DATA) : -2])

@@ -59,7 +59,7 @@ def context_of(entry: Entry[Model]) -> Context | None:
     return entry.unit.context if entry.unit is not None else None
 
 
-def listed(shared: ServerContext, request: Request) -> list[ListedModel]:
+def list_models(shared: ServerContext, request: Request) -> list[ListedModel]:
     """All names that this key may use."""
     allowed, found = rights(shared, request), []
     for entry in shared.models.entries.values():
@@ -79,20 +79,20 @@ def _names(entry: Entry[Model]) -> list[ListedModel]:
     ]
 
 
-def known(shared: ServerContext, request: Request, name: str) -> ListedModel:
+def find_listed(shared: ServerContext, request: Request, name: str) -> ListedModel:
     """The model of this name. Raises 404 if there is none that this key may use."""
-    mine = listed(shared, request)
+    mine = list_models(shared, request)
     for each in mine:
         if each.name == name:
             return each
     if name.endswith(LATEST):
-        return known(shared, request, name.removesuffix(LATEST))
+        return find_listed(shared, request, name.removesuffix(LATEST))
     raise no_such_model(name, [each.name for each in mine])
 
 
 def known_name(shared: ServerContext, request: Request, name: str) -> str:
     """The name of this model. Raises 404 if there is none."""
-    return known(shared, request, name).name
+    return find_listed(shared, request, name).name
 
 
 def status(entry: Entry[Model]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from tokenmill.measure.devices import products_in, recognise
 from tokenmill.measure.kept_measurements import kept_ceilings
 from tokenmill.server.context import Context
 from tokenmill.server.many.entry import Entry
-from tokenmill.server.ollama.stored_files import Stored, stored
+from tokenmill.server.ollama.stored_files import Stored, read_stored
 from tokenmill.text.fill import find_fill
 
 
@@ -103,4 +103,4 @@ def _ceilings(details: dict[str, Any]) -> dict[str, Any] | None:
 
 @lru_cache(maxsize=8)
 def _files(root: str) -> Stored | None:
-    return stored(root)
+    return read_stored(root)

@@ -21,7 +21,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.many.entry import Entry
 from tokenmill.server.model_lookup import find_entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
-from tokenmill.server.switch.listing import ListedModel, context_of, listed, status
+from tokenmill.server.switch.listing import ListedModel, context_of, list_models, status
 from tokenmill.server.switch.loaded_model import parts_of
 from tokenmill.server.web.card import card, unloaded_card
 from tokenmill.server.web.files import PageFile, read_files
@@ -41,7 +41,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         asked = find_entry(context.shared, request, None)  # a look does not load the model
         mine = context_of(asked) or context
         state = engine_state(mine, asked)
-        state["catalogue"] = [stand(each) for each in listed(context.shared, request)]
+        state["catalogue"] = [stand(each) for each in list_models(context.shared, request)]
         models = context.shared.models
         limit, control = models.memory_of(asked.spec.place), context.config.models.models_control
         state["memory"] = {"limit": limit, "control": control}

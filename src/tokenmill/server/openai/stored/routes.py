@@ -10,7 +10,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.inputs.headers import METADATA
 from tokenmill.server.openai.stored.kept_chats import KeptChat
 from tokenmill.server.openai.stored.schemas import UpdateRequest
-from tokenmill.server.pages import listed, read_page
+from tokenmill.server.pages import list_page, read_page
 from tokenmill.server.routing import Api, delete, get, json_answer, post, read_body, tenant
 
 PATH = "/v1/chat/completions"
@@ -35,7 +35,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         ]
         size = sum(chat.size for chat in chats)
         return await context.bodies.run_in_thread(
-            size, lambda: json_answer(listed(chats, page, lambda chat: chat.id, KeptChat.shown))
+            size, lambda: json_answer(list_page(chats, page, lambda chat: chat.id, KeptChat.shown))
         )
 
     async def read(request: Request) -> Response:
@@ -63,7 +63,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         chat, page = found(request), read_page(request.query_params, order="asc")
 
         def shown() -> Response:
-            return json_answer(listed(msgspec.json.decode(chat.messages), page, lambda m: str(m["id"]), dict))
+            return json_answer(list_page(msgspec.json.decode(chat.messages), page, lambda m: str(m["id"]), dict))
 
         return await context.bodies.run_in_thread(len(chat.messages), shown)
 
