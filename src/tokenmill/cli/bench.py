@@ -22,7 +22,7 @@ from tokenmill.cli.bench_common import (
 )
 from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import with_exit_codes
-from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, with_flags
 from tokenmill.cli.loading import show_waiting
 from tokenmill.core.errors import ParameterError
 
@@ -67,7 +67,7 @@ def throughput(
     options: dict[str, Any],
 ) -> None:
     """Measure how long an engine takes for requests that all arrive at once. Decoding is greedy, with full lengths."""
-    config, keywords = settle(model, options)
+    config, keywords = resolve_options(model, options)
     check_outputs(json_path, plot)
     plans = workloads(workload, made, config.model.seed)
     with show_waiting("Getting ready"):
@@ -92,7 +92,7 @@ def latency(
     options: dict[str, Any],
 ) -> None:
     """Measure how long one batch of fixed size takes."""
-    config, keywords = settle(model, options)
+    config, keywords = resolve_options(model, options)
     check_outputs(json_path, plot)
     with show_waiting("Getting ready"):
         from tokenmill.measure import latency as latencies
@@ -118,7 +118,7 @@ def startup(
     options: dict[str, Any],
 ) -> None:
     """Measure the time from starting a process to the first token."""
-    config, keywords = settle(model, options)
+    config, keywords = resolve_options(model, options)
     check_outputs(json_path, None)
     with show_waiting(f"Starting {'a process' if repeat == 1 else f'{repeat} processes, one after the other'}"):
         from tokenmill.measure import startup as starting
@@ -144,7 +144,7 @@ def ablate(
     options: dict[str, Any],
 ) -> None:
     """Measure what each optimisation is worth: one workload with all of them, then without each in turn."""
-    config, keywords = settle(model, options)
+    config, keywords = resolve_options(model, options)
     check_outputs(json_path, plot)
     plans = workloads(workload, made, config.model.seed)
     if len(plans) > 1:

@@ -12,7 +12,7 @@ import typer
 
 from tokenmill.cli.conversation import Conversation, Messages
 from tokenmill.cli.errors import exit_code
-from tokenmill.cli.flags import MODEL, Settled, engine_flags, settle_stored
+from tokenmill.cli.flags import MODEL, ResolvedOptions, engine_flags, resolve_stored
 from tokenmill.cli.generate import check_output
 from tokenmill.cli.interrupts import Interrupts
 from tokenmill.cli.loading import describe, load_engine
@@ -90,7 +90,7 @@ def chat(
 
 def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conversation) -> AsyncLLM:
     """Load a model that can chat. If it is known before the load that it cannot, this is said before the load."""
-    settled = settle_stored(model, options)
+    settled = resolve_stored(model, options)
     config, name = settled.config, settled.name
     _apply_stored(settled, manner, talk)
     if manner.template is None and lacks_template(config):
@@ -111,7 +111,7 @@ def _load(model: str | None, options: dict[str, Any], manner: Manner, talk: Conv
     return llm
 
 
-def _apply_stored(settled: Settled, manner: Manner, talk: Conversation) -> None:
+def _apply_stored(settled: ResolvedOptions, manner: Manner, talk: Conversation) -> None:
     """Apply what a stored model says about conversations. Flags that were typed win, and a conversation that has begun
     goes on."""
     from tokenmill.server.preflight import read_template
@@ -136,7 +136,7 @@ def _change(
     closed = False
     try:
         with interrupts.allowed():
-            settled = settle_stored(new, others)
+            settled = resolve_stored(new, others)
             own = settled.stored is not None and "chat_template" in settled.stored.server
             if not manner.given and not own and lacks_template(settled.config):
                 raise ParameterError(NO_TEMPLATE.format(new))

@@ -81,7 +81,7 @@ def _other_flag(name: str) -> inspect.Parameter:
     return flag(name, str, "", spelled=spelling(name), hidden=True)
 
 
-def settle_others(given: Mapping[str, Any]) -> dict[str, Any]:
+def resolve_vllm_flags(given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that vLLM's flags stand for. A flag that would have no effect is refused by name."""
     read = {SPELLINGS.get(name, name): parsed(value) for name, value in given.items()}
     return options_alone(read, {**ENGINE, **SERVER})
@@ -120,7 +120,7 @@ def flag(name: str, kind: Any, help: str, *, spelled: str = "", **settings: Any)
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class ResolvedOptions:
     """The configuration, the keywords for LLM, and the stored model whose defaults they contain, if there is one."""
 
     config: EngineConfig
@@ -133,13 +133,13 @@ class Settled:
         return self.stored.name if self.stored is not None else self.config.model.model
 
 
-def settle(model: str | None, options: Mapping[str, Any]) -> tuple[EngineConfig, dict[str, Any]]:
+def resolve_options(model: str | None, options: Mapping[str, Any]) -> tuple[EngineConfig, dict[str, Any]]:
     """Check what was typed before anything heavy is imported. Returns the configuration, and keywords for LLM."""
-    found = settle_stored(model, options)
+    found = resolve_stored(model, options)
     return found.config, found.keywords
 
 
-def settle_stored(model: str | None, options: Mapping[str, Any]) -> Settled:
+def resolve_stored(model: str | None, options: Mapping[str, Any]) -> ResolvedOptions:
     """The same for verbs that also use a stored model's system message and template."""
     from tokenmill.engine.checks import check_options
 
@@ -160,7 +160,7 @@ def settle_stored(model: str | None, options: Mapping[str, Any]) -> Settled:
         config = make_config(**given)
     check_options(config)
     look_for(config.model.model)
-    return Settled(config, {**given, "model": config.model.model}, stored)
+    return ResolvedOptions(config, {**given, "model": config.model.model}, stored)
 
 
 def spelling(name: str) -> str:

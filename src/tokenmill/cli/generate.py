@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, with_flags
 from tokenmill.cli.loading import load_engine
 from tokenmill.cli.terminal import Live
 from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError, why
@@ -50,7 +50,7 @@ def generate(
     options: dict[str, Any],
 ) -> None:
     """Continue a prompt and print the text. Settings that are not given are the model's own defaults."""
-    config, keywords = settle(model, options)
+    config, keywords = resolve_options(model, options)
     text = _read_prompt(prompt, prompt_file)
     most = (keywords.get("override_generation_config") or {}).get("max_new_tokens", DEFAULT_TOKENS)
     given = {"max_tokens": most, **({"seed": options["seed"]} if "seed" in options else {}), **sampling}

@@ -11,7 +11,7 @@ import typer
 
 from tokenmill.cli.bench_common import PLOT, check_outputs, save
 from tokenmill.cli.errors import FAILED
-from tokenmill.cli.flags import MODEL, engine_flags, flag, settle, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, with_flags
 from tokenmill.cli.loading import show_waiting
 from tokenmill.core.errors import ParameterError
 
@@ -51,7 +51,7 @@ def plan(
     """
     on = options.get("device", "auto")
     options = {name: value for name, value in options.items() if name != "device"}
-    config, _ = settle(model, options)
+    config, _ = resolve_options(model, options)
     check_outputs(None, picture)
     with show_waiting("Getting ready"):
         from tokenmill.engine.checks import check_options

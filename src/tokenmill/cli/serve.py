@@ -19,8 +19,8 @@ from tokenmill.cli.flags import (
     model_names,
     option_flags,
     other_flags,
-    settle_others,
-    settle_stored,
+    resolve_stored,
+    resolve_vllm_flags,
     with_flags,
 )
 from tokenmill.cli.loading import say, show_waiting, size
@@ -102,7 +102,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API, or several models, each loaded when a request asks for it."""
     _, filed = read_config_file(config)
-    meant = settle_others(others)
+    meant = resolve_vllm_flags(others)
     ours = {name: meant.pop(name) for name in SERVER_FLAGS.keys() & meant.keys()}
     merged = {**filed, **ours, **server}
     server_config = make_server_config(**merged)
@@ -110,7 +110,7 @@ def serve(
     if server_config.models.models or len(model or ()) > 1:
         _serve_many(model or [], given, server_config)
         return
-    settled = settle_stored(model[0] if model else None, given)
+    settled = resolve_stored(model[0] if model else None, given)
     engine_config = settled.config
     if settled.stored is not None:
         server_config = make_server_config(**{**settled.stored.server, **merged})

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tokenmill.checkpoint.stored import open_store
-from tokenmill.cli.flags import settle_stored, stored_names
+from tokenmill.cli.flags import resolve_stored, stored_names
 from tokenmill.cli.main import app
 from tokenmill.core.config import make_server_config
 from tokenmill.demo import demo_dir
@@ -82,7 +82,7 @@ def test_the_demo_is_known_to_all_of_these_verbs() -> None:
     for part in ("modelfile", "parameters", "template", "system", "license"):
         run("show", "demo", "--only", part)
     assert run("cp", "demo", "mine").stdout == "mine: the same as demo\n"
-    assert settle_stored("mine", {}).config.model.model == str(demo_dir("main").absolute())
+    assert resolve_stored("mine", {}).config.model.model == str(demo_dir("main").absolute())
     assert "choose another name" in run("cp", "mine", "demo", code=2).stderr
     assert "cannot be removed" in run("rm", "demo", code=2).stderr
     assert "model 'nothing' not found" in run("show", "nothing", code=2).stderr
@@ -120,7 +120,7 @@ def test_generate_and_chat_take_a_stored_name(place: Path) -> None:
 
 def test_what_is_typed_wins_over_what_is_stored(place: Path) -> None:
     run("create", "mill", "-f", str(place / "Modelfile"))
-    settled = settle_stored("mill", {"max_model_len": 128, "override_generation_config": {"top_k": 3}})
+    settled = resolve_stored("mill", {"max_model_len": 128, "override_generation_config": {"top_k": 3}})
     assert settled.config.model.model == str(place / "tiny") and settled.name == "mill"
     assert settled.config.model.max_model_len == 128 and settled.config.model.served_model_name == "mill"
     generation = settled.config.files.override_generation_config
@@ -129,7 +129,7 @@ def test_what_is_typed_wins_over_what_is_stored(place: Path) -> None:
     (spec,) = name_models(["mill"], {}, make_server_config({}))
     assert spec.names == ("mill",) and spec.engine.model.model == str(place / "tiny")
     assert spec.server.messages.opening == settled.stored.server["opening"] and spec.server.serve.chat_template
-    assert settle_stored("demo", {}).stored is None and settle_stored(str(place / "tiny"), {}).stored is None
+    assert resolve_stored("demo", {}).stored is None and resolve_stored(str(place / "tiny"), {}).stored is None
 
 
 def test_stored_names_are_read_by_verbs_that_convert(place: Path, tmp_path: Path) -> None:

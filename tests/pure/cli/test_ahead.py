@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tokenmill.cli.conversation import HELP
-from tokenmill.cli.flags import settle
+from tokenmill.cli.flags import resolve_options
 from tokenmill.cli.main import app
 from tokenmill.cli.unloaded_model import lacks_template, look_for, plain_name
 from tokenmill.core.config import make_config
@@ -87,4 +87,4 @@ def test_the_address_of_a_page_is_the_models_name() -> None:
     assert plain_name("https://huggingface.co/owner/model") == plain_name("http://hf.co/owner/model") == "owner/model"
     for name in ("owner/model", "hf.co/owner/model", "https://example.com/owner/model", "/no/such", "demo"):
         assert plain_name(name) == name
-    assert settle("https://huggingface.co/owner/model", {})[0].model.model == "owner/model"
+    assert resolve_options("https://huggingface.co/owner/model", {})[0].model.model == "owner/model"

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 from tokenmill.cli.command import Verb
-from tokenmill.cli.flags import MODEL, _read_count, engine_flags, option_flags, settle, spelling, with_flags
+from tokenmill.cli.flags import MODEL, _read_count, engine_flags, option_flags, resolve_options, spelling, with_flags
 from tokenmill.cli.foreign import Refused, as_ours
 from tokenmill.core import config
 from tokenmill.core.errors import ParameterError, UserError
@@ -68,7 +68,7 @@ def test_each_option_has_a_flag_that_reaches_the_configuration() -> None:
 
 def test_booleans_can_be_switched_off() -> None:
     assert run("--no-enable-prefix-caching")[1][0][2] == {"enable_prefix_caching": False}
-    assert settle(None, {"enable_prefix_caching": False})[0].cache.enable_prefix_caching is False
+    assert resolve_options(None, {"enable_prefix_caching": False})[0].cache.enable_prefix_caching is False
 
 
 def test_other_spellings_reach_the_same_option() -> None:
@@ -126,31 +126,34 @@ def test_lists_are_repeated_flags() -> None:
 
 def test_the_model_is_positional_or_a_flag_but_not_two() -> None:
     assert run("here")[1][0][0] == "here"
-    assert settle("here", {})[1]["model"] == "here"
-    assert settle(None, {"model": "there"})[1]["model"] == "there"
-    assert settle("same", {"model": "same"})[1]["model"] == "same"
+    assert resolve_options("here", {})[1]["model"] == "here"
+    assert resolve_options(None, {"model": "there"})[1]["model"] == "there"
+    assert resolve_options("same", {"model": "same"})[1]["model"] == "same"
     with pytest.raises(ParameterError, match="Two models"):
-        settle("here", {"model": "there"})
+        resolve_options("here", {"model": "there"})
 
 
 def test_the_model_defaults_to_the_demo_or_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TOKENMILL_MODEL", raising=False)
-    assert settle(None, {})[1]["model"] == "demo"
+    assert resolve_options(None, {})[1]["model"] == "demo"
     monkeypatch.setenv("TOKENMILL_MODEL", "elsewhere")
-    assert settle(None, {})[1]["model"] == "elsewhere"
-    assert settle("here", {})[1]["model"] == "here"
+    assert resolve_options(None, {})[1]["model"] == "elsewhere"
+    assert resolve_options("here", {})[1]["model"] == "here"
 
 
 def test_what_is_always_so_may_be_said() -> None:
-    assert settle(None, {"tensor_parallel_size": 1, "pipeline_parallel_size": 1})[0] == settle(None, {})[0]
+    assert (
+        resolve_options(None, {"tensor_parallel_size": 1, "pipeline_parallel_size": 1})[0]
+        == resolve_options(None, {})[0]
+    )
     for value in (0, True, "1", None):
         with pytest.raises(ParameterError, match="pipeline_parallel_size must be"):
-            settle(None, {"pipeline_parallel_size": value})
+            resolve_options(None, {"pipeline_parallel_size": value})
 
 
 def test_impossible_values_are_refused_before_anything_loads() -> None:
     with pytest.raises(UserError, match="block_size must be positive"):
-        settle(None, {"block_size": 0})
+        resolve_options(None, {"block_size": 0})
 
 
 @pytest.mark.parametrize("verb", ["generate", "chat", "serve", "doctor", "bench", "bench throughput", ""])
