@@ -233,6 +233,18 @@ MISSING = [
 ]
 
 
+def _composed(
+    rng: random.Random, who: dict[str, str], slot: Callable[[str], str], about: Topic | None
+) -> list[list[str]]:
+    """The beats of a plot that is put together; the cast gets its wish and what stands in the way."""
+    cast_of_topic = about.cast if about else {}
+    if about and "fk" not in cast_of_topic and rng.random() < 0.5:
+        # A helper of the hero's own kind: the topic tells it, not the likeliest of all helpers.
+        who["fk"] = who["kind"]
+    who |= story_parts.dressed(rng, who, slot, frozenset(cast_of_topic))
+    return story_parts.beats(rng, helped="fk" in cast_of_topic)
+
+
 def tell(
     rng: random.Random,
     plot: dict | None = None,
@@ -256,11 +268,7 @@ def tell(
     slot = _slots(rng, who, first)
     beats = plot["beats"]
     if composed:
-        if about and "fk" not in about.cast and rng.random() < 0.5:
-            # A helper of the hero's own kind: the topic tells it, not the likeliest of all helpers.
-            who["fk"] = who["kind"]
-        who |= story_parts.dressed(rng, who, slot, frozenset(about.cast if about else ()))
-        beats = story_parts.beats(rng, helped=bool(about and "fk" in about.cast))
+        beats = _composed(rng, who, slot, about)
     told: set[str] = set()
 
     def one(templates: list[str], lead: float = 0.0) -> str:
