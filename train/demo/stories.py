@@ -289,8 +289,7 @@ def tell(
     if about and rng.random() < 0.15:
         lines = [lines[-1], *lines[:-1]]
     again = {rng.randrange(1, len(beats)): e for e in about.echoes} if about else {}
-    fillers = 0.5 if composed else 1.0
-    extra: list[str] = []
+    fillers, extra = (0.5 if composed else 1.0), list[str]()
     for index, beat in enumerate(beats):
         if rng.random() < 0.04 and 0 < index < len(beats) - 1 and not composed:
             continue
