@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -52,6 +53,7 @@ def make(
     from transformers import AutoModelForCausalLM
 
     torch.manual_seed(0)
+    config = copy.deepcopy(config)  # some classes write their defaults into it, and other tests share it
     model = AutoModelForCausalLM.from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
