@@ -131,6 +131,13 @@ def rows_of_topics() -> list[dict]:
     return rows("topics.jsonl")
 
 
+DONE = {"saw": "seen", "drew": "drawn", "hid": "hidden", "wore": "worn", "rode": "ridden", "stole": "stolen"}
+DONE |= {"chose": "chosen", "gave": "given", "sang": "sung", "went": "gone", "ran": "run", "flew": "flown"}
+DONE |= {"was": "been", "wrote": "written", "knew": "known", "woke": "woken", "broke": "broken", "took": "taken"}
+DONE |= {"drove": "driven", "forgot": "forgotten", "showed": "shown"}
+"""Past forms whose form behind `had` is another one."""
+
+
 def dressed(
     rng: random.Random, who: dict[str, str], slot: Callable[[str], str], given: frozenset[str]
 ) -> dict[str, str]:
@@ -143,6 +150,8 @@ def dressed(
     }
     out["tool.a"] = f"a {slot('objadj')} {out['tool']}" if rng.random() < 0.4 else f"a {out['tool']}"
     out["deed"], out["deed.ed"], out["deed.ing"] = _deed(rng, out, given)
+    first, space, rest = out["deed.ed"].partition(" ")
+    out["deed.done"] = DONE.get(first, first) + space + rest
     own = [row for row in _own_blocks() if row["needs"] in given]
     row = rng.choice(own if own and rng.random() < 0.75 else _blocks())
     fills = {"b": noun(rng, LIVING, False), "t": noun(rng, THINGS, False)}

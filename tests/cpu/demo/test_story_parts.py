@@ -77,3 +77,12 @@ def test_each_part_has_many_sentences_and_no_two_parts_share_one() -> None:
         every = [text for pool in pools for text in pool]
         assert len(every) == len(set(every)) and all(len(pool) > 3 for pool in pools)
         assert all(text.count("{") == text.count("}") for text in every)
+
+
+def test_what_had_been_done_is_told_in_its_own_form() -> None:
+    rng = random.Random(8)
+    past = "was|saw|drew|went|wrote|knew|gave|sang|flew|ran|wore|rode|stole"
+    wrong = re.compile(rf"(?<!the )(?<!a )\b(had|has|have)( never| not once)? ({past})\b")
+    for _ in range(600):
+        text = tell(rng, about=topic(rng, False), made=1.0).text
+        assert not wrong.search(text), text
