@@ -47,7 +47,19 @@ PLANS_ZH = [
 ]
 DEVICES = "fan heater radio printer television speaker router vacuum pump kettle camera toaster freezer mixer dryer"
 WHO = ["I", "we", "they", "Mum", "the boss", "the driver", "nobody", "everybody", "you", "the children", "Dad"]
-DO = ["will come", "cannot come", "need", "forgot", "have found", "like", "lost", "must bring", "want", "broke", "sold"]
+DO = [
+    "will come",
+    "cannot come",
+    "will need",
+    "forgot",
+    "found",
+    "liked",
+    "lost",
+    "must bring",
+    "wanted",
+    "broke",
+    "sold",
+]
 WHEN = [
     "",
     "",
@@ -88,7 +100,10 @@ def message(rng: random.Random) -> str:
     """A short text to be passed on, of any words: each must be copied letter by letter."""
     if rng.random() < 0.35:
         what = f"the {copied(rng)}" if rng.random() < 0.7 else person(rng, False)
-        text = f"{rng.choice(WHO)} {rng.choice(DO)} {what}{rng.choice(WHEN)}"
+        done = rng.choice(DO)
+        # Who comes brings something or somebody along.
+        what = f"with {what}" if done.endswith("come") else what
+        text = f"{rng.choice(WHO)} {done} {what}{rng.choice(WHEN)}"
     else:
         text = rng.choice(TEXTS)
         for mark in ("[w]", "[v]", "[v]", "[v]"):
