@@ -191,7 +191,7 @@ def _stops(value: Any) -> list[str]:
             f"PARAMETER stop is a text of 1 to {MOST_STOP_CHARS} characters, or several.", param="stop"
         )
     if len(texts) > MOST_STOPS:
-        raise ParameterError(f"PARAMETER stop stands {len(texts)} times; {MOST_STOPS} is the most.", param="stop")
+        raise ParameterError(f"PARAMETER stop has {len(texts)} texts; give at most {MOST_STOPS}.", param="stop")
     return list(texts)
 
 

@@ -158,7 +158,7 @@ class LLM:
         """The `beam_width` best continuations of each prompt. concurrency_limit has no effect: the engine batches by
         itself."""
         if not isinstance(params, BeamSearchParams):
-            raise ParameterError("beam_search wants BeamSearchParams(beam_width=..., max_tokens=...).", param="params")
+            raise ParameterError("beam_search needs BeamSearchParams(beam_width=..., max_tokens=...).", param="params")
         outputs = self.generate(_as_list(prompts), params.as_sampling(), use_tqdm, lora_request=lora_request)
         return [BeamSearchOutput(sequences=[self._beam(found, out) for out in found.outputs]) for found in outputs]
 
@@ -467,7 +467,7 @@ class LLM:
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
-    """The prompts as a list. A list of integers is one prompt; so is anything that is no list (it is refused later)."""
+    """The prompts as a list. A list of integers is one prompt; so is anything but a list (refused later)."""
     if isinstance(prompts, (str, bytes, Mapping)) or not isinstance(prompts, Iterable):
         return [prompts]
     many = list(prompts)

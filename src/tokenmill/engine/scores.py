@@ -58,7 +58,7 @@ def check_ends(ends: Sequence[Sequence[int]]) -> None:
 def check_count(count: int) -> None:
     """Refuse more scores than may be asked for at once."""
     if count > MOST_REQUESTS:
-        raise ParameterError(f"This asks for {count} scores at once; {MOST_REQUESTS} is the most.", param="documents")
+        raise ParameterError(f"{count} scores asked for at once; send at most {MOST_REQUESTS}.", param="documents")
 
 
 def pair_up(first: list[str], second: list[str]) -> list[tuple[str, str]]:

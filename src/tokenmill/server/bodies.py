@@ -132,7 +132,7 @@ def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any
     if not isinstance(raw, dict):
         raise HttpError(400, "The body must be a JSON object.")
     if len(raw) > MOST_FIELDS:
-        raise TooLargeError(f"The body has {len(raw)} fields; {MOST_FIELDS} is the most.")
+        raise TooLargeError(f"The body has {len(raw)} fields; at most {MOST_FIELDS} are allowed.")
     chosen: type[B] = schema if isinstance(schema, type) else schema(raw)
     if look is not None:
         look(chosen, raw)

@@ -79,7 +79,7 @@ class Gate:
         limits = self.limits
         most = limits.capacity - self._own() * (limits.tenants - 1)
         if held + count > most:
-            message = f"The request asks for {held + count} outputs at once; {most} is the most that this server takes."
+            message = f"The request asks for {held + count} outputs at once; this server takes at most {most}."
             raise TooLargeError(message, param=param)
         self._take(self._tenant(name), count)
 

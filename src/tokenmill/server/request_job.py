@@ -184,7 +184,7 @@ class Job:
         """Refuse an answer that would repeat too much of the request: `size` bytes in each of `outputs`."""
         if outputs > 1 and size * outputs > MOST_COPIED:
             raise TooLargeError(
-                f"{outputs} outputs would repeat {size} bytes of the prompt each; {MOST_COPIED >> 20} MiB is the most.",
+                f"{outputs} outputs would repeat {size} bytes of the prompt each, over {MOST_COPIED >> 20} MiB in all.",
                 param="n",
             )
 
@@ -209,8 +209,8 @@ class Job:
     def _check_held(count: int, param: str) -> None:
         if count > MOST_LOGPROBS:
             raise TooLargeError(
-                f"The answer would hold {count} log-probabilities or more; {MOST_LOGPROBS} is the most. Ask for fewer, "
-                "or for fewer or shorter texts.",
+                f"The answer would hold {count} log-probabilities or more; the limit is {MOST_LOGPROBS}. Ask for "
+                "fewer, or for fewer or shorter texts.",
                 param=param,
             )
 

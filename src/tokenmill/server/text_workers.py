@@ -159,7 +159,7 @@ class TextWorkers:
     def check_read(chars: int) -> None:
         """Refuse a text that is too long even to be counted or cut."""
         if chars > MOST:
-            raise TooLargeError(f"The text is longer than {MOST} characters, which is the most that is read.")
+            raise TooLargeError(f"The text is longer than the limit of {MOST} characters. Send a shorter one.")
 
     def _check_size(self, chars: int) -> None:
         if self.tokenizer is not None:

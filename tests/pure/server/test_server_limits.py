@@ -196,7 +196,7 @@ async def test_too_many_outputs_are_said_of_the_field_that_asks_for_them(
 ) -> None:
     served = await start(max_num_queued_reqs=4)
     answer = await served.post(path, body)
-    assert answer.status_code == 400 and "4 is the most" in answer.text, answer.text
+    assert answer.status_code == 400 and "takes at most 4" in answer.text, answer.text
     found = answer.json()["error"]
     assert param is None or found["param"] == param
     assert served.context.gate.open == 0

@@ -54,7 +54,7 @@ def read_models(
     if not isinstance(entries, dict) or not entries or not all(isinstance(name, str) for name in entries):
         raise ParameterError(f"--models {path} must hold `models`: a mapping of names to models.", param="models")
     if len(entries) > MOST_MODELS:
-        raise ParameterError(f"--models {path} names {len(entries)} models; {MOST_MODELS} is the most.", param="models")
+        raise ParameterError(f"--models {path} names {len(entries)} models; at most {MOST_MODELS} fit.", param="models")
     specs = [_spec(name, given, options, server) for name, given in entries.items()]
     keys = _read_keys(path, found.get("keys"), specs)
     return specs, {shown_key(digest(key)): names for key, names in keys.items()}, list(keys)

@@ -67,8 +67,8 @@ async def likelihoods(
         read += sum(len(ids) + len(end) for end in ends)
         if read > MOST_READ:
             raise TooLargeError(
-                f"The texts have {read} tokens or more, each counted once for each label; {MOST_READ} is the most: ask "
-                "for fewer at once.",
+                f"The texts have {read} tokens or more, each counted once for each label; the limit is {MOST_READ}. "
+                "Send fewer at once.",
                 param=DOCUMENTS,
             )
         starts += [len(ids)] * len(ends)
