@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 import torch
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan, KVSpec, KVView, NormSpec, RopeSpec
-from tokenmill.kernels.triton import kernels as choosing
 from tokenmill.kernels.triton.attention import decode
 from tokenmill.kernels.triton.attention.decode import attend_one
 from tokenmill.kernels.triton.attention.gathered import MOST, arrange, attend_gathered, attend_long, gather
@@ -148,11 +147,11 @@ def paged(
 
 def with_config(config: tuple, kernels: TritonKernels, q: torch.Tensor, spec: AttentionSpec, ctx: ForwardContext):
     """Attention that decodes so."""
-    plain, choosing.decode_config = choosing.decode_config, lambda *_, **__: config
+    plain, decode.decode_config = decode.decode_config, lambda *_, **__: config
     try:
         return kernels.attention(q, spec, ctx)
     finally:
-        choosing.decode_config = plain
+        decode.decode_config = plain
 
 
 def decode_case(

@@ -169,7 +169,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     def full(file: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(gguf_write, "_settle", full)
+    monkeypatch.setattr(gguf_write, "_flush", full)
     with pytest.raises(UserError, match=r"No space left on device.*nothing is left"):
         export(tiny, target, "q8_0")
     assert list(target.parent.iterdir()) == []

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import tokenmill
 from tokenmill.cli.bench_common import check_place
-from tokenmill.cli.errors import told
+from tokenmill.cli.errors import with_exit_codes
 from tokenmill.cli.generate import _read_input
 from tokenmill.cli.interrupts import Interrupts
 from tokenmill.cli.main import app
@@ -30,7 +30,7 @@ def ending(error: BaseException) -> tuple[int, str, BaseException | None]:
     one = typer.Typer(pretty_exceptions_enable=False)
 
     @one.command()
-    @told
+    @with_exit_codes
     def verb() -> None:
         raise error
 
