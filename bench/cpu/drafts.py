@@ -184,7 +184,7 @@ def bench_dictated(pairs: list[tuple[str, str]], large: bool = False) -> dict[st
             given = [tokenizer.encode(f"Write this again:\n{one}\n").ids for one, _ in pairs]
             wanted = [tokenizer.encode(other).ids[:500] for _, other in pairs]
             if large:
-                given, wanted = [one[:500] for one in given[:2]], [other[:120] for other in wanted[:2]]
+                given, wanted = [one[:300] for one in given[:2]], [other[:96] for other in wanted[:2]]
             dictating = {id(llm): Dictated(llm) for llm in engines.values()}
 
             def begin(llm: LLM, n: int) -> None:

@@ -195,6 +195,18 @@ def test_shorter_texts_do_not_make_guesses_dear() -> None:
     assert curve.more(5, 1) == pytest.approx(0.4)
 
 
+def test_a_size_timed_in_a_bad_moment() -> None:
+    """No step costs more than a larger one, and a time that was not confirmed for long is not believed."""
+    curve = Curve()
+    for tokens, seconds in ((1, 1.0), (2, 5.0), (5, 2.0), (9, 8.0)):
+        for _ in range(4):
+            curve.learn(tokens, seconds, 1)
+    assert [curve.more(n, 1) for n in (2, 5, 9)] == [1.0, 1.0, 7.0]
+    for _ in range(250):
+        curve.learn(5, 2.0, 1)
+    assert [curve.more(n, 1) for n in (2, 5, 9)] == [0.25, 1.0, 2.0]
+
+
 def test_text_that_turns() -> None:
     """Where guesses begin to be right it is soon seen; where they stop, too."""
     cost = MACHINES["two cores"]
