@@ -1,4 +1,4 @@
-"""A model folder that is written completely or not at all. Must not know: what is written."""
+"""A model folder, or one of its files, that is written completely or not at all. Must not know: what is written."""
 
 from __future__ import annotations
 
@@ -45,6 +45,21 @@ def new_folder(target: Path) -> Iterator[Path]:
         raise UserError(f"{target} cannot be written ({reason}); nothing is left of it.") from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
+
+
+@contextmanager
+def new_file(target: Path) -> Iterator[Path]:
+    """A file beside `target` that takes its place at the end: until then, and if that is not reached, what was there
+    stays. One that is left by a process that was killed is written over by the next."""
+    partial = target.with_name(f".{target.name}.partial")
+    try:
+        yield partial
+        partial.replace(target)
+    except (OSError, SafetensorError, RuntimeError) as error:  # torch's own of a full disk
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise UserError(f"{target} cannot be written ({reason}); what was there before stays.") from error
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _clear(target: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import typer
 
 from tokenmill.cli.loading import Heartbeat, show_waiting
+from tokenmill.cli.named_files import write_whole
 from tokenmill.core.errors import ParameterError
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _answer(
     found = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
     prompts = [len(output.prompt_token_ids or ()) for output in outputs]
     lines = (json.dumps({"prompt": n, "tokens": line}) for n, line in zip(prompts, found, strict=True))
-    kept.write_text("".join(f"{line}\n" for line in lines))
+    write_whole(kept, "".join(f"{line}\n" for line in lines))  # a part of them would be taken for all
     return found, prompts
 
 

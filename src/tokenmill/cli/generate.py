@@ -55,6 +55,9 @@ def generate(
     most = (keywords.get("override_generation_config") or {}).get("max_new_tokens", DEFAULT_TOKENS)
     given = {"max_tokens": most, **({"seed": options["seed"]} if "seed" in options else {}), **sampling}
     _check(given)
+    if stream and (as_json or given.get("n", 1) != 1):
+        other = "--json" if as_json else "--n"
+        raise ParameterError(f"--stream prints one text as it comes, and {other} prints everything at the end.")
     live = not as_json and given.get("n", 1) == 1 and (sys.stdout.isatty() if stream is None else stream)
     llm, seconds = load_engine(keywords)
     tokenizer = llm.service.built.tokenizer

@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from tokenmill.checkpoint.new_folder import new_file
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.distill.students import Student
 from tokenmill.distill.teacher import Teacher
@@ -75,9 +76,9 @@ def train(
         if due:
             right = judge(teacher, student, lines[1], course.batch)
             save(folder, student)
-            torch.save(
-                {"net": student.net.state_dict(), "optimiser": optimiser.state_dict(), "step": step}, folder / STATE
-            )
+            state = {"net": student.net.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
+            with new_file(folder / STATE) as file:
+                torch.save(state, file)
         left = seconds / (step - start) * (course.steps - step)
         if course.seconds:
             left = max(0.0, min(left, course.seconds - seconds))
@@ -127,8 +128,10 @@ def save(folder: Path, student: Student) -> None:
     """config.json and model.safetensors, in the type that the student stores."""
     config, tensors = student.files()
     plain = {name: value.detach().to(student.stored).contiguous().cpu() for name, value in tensors.items()}
-    save_file(plain, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+    with new_file(folder / "model.safetensors") as file:
+        save_file(plain, file, metadata={"format": "pt"})
+    with new_file(folder / "config.json") as file:
+        file.write_text(json.dumps(config, indent=1) + "\n")
 
 
 def _pick(count: int, course: Course, step: int) -> Tensor:

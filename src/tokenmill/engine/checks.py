@@ -13,7 +13,8 @@ from tokenmill.checkpoint.hub import check_place
 from tokenmill.core.bounds import LEFT_OUT
 from tokenmill.core.config import AdapterOptions, CacheOptions, EngineConfig, FileOptions, ParallelOptions
 from tokenmill.core.errors import ParameterError, shown
-from tokenmill.demo.files import check_part
+from tokenmill.core.files import in_home
+from tokenmill.demo.files import check_part, demo_model
 from tokenmill.engine.adapter_names import check_name, located, read_modules
 from tokenmill.engine.balance import check_balance
 from tokenmill.engine.drafting import read_speculation
@@ -39,6 +40,7 @@ def check_options(config: EngineConfig, *, later: bool = False) -> None:
         check_scheme(config.model.quantization)
     if config.model.tokenizer is not None:
         check_place(config.model.tokenizer)
+    _check_revisions(config)
     _check_files(config.files)
     _check_cache(config.cache)
     _check_adapters(config.adapters, later=later)
@@ -54,6 +56,20 @@ def check_options(config: EngineConfig, *, later: bool = False) -> None:
         check_place(drafts.model)
     if drafts is not None and drafts.quantization is not None:
         check_scheme(drafts.quantization)
+
+
+def _check_revisions(config: EngineConfig) -> None:
+    """Refuse a revision of what lies on this machine: another one than was asked for would be served."""
+    model, revision = config.model, config.files.tokenizer_revision
+    for name, given, place in (
+        ("revision", model.revision, model.model),
+        ("tokenizer_revision", revision, model.tokenizer or model.model),
+    ):
+        if given is not None and (demo_model(place) is not None or in_home(place).exists()):
+            raise ParameterError(
+                f"{name} chooses among a hub model's revisions, and {shown(place)} lies on this machine: leave it out.",
+                param=name,
+            )
 
 
 def left_out(config: EngineConfig) -> list[str]:

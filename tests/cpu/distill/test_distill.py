@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -73,6 +74,29 @@ def test_learning_that_was_stopped_goes_on_as_if_it_had_not_been(teacher):
     whole, parts = (load_file(teacher / name / "model.safetensors") for name in ("whole", "parts"))
     for name in whole:
         torch.testing.assert_close(whole[name], parts[name], rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("broken", ["model.safetensors", "config.json", "training.pt"])
+def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(teacher, monkeypatch, broken):
+    name = f"full-{broken}"
+    settings = ["--steps", "2", "--checkpoint-every", "1"]
+    distill(teacher, name, "medusa", "--steps", "1", "--checkpoint-every", "1")
+    before = {file.name: file.read_bytes() for file in (teacher / name).iterdir()}
+    place = Path.replace
+
+    def full(self, target):
+        if Path(target).name == broken:
+            raise OSError(28, "No space left on device")
+        return place(self, target)
+
+    monkeypatch.setattr(Path, "replace", full)
+    arguments = ["distill", str(teacher / "teacher"), str(teacher / name), "--data", str(teacher / "text.txt")]
+    done = CliRunner().invoke(app, [*arguments, "--kind", "medusa", *SETTINGS, *settings, "--resume"])
+    assert done.exit_code == 2 and "No space left" in done.output and "Traceback" not in done.output
+    after = {file.name: file.read_bytes() for file in (teacher / name).iterdir()}
+    assert after.keys() == before.keys() and after[broken] == before[broken]
+    monkeypatch.undo()
+    distill(teacher, name, "medusa", *settings, "--resume")
 
 
 def test_answers_are_the_models_own(teacher):

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tokenmill.checkpoint.new_folder import OLD_S, new_folder
+from tokenmill.checkpoint.new_folder import OLD_S, new_file, new_folder
+from tokenmill.core.errors import UserError
 
 PROGRAM = """
 import signal, sys
@@ -51,3 +52,16 @@ def test_what_a_killed_writer_left_is_taken_away(tmp_path: Path) -> None:
         (folder / "whole").write_text("x")
     assert {each.name for each in tmp_path.iterdir()} == {"out", young.name, ours.name, living.name}
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), RuntimeError("unexpected pos 64"), KeyboardInterrupt()], ids=repr
+)
+def test_a_file_stays_until_its_successor_is_whole(tmp_path: Path, error: BaseException) -> None:
+    target = tmp_path / "training.pt"
+    with new_file(target) as file:
+        file.write_text("first")
+    with pytest.raises(UserError if isinstance(error, Exception) else KeyboardInterrupt), new_file(target) as file:
+        file.write_text("sec")
+        raise error
+    assert target.read_text() == "first" and list(tmp_path.iterdir()) == [target]
