@@ -195,7 +195,7 @@ def family_config(name: str) -> Config:
     """The published numbers that Transformers gives the model type, with a few layers of each kind."""
     from transformers import AutoConfig
 
-    from tokenmill.models.fields import FIELDS
+    from tokenmill.models.config_fields import FIELDS
 
     layers = 8 if name.startswith(_HYBRID) else 4
     fewer: Config = {}
