@@ -9,8 +9,8 @@ import httpx
 from tokenmill.core.config import make_config, make_server_config
 from tokenmill.server.app import make_app, make_front
 from tokenmill.server.engines.child import build_default
-from tokenmill.server.many.catalogue import Bounds
-from tokenmill.server.many.entry import Spec
+from tokenmill.server.many_models.catalogue import Bounds
+from tokenmill.server.many_models.entry import Spec
 from tokenmill.server.run import ModelLoader
 from tokenmill.testing.tiny import make_tiny
 

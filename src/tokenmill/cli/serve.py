@@ -38,7 +38,7 @@ from tokenmill.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from tokenmill.server.backend import ModelInfo
-    from tokenmill.server.many.entry import Spec
+    from tokenmill.server.many_models.entry import Spec
 
 MODELS = typer.Argument(
     None,
@@ -146,7 +146,7 @@ def serve(
 def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) -> None:
     """Serve the models of a file, or several that were typed."""
     from tokenmill.server.logs import set_up_logs
-    from tokenmill.server.many.models_file import name_models, read_models
+    from tokenmill.server.many_models.models_file import name_models, read_models
     from tokenmill.server.run import Hooks, serve_models
 
     filed, _ = read_config_file(given["config"])

@@ -30,10 +30,10 @@ from tokenmill.server.history import History
 from tokenmill.server.kserve.routes import KSERVE
 from tokenmill.server.llamacpp.routes import LLAMACPP
 from tokenmill.server.lora.routes import ADAPTERS
-from tokenmill.server.many.catalogue import Catalogue
-from tokenmill.server.many.entry import Entry, Spec
-from tokenmill.server.many.model_series import ModelSeries
-from tokenmill.server.many.no_model import NoModelBackend
+from tokenmill.server.many_models.catalogue import Catalogue
+from tokenmill.server.many_models.entry import Entry, Spec
+from tokenmill.server.many_models.model_series import ModelSeries
+from tokenmill.server.many_models.no_model import NoModelBackend
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.ollama.routes import OLLAMA
 from tokenmill.server.openai.routes import OPENAI

@@ -19,8 +19,8 @@ from tokenmill.server.bodies import Bodies
 from tokenmill.server.errors import HttpError
 from tokenmill.server.gate import Gate
 from tokenmill.server.history import History
-from tokenmill.server.many.catalogue import Catalogue
-from tokenmill.server.many.entry import Unit
+from tokenmill.server.many_models.catalogue import Catalogue
+from tokenmill.server.many_models.entry import Unit
 from tokenmill.server.metrics import Metrics
 from tokenmill.server.prices import Prices, read_prices
 from tokenmill.server.server_metrics import ServerMetrics

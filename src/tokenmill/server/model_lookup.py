@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from tokenmill.server.context import LATEST, Context, Model, ServerContext, no_such_model
 from tokenmill.server.errors import HttpError, describe_error
-from tokenmill.server.many.entry import Entry, GoneError, State, UnreadyError
+from tokenmill.server.many_models.entry import Entry, GoneError, State, UnreadyError
 from tokenmill.server.sse import HEADERS
 
 ModelHandler = Callable[[Request, Context], Awaitable[Response]]

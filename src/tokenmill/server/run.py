@@ -26,9 +26,9 @@ from tokenmill.server.engines.child import Build, build_default
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.links import Link, ProcessLink, ThreadLink
 from tokenmill.server.engines.state import FleetOptions
-from tokenmill.server.many.catalogue import Bounds, Catalogue
-from tokenmill.server.many.entry import Entry, Spec
-from tokenmill.server.many.survey import Survey
+from tokenmill.server.many_models.catalogue import Bounds, Catalogue
+from tokenmill.server.many_models.entry import Entry, Spec
+from tokenmill.server.many_models.survey import Survey
 from tokenmill.server.preflight import check_before_loading
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from tokenmill.cli.flags import resolve_stored, stored_names
 from tokenmill.cli.main import app
 from tokenmill.core.config import make_server_config
 from tokenmill.demo import demo_dir
-from tokenmill.server.many.models_file import name_models
+from tokenmill.server.many_models.models_file import name_models
 from tokenmill.testing.tiny import make_tiny
 
 SMALL = ["--kv-cache-memory-bytes", "4000000", "--max-num-seqs", "8"]

@@ -22,7 +22,7 @@ from tests.cpu.docs.docs_helpers import DOCUMENTS, ROOT, blocks
 from tokenmill import LLM, SamplingParams
 from tokenmill.core.config import make_server_config
 from tokenmill.demo import demo_dir
-from tokenmill.server.many.models_file import read_models
+from tokenmill.server.many_models.models_file import read_models
 
 pytestmark = pytest.mark.skipif(not (demo_dir("main") / "config.json").exists(), reason="the demo model is not here")
 ELSEWHERE = {

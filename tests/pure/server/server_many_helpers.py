@@ -15,8 +15,8 @@ from tokenmill.server.app import make_app, make_context, make_front, make_server
 from tokenmill.server.context import Model, ServerContext
 from tokenmill.server.engines.fleet import Fleet
 from tokenmill.server.engines.state import FleetOptions
-from tokenmill.server.many.catalogue import Bounds, Catalogue
-from tokenmill.server.many.entry import Entry, Spec
+from tokenmill.server.many_models.catalogue import Bounds, Catalogue
+from tokenmill.server.many_models.entry import Entry, Spec
 from tokenmill.server.switch.loaded_model import Loaded
 from tokenmill.testing.fake_generator import FakeLink, FakeOptions
 

@@ -13,9 +13,9 @@ from tests.pure.server.conftest import until
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import EngineLostError, ParameterError, UserError
 from tokenmill.measure.memory_need import Need
-from tokenmill.server.many.catalogue import TRIES, Bounds, Catalogue
-from tokenmill.server.many.entry import Entry, GoneError, Spec, State, UnreadyError
-from tokenmill.server.many.survey import Survey
+from tokenmill.server.many_models.catalogue import TRIES, Bounds, Catalogue
+from tokenmill.server.many_models.entry import Entry, GoneError, Spec, State, UnreadyError
+from tokenmill.server.many_models.survey import Survey
 
 
 @dataclass

@@ -13,7 +13,7 @@ from tokenmill.cli.main import app
 from tokenmill.core.config import make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.access import digest, shown_key
-from tokenmill.server.many.models_file import name_models, read_models
+from tokenmill.server.many_models.models_file import name_models, read_models
 
 FILE = """
 models:

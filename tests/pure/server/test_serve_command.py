@@ -16,7 +16,7 @@ from tokenmill.cli.serve import NAMES, _tell_end, banner, curl, open_doors
 from tokenmill.core.config import EngineConfig, ServerConfig, make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.backend import ModelInfo
-from tokenmill.server.many.entry import Spec
+from tokenmill.server.many_models.entry import Spec
 
 INFO = ModelInfo(
     names=("tiny",),

@@ -19,7 +19,7 @@ from tokenmill.server import model_lookup
 from tokenmill.server.access import digest, shown_key
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.errors import HttpError
-from tokenmill.server.many.entry import Spec, State
+from tokenmill.server.many_models.entry import Spec, State
 
 build = shared_build
 

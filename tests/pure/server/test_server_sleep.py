@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.pure.server.conftest import until
 from tests.pure.server.server_many_helpers import SAYS, City, build  # noqa: F401
-from tokenmill.server.many.entry import State
+from tokenmill.server.many_models.entry import State
 
 ABLE = {"enable_sleep_mode": True}
 HELD = {"prompt": "x", "max_tokens": 500}

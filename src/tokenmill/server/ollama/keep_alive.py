@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import ServerContext
-from tokenmill.server.many.entry import NEVER
+from tokenmill.server.many_models.entry import NEVER
 from tokenmill.server.model_lookup import find_by_name, peek_fields, text_of
 from tokenmill.server.ollama.answers import now
 from tokenmill.server.routing import json_answer

@@ -27,8 +27,8 @@ from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.server.context import Context, ServerContext
 from tokenmill.server.errors import HttpError, describe_error
-from tokenmill.server.many.entry import GoneError, Spec, State
-from tokenmill.server.many.sleepers import without_folders
+from tokenmill.server.many_models.entry import GoneError, Spec, State
+from tokenmill.server.many_models.sleepers import without_folders
 from tokenmill.server.model_lookup import find_by_name, rights
 from tokenmill.server.ollama.answers import error_body
 

@@ -12,7 +12,7 @@ from fastapi import Request
 
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.context import LATEST, Context, Model, ServerContext, no_such_model
-from tokenmill.server.many.entry import Entry, State
+from tokenmill.server.many_models.entry import Entry, State
 from tokenmill.server.model_lookup import rights
 
 VALUES = {

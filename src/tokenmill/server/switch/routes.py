@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from tokenmill.server.context import Context, Model
 from tokenmill.server.errors import HttpError
-from tokenmill.server.many.entry import Entry
+from tokenmill.server.many_models.entry import Entry
 from tokenmill.server.model_lookup import find_by_name, wait_until_loaded
 from tokenmill.server.routing import Api, json_answer, post, read_body
 from tokenmill.server.switch.listing import status

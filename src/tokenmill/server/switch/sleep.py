@@ -14,7 +14,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.sleeping import check_level, check_mode, check_tags
 from tokenmill.server.context import Context, Model
 from tokenmill.server.errors import HttpError
-from tokenmill.server.many.entry import Entry, State, UnreadyError
+from tokenmill.server.many_models.entry import Entry, State, UnreadyError
 from tokenmill.server.model_lookup import find_entry, refusal
 from tokenmill.server.routing import Api, get, judge_around
 

@@ -15,7 +15,7 @@ from tokenmill.measure.calibration import reading_of
 from tokenmill.measure.devices import products_in, recognise
 from tokenmill.measure.kept_measurements import kept_ceilings
 from tokenmill.server.context import Context
-from tokenmill.server.many.entry import Entry
+from tokenmill.server.many_models.entry import Entry
 from tokenmill.server.ollama.stored_files import Stored, read_stored
 from tokenmill.text.fill import find_fill
 

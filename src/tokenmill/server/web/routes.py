@@ -18,7 +18,7 @@ import tokenmill
 from tokenmill.server.activity import COLUMNS
 from tokenmill.server.context import Context, Model
 from tokenmill.server.errors import HttpError
-from tokenmill.server.many.entry import Entry
+from tokenmill.server.many_models.entry import Entry
 from tokenmill.server.model_lookup import find_entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
 from tokenmill.server.switch.listing import ListedModel, context_of, list_models, status

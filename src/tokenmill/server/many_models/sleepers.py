@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tokenmill.core.errors import EngineDeadError, UserError
 from tokenmill.core.sleeping import TAGS
-from tokenmill.server.many.entry import Entry, State, UnreadyError
+from tokenmill.server.many_models.entry import Entry, State, UnreadyError
 
 log = logging.getLogger("tokenmill.server")
 _FOLDERS = re.compile(r"(?<![\w.:/~-])[~/](?:[^/\s'\"]*/)+(?=[^/\s])")

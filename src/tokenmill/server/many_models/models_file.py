@@ -26,7 +26,7 @@ from tokenmill.core.config import (
 from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.engine.checks import check_options
 from tokenmill.server.access import digest, shown_key
-from tokenmill.server.many.entry import Spec
+from tokenmill.server.many_models.entry import Spec
 from tokenmill.server.preflight import check_entry
 
 MAX_FILE_BYTES = 1 << 20

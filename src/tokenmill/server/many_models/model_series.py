@@ -10,8 +10,8 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from tokenmill.server.many.catalogue import Catalogue
-from tokenmill.server.many.entry import State
+from tokenmill.server.many_models.catalogue import Catalogue
+from tokenmill.server.many_models.entry import State
 
 
 class ModelSeries:

@@ -20,8 +20,8 @@ from typing import Generic
 
 from tokenmill.core.errors import EngineDeadError, EngineLostError, ParameterError, UserError
 from tokenmill.core.sleeping import TAGS
-from tokenmill.server.many.entry import Entry, GoneError, Spec, State, U, UnreadyError
-from tokenmill.server.many.sleepers import Sleepers, client_text, oldest
+from tokenmill.server.many_models.entry import Entry, GoneError, Spec, State, U, UnreadyError
+from tokenmill.server.many_models.sleepers import Sleepers, client_text, oldest
 
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.05

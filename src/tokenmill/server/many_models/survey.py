@@ -19,7 +19,7 @@ from tokenmill.core.files import in_home
 from tokenmill.demo.files import demo_model
 from tokenmill.measure.memory_need import Need
 from tokenmill.server.engines.links import without_main
-from tokenmill.server.many.entry import Entry, Spec
+from tokenmill.server.many_models.entry import Entry, Spec
 
 log = logging.getLogger("tokenmill.server")
 PATIENCE_S = 600.0
