@@ -17,8 +17,8 @@ from tokenmill.core.config import make_config, make_server_config
 from tokenmill.measure.memory_needs import find_needs
 from tokenmill.server.app import make_app, make_front
 from tokenmill.server.engines.child import build_default
-from tokenmill.server.many.entry import Spec
-from tokenmill.server.many.survey import Survey
+from tokenmill.server.many_models.entry import Spec
+from tokenmill.server.many_models.survey import Survey
 from tokenmill.server.run import ModelLoader
 from tokenmill.testing.tiny import make_tiny
 
