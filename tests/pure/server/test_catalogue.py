@@ -120,7 +120,7 @@ async def test_nobody_with_open_requests_goes() -> None:
     models = catalogue(world, spec("a"), spec("b"), memory=10, patience_s=0)
     a, b = models.entries.values()
     await models.enter(a)
-    with pytest.raises(UnreadyError, match="no room for 'b' now: 'a' cannot go") as found:
+    with pytest.raises(UnreadyError, match="no room for 'b' now: 'a' must finish open requests first") as found:
         await models.load(b)
     assert found.value.retry_after >= 1 and not found.value.never
     await until(lambda: a.state is State.READY)

@@ -305,8 +305,8 @@ class Catalogue(Generic[U]):
                 if not going and time.monotonic() >= until:
                     busy = ", ".join(repr(each.name) for each in rivals)
                     raise UnreadyError(
-                        f"There is no room for {entry.name!r} now: {busy} stay loaded until their open requests "
-                        "end. Try again later.", 5,
+                        f"There is no room for {entry.name!r} now: {busy} must finish open requests first. "
+                        "Try again later.", 5,
                     )  # fmt: skip
                 await self._change()
         except BaseException:
