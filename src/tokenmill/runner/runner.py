@@ -418,7 +418,7 @@ class Runner:
         if running.left.told is not None:
             drafts = running.left.told[1].wait().tolist()
             result.drafts = {i: [t for t in d if t >= 0] for i, d in zip(running.left.told[0], drafts, strict=True)}
-        if running.best is not None and verdict is None and not bad and not more:
+        if verdict is None and len(marked) == len(plan.rows) and not bad and not more:  # one line for each row
             result.tokens = [[n] for n in marked]
             return result
         ids = [~n if n < 0 else n for n in marked]
