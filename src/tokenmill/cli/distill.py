@@ -37,9 +37,9 @@ def distill(  # noqa: PLR0913
     batch: int = typer.Option(8, "--batch", min=1, max=4096, help="Lines in a step."),
     length: int = typer.Option(256, "--length", min=16, max=65536, help="Tokens in a line."),
     rate: float = typer.Option(1e-3, "--rate", min=1e-7, max=1.0, help="Learning rate."),
-    heads: int = typer.Option(3, "--heads", min=1, max=16, help="Medusa heads."),
-    hidden: int = typer.Option(0, "--hidden", min=0, help="Width of a draft model (0: the teacher's own)."),
-    layers: int = typer.Option(2, "--layers", min=1, max=64, help="Layers of a draft model."),
+    heads: int = typer.Option(None, "--heads", min=1, max=16, help="Medusa heads (default: 3)."),
+    hidden: int = typer.Option(None, "--hidden", min=0, help="Width of a draft model (0, the default: the teacher's)."),
+    layers: int = typer.Option(None, "--layers", min=1, max=64, help="Layers of a draft model (default: 2)."),
     every: int = typer.Option(200, "--checkpoint-every", min=1, help="Steps between checkpoints."),
     resume: bool = typer.Option(False, "--resume", help="Continue from the last checkpoint in DST."),
     device: str = typer.Option("auto", "--device", help="`cpu`, `cuda`, or `auto`."),
@@ -48,6 +48,12 @@ def distill(  # noqa: PLR0913
     """Train a drafter for a model, which --speculative-config then uses to make the model faster.
 
     What DST holds after each checkpoint is ready to use."""
+    for flag, given, whose in (("heads", heads, "medusa"), ("hidden", hidden, "draft"), ("layers", layers, "draft")):
+        if given is not None and kind != whose:
+            raise ParameterError(f"--{flag} has no effect with --kind {kind}: leave it out.")
+    heads, hidden, layers = heads or 3, hidden or 0, layers or 2
+    if hidden % 32:
+        raise ParameterError(f"--hidden {hidden} must be a multiple of 32.")
     if target.exists() and any(target.iterdir()) and not resume:
         raise ParameterError(f"{target} is not empty: name another folder, or go on with --resume.")
     with show_waiting("Loading"):
@@ -71,8 +77,6 @@ def distill(  # noqa: PLR0913
         )
         prompts = [0] * len(pieces)
     lines = cut(pieces, length, prompts)
-    if hidden % 32:
-        raise ParameterError(f"--hidden {hidden} must be a multiple of 32.")
     student: Student
     if kind == "draft":
         student = DraftStudent(teacher, hidden=hidden, layers=layers)

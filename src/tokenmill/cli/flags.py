@@ -151,8 +151,8 @@ def resolve_stored(model: str | None, options: Mapping[str, Any]) -> ResolvedOpt
         if given.setdefault("model", model) != model:
             raise ParameterError(f"Two models are named: {model!r} and --model {given['model']!r}. Give one of them.")
     given = {**filed, **given}
-    if "model" in given:
-        given["model"] = plain_name(str(given["model"]))
+    if isinstance(given.get("model"), str):
+        given["model"] = plain_name(given["model"])
     config = make_config(**given)
     stored = find_stored(config.model.model) if config.model.revision is None else None
     if stored is not None:

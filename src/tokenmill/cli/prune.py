@@ -100,7 +100,7 @@ def _repair(found: FolderSource, data: Path, chosen: dict[str, Any]) -> Callable
         if not least <= value <= most:
             raise ParameterError(f"--{name} {value:g}: use {least:g} to {most:g}.")
     check(found.config())
-    texts = read_texts(data)
+    texts = read_texts(data, "--repair")
     course = Course(steps, batch, rate, steps, seconds=60 * max(0.0, chosen.get("minutes", 0.0)))
 
     def learn(target: Path) -> None:

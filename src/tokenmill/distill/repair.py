@@ -64,7 +64,7 @@ def repair(
     teacher = Teacher(make_config(model=str(original), device=device), course.batch, length)
     tokenizer = teacher.source.tokenizer()
     pieces = encode_all(texts, lambda text: tokenizer.encode(text, add_special_tokens=False), list(tokenizer.eos_ids))
-    lines = cut(pieces, length)
+    lines = cut(pieces, length, flag="--repair")
     working = folder.parent / f".{folder.name}.repair"
     shutil.rmtree(working, ignore_errors=True)
     try:

@@ -20,31 +20,31 @@ HELD_OUT = 20
 """Every so many lines one is kept for judging."""
 
 
-def read_texts(path: Path) -> list[str]:
-    """The texts of a file: one in plain text, one a line in JSON lines."""
+def read_texts(path: Path, flag: str = "--data") -> list[str]:
+    """The texts of a file: one in plain text, one a line in JSON lines. flag: what named it."""
     try:
         if path.stat().st_size > MOST_BYTES:
-            raise ParameterError(f"--data {path}: over the limit of {MOST_BYTES >> 30} GiB.")
+            raise ParameterError(f"{flag} {path}: over the limit of {MOST_BYTES >> 30} GiB.")
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--data {path} cannot be read: {why(error)}.") from error
-    found = list(_lines(text, path)) if path.suffix in (".jsonl", ".json") else [text]
+        raise ParameterError(f"{flag} {path} cannot be read: {why(error)}.") from error
+    found = list(_lines(text, path, flag)) if path.suffix in (".jsonl", ".json") else [text]
     if not any(one.strip() for one in found):
-        raise ParameterError(f"--data {path} holds no text.")
+        raise ParameterError(f"{flag} {path} holds no text.")
     return found
 
 
-def _lines(text: str, path: Path) -> Iterator[str]:
+def _lines(text: str, path: Path, flag: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise ParameterError(f"--data {path}, line {number}: not JSON ({error}).") from None
+            raise ParameterError(f"{flag} {path}, line {number}: not JSON ({error}).") from None
         value = entry.get("text", entry.get("prompt")) if isinstance(entry, dict) else entry
         if not isinstance(value, str):
-            raise ParameterError(f'--data {path}, line {number}: needs a string under "text" or "prompt".')
+            raise ParameterError(f'{flag} {path}, line {number}: needs a string under "text" or "prompt".')
         yield value
 
 
@@ -63,7 +63,9 @@ class Lines:
         return Lines(self.tokens[picked], self.own[picked])
 
 
-def cut(pieces: list[list[int]], length: int, prompts: list[int] | None = None) -> tuple[Lines, Lines]:
+def cut(
+    pieces: list[list[int]], length: int, prompts: list[int] | None = None, flag: str = "--data"
+) -> tuple[Lines, Lines]:
     """Token lists, each of which begins with a prompt of so many tokens, -> lines to learn from, and lines to be judged
     by; what is left at the end goes."""
     flat = torch.tensor([token for piece in pieces for token in piece], dtype=torch.int64)
@@ -73,7 +75,7 @@ def cut(pieces: list[list[int]], length: int, prompts: list[int] | None = None) 
     count = flat.shape[0] // length
     if count < 2:
         raise ParameterError(
-            f"--data: {flat.shape[0]} tokens are too few for lines of {length}: give more text, or a smaller --length."
+            f"{flag}: {flat.shape[0]} tokens are too few for lines of {length}: give more text, or a smaller --length."
         )
     lines = Lines(*(x[: count * length].view(count, length) for x in (flat, torch.tensor(own))))
     held = torch.arange(count) % min(HELD_OUT, count) == 0
