@@ -311,7 +311,8 @@ def installed(
 
     properties = types.SimpleNamespace(
         shared_memory_per_block_optin=device.shared_memory, multi_processor_count=device.processors,
-        major=device.capability[0], minor=device.capability[1], name=device.name, L2_cache_size=device.cache, total_memory=device.memory,
+        major=device.capability[0], minor=device.capability[1],
+        name=device.name, L2_cache_size=device.cache, total_memory=device.memory,
     )  # fmt: skip
     answers = {
         "is_available": True, "device_count": 1, "current_device": 0, "get_device_capability": device.capability,
