@@ -115,7 +115,7 @@ def test_a_talk_from_its_first_line_to_its_last(opened: list[Terminal], tmp_path
             r"Paris[\s\S]*first after [\s\S]*context \d+ of 8192\)\s+> $",
         ),
         (f"/save {tmp_path / 'talk.json'}", r"Saved 2 turns to .*\n> $"),
-        ("/nope", r"There is no command /nope; /help lists them\.\n> $"),
+        ("/nope", r"There is no command /nope; /help lists them\. [^\n]*\n> $"),
         ("/model /no/such", r"'/no/such' is neither an existing folder[\s\S]*\n> $"),
     ):
         terminal.type(f"{typed}\r")
