@@ -96,7 +96,7 @@ def test_generate_tells_what_is_wrong_with_a_model(tmp_path: Path) -> None:
 
 def test_chat_answers_each_line_of_a_pipe(tiny: str) -> None:
     lines = "hello\n/system Be kind.\nhow are you?\n\n/nothing\n/exit\nnever asked\n"
-    result = run("chat", tiny, "--max-tokens", "4", "--temperature", "0", *SMALL, typed=lines)
+    result = run("chat", tiny, "--max-tokens", "4", "--temperature", "0", *SMALL, typed=lines, code=2)
     with LLM(tiny, num_blocks=64, max_num_seqs=2) as llm:
         params = SamplingParams(temperature=0, max_tokens=4)
         said: list[dict[str, str]] = [{"role": "user", "content": "hello"}]
@@ -111,7 +111,7 @@ def test_chat_answers_each_line_of_a_pipe(tiny: str) -> None:
 
 def test_chat_forgets_the_oldest_turns_and_refuses_what_never_fits(tiny: str) -> None:
     lines = "\n".join(["word " * 10] * 4 + ["word " * 200, "hi"]) + "\n"
-    result = run("chat", tiny, "--max-tokens", "5", "--max-model-len", "160", *SMALL, typed=lines)
+    result = run("chat", tiny, "--max-tokens", "5", "--max-model-len", "160", *SMALL, typed=lines, code=2)
     assert "the oldest 2 messages are forgotten" in result.stderr
     assert "has room for 120: say less at a time" in result.stderr
     assert result.stderr.count("of 160)") == 5
