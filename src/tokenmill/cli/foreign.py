@@ -32,13 +32,14 @@ class Refused(UserError):
 class Foreign:
     """What to do with another program's flag. into: our flag, with its value after it; values: our words for each
     value; why: the reason for a refusal; note: a message if the flag is left out. takes: how many values follow it (-1:
-    one or none)."""
+    one or none). counts: a value that `values` lacks must be a whole number."""
 
     into: str | None = None
     why: str = ""
     takes: int = 1
     note: str = ""
     values: Mapping[str, str] = field(default_factory=dict)
+    counts: bool = False
 
 
 def _same(flag: str, names: str, *nothing: str, takes: int = 1) -> dict[str, Foreign]:
@@ -104,7 +105,7 @@ LLAMA: Mapping[str, Foreign] = {
     **_same("--no-enable-prefix-caching", "--no-cache-prompt", takes=0),
     **_same("--no-wrap", "--nowordwrap", takes=0),
     **_same("--quantization", "-q"),
-    **{name: Foreign(into="", values={"0": "--device cpu"}) for name in _LAYERS},
+    **{name: Foreign(into="", values={"0": "--device cpu", "all": "", "auto": ""}, counts=True) for name in _LAYERS},
     **{
         name: Foreign(why="use --kv-cache-dtype fp8 or int8", values=_KV)
         for name in ("-ctk", "--cache-type-k", "-ctv", "--cache-type-v")
@@ -310,6 +311,9 @@ def _ours(name: str, other: Foreign, given: list[str], known: Mapping[str, bool]
     else:
         if other.takes == 1 and not given and other.into:
             raise Refused(f"{name} needs a value; here it is called {other.into}.")
+        if other.counts and given and not isinstance(parsed(given[0]), int):
+            words = " or ".join(word for word in other.values if not word.isdigit())
+            raise Refused(f"{typed_words} cannot be used: it takes a whole number, or {words}.")
         words = [*other.into.split(), *(given if other.into else [])]
     if words and words[0] not in known:
         raise _elsewhere(name, words[0], given, known)

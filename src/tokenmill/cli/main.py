@@ -27,8 +27,10 @@ from tokenmill.cli import (
 )
 from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import with_exit_codes
+from tokenmill.cli.loading import say
 from tokenmill.cli.missing_streams import escape_lacking_characters, open_missing_streams
-from tokenmill.core.config import calm_threads, wants_no_colour
+from tokenmill.core.config import calm_threads, environment_with, wants_no_colour
+from tokenmill.core.environment import unread_variables
 from tokenmill.process.leaving import leave
 
 completion_init()  # answer shells that ask what may follow, but without typer's own flags for this
@@ -92,6 +94,8 @@ def main() -> None:
     open_missing_streams()
     escape_lacking_characters()
     calm_threads()
+    for sentence in unread_variables(environment_with({})):
+        say(f"note: {sentence}")
     try:
         app()
     except SystemExit as end:

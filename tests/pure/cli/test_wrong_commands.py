@@ -34,6 +34,8 @@ WRONG = [
     ("genarate", "Did you mean generate?"),
     ("demo", "`tokenmill chat demo` talks with a model"),
     ("./model.gguf", "`tokenmill chat ./model.gguf`"),
+    ("serve demo -ngl abc", "-ngl abc cannot be used: it takes a whole number"),
+    ("chat demo --n-gpu-layers 1.5", "it takes a whole number, or all or auto"),
     ("frobnicate", "there are serve, chat, generate"),
     ("-m model.gguf -p hi", "A verb comes first"),
     ("--port 8000", "`tokenmill chat --port ...`"),

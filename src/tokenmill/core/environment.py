@@ -1,0 +1,30 @@
+"""Environment variables with tokenmill's prefix that nothing reads. Owns: finding them, and what is said of each.
+
+Must not know: the command line.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+
+from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
+
+PREFIX = "TOKENMILL_"
+PLACES = ("CACHE", "HOME", "FAULTS")
+"""Variables that are no options."""
+TESTS = ("AXE", "DRAWS", "FAMILIES", "FUZZ_", "LOST_RANKS", "ONLY", "QUANTISE", "RELIABILITY", "SANITIZE", "SWEEP",
+         "SWITCH_", "THIS_MACHINE", "WEB_TIMEOUT_S")  # fmt: skip
+"""How names begin that only this project's tests and benchmarks read."""
+
+
+def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
+    """A sentence for each variable that looks like one of ours and is none."""
+    known = [name.upper() for name in (*all_options(GROUPS), *all_options(SERVER_GROUPS))] + list(PLACES)
+    for variable in sorted(environment):
+        name = variable.removeprefix(PREFIX)
+        if name == variable or name in known or name.startswith(TESTS):
+            continue
+        close = difflib.get_close_matches(name.upper(), known, n=1)
+        hint = f"; did you mean {PREFIX}{close[0]}?" if close else "."
+        yield f"{variable} is set, and nothing reads it{hint}"

@@ -1,0 +1,22 @@
+"""Variables that look like tokenmill's and are none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenmill.core.environment import unread_variables
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("TOKENMILL_MAX_MODEL_LENGTH", "did you mean TOKENMILL_MAX_MODEL_LEN?"),
+    ("TOKENMILL_max_model_len", "did you mean TOKENMILL_MAX_MODEL_LEN?"),
+    ("TOKENMILL_PROT", "did you mean TOKENMILL_PORT?"), ("TOKENMILL_XYZZY_QUUX", "nothing reads it."),
+])  # fmt: skip
+def test_a_variable_that_nothing_reads_is_named(name: str, said: str) -> None:
+    (sentence,) = unread_variables({name: "1", "HOME": "/root", "TOKENMILL_CACHE": "/tmp"})
+    assert sentence.startswith(name) and sentence.endswith(said)
+
+
+def test_options_places_and_tests_are_read() -> None:
+    names = ("TOKENMILL_PORT", "TOKENMILL_MAX_MODEL_LEN", "TOKENMILL_HOME", "TOKENMILL_FAMILIES", "TOKENMILL_FUZZ_SEED")
+    assert not list(unread_variables(dict.fromkeys(names, "1")))
