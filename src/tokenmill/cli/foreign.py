@@ -312,8 +312,8 @@ def _ours(name: str, other: Foreign, given: list[str], known: Mapping[str, bool]
         if other.takes == 1 and not given and other.into:
             raise Refused(f"{name} needs a value; here it is called {other.into}.")
         if other.counts and given and not isinstance(parsed(given[0]), int):
-            words = " or ".join(word for word in other.values if not word.isdigit())
-            raise Refused(f"{typed_words} cannot be used: it takes a whole number, or {words}.")
+            others = " or ".join(word for word in other.values if not word.isdigit())
+            raise Refused(f"{typed_words} cannot be used: it takes a whole number, or {others}.")
         words = [*other.into.split(), *(given if other.into else [])]
     if words and words[0] not in known:
         raise _elsewhere(name, words[0], given, known)
