@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.testing.tiny import make_tiny
 
 CPU_S = 5.0

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.cli.flags import resolve_stored, stored_names
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_server_config
 from tokenmill.demo import demo_dir
 from tokenmill.server.many_models.models_file import name_models

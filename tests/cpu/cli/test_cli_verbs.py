@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.testing.tiny import make_tiny
 
 SOURCE = Path(__file__).parents[3] / "src"

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import ParameterError
 from tokenmill.distill.texts import cut, read_texts

@@ -19,7 +19,7 @@ from tests.cpu.docs.docs_helpers import DOCUMENTS, ROOT, blocks
 from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.compute.forward import NormSpec
 from tokenmill.core import config
 from tokenmill.demo import demo_dir

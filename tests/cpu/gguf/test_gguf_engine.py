@@ -21,7 +21,7 @@ from tokenmill.checkpoint.gguf_config import read_config
 from tokenmill.checkpoint.gguf_file import TYPES, TensorInfo, parse_gguf
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.checkpoint.gguf_names import name_table
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.engine.model_source import find_source
 from tokenmill.kernels.reference import ReferenceKernels

@@ -18,7 +18,7 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.checkpoint import gguf_write
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.checkpoint.gguf_file import TYPES, open_gguf
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
 from tokenmill.engine.model_source import find_source

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tokenmill.checkpoint.folder import read_config
 from tokenmill.checkpoint.gguf_metadata import architecture, place
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.quant import importance
 from tokenmill.quant.importance import Sums

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.compute.forward import KVFormat
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError

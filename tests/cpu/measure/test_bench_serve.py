@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 sys.path.insert(0, str(Path(__file__).parent))
 from fake_server import Fake, running
 
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.errors import UserError
 from tokenmill.measure.client import Answer, Target
 from tokenmill.measure.conversations import Conversation, Lengths, Made, Turn, make_conversations

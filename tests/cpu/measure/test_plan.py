@@ -9,7 +9,7 @@ from counting_helpers import LLAMA_8B
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.engine.llm import LLM

@@ -11,7 +11,7 @@ import torch
 from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import CacheOptions
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.measure.quality import Questions, compare, read_tasks

@@ -7,7 +7,7 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_config
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.devices import Device, Efficiency

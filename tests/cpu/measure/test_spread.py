@@ -10,7 +10,7 @@ import pytest
 from counting_helpers import LLAMA_8B
 from typer.testing import CliRunner
 
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_config
 from tokenmill.measure import plan as planning
 from tokenmill.measure.ceilings import link, read_measured

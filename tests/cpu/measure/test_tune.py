@@ -10,7 +10,7 @@ import yaml
 from typer.testing import CliRunner
 
 from tokenmill import LLM
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_config
 from tokenmill.measure.closed_loop import closed_loop, share_within
 from tokenmill.measure.devices import Device, Efficiency

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels
 from tokenmill.kernels.fp8 import FP8, round_rows, widen

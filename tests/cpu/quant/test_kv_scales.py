@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.errors import UserError
 from tokenmill.quantize import kv_scales
 from tokenmill.testing.tiny import make_tiny

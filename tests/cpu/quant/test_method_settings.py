@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from tokenmill.checkpoint.folder import open_checkpoint
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.engine.model_source import find_source
 from tokenmill.measure import quality
 from tokenmill.quant.detect import WeightRequest, check_config, load_weight

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.checkpoint.folder import open_checkpoint
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.demo import demo_dir
 from tokenmill.measure import quality

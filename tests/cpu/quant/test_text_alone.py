@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
 from tokenmill.quantize import recipes

@@ -10,8 +10,8 @@ from typer.testing import CliRunner
 
 from tokenmill.cli.conversation import HELP
 from tokenmill.cli.flags import resolve_options
-from tokenmill.cli.main import app
 from tokenmill.cli.unloaded_model import lacks_template, look_for, plain_name
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ModelError, UserError
 

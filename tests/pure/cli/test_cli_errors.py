@@ -18,9 +18,9 @@ from tokenmill.cli.bench_common import check_place
 from tokenmill.cli.errors import with_exit_codes
 from tokenmill.cli.generate import _read_input
 from tokenmill.cli.interrupts import Interrupts
-from tokenmill.cli.main import app
 from tokenmill.cli.named_files import write_whole
 from tokenmill.cli.typed_messages import messages
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import cache_dir, data_dir
 from tokenmill.core.errors import EngineDeadError, ModelError, SequenceError, UserError
 
@@ -175,6 +175,21 @@ def test_a_pipe_that_closes_ends_quietly() -> None:
         assert child.stdout is not None and child.stderr is not None
         child.stdout.close()
         assert child.stderr.read() == b""
+
+
+def test_ctrl_c_while_the_verbs_are_imported_is_no_traceback() -> None:
+    script = """
+import sys
+class Pressed:
+    def find_spec(self, name, *rest):
+        if name == "tokenmill.cli.verbs":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Pressed())
+from tokenmill.cli.main import main
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script, "list"], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
 
 
 def test_input_that_is_closed_or_no_text(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tokenmill.cli.command import as_typed
 from tokenmill.cli.flags import spelling
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.bounds import POSITIVE
 from tokenmill.core.config import GROUPS, all_options
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from tokenmill.cli.command import Verb
 from tokenmill.cli.foreign import DEFAULTS, LLAMA, as_ours
 from tokenmill.cli.help import COMMON, section
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
 
 VERBS = [

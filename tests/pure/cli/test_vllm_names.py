@@ -11,7 +11,7 @@ from tools.vllm_surface import FIELDS, FLAGS, METHODS, of_field, of_flag
 from typer.testing import CliRunner
 
 import tokenmill
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_config, make_server_config, without_secrets
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams

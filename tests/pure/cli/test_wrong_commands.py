@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tokenmill.cli import foreign
 from tokenmill.cli.foreign import VERBS
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.server.absent import why_absent
 
 WRONG = [

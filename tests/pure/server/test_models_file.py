@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.access import digest, shown_key

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 import tokenmill.server.run
-from tokenmill.cli.main import app
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.preflight import check_before_loading

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 import tokenmill.server.logs
 import tokenmill.server.run
 from tokenmill.cli.loading import show_waiting
-from tokenmill.cli.main import app
 from tokenmill.cli.serve import NAMES, _tell_end, banner, curl, open_doors
+from tokenmill.cli.verbs import app
 from tokenmill.core.config import EngineConfig, ServerConfig, make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.backend import ModelInfo
