@@ -96,9 +96,12 @@ class Store:
 
     def check(self, kept: Kept, more: int) -> None:
         """Refuse if the object would be too large with this many more bytes."""
-        size = kept.size + more
-        if size > min(MOST_BYTES_EACH, self.most_bytes):
-            raise TooLargeError(f"A {kept.kind} of {size >> 20} MiB is too large to be stored.", param=kept.param)
+        size, most = kept.size + more, min(MOST_BYTES_EACH, self.most_bytes)
+        if size > most:
+            raise TooLargeError(
+                f"A {kept.kind} of {size:,} bytes is too large to be stored; {most:,} are kept at most.",
+                param=kept.param,
+            )
 
     def weigh(self, kept: Kept) -> None:
         """Count an object again after it has grown or shrunk."""

@@ -120,7 +120,11 @@ async def test_what_does_not_fit_is_refused_before_any_work(start: Starter) -> N
     served.context.store.most_bytes = 10_000
     large = {**HI, "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y" * 9000}]}
     refused = await served.post(PATH, large)
-    assert refused.status_code == 400 and "kept" in refused.text and not served.fake.fleet.open_requests
+    assert (
+        refused.status_code == 400
+        and "too large to be stored; 10,000 are kept" in refused.text
+        and not served.fake.fleet.open_requests
+    )
     assert (await served.post(PATH, {**large, "store": False})).status_code == 200
     for _ in range(20):
         assert (await served.post(PATH, HI)).status_code == 200

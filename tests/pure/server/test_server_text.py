@@ -124,7 +124,7 @@ async def test_texts_that_are_only_counted_or_cut_have_a_ceiling(
         "/v1/embeddings": {"input": "a" * 11, "truncate_prompt_tokens": 1},
     }.items():
         answer = await served.post(path, body)
-        assert answer.status_code == 400 and "longer than 10 characters" in answer.text, path
+        assert answer.status_code == 400 and "longer than the limit of 10 characters" in answer.text, path
     assert (await served.post("/tokenize", {"content": "a" * 11})).status_code == 400
     assert (await served.post("/tokenize", {"prompt": "a" * 10})).status_code == 200
 
