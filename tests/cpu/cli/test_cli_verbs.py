@@ -157,7 +157,8 @@ def endless(folder: Path) -> str:
     return str(folder)
 
 
-def test_control_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
+def test_control_c_ends_a_chat_that_reads_a_pipe(tmp_path: Path) -> None:
+    """At a terminal it stops the answer alone (test_cli_terminal.py)."""
     script = "from tokenmill.cli.main import main; main()"
     child = subprocess.Popen(
         [sys.executable, "-u", "-c", script, "chat", endless(tmp_path), *SMALL],
@@ -173,15 +174,10 @@ def test_control_c_stops_the_answer_and_not_the_program(tmp_path: Path) -> None:
         os.set_blocking(child.stderr.fileno(), False)
         child.stdin.write(b"tell me everything\n")
         child.stdin.flush()
-        remarks = read_until(child.stderr, b"context 6,000", 120)
+        read_until(child.stderr, b"context 6,000", 120)
         assert os.read(child.stdout.fileno(), 1)  # the answer has begun
         child.send_signal(signal.SIGINT)
-        remarks += read_until(child.stderr, b"(stopped)", 120)
-        assert b"(stopped)" in remarks, remarks
-        child.stdin.write(b"/system x\n/exit\n")
-        child.stdin.flush()
-        assert b"message is set" in read_until(child.stderr, b"message is set", 120)
-        assert child.wait(120) == 0
+        assert child.wait(120) == 130
     finally:
         child.kill()
         child.wait()
