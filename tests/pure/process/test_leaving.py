@@ -41,8 +41,8 @@ def test_what_is_to_be_done_is_done_and_nothing_else() -> None:
 
 
 def test_commands_and_engines_leave_so() -> None:
-    script = "import sys; sys.argv = ['tokenmill', '--version']; from tokenmill.cli import main; "
-    seen = "main.leave = lambda status: print('leaves with', status); main.main()"
+    script = "import sys; sys.argv = ['tokenmill', '--version']; from tokenmill.cli import main, verbs; "
+    seen = "verbs.leave = lambda status: print('leaves with', status); main.main()"
     done = subprocess.run([sys.executable, "-c", script + seen], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "leaves with 0"
     assert child.leave.__module__ == "tokenmill.process.leaving"
