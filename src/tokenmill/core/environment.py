@@ -20,10 +20,13 @@ TESTS = ("AXE", "DRAWS", "FAMILIES", "FUZZ_", "LOST_RANKS", "ONLY", "QUANTISE", 
 
 def unread_variables(environment: Mapping[str, str]) -> Iterator[str]:
     """A sentence for each variable that looks like one of ours and is none."""
+    ours = [variable for variable in sorted(environment) if variable.startswith(PREFIX)]
+    if not ours:  # every command starts here
+        return
     known = [name.upper() for name in (*all_options(GROUPS), *all_options(SERVER_GROUPS))] + list(PLACES)
-    for variable in sorted(environment):
+    for variable in ours:
         name = variable.removeprefix(PREFIX)
-        if name == variable or name in known or name.startswith(TESTS):
+        if name in known or name.startswith(TESTS):
             continue
         close = difflib.get_close_matches(name.upper(), known, n=1)
         hint = f"; did you mean {PREFIX}{close[0]}?" if close else "."
