@@ -70,6 +70,7 @@ def test_two_tabs_keep_what_both_say(serve: Servers, tab: Tabs) -> None:
     say(page, "three")
     say(other, "four")
     for each in (page, other):
+        ended(each, 3)
         each.locator(".send.stop").wait_for(state="detached")
     reload(page)
     page.locator(".question").first.wait_for()
@@ -218,7 +219,8 @@ def test_a_conversation_that_cannot_be_drawn_takes_nothing_with_it(mill: WebServ
 
 def test_a_wide_table_takes_the_room_beside_the_text(serve: Servers, tab: Tabs) -> None:
     row = "| " + " | ".join(f"column no. {i}" for i in range(8)) + " |\n"
-    page = tab(serve(FakeOptions(script=f"Below.\n\n{row}{'|---' * 8}|\n{row}")).url)
+    wide = {"width": 1900, "height": 800}  # room for these columns in any font of a system
+    page = tab(serve(FakeOptions(script=f"Below.\n\n{row}{'|---' * 8}|\n{row}")).url, viewport=wide)
     say(page, "Which?")
     ended(page)
     text, table = (page.locator(f".answer > .prose {part}") for part in ("p", "table"))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import queue
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -81,36 +83,43 @@ def often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "OFTEN_S", 0.001)
 
 
-def heard(capsys: pytest.CaptureFixture[str], text: str) -> None:
-    """Waits until this is said; a test that never hears it ends by its time limit."""
-    told = ""
-    while text not in told:
-        told += capsys.readouterr().err
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> queue.Queue[str]:
+    lines: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr(loading, "say", lines.put)
+    return lines
+
+
+def hear(said: queue.Queue[str], pattern: str) -> None:
+    """Waits for such a line."""
+    while not re.fullmatch(pattern, said.get(timeout=60)):
+        pass
 
 
 @pytest.mark.usefixtures("often")
-def test_stages_and_how_far_they_are(capsys: pytest.CaptureFixture[str]) -> None:
+def test_stages_and_how_far_they_are(said: queue.Queue[str]) -> None:
     with BenchProgress() as bar:
-        heard(capsys, "tokenmill: still measuring (0 s)\n")
+        hear(said, r"tokenmill: still measuring \(\d+ s\)")
         bar.start("warming up", 1)
-        heard(capsys, "still measuring (0 s); warming up\n")
+        hear(said, r"tokenmill: still measuring \(\d+ s\); warming up")
         bar.start("8 requests", 8)
         bar.advance()
-        heard(capsys, "; 8 requests, 1 of 8\n")
+        hear(said, r"tokenmill: still measuring \(\d+ s\); 8 requests, 1 of 8")
     with progress("Rounding") as tell:
         tell("model.layers.0", 3, 9)
-        heard(capsys, "still rounding (0 s); 3 of 9\n")
+        hear(said, r"tokenmill: still rounding \(\d+ s\); 3 of 9")
 
 
 def test_lines_end_with_the_work_and_never_come_more_rarely(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    said: queue.Queue[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert 1 + loading.FIRST_S < 2 and loading.OFTEN_S < 2
     monkeypatch.setattr(loading, "OFTEN_S", 0.001)
     with Heartbeat("working", 0.001) as beat:
         for _ in range(20):
-            heard(capsys, "still working")
-    monkeypatch.setattr(loading, "say", lambda text: pytest.fail(text))
+            hear(said, r"tokenmill: still working \(\d+ s\)")
     beat._thread.join()
+    said.queue.clear()
     with show_waiting("Quick", first=3600):
         pass
+    assert said.empty()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import queue
+import re
 from pathlib import Path
 from typing import Any
 
@@ -104,11 +106,11 @@ def test_the_environment_mirrors_every_flag() -> None:
         make_server_config({"TOKENMILL_PORT": "five"})
 
 
-def test_a_long_load_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    heard = ""
+def test_a_long_load_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: queue.Queue[str] = queue.Queue()
+    monkeypatch.setattr("tokenmill.cli.loading.say", said.put)
     with show_waiting("Loading", first=0.001):
-        while "still loading (0 s)" not in heard:
-            heard += capsys.readouterr().err
+        assert re.fullmatch(r"tokenmill: still loading \(\d+ s\)", said.get(timeout=60))
 
 
 def test_the_banner_says_what_fits() -> None:
