@@ -313,20 +313,20 @@ struct Matrix {
   int64_t n = 0, k;
   Address bias;
 
-  // parts: (address, rows, format, group) each.
-  Matrix(const std::vector<std::tuple<Address, int64_t, int, int>>& from, int64_t k, Address bias) : k(k), bias(bias) {
+  // parts: (address, rows, format, group) each. apart: see Part.
+  Matrix(const std::vector<std::tuple<Address, int64_t, int, int>>& from, int64_t k, Address bias, float apart)
+      : k(k), bias(bias) {
     require(!from.empty() && k > 0, "a matrix needs data and a shape");
     for (const auto& [data, rows, format, group] : from) {
       require(data != 0 && rows > 0 && n % kTileColumns == 0, "all parts but the last are whole tiles");
       check_format(format, k, group);
       const bool whole = plain(static_cast<Format>(format)) || static_cast<Format>(format) == Format::fp8;
       require(from.size() == 1 || !whole, "only integers are multiplied in parts");
-      parts.push_back({raw(data), rows, group, static_cast<Format>(format)});
+      require(!(apart > 0.0f) || static_cast<Format>(format) == Format::int8, "only int8 keeps activations apart");
+      parts.push_back({raw(data), rows, group, static_cast<Format>(format), apart});
       n += rows;
     }
   }
-  Matrix(Address data, int64_t n, int64_t k, int format, int group, Address bias)
-      : Matrix({{data, n, format, group}}, k, bias) {}
 
   // residual_stride: 0: its rows follow each other.
   void linear(Address x, int64_t rows, int64_t stride, Address out, int type, bool out_f32, Address residual, int kind,
@@ -769,8 +769,8 @@ NB_MODULE(_native, m) {
   m.def("advance_rows", &advance_rows);
 
   nb::class_<Matrix>(m, "Matrix")
-      .def(nb::init<Address, int64_t, int64_t, int, int, Address>())
-      .def(nb::init<const std::vector<std::tuple<Address, int64_t, int, int>>&, int64_t, Address>())
+      .def(nb::init<const std::vector<std::tuple<Address, int64_t, int, int>>&, int64_t, Address, float>(), nb::arg(),
+           nb::arg(), nb::arg(), nb::arg() = 0.0f)
       .def("linear", &Matrix::linear, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = false,
            nb::arg() = 0, nb::arg() = 0, nb::arg().none() = nb::none(), nb::arg() = 0, nb::arg() = 0, nb::arg() = 0)
       .def("rows", &Matrix::rows);

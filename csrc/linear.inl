@@ -37,23 +37,29 @@ TM_INLINE Prepared prepare_dense(const LinearOp& op) {
 template <class T>
 TM_INLINE Prepared prepare_quantised(const LinearOp& op) {
   const int64_t width = divide_up(op.k, kGroup) * kGroup, groups = width / kGroup;
+  const float least = op.parts->apart;
   const auto bytes = static_cast<size_t>(op.rows * (width + 12 * groups)) + 64;
-  auto* q = static_cast<int8_t*>(scratch(Scratch::activations, bytes));
+  const auto more = static_cast<size_t>(least > 0.0f ? op.rows * (4 * width + 4 * groups) : 0);
+  auto* q = static_cast<int8_t*>(scratch(Scratch::activations, bytes + more));
   auto* scale = reinterpret_cast<float*>(q + op.rows * width);
   auto* sum = reinterpret_cast<int32_t*>(scale + op.rows * groups);
+  auto* where = reinterpret_cast<uint32_t*>(sum + op.rows * 2 * groups);
+  auto* apart = reinterpret_cast<float*>(where + op.rows * groups);
   parallel_rows(op.rows, op.k, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const T* from = static_cast<const T*>(op.x) + row * op.stride;
       int8_t* out = q + row * width;
-      if (op.norm.weight) {
-        auto* normed = static_cast<float*>(scratch(Scratch::tile, static_cast<size_t>(op.k) * 4 + 64));
-        norm_row(from, normed, op.k, op.norm);
-        quantise_row(normed, op.k, out, scale + row * groups, sum + row * 2 * groups);
+      if (op.norm.weight || least > 0.0f) {
+        auto* own = static_cast<float*>(scratch(Scratch::tile, static_cast<size_t>(op.k) * 4 + 64));
+        op.norm.weight ? norm_row(from, own, op.k, op.norm) : convert(from, own, op.k);
+        if (least > 0.0f) set_apart(own, op.k, least, apart + row * width, where + row * groups);
+        quantise_row(own, op.k, out, scale + row * groups, sum + row * 2 * groups);
       } else {
         quantise_row(from, op.k, out, scale + row * groups, sum + row * 2 * groups);
       }
     }
   });
+  if (least > 0.0f) return {nullptr, 0, {q, scale, sum, width, apart, where}};
   return {nullptr, 0, {q, scale, sum, width}};
 }
 
@@ -107,6 +113,7 @@ TM_INLINE void quant_sums(const LinearOp& op, const Prepared& in, int64_t tile, 
   for (int64_t unit = 0; unit < units; unit += cut) {
     sums(w, part->group, unit, at_most(units, unit + cut), in.q, row, rows, c, unit > 0);
   }
+  if (in.q.apart) add_apart(w, part->group, in.q, row, rows, c);
   if (head) {
     const auto* factors = reinterpret_cast<const float*>(w - head + kTableBytes);
     for (int64_t r = 0; r < rows; ++r) {

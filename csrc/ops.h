@@ -148,6 +148,7 @@ struct Part {          // rows of a matrix in one format; all parts but the last
   int64_t n;
   int group;           // of the scales (integers, table and fp8)
   Format format;
+  float apart = 0.0f;  // int8: activations of this magnitude or more are not rounded; 0: all are
 };
 
 struct LinearOp {        // out = residual + act(norm(x) @ W.T + bias)

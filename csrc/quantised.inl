@@ -9,6 +9,8 @@ struct Activations {  // rows of int8; each group of 32 has a scale and the sums
   const float* scale;
   const int32_t* sum;
   int64_t width;      // k rounded up to a multiple of kGroup
+  const float* apart = nullptr;     // [rows, width]: what was not rounded, where bits of `where` [rows, groups] say so
+  const uint32_t* where = nullptr;
 };
 
 template <class T>
@@ -24,6 +26,43 @@ TM_SHARED void quantise_row(const T* x, int64_t k, int8_t* q, float* scale, int3
     scale[g] = top / 127.0f;
     sum[2 * g] = sum_int8(q + at);
     sum[2 * g + 1] = sum_int8(q + at + 16);
+  }
+}
+
+// Moves numbers of a magnitude from `least` on into `apart`, in whose place x has zeros; a bit of `where` for each.
+TM_SHARED inline void set_apart(float* x, int64_t k, float least, float* apart, uint32_t* where) {
+  for (int64_t g = 0; g * kGroup < k; ++g) {
+    uint32_t bits = 0;
+    for (int64_t i = g * kGroup; i < at_most(k, (g + 1) * kGroup); ++i) {
+      if (!(x[i] >= least || x[i] <= -least)) continue;
+      bits |= uint32_t{1} << (i % kGroup);
+      apart[i] = x[i];
+      x[i] = 0.0f;
+    }
+    where[g] = bits;
+  }
+}
+
+// c += what was set apart of these rows times their columns of an int8 tile, ascending.
+TM_SHARED inline void add_apart(const uint8_t* tile, int group, const Activations& x, int64_t row, int64_t rows, float* c) {
+  constexpr Coding kind = coding(Format::int8);
+  const int64_t groups = x.width / kGroup, parts = group / kGroup;
+  alignas(64) float codes[kTileColumns];
+  for (int64_t at = row; at < row + rows; ++at, c += kTileColumns) {
+    for (int64_t g = 0; g < groups; ++g) {
+      const uint8_t* head = tile + g / parts * unit_bytes(kind, group);
+      const uint8_t* planes = head + unit_head(kind) + g % parts * part_bytes(kind);
+      for (uint32_t bits = x.where[at * groups + g], i = 0; bits; bits >>= 1, ++i) {
+        if (!(bits & 1)) continue;
+        const uint8_t* from = planes + i / 4 * kColumnLine + i % 4;
+        for (int64_t n = 0; n < kTileColumns; ++n) codes[n] = static_cast<float>(from[4 * n] - kind.less);
+        const F value = splat(x.apart[at * x.width + g * kGroup + i]);
+        for (int64_t n = 0; n < kTileColumns; n += 16) {
+          const F scale = load_half(reinterpret_cast<const uint16_t*>(head) + n);
+          store(c + n, fma(mul(load(codes + n), scale), value, load(c + n)));
+        }
+      }
+    }
   }
 }
 

@@ -353,7 +353,10 @@ def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:
     if changed := extras.get("changed"):
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")
     if extras.get("kv_scales"):
-        reasons.append("the checkpoint's scales of K/V are not read: --kv-cache-dtype fp8 makes one per token and head")
+        reasons.append(
+            "the checkpoint's scales of K/V are not used, nor its wish for 8 bits: K/V are kept as --kv-cache-dtype "
+            "says, and fp8 there makes a scale per token and head"
+        )
     if repeated := extras.get("repeated"):
         reasons.append(f"every rank computes all of {', '.join(repeated)}")
 

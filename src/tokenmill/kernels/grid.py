@@ -15,6 +15,8 @@ from torch import Tensor
 LOWEST = {8: -127, 4: -8}
 HIGHEST = {8: 127, 4: 7}
 ACTIVATION_GROUP = 32
+SMALLEST_HALF = 2.0**-14
+"""The smallest normal number of float16."""
 
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -38,11 +40,12 @@ def group_width(columns: int, groups: int) -> int:
     return math.ceil(least / ACTIVATION_GROUP) * ACTIVATION_GROUP
 
 
-def grid_linear(x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+def grid_linear(x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None, apart: float = 0.0) -> Tensor:
     """x [T, K] @ (q [N, K] * scales [N, groups]).T + bias -> [T, N] in x's dtype.
 
     On a CPU both sides are integers: a group's sum is exact in any order, and groups add up one after the other, so
-    rows are stable without padding. Elsewhere the weight is widened.
+    rows are stable without padding. If `apart` is given, activations of that magnitude or more are not rounded: their
+    products are added one column after the other. Elsewhere the weight is widened.
     """
     columns = q.shape[1]
     group = group_width(columns, scales.shape[1])
@@ -50,12 +53,19 @@ def grid_linear(x: Tensor, q: Tensor, scales: Tensor, bias: Tensor | None = None
         weight = (q.float() * scales.float().repeat_interleave(group, dim=1)[:, :columns]).to(x.dtype)
         return F.linear(x, weight, bias)
     y = torch.zeros(x.shape[0], q.shape[0])
+    own = x.float()
+    large = torch.where(own.abs() >= apart, own, 0.0) if apart else torch.zeros_like(own[:0])
+    own = torch.where(own.abs() >= apart, 0.0, own) if apart else own
     for start in range(0, columns, ACTIVATION_GROUP):
-        part = x[:, start : start + ACTIVATION_GROUP].float()
+        part = own[:, start : start + ACTIVATION_GROUP]
         top = part.abs().amax(-1, keepdim=True)
         rounded = torch.where(top > 0, part * _inverse_step(top), 0.0).round()
         dots = rounded @ q[:, start : start + ACTIVATION_GROUP].float().T
         y += dots * scales[:, start // group].float() * (top / 127.0)
+    for column in large.any(0).nonzero().flatten().tolist():
+        weights = q[:, column].float() * scales[:, column // group].float()
+        some = large[:, column] != 0  # the others stay as they are, so that no row depends on company
+        y[some] += large[some, column, None] * weights
     return (y if bias is None else y + bias.float()).to(x.dtype)
 
 
@@ -107,6 +117,15 @@ def quantise(weight: Tensor, bits: int, group: int = 32) -> tuple[Tensor, Tensor
     steps = scales.float()
     q = torch.where(steps != 0, wide / steps, 0.0).round_().clamp_(LOWEST[bits], HIGHEST[bits]).to(torch.int8)
     return q.view(rows, -1)[:, :columns].contiguous(), scales[..., 0]
+
+
+def beyond_half(weight: Tensor, scales: Tensor, bits: int) -> bool:
+    """Would float16 scales spoil this matrix, because some are too large for it, or all so small that its steps lose
+    more than rounding to 8 bits does?"""
+    if weight.device.type == "meta" or not weight.numel():
+        return False
+    least, most = (float(x) for x in weight.aminmax())
+    return not bool(scales.isfinite().all()) or 0.0 < max(-least, most) / -LOWEST[bits] < SMALLEST_HALF / 8
 
 
 def widen(q: Tensor, scales: Tensor) -> Tensor:

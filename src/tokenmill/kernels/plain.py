@@ -16,7 +16,8 @@ from tokenmill.kernels.grid import affine_linear, grid_linear
 
 
 def _grid(x: Tensor, m: StoredMatrix) -> Tensor:
-    return grid_linear(x, m.part("codes"), m.part("scales"), m.bias)
+    apart = m.find("apart")
+    return grid_linear(x, m.part("codes"), m.part("scales"), m.bias, 0.0 if apart is None else float(apart))
 
 
 def _affine(x: Tensor, m: StoredMatrix) -> Tensor:

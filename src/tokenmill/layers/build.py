@@ -28,8 +28,11 @@ _IGNORABLE = re.compile(
 )
 """Tensors that are not read: buffers of old checkpoints that are computed here, and scales of activations, which are
 rounded by scales of their own."""
-_KV_SCALES = re.compile(r"\.(kv|[kvq])_scale$")
-"""Scales for K/V in 8 bits that the file's maker measured. Ours are computed from what is stored, token by token."""
+_KV_SCALES = re.compile(r"\.((kv|[kvq])_(scale|zero_point)|(kv?|v|qkv)_proj\.output_scale)$")
+"""Scales for K/V in 8 bits that the file's maker measured, the last ones as older files have them. Ours are computed
+from what is stored, token by token."""
+_KV_WISHES = ("kv_cache_scheme", "kv_cache_quant_algo")
+"""Keys of quantization_config that ask for K/V in 8 bits."""
 
 
 @dataclass(slots=True)
@@ -242,8 +245,9 @@ class Build:
         return [n for n in left if 0 not in (self.checkpoint.shape(n) or ())]
 
     def kv_scales(self) -> bool:
-        """Does the checkpoint contain scales for K/V? They are not read."""
-        return any(_KV_SCALES.search(name) for name in self.checkpoint.names())
+        """Does the checkpoint contain scales for K/V, or ask for some? They are not read."""
+        left = (name for name in self.checkpoint.names() if name not in self.book.used)
+        return any(self.how.get(key) for key in _KV_WISHES) or any(_KV_SCALES.search(name) for name in left)
 
     def check_leftovers(self) -> None:
         """Refuse a checkpoint with tensors that nobody asked for."""

@@ -4,13 +4,15 @@
              NAME.weight.absmax float32 [blocks], or uint8 that name entries of NAME.weight.nested_quant_map [256],
              times NAME.weight.nested_absmax [blocks / nested size], plus the `nested_offset` of
              NAME.weight.quant_state.bitsandbytes__nf4 (or fp4), which holds JSON as bytes
-    8 bits   NAME.weight int8 [out, in], NAME.SCB float32 [out]: 127 times a row's scale
+    8 bits   NAME.weight int8 [out, in], NAME.SCB float32 [out]: 127 times a row's scale. Activations of
+             `llm_int8_threshold` or more are not rounded; 0: all are
 Blocks of numbers must not straddle rows. Must not know: models, devices.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,14 +21,17 @@ from torch import Tensor
 
 from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.quant.base import known
+from tokenmill.quant.grid import GridWeight
 from tokenmill.quant.half_scales import held
 from tokenmill.quant.table import TableWeight, nibbles
 
 METHOD = "bitsandbytes"
 _KINDS = ("nf4", "fp4")
 _STATE_BYTES = 1 << 16
+_THRESHOLD = 6.0
+"""What bitsandbytes' configuration takes if none is said."""
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -37,6 +42,15 @@ def check(config: Mapping[str, Any]) -> None:
     storage = config.get("bnb_4bit_quant_storage", "uint8")
     if config.get("load_in_4bit") and storage != "uint8":
         raise ModelError(f"This checkpoint is quantised with '{METHOD}' and stored as {storage}; uint8 can be read.")
+    threshold(config)
+
+
+def threshold(config: Mapping[str, Any]) -> float:
+    """The magnitude from which on activations of 8 bit weights are not rounded; 0: all are rounded."""
+    said = config.get("llm_int8_threshold", _THRESHOLD)
+    if isinstance(said, bool) or not isinstance(said, int | float) or not math.isfinite(said) or said < 0:
+        raise ModelError(f"This checkpoint's llm_int8_threshold is {shown(said)}: it must be a number from 0 on.")
+    return float(said)
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:
@@ -45,10 +59,15 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
     return found is not None and ckpt.shape(found) is not None
 
 
-def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
-    """Read the weight [out, in] under `name`."""
+def load(
+    ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None, *, apart: float
+) -> Weight:
+    """Read the weight [out, in] under `name`. apart: the threshold."""
     if ckpt.has(f"{name}.SCB"):
-        return _eight(ckpt, name, shape, dtype, bias)
+        found = _eight(ckpt, name, shape, dtype, bias)
+        if isinstance(found, GridWeight):
+            found.apart = apart
+        return found
     rows, columns = shape
     state = _state(ckpt, name)
     block = state.get("blocksize")

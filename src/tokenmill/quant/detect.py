@@ -51,8 +51,8 @@ _METHODS = {
 }
 """`quant_method` of config.json -> the function that refuses configs that cannot be read."""
 
-_READERS = (fp8, bnb, hqq_quanto, torchao, squeezellm, mx)
-"""Formats that can be recognised by their tensors alone."""
+_READERS = (fp8, hqq_quanto, torchao, squeezellm, mx)
+"""Formats that can be read by their tensors alone."""
 _INTERWOVEN = (bnb, hqq_quanto, torchao, squeezellm, ternary)
 """Forms in which a part of a matrix is not one range of bytes."""
 
@@ -255,7 +255,7 @@ def _stored(
 
 def _is_stored(ckpt: Checkpoint, name: str, columns: int) -> bool:
     """Is the matrix stored quantised?"""
-    if any(reader.stored(ckpt, name) for reader in (*_READERS, gptq_awq, ternary)):
+    if any(reader.stored(ckpt, name) for reader in (*_READERS, bnb, gptq_awq, ternary)):
         return True
     return compressed.stored_bits(ckpt, name, columns) is not None
 
@@ -271,6 +271,8 @@ def _read(
     for reader in _READERS:
         if reader.stored(ckpt, name):
             return reader.load(ckpt, name, shape, *kind)
+    if bnb.stored(ckpt, name):
+        return bnb.load(ckpt, name, shape, *kind, apart=bnb.threshold(how))
     if gptq_awq.stored(ckpt, name):
         return gptq_awq.load(ckpt, name, shape, *kind, how=how)
     if ternary.stored(ckpt, name):

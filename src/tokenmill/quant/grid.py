@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.kernels.grid import ACTIVATION_GROUP, group_width, widen
+from tokenmill.kernels.grid import ACTIVATION_GROUP, beyond_half, group_width, widen
 from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.packed import PackedWeight, joined_bias
@@ -24,7 +24,9 @@ from tokenmill.quant.packed import PackedWeight, joined_bias
 
 class GridWeight(PackedWeight):
     """q [out, in] int8, scales [out, ceil(in / group)] float16, and zeros of that shape in int8 (8 bits: int16), in
-    float32 if they are fractions, or None. `bits` is 2 to 8."""
+    float32 if they are fractions, or None. `bits` is 2 to 8. apart: see compute/matrix.py; 0: no activations are."""
+
+    apart: float = 0.0
 
     def __init__(
         self,
@@ -80,7 +82,8 @@ class GridWeight(PackedWeight):
         q, scales = self.numbers()
         parts, kind = (("codes", q), ("scales", scales)), f"int{self.bits}"
         if self.zeros is None:
-            return StoredMatrix(kind, self.shape, parts, self.dense, self.bias)
+            more = (("apart", torch.tensor(self.apart)),) if self.apart else ()
+            return StoredMatrix(kind, self.shape, (*parts, *more), self.dense, self.bias)
         return StoredMatrix(f"{kind}-zeros", self.shape, (*parts, ("zeros", self.zeros)), self.dense, self.bias)
 
     def forget(self) -> None:
@@ -89,7 +92,10 @@ class GridWeight(PackedWeight):
 
     def _anew(self, q: Tensor, scales: Tensor, zeros: Tensor, kernels: Kernels) -> Weight:
         """Fractional zero points, rounded anew to 8 bits if the backend packs them."""
-        found, steps = kernels.quantise(self.dense().float(), 8, ACTIVATION_GROUP)
+        wide = self.dense()
+        found, steps = kernels.quantise(wide.float(), 8, ACTIVATION_GROUP)
+        if beyond_half(wide, steps, 8):
+            return DenseWeight(wide, self.bias).settle(kernels)
         grid = GridWeight(found, steps, bits=8, group=ACTIVATION_GROUP, dtype=self.dtype, bias=self.bias)
         if kernels.pack(grid.stored()) is None:
             return self._affine(q, scales, zeros, kernels)
@@ -108,7 +114,7 @@ class GridWeight(PackedWeight):
     def join(self, others: list[Self]) -> Self | None:
         """One matrix of the same grid. If any part has a bias, missing ones count as zeros."""
         every = [self, *others]
-        if len({(part.bits, part.group, part.dtype) for part in every}) > 1:
+        if len({(part.bits, part.group, part.dtype, part.apart) for part in every}) > 1:
             return None
         parts = [part.numbers() for part in every]
         zeros = None
@@ -150,8 +156,7 @@ class GridWeight(PackedWeight):
         repeat, groups = self.group // group, -(-self.shape[1] // group)
         scales = scales.repeat_interleave(repeat, 1)[:, :groups]
         zeros = None if self.zeros is None else self.zeros.repeat_interleave(repeat, 1)[:, :groups]
-        kind = type(self)
-        return kind(q, scales, bits=self.bits, group=group, dtype=self.dtype, bias=self.bias, zeros=zeros)
+        return self._like(q, scales, self.bias, zeros, group)
 
     def stored_rows(self, ids: Tensor) -> Tensor:
         """Dense rows [n, in]."""
@@ -171,8 +176,11 @@ class GridWeight(PackedWeight):
         assert self.q is not None and self.scales is not None, "a settled weight is not taken apart"
         return self.q, self.scales
 
-    def _like(self, q: Tensor, scales: Tensor, bias: Tensor | None, zeros: Tensor | None) -> Self:
-        return type(self)(q, scales, bits=self.bits, group=self.group, dtype=self.dtype, bias=bias, zeros=zeros)
+    def _like(self, q: Tensor, scales: Tensor, bias: Tensor | None, zeros: Tensor | None, group: int = 0) -> Self:
+        group = group or self.group
+        made = type(self)(q, scales, bits=self.bits, group=group, dtype=self.dtype, bias=bias, zeros=zeros)
+        made.apart = self.apart
+        return made
 
 
 class Unrounded(DenseWeight):
@@ -185,10 +193,12 @@ class Unrounded(DenseWeight):
         self.bits, self.group = bits, group
 
     def settle(self, kernels: Kernels) -> Weight:
-        """The rounded weight, in the backend's form."""
-        columns = self.shape[1]
+        """The rounded weight, in the backend's form; or as it is, if half precision cannot hold its scales."""
+        columns, wide = self.shape[1], self.dense()
         group = next((g for g in (self.group, 64, 32) if self.group and columns % g == 0), self.group)
-        q, scales = kernels.quantise(self.dense(), self.bits, group)
+        q, scales = kernels.quantise(wide, self.bits, group)
+        if beyond_half(wide, scales, self.bits):
+            return super().settle(kernels)
         group = group or group_width(columns, scales.shape[1])
         self.table = None
         grid = GridWeight(q, scales, bits=self.bits, group=group, dtype=self.dtype, bias=self.bias)

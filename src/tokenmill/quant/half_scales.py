@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ModelError
+from tokenmill.kernels.grid import SMALLEST_HALF
 from tokenmill.quant.base import known
 from tokenmill.quant.column_order import OrderedWeight
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
-
-SMALLEST = 2.0**-14
-"""The smallest normal number of float16."""
 
 Held = GridWeight | OrderedWeight | DenseWeight
 
@@ -47,7 +45,7 @@ def held(
 
 def too_small(scales: Tensor) -> bool:
     """Are all scales below float16's normal numbers, so that they would lose nearly all digits?"""
-    return bool(scales.numel()) and 0.0 < float(scales.float().abs().max()) < SMALLEST
+    return bool(scales.numel()) and 0.0 < float(scales.float().abs().max()) < SMALLEST_HALF
 
 
 def _numbers(q: Tensor, scales: Tensor, zeros: Tensor | None, group: int, order: Tensor | None) -> Tensor:

@@ -31,6 +31,8 @@ _TYPE = next(kind for kind in TYPES.values() if kind.name == "MXFP4")
 _GROUP, _FINE = 32, 16
 _NAN = 255
 """The scale byte that means "not a number"."""
+_LARGEST = 252
+"""The largest scale byte with which all codes mean numbers of float32: 6 * 2^(252 - 127)."""
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -49,8 +51,9 @@ def mxfp4(codes: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None
     if codes.dtype != torch.uint8 or scales.dtype not in (torch.uint8, torch.float8_e8m0fnu):
         raise ModelError(f"'{name}' must hold uint8, not {codes.dtype} with scales of {scales.dtype}.")
     powers = scales.view(torch.uint8)
-    if known(powers) and bool((powers == _NAN).any()):
-        raise ModelError(f"'{name}' has scales that are not numbers: the file is damaged.")
+    if known(powers) and int(powers.max()) > _LARGEST:
+        what = "are not numbers" if bool((powers == _NAN).any()) else "exceed float32's range"
+        raise ModelError(f"'{name}' has scales that {what}: the file is damaged.")
     spread = nibbles(codes)  # a GGUF block has columns 0 to 15 in the lower halves, 16 to 31 in the upper ones
     halves = spread[..., :16] | spread[..., 16:] << 4
     raw = torch.cat((powers[..., None], halves), -1).flatten(1)
@@ -109,7 +112,10 @@ def load(
         raise ModelError(f"'{name}.weight_scale' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
     if known(scales) and not bool(torch.isfinite(scales.float()).all()):
         raise ModelError(f"'{name}.weight_scale' has scales that are not numbers: the file is damaged.")
-    factors = torch.full((rows,), _whole_scale(ckpt, name), device=raw.device)
+    whole = _whole_scale(ckpt, name)
+    if known(scales) and float(scales.float().abs().max()) * whole * max(FP4) > torch.finfo(torch.float32).max:
+        raise ModelError(f"'{name}' has scales that exceed float32's range: the file is damaged.")
+    factors = torch.full((rows,), whole, device=raw.device)
     return TableWeight(nibbles(raw), torch.tensor(FP4, device="cpu"), scales.float(), dtype, bias, "NVFP4", factors)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.kernels.grid import whole_entries
+from tokenmill.kernels.grid import SMALLEST_HALF, beyond_half, whole_entries
 from tokenmill.quant.base import known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
@@ -24,7 +24,6 @@ from tokenmill.quant.half_scales import too_small
 from tokenmill.quant.packed import PackedWeight, joined_bias
 
 _GROUP = 32
-_SMALLEST_HALF = 2.0**-14
 
 
 class TableWeight(PackedWeight):
@@ -101,10 +100,13 @@ class TableWeight(PackedWeight):
         if known(whole) and (too_small(whole * unit) or not bool(torch.isfinite(scales).all())):
             return True, DenseWeight(self.dense(), self.bias)
         used = scales[scales != 0].float().abs()
-        fits = bool(torch.isfinite(used).all()) and (not used.numel() or float(used.min()) >= _SMALLEST_HALF)
+        fits = bool(torch.isfinite(used).all()) and (not used.numel() or float(used.min()) >= SMALLEST_HALF)
         fits = fits and torch.equal(scales != 0, whole != 0)
         if self.group % _GROUP or not fits:
-            q, scales = kernels.quantise(self.dense().float(), 8, _GROUP)
+            wide = self.dense()
+            q, scales = kernels.quantise(wide.float(), 8, _GROUP)
+            if beyond_half(wide, scales, 8):
+                return True, DenseWeight(wide, self.bias)
             return False, GridWeight(q, scales, bits=8, group=_GROUP, dtype=self.dtype, bias=self.bias)
         exact = torch.equal(steps * unit, self.table) and torch.equal(scales.float(), whole * unit)
         group, q = self.group, self._looked_up(steps.to(torch.int8), self.numbers())

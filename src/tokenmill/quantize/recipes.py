@@ -225,7 +225,8 @@ def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[s
         return {"quant_method": "bitsandbytes", "load_in_4bit": four, "load_in_8bit": not four,
                 "bnb_4bit_quant_type": recipe.method if four else "nf4", "bnb_4bit_use_double_quant": recipe.double,
                 "bnb_4bit_compute_dtype": "bfloat16",
-                "bnb_4bit_quant_storage": "uint8", "llm_int8_skip_modules": ignore}  # fmt: skip
+                "bnb_4bit_quant_storage": "uint8", "llm_int8_skip_modules": ignore,
+                **({} if four else {"llm_int8_threshold": 6.0})}  # fmt: skip
     if recipe.form == "squeezellm":
         return {"quant_method": "squeezellm", "wbits": int(recipe.bits), "modules_to_not_convert": ignore}
     if recipe.form == "bitnet":

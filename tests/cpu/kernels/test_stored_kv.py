@@ -107,3 +107,26 @@ def test_blocks_are_read_before_they_are_written():
 def test_a_group_that_does_not_divide_is_refused():
     with pytest.raises(ParameterError, match="kv-cache-group 7"):
         make_layout((KVSpec("full", 2, 16, 16),), 4, KVFormat("int8", 7))
+
+
+@pytest.mark.parametrize("kind", STEP)
+def test_keys_beyond_float8_attend_as_unrounded_ones(kind):
+    """Two channels of the keys reach 3000. Without scales float8 ends at 448, and attention goes elsewhere."""
+    spec, random = KVSpec("full", 2, 32, 32), torch.Generator().manual_seed(5)
+    k, v, q = (torch.randn(n, 2, 32, generator=random) for n in (40, 40, 6))
+    k[..., [3, 20]] *= torch.tensor([900.0, 40.0])
+    q[..., [3, 20]] *= 0.02
+    view = KVPool(make_layout((spec,), 4, KVFormat(kind, 8)), [10], "cpu").views[0]
+    block, offset = torch.arange(40) // 4, torch.arange(40) % 4
+    store(view, block, offset, k, v)
+
+    def attended(keys, values):
+        scores = torch.einsum("thd,shd->hts", q, keys) * 32**-0.5
+        return torch.einsum("hts,shd->thd", scores.softmax(-1), values)
+
+    assert float(k.abs().max()) > 2000
+    wanted = attended(k, v)
+    scaled = attended(load(view.key, view.key_scale, block, offset), load(view.value, view.value_scale, block, offset))
+    cut = [x.clamp(-448, 448).to(torch.float8_e4m3fn).float() for x in (k, v)]
+    off, without = ((found - wanted).square().mean().sqrt() for found in (scaled, attended(*cut)))
+    assert off < 0.25 * without and off < 0.2

@@ -24,9 +24,23 @@ NAMES = (
     "self_attn.kv_scale",
     "self_attn.q_scale",
     "self_attn.k_proj.k_scale",
+    "self_attn.v_proj.output_scale",
+    "self_attn.qkv_proj.output_scale",
+    "self_attn.k_zero_point",
 )
 SCHEME = {"num_bits": 8, "type": "float", "strategy": "tensor", "symmetric": True, "dynamic": False}
 GREEDY = SamplingParams(max_tokens=6, temperature=0.0)
+
+
+@pytest.mark.parametrize("said", [{"kv_cache_scheme": SCHEME | {"dynamic": True}}, {"kv_cache_scheme": None}])
+def test_a_wish_for_8_bits_without_scales_is_told(said, tmp_path):
+    make_tiny(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    whole = {"quant_method": "compressed-tensors", "format": "dense", "config_groups": {}, **said}
+    (tmp_path / "config.json").write_text(json.dumps({**config, "quantization_config": whole}))
+    with LLM(str(tmp_path), executor="inprocess") as llm:
+        told = any("wish for 8 bits" in reason for reason in llm.built.facts.reasons)
+    assert told == bool(said["kv_cache_scheme"])
 
 
 @pytest.mark.parametrize("name", NAMES)

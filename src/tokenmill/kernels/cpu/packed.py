@@ -63,17 +63,18 @@ class Part:
 
 
 class PackedMatrix:
-    """A matrix [n, k] packed in one format or, by rows, in several, with the bias that goes with it."""
+    """A matrix [n, k] packed in one format or, by rows, in several, with the bias that goes with it. apart: activations
+    of this magnitude or more are not rounded (int8 alone; 0: all are)."""
 
     __slots__ = ("bias", "k", "n", "native", "parts")
 
-    def __init__(self, parts: list[Part], k: int, bias: Tensor | None) -> None:
+    def __init__(self, parts: list[Part], k: int, bias: Tensor | None, apart: float = 0.0) -> None:
         self.parts = parts
         self.n, self.k = sum(part.rows for part in parts), k
         self.bias = None if bias is None else bias.to(torch.float32).contiguous()
         address = 0 if self.bias is None else self.bias.data_ptr()
         said = [(part.buffer.data_ptr(), part.rows, part.format, part.group) for part in parts]
-        self.native = _native.Matrix(said, k, address)
+        self.native = _native.Matrix(said, k, address, *([apart] if apart else ()))
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Dense rows [len(ids), k]: what an embedding tied to this matrix needs."""
@@ -103,7 +104,13 @@ def pack_dense(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
 
 
 def pack_quantised(
-    q: Tensor, scales: Tensor, fmt: Format, bias: Tensor | None = None, group: int = 0, zeros: Tensor | None = None
+    q: Tensor,
+    scales: Tensor,
+    fmt: Format,
+    bias: Tensor | None = None,
+    group: int = 0,
+    zeros: Tensor | None = None,
+    apart: float = 0.0,
 ) -> PackedMatrix:
     """q [n, k] int8 (int4: -8..7, and so on) with scales [n, ceil(k / group)] float16 -> packed.
 
@@ -125,7 +132,7 @@ def pack_quantised(
     buffer = _buffer(_native.packed_bytes(native, n, k, group))
     q, scales = q.contiguous(), scales.contiguous()
     _native.pack_quantised(q.data_ptr(), scales.data_ptr(), n, k, group, native, buffer.data_ptr(), beside)
-    return PackedMatrix([Part(buffer, n, native, group)], k, bias)
+    return PackedMatrix([Part(buffer, n, native, group)], k, bias, apart)
 
 
 def pack_blocks(
@@ -175,7 +182,10 @@ def _integers(m: StoredMatrix) -> PackedMatrix | None:
     codes, scales = m.part("codes"), m.part("scales")
     if codes.device.type != "cpu" or codes.shape[1] % _native.GROUP or scales.shape[1] * 256 < codes.shape[1]:
         return None
-    return pack_quantised(codes, scales, _KINDS[m.kind.removesuffix("-zeros")], m.bias, zeros=m.find("zeros"))
+    apart = m.find("apart")
+    most = 0.0 if apart is None else float(apart)
+    fmt = _KINDS[m.kind.removesuffix("-zeros")]
+    return pack_quantised(codes, scales, fmt, m.bias, zeros=m.find("zeros"), apart=most)
 
 
 def _table(m: StoredMatrix) -> PackedMatrix | None:

@@ -154,6 +154,10 @@ def unpack4(data: Tensor) -> Tensor:
 
 def _eight(m: StoredMatrix) -> NarrowMatrix | None:
     codes, scales = m.part("codes"), m.part("scales")
+    if m.find("apart") is not None and scales.shape[1] == 1:  # by groups, activations are not rounded row by row
+        if codes.shape[1] % 32:
+            return None
+        scales = scales.expand(-1, codes.shape[1] // 32)
     return pack8(codes, scales, m.bias) if can_pack8(codes, scales) else None
 
 
