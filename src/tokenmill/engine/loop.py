@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import BusyError, UserError
-from tokenmill.core.request import TokenDelta
+from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.sequence import FINISHED, Sequence, SequenceGroup
 from tokenmill.core.sleeping import Slept
 from tokenmill.engine.adapters import Reading
@@ -125,7 +125,7 @@ class EngineLoop:
     def _take(self, command: Command, report: Report) -> None:
         if isinstance(command, Add):
             try:
-                self._prepare(command, report)
+                self._add(command, report)
             except Exception as error:
                 self._fail(command.request.id, error, report)
         elif isinstance(command, Adapt):
@@ -191,22 +191,6 @@ class EngineLoop:
         except Exception as again:
             log.exception("a request could not be ended", exc_info=again)
 
-    def _prepare(self, command: Add, report: Report) -> None:
-        """Compile a request's grammar or read its adapter while the loop goes on; the request is added when that is
-        done."""
-        try:
-            grammar = self.engine.admission.prepare(command.request.params)
-            self.built.adapters.check(command.request.adapter)
-            adapter = self.built.adapters.begin(command.request.adapter)
-        except UserError as error:
-            self._refuse(command, error, report)
-            return
-        waits: list[Pending] = [each for each in (grammar, adapter) if each is not None]
-        if waits:
-            self.compiling.append((command, waits))
-        else:
-            self._add(command, report)
-
     def _take_compiled(self, report: Report) -> None:
         still: list[tuple[Add, list[Pending]]] = []
         for command, waits in self.compiling:
@@ -218,7 +202,7 @@ class EngineLoop:
                 if error is not None:
                     self._refuse(command, error, report)  # not compiled again: a bomb would stall the loop
                 else:
-                    self._add(command, report)
+                    self._add(command, report, ready=True)
             except Exception as mistake:
                 self._fail(command.request.id, mistake, report)
         self.compiling = still
@@ -231,21 +215,30 @@ class EngineLoop:
         text = f"the request could not be accepted ({type(error).__name__})"
         report.deltas += [TokenDelta(name, i, [], finish="error", error=text) for i in range(command.num_outputs)]
 
-    def _add(self, command: Add, report: Report) -> None:
-        request = command.request
-        admission = self.engine.admission
+    def _add(self, command: Add, report: Report, *, ready: bool = False) -> None:
+        """Add a request when its grammar is compiled and its adapter read (`ready`). The loop goes on until then."""
+        if not ready:
+            try:
+                waits = self._waits(command.request)
+            except UserError as error:
+                return self._refuse(command, error, report)
+            if waits:
+                return self.compiling.append((command, waits))
         try:
-            if command.pooling is not None:
-                group = admission.check_embedding(request, command.pooling)
-            else:
-                group = admission.check(request, len(self.engine.scheduler.roster.groups))
-            self.engine.scheduler.add(group)
+            self.engine.add(command.request, command.pooling)
         except Exception as error:  # one broken request must not end the others
             self._refuse(command, error, report)
         else:
-            self.queued.add(request.id)
+            self.queued.add(command.request.id)
             if command.ack:
-                report.accepted.append(request.id)
+                report.accepted.append(command.request.id)
+
+    def _waits(self, request: Request) -> list[Pending]:
+        """Begin to compile a request's grammar and to read its adapter: what must be done before it is added."""
+        grammar = self.engine.admission.prepare(request.params)
+        self.built.adapters.check(request.adapter)
+        adapter = self.built.adapters.begin(request.adapter)
+        return [each for each in (grammar, adapter) if each is not None]
 
     def _begin(self, group: SequenceGroup) -> None:
         """Note that the group's first sequence has a row; the order is the scheduler's, not that of arrival."""

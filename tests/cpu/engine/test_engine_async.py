@@ -31,7 +31,7 @@ async def nothing_left(llm):
     service = llm.service
     await until(lambda: not service.callers and not service.deliveries.asked and not service.engine.has_work)
     await service.call(lambda: None)
-    assert not service.callers and not service.deliveries.asked and not service.deliveries.processor.stopped
+    assert not service.callers and not service.deliveries.asked and not service.deliveries.stopped
     await service.call(lambda: check_nothing_left(service.engine))
     assert service.dead is None
 

@@ -12,7 +12,7 @@ import pytest
 from tokenmill import LLM, AsyncLLM, SamplingParams
 from tokenmill.core.errors import BusyError, EngineDeadError, ParameterError
 from tokenmill.core.step import StepResult
-from tokenmill.engine import outputs
+from tokenmill.engine.deliveries import Deliveries
 from tokenmill.engine.faults import STICKY, Faults, FaultyExecutor, ends_process, read_faults
 from tokenmill.engine.loop import EngineLoop
 from tokenmill.engine.service import Service
@@ -45,8 +45,8 @@ async def all_of(llm: AsyncLLM, tag: str) -> list[str]:
 
 PLACES = [
     *((Service, name) for name in ("_begin", "_sort", "_refuse", "_fail")),
-    *((EngineLoop, name) for name in ("_prepare", "_add", "_end")),
-    *((outputs.OutputProcessor, name) for name in ("_track", "_text", "add")),
+    *((EngineLoop, name) for name in ("_waits", "_add", "_end")),
+    *((Deliveries, name) for name in ("_track", "_text", "add")),
 ]
 
 
@@ -57,11 +57,11 @@ async def test_one_of_32_breaks_and_31_do_not_notice(tiny: Path, monkeypatch: py
         for owner, name in PLACES:
             function, left = getattr(owner, name), [3]
 
-            def broken(*args: Any, function: Any = function, left: list[int] = left) -> Any:
+            def broken(*args: Any, function: Any = function, left: list[int] = left, **named: Any) -> Any:
                 if left[0] and VICTIM in repr(args[1:2]):
                     left[0] -= 1
                     raise RuntimeError("injected")
-                return function(*args)
+                return function(*args, **named)
 
             with monkeypatch.context() as patch:
                 patch.setattr(owner, name, broken)

@@ -16,8 +16,9 @@ from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine import loop as engine_loop
-from tokenmill.engine import outputs, wire
+from tokenmill.engine import wire
 from tokenmill.engine.build import build_engine
+from tokenmill.engine.deliveries import Deliveries
 from tokenmill.engine.prompts import make_request
 from tokenmill.engine.wire import Command, News, Stop
 from tokenmill.server.backend import DeltaStream
@@ -108,12 +109,12 @@ def concerns(args: Any) -> bool:
 def failing(function: Any, times: int) -> Any:
     left = times
 
-    def broken(*args: Any) -> Any:
+    def broken(*args: Any, **named: Any) -> Any:
         nonlocal left
         if left and concerns(args):
             left -= 1
             raise RuntimeError("injected")
-        return function(*args)
+        return function(*args, **named)
 
     return broken
 
@@ -123,10 +124,10 @@ PLACES = [
     (wire, "encode"),
     (wire, "decode_news"),
     (child, "decode_command"),
-    *((engine_loop.EngineLoop, name) for name in ("_prepare", "_add", "_refuse", "abort", "_end", "_stats")),
+    *((engine_loop.EngineLoop, name) for name in ("_waits", "_add", "_refuse", "abort", "_end", "_stats")),
     *((Fleet, name) for name in ("_answer", "_refused", "_failed", "_started", "_prefilled", "_note", "_show")),
-    *((Fleet, name) for name in ("_stop", "_tell", "_ended", "_fail", "_deliver")),
-    *((outputs.OutputProcessor, name) for name in ("process", "_track", "_text")),
+    *((Fleet, name) for name in ("_stop", "_tell", "_ended", "_fail")),
+    *((Deliveries, name) for name in ("_track", "_text")),
 ]
 
 

@@ -25,16 +25,16 @@ class Admission:
         name = (params.structured_outputs or {}).get("choice")
         return None if name is None else self.futures.setdefault(name[0], Future())
 
-    def check(self, request: Request, num_open: int) -> Any:
+    def check(self, request: Request) -> None:
         self.checked.append(request.id)
-        return SimpleNamespace(request=request, sequences=[])
 
 
 def make_loop() -> tuple[EngineLoop, Admission]:
     admission = Admission()
     engine = SimpleNamespace(
         admission=admission,
-        scheduler=SimpleNamespace(add=lambda group: None, roster=SimpleNamespace(groups={})),
+        add=lambda request, pooling: admission.check(request),
+        scheduler=SimpleNamespace(roster=SimpleNamespace(groups={})),
         abort=lambda *args: [],
     )
     facts = SimpleNamespace(device="cpu", device_uuid="")

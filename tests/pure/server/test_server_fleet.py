@@ -59,7 +59,9 @@ async def test_what_an_engine_tells_of_its_cache_draws_requests(start: Starter) 
 
     async def owner(published: bytes = b"", gone: bytes = b"") -> int:
         """Who takes the prompt, once engine 2 has said this; engines 0 and 1 have been given nothing."""
-        fleet._heard(fleet.engines[2], read_news(encode_news(Report(published=published, gone=gone))))
+        fleet._heard(
+            fleet.engines[2], fleet.engines[2].life, read_news(encode_news(Report(published=published, gone=gone)))
+        )
         before = [fleet.router._load(number).given for number in range(3)]
         assert (await served.post(PATH, body)).status_code == 200
         given = [fleet.router._load(number).given - old for number, old in enumerate(before)]

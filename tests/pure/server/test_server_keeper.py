@@ -227,14 +227,14 @@ async def test_a_long_step_a_hung_call_and_an_idle_one_are_told_apart(
     options.hung, body.busy = True, True
     engine, life = fleet.engines[0], fleet.engines[0].life
     for done in range(40):  # two seconds of a step that gets on
-        fleet.keeper._heard(engine, life, Beat(done))
+        fleet._heard(engine, life, Beat(done))
         said = time.monotonic()
         await asyncio.sleep(0.05)
         late = time.monotonic() - said > 0.4  # this machine has no time: it is us who say nothing
         assert engine.life == life and (late or fleet.health() is None)
     hung_at = time.monotonic()
     while engine.life == life:  # it computes, but nothing new is done
-        fleet.keeper._heard(engine, life, Beat(39))
+        fleet._heard(engine, life, Beat(39))
         if time.monotonic() - hung_at > 1.0:
             assert fleet.health() is not None
         await asyncio.sleep(0.02)

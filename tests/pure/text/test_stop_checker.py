@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.core.request import SamplingParams, TokenDelta
-from tokenmill.engine.outputs import OutputProcessor
+from tokenmill.engine.deliveries import Deliveries
 from tokenmill.engine.prompts import make_request
 from tokenmill.testing.fake_generator import byte_tokenizer
 from tokenmill.text.stop import StopChecker, Stops
@@ -71,10 +71,12 @@ def test_many_texts_share_what_is_worked_out_once() -> None:
     words = ["ab" * 127 + chr(99 + i) for i in range(16)]
     stops = Stops(words)
     assert sum(falls.itemsize * len(falls) for falls in stops.falls) <= 4 * sum(map(len, words))
-    processor = OutputProcessor(byte_tokenizer())
+    deliveries = Deliveries(byte_tokenizer(), lambda name, index: None)
     params = SamplingParams(n=8, max_tokens=9, temperature=1.0, stop=words)
     for name in "ab":
-        processor.add(make_request(name, None, [5], params, arrival=0.0))
-        processor.process([TokenDelta(name, index, [70]) for index in range(8)])
-    made = {id(track.stop._stops) for entry in processor.open.values() for track in entry.tracks.values() if track.stop}
+        deliveries.add(make_request(name, None, [5], params, arrival=0.0), lambda delta: None)
+        deliveries.deliver([TokenDelta(name, index, [70]) for index in range(8)])
+    made = {
+        id(track.stop._stops) for asked in deliveries.asked.values() for track in asked.tracks.values() if track.stop
+    }
     assert len(made) == 1

@@ -31,7 +31,7 @@ from tokenmill.server.engines.fair_queue import FairQueue
 from tokenmill.server.engines.keeper import Keeper, MakeLink, Reports
 from tokenmill.server.engines.ready_message import learn_admission, learn_model
 from tokenmill.server.engines.state import Engine, FleetOptions, Open
-from tokenmill.server.engines.trials import Trials, Ways
+from tokenmill.server.engines.trials import Trials
 from tokenmill.text.codec import Tokenizer
 
 log = logging.getLogger("tokenmill.server")
@@ -58,7 +58,8 @@ class Fleet:
         self.trials = Trials(
             self.engines,
             options.max_deaths_per_request,
-            Ways(self._safely(self._send), self._safely(self._dispatch), self._unpark),
+            self._try_again,
+            self._unpark,
         )
         self.open_requests: dict[str, Open] = {}
         self.parked: deque[str] = deque()
@@ -214,7 +215,9 @@ class Fleet:
 
     # ------------------------------------------------------------ news
 
-    def _heard(self, engine: Engine, news: News) -> None:
+    def _heard(self, engine: Engine, life: int, news: News) -> None:
+        if life != engine.life:  # said before it died
+            return
         if isinstance(news, Beat):
             engine.beat(news.done)
             return
@@ -259,7 +262,7 @@ class Fleet:
         self.parked.clear()
         for request_id in waited:
             if (entry := self.open_requests.get(request_id)) is not None:
-                self.trials.ways.dispatch(entry)
+                self._try_again(entry)
 
     def _start_failed(self, engine: Engine, failed: Failed) -> None:
         error = UserError(failed.message) if failed.user else EngineDeadError(failed.message)
@@ -298,12 +301,9 @@ class Fleet:
                 self.open_requests[request_id].timeline.preemptions = count
         for request_id, tokens in report.prefilled.items():
             safely(request_id, self._prefilled, request_id, engine.heard, tokens)
-        try:
-            self._deliver(report.deltas)
-        except Exception:
-            log.exception("what a step brought could not be handled together")
-            for delta in report.deltas:
-                safely(delta.request_id, self._deliver, [delta])
+        for delta in report.deltas:
+            safely(delta.request_id, self._note, delta)
+        self.deliveries.deliver(report.deltas)  # this side looks for stop strings
         if report.adapted:
             self.adapters.heard(engine, report.adapted)
         self.rest.heard(engine, report.slept)
@@ -343,14 +343,6 @@ class Fleet:
 
     def _deliveries(self, tokenizer: Tokenizer | None) -> Deliveries:
         return Deliveries(tokenizer, lambda name, index: self._stop(name, index), lambda name: self._mistake(name))
-
-    def _deliver(self, deltas: list[TokenDelta]) -> None:
-        for delta in deltas:
-            try:
-                self._note(delta)
-            except Exception:
-                self._mistake(delta.request_id)
-        self.deliveries.deliver(deltas)  # this side looks for stop strings
 
     def _note(self, delta: TokenDelta) -> None:
         """Keep what the output has said, so that another engine can continue it."""
@@ -402,7 +394,7 @@ class Fleet:
         while (waiting := self.queue.next()) is not None:
             following = self.open_requests[waiting]
             following.sent = True
-            self.deliveries.safely(waiting, self._dispatch, following)
+            self._try_again(following)
 
     def _fail(self, entry: Open, error: str | None, reason: str) -> None:
         """End a request here and in its engine."""
@@ -422,23 +414,24 @@ class Fleet:
 
     # ------------------------------------------------------------ sending
 
-    def _dispatch(self, entry: Open) -> None:
-        """Send a request to one of the engines that are not set aside."""
-        able = [e.number for e in self.engines if e.ready and e.number != self.trials.engine]
+    def _dispatch(self, entry: Open, number: int | None = None) -> None:
+        """Send a request to this engine. None: to one of those that are not set aside."""
         request, stream = entry.request, entry.stream
-        if not able:
-            return self.parked.append(request.id)
-        asked = asked_of(request, stream.session, stream.owner)
-        self._send(entry, self.router.pick_engine(able, asked, only=stream.rank if stream.rank in able else None))
-
-    def _send(self, entry: Open, number: int) -> None:
-        """Send a request to this engine."""
-        request = entry.request
+        if number is None:
+            able = [e.number for e in self.engines if e.ready and e.number != self.trials.engine]
+            if not able:
+                return self.parked.append(request.id)
+            asked = asked_of(request, stream.session, stream.owner)
+            number = self.router.pick_engine(able, asked, only=stream.rank if stream.rank in able else None)
         entry.engine = entry.timeline.engine = number
         self.engines[entry.engine].requests.add(request.id)
         if entry.deaths:
             request = entry.replayed()
         self._tell(entry, Add(request, entry.pooling, ack=entry.ack is not None))
+
+    def _try_again(self, entry: Open, number: int | None = None) -> None:
+        """The same for a request that waited or is replayed: an exception ends it."""
+        self.deliveries.safely(entry.request.id, self._dispatch, entry, number)
 
     def _tell(self, entry: Open, command: Add | Abort) -> None:
         link = self.engines[entry.engine].link if entry.engine >= 0 else None
@@ -494,7 +487,3 @@ class Fleet:
             self.keeper.pardon(entry.deaths)
             self.ended_well = self.trials.passed = 0
         self._fail(entry, "engines died repeatedly while they worked on this request", "error")
-
-    def _safely(self, work: Callable[..., object]) -> Callable[..., None]:
-        """Wrap `work` so that an exception in it ends the request that is its first argument."""
-        return lambda entry, *more: self.deliveries.safely(entry.request.id, work, entry, *more)

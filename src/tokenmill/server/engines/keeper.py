@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from tokenmill.engine.wire import EngineStats, News
 from tokenmill.server.engines.links import Link
@@ -37,7 +38,8 @@ LEAST_WORK = 0.02
 class Reports:
     """Callbacks."""
 
-    news: Callable[[Engine, News], None]
+    news: Callable[[Engine, int, News], None]
+    """A life of an engine has said something."""
     loss: Callable[[Engine, str], None]
     """An engine has died. Its next life begins after this call."""
     broken: Callable[[str], None]
@@ -87,9 +89,7 @@ class Keeper:
         try:
             with self.reserve.lent():
                 engine.link = self.make_link(engine.number, life)
-                engine.link.start(
-                    lambda news: self._heard(engine, life, news), lambda reason: self._died(engine, life, reason)
-                )
+                engine.link.start(partial(self.reports.news, engine, life), partial(self._died, engine, life))
         except Exception as error:
             engine.link = None
             self.failed_starts += 1
@@ -106,11 +106,7 @@ class Keeper:
         gone = all(at is not None and at < before for at in since)
         return f"no engine could be started: {self.engines[0].trouble}" if gone else None
 
-    # ------------------------------------------------------------ news and deaths
-
-    def _heard(self, engine: Engine, life: int, news: News) -> None:
-        if life == engine.life:
-            self.reports.news(engine, news)
+    # ------------------------------------------------------------ deaths
 
     def _died(self, engine: Engine, life: int, reason: str) -> None:
         if life != engine.life or self.broken is not None or self.closed:

@@ -109,10 +109,12 @@ class ProcessLink:
         self.setup = (build, config)
         self.process: Any = None
         self.wire: LoopEnd | None = None
+        self.on_news: Callable[[News], None] = lambda news: None
         self.end: asyncio.Task[None] | None = None
 
     def start(self, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None:
         calm_threads()
+        self.on_news = on_news
         ours, theirs = socket.socketpair()
         try:
             context = multiprocessing.get_context("spawn")
@@ -126,7 +128,7 @@ class ProcessLink:
         finally:
             theirs.close()
         try:
-            self.wire = LoopEnd(ours, lambda name, body: self._take(on_news, body), self._silent)
+            self.wire = LoopEnd(ours, self._take, self._silent)
             asyncio.get_running_loop().add_reader(process.sentinel, self._died, on_death)
         except BaseException:
             ours.close()
@@ -134,9 +136,9 @@ class ProcessLink:
             raise
         self.process = process
 
-    def _take(self, on_news: Callable[[News], None], body: bytes) -> None:
+    def _take(self, name: str, body: bytes) -> None:
         try:
-            on_news(read_news(body))
+            self.on_news(read_news(body))
         # it is unknown which request this message was for; that request would wait for ever, so a new engine takes over
         except Exception:
             log.exception("an engine's news could not be taken in")

@@ -16,16 +16,6 @@ PASSED = 16
 """Tokens per output after which a trial is passed: more than a dying engine can have been ahead of its reports."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """Callbacks: send a request to one engine, send it to any engine that is not set aside, or look again at requests
-    without an engine."""
-
-    send: Callable[[Open, int], None]
-    dispatch: Callable[[Open], None]
-    unpark: Callable[[], None]
-
-
 @dataclass(slots=True)
 class Trials:
     """`most`: deaths that make a request a suspect. `engine`: the engine set aside for trials (-1: none). `current`:
@@ -33,7 +23,10 @@ class Trials:
 
     engines: Sequence[Engine]
     most: int
-    ways: Ways
+    dispatch: Callable[..., None]
+    """Sends a request to one engine, or without a number to any engine that is not set aside."""
+    unpark: Callable[[], None]
+    """Looks again at requests without an engine."""
     engine: int = -1
     current: Open | None = None
     left: int | None = None
@@ -43,7 +36,7 @@ class Trials:
     def replay(self, entry: Open) -> None:
         """The request's engine has died: continue the request elsewhere, or let it wait for its trial."""
         if entry.deaths < self.most:
-            self.ways.dispatch(entry)
+            self.dispatch(entry)
         else:
             self.waiting.append(entry)
 
@@ -57,7 +50,7 @@ class Trials:
             free, self.waiting = self.waiting, []
             for entry in free:
                 entry.deaths = self.most - 1  # one more death makes it a suspect again
-                self.ways.dispatch(entry)
+                self.dispatch(entry)
         self.go_on()
 
     def said(self, entry: Open, tokens: int) -> None:
@@ -83,10 +76,10 @@ class Trials:
             return
         if not self.waiting:
             self.engine = -1
-            self.ways.unpark()
+            self.unpark()
         elif self.engines[self.engine].ready:
             entry = min(self.waiting, key=lambda each: each.num_said)  # prompts do most harm
             self.waiting.remove(entry)
             self.current = entry
             self.left = None if entry.deaths > 3 * self.most else PASSED * entry.num_outputs
-            self.ways.send(entry, self.engine)
+            self.dispatch(entry, self.engine)
