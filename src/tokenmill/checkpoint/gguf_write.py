@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tokenmill.checkpoint.gguf_file import ARRAY, STRING, TYPES
+from tokenmill.checkpoint.new_folder import new_file
 from tokenmill.core.errors import UserError
 
 ALIGNMENT = 32
@@ -48,21 +49,14 @@ def write_gguf(path: Path, metadata: Mapping[str, Any], entries: list[Entry]) ->
 
 def write_bytes(path: Path, pieces: Iterable[bytes], total: int = 0) -> None:
     """Write a file of about `total` bytes, completely or not at all. A full disk is a UserError."""
-    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(path.parent).free
+    with new_file(path, fresh=True) as partial:
+        free = shutil.disk_usage(path.absolute().parent).free
         if free < total:
             raise UserError(f"{path} needs {total / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there.")
         with open(partial, "wb") as file:
             for piece in pieces:
                 file.write(piece)
             _flush(file)
-        partial.rename(path)
-    except OSError as error:
-        raise UserError(f"{path} cannot be written ({error.strerror or error}); nothing is left of it.") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _flush(file: IO[bytes]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from tokenmill.checkpoint.new_folder import check_place, sole_writer
 from tokenmill.cli.loading import Heartbeat, show_waiting
 from tokenmill.cli.named_files import write_whole
 from tokenmill.core.errors import ParameterError
@@ -54,7 +56,8 @@ def distill(  # noqa: PLR0913
     heads, hidden, layers = heads or 3, hidden or 0, layers or 2
     if hidden % 32:
         raise ParameterError(f"--hidden {hidden} must be a multiple of 32.")
-    if target.exists() and any(target.iterdir()) and not resume:
+    check_place(target)
+    if os.path.isdir(target) and any(target.iterdir()) and not resume:
         raise ParameterError(f"{target} is not empty: name another folder, or go on with --resume.")
     with show_waiting("Loading"):
         from tokenmill.core.config import make_config
@@ -63,28 +66,28 @@ def distill(  # noqa: PLR0913
         from tokenmill.distill.texts import cut, encode_all, read_texts
         from tokenmill.distill.train import Course, train
     texts = read_texts(data)
-    target.mkdir(parents=True, exist_ok=True)
-    pieces, prompts = (
-        _answer(model, device, texts, answers, target / "answers.jsonl", resume=resume) if answers else (None, [])
-    )
-    config = make_config(model=model, device=device)
-    with show_waiting("Loading the model"):
-        teacher = Teacher(config, batch, length, taps=3 if kind == "eagle3" else 0)
-        tokenizer = teacher.source.tokenizer()
-    if pieces is None:
-        pieces = encode_all(
-            texts, lambda text: tokenizer.encode(text, add_special_tokens=False), list(tokenizer.eos_ids)
+    with sole_writer(target):
+        pieces, prompts = (
+            _answer(model, device, texts, answers, target / "answers.jsonl", resume=resume) if answers else (None, [])
         )
-        prompts = [0] * len(pieces)
-    lines = cut(pieces, length, prompts)
-    student: Student
-    if kind == "draft":
-        student = DraftStudent(teacher, hidden=hidden, layers=layers)
-        _copy_tokenizer(teacher.source.path, target)
-    else:
-        student = MedusaStudent(teacher, heads=heads) if kind == "medusa" else Eagle3Student(teacher)
-    course = Course(steps, batch, rate, every, seed, 60 * minutes)
-    right = train(teacher, student, lines, course, target, show_progress, resume=resume)
+        config = make_config(model=model, device=device)
+        with show_waiting("Loading the model"):
+            teacher = Teacher(config, batch, length, taps=3 if kind == "eagle3" else 0)
+            tokenizer = teacher.source.tokenizer()
+        if pieces is None:
+            pieces = encode_all(
+                texts, lambda text: tokenizer.encode(text, add_special_tokens=False), list(tokenizer.eos_ids)
+            )
+            prompts = [0] * len(pieces)
+        lines = cut(pieces, length, prompts)
+        student: Student
+        if kind == "draft":
+            student = DraftStudent(teacher, hidden=hidden, layers=layers)
+            _copy_tokenizer(teacher.source.path, target)
+        else:
+            student = MedusaStudent(teacher, heads=heads) if kind == "medusa" else Eagle3Student(teacher)
+        course = Course(steps, batch, rate, every, seed, 60 * minutes)
+        right = train(teacher, student, lines, course, target, show_progress, resume=resume)
     typer.echo(f"right on held-out text, by place: {percent(right)}")
     spec: dict[str, Any] = {"method": METHODS[kind], "model": str(target)}
     typer.echo(f"tokenmill serve {model} --speculative-config '{json.dumps(spec)}'")

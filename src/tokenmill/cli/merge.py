@@ -6,6 +6,7 @@ from pathlib import Path
 
 import typer
 
+from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.cli.loading import show_waiting, size
 from tokenmill.core.errors import UserError
 
@@ -18,6 +19,7 @@ def merge(
     """Merge an adapter into a model's weights, and write the result as a folder that needs no adapter.
 
     Adapters that are served unmerged share their base: see --lora-modules of `serve`."""
+    check_free(target)
     with show_waiting("Merging"):
         from tokenmill.engine.adapter_names import located
         from tokenmill.engine.model_source import FolderSource, find_source

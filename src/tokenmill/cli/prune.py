@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.cli.flags import flag, spelling, with_flags
 from tokenmill.cli.loading import progress, show_waiting, size
 from tokenmill.core.errors import ParameterError, UserError
@@ -63,6 +64,7 @@ def prune(
     alone = next((name for name in chosen if name in REPAIR_FLAGS and repair is None), None)
     if alone is not None:
         raise ParameterError(f"{spelling(alone)} goes with --repair.")
+    check_free(target)
     with show_waiting("Getting ready"):
         from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.quantize import calibration_text

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
+from tokenmill.checkpoint.new_folder import check_free, check_new
 from tokenmill.cli.flags import flag, spelling, with_flags
 from tokenmill.cli.loading import progress, show_waiting, size
 from tokenmill.core.errors import ParameterError, UserError, why
@@ -98,6 +99,7 @@ def quantize(
     head get 6 bits or 8, as usual there."""
     pattern = _pattern(skip)
     text = _read_text(perplexity) if perplexity is not None else None
+    (check_new if str(format).startswith("gguf-") else check_free)(target)
     with show_waiting("Getting ready"):
         from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.quant.convert import Recipe, convert

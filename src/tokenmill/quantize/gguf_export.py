@@ -21,6 +21,7 @@ from tokenmill.checkpoint.gguf_file import TYPES
 from tokenmill.checkpoint.gguf_metadata import Place, architecture, metadata_of, place, rope_divisors
 from tokenmill.checkpoint.gguf_model import unweave
 from tokenmill.checkpoint.gguf_write import IDS, Entry, write_gguf
+from tokenmill.checkpoint.new_folder import check_new
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.models.config_fields import complete
@@ -83,8 +84,7 @@ def export(
     config = read_config(source)
     if config.get("quantization_config"):
         raise ModelError(f"{source} is already quantised; start from the unquantised model.")
-    if target.exists():
-        raise UserError(f"{target} exists already; name a file that does not.")
+    check_new(target)
     arch = architecture(config, str(source))
     config = _whole(config, source)
     ckpt = open_checkpoint(source)

@@ -12,7 +12,8 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
-from tokenmill.checkpoint.new_folder import check_free
+from tokenmill.checkpoint.new_folder import check_free, claimed, empty, ended_in_order, hidden, settle
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.quant.convert import (
@@ -80,26 +81,34 @@ def quantize_model(job: QuantizeJob, tell: Tell = lambda name, done, total: None
     """Write the quantised model to the new folder `job.target`."""
     config = _check(job)
     ckpt = open_checkpoint(job.source)
-    partial = job.target.parent / f".{job.target.name}.partial"
     try:
         part = part_of(config, ckpt)
         job, chosen = _chosen(part, job, roundable(ckpt, job.skip, other_parts(config, ckpt.names())))
         scales = _kv_scales(job, part)
-        made = _resume(partial, job, chosen)
-        made.group = job.recipe.group
-        _Run(job, part.config, part.ckpt, chosen, partial, made, tell).all()
-        _finish(job, config, ckpt, part, chosen, partial, made, scales)
+        with ended_in_order(), claimed(job.target, "partial") as partial, _kept_if_begun(partial, job.target):
+            check_free(job.target)  # another process may have ended just now
+            made = _resume(partial, job, chosen)
+            made.group = job.recipe.group
+            _Run(job, part.config, part.ckpt, chosen, partial, made, tell).all()
+            _finish(job, config, ckpt, part, chosen, partial, made, scales)
+    finally:
+        ckpt.close()
+    return made
+
+
+@contextmanager
+def _kept_if_begun(partial: Path, target: Path) -> Iterator[None]:
+    """Let finished layers stay after a stop, and nothing else."""
+    try:
+        yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(f"{job.target} cannot be written ({reason}); nothing is left of it.") from error
+        raise UserError(f"{target} cannot be written ({reason}); nothing is left of it.") from error
     except BaseException:
         if not (partial / _STATE).exists():
             shutil.rmtree(partial, ignore_errors=True)
         raise
-    finally:
-        ckpt.close()
-    return made
 
 
 def _check(job: QuantizeJob) -> dict[str, Any]:
@@ -156,8 +165,7 @@ def _resume(partial: Path, job: QuantizeJob, chosen: set[str]) -> Outcome:
                 return made
         except (ValueError, KeyError, TypeError):
             pass
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
+    empty(partial)
     return Outcome()
 
 
@@ -295,9 +303,7 @@ def _finish(
 ) -> None:
     """Write the layers' files and all other tensors in shards, then config, report and tokenizer: the folder is
     complete."""
-    if job.target.exists():
-        job.target.rmdir()  # it is empty
-    finished = job.target.parent / f".{job.target.name}.finished"
+    finished = hidden(job.target, "finished")
     shutil.rmtree(finished, ignore_errors=True)
     finished.mkdir()
     try:
@@ -328,7 +334,7 @@ def _finish(
                   "bits": {part.stored(name): each for name, each in made.bits.items()}}  # fmt: skip
         write_json(finished / REPORT, report)
         copy_rest(job.source, finished)
-        finished.rename(job.target)
+        settle(finished, job.target)
     finally:
         shutil.rmtree(finished, ignore_errors=True)
     shutil.rmtree(partial, ignore_errors=True)
