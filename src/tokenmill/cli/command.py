@@ -16,8 +16,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tokenmill.cli.errors import USER, exit_code, fail
-from tokenmill.cli.foreign import VERBS, Refused, as_ours
+from tokenmill.cli.foreign import VERBS, Refused, Said, as_ours
 from tokenmill.cli.help import ALL, page, verbs_page
+from tokenmill.cli.said_twice import refuse_two_values
 from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options
 from tokenmill.core.errors import ParameterError
 
@@ -48,17 +49,19 @@ class Verb(TyperCommand):
         if ALL in args:
             typer.echo(self._page(ctx, everything=True), color=ctx.color)
             raise typer.Exit
-        typed: dict[str, str] = {}
+        said: list[Said] = []
         try:
-            return super().parse_args(ctx, as_ours(args, self._flags(), str(self.name), typed))
+            ours = as_ours(args, self._flags(), str(self.name), said)
+            refuse_two_values(said, self.params)
+            return super().parse_args(ctx, ours)
         except CommandLineError:
             raise
         except Refused as error:
             raise CommandLineError(f"{error}{self._hint(ctx, error.flag)}") from None
         except USAGE_ERROR as error:
-            _tell(ctx, error, self._named(typed))
+            _tell(ctx, error, self._named(_typed(said)))
         finally:
-            ctx.meta[TYPED] = typed
+            ctx.meta[TYPED] = _typed(said)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the verb. An error about a value names the flag as it was typed."""
@@ -165,6 +168,11 @@ class Verbs(TyperGroup):
                 f"{word} is not a verb: `{ctx.command_path} chat {word}` talks with a model, `serve {word}` serves it."
             )
         return f"There is no verb {word}; there are {_listed(self.list_commands(ctx))}."
+
+
+def _typed(said: list[Said]) -> dict[str, str]:
+    """Every flag that was found, and how it was typed."""
+    return {each.ours: each.typed for each in said}
 
 
 def _siblings(ctx: Any) -> Iterator[Verb]:

@@ -223,11 +223,20 @@ VERBS: Mapping[str, str] = {
 """Verbs of ollama, vllm and llama.cpp -> how to do the same here."""
 
 
-def as_ours(args: list[str], known: Mapping[str, bool], verb: str, typed: dict[str, str] | None = None) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Said:
+    """One flag as it was typed, our name for it, and the value that it has for us. words: with the typed value."""
+
+    typed: str
+    ours: str
+    value: str
+    words: str
+
+
+def as_ours(args: list[str], known: Mapping[str, bool], verb: str, said: list[Said] | None = None) -> list[str]:
     """The command line with other programs' flags replaced or left out. known: the verb's flags, and whether a value
-    follows each. typed receives every flag that was found, and how it was typed. Raises Refused for a flag that cannot
-    be used."""
-    typed = {} if typed is None else typed
+    follows each. said receives every flag that was found. Raises Refused for a flag that cannot be used."""
+    said = [] if said is None else said
     found: list[str] = []
     at = 0
     while at < len(args):
@@ -242,7 +251,8 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, typed: dict[s
             found.append(word)
         elif name in known:
             taken = int(known[name] and not equals)
-            typed[name] = typed_name
+            text = value if equals else " ".join(rest[:taken])
+            said.append(Said(typed_name, name, text, f"{typed_name} {text}".rstrip()))
             found += [f"{name}{equals}{value}", *rest[:taken]]
             at += taken
         elif (other := _lookup(name, verb)) is not None:
@@ -250,10 +260,12 @@ def as_ours(args: list[str], known: Mapping[str, bool], verb: str, typed: dict[s
             words = _ours(name, other, given, known)
             if other.note and not words and not (given and given[0] in _OFF):
                 say(f"note: {typed_name} has no effect: {other.note}.")
-            typed |= dict.fromkeys(words[:1], typed_name)
+            text = " ".join([typed_name, *given])
+            said += [Said(typed_name, ours, " ".join(words[1:]), text) for ours in words[:1]]
             found += words
             at += 0 if equals else len(given)
         elif word[:2] in known and not word.startswith("--"):
+            said.append(Said(name[:2], name[:2], word[2:], word))
             found.append(word)  # -pTEXT
         else:
             raise _elsewhere(name, name, [value] if equals else rest[:1], known)

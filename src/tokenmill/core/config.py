@@ -191,7 +191,7 @@ class ListenOptions:
     host: str = option("127.0.0.1", "Address to listen on.")
     port: int = option(8000, "Port to listen on (0: any free one).")
     uds: str | None = option(None, "Unix socket to listen on instead of host and port.")
-    api_key: list[str] | None = option(None, "Key that clients must send (may be repeated).")
+    api_key: list[str] | None = option(None, "Key that clients must send (may be repeated).", secret=True)
     root_path: str = option("", "Prefix of every path, whether or not a proxy strips it.")
     allowed_hosts: list[str] | None = option(None, "Further Host names to answer to (`*`: any).")
     allowed_origins: list[str] | None = option(None, "Origins of web pages that may call the API (`*`: any).")
@@ -404,10 +404,10 @@ def _read_groups(
     names = {alias: name for name, (_, item, _) in known.items() for alias in item.metadata["aliases"]}
     chosen: dict[str, dict[str, Any]] = {group: {} for group in groups}
     environment = os.environ if environment is None else environment
-    for name, (group, _, kind) in known.items():
+    for name, (group, item, kind) in known.items():
         text = environment.get(f"TOKENMILL_{name.upper()}")
         if text is not None:
-            chosen[group][name] = _from_environment(name, text, kind)
+            chosen[group][name] = _from_environment(name, text, item, kind)
     for given, value in flat.items():
         name = names.get(given, given)
         if name not in known:
@@ -426,40 +426,44 @@ def override(config: EngineConfig, group: str, **values: Any) -> EngineConfig:
     return replace(config, **{group: replace(getattr(config, group), **values)})
 
 
-def _from_environment(name: str, text: str, kind: Any) -> Any:
+def _from_environment(name: str, text: str, item: Field, kind: Any) -> Any:
     found, wanted = read_written(text, kind)
     if found is None:
-        raise ParameterError(f"TOKENMILL_{name.upper()} must be {wanted}, got {text!r}.", param=name)
+        raise ParameterError(f"TOKENMILL_{name.upper()} must be {wanted}{_got(text, item)}.", param=name)
     return found
+
+
+def _got(value: object, item: Field) -> str:
+    return f", got {shown(value)}" if item.repr else ""
 
 
 def _check(name: str, value: Any, item: Field, kind: Any) -> None:
     choices = item.metadata["choices"]
     if choices and value is not None and value not in choices:
-        raise ParameterError(f"{name} must be one of {', '.join(choices)}, got {shown(value)}.", param=name)
+        raise ParameterError(f"{name} must be one of {', '.join(choices)}{_got(value, item)}.", param=name)
     allowed = getattr(kind, "__args__", (kind,))
     numeric = [k for k in allowed if k in (int, float)]
     if value is None and name.endswith("_parallel_size"):
-        raise ParameterError(f"{name} must be a number, got None.", param=name)
+        raise ParameterError(f"{name} must be a number{_got(value, item)}.", param=name)
     if numeric and bool not in allowed and value is not None:
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ParameterError(f"{name} must be a number, got {shown(value)}.", param=name)
+            raise ParameterError(f"{name} must be a number{_got(value, item)}.", param=name)
         if int in numeric and float not in numeric and not isinstance(value, int):
-            raise ParameterError(f"{name} must be an integer, got {shown(value)}.", param=name)
+            raise ParameterError(f"{name} must be an integer{_got(value, item)}.", param=name)
         positive, most = name in POSITIVE, MOST.get(name)
         if not (value > 0 if positive else value >= 0) and value != ALL.get(name):
             wanted = "be positive" if positive else "not be negative"
-            raise ParameterError(f"{name} must {wanted}, got {shown(value)}.", param=name)
+            raise ParameterError(f"{name} must {wanted}{_got(value, item)}.", param=name)
         if value == math.inf or (most is not None and value > most):
             wanted = "finite" if most is None else f"at most {most}"
-            raise ParameterError(f"{name} must be {wanted}, got {shown(value)}.", param=name)
+            raise ParameterError(f"{name} must be {wanted}{_got(value, item)}.", param=name)
     if allowed == (bool,) and not isinstance(value, bool):
-        raise ParameterError(f"{name} must be true or false, got {shown(value)}.", param=name)
+        raise ParameterError(f"{name} must be true or false{_got(value, item)}.", param=name)
     if str in allowed and not isinstance(value, (str, os.PathLike)) and (value is not None or len(allowed) == 1):
-        raise ParameterError(f"{name} must be text, got {shown(value)}.", param=name)
+        raise ParameterError(f"{name} must be text{_got(value, item)}.", param=name)
     if list[str] in allowed and value is not None:
         if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise ParameterError(f"{name} must be text or a list of texts, got {shown(value)}.", param=name)
+            raise ParameterError(f"{name} must be text or a list of texts{_got(value, item)}.", param=name)
 
 
 def wanted_faults() -> str:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.config import SERVER_GROUPS, all_options
-from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.spellings import one_spelling
 from tokenmill.core.text_values import read_count
-
-MAX_FILE_BYTES = 1 << 20
+from tokenmill.core.yaml_file import read_mapping
 
 
 class Unsaid(str):
@@ -24,19 +24,10 @@ def read_config_file(path: Path | None) -> tuple[dict[str, Any], dict[str, Any]]
     """(engine options, server options) of a file; dashes and underscores mean the same."""
     if path is None:
         return {}, {}
-    import yaml
-
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ParameterError(f"--config {path} is larger than {MAX_FILE_BYTES} bytes.")
-        found = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--config {path} cannot be read: {why(error)}.") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        raise ParameterError(f"--config {path} is not YAML: {' '.join(str(error).split())}.") from error
+    found = read_mapping(path, "--config", "not YAML") or {}
     if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
         raise ParameterError(f"--config {path} must hold a mapping of option names to values.")
-    named = {name.replace("-", "_"): value for name, value in found.items()}
+    named = one_spelling(found, f"--config {path}: ")
     for many in _LISTS:
         if isinstance(named.get(many), str):
             named[many] = [named[many]]
@@ -61,7 +52,7 @@ def _counts() -> set[str]:
 def with_config_file(options: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments of an engine, completed from the file that `config` names. The server's options are left out,
     so that one file serves both."""
-    given = {name: value for name, value in options.items() if name != "config" and value is not DEFAULT_MODEL}
+    given = one_spelling({name: v for name, v in options.items() if name != "config" and v is not DEFAULT_MODEL})
     path = options.get("config")
     if path is not None and not isinstance(path, (str, Path)):
         raise ParameterError("config must be the path of a YAML file.", param="config")

@@ -32,6 +32,8 @@ def read_written(text: str, kind: Any) -> tuple[Any, str]:
         return _SWITCHES.get(text.strip().lower()), "true or false"
     if int in plain:
         return read_count(text), "a whole number (32k and 2GiB stand for such)"
+    if list[str] in plain:
+        return _read_list(text), "one text, or a JSON list of texts"
     found: Any = None
     with contextlib.suppress(ValueError, RecursionError):
         if float in plain:
@@ -41,3 +43,14 @@ def read_written(text: str, kind: Any) -> tuple[Any, str]:
         else:
             found = json.loads(text)
     return found, "a number" if float in plain else "JSON"
+
+
+def _read_list(text: str) -> list[str] | None:
+    """A JSON list, or one text. A comma in a plain text may be meant to separate two, or to be part of one: None."""
+    if not text.lstrip().startswith("["):
+        return None if "," in text or not text.strip() else [text]
+    with contextlib.suppress(ValueError, RecursionError):
+        found = json.loads(text)
+        if all(isinstance(each, str) for each in found):
+            return list(found)
+    return None

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_origin
 
 from tokenmill.core.config import EngineConfig, all_options, make_config
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.spellings import one_spelling
 from tokenmill.core.vllm_arguments import ENGINE, SWITCHES, close_to, parsed
 
 
@@ -18,8 +19,7 @@ class _Arguments:
 
     def __init__(self, model: str = "demo", **options: Any) -> None:
         known = {item.name: item.default for item in dataclasses.fields(self)}  # type: ignore[arg-type]
-        aliases = {alias: name for name, (_, item, _) in all_options().items() for alias in item.metadata["aliases"]}
-        given = {aliases.get(name, name): value for name, value in options.items()}
+        given = one_spelling(options)
         for name in given.keys() - known.keys():
             raise ParameterError(f"Unknown argument {name!r}.{close_to(name, list(known))}", param=name)
         for name, value in {**known, "model": model, **given}.items():

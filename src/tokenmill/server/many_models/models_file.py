@@ -23,13 +23,14 @@ from tokenmill.core.config import (
     all_options,
     make_config,
 )
-from tokenmill.core.errors import ParameterError, UserError, why
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.spellings import one_spelling
+from tokenmill.core.yaml_file import read_mapping
 from tokenmill.engine.checks import check_options
 from tokenmill.server.access import digest, shown_key
 from tokenmill.server.many_models.entry import Spec
 from tokenmill.server.preflight import check_entry
 
-MAX_FILE_BYTES = 1 << 20
 MOST_MODELS = 1000
 FIELDS = ("aliases", "ttl", "pin", "alone", "groups", "memory")
 OWN = frozenset(
@@ -66,17 +67,7 @@ def name_models(models: Sequence[str], options: Mapping[str, Any], server: Serve
 
 
 def _load(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        if path.stat().st_size > MAX_FILE_BYTES:
-            raise ParameterError(f"--models {path} is larger than {MAX_FILE_BYTES} bytes.", param="models")
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--models {path} cannot be read: {why(error)}.", param="models") from error
-    except (yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())
-        raise ParameterError(f"--models {path} is neither YAML nor JSON: {reason}.", param="models") from error
+    found = read_mapping(path, "--models", "neither YAML nor JSON")
     if not isinstance(found, dict):
         raise ParameterError(f"--models {path} must hold a mapping with `models`.", param="models")
     return found
@@ -87,7 +78,7 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
     given = {"model": given} if isinstance(given, str) else {} if given is None else given
     if not isinstance(given, dict) or not all(isinstance(each, str) for each in given):
         raise ParameterError(f"{where} must be a model, or a mapping of options.", param="models")
-    named = {each.replace("-", "_"): value for each, value in given.items()}
+    named = one_spelling(given, f"{where}: ")
     own = {each: named.pop(each) for each in FIELDS if each in named}
     mine = {each: named.pop(each) for each in OWN & named.keys()}
     for each in named:
@@ -95,7 +86,7 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
             raise ParameterError(f"{where}: {each} is an option of the whole server, not of one model.", param=each)
         if each == "served_model_name":
             raise ParameterError(f"{where}: the entry's name is the served name; aliases give more.", param=each)
-        if each not in all_options(GROUPS) and each not in _ALIASES:
+        if each not in all_options(GROUPS):
             raise _unknown(where, each, (*FIELDS, *OWN, *all_options(GROUPS)))
     base = {each: value for each, value in options.items() if each not in ("model", "served_model_name")}
     try:
@@ -113,9 +104,6 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
     if "," in name or not name.strip() or any("," in alias for alias in spec.aliases):
         raise ParameterError(f"{where}: a model's name must not be empty or contain a comma.", param="models")
     return spec
-
-
-_ALIASES = frozenset(alias for _, item, _ in all_options(GROUPS).values() for alias in item.metadata["aliases"])
 
 
 def _server_of(server: ServerConfig, mine: Mapping[str, Any]) -> ServerConfig:

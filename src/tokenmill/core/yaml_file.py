@@ -1,0 +1,42 @@
+"""A mapping in a YAML or JSON file that a person names. Owns: reading it within a bound, refusing a name that stands
+twice, and how failures are worded. Must not know: what the names mean.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenmill.core.errors import ParameterError, why
+
+MAX_FILE_BYTES = 1 << 20
+
+
+def read_mapping(path: Path, flag: str, kind: str) -> Any:
+    """What the file holds. flag: how it was named; kind: what it must be, for the error."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML takes the last of two equal names; a person who wrote both has overlooked one."""
+
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)
+            seen: set[str] = set()
+            for key, _ in node.value:
+                if isinstance(key, yaml.ScalarNode) and key.value in seen:
+                    line = key.start_mark.line + 1
+                    raise ParameterError(f"{flag} {path} names {key.value!r} twice in one mapping (line {line}).")
+                if isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                    seen.add(key.value)
+            return node
+
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+        if len(data) > MAX_FILE_BYTES:
+            raise ParameterError(f"{flag} {path} is larger than {MAX_FILE_BYTES} bytes.")
+        return yaml.load(data.decode("utf-8"), Loader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{flag} {path} cannot be read: {why(error)}.") from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ParameterError(f"{flag} {path} is {kind}: {' '.join(str(error).split())}.") from error
