@@ -178,3 +178,21 @@ def reload(page: Any) -> None:
     """Load the page again, once what it keeps in the browser is written."""
     page.evaluate(WRITTEN)
     page.reload()
+
+
+@pytest.fixture(scope="module")
+def modules(browser: Any) -> Iterator[Any]:
+    """A page of the server, for importing modules in it."""
+    servers = Servers()
+    tabs = Tabs(browser)
+    yield tabs(servers().url)
+    for context in tabs.contexts:
+        context.close()
+    for server in servers.open:
+        server.close()
+    assert not tabs.troubles, tabs.troubles
+
+
+def using(page: Any, module: str, body: str, argument: Any = None) -> Any:
+    """Run `body` with the module as `m` and the argument as `a`."""
+    return page.evaluate(f"async (a) => {{ const m = await import('/static/{module}.js'); {body} }}", argument)

@@ -3,31 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.web.conftest import Servers, Tabs
-
-
-@pytest.fixture(scope="module")
-def modules(browser: Any) -> Iterator[Any]:
-    """A page of the server, for importing modules in it."""
-    servers = Servers()
-    tabs = Tabs(browser)
-    yield tabs(servers().url)
-    for context in tabs.contexts:
-        context.close()
-    for server in servers.open:
-        server.close()
-    assert not tabs.troubles, tabs.troubles
-
-
-def using(page: Any, module: str, body: str, argument: Any = None) -> Any:
-    """Run `body` with the module as `m` and the argument as `a`."""
-    return page.evaluate(f"async (a) => {{ const m = await import('/static/{module}.js'); {body} }}", argument)
-
+from tests.web.conftest import using
 
 FORMULAS = {
     r"x_1^{n+1}": "<msubsup><mi>x</mi><mn>1</mn><mrow><mi>n</mi><mo>+</mo><mn>1</mn></mrow></msubsup>",
@@ -60,7 +40,8 @@ def test_any_formula_is_well_formed_and_ends(modules: Any) -> None:
         modules,
         "tex",
         r"""
-        const bits = ['\\frac','{','}','^','_','x','12','\\left','\\right','(',')','\\begin{cases}',
+        const bits = ['\\frac','\\mathrm','\\mathbf','\\boldsymbol','\\mathsf','\\ce','\\hline','\\genfrac','\\cancel',
+          '\\hspace','\\min','\\pmod','{','}','^','_','x','12','\\left','\\right','(',')','\\begin{cases}',
           '\\end{cases}','&','\\\\','\\sqrt','[',']',"'",'\\text','\\over','\\sum','\\limits','$','%','\n','\\','<','>','\\not','\\color','\\xrightarrow'];
         let state = 7;
         const random = () => (state = (state * 48271) % 2147483647) / 2147483647;

@@ -76,7 +76,7 @@ async def test_files_are_sent_small_and_once(start: Starter) -> None:
 def test_the_page_is_under_250_kb_on_the_wire() -> None:
     loaded = [file for name, file in FILES.items() if not name.endswith((".txt", ".md"))]
     packed = sum(min(len(file.packed), len(file.body)) for file in loaded)
-    assert packed <= 215_000  # heads of answers come on top
+    assert packed <= 228_000  # heads of answers come on top: tests/web measures them, too
     assert sum(len(file.body) for file in loaded) <= 520_000  # for a browser that takes no compression
 
 

@@ -9,29 +9,44 @@ const KEYWORDS = new Set(
     "mod module mut namespace new nil nonlocal not null None of operator or override package pass private protected pub public " +
     "raise readonly return self short signed sizeof static struct super switch template then this throw trait True False true try type " +
     "typedef typename typeof undefined union unless unsafe unsigned until use using val var virtual void volatile when where while with yield " +
-    "SELECT FROM WHERE INSERT INTO UPDATE DELETE CREATE TABLE JOIN LEFT INNER ON GROUP BY ORDER LIMIT VALUES SET AS AND OR NOT NULL").split(" "),
+    "SELECT FROM WHERE INSERT INTO UPDATE DELETE CREATE TABLE JOIN LEFT INNER ON GROUP BY ORDER LIMIT VALUES SET AS AND OR NOT NULL HAVING DISTINCT LIKE IS UNION ALL CASE WHEN THEN ELSE END WITH IN BETWEEN EXISTS OVER PARTITION").split(" "),
 );
-const HASH = /^(py|python|sh|bash|zsh|shell|console|ruby|rb|yaml|yml|toml|perl|r|make|makefile|dockerfile|nix|julia|elixir|)$/i;
-const DASH = /^(sql|lua|haskell|hs|ada|elm)$/i;
-const PLAIN = /^(text|txt|plain|markdown|md|diff|log|mermaid)$/i;
+const HASH = /^(py|python|sh|bash|zsh|shell|console|ruby|rb|yaml|yml|toml|ini|perl|r|make|makefile|dockerfile|nix|julia|elixir|powershell|ps1|)$/i;
+const APART = /^(sh|bash|zsh|shell|console|yaml|yml|make|makefile|dockerfile)$/i; // there a # within a word begins no comment
+const MARKUP = /^(html?|xml|svg|vue|jsx|tsx|svelte)$/i;
+const TICKS = /^(rust|rs|haskell|hs|ocaml|ml|lisp|scheme|clojure|clj|elisp|racket|latex|tex|matlab|verilog|ada)$/i; // there a ' is not always one end of a string
+const KEYED = /^(ya?ml|json5?|jsonc|toml|ini|css|scss|less)$/i; // what stands before a colon or = is a name
+const FOLDED = /^(sql|mysql|postgres|postgresql|plsql|sqlite|vb|vbnet|fortran|pascal|ada)$/i; // keywords in any case
+const DASH = /^(sql|mysql|postgres|postgresql|plsql|sqlite|lua|haskell|hs|ada|elm)$/i;
+const PLAIN = /^(text|txt|plain|plaintext|markdown|md|log|mermaid)$/i;
+const LINES = /^(diff|patch)$/i;
 
 function scanner(language) {
   const comments = ["\\/\\*[\\s\\S]*?(?:\\*\\/|$)", "\\/\\/[^\\n]*"];
-  if (HASH.test(language)) comments.push("#[^\\n]*");
+  if (/^css$/i.test(language)) comments.pop();
+  if (HASH.test(language)) comments.push(APART.test(language) ? "(?<![^\\s;&|(){}])#[^\\n]*" : "#[^\\n]*");
   if (DASH.test(language)) comments.push("--[^\\n]*");
-  if (/^(html|xml|svg)$/i.test(language)) comments.push("<!--[\\s\\S]*?(?:-->|$)");
+  if (MARKUP.test(language)) comments.push("<!--[\\s\\S]*?(?:-->|$)");
   const first = language === "" || HASH.test(language) ? comments.slice(2) : comments;
-  const quoted = "\"\"\"[\\s\\S]*?(?:\"\"\"|$)|'''[\\s\\S]*?(?:'''|$)|\"(?:\\\\.|[^\"\\\\\\n])*\"?|'(?:\\\\.|[^'\\\\\\n])*'|`(?:\\\\.|[^`\\\\])*`";
-  return new RegExp(`(${first.join("|")})|(${quoted})|\\b(0[xX][\\da-fA-F_]+|\\d[\\d_]*(?:\\.\\d+)?(?:[eE][+-]?\\d+)?)\\b|([A-Za-z_]\\w*)`, "g");
+  const single = TICKS.test(language) ? "'(?:\\\\[^']*|[^'\\\\\\n])'" : "'(?:\\\\.|[^'\\\\\\n])*'";
+  const quoted = `"""[\\s\\S]*?(?:"""|$)|'''[\\s\\S]*?(?:'''|$)|"(?:\\\\.|[^"\\\\\\n])*"?|${single}|\`(?:\\\\.|[^\`\\\\])*\``;
+  const names = MARKUP.test(language) ? "(?<=<\\/?)[a-zA-Z][\\w.-]*" : KEYED.test(language) ? "[\\w.-]+(?=\\s*[:=](?!\\S*[{;]))" : "(?!)";
+  return new RegExp(`(${first.join("|") || "(?!)"})|(${quoted})|(${names})|\\b(0[xX][\\da-fA-F_]+|\\d[\\d_]*(?:\\.\\d+)?(?:[eE][+-]?\\d+)?)\\b|([A-Za-z_]\\w*)`, "g");
 }
 
 const coloured = (text, language) => text.length <= LONGEST && !PLAIN.test(language);
 
 // [from, to, kind] of each part that has a colour.
 function* parts(text, language) {
+  if (LINES.test(language)) {
+    for (const found of text.matchAll(/^([+-]|@@).*$/gm)) yield [found.index, found.index + found[0].length, { "+": "f", "-": "k", "@@": "n" }[found[1]]];
+    return;
+  }
+  const known = (word) => KEYWORDS.has(word) || (FOLDED.test(language) && KEYWORDS.has(word.toUpperCase()));
   for (const found of text.matchAll(scanner(language))) {
     const end = found.index + found[0].length;
-    const kind = found[1] ? "c" : found[2] ? "s" : found[3] ? "n" : KEYWORDS.has(found[4]) ? "k" : text[end] === "(" ? "f" : "";
+    const named = found[2] && KEYED.test(language) && /^\s*:/.test(text.slice(end, end + 20)); // a quoted name
+    const kind = found[1] ? "c" : named || found[3] ? "f" : found[2] ? "s" : found[4] ? "n" : known(found[5]) ? "k" : text[end] === "(" ? "f" : "";
     if (kind) yield [found.index, end, kind];
   }
 }

@@ -3,6 +3,7 @@
 // The text is cut into blocks. A block that another one follows is final: it is rendered once and stays. Only the last
 // block is rendered again while it grows; an open code fence is not even that, its text is appended.
 import { Marked } from "marked";
+import { completed, dialect, DIALECT_TAGS, looksBack, readNotes } from "./dialect.js";
 import { highlight, highlightLines } from "./highlight.js";
 import { closed, formulas, MATH_ATTRIBUTES, MATH_TAGS } from "./mathmark.js";
 
@@ -18,8 +19,7 @@ const marked = new Marked({
   gfm: true,
   breaks: false,
   renderer: {
-    // What a model writes as HTML is shown as it is, and an image would call a foreign server: it becomes a link.
-    html: ({ text }) => escape(text),
+    // An image would call a foreign server: it becomes a link.
     image: ({ href, text }) => `<a href="${escape(href)}">${escape(text || href)}</a>`,
     code: ({ text, lang }) => codeHtml(text, lang),
     table(token) {
@@ -28,7 +28,7 @@ const marked = new Marked({
   },
 });
 
-marked.use(formulas);
+marked.use(dialect, formulas);
 const lexer = (text) => marked.lexer(text);
 
 function tableHtml(token) {
@@ -48,7 +48,7 @@ function codeHtml(text, info) {
 }
 
 const ALLOWED = {
-  ALLOWED_TAGS: [..."a b blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr i input li ol p pre s span strong sub sup table tbody td th thead tr ul".split(" "), ...MATH_TAGS],
+  ALLOWED_TAGS: [..."a b blockquote br button code del div em h1 h2 h3 h4 h5 h6 hr i input li ol p pre s span strong sub sup table tbody td th thead tr ul".split(" "), ...DIALECT_TAGS, ...MATH_TAGS],
   ALLOWED_ATTR: [..."align aria-label checked class data-language disabled href role start tabindex title type".split(" "), ...MATH_ATTRIBUTES],
   RETURN_DOM_FRAGMENT: true,
 };
@@ -113,6 +113,8 @@ export class GrowingMarkdown {
   // Show `text`; while it grows, calls may be skipped to keep the page smooth. -> whether it has been shown.
   update(text, final = false) {
     if (!text.startsWith(this.text.slice(0, this.settled)) || text.length < this.text.length) this.reset();
+    if (final && this.settled && looksBack(text)) this.reset(); // its end says what marks before it mean
+    readNotes(final ? text : text.slice(this.settled));
     const now = performance.now();
     if (!final && now - this.at < this.cost * SHARE) return false;
     this.text = text;
@@ -141,7 +143,7 @@ export class GrowingMarkdown {
     }
     if (rest[0]?.type === "list" && rest[0].items.length > 1 && tail.length > LONG_LIST) {
       this.settleItems(rest[0]);
-      this.last.replaceChildren(fragment(lexer(this.text.slice(this.settled))));
+      this.showRest();
       return;
     }
     if (rest[0]?.type === "table" && rest[0].rows.length > 1 && tail.length > LONG_LIST) {
@@ -149,11 +151,23 @@ export class GrowingMarkdown {
       return;
     }
     if (rest[0]?.type === "paragraph" && tail.length > LONG_PARAGRAPH) this.settleWords(tail);
-    const made = rest.length ? [fragment(lexer(this.text.slice(this.settled)))] : [];
     if (this.paragraph && rest[0]?.type === "paragraph") {
-      this.paragraph.end.replaceChildren(...made[0].firstElementChild.childNodes);
+      this.paragraph.end.replaceChildren(...this.rest().firstElementChild.childNodes);
       this.last.replaceChildren();
-    } else this.last.replaceChildren(...made);
+    } else if (rest.length) this.showRest();
+    else this.last.replaceChildren();
+  }
+
+  rest() {
+    return fragment(lexer(completed(this.text.slice(this.settled))));
+  }
+
+  // Folds that the reader has opened stay open.
+  showRest() {
+    const folds = [...this.last.querySelectorAll("details")].map((each) => each.open);
+    const made = this.rest();
+    made.querySelectorAll("details").forEach((each, i) => { each.open = Boolean(folds[i]); });
+    this.last.replaceChildren(made);
   }
 
   settle(tokens) {

@@ -5,13 +5,13 @@ export const LETTERS = table(`
 alpha=α beta=β gamma=γ delta=δ epsilon=ϵ varepsilon=ε zeta=ζ eta=η theta=θ vartheta=ϑ iota=ι kappa=κ lambda=λ mu=μ nu=ν xi=ξ
 omicron=ο pi=π varpi=ϖ rho=ρ varrho=ϱ sigma=σ varsigma=ς tau=τ upsilon=υ phi=ϕ varphi=φ chi=χ psi=ψ omega=ω
 ell=ℓ hbar=ℏ imath=ı jmath=ȷ wp=℘ aleph=ℵ beth=ℶ partial=∂ nabla=∇ infty=∞ emptyset=∅ varnothing=∅ Re=ℜ Im=ℑ complement=∁
-digamma=ϝ eth=ð hslash=ℏ Bbbk=𝕜`);
+varkappa=ϰ digamma=ϝ eth=ð hslash=ℏ Bbbk=𝕜`);
 
 // Upright: capital Greek, and signs that are no variables.
 export const UPRIGHT = table(`
 Gamma=Γ Delta=Δ Theta=Θ Lambda=Λ Xi=Ξ Pi=Π Sigma=Σ Upsilon=Υ Phi=Φ Psi=Ψ Omega=Ω
 top=⊤ bot=⊥ angle=∠ triangle=△ square=□ Box=□ blacksquare=■ diamond=⋄ Diamond=◇ clubsuit=♣ diamondsuit=♦ heartsuit=♥ spadesuit=♠
-flat=♭ natural=♮ sharp=♯ checkmark=✓ dagger=† ddagger=‡ S=§ P=¶ copyright=© pounds=£ degree=° prime=′ backprime=‵ bigstar=★
+flat=♭ natural=♮ sharp=♯ checkmark=✓ dagger=† ddagger=‡ S=§ P=¶ copyright=© pounds=£ degree=° prime=′ backprime=‵ bigstar=★ bigcirc=◯ lozenge=◊ blacktriangle=▲ triangledown=▽
 measuredangle=∡ exists=∃ nexists=∄ forall=∀ dots=… ldots=… cdots=⋯ vdots=⋮ ddots=⋱ dotsc=… dotsb=⋯ dotsm=⋯ dotsi=⋯ textdegree=°`);
 
 export const OPERATORS = table(`
@@ -19,10 +19,10 @@ pm=± mp=∓ times=× div=÷ cdot=⋅ ast=∗ star=⋆ circ=∘ bullet=∙ oplus
 cap=∩ cup=∪ uplus=⊎ sqcap=⊓ sqcup=⊔ setminus=∖ smallsetminus=∖ wr=≀ amalg=⨿ dotplus=∔ ltimes=⋉ rtimes=⋊ bowtie=⋈ neg=¬ lnot=¬
 leq=≤ le=≤ geq=≥ ge=≥ neq=≠ ne=≠ equiv=≡ sim=∼ simeq=≃ approx=≈ cong=≅ propto=∝ ll=≪ gg=≫ prec=≺ succ=≻ preceq=⪯ succeq=⪰ asymp=≍ doteq=≐
 subset=⊂ supset=⊃ subseteq=⊆ supseteq=⊇ subsetneq=⊊ supsetneq=⊋ sqsubseteq=⊑ sqsupseteq=⊒ in=∈ ni=∋ notin=∉ mid=∣ nmid=∤ parallel=∥ nparallel=∦ perp=⟂
-vdash=⊢ dashv=⊣ models=⊨ vDash=⊨ Vdash=⊩ leqslant=⩽ geqslant=⩾ lesssim=≲ gtrsim=≳ lessgtr=≶ triangleq=≜ coloneqq=≔ trianglelefteq=⊴ trianglerighteq=⊵ triangleleft=◁ triangleright=▷
+vdash=⊢ dashv=⊣ models=⊨ vDash=⊨ Vdash=⊩ lt=< gt=> leqslant=⩽ geqslant=⩾ lesssim=≲ gtrsim=≳ lessgtr=≶ triangleq=≜ coloneqq=≔ trianglelefteq=⊴ trianglerighteq=⊵ triangleleft=◁ triangleright=▷
 to=→ rightarrow=→ leftarrow=← gets=← leftrightarrow=↔ Rightarrow=⇒ Leftarrow=⇐ Leftrightarrow=⇔ implies=⟹ impliedby=⟸ iff=⟺ mapsto=↦ longmapsto=⟼
 longrightarrow=⟶ longleftarrow=⟵ longleftrightarrow=⟷ Longrightarrow=⟹ Longleftarrow=⟸ Longleftrightarrow=⟺ uparrow=↑ downarrow=↓ updownarrow=↕ Uparrow=⇑ Downarrow=⇓ Updownarrow=⇕
-nearrow=↗ searrow=↘ swarrow=↙ nwarrow=↖ hookrightarrow=↪ hookleftarrow=↩ rightharpoonup=⇀ rightharpoondown=⇁ leftharpoonup=↼ leftharpoondown=↽ rightleftharpoons=⇌ leadsto=⇝ rightsquigarrow=⇝
+nearrow=↗ searrow=↘ swarrow=↙ nwarrow=↖ rightleftarrows=⇄ leftrightarrows=⇆ rightrightarrows=⇉ twoheadrightarrow=↠ nrightarrow=↛ nRightarrow=⇏ nleq=≰ ngeq=≱ nsubseteq=⊈ hookrightarrow=↪ hookleftarrow=↩ rightharpoonup=⇀ rightharpoondown=⇁ leftharpoonup=↼ leftharpoondown=↽ rightleftharpoons=⇌ leadsto=⇝ rightsquigarrow=⇝
 therefore=∴ because=∵ colon=: ldotp=. cdotp=· lbrace={ rbrace=} lbrack=[ rbrack=] langle=⟨ rangle=⟩ lfloor=⌊ rfloor=⌋ lceil=⌈ rceil=⌉ vert=| lvert=| rvert=| Vert=‖ lVert=‖ rVert=‖ backslash=\\ surd=√ lgroup=⟮ rgroup=⟯ lparen=( rparen=) slash=/`);
 
 // Large operators; those of sums take their limits above and below when displayed.
@@ -36,10 +36,10 @@ export const LIMITS = words("lim liminf limsup max min sup inf det gcd Pr argmax
 export const SPOKEN = { liminf: "lim inf", limsup: "lim sup", argmax: "arg max", argmin: "arg min" };
 
 export const ACCENTS = table(`
-hat=^ widehat=^ check=ˇ tilde=~ widetilde=~ acute=´ grave=\` dot=˙ ddot=¨ dddot=⃛ breve=˘ bar=¯ overline=¯ vec=→ mathring=˚ overrightarrow=→ overleftarrow=← overleftrightarrow=↔
+hat=^ widehat=ˆ check=ˇ tilde=~ widetilde=˜ acute=´ grave=\` dot=˙ ddot=¨ dddot=⃛ breve=˘ bar=¯ vec=→ mathring=˚ overrightarrow=→ overleftarrow=← overleftrightarrow=↔
 overbrace=⏞ overparen=⏜ overbracket=⎴`);
-export const WIDE = words("widehat widetilde overline overrightarrow overleftarrow overleftrightarrow overbrace overparen overbracket");
-export const BELOW = table("underline=_ underbrace=⏟ underrightarrow=→ underleftarrow=← underparen=⏝ underbracket=⎵ underbar=_");
+export const WIDE = words("widehat widetilde overrightarrow overleftarrow overleftrightarrow overbrace overparen overbracket");
+export const BELOW = table("underbrace=⏟ underrightarrow=→ underleftarrow=← underparen=⏝ underbracket=⎵ underbar=_");
 
 export const SPACES = { ",": "0.167em", ":": "0.222em", ">": "0.222em", ";": "0.278em", "!": "-0.167em", " ": "0.25em", quad: "1em", qquad: "2em", enspace: "0.5em", thinspace: "0.167em", medspace: "0.222em", thickspace: "0.278em", negthinspace: "-0.167em", "~": "0.25em" };
 
@@ -56,20 +56,14 @@ export const ALPHABETS = {
   mathtt: plane(0x1d670, 0x1d68a, 0x1d7f6),
 };
 Object.assign(ALPHABETS, { mathscr: ALPHABETS.mathcal, bm: ALPHABETS.boldsymbol, pmb: ALPHABETS.boldsymbol, bold: ALPHABETS.mathbf, Bbb: ALPHABETS.mathbb });
-const GREEK = "αβγδεζηθικλμνξοπρςστυφχψω";
 
 export function inAlphabet(name, letter) {
+  if (!ALPHABETS[name]) return letter; // upright
   const { upper, lower, digit, other } = ALPHABETS[name];
   if (other[letter]) return other[letter];
   const code = letter.codePointAt(0);
   if (code >= 65 && code <= 90) return String.fromCodePoint(upper + code - 65);
   if (code >= 97 && code <= 122) return String.fromCodePoint(lower + code - 97);
   if (code >= 48 && code <= 57 && digit) return String.fromCodePoint(digit + code - 48);
-  if (upper === 0x1d400 || upper === 0x1d468) {
-    const greek = GREEK.indexOf(letter);
-    const bold = upper === 0x1d400 ? 0x1d6c2 : 0x1d736;
-    if (greek >= 0) return String.fromCodePoint(bold + greek);
-    if (code >= 0x391 && code <= 0x3a9) return String.fromCodePoint(bold - 26 + code - 0x391);
-  }
   return letter;
 }
