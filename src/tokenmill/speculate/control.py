@@ -2,12 +2,15 @@
 
 Verification loses nothing, so this decides about time only and may look at clocks. The worth of a depth, for steps of
 about this many rows, is (1 + the drafts expected to stand) / (the time of a step that makes and verifies that many).
-The best depth is used, and its neighbours are measured again from time to time. Must not know: plans, models.
+The best depth is used, and others are measured again from time to time, no drafts at all every other time. Machines
+become faster and slower, so a depth is compared with steps of the best depth just before it. Must not know: plans,
+models.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -24,14 +27,32 @@ FURTHER = 0.4
 """A further draft is assumed to cost this share of what the first one does: much is to be done for any number."""
 OFTEN = 16
 """Steps after which the best depth is chosen again."""
-EVERY, PROBE = 256, 6
-"""After EVERY steps, another depth is measured for PROBE steps."""
+EVERY, PROBE = 64, 6
+"""After EVERY steps or more, another depth is measured for PROBE steps."""
+STEADY = 1.15
+"""While a depth is measured, times of the best one may change by this factor."""
+NEWER = 0.7
+"""Weight of a depth's latest measurement beside all earlier ones."""
 ALLOWED = 0.005
 """The share of all time that may be spent on measuring depths other than the best one."""
 FEW, RARELY = 16, 4096
 """With more than FEW rows, each of which has to catch up, two measurements are at least RARELY steps apart."""
 MARGIN = 1.02
 """Another depth must be better by this factor."""
+
+
+@dataclass(slots=True)
+class Probe:
+    """Another depth is measured between steps of the best one. Seconds of steps before, meanwhile and behind."""
+
+    before: list[float]
+    meanwhile: list[float] = field(default_factory=list)
+    behind: list[float] = field(default_factory=list)
+
+    def ratio(self) -> float | None:
+        """The time of such a step in steps of the best depth; None: the machine has become faster or slower."""
+        first, last = min(self.before), min(self.behind)
+        return None if max(first, last) > STEADY * min(first, last) else 2 * min(self.meanwhile) / (first + last)
 
 
 @dataclass(slots=True)
@@ -48,6 +69,9 @@ class Crowd:
     turn: int = 0
     trying: bool = True
     """A depth is being tried for the first time."""
+    latest: deque[float] = field(default_factory=lambda: deque(maxlen=PROBE))
+    """Of the best depth."""
+    probe: Probe | None = None
 
 
 class Control:
@@ -97,6 +121,12 @@ class Control:
         known = crowd.seconds.get(depth)
         if known is None or count <= FIRST:
             crowd.seconds[depth] = seconds if known is None else min(known, seconds)
+        elif depth == crowd.best:
+            now_takes = taken_in(known, seconds) / known
+            crowd.seconds = {each: taken * now_takes for each, taken in crowd.seconds.items()}
+            self._go_on(crowd, seconds)
+        elif depth == crowd.probing and crowd.probe is not None:
+            crowd.probe.meanwhile.append(seconds)
         else:
             crowd.seconds[depth] = taken_in(known, seconds)
 
@@ -137,19 +167,46 @@ class Control:
         """Choose the best depth."""
         best = max(crowd.seconds, key=lambda d: self._worth(crowd, d))
         if crowd.best < 0 or self._worth(crowd, best) > MARGIN * self._worth(crowd, crowd.best):
-            crowd.best = best
+            crowd.best, crowd.probe = best, None
+            crowd.latest.clear()
+
+    def _go_on(self, crowd: Crowd, seconds: float) -> None:
+        """Take in a time of the best depth, and what another one took, once it is known what surrounds it."""
+        crowd.latest.append(seconds)
+        probe = crowd.probe
+        if probe is None or not probe.meanwhile:
+            return
+        probe.behind.append(seconds)
+        if len(probe.behind) < len(probe.meanwhile):
+            return
+        crowd.probe, ratio = None, probe.ratio()
+        if ratio is not None:
+            known = crowd.seconds[crowd.probing]
+            crowd.seconds[crowd.probing] = known + NEWER * (ratio * crowd.seconds[crowd.best] - known)
 
     def _ask_again(self, crowd: Crowd, rows: int) -> None:
         """Choose another depth to measure, and how many steps must pass before the next one."""
-        at = self.depths.index(crowd.best) + (1, -1, 2, -2)[crowd.turn % 4]
-        if at < 0 and 2 - at < len(self.depths) and self._hopeful(crowd, self.depths[2 - at]):
-            at = 2 - at  # where only many drafts pay, the depths beside 0 do not show it
+        crowd.probing = self._other(crowd)
+        crowd.probe = Probe(list(crowd.latest)) if crowd.latest and crowd.probing != crowd.best else None
         crowd.turn += 1
-        crowd.probing = self.depths[min(max(at, 0), len(self.depths) - 1)]
-        lost = 1.0 - self._worth(crowd, crowd.probing) / max(1e-12, self._worth(crowd, crowd.best))
-        needed = int(PROBE * lost / ALLOWED)  # times are uncertain at first, so this is not believed at once
+        worth, best = self._worth(crowd, crowd.probing), max(1e-12, self._worth(crowd, crowd.best))
+        size = crowd.seconds.get(crowd.probing, 0.0) / crowd.seconds[crowd.best]
+        needed = int(PROBE * size * (1.0 - worth / best) / ALLOWED)
+        # Times are uncertain at first, so this is not believed at once.
         crowd.every = max(EVERY, min(needed, EVERY << crowd.turn - 1)) if rows <= FEW else max(RARELY, needed)
         crowd.next = crowd.steps + crowd.every
+
+    def _other(self, crowd: Crowd) -> int:
+        """A depth to measure: none every other time, else one more, the second best or one less, by turns."""
+        if crowd.turn % 2 == 0:
+            return 0
+        at, kind = self.depths.index(crowd.best), crowd.turn // 2 % 3
+        if not at and kind == 2 and len(self.depths) > 3 and self._hopeful(crowd, self.depths[3]):
+            return self.depths[3]  # where only many drafts pay, the depths beside 0 do not show it
+        if kind == 1 or (kind == 2 and not at):
+            others = [depth for depth in crowd.seconds if depth != crowd.best]
+            return max(others, key=lambda depth: self._worth(crowd, depth), default=crowd.best)
+        return self.depths[min(at + 1 - kind, len(self.depths) - 1)]
 
 
 class TreeControl(Control):

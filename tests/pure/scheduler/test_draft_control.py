@@ -83,17 +83,26 @@ def host(cost: Cost, right: Callable[[int], float], rows: int, tokens: int) -> f
     return spent / (machine.length - begun)
 
 
-def device(cost: Cost, right: Callable[[int], float], rows: int, tokens: int, making: float = 0.0) -> float:
-    """The same with one of a device, whose every guess takes `making` to make; the engine has run before."""
+def device(
+    cost: Cost,
+    right: Callable[[int], float],
+    rows: int,
+    tokens: int,
+    making: float = 0.0,
+    pace: Callable[[int], float] = lambda step: 1.0,
+) -> float:
+    """The same with one of a device, whose every guess takes `making` to make; the engine has run before. pace: by what
+    factor each step seems to take longer, because something else runs."""
     machine, control, spent = Machine(cost, right, rows), Control(MOST, None, 256), 0.0
-    begun, before = machine.length, -1
+    begun, before, step = machine.length, -1, 0
     while machine.length < begun + tokens * rows:
         depth = control.depth(rows)
         seconds, kept = machine.step([depth] * rows)
         seconds += depth * making
         spent += seconds
+        step += 1
         if depth == before:
-            control.timed(rows, depth, machine.noisy(seconds))
+            control.timed(rows, depth, machine.noisy(seconds) * pace(step))
         before = depth
         for stands in kept:
             if depth:
@@ -138,6 +147,34 @@ def test_guesses_of_a_device(name: str, rows: int) -> None:
         assert found <= 1.02 * plain, (right, found / plain)
         if name not in CLIFFS:
             assert found <= 1.1 * best, (right, found / best)
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("phase", [50, 300, 2000])
+@pytest.mark.parametrize("name", [name for name in MACHINES if name not in CLIFFS])
+def test_a_machine_that_becomes_slower_and_faster(name: str, phase: int, right: float) -> None:
+    cost = MACHINES[name]
+    plain, best = fixed(cost, right, 1, 0.05)
+    found = device(cost, lambda at: right, 1, 4000, 0.05, lambda step: 1 + 0.8 * (step // phase % 2))
+    assert found <= 1.02 * plain, found / plain
+    assert found <= 1.15 * best, found / best
+
+
+@pytest.mark.parametrize("right", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("length", [5, 20, 100])
+@pytest.mark.parametrize("name", [name for name in MACHINES if name not in CLIFFS])
+def test_a_machine_on_which_others_run_now_and_then(name: str, length: int, right: float) -> None:
+    """A quarter of all spans of this many steps takes up to 2.5 times as long, the first ones perhaps, too."""
+    cost = MACHINES[name]
+    plain, best = fixed(cost, right, 1, 0.05)
+    for seed in range(3):
+        dice = random.Random(f"{length} {seed}")
+        paces = [1 + (dice.random() < 0.25) * 1.5 * dice.random() for _ in range(4200 // length)]
+        found = device(
+            cost, lambda at: right, 1, 4000, 0.05, lambda step, paces=paces: paces[step // length % len(paces)]
+        )
+        assert found <= 1.02 * plain, (seed, found / plain)
+        assert found <= 1.35 * best, (seed, found / best)
 
 
 def test_what_is_recorded_once_is_no_price() -> None:
