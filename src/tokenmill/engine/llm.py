@@ -115,7 +115,7 @@ class LLM:
             text, ids, salt = self.reader.read(prompt, params[i])
             rank = check_priority(priority[i], self.built.config.schedule.scheduling_policy) if priority else 0
             requests.append(self._request(text, ids, params[i], priority=rank, salt=salt, adapter=adapters[i]))
-        return self._run_requests(requests, use_tqdm)
+        return [each.output() for each in self._drive(requests, use_tqdm)]
 
     def chat(
         self,
@@ -145,7 +145,7 @@ class LLM:
             text, ids = self.reader.chat(conversation, each, **dict(template))
             each = self.reader.with_reasoning(text, each)
             requests.append(self._request(text, ids, each, salt=salt, adapter=adapter))
-        return self._run_requests(requests, use_tqdm)
+        return [each.output() for each in self._drive(requests, use_tqdm)]
 
     def beam_search(
         self,
@@ -425,10 +425,7 @@ class LLM:
             stop_reason=out.stop_reason,
         )
 
-    def _run_requests(self, requests: list[Request], use_tqdm: Any) -> list[RequestOutput]:
-        return [accumulator.output() for accumulator in self._drive(requests, use_tqdm, None)]
-
-    def _drive(self, requests: list[Request], use_tqdm: Any, pooling: str | None) -> list[Accumulator]:
+    def _drive(self, requests: list[Request], use_tqdm: Any, pooling: str | None = None) -> list[Accumulator]:
         """Add all requests and step until all have ended. Other calls wait; programs that share the engine go on."""
         found = {request.id: Accumulator(request) for request in requests}
         driver = self.driver

@@ -111,7 +111,17 @@ class Guard:
             if scope["type"] == "lifespan":
                 await self.app(scope, receive, send)
             return
-        await _Visit(self, scope, receive, send).answer()
+        visit = _Visit(self, scope, receive, send)
+        self.load.enter()
+        self.metrics.load.set(self.load.open)
+        try:
+            await visit.answer()
+        except Exception as error:
+            await visit.refuse(error)
+        finally:
+            self.load.leave(visit.received)
+            self.metrics.load.set(self.load.open)
+            visit.note()
 
 
 class _Visit:
@@ -136,6 +146,7 @@ class _Visit:
         self.origin: bytes | None = None
         self.received = 0
         self.began = time.monotonic()
+        scope.setdefault("state", {})["request_id"] = self.id
 
     def turn_away(self, usual: Pairs) -> bytes | None:
         """The complete refusal of a request whose client is allowed but finds no place. Other refusals leave the
@@ -152,27 +163,14 @@ class _Visit:
             body = self._body_of(found)
             self.status = found.status
             headers = [*usual, *_headers_of(found, body), *self._own_headers(state), (b"connection", b"close")]
-            self._note()
+            self.note()
             lines = b"".join([name + b": " + value + b"\r\n" for name, value in headers])
             return b"HTTP/1.1 %d %s\r\n%s\r\n%s" % (found.status, _PHRASES[found.status], lines, body)
         return None
 
     async def answer(self) -> None:
-        guard = self.guard
-        guard.load.enter()
-        guard.metrics.load.set(guard.load.open)
-        state = self.scope.setdefault("state", {})
-        state["request_id"] = self.id
-        try:
-            await self._serve(state)
-        except Exception as error:
-            await self._refuse(error)
-        finally:
-            guard.load.leave(self.received)
-            guard.metrics.load.set(guard.load.open)
-            self._note()
-
-    async def _serve(self, state: dict[str, Any]) -> None:
+        """Let the request in, read its body and hand it to the application, or raise why not."""
+        state = self.scope["state"]
         path, method = self.path, self.scope["method"]
         self._meet()
         if method == "OPTIONS" and self.origin is not None and b"access-control-request-method" in self.headers:
@@ -283,7 +281,8 @@ class _Visit:
         await self._send({"type": "http.response.start", "status": 204, "headers": headers})
         await self._send({"type": "http.response.body", "body": b""})
 
-    async def _refuse(self, error: Exception) -> None:
+    async def refuse(self, error: Exception) -> None:
+        """Answer with the error, if no answer has begun."""
         if isinstance(error, _GoneError):
             self.status = 499
             return
@@ -307,7 +306,8 @@ class _Visit:
         found.request_id = self.id
         return self.guard.wording(self.path, self.headers)(found)
 
-    def _note(self) -> None:
+    def note(self) -> None:
+        """Count the visit, and write it into the access log."""
         path = self.path
         handler = path if path in self.guard.routes else "other"
         seconds = time.monotonic() - self.began

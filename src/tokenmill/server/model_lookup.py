@@ -61,35 +61,21 @@ class ModelAnswer(Response):
         shared: ServerContext = request.app.state.context.shared
         fields = await peek_fields(shared, request) if len(shared.models.entries) > 1 else {}
         entry = find_entry(shared, request, next(filter(None, (text_of(fields, name) for name in self.names)), None))
-        if entry.state is State.READY:
-            await self._answer(shared, entry, scope, receive, send)
-            return
-        streams = find_streams(request)
-        if streams is None or not streams.holds(scope["path"], fields or await peek_fields(shared, request)):
-            await self._answer(shared, entry, scope, receive, send)
-            return
-        late = _Late(send, streams.failed)
-        telling = asyncio.ensure_future(late.tell())
+        request.scope["state"]["entry"] = entry
+        late = None if entry.state is State.READY else await late_stream(shared, request, fields, send)
         try:
-            await self._answer(shared, entry, scope, receive, late.send, telling)
+            async with holding_model(shared, entry) as context:
+                if late is not None:
+                    await late.stop()
+                response = await self.handler(request, context)
+                await response(scope, receive, send if late is None else late.send)
         except Exception as error:
-            if not late.begun:
+            if late is None or not late.begun:
                 raise
             await late.fail(describe_error(error))
         finally:
-            telling.cancel()
-
-    async def _answer(
-        self, shared: ServerContext, entry: Entry[Model], scope: Any, receive: Any, send: Any, telling: Any = None
-    ) -> None:
-        self.request.scope["state"]["entry"] = entry
-        async with holding_model(shared, entry) as context:
-            if telling is not None:
-                telling.cancel()
-                with contextlib.suppress(asyncio.CancelledError):
-                    await telling
-            response = await self.handler(self.request, context)
-            await response(scope, receive, send)
+            if late is not None:
+                late.telling.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -102,24 +88,20 @@ async def asked_model(shared: ServerContext, request: Request) -> AsyncIterator[
 
 @contextlib.asynccontextmanager
 async def holding_model(shared: ServerContext, entry: Entry[Model]) -> AsyncIterator[Context]:
-    """A model's context. The model stays loaded inside it."""
-    unit = await wait_until_loaded(shared, entry)
-    try:
-        yield unit.context
-    finally:
-        shared.models.leave(entry)
-
-
-async def wait_until_loaded(shared: ServerContext, entry: Entry[Model]) -> Model:
-    """Wait until the model is loaded. Refusals are raised in the form that clients see."""
+    """A model's context, once it is loaded. The model stays loaded inside it. Refusals are raised in the form that
+    clients see."""
     try:
         async with asyncio.timeout(shared.config.patience.request_timeout or None):
-            return await shared.models.enter(entry)
+            unit = await shared.models.enter(entry)
     except UnreadyError as error:
         shared.metrics.reject("model")
         raise refusal(error) from None
     except GoneError:
         raise no_such_model(entry.name) from None
+    try:
+        yield unit.context
+    finally:
+        shared.models.leave(entry)
 
 
 def refusal(error: UnreadyError) -> HttpError:
@@ -183,11 +165,22 @@ def find_streams(request: Request) -> Streams | None:
     return None
 
 
-class _Late:
+async def late_stream(
+    shared: ServerContext, request: Request, fields: Mapping[str, msgspec.Raw], send: Any
+) -> LateStream | None:
+    """The answer to a request whose model is not loaded yet. None: it is no stream, and simply waits."""
+    streams = find_streams(request)
+    if streams is None or not streams.holds(request.scope["path"], fields or await peek_fields(shared, request)):
+        return None
+    return LateStream(send, streams.failed)
+
+
+class LateStream:
     """An answer that begins with comments. Its head is already sent, so everything that follows goes into its body."""
 
     def __init__(self, send: Any, failed: Callable[[HttpError], bytes]) -> None:
         self.inner, self.failed = send, failed
+        self.telling = asyncio.ensure_future(self.tell())
         self.begun = False
         self.refused: int | None = None
         self.said = b""
@@ -200,6 +193,12 @@ class _Late:
         while True:
             await self._body(COMMENT)
             await asyncio.sleep(COMMENT_S)
+
+    async def stop(self) -> None:
+        """Send no more comments."""
+        self.telling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.telling
 
     async def send(self, message: Any) -> None:
         if not self.begun:

@@ -150,28 +150,33 @@ class Job:
         prompts: list[tuple[str | None, list[int]]],
         params: SamplingParams,
         *,
+        pooling: str | None = None,
         scored_from: Sequence[int] = (),
         **fields: Any,
     ) -> None:
         """Open one engine request per prompt. An error in any of them is raised before a byte is sent.
-        `scored_from`: for each prompt, the first token whose score is wanted."""
+        `pooling`: it asks for a vector. `scored_from`: for each prompt, the first token whose score is wanted."""
         self._check_sizes(prompts, params)
+        fields = {"arrival": self.began, "adapter": self.adapter, **fields}
+        if self.scope:
+            fields["salt"] = f"{self.scope}/{fields.get('salt', '')}"
         for index, (text, ids) in enumerate(prompts):
             await asyncio.sleep(0)  # other requests get their turn after every thousand prompts
             unique = f"{name}-{index}-{uuid.uuid4().hex[:8]}"
             start = scored_from[index] if scored_from else 0
-            request = make_request(unique, text, ids, params, arrival=self.began, scored_from=start, **fields)
-            await self._open(name, request, index)
+            request = make_request(unique, text, ids, params, scored_from=start, **fields)
+            task = self.tasks[unique] = Task(request, index)
+            timeline = await self.backend.open(request, self.inbox, pooling)
+            task.figures = PromptFigures(timeline, len(request.prompt_ids))
+            if self.record is None:
+                self.record = self.history.begin(name, self.tenant, self.began)
+            self.record.prompts.append(task.figures)
 
     async def embed(
         self, name: str, prompts: list[tuple[str | None, list[int]]], pooling: str, **fields: Any
     ) -> list[list[float]]:
-        """One vector per prompt."""
-        self._check_sizes(prompts, None)
-        for index, (text, ids) in enumerate(prompts):
-            await asyncio.sleep(0)
-            request = make_request(uuid.uuid4().hex, text, ids, SamplingParams(max_tokens=1), **fields)
-            await self._open(name, request, index, pooling)
+        """One vector per prompt. They go before texts that wait, because each takes only one step."""
+        await self.start(name, prompts, SamplingParams(max_tokens=1), pooling=pooling, arrival=0.0, **fields)
         vectors: dict[int, list[float]] = {}
         async for batch in self.batches():
             for task, delta in batch:
@@ -188,19 +193,19 @@ class Job:
                 param="n",
             )
 
-    def _check_sizes(self, prompts: list[tuple[str | None, list[int]]], params: SamplingParams | None) -> None:
+    def _check_sizes(self, prompts: list[tuple[str | None, list[int]]], params: SamplingParams) -> None:
         """Refuse oversized requests early: admission would first read them to the end."""
         most = self.backend.info.max_model_len
-        new = 0 if params is None or params.max_tokens is None else params.max_tokens
+        new = params.max_tokens or 0
         for _, ids in prompts:
             if len(ids) >= most:
                 raise ContextError(most, len(ids))
             if len(ids) + new > most:
                 raise ContextError(most, len(ids), new)
-        if params is not None and params.prompt_logprobs is not None:
+        if params.prompt_logprobs is not None:
             count = (params.prompt_logprobs + 1) * sum(len(ids) for _, ids in prompts)
             self._check_held(self.copies * count, "prompt_logprobs")
-        if params is not None and len(prompts) > 1:  # every prompt has a copy of the parameters
+        if len(prompts) > 1:  # every prompt has a copy of the parameters
             size = len(msgspec.msgpack.encode(params)) + BAD_WORD * len(params.bad_words or ())
             if size * len(prompts) > MOST_COPIED:
                 raise TooLargeError("The parameters are too large for so many prompts in one request.", param="prompt")
@@ -219,18 +224,6 @@ class Job:
         self.gate.hold(count)
         self._check_held(self.held, param)
 
-    async def _open(self, name: str, request: Request, index: int, pooling: str | None = None) -> None:
-        if self.scope:
-            request = msgspec.structs.replace(request, salt=f"{self.scope}/{request.salt}")
-        if self.adapter:
-            request = msgspec.structs.replace(request, adapter=self.adapter)
-        task = self.tasks[request.id] = Task(request, index)
-        timeline = await self.backend.open(request, self.inbox, pooling)
-        task.figures = PromptFigures(timeline, len(request.prompt_ids))
-        if self.record is None:
-            self.record = self.history.begin(name, self.tenant, self.began)
-        self.record.prompts.append(task.figures)
-
     async def batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
         """Deltas for the client as they come, until every output has ended. An engine's error raises HttpError(500).
         With best_of, only the chosen candidates appear, once all candidates have ended."""
@@ -248,7 +241,8 @@ class Job:
         """All deltas, including those of all candidates of best_of."""
         left = sum(task.num_outputs for task in self.tasks.values())
         while left:
-            batch = await self._next()
+            async with asyncio.timeout(None if self.deadline is None else self.deadline - time.monotonic()):
+                batch = await self.inbox.batch()
             now = time.monotonic()
             found = []
             for delta in batch:
@@ -258,12 +252,6 @@ class Job:
                     left -= 1
                 found.append((task, delta))
             yield found
-
-    async def _next(self) -> list[TextDelta]:
-        if self.deadline is None:
-            return await self.inbox.batch()
-        async with asyncio.timeout(self.deadline - time.monotonic()):
-            return await self.inbox.batch()
 
     def _note(self, task: Task, delta: TextDelta, now: float) -> None:
         figures = task.figures

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache, partial, wraps
+from functools import cache, wraps
 from inspect import signature
 from typing import Any, cast
 
@@ -27,7 +27,7 @@ from tokenmill.server.inputs.headers import ineffective_headers, judge_query
 from tokenmill.server.inputs.object_rules import schema_name
 from tokenmill.server.inputs.unread_names import Unknown, as_headers, judge_names, look_in_template, refuse_unknown
 from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams
-from tokenmill.server.request_job import Job
+from tokenmill.server.request_job import Gathered, Job
 from tokenmill.server.sse import EventStream, LineStream
 
 Handler = Callable[[Request], Awaitable[Response]] | ModelHandler
@@ -87,11 +87,6 @@ def json_answer(value: Any, status: int = 200) -> Response:
     return Response(encode(value), status, media_type="application/json")
 
 
-async def written_answer(context: Context, job: Job, make: Callable[[], Any]) -> Response:
-    """A JSON answer. A large one is made and encoded off the loop."""
-    return await context.bodies.run_in_thread(job.weight, lambda: json_answer(make()))
-
-
 Fields = dict[str, Any]
 
 
@@ -101,9 +96,15 @@ async def read_body(
     """The checked body. Its bytes are released before anything else happens. `first` sees the fields and may remove
     some."""
     parcel: Parcel = request.scope["state"]["body"]
+
+    def look_at(chosen: type[BaseModel], raw: Fields) -> None:
+        if first is not None:
+            first(raw)
+        judge(context, request, schema_name(chosen), raw)
+
     try:
         judge_around(context, request)
-        return await context.bodies.run_in_thread(parcel.size, partial(_parse, parcel, schema, context, request, first))
+        return await context.bodies.run_in_thread(parcel.size, lambda: parse(parcel.take(), schema, look_at))
     finally:
         parcel.release()
 
@@ -112,17 +113,6 @@ def body_size(request: Request) -> int:
     """Bytes of the received body."""
     size: int = request.scope["state"]["body"].size
     return size
-
-
-def _parse(
-    parcel: Parcel, schema: Schema[B], context: Context, request: Request, first: Callable[[Fields], None] | None
-) -> B:
-    def look_at(chosen: type[BaseModel], raw: Fields) -> None:
-        if first is not None:
-            first(raw)
-        judge(context, request, schema_name(chosen), raw)
-
-    return parse(parcel.take(), schema, look_at)
 
 
 def judge(context: Context, request: Request, object_name: str, raw: dict[str, Any]) -> None:
@@ -228,6 +218,11 @@ class Work:
     def base(self, given: str | None = None) -> str:
         """The id that the answer carries, after its prefix."""
         return given or self.request.scope["state"]["request_id"]
+
+    async def whole(self, make: Callable[[Gathered], Any]) -> Response:
+        """Answer with the JSON of all outputs. A large one is made and encoded off the loop."""
+        found = await self.job.gather()
+        return await self.context.bodies.run_in_thread(self.job.weight, lambda: json_answer(make(found)))
 
     def stream(self, chunks: AsyncIterator[bytes], headers: Pairs | None = None) -> Response:
         """Answer with events; the job ends when they end."""

@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any, TypeVar
 
 from tokenmill.core.errors import BusyError, ParameterError, TooLargeError, UserError
@@ -74,7 +73,16 @@ class TextWorkers:
         """(text, ids) of a prompt given as text or ids. `any_length`: the prompt will be cut, or is only counted."""
         if isinstance(prompt, list):
             return None, prompt
-        work = partial(self._encode, prompt, add_special_tokens, any_length)
+        tokenizer, check = self.tokenizer, self.check_read if any_length else self._check_size
+
+        def work() -> list[int]:
+            if tokenizer is None:
+                raise ParameterError(
+                    "This server has no tokenizer, so a prompt must be a list of token ids.", param="prompt"
+                )
+            check(len(prompt))
+            return tokenizer.encode(prompt, add_special_tokens=add_special_tokens)
+
         return prompt, await self.run_in_thread(work, len(prompt))
 
     async def chat(
@@ -143,17 +151,6 @@ class TextWorkers:
         self.threads.shutdown(wait=False, cancel_futures=True)
         self.slow.shutdown(wait=False, cancel_futures=True)
         self.reader.close()
-
-    def _encode(self, text: str, add_special_tokens: bool, any_length: bool) -> list[int]:
-        if self.tokenizer is None:
-            raise ParameterError(
-                "This server has no tokenizer, so a prompt must be a list of token ids.", param="prompt"
-            )
-        if any_length:
-            self.check_read(len(text))
-        else:
-            self._check_size(len(text))
-        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
     @staticmethod
     def check_read(chars: int) -> None:

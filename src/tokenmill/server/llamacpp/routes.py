@@ -27,7 +27,7 @@ from tokenmill.server.llamacpp.schemas import (
 from tokenmill.server.model_lookup import Streams
 from tokenmill.server.openai import embeddings, schemas, tokens
 from tokenmill.server.openai.completions import Read, open_completion
-from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, written_answer
+from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body
 
 GENERATING = ("/completion", "/completions", "/infill")
 EMBEDDING = ("/embedding", "/embeddings")
@@ -138,8 +138,7 @@ async def _answer(
     made = answers.Answers(opened, silent=silent)
     if body.stream:
         return work.stream(made.events())
-    gathered = await opened.job.gather()
-    return await written_answer(context, work.job, lambda: made.whole(gathered))
+    return await work.whole(made.whole)
 
 
 async def _infill(context: Context, work: Work, body: InfillRequest) -> Response:

@@ -21,8 +21,8 @@ from tokenmill.server.openai.schemas import (
     PoolingRequest,
     TokenizeRequest,
 )
-from tokenmill.server.openai.stored.store_chat import begin_storage, kept_base
-from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, tenant, written_answer
+from tokenmill.server.openai.stored.store_chat import answer_and_store, kept_base
+from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body, tenant
 from tokenmill.server.sse import DONE, event
 from tokenmill.server.switch.listing import find_listed, list_models
 
@@ -36,11 +36,11 @@ def add_routes(app: FastAPI, context: Context) -> None:
             body = await work.read(ChatRequest)
             base = work.base(body.request_id)
             opened = await chat.open_chat(context, body, work.job, kept_base(base) if body.store else base)
-            keeping = await begin_storage(context, opened, body, tenant(request))
-            work.after.append(keeping.close)
+            if body.store:
+                return await answer_and_store(work, opened)
             if body.stream:
-                return work.stream(keeping.stream(chat_stream.ChatStream(opened).chunks()))
-            return await keeping.whole(partial(chat.whole_answer, opened))
+                return work.stream(chat_stream.ChatStream(opened).chunks())
+            return await work.whole(partial(chat.whole_answer, opened))
 
     async def text_completions(request: Request, context: Context) -> Response:
         """Continue one or several prompts."""
@@ -49,8 +49,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             opened = await completions.open_completion(context, body, work.job, work.base(body.request_id))
             if body.stream:
                 return work.stream(completions.CompletionStream(opened).chunks())
-            found = await opened.job.gather()
-            return await written_answer(context, work.job, partial(completions.whole_answer, opened, found))
+            return await work.whole(partial(completions.whole_answer, opened))
 
     async def make_embeddings(request: Request, context: Context) -> Response:
         """Unit vectors of texts."""

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from tokenmill.server.context import Context, Model
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many_models.entry import Entry
-from tokenmill.server.model_lookup import find_by_name, wait_until_loaded
+from tokenmill.server.model_lookup import find_by_name, holding_model
 from tokenmill.server.routing import Api, json_answer, post, read_body
 from tokenmill.server.switch.listing import status
 from tokenmill.server.switch.schemas import ModelRequest
@@ -34,8 +34,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def load(request: Request) -> Response:
         """Load a model. The answer comes when it is loaded."""
         entry = await asked(request)
-        await wait_until_loaded(context.shared, entry)
-        context.shared.models.leave(entry)
+        async with holding_model(context.shared, entry):
+            pass
         return _told(entry)
 
     async def unload(request: Request) -> Response:

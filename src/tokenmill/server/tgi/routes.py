@@ -16,7 +16,8 @@ from tokenmill.server.errors import describe_error, renaming_fields
 from tokenmill.server.model_lookup import Streams
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
-from tokenmill.server.routing import Api, Work, get, json_answer, post, written_answer
+from tokenmill.server.request_job import Gathered
+from tokenmill.server.routing import Api, Work, get, json_answer, post
 from tokenmill.server.text_workers import THREADS
 from tokenmill.server.tgi import answers
 from tokenmill.server.tgi.schemas import NAMES, AnyRequest, TgiRequest, VllmRequest, form_of
@@ -77,13 +78,12 @@ async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, 
         return work.stream(answers.events(opened, body.parameters, body.inputs))
     if body.parameters.return_full_text:
         work.job.check_repeated(len(body.inputs), work.job.count)
-    gathered = await opened.job.gather()
 
-    def make() -> Any:
+    def make(gathered: Gathered) -> Any:
         found = answers.whole(opened, gathered, body.parameters, body.inputs)
         return [found] if listed else found
 
-    return await written_answer(context, work.job, make)
+    return await work.whole(make)
 
 
 async def _open(context: Context, work: Work, fields: dict[str, Any]) -> Completion:
@@ -100,12 +100,12 @@ async def _vllm(context: Context, work: Work, body: VllmRequest) -> Response:
     work.job.check_repeated(len(body.prompt), work.job.count)
     if body.stream:
         return work.lines(_grown(opened, body.prompt))
-    ((_, accumulator),) = await opened.job.gather()
 
-    def make() -> Any:
+    def make(gathered: Gathered) -> Any:
+        ((_, accumulator),) = gathered
         return {"text": [body.prompt + out.text for out in accumulator.output().outputs]}
 
-    return await written_answer(context, work.job, make)
+    return await work.whole(make)
 
 
 def _info(context: Context) -> dict[str, Any]:

@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator
+from functools import partial
 
 import msgspec
 from starlette.responses import Response
 
-from tokenmill.server.context import Context
-from tokenmill.server.openai.chat import Chat
-from tokenmill.server.openai.schemas import ChatRequest
+from tokenmill.server.openai.chat import Chat, whole_answer
+from tokenmill.server.openai.chat_stream import ChatStream
 from tokenmill.server.openai.stored.kept_chats import KeptChat, stored_messages
 from tokenmill.server.openai.stored.streamed import completion_of
-from tokenmill.server.request_job import Gathered
-from tokenmill.server.routing import written_answer
+from tokenmill.server.routing import Work
 from tokenmill.server.store import MOST_BYTES_EACH
 
 _PLAIN = re.compile(r"[A-Za-z0-9._~-]+")
@@ -32,44 +30,26 @@ def kept_base(base: str) -> str:
 
 
 class ChatStorage:
-    """Stores one chat. Without `store` it does nothing."""
+    """Stores one chat."""
 
-    def __init__(self, context: Context, chat: Chat, kept: KeptChat | None) -> None:
-        self.context, self.chat, self.kept = context, chat, kept
+    def __init__(self, chat: Chat, kept: KeptChat) -> None:
+        self.chat, self.kept, self.store = chat, kept, chat.context.store
 
     def end(self, answer: bytes | None) -> None:
         """The answer is complete, or (None) never will be."""
-        kept, store = self.kept, self.context.store
-        if kept is None:
-            return
         if answer is None:
-            store.drop(kept)
+            self.store.drop(self.kept)
         else:
-            kept.answer = answer
-            store.weigh(kept)
+            self.kept.answer = answer
+            self.store.weigh(self.kept)
 
     def close(self) -> None:
         """Nothing writes to the chat any more. If it is incomplete now, it is dropped."""
-        if self.kept is not None and self.kept.busy:
+        if self.kept.busy:
             self.end(None)
-
-    async def whole(self, make: Callable[[Gathered], Any]) -> Response:
-        """The complete answer."""
-        answer: bytes | None = None
-        try:
-            found = await self.chat.job.gather()
-            response = await written_answer(self.context, self.chat.job, lambda: make(found))
-            answer = bytes(response.body)
-            return response
-        finally:
-            self.end(answer)
 
     async def stream(self, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The same chunks. When all have been taken, the answer that they hold is stored."""
-        if self.kept is None:
-            async for data in chunks:
-                yield data
-            return
         streamed = bytearray()
         answer: bytes | None = None
         try:
@@ -77,10 +57,11 @@ class ChatStorage:
                 if len(streamed) <= MOST_BYTES_EACH:
                     streamed += data
                     self.kept.held = len(streamed)
-                    self.context.store.weigh(self.kept)
+                    self.store.weigh(self.kept)
                 yield data
             if len(streamed) <= MOST_BYTES_EACH:
-                answer = await self.context.bodies.run_in_thread(len(streamed), lambda: self._whole(bytes(streamed)))
+                bodies = self.chat.context.bodies
+                answer = await bodies.run_in_thread(len(streamed), lambda: self._whole(bytes(streamed)))
         finally:
             self.end(answer)
 
@@ -92,11 +73,15 @@ class ChatStorage:
         return msgspec.json.encode({**found, "usage": found.get("usage") or self.chat.usage(*reasoning)})
 
 
-async def begin_storage(context: Context, chat: Chat, body: ChatRequest, owner: str) -> ChatStorage:
-    """Take a place in the store if the request asks for it. A full store refuses."""
-    if not body.store:
-        return ChatStorage(context, chat, None)
-    messages = await context.bodies.run_in_thread(chat.job.size, lambda: stored_messages(body, chat.id))
-    kept = KeptChat(owner, chat.id, chat.model, messages, dict(body.metadata or {}))
-    context.store.add(kept)
-    return ChatStorage(context, chat, kept)
+async def answer_and_store(work: Work, chat: Chat) -> Response:
+    """Answer a chat, and store it. A full store refuses it."""
+    messages = await chat.context.bodies.run_in_thread(chat.job.size, lambda: stored_messages(chat.body, chat.id))
+    kept = KeptChat(chat.job.tenant, chat.id, chat.model, messages, dict(chat.body.metadata or {}))
+    chat.context.store.add(kept)
+    storage = ChatStorage(chat, kept)
+    work.after.append(storage.close)
+    if chat.body.stream:
+        return work.stream(storage.stream(ChatStream(chat).chunks()))
+    response = await work.whole(partial(whole_answer, chat))
+    storage.end(bytes(response.body))
+    return response
