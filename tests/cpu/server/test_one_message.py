@@ -126,7 +126,7 @@ PLACES = [
     (child, "decode_command"),
     *((engine_loop.EngineLoop, name) for name in ("_waits", "_add", "_refuse", "abort", "_end", "_stats")),
     *((Fleet, name) for name in ("_answer", "_refused", "_failed", "_started", "_prefilled", "_note", "_show")),
-    *((Fleet, name) for name in ("_stop", "_tell", "_ended", "_fail")),
+    *((Fleet, name) for name in ("_stop", "_dispatch", "_tell_end", "_ended", "_fail")),
     *((Deliveries, name) for name in ("_track", "_text")),
 ]
 

@@ -181,7 +181,7 @@ class Fleet:
         if entry is None:
             return
         try:
-            self._tell(entry, Abort(request_id, index))
+            self._tell_end(entry, index)
         finally:
             if index is None:
                 self._forget(entry)
@@ -222,12 +222,20 @@ class Fleet:
             engine.beat(news.done)
             return
         engine.heard = time.monotonic()
-        if isinstance(news, Report):
-            self._report(engine, news)
-        elif isinstance(news, Ready):
-            self._loaded(engine, news)
-        else:
-            self._start_failed(engine, news)
+        if isinstance(news, Ready):
+            return self._loaded(engine, news)
+        if isinstance(news, Failed):
+            return self._start_failed(engine, news)
+        self._note_fates(engine, news)
+        for delta in news.deltas:
+            self.deliveries.safely(delta.request_id, self._note, delta)
+        self.deliveries.deliver(news.deltas)  # this side looks for stop strings
+        if news.adapted:
+            self.adapters.heard(engine, news.adapted)
+        self.rest.heard(engine, news.slept)
+        if news.stats is not None:
+            engine.stats = news.stats
+        self.deliveries.safely("", self.observe, news.tokens, engine.number)
 
     def _mistake(self, request_id: str) -> None:
         """Call this in an exception handler. It ends the request that caused the exception, and nothing else."""
@@ -285,7 +293,8 @@ class Fleet:
         if self.options.fair:
             self.queue.limit = max(1, self._info.max_rows * len(self.engines) * 5 // 4)
 
-    def _report(self, engine: Engine, report: Report) -> None:
+    def _note_fates(self, engine: Engine, report: Report) -> None:
+        """Note which requests the engine has begun, refused or failed, and how far it has read them."""
         safely = self.deliveries.safely
         safely("", self.router.cached, engine.number, report.published, report.gone)
         for request_id in report.accepted:
@@ -301,15 +310,6 @@ class Fleet:
                 self.open_requests[request_id].timeline.preemptions = count
         for request_id, tokens in report.prefilled.items():
             safely(request_id, self._prefilled, request_id, engine.heard, tokens)
-        for delta in report.deltas:
-            safely(delta.request_id, self._note, delta)
-        self.deliveries.deliver(report.deltas)  # this side looks for stop strings
-        if report.adapted:
-            self.adapters.heard(engine, report.adapted)
-        self.rest.heard(engine, report.slept)
-        if report.stats is not None:
-            engine.stats = report.stats
-        safely("", self.observe, report.tokens, engine.number)
 
     def _started(self, request_id: str, now: float) -> None:
         entry = self.open_requests.get(request_id)
@@ -358,7 +358,7 @@ class Fleet:
 
     def _stop(self, request_id: str, index: int) -> None:
         if request_id in self.open_requests:
-            self._tell(self.open_requests[request_id], Abort(request_id, index))
+            self._tell_end(self.open_requests[request_id], index)
 
     def _show(self, text: TextDelta) -> None:
         entry = self.open_requests.get(text.request_id)
@@ -399,7 +399,7 @@ class Fleet:
     def _fail(self, entry: Open, error: str | None, reason: str) -> None:
         """End a request here and in its engine."""
         try:
-            self._tell(entry, Abort(entry.request.id))
+            self._tell_end(entry)
         finally:
             self._end_stream(entry, error, reason)
             self._forget(entry)
@@ -424,25 +424,30 @@ class Fleet:
             asked = asked_of(request, stream.session, stream.owner)
             number = self.router.pick_engine(able, asked, only=stream.rank if stream.rank in able else None)
         entry.engine = entry.timeline.engine = number
-        self.engines[entry.engine].requests.add(request.id)
+        engine = self.engines[number]
+        engine.requests.add(request.id)
         if entry.deaths:
             request = entry.replayed()
-        self._tell(entry, Add(request, entry.pooling, ack=entry.ack is not None))
+        try:
+            if engine.link is not None:
+                engine.link.send(Add(request, entry.pooling, ack=entry.ack is not None))
+        except Exception:
+            log.exception("a request could not be sent")
+            # not at once: the caller may be ending another request
+            asyncio.get_running_loop().call_soon(self._failed, request.id, "it could not be sent")
 
     def _try_again(self, entry: Open, number: int | None = None) -> None:
         """The same for a request that waited or is replayed: an exception ends it."""
         self.deliveries.safely(entry.request.id, self._dispatch, entry, number)
 
-    def _tell(self, entry: Open, command: Add | Abort) -> None:
+    def _tell_end(self, entry: Open, index: int | None = None) -> None:
+        """Tell the request's engine to end it, or one of its outputs."""
         link = self.engines[entry.engine].link if entry.engine >= 0 else None
-        if link is None:
-            return
         try:
-            link.send(command)
+            if link is not None:
+                link.send(Abort(entry.request.id, index))
         except Exception:
             log.exception("a command could not be sent")
-            if isinstance(command, Add):  # not at once: the caller may be ending another request
-                asyncio.get_running_loop().call_soon(self._failed, entry.request.id, "it could not be sent")
 
     # ------------------------------------------------------------ death
 

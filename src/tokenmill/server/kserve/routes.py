@@ -18,6 +18,7 @@ from tokenmill.server.kserve.schemas import NAMES, TEXT, GenerateRequest, InferR
 from tokenmill.server.model_lookup import Streams, find_by_name
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
+from tokenmill.server.request_job import Gathered
 from tokenmill.server.routing import Api, Work, get, json_answer, post
 from tokenmill.server.switch.listing import known_name, trouble, trouble_of_all
 
@@ -68,26 +69,31 @@ def add_routes(app: FastAPI, context: Context) -> None:
             body = await work.read(InferRequest)
             wanted = body.wanted((OUT, "finish_reason"))
             name = context.check_model(request.path_params["model"])
-            opened = await _open(context, work, body.read, several=True)
-            found = [result.output().outputs for _, result in await opened.job.gather()]
-            texts = [out.text for outputs in found for out in outputs]
-            reasons = [out.finish_reason for outputs in found for out in outputs]
-            outputs = [_tensor(OUT, texts), _tensor("finish_reason", reasons)]
-            kept = [each for each in outputs if each["name"] in wanted]
-            return json_answer(
-                {"model_name": name, "model_version": VERSION, "id": body.id or work.base(), "outputs": kept}
-            )
+            await _open(context, work, body.read, several=True)
+            head = {"model_name": name, "model_version": VERSION, "id": body.id or work.base()}
+
+            def make(gathered: Gathered) -> Any:
+                outs = [out for _, result in gathered for out in result.output().outputs]
+                texts, reasons = [out.text for out in outs], [out.finish_reason for out in outs]
+                outputs = [_tensor(OUT, texts), _tensor("finish_reason", reasons)]
+                return {**head, "outputs": [each for each in outputs if each["name"] in wanted]}
+
+            return await work.whole(make)
 
     async def generate(request: Request, context: Context) -> Response:
         """Continue one text."""
         async with Work(context, request) as work:
             body = await work.read(GenerateRequest)
             name = context.check_model(request.path_params["model"])
-            opened = await _open(context, work, body.read)
-            ((_, result),) = await opened.job.gather()
-            (out, *_rest) = result.output().outputs
-            found = {"model_name": name, "model_version": VERSION, OUT: out.text, "finish_reason": out.finish_reason}
-            return json_answer({**found, "id": body.id or work.base()})
+            await _open(context, work, body.read)
+
+            def make(gathered: Gathered) -> Any:
+                ((_, result),) = gathered
+                (out, *_rest) = result.output().outputs
+                found = {"model_name": name, "model_version": VERSION, OUT: out.text}
+                return {**found, "finish_reason": out.finish_reason, "id": body.id or work.base()}
+
+            return await work.whole(make)
 
     async def generate_stream(request: Request, context: Context) -> Response:
         """The same, piece by piece."""

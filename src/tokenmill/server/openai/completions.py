@@ -71,9 +71,8 @@ async def open_completion(
     another way."""
     model = context.check_model(body.model)
     prompts = _prompts(body.prompt)
-    if job.priority is not None:
-        body.priority = job.priority
-    _check(context, body)
+    if body.max_tokens == 0 and not body.echo:
+        raise ParameterError("max_tokens must be at least 1 (0 needs echo).", param="max_tokens")
     if body.suffix and not body.ignore_eos:
         body.stop_token_ids = [*(body.stop_token_ids or ()), *context.text.fill_ends()]
     all_of_them(body, ("logprobs", "prompt_logprobs"), context.backend.info.vocab_size)
@@ -128,13 +127,6 @@ async def _fill_all(context: Context, body: CompletionRequest, prompts: list[Any
 def _prompts(given: Any) -> list[Any]:
     """The list of prompts. A list of integers is one prompt."""
     return [given] if isinstance(given, str) or isinstance(given[0], int) else given
-
-
-def _check(context: Context, body: CompletionRequest) -> None:
-    if body.max_tokens == 0 and not body.echo:
-        raise ParameterError("max_tokens must be at least 1 (0 needs echo).", param="max_tokens")
-    if body.priority and not context.backend.info.priorities:
-        raise ParameterError("priority needs a server started with --scheduling-policy priority.", param="priority")
 
 
 # ---------------------------------------------------------------- whole
