@@ -60,6 +60,9 @@ class Crowd:
     """What is known about steps of about the same number of rows."""
 
     seconds: dict[int, float] = field(default_factory=dict)
+    """By depth, of a step on the machine as it was at first."""
+    pace: float = 1.0
+    """How much longer the same steps take now."""
     seen: dict[int, int] = field(default_factory=dict)
     best: int = -1
     steps: int = 0
@@ -91,7 +94,7 @@ class Control:
         """How many drafts to make for each row, when there are this many rows."""
         if not rows or (self.most_rows is not None and rows > self.most_rows):
             return 0
-        crowd = self.crowds.setdefault(rows.bit_length(), Crowd())
+        crowd = self._crowd_of(rows)
         most = self.depths[bisect_right(self.depths, self.most_tokens // rows) - 1]
         if crowd.trying or crowd.steps < OFTEN or crowd.steps % OFTEN == 0:
             new = (d for d in self.depths if d <= most and crowd.seen.get(d, 0) < FIRST and self._hopeful(crowd, d))
@@ -116,19 +119,18 @@ class Control:
 
     def timed(self, rows: int, depth: int, seconds: float) -> None:
         """A step was timed. The smallest time counts most: in longer ones the machine did something else, too."""
-        crowd = self.crowds.setdefault(rows.bit_length(), Crowd())
+        crowd = self._crowd_of(rows)
         count = crowd.seen[depth] = crowd.seen.get(depth, 0) + 1
-        known = crowd.seconds.get(depth)
+        known, alike = crowd.seconds.get(depth), seconds / crowd.pace
         if known is None or count <= FIRST:
-            crowd.seconds[depth] = seconds if known is None else min(known, seconds)
+            crowd.seconds[depth] = alike if known is None else min(known, alike)
         elif depth == crowd.best:
-            now_takes = taken_in(known, seconds) / known
-            crowd.seconds = {each: taken * now_takes for each, taken in crowd.seconds.items()}
+            crowd.pace *= taken_in(known, alike) / known
             self._go_on(crowd, seconds)
         elif depth == crowd.probing and crowd.probe is not None:
             crowd.probe.meanwhile.append(seconds)
         else:
-            crowd.seconds[depth] = taken_in(known, seconds)
+            crowd.seconds[depth] = taken_in(known, alike)
 
     def worked(self, tokens: int, rows: int, seconds: float) -> None:
         """Nothing to learn: where a device makes the drafts, `timed` says all."""
@@ -138,7 +140,7 @@ class Control:
         plain = crowd.seconds.get(0) if crowd is not None else None
         if crowd is None or plain is None or depth not in crowd.seconds:
             return 0.0, 0.0
-        return plain, max(0.0, crowd.seconds[depth] - plain)
+        return plain * crowd.pace, max(0.0, crowd.seconds[depth] - plain) * crowd.pace
 
     def expected(self, depth: int) -> float:
         """Tokens that a step at this depth is expected to give."""
@@ -147,6 +149,12 @@ class Control:
             alive *= self.survival[place]
             total += alive
         return total
+
+    def _crowd_of(self, rows: int) -> Crowd:
+        crowd = self.crowds.get(rows.bit_length())
+        if crowd is None:
+            crowd = self.crowds[rows.bit_length()] = Crowd()
+        return crowd
 
     def _worth(self, crowd: Crowd, depth: int) -> float:
         seconds = crowd.seconds.get(depth)
