@@ -192,7 +192,8 @@ void linear(Random& random, Format format) {
   const Bytes weight = packed(random, format, n, k, group), x = tensor(random, type, rows * k, 1.0f);
   const Bytes bias = tensor(random, Type::f32, n, 1.0f), scale = tensor(random, type, k, 1.0f);
   const Bytes residual = tensor(random, type, rows * n, 1.0f);
-  const Part part{weight.data(), n, group, format};
+  const float apart = format == Format::int8 && random.coin() ? 1.5f : 0.0f;
+  const Part part{weight.data(), n, group, format, apart};
   LinearOp op{};
   op.x = x.data();
   op.parts = &part;

@@ -15,11 +15,13 @@ struct Activations {  // rows of int8; each group of 32 has a scale and the sums
 
 template <class T>
 TM_SHARED void quantise_row(const T* x, int64_t k, int8_t* q, float* scale, int32_t* sum) {
+  F trouble = zero();  // NaN where a number is not finite: no code says so, and largest() may pass it over
   for (int64_t g = 0; g * kGroup < k; ++g) {
     const int64_t at = g * kGroup;
     const F a = load_part(x + at, k - at);
     const F b = k - at > 16 ? load_part(x + at + 16, k - at - 16) : zero();
     const float top = largest(max(abs(a), abs(b)));
+    trouble = fma(a, zero(), fma(b, zero(), trouble));
     const F inverse = splat(top > 0.0f ? 127.0f / top : 0.0f);
     store_int8(q + at, round(mul(a, inverse)));
     store_int8(q + at + 16, round(mul(b, inverse)));
@@ -27,6 +29,7 @@ TM_SHARED void quantise_row(const T* x, int64_t k, int8_t* q, float* scale, int3
     sum[2 * g] = sum_int8(q + at);
     sum[2 * g + 1] = sum_int8(q + at + 16);
   }
+  if (!(TM_NS::sum(trouble) == 0.0f)) scale[0] = __builtin_nanf("");
 }
 
 // Moves numbers of a magnitude from `least` on into `apart`, in whose place x has zeros; a bit of `where` for each.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -182,6 +184,21 @@ def test_float8(kernels, blocks, dims, seed):
     got = kernels.product(x, packed)
     close(got, x.double() @ wide.double().T + bias.double(), dtype)
     assert torch.equal(kernels.product(x[:1], packed), got[:1])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("bits", [8, 4, 3])
+def test_what_is_not_finite_stays_so(kernels, bits, bad):
+    """A row with one such number among its 8 bit activations, wherever it is; other rows are as ever."""
+    weight = GridWeight(
+        torch.ones(70, 96, dtype=torch.int8), torch.ones(70, 3).half(), bits=bits, group=32, dtype=torch.float32
+    )
+    packed, x = kernels.pack(weight.stored()), random(5, 96)
+    wanted = kernels.product(x, packed)
+    for row, column in ((0, 3), (2, 20), (3, 95)):
+        x[row, column] = bad
+    got = kernels.product(x, packed)
+    assert got[[0, 2, 3]].isnan().all() and torch.equal(got[[1, 4]], wanted[[1, 4]])
 
 
 def test_tables_that_have_no_form(kernels):
