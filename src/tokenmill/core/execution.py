@@ -1,12 +1,10 @@
-"""Who runs plans, and who answers requests. Owns: the protocols of executors and generators."""
+"""Who runs plans. Owns: the protocols of executors and of plans in flight."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from tokenmill.core.request import Request, TextDelta
     from tokenmill.core.step import LateInputs, StepPlan, StepResult
 
 
@@ -35,10 +33,3 @@ class Executor(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-class TextGenerator(Protocol):
-    """Implemented by engine service, semantic cache, router and FakeGenerator, which may wrap each other freely."""
-
-    def generate(self, request: Request) -> AsyncIterator[TextDelta]: ...
-    async def abort(self, request_id: str) -> None: ...

@@ -1,6 +1,6 @@
 """The engine for asynchronous callers. Owns: the thread that an EngineLoop runs in, and how deltas reach event loops.
 
-Implements TextGenerator. Must not know: HTTP. Only that thread touches the engine. Callers send commands and receive
+Must not know: HTTP. Only that thread touches the engine. Callers send commands and receive
 each step's deltas in one wake-up of their event loop.
 """
 
@@ -65,14 +65,9 @@ class Service:
 
     # ------------------------------------------------------------ callers' side
 
-    async def generate(self, request: Request) -> AsyncIterator[TextDelta]:
-        """Yield deltas of all outputs until each has ended. Leaving early aborts the request."""
-        async for delta in self._stream(Add(request)):
-            yield delta
-
     async def embed(self, request: Request, pooling: str) -> list[float]:
         """The pooled hidden state of a prompt."""
-        async for delta in self._stream(Add(request, pooling)):
+        async for delta in self.generate(request, pooling):
             if delta.error is not None:
                 raise (EngineDeadError if self.dead is not None else SequenceError)(delta.error)
             if delta.pooled is not None:
@@ -111,8 +106,9 @@ class Service:
             self.thread.join(timeout=30)
         self.engine.close()
 
-    async def _stream(self, command: Add) -> AsyncIterator[TextDelta]:
-        name = command.request.id
+    async def generate(self, request: Request, pooling: str | None = None) -> AsyncIterator[TextDelta]:
+        """Yield deltas of all outputs until each has ended. Leaving early aborts the request."""
+        name, command = request.id, Add(request, pooling)
         self.home.check()
         if self.dead is not None:
             raise EngineDeadError(self.dead)

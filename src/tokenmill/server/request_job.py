@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 
@@ -29,14 +29,11 @@ from tokenmill.core.errors import (
 from tokenmill.core.request import CompletionOutput, Request, SamplingParams, TextDelta
 from tokenmill.engine.outputs import Accumulator
 from tokenmill.engine.prompts import make_request
-from tokenmill.server.backend import UNAVAILABLE, Backend, DeltaStream
+from tokenmill.server.backend import UNAVAILABLE, DeltaStream
+from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
-from tokenmill.server.gate import Gate
-from tokenmill.server.history import History, PromptFigures, Record
-from tokenmill.server.metrics import Finished, Metrics
-from tokenmill.server.prices import Prices
-from tokenmill.server.traces import Traces
-from tokenmill.server.traffic_recorder import Recorder
+from tokenmill.server.history import PromptFigures, Record
+from tokenmill.server.metrics import Finished
 
 log = logging.getLogger("tokenmill.server")
 MOST_COPIED = 16 << 20
@@ -51,30 +48,6 @@ ENTRY = 64
 """Bytes of a log-probability in an answer."""
 BAD_WORD = 8192
 """The work for one bad word, expressed as bytes of parameters that cost the same."""
-
-
-class Parts(Protocol):
-    """The parts of the server that a job uses."""
-
-    backend: Backend
-    metrics: Metrics
-    traces: Traces | None
-
-    @property
-    def gate(self) -> Gate:
-        """Which requests may enter."""
-
-    @property
-    def recorder(self) -> Recorder | None:
-        """Where `--record` writes requests."""
-
-    @property
-    def prices(self) -> Prices | None:
-        """What tokens cost."""
-
-    @property
-    def history(self) -> History:
-        """Figures of recent requests."""
 
 
 @dataclass(slots=True)
@@ -102,24 +75,26 @@ class Task:
         return self.request.params.num_outputs
 
 
+Batch = list[tuple[Task, TextDelta]]
+"""Deltas that came together."""
 Gathered = list[tuple[Task, Accumulator]]
 """Complete outputs, in the order of their prompts."""
 
 
 class Job:
-    """The work of one HTTP request. `count`: outputs that count in the gate, from creation until `close`. `scope`:
-    whose cached prompts the job may use (empty: everybody's)."""
+    """The work of one HTTP request, which the gate counts from creation until `close`."""
 
-    def __init__(self, parts: Parts, tenant: str, count: int, scope: str = "") -> None:
-        parts.gate.enter(tenant, count)
-        self.backend, self.gate, self.metrics, self.history = parts.backend, parts.gate, parts.metrics, parts.history
-        self.recorder, self.traces, self.prices = parts.recorder, parts.traces, parts.prices
+    def __init__(self, context: Context, tenant: str) -> None:
+        context.gate.enter(tenant)
+        self.context, self.backend, self.gate = context, context.backend, context.gate
         self.parent: dict[str, str] = {}
         self.adapter = 0
         """The number of the adapter that the request's model name stands for; 0: none."""
         self.priority: int | None = None
         """The priority from a header. It overrides the body's."""
-        self.tenant, self.count, self.scope = tenant, count, scope
+        self.tenant = tenant
+        self.count = 1
+        """Outputs that count in the gate."""
         self.record: Record | None = None
         self.began = time.monotonic()
         self.inbox = DeltaStream(tenant)
@@ -158,8 +133,8 @@ class Job:
         `pooling`: it asks for a vector. `scored_from`: for each prompt, the first token whose score is wanted."""
         self._check_sizes(prompts, params)
         fields = {"arrival": self.began, "adapter": self.adapter, **fields}
-        if self.scope:
-            fields["salt"] = f"{self.scope}/{fields.get('salt', '')}"
+        if self.context.scoped:
+            fields["salt"] = f"{self.tenant}/{fields.get('salt', '')}"
         for index, (text, ids) in enumerate(prompts):
             await asyncio.sleep(0)  # other requests get their turn after every thousand prompts
             unique = f"{name}-{index}-{uuid.uuid4().hex[:8]}"
@@ -169,7 +144,7 @@ class Job:
             timeline = await self.backend.open(request, self.inbox, pooling)
             task.figures = PromptFigures(timeline, len(request.prompt_ids))
             if self.record is None:
-                self.record = self.history.begin(name, self.tenant, self.began)
+                self.record = self.context.history.begin(name, self.tenant, self.began)
             self.record.prompts.append(task.figures)
 
     async def embed(
@@ -224,20 +199,20 @@ class Job:
         self.gate.hold(count)
         self._check_held(self.held, param)
 
-    async def batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
+    def batches(self) -> AsyncIterator[Batch]:
         """Deltas for the client as they come, until every output has ended. An engine's error raises HttpError(500).
         With best_of, only the chosen candidates appear, once all candidates have ended."""
-        if all(task.num_outputs == task.request.params.n for task in self.tasks.values()):
-            async for batch in self._batches():
-                yield batch
-        else:
-            scored: list[tuple[Task, TextDelta]] = []
-            gathered = await self.gather(scored)
-            yield scored
-            for task, accumulator in gathered:
-                yield [(task, _whole(task.request.id, out)) for out in accumulator.output().outputs]
+        shown = all(task.num_outputs == task.request.params.n for task in self.tasks.values())
+        return self._batches() if shown else self._chosen()
 
-    async def _batches(self) -> AsyncIterator[list[tuple[Task, TextDelta]]]:
+    async def _chosen(self) -> AsyncIterator[Batch]:
+        scored: Batch = []
+        gathered = await self.gather(scored)
+        yield scored
+        for task, accumulator in gathered:
+            yield [(task, _whole(task.request.id, out)) for out in accumulator.output().outputs]
+
+    async def _batches(self) -> AsyncIterator[Batch]:
         """All deltas, including those of all candidates of best_of."""
         left = sum(task.num_outputs for task in self.tasks.values())
         while left:
@@ -266,9 +241,9 @@ class Job:
         if delta.token_ids:
             if timeline.first_token is None:
                 timeline.first_token = now
-                self.metrics.saw_first(now - timeline.arrival)
+                self.context.metrics.saw_first(now - timeline.arrival)
             elif timeline.last_token is not None:
-                self.metrics.saw_gap(now - timeline.last_token, timeline.engine)
+                self.context.metrics.saw_gap(now - timeline.last_token, timeline.engine)
             timeline.last_token = now
             figures.output_tokens += len(delta.token_ids)
         if delta.prompt_logprobs is not None:
@@ -282,7 +257,7 @@ class Job:
             task.ended += 1
             figures.reasons.append(delta.finish_reason)
 
-    async def gather(self, scored: list[tuple[Task, TextDelta]] | None = None) -> Gathered:
+    async def gather(self, scored: Batch | None = None) -> Gathered:
         """The outputs of all prompts, in prompt order. `scored` receives deltas that are only about prompts."""
         found = {task.request.id: (task, Accumulator(task.request)) for task in self.tasks.values()}
         async for batch in self._batches():
@@ -326,7 +301,7 @@ class Job:
                 self.backend.abandon(task.request.id)
                 figures.reasons.append("error" if self.failed else "abort")
             figures.timeline.ended = now
-            self.metrics.finished(
+            self.context.metrics.finished(
                 Finished(
                     task.request,
                     figures.timeline,
@@ -336,12 +311,12 @@ class Job:
                     figures.cached_tokens,
                 )
             )
-            if self.recorder is not None:
-                self.recorder.note(task.request, self.began, figures.output_tokens // task.num_outputs)
+            if (recorder := self.context.recorder) is not None:
+                recorder.note(task.request, self.began, figures.output_tokens // task.num_outputs)
         if self.record is not None:
-            self.history.end(self.record, now)
-            if self.traces is not None:
-                self.traces.note(self.record, self.parent)
+            self.context.history.end(self.record, now)
+            if (traces := self.context.traces) is not None:
+                traces.note(self.record, self.parent)
         self.gate.let_go(self.held)
         self.gate.leave(self.tenant, self.count, used)
 
@@ -366,8 +341,8 @@ class Job:
                 "rejected_prediction_tokens": drafted - right,
                 "prediction_saved_ms": round(1e3 * sum(each.draft_saved_s for each in figures), 3),
             }
-        if self.prices is not None:
-            found["cost"] = self.prices.cost(prompt, cached, output)
+        if (prices := self.context.prices) is not None:
+            found["cost"] = prices.cost(prompt, cached, output)
         return found
 
     def timings(self) -> dict[str, float | None]:

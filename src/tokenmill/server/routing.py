@@ -162,8 +162,7 @@ class Work:
         self.on_gone: set[Callable[[], None]] = request.scope["state"].get("on_gone", set())
 
     async def __aenter__(self) -> Work:
-        owner = tenant(self.request)
-        self.job = Job(self.context, owner, 1, owner if self.context.scoped else "")
+        self.job = Job(self.context, tenant(self.request))
         self.job.adapter = self.context.adapter_of(self.request.path_params.get("model"))
         self.on_gone.add(self.job.abandon)
         return self

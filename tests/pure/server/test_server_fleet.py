@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
 
 from tests.pure.server.conftest import Served, Starter, kill, until
 from tests.pure.server.server_chat_helpers import events
-from tokenmill.core.request import SamplingParams
+from tokenmill.core.request import SamplingParams, TextDelta
 from tokenmill.engine.prompts import make_request
 from tokenmill.engine.wire import Report, encode_news, read_news
 from tokenmill.kvcache.cache_events import prompt_marks
+from tokenmill.server.backend import DeltaStream
 from tokenmill.server.engines.state import FleetOptions
-from tokenmill.testing.fake_generator import FakeOptions, fake_fleet
+from tokenmill.testing.fake_generator import FakeOptions
 
 PATH = "/v1/completions"
 
@@ -224,20 +226,29 @@ async def test_other_engines_take_over_at_once(start: Starter) -> None:
     assert [texts((await t).json()) for t in tasks] == [texts(c) for c in calm]
 
 
-async def test_the_fleet_is_a_text_generator() -> None:
-    made = await fake_fleet(FakeOptions(step_s=0.002))
-    fleet = made.fleet
-    request = make_request("one", None, [5, 6], SamplingParams(max_tokens=6, n=2), arrival=0.0)
-    deltas = [delta async for delta in fleet.generate(request)]
-    assert sum(len(d.token_ids) for d in deltas) == 12 and [d.finish_reason for d in deltas].count("length") == 2
-    endless = make_request("two", None, [5], SamplingParams(max_tokens=4000))
+async def test_requests_end_as_they_are_told(start: Starter) -> None:
+    """By themselves, aborted with their last deltas, or abandoned."""
+    fake = (await start(FakeOptions(step_s=0.002))).fake
+    fleet = fake.fleet
+
+    async def deltas(name: str, tokens: int, n: int = 1) -> AsyncIterator[TextDelta]:
+        stream, left = DeltaStream(), n
+        params = SamplingParams(max_tokens=tokens, n=n)
+        await fleet.open(make_request(name, None, [5, 6], params, arrival=0.0), stream)
+        while left:
+            for delta in await stream.batch():
+                left -= delta.finish_reason is not None
+                yield delta
+
+    found = [delta async for delta in deltas("one", 6, n=2)]
+    assert sum(len(d.token_ids) for d in found) == 12 and [d.finish_reason for d in found].count("length") == 2
     seen = []
-    async for delta in fleet.generate(endless):
+    async for delta in deltas("two", 4000):
         seen.append(delta)
         if len(seen) == 3:
             await fleet.abort("two")
     assert seen[-1].finish_reason == "abort"
-    async for _ in fleet.generate(make_request("three", None, [5], SamplingParams(max_tokens=4000))):
+    async for _ in deltas("three", 4000):
         break
-    await until(lambda: not made.link().works and not fleet.open_requests)
-    await fleet.close()
+    fleet.abandon("three")
+    await until(lambda: not fake.link().works and not fleet.open_requests)

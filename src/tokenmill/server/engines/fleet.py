@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 
@@ -157,21 +157,8 @@ class Fleet:
         entry.ack = None
         return entry.timeline
 
-    async def generate(self, request: Request) -> AsyncIterator[TextDelta]:
-        """For TextGenerator: the deltas of all outputs. Leaving early aborts the request."""
-        stream = DeltaStream()
-        await self.open(request, stream)
-        left = self.open_requests[request.id].num_outputs if request.id in self.open_requests else 1
-        try:
-            while left:
-                for delta in await stream.batch():
-                    left -= delta.finish_reason is not None
-                    yield delta
-        finally:
-            self.abandon(request.id)
-
     async def abort(self, request_id: str) -> None:
-        """For TextGenerator: end a request. Its stream gets terminal deltas."""
+        """End a request. Its stream gets terminal deltas."""
         entry = self.open_requests.get(request_id)
         if entry is not None:
             self._fail(entry, None, "abort")

@@ -19,7 +19,7 @@ from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames,
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.openai.structure import blaming_structure
-from tokenmill.server.request_job import ENTRY, TOKEN, Gathered, Job, Task
+from tokenmill.server.request_job import ENTRY, TOKEN, Batch, Gathered, Job, Task
 from tokenmill.server.sse import DONE, PlainChunks, event
 from tokenmill.text.stream_decoder import StreamDecoder
 
@@ -61,7 +61,6 @@ class Completion:
 
 
 Read = list[tuple[str | None, list[int]]]
-Batch = list[tuple[Task, TextDelta]]
 
 
 async def open_completion(
