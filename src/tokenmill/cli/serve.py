@@ -37,6 +37,7 @@ from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import ParameterError
 
 if TYPE_CHECKING:
+    from tokenmill.server.access import Rights
     from tokenmill.server.backend import ModelInfo
     from tokenmill.server.many_models.entry import Spec
 
@@ -151,7 +152,7 @@ def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) 
 
     filed, _ = read_config_file(given["config"])
     base = {**filed, **{name: value for name, value in given.items() if name != "config"}}
-    rights: dict[str, frozenset[str]] = {}
+    rights: dict[str, Rights] = {}
     if "served_model_name" in base:
         raise ParameterError("--served-model-name names one model; a file of models (--models) has names and aliases.",
                              param="served_model_name")  # fmt: skip

@@ -10,6 +10,7 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from tokenmill.core.config import ListenOptions
 from tokenmill.server.errors import HttpError
@@ -28,12 +29,20 @@ _ORIGIN = re.compile(r"null|[A-Za-z][A-Za-z0-9+.-]{0,31}://[\x21-\x7e]{0,300}")
 
 def digest(key: str | bytes) -> bytes:
     """The digest that is stored and compared instead of a key."""
-    return hashlib.sha256(key.encode() if isinstance(key, str) else key).digest()
+    return hashlib.sha256(key.encode(errors="surrogatepass") if isinstance(key, str) else key).digest()
 
 
 def shown_key(key_digest: bytes) -> str:
     """How a key appears in logs and rate limits."""
     return key_digest.hex()[:12]
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """A key that the file of models restricts: the entries that it may use, and whether it may also manage these."""
+
+    models: frozenset[str]
+    manage: bool = False
 
 
 class Access:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import tokenmill
 from tokenmill.core.config import ServeOptions, ServerConfig
+from tokenmill.server.access import Rights
 from tokenmill.server.activity import Activity
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
@@ -73,8 +74,8 @@ class ServerContext:
     bodies: Bodies
     past: Past = field(default_factory=Past)
     recorder: Recorder | None = None
-    rights: dict[str, frozenset[str]] = field(default_factory=dict)
-    """The entries that each key may use, by the key's name in logs. Keys that are not listed may use all."""
+    rights: dict[str, Rights] = field(default_factory=dict)
+    """The restricted keys, by their names in logs. Other keys may do everything."""
     series: dict[str, Metrics] = field(default_factory=dict)
     """Metrics by model name, loaded or not."""
 

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from tokenmill.server.context import LATEST, Context, Model, ServerContext, no_such_model
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.many_models.entry import Entry, GoneError, State, UnreadyError
+from tokenmill.server.rights import models_of
 from tokenmill.server.sse import HEADERS
 
 ModelHandler = Callable[[Request, Context], Awaitable[Response]]
@@ -128,7 +129,7 @@ def text_of(fields: Mapping[str, msgspec.Raw], name: str) -> str | None:
 
 def find_entry(shared: ServerContext, request: Request, named: str | None) -> Entry[Model]:
     """The entry that a request is for. Raises 404 if there is none that this key may use."""
-    models, allowed = shared.models, rights(shared, request)
+    models, allowed = shared.models, models_of(shared, request)
     if len(models.entries) == 1 and allowed is None:
         return models.first
     name = request.path_params.get("model") or request.query_params.get("model") or named
@@ -142,17 +143,12 @@ def find_entry(shared: ServerContext, request: Request, named: str | None) -> En
 
 def find_by_name(shared: ServerContext, request: Request, name: str) -> Entry[Model]:
     """The entry of this name. Raises 404 if there is none that this key may use."""
-    models, allowed = shared.models, rights(shared, request)
+    models, allowed = shared.models, models_of(shared, request)
     entry = models.find(name) or models.find(name.removesuffix(LATEST))
     if entry is None or (allowed is not None and entry.name not in allowed):
         mine = [each.name for each in models.entries.values() if allowed is None or each.name in allowed]
         raise no_such_model(name, mine)
     return entry
-
-
-def rights(shared: ServerContext, request: Request) -> frozenset[str] | None:
-    """The names of the entries that this key may use. None: all."""
-    return shared.rights.get(request.scope["state"].get("tenant", ""))
 
 
 def find_streams(request: Request) -> Streams | None:

@@ -15,7 +15,7 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
-from tokenmill.server.model_lookup import rights
+from tokenmill.server.rights import models_of
 from tokenmill.server.routing import Api, get, json_answer
 from tokenmill.server.switch.listing import trouble_of_all
 
@@ -47,7 +47,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def metrics(request: Request) -> Response:
         """Numbers for Prometheus."""
-        text, allowed = context.shared.metrics.render(), rights(context.shared, request)
+        text, allowed = context.shared.metrics.render(), models_of(context.shared, request)
         return Response(text if allowed is None else _series_of(text, allowed), media_type=METRICS_TYPE)
 
     async def document(request: Request) -> Response:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill.core.config import EngineConfig, ServerConfig
 from tokenmill.core.errors import UserError
 from tokenmill.core.garbage import no_collection
+from tokenmill.server.access import Rights
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.engines.child import Build, build_default
@@ -60,9 +61,9 @@ def serve_models(
     server: ServerConfig,
     hooks: Hooks | None = None,
     build: Build = build_default,
-    rights: Mapping[str, frozenset[str]] | None = None,
+    rights: Mapping[str, Rights] | None = None,
 ) -> int:
-    """The same with many models. Pinned models are loaded before the server answers. rights: models by key."""
+    """The same with many models. Pinned models are loaded before the server answers. rights: of restricted keys."""
     import uvloop
 
     check_before_loading(server)
@@ -111,7 +112,7 @@ def count_engines(engine: EngineConfig, server: ServerConfig) -> int:
 class ModelLoader:
     """Loads the models of one server, and holds what they share once the HTTP side is imported."""
 
-    def __init__(self, server: ServerConfig, build: Build, rights: dict[str, frozenset[str]]) -> None:
+    def __init__(self, server: ServerConfig, build: Build, rights: dict[str, Rights]) -> None:
         self.server, self.build, self.rights = server, build, rights
         self._importing: asyncio.Future[None] | None = None
         self._shared: ServerContext | None = None
@@ -177,7 +178,7 @@ async def _serve(
     specs: Sequence[Spec],
     server: ServerConfig,
     hooks: Hooks,
-    make: tuple[Build, dict[str, frozenset[str]]],
+    make: tuple[Build, dict[str, Rights]],
     sock: socket.socket,
 ) -> int:
     shutdown = Shutdown(server.patience.shutdown_timeout)

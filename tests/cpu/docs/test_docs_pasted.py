@@ -64,7 +64,8 @@ def test_the_file_of_models_is_one(tmp_path: Path) -> None:
     file = tmp_path / "models.yaml"
     file.write_text(text)
     specs, rights, keys = read_models(file, {}, make_server_config({}))
-    assert len(specs) == text.count("\n  ") - text.count("\n    ") - len(keys) and len(rights) == len(keys) == 1
+    assert len(specs) == text.count("\n  ") - text.count("\n    ") - len(keys) and len(rights) == len(keys) == 2
+    assert sorted(each.manage for each in rights.values()) == [False, True]
 
 
 def test_the_tree_of_tags_is_taken(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from tokenmill.core.config import ServerConfig, make_config, make_server_config
+from tokenmill.server.access import Rights
 from tokenmill.server.app import make_app, make_context, make_front, make_server_context
 from tokenmill.server.context import Model, ServerContext
 from tokenmill.server.engines.fleet import Fleet
@@ -54,7 +55,7 @@ async def build() -> AsyncIterator[Any]:
     made: list[City] = []
 
     def start(*, held_up: bool = False, memory: int | None = 20, patience_s: float = 30.0, pin: str = "",
-              rights: dict[str, frozenset[str]] | None = None, ttl: float = 0.0,
+              rights: dict[str, Rights] | None = None, ttl: float = 0.0,
               engine: dict[str, Any] | None = None, sleep_memory: int | None = None,
               **server: Any) -> City:  # fmt: skip
         config: ServerConfig = make_server_config({}, **server)

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_server_config
 from tokenmill.core.errors import UserError
-from tokenmill.server.access import digest, shown_key
+from tokenmill.server.access import Rights, digest, shown_key
 from tokenmill.server.many_models.models_file import name_models, read_models
 
 FILE = """
@@ -51,8 +51,8 @@ def test_every_field_arrives(tmp_path: Path) -> None:
     assert big.engine.cache.kv_cache_dtype == "int8" and big.server.messages.tool_call_parser == "none"
     assert small.server.messages.tool_call_parser == "auto" and big.adapters == ("sql",)
     assert other.engine.model.model == "/m/other" and plain.engine.model.model == "/m/plain" == plain.names[0]
-    assert rights == {shown_key(digest("sk-small")): frozenset({"small"}),
-                      shown_key(digest("sk-two")): frozenset({"small", "big"})}  # fmt: skip
+    assert rights == {shown_key(digest("sk-small")): Rights(frozenset({"small"})),
+                      shown_key(digest("sk-two")): Rights(frozenset({"small", "big"}))}  # fmt: skip
     assert keys == ["sk-small", "sk-two"]
 
 

@@ -16,7 +16,7 @@ from tests.pure.server.server_many_helpers import build as shared_build
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
 from tokenmill.server import model_lookup
-from tokenmill.server.access import digest, shown_key
+from tokenmill.server.access import Rights, digest, shown_key
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many_models.entry import Spec, State
@@ -288,7 +288,7 @@ async def test_ollama_drives_what_is_loaded(build: Any) -> None:
 
 async def test_keys_may_be_restricted_to_models(build: Any) -> None:
     keys = ["key-of-all-0123456789", "key-of-green-012345678"]
-    city = build(api_key=keys, rights={shown_key(digest(keys[1])): frozenset({"green"})}, models_control=True)
+    city = build(api_key=keys, rights={shown_key(digest(keys[1])): Rights(frozenset({"green"}))}, models_control=True)
     own = {"authorization": f"Bearer {keys[1]}"}
     refused = await city.post("/v1/completions", {"model": "red", "prompt": "x"}, **own)
     unknown = await city.post("/v1/completions", {"model": "nop", "prompt": "x"}, **own)

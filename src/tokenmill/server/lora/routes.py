@@ -18,7 +18,7 @@ from tokenmill.server.adapters import NoSuchAdapterError, folder_of
 from tokenmill.server.context import LATEST, Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.lora.schemas import LoadAdapterRequest, UnloadAdapterRequest
-from tokenmill.server.model_lookup import rights
+from tokenmill.server.rights import check_may_manage
 from tokenmill.server.routing import Api, post, read_body
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -63,13 +63,11 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 
 def _traffic(context: Context, request: Request) -> Any:
-    """The fleet's adapters, if this client may change them. A key of some models may not: names are shared with the
-    other models, so it would hear of them."""
+    """The fleet's adapters, if this client may change them."""
     traffic = getattr(context.backend, "adapters", None)
     if traffic is None or context.config.limits.lora_folder is None:
         raise HttpError(404, "Adapters cannot be loaded or unloaded here: --lora-folder allows it, for one folder.")
-    if rights(context.shared, request) is not None:
-        raise HttpError(403, "This key may use models but not change them.")
+    check_may_manage(context.shared, request)
     return traffic
 
 

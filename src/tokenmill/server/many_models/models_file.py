@@ -27,7 +27,7 @@ from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.spellings import one_spelling
 from tokenmill.core.yaml_file import read_mapping
 from tokenmill.engine.checks import check_options
-from tokenmill.server.access import digest, shown_key
+from tokenmill.server.access import Rights, digest, shown_key
 from tokenmill.server.many_models.entry import Spec
 from tokenmill.server.preflight import check_entry
 
@@ -45,8 +45,8 @@ OWN = frozenset(
 
 def read_models(
     path: Path, options: Mapping[str, Any], server: ServerConfig
-) -> tuple[list[Spec], dict[str, frozenset[str]], list[str]]:
-    """Read a models file: a Spec per model, models by key (as logs show it), and the keys."""
+) -> tuple[list[Spec], dict[str, Rights], list[str]]:
+    """Read a models file: a Spec per model, rights by key (as logs show it), and the keys."""
     found = _load(path)
     unknown = [name for name in found if name not in ("models", "keys")]
     if unknown:
@@ -58,7 +58,7 @@ def read_models(
         raise ParameterError(f"--models {path} names {len(entries)} models; at most {MOST_MODELS} fit.", param="models")
     specs = [_spec(name, given, options, server) for name, given in entries.items()]
     keys = _read_keys(path, found.get("keys"), specs)
-    return specs, {shown_key(digest(key)): names for key, names in keys.items()}, list(keys)
+    return specs, {shown_key(digest(key)): right for key, right in keys.items()}, list(keys)
 
 
 def name_models(models: Sequence[str], options: Mapping[str, Any], server: ServerConfig) -> list[Spec]:
@@ -142,22 +142,30 @@ def _own(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _read_keys(path: Path, given: Any, specs: Sequence[Spec]) -> dict[str, frozenset[str]]:
-    """The names of the entries that each key may use."""
+def _read_keys(path: Path, given: Any, specs: Sequence[Spec]) -> dict[str, Rights]:
+    """What each key may do: a list of models, or a mapping with `models` and `manage`."""
     if given is None:
         return {}
     if not isinstance(given, dict) or not all(isinstance(key, str) and key for key in given):
         raise ParameterError(f"--models {path}: `keys` must be a mapping of keys to lists of models.", param="keys")
     named = {name: spec.names[0] for spec in specs for name in spec.names}
     found = {}
-    for number, (key, models) in enumerate(given.items(), 1):
+    for number, (key, right) in enumerate(given.items(), 1):
+        where = f"--models {path}: key {number}"
+        fields = right if isinstance(right, dict) else {"models": right}
+        for each in fields:
+            if each not in ("models", "manage"):
+                raise _unknown(where, str(each), ("models", "manage"))
+        models, manage = fields.get("models"), fields.get("manage", False)
         texts = [models] if isinstance(models, str) else models
         if not isinstance(texts, list) or not all(isinstance(each, str) for each in texts):
-            raise ParameterError(f"--models {path}: key {number} needs a list of models.", param="keys")
+            raise ParameterError(f"{where} needs a list of models.", param="keys")
+        if not isinstance(manage, bool):
+            raise ParameterError(f"{where}: manage must be true or false.", param="keys")
         for each in texts:
             if each not in named:
-                raise _unknown(f"--models {path}: key {number}", each, tuple(named))
-        found[key] = frozenset(named[each] for each in texts)
+                raise _unknown(where, each, tuple(named))
+        found[key] = Rights(frozenset(named[each] for each in texts), manage)
     return found
 
 

@@ -15,9 +15,11 @@ from starlette.responses import Response
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import ServerContext
+from tokenmill.server.inputs.unread_names import Unknown, as_headers
 from tokenmill.server.many_models.entry import NEVER
 from tokenmill.server.model_lookup import find_by_name, peek_fields, text_of
 from tokenmill.server.ollama.answers import now
+from tokenmill.server.rights import check_may_manage, may_manage
 from tokenmill.server.routing import json_answer
 
 FOREVER = "2999-12-31T00:00:00Z"
@@ -46,9 +48,20 @@ def seconds_of(said: float | str) -> float:
 
 
 def set_keep_alive(shared: ServerContext, request: Request, said: float | str | None) -> None:
-    """Set how long the model of this request stays loaded after its answer has ended."""
-    if said is not None:
-        shared.models.keep(request.scope["state"]["entry"], seconds_of(said))
+    """Set how long the model of this request stays loaded after its answer has ended. A key that may not manage models
+    gets its answer, whose headers say that this had no effect: many clients always send it."""
+    if said is None:
+        return
+    seconds, entry = seconds_of(said), request.scope["state"]["entry"]
+    if entry.spec.pin or may_manage(shared, request):
+        shared.models.keep(entry, seconds)
+        return
+    if shared.config.limits.strict_fields:
+        check_may_manage(shared, request, "keep_alive")
+    unread = Unknown()
+    unread.tell("keep_alive")
+    shared.metrics.ignored.labels("key").inc()
+    request.scope["state"].setdefault("warnings", []).extend(as_headers(unread))
 
 
 async def sent_away(shared: ServerContext, request: Request, asked: str, empty: dict[str, Any]) -> Response | None:
@@ -66,6 +79,7 @@ async def sent_away(shared: ServerContext, request: Request, asked: str, empty: 
     entry = find_by_name(shared, request, name)
     if entry.spec.pin:
         return None
+    check_may_manage(shared, request, "keep_alive")
     models.keep(entry, 0.0)
     return json_answer({"model": name, "created_at": now(), **empty, "done": True, "done_reason": "unload"})
 

@@ -29,8 +29,9 @@ from tokenmill.server.context import Context, ServerContext
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.many_models.entry import GoneError, Spec, State
 from tokenmill.server.many_models.sleepers import without_folders
-from tokenmill.server.model_lookup import find_by_name, rights
+from tokenmill.server.model_lookup import find_by_name
 from tokenmill.server.ollama.answers import error_body
+from tokenmill.server.rights import check_may_change_all
 
 log = logging.getLogger("tokenmill.server")
 KEEP_S = 300.0
@@ -73,8 +74,7 @@ class Changes:
         """The store, if this client may change it."""
         if not self.allowed:
             raise HttpError(501, OFF)
-        if rights(self.context.shared, request) is not None:
-            raise HttpError(403, "This key may use models but not change them.")
+        check_may_change_all(self.context.shared, request)
         return self.store
 
     def check_free(self, name: str) -> None:

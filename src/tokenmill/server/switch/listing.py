@@ -13,7 +13,7 @@ from fastapi import Request
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.context import LATEST, Context, Model, ServerContext, no_such_model
 from tokenmill.server.many_models.entry import Entry, State
-from tokenmill.server.model_lookup import rights
+from tokenmill.server.rights import models_of
 
 VALUES = {
     State.UNLOADED: "unloaded",
@@ -61,7 +61,7 @@ def context_of(entry: Entry[Model]) -> Context | None:
 
 def list_models(shared: ServerContext, request: Request) -> list[ListedModel]:
     """All names that this key may use."""
-    allowed, found = rights(shared, request), []
+    allowed, found = models_of(shared, request), []
     for entry in shared.models.entries.values():
         if allowed is None or entry.name in allowed:
             found += _names(entry)

@@ -1,6 +1,6 @@
 """Loading and unloading models by hand, on the paths of llama.cpp's router. Owns: those paths, and who may use them.
 
-They are off unless --models-control allows them: any key that may use a model may then load and unload it.
+They are off unless --models-control allows them, and closed to keys that may only use models.
 Must not know: how models are loaded.
 """
 
@@ -15,6 +15,7 @@ from tokenmill.server.context import Context, Model
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many_models.entry import Entry
 from tokenmill.server.model_lookup import find_by_name, holding_model
+from tokenmill.server.rights import check_may_manage
 from tokenmill.server.routing import Api, json_answer, post, read_body
 from tokenmill.server.switch.listing import status
 from tokenmill.server.switch.schemas import ModelRequest
@@ -29,7 +30,9 @@ def add_routes(app: FastAPI, context: Context) -> None:
         shared = context.shared
         if not shared.config.models.models_control:
             raise HttpError(404, "Models cannot be loaded or unloaded by hand here: --models-control allows it.")
-        return find_by_name(shared, request, (await read_body(context, request, ModelRequest)).model)
+        entry = find_by_name(shared, request, (await read_body(context, request, ModelRequest)).model)
+        check_may_manage(shared, request)
+        return entry
 
     async def load(request: Request) -> Response:
         """Load a model. The answer comes when it is loaded."""

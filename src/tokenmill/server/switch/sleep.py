@@ -2,7 +2,7 @@
 them.
 
 They are off unless --enable-sleep-mode lets a model sleep; with several models, --models-control must also let clients
-switch them. Must not know: how memory goes and comes back.
+switch them. Keys that may only use models may ask whether one sleeps. Must not know: how memory goes and comes back.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tokenmill.server.context import Context, Model
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many_models.entry import Entry, State, UnreadyError
 from tokenmill.server.model_lookup import find_entry, refusal
+from tokenmill.server.rights import check_may_manage
 from tokenmill.server.routing import Api, get, judge_around
 
 SLEEP, WAKE, ASLEEP = "/sleep", "/wake_up", "/is_sleeping"
@@ -34,9 +35,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
             raise HttpError(404, "Models cannot be put to sleep by hand here: --models-control allows it.")
         return entry
 
+    def managed(request: Request) -> Entry[Model]:
+        entry = asked(request)
+        check_may_manage(shared, request)
+        return entry
+
     async def sleep(request: Request) -> Response:
         """Give a model's memory back when its open requests have ended. The answer comes when it sleeps."""
-        entry, query = asked(request), request.query_params
+        entry, query = managed(request), request.query_params
         level = check_level(_number(query.get("level", "1")))
         mode = check_mode(query.get("mode", "wait"))
         try:
@@ -47,7 +53,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def wake_up(request: Request) -> Response:
         """Take a model's memory again: all of it, or the parts in `tags`."""
-        entry = asked(request)
+        entry = managed(request)
         tags = check_tags(request.query_params.getlist("tags"))
         try:
             await shared.models.sleepers.wake(entry, tags)
