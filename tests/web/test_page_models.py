@@ -81,16 +81,23 @@ def card(page: Any) -> Any:
     return page.locator("section.models")
 
 
+def row(models: Any, name: str) -> Any:
+    return models.locator("tr.model", has=models.page.get_by_role("button", name=name, exact=True))
+
+
 def test_models_are_switched_by_hand(town: Callable[[bool], str], tab: Tabs) -> None:
     url = town(True)
     page = tab(f"{url}#engine")
     models = card(page)
-    models.get_by_text("loaded, 4 GiB", exact=True).wait_for()
-    assert models.get_by_text("not loaded").count() == 2 and models.locator("li.model").count() == 3, "no aliases"
+    cells = row(models, "fast-3b").locator("td")
+    cells.nth(3).get_by_text("loaded", exact=True).wait_for()
+    assert cells.nth(1).inner_text() == "4,096" and cells.nth(2).inner_text().strip() == "4 GiB"
+    assert models.get_by_text("not loaded").count() == 2 and models.locator("tr.model").count() == 3, "no aliases"
     picture = models.get_by_role("img", name="All models, 10 GiB free: 2 GiB weights, 1 GiB contexts")
     picture.wait_for()
     models.get_by_role("button", name="Load writer-8b").click()
-    models.get_by_text("loaded, 9 GiB", exact=True).wait_for()
+    writer = row(models, "writer-8b")
+    writer.get_by_text("loaded", exact=True).wait_for()
     models.get_by_role("img", name="All models, 1 GiB free").wait_for()
     shoot(page, "models")
     if AXE.is_file():
@@ -100,7 +107,7 @@ def test_models_are_switched_by_hand(town: Callable[[bool], str], tab: Tabs) -> 
     page.keyboard.press("Enter")
     models.get_by_text("sleeping, 7 bytes of the host").wait_for()
     models.get_by_role("button", name="Wake writer-8b").click()
-    models.get_by_text("loaded, 9 GiB", exact=True).wait_for()
+    writer.get_by_text("loaded", exact=True).wait_for()
     models.get_by_role("button", name="Unload writer-8b").click()
     models.get_by_role("button", name="Load writer-8b").wait_for()
     chosen = models.get_by_role("button", name="writer-8b", exact=True)
@@ -114,7 +121,7 @@ def test_without_leave_there_is_nothing_to_press(town: Callable[[bool], str], ta
     url = town(False)
     page = tab(f"{url}#engine", viewport={"width": 360, "height": 740}, color_scheme="dark")
     models = card(page)
-    models.get_by_text("loaded, 4 GiB", exact=True).wait_for()
+    row(models, "fast-3b").get_by_text("loaded", exact=True).wait_for()
     assert models.locator(".model-asks button").count() == 0
     models.scroll_into_view_if_needed()
     shoot(page, "models-narrow")

@@ -6,6 +6,7 @@ Owns: GET /v1/card. Must not know: how the page looks, how tokens are made.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -57,7 +58,19 @@ def unloaded_card(empty: dict[str, Any], entry: Entry[Any]) -> dict[str, Any]:
     return {**empty, "model": entry.name, "root": root, "context": length, "rows": 0, "can": can}
 
 
-def _parameters(known: dict[str, Any]) -> int:
+def form_of(root: str, known: Mapping[str, Any], context: int) -> dict[str, Any]:
+    """A model's format in a line of a list. It may read the files' heads, once."""
+    files = _files(root)
+    return {
+        "format": files.format if files is not None else "",
+        "parameters": files.parameters if files is not None and files.parameters else _parameters(known),
+        "quantization": str(known.get("quantization") or (files.level if files is not None else "") or ""),
+        "dtype": str(known.get("dtype", "")),
+        "context": context,
+    }
+
+
+def _parameters(known: Mapping[str, Any]) -> int:
     """Parameters that one token uses, from its operations: two per weight. A mixture has more weights in all."""
     return int(float(known.get("flops_per_token", 0.0)) / 2)
 
@@ -101,6 +114,6 @@ def _ceilings(details: dict[str, Any]) -> dict[str, Any] | None:
     return {"bytes_per_s": rate, "flops": flops.get(kind) or flops.get(dtype) or 0.0, "source": source}
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=256)
 def _files(root: str) -> Stored | None:
     return read_stored(root)

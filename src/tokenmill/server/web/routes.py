@@ -23,7 +23,7 @@ from tokenmill.server.model_lookup import find_entry
 from tokenmill.server.routing import Api, get, json_answer, tenant
 from tokenmill.server.switch.listing import ListedModel, context_of, list_models, status
 from tokenmill.server.switch.loaded_model import parts_of
-from tokenmill.server.web.card import card, unloaded_card
+from tokenmill.server.web.card import card, form_of, unloaded_card
 from tokenmill.server.web.files import PageFile, read_files
 
 FILES = read_files()
@@ -41,7 +41,10 @@ def add_routes(app: FastAPI, context: Context) -> None:
         asked = find_entry(context.shared, request, None)  # a look does not load the model
         mine = context_of(asked) or context
         state = engine_state(mine, asked)
-        state["catalogue"] = [stand(each) for each in list_models(context.shared, request)]
+        listed = list_models(context.shared, request)
+        known = [what_is(each) for each in listed]
+        forms = await asyncio.to_thread(lambda: [form_of(*each) for each in known])  # files are examined once
+        state["catalogue"] = [{**stand(each), "form": form} for each, form in zip(listed, forms, strict=True)]
         models = context.shared.models
         limit, control = models.memory_of(asked.spec.place), context.config.models.models_control
         state["memory"] = {"limit": limit, "control": control}
@@ -76,6 +79,14 @@ def stand(shown: ListedModel) -> dict[str, Any]:
     found["tokenmill"]["memory"] = {name: size * engines for name, size in parts.items()}
     found["alias"] = shown.parent is None and shown.name != entry.name
     return found
+
+
+def what_is(shown: ListedModel) -> tuple[str, dict[str, Any], int]:
+    """Where a model lies, what is known of it, and its context (0: not known)."""
+    model = shown.entry.spec.engine.model
+    if shown.info is None:
+        return model.model, {}, model.max_model_len or 0
+    return shown.info.root, dict(shown.info.details), shown.info.max_model_len
 
 
 def _sender(file: PageFile) -> Any:

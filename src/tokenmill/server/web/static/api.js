@@ -122,7 +122,7 @@ export function explain(error) {
     case 504:
       return { title: "It took too long", text: message, help: "retry" };
     case 413:
-      return { title: "The conversation is too large", text: `${message} Begin a new one, or leave files out.`, help: "" };
+      return { title: "The conversation is too large", text: `${message} Begin a new one, or leave files out.`, help: "edit" };
     case 429:
       return { title: "Too much for this API key just now", text: message, help: "retry" };
     case 503:

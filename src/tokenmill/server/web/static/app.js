@@ -112,8 +112,10 @@ function App() {
   }, [key]);
   useEffect(() => {
     loadList();
-    addEventListener("focus", loadList); // another tab may have changed it
-    return () => removeEventListener("focus", loadList);
+    const again = () => chat.get().problem && loadModels();
+    const heard = [["focus", loadList], ["focus", again], ["online", again]]; // another tab may have changed the list, the server may be back
+    for (const [name, each] of heard) addEventListener(name, each);
+    return () => heard.forEach(([name, each]) => removeEventListener(name, each));
   }, []);
   useEffect(() => {
     const held = (event) => { // a browser that is not told otherwise leaves the page for a file that is dropped on it

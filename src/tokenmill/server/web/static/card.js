@@ -10,10 +10,10 @@ export function short(n) {
   return found ? `${Number((n / found[0]).toPrecision(3))}${found[1]}` : String(Math.round(n));
 }
 
-const neat = (n) => (n < 100_000 ? count(n) : short(n));
+export const neat = (n) => (n < 100_000 ? count(n) : short(n));
 const TYPES = { bfloat16: "BF16", float16: "FP16", float32: "FP32", bf16: "BF16", f16: "FP16", f32: "FP32" };
-const typed = (name) => TYPES[name.toLowerCase()] ?? name.toUpperCase();
-const FORMATS = { gguf: "GGUF", safetensors: "Safetensors" };
+export const typed = (name) => TYPES[name.toLowerCase()] ?? name.toUpperCase();
+export const FORMATS = { gguf: "GGUF", safetensors: "Safetensors" };
 const CAN = [["tools", "Tools"], ["thinking", "Thinking"], ["structure", "JSON by schema"], ["fill", "Fills gaps in code"], ["pictures", "Pictures"]];
 
 export function facts(card) {

@@ -1,4 +1,4 @@
-// Two settings or models, side by side. Owns: their questions and answers, which live as long as the page, and the view.
+// Two settings or models, side by side. Owns: their questions and answers, which live as long as the tab, and the view.
 import { useEffect, useLayoutEffect, useState } from "preact/hooks";
 import { copyCode } from "./chat.js";
 import { ModelChoice } from "./composer.js";
@@ -19,7 +19,10 @@ const sides = NAMES.map((_, i) => {
   const { model = "", ...values } = stored.read()[i] ?? {};
   return { choice: makeStore({ model }), settings: makeStore(migrated(values)) };
 });
-const talk = makeStore({ turns: [] }); // {question, answers: [A, B]}
+const said = kept("sessionStorage", "tokenmill.comparison", []);
+const known = (turn) => typeof turn?.question === "string" && Array.isArray(turn.answers) && turn.answers.length === NAMES.length && turn.answers.every((each) => typeof each?.content === "string");
+const talk = makeStore({ turns: [said.read()].flat().filter(known).map((turn) => ({ ...turn, answers: turn.answers.map((each) => ({ ...emptyAnswer(), ...each })) })) }); // {question, answers: [A, B]}
+const keep = () => said.write(talk.get().turns);
 for (const side of sides) for (const store of [side.choice, side.settings]) store.subscribe(() => stored.write(sides.map((s) => ({ ...s.settings.get(), model: s.choice.get().model }))));
 
 const busy = () => talk.get().turns.some((turn) => turn.answers.some(isRunning));
@@ -39,6 +42,7 @@ function ask(question) {
   if (busy() || !question.trim()) return;
   const turn = { question: question.trim(), answers: NAMES.map(() => emptyAnswer()) };
   talk.set({ turns: [...talk.get().turns, turn] });
+  keep();
   turn.answers.forEach((_, which) => answer(which, turn));
 }
 
@@ -47,8 +51,10 @@ async function answer(which, turn) {
   turn.answers[which] = made;
   await run(made, request(which, turn), { began: () => talk.set({}) });
   talk.set({});
+  keep();
   await measure(made);
   talk.set({});
+  keep();
 }
 
 // One side becomes a conversation of the chat.
@@ -97,7 +103,7 @@ export function CompareView() {
       <textarea id="write" rows="2" dir="auto" aria-label="Question to both" placeholder="Ask both" value=${text} onInput=${(e) => setText(e.target.value)}
         onKeyDown=${(e) => { if (enters(e) && !e.shiftKey) send(e); }}></textarea>
       <div class="composer-row">
-        <button type="button" class="chip" disabled=${live || turns.length === 0} onClick=${() => talk.set({ turns: [] })}><${Icon} name="plus" /><span>Begin anew</span></button>
+        <button type="button" class="chip" disabled=${live || turns.length === 0} onClick=${() => { talk.set({ turns: [] }); keep(); }}><${Icon} name="plus" /><span>Begin anew</span></button>
         <span class="grow"></span>
         ${live
           ? html`<button type="button" class="send stop" aria-label="Stop" onClick=${() => turns.forEach((t) => t.answers.forEach(stopAnswer))}><${Icon} name="stop" /></button>`

@@ -255,6 +255,8 @@ async function work(conversation, answer, goesOn = false) {
   const tokens = answer.stats?.output;
   chat.set({ said: answer.error ? answer.error.title : `The answer has ended${tokens ? ` after ${tokens} tokens` : ""}.` });
   await keep(conversation);
+  const { problem, models } = chat.get();
+  if (!answer.error && (problem || !models.length)) void loadModels(); // it answers again
   await measure(answer);
   if (answer.stats?.engine) await keep(conversation, conversation.updated);
 }

@@ -15,12 +15,13 @@ export function useFollow() {
     before.current = { top, height };
   };
   const toEnd = () => {
+    if (!box.current) return; // what grows may outlive the box that it was shown in
     follows.current = true;
     box.current.scrollTop = box.current.scrollHeight;
     note();
   };
   const left = () => box.current.scrollHeight - box.current.scrollTop - box.current.clientHeight;
-  const follow = () => (follows.current ? toEnd() : setAway(left() > FAR));
+  const follow = () => (follows.current ? toEnd() : box.current && setAway(left() > FAR));
   const onScroll = () => {
     if (!box.current) return; // the last one comes when the box has gone
     const { scrollTop: top, scrollHeight: height } = box.current;

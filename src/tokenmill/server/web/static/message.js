@@ -92,7 +92,7 @@ function Editor({ what, before, word, onSend }) {
 
 function Result({ node }) {
   return html`<article class="message result" aria-label=${`Result of ${node.name}`}>
-    <details><summary><${Icon} name="right" />Result of <code>${node.name}</code></summary><pre dir="auto">${node.content}</pre></details>
+    <details><summary><${Icon} name="right" />Result of <code>${node.name}</code><span class="glimpse" dir="auto">${node.content.slice(0, 200)}</span></summary><pre dir="auto">${node.content}</pre></details>
   </article>`;
 }
 
@@ -113,13 +113,13 @@ function Answer({ node, busy, last, held, onSettings, onTimeline }) {
     ${!live && html`<footer>
       <${Variants} node=${node} busy=${busy} what="answer" />
       ${said && html`<div class="actions">
-        <${CopyButton} text=${() => split(node).content} label="Copy the answer" />
+        ${split(node).content && html`<${CopyButton} text=${() => split(node).content} label="Copy the answer" />`}
         <${IconButton} icon="redo" label="Answer again" disabled=${busy} onClick=${() => regenerate(node)} />
         ${node.tools.length === 0 && html`<${IconButton} icon="edit" label="Edit the answer" disabled=${busy} onClick=${() => editNode(node)} class="icon-button edit" />`}
         <${IconButton} icon="branch" label="New conversation from here" disabled=${busy} onClick=${() => branchOff(node)} />
         <${IconButton} icon="trash" label="Remove this answer" disabled=${busy} onClick=${away} />
         ${node.stats?.request && html`<${IconButton} icon="time" label="Show this request's timeline" onClick=${() => onTimeline(node.stats.request)} />`}
-        ${last && cut && node.content && html`<button type="button" class="quiet small" disabled=${busy} onClick=${() => goOn(node)}>Go on</button>`}
+        ${last && cut && split(node).content && html`<button type="button" class="quiet small" disabled=${busy} onClick=${() => goOn(node)}>Go on</button>`}
       </div>`}
       <${Figures} answer=${node} />
     </footer>`}

@@ -1,6 +1,7 @@
 // Which models there are, and what they take. Owns: memory as a picture, where each model stands, and switching them where the server allows it.
 import { useState } from "preact/hooks";
 import { call, explain } from "./api.js";
+import { FORMATS, neat, short, typed } from "./card.js";
 import { chat, chooseModel, loadModels } from "./conversation.js";
 import { useStore } from "./store.js";
 import { bytes, html, plural, toast } from "./ui.js";
@@ -44,23 +45,30 @@ function choices({ tokenmill: { state, pinned, can_sleep: able }, parent }, { co
   return found;
 }
 
-function standing({ status, tokenmill: { state, size, kept, waiting, sleep_level: level } }) {
+function standing({ status, tokenmill: { state, kept, waiting, sleep_level: level } }) {
   if (status.failed) return "failed";
   if (state === "sleeping") return [level === 2 ? "sleeping, weights dropped" : "sleeping", kept ? `${bytes(kept)} of the host` : ""].filter(Boolean).join(", ");
   const words = { ready: "loaded", unloaded: "not loaded", loading: "loading", draining: "ending its requests" }[state] ?? state;
-  return [words, size ? bytes(size) : "", waiting ? `${plural(waiting, "request")} waiting` : ""].filter(Boolean).join(", ");
+  return [words, waiting ? `${plural(waiting, "request")} waiting` : ""].filter(Boolean).join(", ");
 }
 
+// What its files are: format, how numbers are held, how many there are.
+const formOf = ({ format, quantization, dtype, parameters }) =>
+  [FORMATS[format] ?? format, typed(quantization || dtype || ""), parameters ? short(parameters) : ""].filter(Boolean).join(" · ");
+
 function Row({ model, chosen, adapters, all, rights, busy, onAsk }) {
-  const { name } = model;
-  const { state } = model.tokenmill;
+  const { name, form } = model;
+  const { state, size } = model.tokenmill;
   const pick = (one) => html`<button type="button" key=${one} class="model-name" aria-pressed=${chosen === one} title=${`Use ${one}`} onClick=${() => chooseModel(one)}><code>${one}</code></button>`;
-  return html`<li class=${`model ${state}`}>
-    <div class="model-head"><span class="model-title"><span class=${`lamp ${state === "ready" ? "calm" : state === "failed" ? "bad" : here(state) ? "busy" : "off"}`} aria-hidden="true"></span>${pick(name)}</span><span class="hint">${standing(model)}</span>
-      <span class="model-asks">${choices(model, rights).map((ask) => html`<button type="button" key=${ask} class="quiet" aria-label=${`${ASKS[ask].word} ${name}`} disabled=${busy} onClick=${() => onAsk(ask, name)}>${ASKS[ask].word}</button>`)}</span></div>
-    ${here(state) && model.tokenmill.size > 0 && html`<${Bar} parts=${held(model)} all=${all} label=${name} />`}
-    ${adapters.length > 0 && html`<div class="model-adapters"><span class="hint">adapters</span>${adapters.map((a) => pick(a.id))}</div>`}
-  </li>`;
+  return html`<tr class=${`model ${state}`}>
+    <th scope="row"><span class="model-title"><span class=${`lamp ${state === "ready" ? "calm" : state === "failed" ? "bad" : here(state) ? "busy" : "off"}`} aria-hidden="true"></span>${pick(name)}</span>
+      ${adapters.length > 0 && html`<div class="model-adapters"><span class="hint">${plural(adapters.length, "adapter")}</span>${adapters.map((a) => pick(a.id))}</div>`}</th>
+    <td>${formOf(form)}</td>
+    <td class="number">${form.context ? html`${neat(form.context)}<span class="in-words"> tokens</span>` : ""}</td>
+    <td class="number">${size ? html`<span>${bytes(size)}</span>` : ""}${here(state) && size > 0 && html`<${Bar} parts=${held(model)} all=${all} label=${name} />`}</td>
+    <td class="standing">${standing(model)}</td>
+    <td class="model-asks">${choices(model, rights).map((ask) => html`<button type="button" key=${ask} class="quiet" aria-label=${`${ASKS[ask].word} ${name}`} disabled=${busy} onClick=${() => onAsk(ask, name)}>${ASKS[ask].word}</button>`)}</td>
+  </tr>`;
 }
 
 export function Models({ state }) {
@@ -87,9 +95,10 @@ export function Models({ state }) {
     setBusy("");
   };
   const kinds = PARTS.filter(([key]) => total[key] > 0);
-  return html`<section class="card models"><header><h2>Models and their memory</h2><p class="hint">${sum(total) ? `${bytes(sum(total))} taken${limit ? ` of ${bytes(limit)}` : ""}` : ""}</p></header>
+  return html`<section class=${`card models${stands.length > 1 ? " several" : ""}`}><header><h2>Models and their memory</h2><p class="hint">${sum(total) ? `${bytes(sum(total))} taken${limit ? ` of ${bytes(limit)}` : ""}` : ""}</p></header>
     ${sum(total) > 0 && html`<${Bar} parts=${total} all=${all} label=${`All models${free === null ? "" : `, ${bytes(free) || "nothing"} free`}`} />
       <ul class="legend">${kinds.map(([key, word]) => html`<li key=${key}><i class=${`swatch part-${key}`}></i>${word} <b>${bytes(total[key])}</b></li>`)}${free !== null && html`<li><i class="swatch cell-free"></i>free <b>${bytes(free) || "0"}</b></li>`}</ul>`}
-    <ul class="model-list">${stands.map((m) => html`<${Row} key=${m.name} model=${m} chosen=${chosen} all=${all} rights=${rights} busy=${busy === m.name} onAsk=${ask} adapters=${models.filter((a) => a.parent === m.name)} />`)}</ul>
+    <table class="model-list"><thead><tr><th scope="col">Model</th><th scope="col">Format</th><th scope="col" class="number">Context</th><th scope="col" class="number">Memory</th><th scope="col">State</th><td></td></tr></thead>
+      <tbody>${stands.map((m) => html`<${Row} key=${m.name} model=${m} chosen=${chosen} all=${all} rights=${rights} busy=${busy === m.name} onAsk=${ask} adapters=${models.filter((a) => a.parent === m.name)} />`)}</tbody></table>
   </section>`;
 }

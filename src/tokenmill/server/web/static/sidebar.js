@@ -2,7 +2,7 @@
 import { useEffect, useLayoutEffect, useRef, useState } from "preact/hooks";
 import { begin, exported, forget, imported, loadList, openConversation, rename, runningIn, search } from "./conversation.js";
 import { FORMATS } from "./exchange.js";
-import { copyText, Dialog, enters, html, Icon, IconButton, plural, saveFile, toast, useFocusBack } from "./ui.js";
+import { brief, copyText, Dialog, enters, html, Icon, IconButton, plural, saveFile, toast, useFocusBack } from "./ui.js";
 
 const DAY = 86_400_000;
 
@@ -80,10 +80,11 @@ function Entry({ entry, current, onChoose }) {
   }, [naming]);
   const [saving, setSaving] = useState(false);
   const title = entry.title || "Untitled";
+  const name = brief(title);
   const remove = async () => {
     const undo = await forget(entry.id);
     if (document.activeElement === document.body) document.querySelector(".conversations .new")?.focus({ preventScroll: true });
-    toast(`Deleted “${title}”.`, "Undo", undo);
+    toast(`Deleted “${name}”.`, "Undo", undo);
   };
   if (naming) {
     const end = (value, byKey = false) => {
@@ -97,14 +98,14 @@ function Entry({ entry, current, onChoose }) {
       onBlur=${(e) => end(e.target.value)} onKeyDown=${(e) => { if (enters(e)) end(e.target.value, true); if (e.key === "Escape") { e.stopPropagation(); end(null, true); } }} /></li>`;
   }
   return html`<li ref=${row} class=${current ? "current" : ""}>
-    <button type="button" class="open" dir="auto" aria-current=${current ? "true" : undefined} onClick=${onChoose}>${title}</button>
+    <button type="button" class="open" dir="auto" title=${title.length > 24 ? title : undefined} aria-current=${current ? "true" : undefined} onClick=${onChoose}>${title}</button>
     ${runningIn(entry) && html`<span class="answering" title="Answering" aria-hidden="true"></span>`}
     <span class="row-actions">
-      <${IconButton} icon="edit" label=${`Rename “${title}”`} onClick=${() => setNaming(true)} />
-      <${IconButton} icon="save" label=${`Export “${title}”`} onClick=${() => setSaving(true)} />
-      <${IconButton} icon="trash" label=${`Delete “${title}”`} onClick=${remove} />
+      <${IconButton} icon="edit" label=${`Rename “${name}”`} onClick=${() => setNaming(true)} />
+      <${IconButton} icon="save" label=${`Export “${name}”`} onClick=${() => setSaving(true)} />
+      <${IconButton} icon="trash" label=${`Delete “${name}”`} onClick=${remove} />
     </span>
-    ${saving && html`<${Dialog} title=${`Export “${title}”`} class="not-listed" onClose=${() => setSaving(false)}><${Formats} id=${entry.id} name=${title} onDone=${() => setSaving(false)} /><//>`}
+    ${saving && html`<${Dialog} title=${`Export “${name}”`} class="not-listed" onClose=${() => setSaving(false)}><${Formats} id=${entry.id} name=${title} onDone=${() => setSaving(false)} /><//>`}
   </li>`;
 }
 

@@ -164,6 +164,9 @@ const WHOLE = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 
 export const count = (n) => WHOLE.format(n);
 
+// A name in a sentence.
+export const brief = (text) => (text.length > 60 ? `${[...text].slice(0, 58).join("").trimEnd()} …` : text);
+
 export const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
 export function rate(n) {
