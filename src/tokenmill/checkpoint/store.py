@@ -74,7 +74,10 @@ class Store:
         """Store a model. It replaces a model of the same name."""
         full = full_name(entry.name)
         entry = msgspec.structs.replace(entry, name=full, changed=entry.changed or time.time())
-        data = msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
+        try:
+            data = msgspec.json.format(msgspec.json.encode(entry), indent=1) + b"\n"
+        except UnicodeEncodeError:
+            raise UserError(f"{full}: the name of a folder or file is not UTF-8 text, which manifests are.") from None
         if len(data) > MOST_BYTES:
             raise UserError(f"{full}: its texts and parameters are more than {MOST_BYTES} bytes.")
         with self.changing():

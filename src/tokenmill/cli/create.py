@@ -12,8 +12,9 @@ from tokenmill.checkpoint.stored import open_store
 from tokenmill.checkpoint.stored_names import short_name
 from tokenmill.cli.loading import size
 from tokenmill.cli.pull import shown_progress
-from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.errors import ParameterError
 from tokenmill.core.files import in_home
+from tokenmill.core.text_file import read_text_file
 
 
 def create(
@@ -28,9 +29,9 @@ def create(
             "makes one of it."
         )
     try:
-        text = file.read_text(encoding="utf-8") if file.stat().st_size <= 4 * MOST_CHARS else "\0"
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{file} cannot be read: {why(error)}; -f FILE names the Modelfile.") from error
+        text = read_text_file(file, "--file", MOST_CHARS)
+    except ParameterError as error:
+        raise ParameterError(f"{str(error).removesuffix('.')}; -f FILE names the Modelfile.") from error
     modelfile = read_modelfile(text)
     from tokenmill.server.ollama.create import Reach, create, from_modelfile
 

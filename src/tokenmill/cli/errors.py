@@ -18,8 +18,9 @@ import typer
 from tokenmill.core.errors import EngineDeadError, ParameterError, TokenmillError, UserError, why
 
 USER, DEAD, FAILED, INTERRUPTED = 2, 3, 1, 130
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Errors of writing that name no file."""
+NO_MEMORY = "There is not enough memory: use a smaller model, context or batch."
+SCARCE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EMFILE, errno.ENFILE)
+"""Errors of writing and opening that name no file. EIO: the terminal is gone."""
 
 
 def with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
@@ -37,11 +38,17 @@ def with_exit_codes(verb: Callable[..., None]) -> Callable[..., None]:
             _forget_output()
             raise typer.Exit(FAILED) from None
         except OSError as error:
-            if error.filename is None and error.errno not in FULL:
+            if error.errno == errno.ENOMEM:
+                fail(NO_MEMORY, USER)
+            if error.filename is None and not is_scarce(error):
                 raise
             fail(f"{error.filename}: {why(error)}" if error.filename else why(error), USER)
         except MemoryError:
-            fail("There is not enough memory: use a smaller model, context or batch.", USER)
+            fail(NO_MEMORY, USER)
+        except RuntimeError as error:
+            if (lacking := _lacking(str(error))) is None:
+                raise
+            fail(lacking, USER)
         except ParameterError:
             raise  # a verb names it as it was typed (command.py)
         except TokenmillError as error:
@@ -54,6 +61,18 @@ def fail(text: str, code: int) -> NoReturn:
     """Print one red sentence, and end the process."""
     typer.secho(f"tokenmill: {text}", fg="red", err=True)
     raise typer.Exit(code) from None
+
+
+def _lacking(said: str) -> str | None:
+    """A sentence for libraries' errors that speak of what the machine lacks."""
+    if "DefaultCPUAllocator" in said or "out of memory" in said:
+        return NO_MEMORY
+    return "This machine starts no more threads for this user (ulimit -u)." if "start new thread" in said else None
+
+
+def is_scarce(error: OSError) -> bool:
+    """Is there no room for what is written, or no descriptor for what is opened?"""
+    return error.filename is None and error.errno in SCARCE
 
 
 def _forget_output() -> None:

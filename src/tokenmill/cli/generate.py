@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, with_flags
+from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, spelling, with_flags
 from tokenmill.cli.loading import load_engine
+from tokenmill.cli.named_files import is_text
 from tokenmill.cli.terminal import Live
 from tokenmill.core.errors import EngineDeadError, ParameterError, SequenceError, why
+from tokenmill.core.text_file import read_all, read_text_file
 
 if TYPE_CHECKING:
     from tokenmill.core.request import RequestOutput
     from tokenmill.engine.async_llm import AsyncLLM
 
+MOST_CHARS = 16 << 20
 DEFAULT_TOKENS = 256
 
 
@@ -54,6 +57,7 @@ def generate(
     text = _read_prompt(prompt, prompt_file)
     most = (keywords.get("override_generation_config") or {}).get("max_new_tokens", DEFAULT_TOKENS)
     given = {"max_tokens": most, **({"seed": options["seed"]} if "seed" in options else {}), **sampling}
+    _check_texts(text, given)
     _check(given)
     if stream and (as_json or given.get("n", 1) != 1):
         other = "--json" if as_json else "--n"
@@ -79,19 +83,24 @@ def _read_prompt(prompt: str | None, file: Path | None) -> str:
     if file is None:
         assert prompt is not None
         return _read_input() if prompt == "-" else prompt
-    try:
-        return file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--prompt-file {file} cannot be read: {why(error)}.") from error
+    return read_text_file(file, "--prompt-file", MOST_CHARS)
 
 
 def _read_input() -> str:
     if sys.stdin is None:  # the shell's <&-
         raise ParameterError("--prompt - reads standard input, which is closed.")
     try:
-        return sys.stdin.read()
+        return read_all(sys.stdin, "Standard input", MOST_CHARS)
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"Standard input cannot be read: {why(error)}.") from error
+
+
+def _check_texts(prompt: str, given: dict[str, Any]) -> None:
+    """Refuse bytes that are no text: the model would read something else in their place."""
+    for name, value in {"the prompt": prompt, **given}.items():
+        for each in value if isinstance(value, list) else [value]:
+            if isinstance(each, str) and not is_text(each):
+                raise ParameterError(f"{name if name == 'the prompt' else spelling(name)} is not UTF-8 text.")
 
 
 def _check(given: dict[str, Any]) -> None:

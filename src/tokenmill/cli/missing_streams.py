@@ -26,6 +26,6 @@ def open_missing_streams() -> None:
 
 def escape_lacking_characters() -> None:
     """Escape characters that standard output cannot encode (it may be ASCII), because a model may write anything.
-    Python does this on standard error by itself."""
-    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+    Python does this on standard error by itself. In the POSIX locale it lets only bytes of file names pass."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors in ("strict", "surrogateescape"):
         sys.stdout.reconfigure(errors="backslashreplace")

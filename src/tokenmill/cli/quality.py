@@ -39,7 +39,7 @@ def quality(  # noqa: PLR0913
 
         cache = None if kv_cache_dtype is None else make_config(kv_cache_dtype=kv_cache_dtype).cache
         asked = Questions(
-            calibration_text.read(text), None if tasks is None else read_tasks(tasks), speed, device, cache
+            calibration_text.read(text, "--text"), None if tasks is None else read_tasks(tasks), speed, device, cache
         )
         found = compare(against, models, asked)
     if as_json:

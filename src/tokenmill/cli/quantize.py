@@ -11,7 +11,8 @@ import typer
 from tokenmill.checkpoint.new_folder import check_free, check_new
 from tokenmill.cli.flags import flag, spelling, with_flags
 from tokenmill.cli.loading import progress, show_waiting, size
-from tokenmill.core.errors import ParameterError, UserError, why
+from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.text_file import read_text_file
 
 if TYPE_CHECKING:
     from tokenmill.engine.model_source import FolderSource
@@ -39,7 +40,7 @@ measured."""
 MEASURING = frozenset({"calibration", "samples", "length", "device", "save_imatrix"})
 SAMPLES, LENGTH = 128, 512
 SHOWN = 5
-MAX_TEXT_BYTES = 16 << 20
+MOST_CHARS = 16 << 20
 
 
 METHOD_FLAGS = {
@@ -237,12 +238,7 @@ def _pattern(skip: str | None) -> re.Pattern[str] | None:
 
 
 def _read_text(path: Path) -> str:
-    try:
-        if path.stat().st_size > MAX_TEXT_BYTES:
-            raise ParameterError(f"--perplexity {path}: the text is over the limit of {size(MAX_TEXT_BYTES)}.")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--perplexity {path} cannot be read: {why(error)}.") from error
+    return read_text_file(path, "--perplexity", MOST_CHARS)
 
 
 def _show(source: Path, target: Path, errors: list[LayerError]) -> None:

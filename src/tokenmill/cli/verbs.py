@@ -26,11 +26,12 @@ from tokenmill.cli import (
     tune,
 )
 from tokenmill.cli.command import Verb, Verbs
-from tokenmill.cli.errors import with_exit_codes
+from tokenmill.cli.errors import USER, is_scarce, with_exit_codes
 from tokenmill.cli.loading import say
 from tokenmill.cli.missing_streams import escape_lacking_characters, open_missing_streams
 from tokenmill.core.config import calm_threads, environment_with, wants_no_colour
 from tokenmill.core.environment import unread_variables
+from tokenmill.core.errors import why
 from tokenmill.process.leaving import leave
 
 completion_init()  # answer shells that ask what may follow, but without typer's own flags for this
@@ -102,3 +103,8 @@ def run_verb() -> None:
         if end.code is None or isinstance(end.code, int):
             leave(end.code or 0)
         raise
+    except OSError as error:  # of what is printed before a verb runs: help, the version
+        if not is_scarce(error):
+            raise
+        say(f"tokenmill: {why(error)}")
+        leave(USER)

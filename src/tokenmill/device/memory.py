@@ -175,7 +175,8 @@ def _memory(device: str) -> tuple[int, int]:
     if hasattr(module, "mem_get_info"):
         free, total = module.mem_get_info(device)
         return int(free), int(total)
-    free, total = min(_meminfo("MemAvailable"), _cgroup_free()), _meminfo("MemTotal")
+    free = min(_meminfo("MemAvailable"), _cgroup_free(), _addresses_left())
+    total = _meminfo("MemTotal")
     if hasattr(module, "recommended_max_memory"):  # Apple's: a part of the host's memory
         total = int(module.recommended_max_memory())
         free = min(free, total - int(module.driver_allocated_memory()))
@@ -198,4 +199,18 @@ def _cgroup_free() -> int:
         limit = (base / "memory.max").read_text().strip()
         return (1 << 62) if limit == "max" else max(0, int(limit) - int((base / "memory.current").read_text()))
     except (OSError, ValueError):
+        return 1 << 62
+
+
+def _addresses_left() -> int:
+    """Bytes of addresses that this process may still take (ulimit -v)."""
+    try:
+        import resource
+
+        most = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if most == resource.RLIM_INFINITY:
+            return 1 << 62
+        pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+        return max(0, most - pages * resource.getpagesize())
+    except (ImportError, OSError, ValueError):
         return 1 << 62

@@ -13,21 +13,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.text_file import read_text_file
 
-MOST_BYTES = 4 << 30
+MOST = 4 << 30
+"""Most characters."""
 HELD_OUT = 20
 """Every so many lines one is kept for judging."""
 
 
 def read_texts(path: Path, flag: str = "--data") -> list[str]:
     """The texts of a file: one in plain text, one a line in JSON lines. flag: what named it."""
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ParameterError(f"{flag} {path}: over the limit of {MOST_BYTES >> 30} GiB.")
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{flag} {path} cannot be read: {why(error)}.") from error
+    text = read_text_file(path, flag, MOST)
     found = list(_lines(text, path, flag)) if path.suffix in (".jsonl", ".json") else [text]
     if not any(one.strip() for one in found):
         raise ParameterError(f"{flag} {path} holds no text.")

@@ -12,14 +12,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.text_file import read_text_file
 
 HASH_BLOCK = 512
 """Tokens that one hash of a Mooncake trace stands for."""
 CHARACTERS_PER_TOKEN = 4
 FIRST_ID = 10
 """Made-up prompts leave out the lowest ids, which are often control tokens."""
-MAX_FILE_BYTES = 4 << 30
+MOST_CHARS = 4 << 30
 _WORDS = ("mill", "grain", "flour", "river", "stone", "wheel", "bread", "wind", "sail", "field", "harvest", "sack")
 
 
@@ -141,14 +142,7 @@ class Reader:
 
     def _entries(self) -> Iterable[tuple[str, Any]]:
         """JSON lines, or one JSON array."""
-        try:
-            if self.path.stat().st_size > MAX_FILE_BYTES:
-                raise ParameterError(f"--workload {self.path} is larger than {MAX_FILE_BYTES >> 30} GiB.")
-            text = self.path.read_text(encoding="utf-8")
-        except OSError as error:
-            raise ParameterError(f"--workload {self.path} cannot be read: {why(error)}.") from error
-        except UnicodeDecodeError as error:
-            raise ParameterError(f"--workload {self.path} is not UTF-8 text.") from error
+        text = read_text_file(self.path, "--workload", MOST_CHARS)
         if text.lstrip().startswith("["):
             try:
                 entries = json.loads(text)

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.config import CacheOptions
-from tokenmill.core.errors import ParameterError, UserError, why
+from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.request import SamplingParams
+from tokenmill.core.text_file import read_text_file
 from tokenmill.engine.loading import compute_dtype
 from tokenmill.engine.memory import kv_format
 from tokenmill.engine.model_source import ModelSource, find_source
@@ -30,7 +31,7 @@ from tokenmill.quantize.forward import EXACT, forward_in_parts, logits
 WINDOW = 256
 MOST_TOKENS = 1 << 15
 MOST_TASKS = 10_000
-MOST_TASK_BYTES = 16 << 20
+MOST_TASK_CHARS = 16 << 20
 _PIECE = 512
 
 
@@ -154,12 +155,7 @@ def _figures(name: str, read: _Read, base: _Read | None, windows: Tensor, asked:
 def read_tasks(path: Path) -> list[Task]:
     """Read tasks from a file of JSON lines: {"prompt", "choices": [...], "answer": index} or {"prompt", "answer":
     text}."""
-    try:
-        if path.stat().st_size > MOST_TASK_BYTES:
-            raise ParameterError(f"--tasks {path}: the file is over the limit of {MOST_TASK_BYTES >> 20} MiB.")
-        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--tasks {path} cannot be read: {why(error)}.") from error
+    lines = [line for line in read_text_file(path, "--tasks", MOST_TASK_CHARS).splitlines() if line.strip()]
     if not 0 < len(lines) <= MOST_TASKS:
         raise ParameterError(f"--tasks {path} has {len(lines)} lines; 1 to {MOST_TASKS} are taken.")
     return [_task(path, number, line) for number, line in enumerate(lines, 1)]

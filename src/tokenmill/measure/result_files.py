@@ -6,14 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.text_file import read_text_file
+
+MOST_CHARS = 64 << 20
 
 
 def read_json(path: Path) -> Any:
     """The contents of a file. A UserError says why it cannot be read."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ParameterError(f"{path} cannot be read: {why(error)}.") from error
+        return json.loads(read_text_file(path, "File", MOST_CHARS))
+    except ParameterError:
+        raise
     except (ValueError, RecursionError) as error:
         raise ParameterError(f"{path} is not JSON: {error}.") from error

@@ -91,9 +91,10 @@ class _Reader:
 
     def __init__(self, path: Path) -> None:
         self.path, self.at = path, 0
-        if path.stat().st_size > _MOST_BYTES:
+        with path.open("rb") as file:  # it may be a device without an end
+            self.data = file.read(_MOST_BYTES + 1)
+        if len(self.data) > _MOST_BYTES:
             raise ModelError(f"{path} is not an importance file of llama.cpp: it is too large for one.")
-        self.data = path.read_bytes()
 
     def take(self, size: int) -> bytes:
         if not 0 <= size <= len(self.data) - self.at:

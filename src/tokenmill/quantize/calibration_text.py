@@ -12,21 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.errors import ParameterError
+from tokenmill.core.text_file import read_text_file
 
-MOST_BYTES = 64 << 20
+MOST = 64 << 20
+"""Most characters."""
 
 
-def read(path: Path | None) -> str:
-    """Read a text file. None: the package's own text."""
+def read(path: Path | None, flag: str = "--calibration") -> str:
+    """Read a text file. None: the package's own text. flag: what named it."""
     if path is None:
         return resources.files("tokenmill.quantize").joinpath("calibration.txt").read_text(encoding="utf-8")
-    try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ParameterError(f"--calibration {path}: the text is over the limit of {MOST_BYTES >> 20} MiB.")
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"--calibration {path} cannot be read: {why(error)}.") from error
+    return read_text_file(path, flag, MOST)
 
 
 def sequences(text: str, encode: Callable[[str], list[int]], count: int, length: int) -> Tensor:

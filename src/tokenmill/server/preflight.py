@@ -13,12 +13,14 @@ from pathlib import Path
 
 from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
 from tokenmill.core.errors import ParameterError, UserError, why
+from tokenmill.core.text_file import read_text_file
 from tokenmill.server.access import MAX_KEY
 from tokenmill.server.opening_messages import check_opening
 from tokenmill.server.prices import read_prices
 from tokenmill.server.traces import check_endpoint
 from tokenmill.text.messages.detect import find_format
 
+MOST_TEMPLATE_CHARS = 4 << 20
 LEAST_FILES = 256
 """The fewest open files that a server needs. Engines, helpers and the reserve leave 64 connections of them."""
 
@@ -53,12 +55,7 @@ def read_template(path: str | None) -> str | None:
     """The text of --chat-template. None: it is not given."""
     if path is None:
         return None
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ParameterError(f"--chat-template {path} is not UTF-8 text.", param="chat_template") from error
-    except OSError as error:
-        raise ParameterError(f"--chat-template {path} cannot be read: {why(error)}.", param="chat_template") from error
+    return read_text_file(path, "--chat-template", MOST_TEMPLATE_CHARS, param="chat_template")
 
 
 def _check_keys(listen: ListenOptions) -> None:
@@ -67,10 +64,10 @@ def _check_keys(listen: ListenOptions) -> None:
             raise ParameterError(
                 "--api-key is empty, so anybody could send it: give a key, or leave the flag out.", param="api_key"
             )
-        if key != key.strip() or len(key.encode()) > MAX_KEY:
+        if key != key.strip() or len(key.encode(errors="replace")) > MAX_KEY or not key.isprintable():
             raise ParameterError(
-                f"--api-key must not begin or end with a space or be longer than {MAX_KEY} bytes: no client could "
-                "send it.",
+                f"--api-key must be printable text without a space at its ends, of at most {MAX_KEY} bytes: no client "
+                "could send it.",
                 param="api_key",
             )
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import MOST_SHOWN, ModelError, why
 from tokenmill.text import build, pattern_worker
 
 MAX_PATTERNS = 256
@@ -71,10 +71,21 @@ def try_patterns(patterns: Iterable[str]) -> None:
             env={"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
             check=False,
         )
+    except OSError as error:
+        raise ModelError(f"its patterns could not be tried: {why(error)}; try again") from None
     except subprocess.TimeoutExpired:
         raise ModelError("its patterns could not be tried: this machine is too busy; try again") from None
-    tried = done.stdout.split()
+    ready, _, said = done.stdout.partition(pattern_worker.READY.encode())
+    if ready or not done.stdout:
+        raise ModelError(f"its patterns could not be tried: {_last_line(done.stderr)}; try again")
+    tried = said.split()
     if done.returncode or len(tried) != len(wanted):
         bad = wanted[min(len(tried), len(wanted) - 1)]
         short = bad if len(bad) <= 80 else f"{bad[:77]}..."
         raise ModelError(f"its pattern {short!r} is not usable: it does not compile, or takes for ever on plain text")
+
+
+def _last_line(said: bytes) -> str:
+    """Why a process ended, as far as it told."""
+    lines = said.decode("utf-8", "replace").split("\n")
+    return next((line.strip()[:MOST_SHOWN] for line in reversed(lines) if line.strip()), "their process was killed")

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import tokenizers
 from tokenizers import AddedToken, normalizers
 
-from tokenmill.core.errors import MOST_SHOWN, ModelError
+from tokenmill.core.errors import MOST_SHOWN, ModelError, why
 from tokenmill.core.files import LOOK, open_regular, present, read_object, read_regular, told_by
 from tokenmill.text import build
 from tokenmill.text.codec import Tokenizer, TokenizerSettings
@@ -199,6 +199,8 @@ def _guarded(path: Path, parse: Callable[[bytes], T], most: int = MAX_VOCABULARY
     except BaseException as error:
         if other := told_by(data[:LOOK]):
             raise ModelError(f"{path}: is {other}") from error
+        if isinstance(error, OSError):  # the bytes are here already, so it is the machine's
+            raise ModelError(f"{path}: cannot be used now: {why(error)}") from error
         if isinstance(error, ModelError):
             raise ModelError(f"{path}: {error}") from error
         # The native library reports some broken files by a panic, which is not an Exception.

@@ -1,0 +1,32 @@
+"""Text in a file that a person names. Owns: reading it within a bound, and how failures are worded. A pipe is read like
+a file, a device not at all: it may never end. Must not know: what the text means.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import IO
+
+from tokenmill.core.errors import ParameterError, why
+
+
+def read_text_file(path: Path | str, flag: str, most: int, *, param: str | None = None) -> str:
+    """The text, of at most `most` characters. flag: what named the file."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            kind = os.fstat(file.fileno())
+            if stat.S_ISBLK(kind.st_mode) or (stat.S_ISCHR(kind.st_mode) and not file.isatty()):
+                raise ParameterError(f"{flag} {path} cannot be read: it is a device.", param=param)
+            return read_all(file, f"{flag} {path}", most, kind.st_size)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ParameterError(f"{flag} {path} cannot be read: {why(error)}.", param=param) from error
+
+
+def read_all(file: IO[str], name: str, most: int, size: int = 0) -> str:
+    """What is left of an open file. size: its bytes, as far as they are known; a character has at most four."""
+    text = file.read(most + 1) if size <= 4 * most else ""
+    if len(text) > most or size > 4 * most:
+        raise ParameterError(f"{name} is over the limit of {most:,} characters.")
+    return text
