@@ -22,11 +22,11 @@ from starlette.routing import Match, Route
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError, Pairs, error_bytes
+from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.inputs.headers import ineffective_headers, judge_query
 from tokenmill.server.inputs.object_rules import schema_name
 from tokenmill.server.inputs.unread_names import Unknown, as_headers, judge_names, look_in_template, refuse_unknown
-from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams
+from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams, find_streams
 from tokenmill.server.request_job import Gathered, Job
 from tokenmill.server.sse import EventStream, LineStream
 
@@ -223,15 +223,17 @@ class Work:
         found = await self.job.gather()
         return await self.context.bodies.run_in_thread(self.job.weight, lambda: json_answer(make(found)))
 
-    def stream(self, chunks: AsyncIterator[bytes], headers: Pairs | None = None) -> Response:
-        """Answer with events; the job ends when they end."""
+    def stream(self, chunks: AsyncIterator[bytes]) -> Response:
+        """Answer with events; the job ends when they end. An error becomes the last event, in the API's words."""
         self.handed_over = True
-        return EventStream(chunks, self._close, headers)
+        streams = find_streams(self.request)
+        return EventStream(chunks, self._close, None if streams is None else streams.failed)
 
     def lines(self, chunks: AsyncIterator[bytes]) -> Response:
-        """Answer with one JSON object per line."""
+        """Answer with one JSON object per line. An error becomes the last line."""
         self.handed_over = True
-        return LineStream(chunks, self._close)
+        word = error_shape(self.request.app.state.apis, self.request.scope["path"])
+        return LineStream(chunks, self._close, lambda found: word(found) + b"\n")
 
 
 def _integer_header(headers: Mapping[str, str], name: str, least: int = -(2**31)) -> int | None:

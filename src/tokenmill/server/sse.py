@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 from starlette.responses import Response
 
-from tokenmill.server.errors import Pairs
+from tokenmill.server.errors import HttpError, describe_error
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
@@ -22,6 +22,7 @@ HEADERS = [
 ]
 encode = msgspec.json.Encoder().encode
 Scope = MutableMapping[str, Any]
+Failed = Callable[[HttpError], bytes]
 
 
 def event(value: Any) -> bytes:
@@ -47,23 +48,36 @@ LINES = [(b"content-type", b"application/x-ndjson"), *HEADERS[1:]]
 
 
 class EventStream(Response):
-    """A response over an iterator of ready bytes. `close` runs however it ends."""
+    """A response over an iterator of ready bytes. `close` runs however it ends. `failed`: the last bytes after an
+    error; without it, the error is raised."""
 
     kind = HEADERS
 
-    def __init__(self, chunks: AsyncIterator[bytes], close: Callable[[], None], headers: Pairs | None = None) -> None:
+    def __init__(
+        self,
+        chunks: AsyncIterator[bytes],
+        close: Callable[[], None],
+        failed: Callable[[HttpError], bytes] | None = None,
+    ) -> None:
         self.chunks = chunks
         self.close = close
+        self.failed = failed
         self.status_code = 200
         self.background = None
-        self.raw_headers = self.kind + (headers or [])
+        self.raw_headers = self.kind
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        last = b""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for data in self.chunks:
-                await send({"type": "http.response.body", "body": data, "more_body": True})
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            try:
+                async for data in self.chunks:
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            except Exception as error:
+                if self.failed is None:
+                    raise
+                last = self.failed(describe_error(error))
+            await send({"type": "http.response.body", "body": last, "more_body": False})
         finally:
             self.close()
 

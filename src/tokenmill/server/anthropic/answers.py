@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.errors import ContextError
-from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.prices import cost_field
 from tokenmill.server.translated_chat import hear_all, listen
@@ -113,26 +113,23 @@ async def whole(chat: Chat, message_id: str) -> dict[str, Any]:
 
 
 async def events(chat: Chat, message_id: str) -> AsyncIterator[bytes]:
-    """message_start, blocks, message_delta, message_stop; an error ends the stream as an event."""
-    try:
-        start, message = {**head(chat, message_id), "usage": usage(chat)}, Message()
-        yield _event("message_start", {"message": start}) + _event("ping", {})
-        blocks = Blocks(chat)
-        async for heard in listen(chat):
-            found = blocks.take(heard.events)
-            message.add(heard.events)
-            if heard.finish_reason is not None:
-                found += blocks.close()
-            if found:
-                yield b"".join(_event(item["type"], item) for item in found)
-            if heard.finish_reason is not None:
-                reason = "tool_calls" if blocks.called and heard.finish_reason != "length" else heard.finish_reason
-                found_usage = await counted(chat, message)
-                counts = {name: found_usage[name] for name in _OF_DELTAS}
-                last = {"delta": ending(reason, heard.stop_reason), "usage": counts}
-                yield _event("message_delta", last) + _event("message_stop", {})
-    except Exception as error:
-        yield _event("error", error_object(describe_error(error)))
+    """message_start, blocks, message_delta, message_stop."""
+    start, message = {**head(chat, message_id), "usage": usage(chat)}, Message()
+    yield _event("message_start", {"message": start}) + _event("ping", {})
+    blocks = Blocks(chat)
+    async for heard in listen(chat):
+        found = blocks.take(heard.events)
+        message.add(heard.events)
+        if heard.finish_reason is not None:
+            found += blocks.close()
+        if found:
+            yield b"".join(_event(item["type"], item) for item in found)
+        if heard.finish_reason is not None:
+            reason = "tool_calls" if blocks.called and heard.finish_reason != "length" else heard.finish_reason
+            found_usage = await counted(chat, message)
+            counts = {name: found_usage[name] for name in _OF_DELTAS}
+            last = {"delta": ending(reason, heard.stop_reason), "usage": counts}
+            yield _event("message_delta", last) + _event("message_stop", {})
 
 
 class Blocks:

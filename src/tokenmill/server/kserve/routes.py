@@ -13,7 +13,7 @@ import tokenmill
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError, describe_error, renaming_fields
+from tokenmill.server.errors import HttpError, renaming_fields
 from tokenmill.server.kserve.schemas import NAMES, TEXT, GenerateRequest, InferRequest
 from tokenmill.server.model_lookup import Streams, find_by_name
 from tokenmill.server.openai.completions import Completion, open_completion
@@ -149,13 +149,10 @@ async def _open(
 
 
 async def _pieces(opened: Completion, head: dict[str, Any]) -> AsyncIterator[bytes]:
-    try:
-        async for batch in opened.job.batches():
-            for _, delta in batch:
-                piece = {**head, OUT: delta.text, "finish_reason": delta.finish_reason}
-                yield b"data: " + encode(piece) + b"\n\n"
-    except Exception as error:
-        yield b"data: " + error_body(describe_error(error)) + b"\n\n"
+    async for batch in opened.job.batches():
+        for _, delta in batch:
+            piece = {**head, OUT: delta.text, "finish_reason": delta.finish_reason}
+            yield b"data: " + encode(piece) + b"\n\n"
 
 
 def _tensor(name: str, data: list[Any]) -> dict[str, Any]:

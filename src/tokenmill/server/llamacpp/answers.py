@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.request import CompletionOutput
-from tokenmill.server.errors import HttpError, describe_error, error_object
+from tokenmill.server.errors import HttpError, error_object
 from tokenmill.server.openai.completions import Completion
 from tokenmill.server.openai.logprobs import FLOOR, Row, TokenNames
 from tokenmill.server.request_job import Gathered, Task
@@ -45,18 +45,15 @@ class Answers:
     async def events(self) -> AsyncIterator[bytes]:
         """One event per step, with the figures at the end of each text."""
         texts: dict[int, CompletionOutput] = {}
-        try:
-            async for batch in self.opened.job.batches():
-                for task, delta in batch:
-                    so_far = texts.setdefault(task.index, CompletionOutput(index=0, text="", token_ids=[]))
-                    so_far.text += delta.text
-                    if delta.text or delta.logprobs or (delta.token_ids and self.opened.body.return_token_ids):
-                        yield event(self._piece(task, delta.text, delta.token_ids, delta.logprobs))
-                    if delta.finish_reason is not None:
-                        so_far.finish_reason, so_far.stop_reason = delta.finish_reason, delta.stop_reason
-                        yield event(self._final(task, so_far) | {"content": "", "tokens": []})
-        except Exception as error:
-            yield b"data: " + error_body(describe_error(error)) + b"\n\n"
+        async for batch in self.opened.job.batches():
+            for task, delta in batch:
+                so_far = texts.setdefault(task.index, CompletionOutput(index=0, text="", token_ids=[]))
+                so_far.text += delta.text
+                if delta.text or delta.logprobs or (delta.token_ids and self.opened.body.return_token_ids):
+                    yield event(self._piece(task, delta.text, delta.token_ids, delta.logprobs))
+                if delta.finish_reason is not None:
+                    so_far.finish_reason, so_far.stop_reason = delta.finish_reason, delta.stop_reason
+                    yield event(self._final(task, so_far) | {"content": "", "tokens": []})
 
     def _piece(self, task: Task, text: str, ids: Sequence[int], rows: Sequence[Row] | None) -> dict[str, Any]:
         return {

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
 from tokenmill.server.translated_chat import listen
@@ -47,22 +47,17 @@ class Answer:
     async def lines(self) -> AsyncIterator[bytes]:
         """One object per step. The last one has `done` and the figures."""
         rows: list[Any] = []  # a step without text leaves its log-probabilities to the next line
-        try:
-            async for heard in listen(self.chat):
-                self.said.add(heard.events)
-                rows += heard.logprobs
-                shown = self._shown(heard.events)
-                ended = heard.finish_reason is not None
-                # arguments are objects in this API, so calls appear when they are complete
-                calls = self.said.calls[:] if ended else []
-                if shown or calls or ended:
-                    line = self._body(*_texts(shown), calls=calls, logprobs=rows)
-                    rows = []
-                    yield (
-                        encode({**line, "done": False}) + b"\n" if not ended else self._last(line, heard.finish_reason)
-                    )
-        except Exception as error:
-            yield error_body(describe_error(error)) + b"\n"
+        async for heard in listen(self.chat):
+            self.said.add(heard.events)
+            rows += heard.logprobs
+            shown = self._shown(heard.events)
+            ended = heard.finish_reason is not None
+            # arguments are objects in this API, so calls appear when they are complete
+            calls = self.said.calls[:] if ended else []
+            if shown or calls or ended:
+                line = self._body(*_texts(shown), calls=calls, logprobs=rows)
+                rows = []
+                yield (encode({**line, "done": False}) + b"\n" if not ended else self._last(line, heard.finish_reason))
 
     async def whole(self) -> dict[str, Any]:
         """The whole answer as one object."""

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from tokenmill.core.request import TextDelta
-from tokenmill.server.errors import describe_error, error_object
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
 from tokenmill.server.sse import DONE, PlainChunks, event
@@ -38,17 +37,14 @@ class ChatStream:
         self.simple = not (body.logprobs or body.return_token_ids or self.usage_always or body.stream_interval)
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All events. An error after the start becomes an event, and [DONE] always ends the stream."""
-        try:
-            async for batch in self.chat.job.batches():
-                data = b"".join([self._events(delta) for _, delta in batch])
-                if data:
-                    yield data
-            if self.usage_at_end:
-                reasoning_chars = sum(len(text) for texts in self.reasoning.values() for text in texts)
-                yield event(await self.chat.context.bodies.run_in_thread(reasoning_chars, self._last))
-        except Exception as error:
-            yield event(error_object(describe_error(error)))
+        """All events."""
+        async for batch in self.chat.job.batches():
+            data = b"".join([self._events(delta) for _, delta in batch])
+            if data:
+                yield data
+        if self.usage_at_end:
+            reasoning_chars = sum(len(text) for texts in self.reasoning.values() for text in texts)
+            yield event(await self.chat.context.bodies.run_in_thread(reasoning_chars, self._last))
         yield DONE
 
     def _events(self, delta: TextDelta) -> bytes:

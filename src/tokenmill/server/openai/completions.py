@@ -14,7 +14,6 @@ from typing import Any
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import CompletionOutput, RequestOutput, TextDelta
 from tokenmill.server.context import Context
-from tokenmill.server.errors import describe_error, error_object
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import CompletionRequest
@@ -205,20 +204,17 @@ class CompletionStream:
         self.simple = not rich and not completion.only_echo
 
     async def chunks(self) -> AsyncIterator[bytes]:
-        """All events. An error after the start becomes an event, and [DONE] always ends the stream."""
-        try:
-            async for batch in self.completion.job.batches():
-                told = partial(self._told, batch)
-                data = await self.completion.context.bodies.run_in_thread(self._weight(batch), told)
-                if data:
-                    yield data
-            if self.usage_at_end:
-                last = {**self._chunk(0, ""), "choices": [], "usage": _usage(self.completion)}
-                if self.completion.context.options.enable_per_request_metrics:
-                    last["metrics"] = self.completion.job.timings()
-                yield event(last)
-        except Exception as error:
-            yield event(error_object(describe_error(error)))
+        """All events."""
+        async for batch in self.completion.job.batches():
+            told = partial(self._told, batch)
+            data = await self.completion.context.bodies.run_in_thread(self._weight(batch), told)
+            if data:
+                yield data
+        if self.usage_at_end:
+            last = {**self._chunk(0, ""), "choices": [], "usage": _usage(self.completion)}
+            if self.completion.context.options.enable_per_request_metrics:
+                last["metrics"] = self.completion.job.timings()
+            yield event(last)
         yield DONE
 
     def _weight(self, batch: Batch) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from tokenmill.core.request import CompletionOutput, TextDelta, TokenLogprob
-from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.errors import HttpError
 from tokenmill.server.openai.completions import Completion
 from tokenmill.server.request_job import Gathered, Task
 from tokenmill.text.codec import Tokenizer
@@ -50,26 +50,23 @@ async def events(completion: Completion, parameters: Any, prompt: str) -> AsyncI
     tokens = Tokens(completion, parameters.top_n_tokens or 0)
     text, count = prompt if parameters.return_full_text else "", 0
     texts: Texts | None = None
-    try:
-        async for batch in completion.job.batches():
-            for task, delta in batch:
-                text += delta.text
-                rows = delta.logprobs or []
-                texts = texts or tokens.texts(task)
-                last = len(rows) - 1
-                for place, (row, token) in enumerate(zip(rows, delta.token_ids, strict=True)):
-                    count += 1
-                    said = texts.next(token, ends=delta.finish_reason is not None and place == last)
-                    event = {"index": count, **tokens.one(row, token, said), "generated_text": None, "details": None}
-                    if delta.finish_reason is not None and place == last:
-                        event |= _ending(text, delta, task, count)
-                    yield b"data:" + encode(event) + b"\n\n"
-                if delta.finish_reason is not None and not rows:
-                    empty = {"id": 0, "text": "", "logprob": 0.0, "special": True}
-                    event = {"index": count, "token": empty, "top_tokens": [], **_ending(text, delta, task, count)}
-                    yield b"data:" + encode(event) + b"\n\n"
-    except Exception as error:
-        yield b"data:" + error_body(describe_error(error)) + b"\n\n"
+    async for batch in completion.job.batches():
+        for task, delta in batch:
+            text += delta.text
+            rows = delta.logprobs or []
+            texts = texts or tokens.texts(task)
+            last = len(rows) - 1
+            for place, (row, token) in enumerate(zip(rows, delta.token_ids, strict=True)):
+                count += 1
+                said = texts.next(token, ends=delta.finish_reason is not None and place == last)
+                event = {"index": count, **tokens.one(row, token, said), "generated_text": None, "details": None}
+                if delta.finish_reason is not None and place == last:
+                    event |= _ending(text, delta, task, count)
+                yield b"data:" + encode(event) + b"\n\n"
+            if delta.finish_reason is not None and not rows:
+                empty = {"id": 0, "text": "", "logprob": 0.0, "special": True}
+                event = {"index": count, "token": empty, "top_tokens": [], **_ending(text, delta, task, count)}
+                yield b"data:" + encode(event) + b"\n\n"
 
 
 class Texts:

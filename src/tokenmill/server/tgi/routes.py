@@ -12,7 +12,7 @@ from starlette.responses import Response
 import tokenmill
 from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
-from tokenmill.server.errors import describe_error, renaming_fields
+from tokenmill.server.errors import renaming_fields
 from tokenmill.server.model_lookup import Streams
 from tokenmill.server.openai.completions import Completion, open_completion
 from tokenmill.server.openai.schemas import CompletionRequest
@@ -135,10 +135,7 @@ def _info(context: Context) -> dict[str, Any]:
 async def _grown(opened: Completion, prompt: str) -> AsyncIterator[bytes]:
     """All texts so far, after each step."""
     texts: dict[int, str] = {}
-    try:
-        async for batch in opened.job.batches():
-            for _, delta in batch:
-                texts[delta.index] = texts.get(delta.index, prompt) + delta.text
-            yield encode({"text": [texts[i] for i in sorted(texts)]}) + b"\n"
-    except Exception as error:
-        yield answers.error_body(describe_error(error)) + b"\n"
+    async for batch in opened.job.batches():
+        for _, delta in batch:
+            texts[delta.index] = texts.get(delta.index, prompt) + delta.text
+        yield encode({"text": [texts[i] for i in sorted(texts)]}) + b"\n"
