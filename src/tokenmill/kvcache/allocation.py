@@ -85,6 +85,8 @@ class BlockTables:
         """Extend `seq`, planned up to block-aligned `position`, by cached blocks; returns the tokens gained."""
         if not self.caching or seq.published < position or position % self.block_size:
             return 0
+        if any(table.end > position for table in seq.tables):
+            return 0  # drafts that did not stand have left blocks here already
         cache, start = self.cache, seq.node
         assert isinstance(start, Node)
         if not start.alive:

@@ -268,3 +268,36 @@ def test_constrained_texts_are_the_ideal_ones(part):
         preempted += counters.preemptions
         accepted += counters.accepted
     assert preempted and accepted
+
+
+def run_twins(seed: int) -> None:
+    """Equal requests follow each other closely: each finds what the one before has said while its own drafts fail."""
+    rng = random.Random(seed)
+    model = HashModel(windows=(0,), vocab=VOCAB, stop_every=1000)
+    block_size = rng.choice([1, 2, 4])
+    executor = MaskedExecutor(model, [0], [200], block_size)
+    tables = BlockTables([GroupLayout(0)], [200], block_size)
+    limits = Limits(max_rows=4, max_step_tokens=64, max_drafts=rng.choice([3, 6]), step_guesses=32)
+    scheduler = Scheduler(limits, tables, make_policy("fcfs"), ConstrainedDrafter(model, rng))
+    engine = Engine(scheduler, executor, None)  # type: ignore[arg-type]
+    prompt = [rng.randrange(1, VOCAB) for _ in range(rng.randint(1, 9))]
+    own, rules = rng.randrange(1 << 30), Rules(rng.randrange(99))
+    coming: deque[SequenceGroup] = deque()
+    for i in range(3):
+        request = Request(id=f"r{i}", prompt_ids=prompt, params=SamplingParams(), seed=own, arrival=i)
+        group = SequenceGroup(request, Sampling(), RowSampling(end_ids=[0]), len(prompt) + 40)
+        group.constraint = rules.fork()
+        coming.append(group)
+    texts: dict[str, list[int]] = {}
+    while coming or engine.has_work:
+        if coming and rng.random() < 0.3:
+            scheduler.add(coming.popleft())
+        for delta in engine.step():
+            texts.setdefault(delta.request_id, []).extend(delta.tokens)
+    wanted = ideal(model, prompt, own, 40, rules)
+    assert texts == {f"r{i}": wanted for i in range(3)}
+
+
+def test_blocks_of_drafts_that_failed_are_not_in_the_way_of_a_prefix():
+    for seed in range(60):
+        run_twins(seed)
