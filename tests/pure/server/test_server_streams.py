@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.pure.server.conftest import Starter
+from tests.pure.server.conftest import Starter, until
 from tests.pure.server.server_chat_helpers import events
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.openai.completions import CompletionStream
@@ -150,3 +150,39 @@ async def test_a_priority_header_wins_over_the_body(start: Starter) -> None:
     ):
         answer = await served.post(PATH, {"prompt": "abc", "max_tokens": 1, **fields}, **headers)
         assert answer.status_code == wanted, (headers, fields, answer.text)
+
+
+SAID = "The engine is not available right now; try again."
+OPENAI = f'data: {{"error":{{"message":"{SAID}","type":"ServiceUnavailableError","param":null,"code":503}}}}\n\n'
+HI = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 900, "model": "fake"}
+ENDS = [
+    (PATH, {"prompt": "abc", "max_tokens": 900}, OPENAI + "data: [DONE]\n\n"),
+    (PATH, {"prompt": "abc", "max_tokens": 900, "best_of": 2, "temperature": 1}, OPENAI + "data: [DONE]\n\n"),
+    ("/v1/chat/completions", HI, OPENAI + "data: [DONE]\n\n"),
+    ("/v1/chat/completions", {**HI, "store": True}, OPENAI + "data: [DONE]\n\n"),
+    ("/invocations", HI, OPENAI + "data: [DONE]\n\n"),
+    ("/v1/messages", HI, f'"error":{{"type":"overloaded_error","message":"{SAID}"}},"request_id":null}}\n\n'),
+    ("/v1/responses", {"input": "abc", "max_output_tokens": 900}, "}\n\n"),
+    ("/api/generate", {"model": "fake", "prompt": "abc"}, f'{{"error":"{SAID}"}}\n'),
+    ("/api/chat", {"model": "fake", "messages": HI["messages"]}, f'{{"error":"{SAID}"}}\n'),
+    ("/generate_stream", {"inputs": "abc"}, f'data:{{"error":"{SAID}","error_type":"overloaded"}}\n\n'),
+    ("/", {"inputs": "abc"}, f'data:{{"error":"{SAID}","error_type":"overloaded"}}\n\n'),
+    ("/generate", {"prompt": "abc"}, f'{{"error":"{SAID}","error_type":"overloaded"}}\n'),
+    ("/v2/models/fake/generate_stream", {"text_input": "abc"}, f'data: {{"error":"{SAID}"}}\n\n'),
+    ("/completion", {"prompt": "abc"}, OPENAI),
+    ("/infill", {"input_prefix": "abc", "input_suffix": "d"}, OPENAI),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "end"), ENDS, ids=[f"{path}-{i}" for i, (path, *_) in enumerate(ENDS)])
+async def test_an_error_ends_a_stream_in_its_apis_words(start: Starter, path: str, body: Any, end: str) -> None:
+    served = await start(FakeOptions(step_s=0.001))
+    fleet = served.fake.fleet
+    served.options.hung = True  # nothing ends by itself
+    asked = body if path in ("/generate_stream", "/v2/models/fake/generate_stream") else {**body, "stream": True}
+    answer = asyncio.create_task(served.post(path, asked))
+    await until(lambda: fleet.open_requests or answer.done())
+    fleet.end_all("gone")
+    found = await answer
+    assert found.status_code == 200 and found.text.endswith(end) and found.text.count(SAID) == 1, found.text
+    assert served.context.gate.open == 0 and not fleet.open_requests
