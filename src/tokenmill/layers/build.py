@@ -20,7 +20,16 @@ from tokenmill.compute.model import Checkpoint, Group
 from tokenmill.core.errors import ModelError
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.stages import Place, weigh
-from tokenmill.quant.detect import Share, WeightRequest, check_numbers, from_dense, load_stacked, load_weight, numbers
+from tokenmill.quant.detect import (
+    Share,
+    WeightRequest,
+    check_numbers,
+    from_dense,
+    has_form,
+    load_stacked,
+    load_weight,
+    numbers,
+)
 from tokenmill.quant.schemes import head_scheme
 
 _IGNORABLE = re.compile(
@@ -95,7 +104,7 @@ class Build:
 
     def under(self, name: str, probe: str) -> Build:
         """Below `name` if `probe` is found there, otherwise unchanged: base-model checkpoints lack the outer name."""
-        return self.at(name) if self.checkpoint.has(self.at(name).path(probe)) else self
+        return self.at(name) if self.at(name).has(probe) else self
 
     def limited(self, positions: int) -> Build:
         """The same with at most so many positions: a table of learned positions has an end."""
@@ -121,8 +130,9 @@ class Build:
         return f"{self.prefix}.{name}" if self.prefix and name else self.prefix or name
 
     def has(self, name: str) -> bool:
-        """True if the checkpoint has exactly this tensor."""
-        return self.checkpoint.has(self.path(name))
+        """Does the checkpoint have exactly this tensor? NAME.weight: or the matrix of this name in another form."""
+        full = self.path(name)
+        return self.checkpoint.has(full) or (full.endswith(".weight") and has_form(self.checkpoint, full[:-7]))
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """One tensor of exactly this shape, on the device, in the compute dtype unless `dtype` is given."""

@@ -56,6 +56,11 @@ _READERS = (fp8, hqq_quanto, torchao, squeezellm, mx)
 _INTERWOVEN = (bnb, hqq_quanto, torchao, squeezellm, ternary)
 """Forms in which a part of a matrix is not one range of bytes."""
 
+_OTHER_NAMES = (
+    *("weight_packed", "qweight", "W_q", "_weight_qdata", "weight._data", "weight._data._data", "compressed"),
+)
+"""Tensors that stand for a matrix whose numbers are not under NAME.weight."""
+
 Share = tuple[int, int, int]
 """A part of a weight: (dimension, part, parts), as in Weight.split."""
 
@@ -124,6 +129,11 @@ def load_weight(
         return _load_whole(part, own, (dtype, device), quantization, how)
     whole = _load_whole(ckpt, request, (dtype, device), quantization, how)
     return whole if share is None else whole.split(*share)
+
+
+def has_form(ckpt: Checkpoint, name: str) -> bool:
+    """Does the checkpoint hold the matrix `name` in a form without NAME.weight?"""
+    return any(ckpt.has(f"{name}.{other}") for other in _OTHER_NAMES)
 
 
 def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
