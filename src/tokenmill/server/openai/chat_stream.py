@@ -11,6 +11,7 @@ from typing import Any
 from tokenmill.core.request import TextDelta
 from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
+from tokenmill.server.openai.stream_pace import StreamPace
 from tokenmill.server.sse import DONE, PlainChunks, event
 from tokenmill.text.messages.message import Event
 from tokenmill.text.messages.parser import MessageParser
@@ -24,17 +25,12 @@ class ChatStream:
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
         body = chat.body
-        options = body.stream_options
-        self.usage_at_end = chat.context.options.enable_force_include_usage or bool(options and options.usage_at_end)
-        self.usage_always = bool(options and options.continuous_usage_stats)
+        self.pace = StreamPace(body, usage_forced=chat.context.options.enable_force_include_usage)
         self.plain: dict[int, PlainChunks] = {}
         self.started: set[int] = set()
-        self.held: dict[int, list[TextDelta]] = {}
         self.parsers: dict[int, MessageParser] = {}
         self.reasoning: dict[int, list[str]] = {}
-        self.said = 0
-        """Tokens shown so far. Usage counts these while the stream runs."""
-        self.simple = not (body.logprobs or body.return_token_ids or self.usage_always or body.stream_interval)
+        self.simple = not (body.logprobs or body.return_token_ids or self.pace.usage_always or body.stream_interval)
 
     async def chunks(self) -> AsyncIterator[bytes]:
         """All events."""
@@ -42,7 +38,7 @@ class ChatStream:
             data = b"".join([self._events(delta) for _, delta in batch])
             if data:
                 yield data
-        if self.usage_at_end:
+        if self.pace.usage_at_end:
             reasoning_chars = sum(len(text) for texts in self.reasoning.values() for text in texts)
             yield event(await self.chat.context.bodies.run_in_thread(reasoning_chars, self._last))
         yield DONE
@@ -108,17 +104,9 @@ class ChatStream:
 
     def _full(self, delta: TextDelta) -> bytes:
         body = self.chat.body
-        held = self.held.setdefault(delta.index, [])
-        held.append(delta)
-        gathered = sum(len(d.token_ids) for d in held)
-        if (
-            delta.finish_reason is None
-            and gathered < (body.stream_interval or 1)
-            and not (gathered == 0 and delta.text)
-        ):
+        held = self.pace.due(delta.index, delta)
+        if not held:
             return b""
-        self.held[delta.index] = []
-        self.said += gathered
         ended = delta.finish_reason is not None
         events = self._read(delta.index, "".join(d.text for d in held), ended=ended)
         chunks = [self._chunk(delta.index, self._delta(one)) for one in events]
@@ -137,8 +125,8 @@ class ChatStream:
         return b"".join([event(self._with_usage(chunk)) for chunk in chunks])
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        if self.usage_always:
-            chunk["usage"] = self.chat.job.usage(self.said)
+        if self.pace.usage_always:
+            chunk["usage"] = self.chat.job.usage(self.pace.said)
         return chunk
 
     def _last(self) -> dict[str, Any]:

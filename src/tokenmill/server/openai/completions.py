@@ -17,6 +17,7 @@ from tokenmill.server.context import Context
 from tokenmill.server.openai.logprobs import CompletionColumns, Row, TokenNames, prompt_rows
 from tokenmill.server.openai.sampling import all_of_them, sampling_params, truncate, within
 from tokenmill.server.openai.schemas import CompletionRequest
+from tokenmill.server.openai.stream_pace import StreamPace
 from tokenmill.server.openai.structure import blaming_structure
 from tokenmill.server.request_job import ENTRY, TOKEN, Batch, Gathered, Job, Task
 from tokenmill.server.sse import DONE, PlainChunks, event
@@ -189,18 +190,12 @@ class CompletionStream:
     def __init__(self, completion: Completion) -> None:
         self.completion = completion
         body = completion.body
-        options = body.stream_options
-        forced = completion.context.options.enable_force_include_usage
-        self.usage_at_end = forced or bool(options and options.usage_at_end)
-        self.usage_always = bool(options and options.continuous_usage_stats)
+        self.pace = StreamPace(body, usage_forced=completion.context.options.enable_force_include_usage)
         self.plain: dict[int, PlainChunks] = {}
         self.started: set[int] = set()
         self.columns: dict[int, CompletionColumns] = {}
-        self.held: dict[int, list[TextDelta]] = {}
-        self.said = 0
-        """Tokens shown so far. Usage counts these while the stream runs."""
         self.prompt_rows: dict[int, list[Row | None]] = {}
-        rich = body.logprobs is not None or body.return_token_ids or self.usage_always or body.stream_interval
+        rich = body.logprobs is not None or body.return_token_ids or self.pace.usage_always or body.stream_interval
         self.simple = not rich and not completion.only_echo
 
     async def chunks(self) -> AsyncIterator[bytes]:
@@ -210,7 +205,7 @@ class CompletionStream:
             data = await self.completion.context.bodies.run_in_thread(self._weight(batch), told)
             if data:
                 yield data
-        if self.usage_at_end:
+        if self.pace.usage_at_end:
             last = {**self._chunk(0, ""), "choices": [], "usage": _usage(self.completion)}
             if self.completion.context.options.enable_per_request_metrics:
                 last["metrics"] = self.completion.job.timings()
@@ -270,19 +265,11 @@ class CompletionStream:
 
     def _full(self, task: Task, index: int, delta: TextDelta) -> bytes:
         body = self.completion.body
-        held = self.held.setdefault(index, [])
-        held.append(delta)
-        gathered = sum(len(d.token_ids) for d in held)
-        if (
-            delta.finish_reason is None
-            and gathered < (body.stream_interval or 1)
-            and not (gathered == 0 and delta.text)
-        ):
+        held = self.pace.due(index, delta)
+        if not held:
             return b""
-        self.held[index] = []
         empty = self.completion.only_echo
         ids = [] if empty else [t for d in held for t in d.token_ids]
-        self.said += gathered
         chunk = self._chunk(index, "" if empty else "".join(d.text for d in held))
         choice = chunk["choices"][0]
         if body.logprobs is not None:
@@ -296,8 +283,8 @@ class CompletionStream:
         return event(self._with_usage(chunk))
 
     def _with_usage(self, chunk: dict[str, Any]) -> dict[str, Any]:
-        if self.usage_always:
-            chunk["usage"] = _usage(self.completion, self.said)
+        if self.pace.usage_always:
+            chunk["usage"] = _usage(self.completion, self.pace.said)
         return chunk
 
     def _chunk(self, index: int, text: str) -> dict[str, Any]:
