@@ -52,7 +52,7 @@ def write_bytes(path: Path, pieces: Iterable[bytes], total: int = 0) -> None:
     with new_file(path, fresh=True) as partial:
         free = shutil.disk_usage(path.absolute().parent).free
         if free < total:
-            raise UserError(f"{path} needs {total / 1e9:.2f} GB, but only {free / 1e9:.2f} GB are free there.")
+            raise UserError(f"{path} needs {total / 1e6:,.0f} MB, but only {free / 1e6:,.0f} MB are free there.")
         with open(partial, "wb") as file:
             for piece in pieces:
                 file.write(piece)

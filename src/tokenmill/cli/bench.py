@@ -75,8 +75,8 @@ def throughput(
 
     with BenchProgress() as progress:
         result = measure(keywords, plans * repeat, detokenize=detokenize, progress=progress)
-    save(result, json_path, plot)
     _show(result)
+    save(result, json_path, plot)
 
 
 @engine_flags
@@ -101,10 +101,10 @@ def latency(
     with BenchProgress() as progress:
         wanted = Uniform(batch, input_len, output_len, seed=config.model.seed)
         result = latencies.latency(keywords, wanted, repeat=repeat, progress=progress)
-    save(result, json_path, plot)
     _show(result)
     ms = result["latency_ms"]
     typer.echo(f"whole batch: p50 {ms['p50']:.1f} ms, p90 {ms['p90']:.1f} ms, p99 {ms['p99']:.1f} ms, of {repeat} runs")
+    save(result, json_path, plot)
 
 
 @engine_flags
@@ -124,10 +124,10 @@ def startup(
         from tokenmill.measure import startup as starting
 
         result = starting.startup(keywords, repeat=repeat)
-    save(result, json_path, None)
     typer.echo(f"{config.model.model}: seconds since the process was started, the median of {repeat}")
     for stage, text in starting.STAGES.items():
         typer.echo(f"  {text:>20}  {result['stages_s'][stage]:.2f}")
+    save(result, json_path, None)
 
 
 @engine_flags
@@ -154,8 +154,8 @@ def ablate(
 
     with BenchProgress() as progress:
         result = ablation.ablate(keywords, plans[0], repeat=repeat, only=only or (), progress=progress)
-    save(result, json_path, plot)
     _show_ablation(result)
+    save(result, json_path, plot)
 
 
 def compare(

@@ -42,7 +42,7 @@ def check_place(path: Path, flag: str) -> None:
 
 
 def save(result: dict[str, Any], json_path: Path | None, plot_path: Path | None) -> None:
-    """Write and draw a result, if this was asked for."""
+    """Write and draw a result, if this was asked for. Verbs show it first: the disk may be full by now."""
     if json_path is not None:
         write_whole(json_path, json.dumps(result, indent=2) + "\n")
     if plot_path is not None:

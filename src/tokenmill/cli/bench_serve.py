@@ -147,8 +147,8 @@ def serve(
         result = runner.run(work)
     with show_waiting("Measuring this machine"):
         result["notes"] = [*notes, *_utilise(result, device)]
-    save(result, json_path, plot)
     _show(result, [f"p{p:g}" for p in percentiles])
+    save(result, json_path, plot)
 
 
 def allow_sockets() -> None:

@@ -73,9 +73,14 @@ def tune(
         )
         setup = Setup(device=device, ranks=1, efficiency=efficiency_of(device))
         result = tuning.tune(keywords, plans[0], goal, setup, progress)
+    _show(result)
+    try:
+        write_whole(out, as_yaml(result))
+    except ParameterError:  # what was found in minutes is not lost
+        typer.echo(as_yaml(result))
+        raise
+    typer.echo(f"Written: {out}\n  tokenmill serve --config {out}")
     save(result, json_path, None)
-    write_whole(out, as_yaml(result))
-    _show(result, out)
 
 
 def tune_kernels(config: EngineConfig, keywords: dict[str, Any], seconds: float) -> None:
@@ -112,7 +117,7 @@ def as_yaml(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n" + yaml.safe_dump(json.loads(json.dumps(plain)), sort_keys=True)
 
 
-def _show(result: dict[str, Any], out: Path) -> None:
+def _show(result: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -132,9 +137,8 @@ def _show(result: dict[str, Any], out: Path) -> None:
     console = Console(highlight=False)
     console.print(table)
     if not result["met"]:
-        console.print("[red]No options met the objective[/]; the nearest ones were written.")
-    console.print(f"{result['worth']:.2f} times the tokens of the options as given. Written: {out}")
-    console.print(f"  tokenmill serve --config {out}")
+        console.print("[red]No options met the objective[/]; the nearest ones are written.")
+    console.print(f"{result['worth']:.2f} times the tokens of the options as given.")
 
 
 def _short(value: Any) -> str:
