@@ -116,6 +116,7 @@ def build_engine(config: EngineConfig) -> Built:
         config.cache.block_size,
         prefix_cache=config.cache.enable_prefix_caching,
         snapshots=None if facts.snapshots is None else Snapshots(facts.snapshots, config.cache.block_size),
+        step_tokens=facts.max_step_tokens,
     )
     if config.engines > 1:  # a router chooses between them
         tables.cache.listener = CacheEvents()

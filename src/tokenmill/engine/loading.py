@@ -247,7 +247,7 @@ def load_runner(
     own = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     blocks = mesh.agree(pages.everywhere(own, MANY_BLOCKS))
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
-    max_len = fitting_length(config, pages.groups, blocks, wanted, reasons)
+    max_len = fitting_length(config, pages.groups, blocks, (wanted, step_tokens), reasons)
     pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros, behind)
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
     drafter = drafts.drafter

@@ -123,10 +123,15 @@ def _note_result(runner: Runner, plan: StepPlan, results: list[StepResult]) -> N
 
 
 def fitting_length(
-    config: EngineConfig, groups: Sequence[GroupLayout], blocks: list[int], wanted: int, reasons: list[str]
+    config: EngineConfig,
+    groups: Sequence[GroupLayout],
+    blocks: list[int],
+    lengths: tuple[int, int],
+    reasons: list[str],
 ) -> int:
-    """The longest sequence that these blocks hold, at most `wanted`."""
-    fits = BlockTables(list(groups), blocks, config.cache.block_size).max_length()
+    """The longest sequence that these blocks hold, at most `wanted`. lengths: wanted, and the most tokens of a step."""
+    wanted, step_tokens = lengths
+    fits = BlockTables(list(groups), blocks, config.cache.block_size, step_tokens=step_tokens).max_length()
     if wanted <= fits:
         return wanted
     if config.model.max_model_len is not None:

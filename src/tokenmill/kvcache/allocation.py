@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenmill.core.sequence import Sequence, Table
+from tokenmill.core.sequence import NEVER, Sequence, Table
 from tokenmill.core.step import BlockCopy, StepPlan, TableEdit
 from tokenmill.kvcache.blocks import BlockPool
 from tokenmill.kvcache.cache_events import salt_of
@@ -35,10 +35,17 @@ class BlockTables:
         *,
         prefix_cache: bool = True,
         snapshots: Snapshots | None = None,
+        step_tokens: int = NEVER,
     ) -> None:
-        """snapshots: given for a model whose rows have states besides their blocks."""
+        """snapshots: given for a model whose rows have states besides their blocks. step_tokens: the most tokens that
+        one step computes; a group with a window holds no more than these beyond it."""
         self.layouts = layouts
         self.block_size = block_size
+        self.most_held = [
+            -(-(layout.window + step_tokens) // block_size) + 1 if layout.window else NEVER for layout in layouts
+        ]
+        """By group, the most blocks that a sequence needs at one time, however long it is."""
+        self.most_new = -(-step_tokens // block_size)
         self.pools = [BlockPool(n) for n in num_blocks]
         self.by_group = [self.pools[layout.pool] for layout in layouts]
         self.caching = prefix_cache
@@ -54,17 +61,26 @@ class BlockTables:
 
     def max_length(self) -> int:
         """The length of the longest sequence that the cache can hold alone."""
-        groups = [0] * len(self.pools)
-        for layout in self.layouts:
-            groups[layout.pool] += 1
-        return min(p.num_blocks // g for p, g in zip(self.pools, groups, strict=True) if g) * self.block_size
+        return min(self._fitting(number) for number in range(len(self.pools))) * self.block_size
+
+    def _fitting(self, number: int) -> int:
+        """How many blocks of text this pool can hold for one sequence."""
+        most = sorted(held for held, layout in zip(self.most_held, self.layouts, strict=True) if layout.pool == number)
+        left, found = self.pools[number].num_blocks, 0
+        for place, held in enumerate(most):  # all groups grow together, until those with the smallest windows are full
+            count = min(held - found, left // (len(most) - place))
+            found, left = found + count, left - count * (len(most) - place)
+            if found < held:
+                return found
+        return NEVER
 
     def has_room(self, seq: Sequence, length: int) -> bool:
         """Are there enough blocks for `length` tokens of `seq` now?"""
         need = [0] * len(self.pools)
         for group, layout in enumerate(self.layouts):
-            end = seq.tables[group].end if seq.tables else 0
-            need[layout.pool] += max(0, -(-(length - end) // self.block_size))
+            end, held = (seq.tables[group].end, len(seq.tables[group].blocks)) if seq.tables else (0, 0)
+            count = max(0, -(-(length - end) // self.block_size))
+            need[layout.pool] += min(count, max(self.most_held[group] - held, self.most_new))
         return all(n <= pool.available for n, pool in zip(need, self.pools, strict=True))
 
     def usage(self) -> float:

@@ -184,6 +184,7 @@ class RadixCache:
             if node.alive:
                 del node.parent.children[node.key]
             self.drop_snapshot(node)
+            self.listener.gone(node)  # it may have been told of although its blocks had left their windows
             node = node.parent
         if node.parent is None and not node.children:
             self.roots.pop(str(node.key[0]), None)

@@ -80,6 +80,7 @@ class Layouts:
     kv_bytes: int
     wanted: int
     free: int
+    step_tokens: int
 
 
 @dataclass(slots=True)
@@ -261,7 +262,7 @@ def layouts(planner: Planner, device: Device, sharers: int = 1) -> Layouts:
     most = config.schedule.max_num_seqs * (-(-wanted // cache.block_size) + 1) * len(cache.groups)
     blocks = [min(count, most) for count in blocks]
     held = sum(n * page for n, page in zip(blocks, cache.page_bytes, strict=True))
-    return Layouts(cache, blocks, held, wanted, device.memory_bytes - taken - held)
+    return Layouts(cache, blocks, held, wanted, device.memory_bytes - taken - held, planner.step_tokens)
 
 
 def held_in_all(planner: Planner, device: Device) -> int:
@@ -289,7 +290,9 @@ def _max_context(memory: Layouts) -> int:
     """The longest sequence that fits if it is the only one."""
     if not all(memory.blocks):
         return 0
-    tables = BlockTables(list(memory.cache.groups), memory.blocks, memory.cache.block_size)
+    tables = BlockTables(
+        list(memory.cache.groups), memory.blocks, memory.cache.block_size, step_tokens=memory.step_tokens
+    )
     return min(memory.wanted, tables.max_length())
 
 

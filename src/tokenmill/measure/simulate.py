@@ -100,6 +100,7 @@ def predict(planner: Planner, setup: Setup, jobs: list[Job], users: int = 0) -> 
         memory.blocks,
         config.cache.block_size,
         prefix_cache=config.cache.enable_prefix_caching,
+        step_tokens=planner.step_tokens,
     )
     limits = make_limits(config.schedule, planner.step_tokens)
     scheduler = Scheduler(limits, tables, make_policy(config.schedule.scheduling_policy), NoDrafter())

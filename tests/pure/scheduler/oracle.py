@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from tokenmill.core.request import Request, SamplingParams
-from tokenmill.core.sequence import Sequence, SequenceGroup
+from tokenmill.core.sequence import NEVER, Sequence, SequenceGroup
 from tokenmill.core.step import RowSampling
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.cache_events import MARK_BYTES, CacheEvents, next_mark, root_mark
@@ -206,6 +206,19 @@ def make_requests(
     return groups
 
 
+def least_blocks(layouts: list[GroupLayout], block_size: int, step_tokens: int, max_len: int) -> list[int]:
+    """The fewest blocks per pool that hold a sequence of this length."""
+    blocks = [1] * (max(lay.pool for lay in layouts) + 1)
+    while BlockTables(layouts, blocks, block_size, step_tokens=step_tokens).max_length() < max_len:
+        each = [
+            BlockTables([GroupLayout(0, lay.window) for lay in layouts if lay.pool == pool], [count], block_size,
+                        step_tokens=step_tokens).max_length()
+            for pool, count in enumerate(blocks)
+        ]  # fmt: skip
+        blocks[each.index(min(each))] += 1
+    return blocks
+
+
 def check_kept(snapshots: Snapshots, device: HashExecutor) -> None:
     """What the cache believes to be kept is what the device kept."""
     for slot, node in [*snapshots.fresh.items(), *snapshots.proven.items()]:
@@ -252,8 +265,11 @@ def run_story(
     device_drafts: bool = False,
     crowded_beams: bool = False,
     trees: bool = False,
+    tight_windows: bool = False,
 ) -> Scheduler:
     """One random schedule from its seed; raises AssertionError on any wrong text, double end or leaked block.
+
+    tight_windows: groups with windows get no more blocks than the longest sequence needs of them at one time.
 
     device_drafts: all drafts are the device's, and plans are in flight. crowded_beams: nearly all requests are beams,
     for fewer rows than they have together. trees: the device's drafts are trees, and rows have no states."""
@@ -265,6 +281,13 @@ def run_story(
     groups_per_pool = max(sum(1 for lay in layouts if lay.pool == p) for p in (0, 1))
     pools = max(lay.pool for lay in layouts) + 1
     blocks = [groups_per_pool * per_group + rng.choice([0, 2, 10, 60]) for _ in range(pools)]
+    own = random.Random(~seed)
+    step_tokens = own.choice([1, 3, 8])
+    if tight_windows:
+        layouts, windows = own.choice(LAYOUTS[1:])
+        pools = max(lay.pool for lay in layouts) + 1
+        blocks = least_blocks(layouts, block_size, step_tokens, max_len)
+        blocks = [count + own.choice([0, 0, 1, 4]) for count in blocks]
     stateful = rng.random() < 0.4 and not trees
     device_drafts = device_drafts or trees
     model = HashModel(windows=windows, stop_every=rng.choice([5, 20, 1000]), stateful=stateful)
@@ -314,11 +337,20 @@ def run_story(
         cohorts=0 if executor.chains else rng.choice([1, 2, 3]),
         whole=(rng.random() < 0.1, rng.random() < 0.1),
     )
+    if tight_windows:
+        limits = replace(limits, max_step_tokens=step_tokens, whole=(False, limits.whole[1]))
     snapshots = None
     if stateful:
         every, turn = rng.choice([1, 8, 24, 1000]), rng.choice([1, 4, 12, 1000])
         snapshots = Snapshots(rng.choice([0, 1, 3, 12, 100]), block_size, every, turn)
-    tables = BlockTables(layouts, blocks, block_size, prefix_cache=rng.random() < 0.85, snapshots=snapshots)
+    tables = BlockTables(
+        layouts,
+        blocks,
+        block_size,
+        prefix_cache=rng.random() < 0.85,
+        snapshots=snapshots,
+        step_tokens=step_tokens if tight_windows else NEVER,
+    )
     tables.shares_followed = not recalls
     tables.cache.listener = CacheEvents()
     held: set[bytes] = set()

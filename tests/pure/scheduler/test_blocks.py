@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.blocks import BlockPool
 
 
@@ -36,3 +37,15 @@ def test_shared_blocks_are_counted() -> None:
     assert most > 3
     pool.release(held)
     assert pool.shared == pool.held == 0
+
+
+def test_a_window_bounds_no_length() -> None:
+    """A group with a window needs blocks for the window and one step, in a pool of its own or shared with others."""
+    whole, narrow = GroupLayout(0), GroupLayout(1, 1024)
+    step = {"block_size": 16, "step_tokens": 8192}
+    least = (1024 + 8192) // 16 + 1
+    assert BlockTables([whole, narrow], [10_000, least], **step).max_length() == 160_000
+    assert BlockTables([whole, narrow], [10_000, least - 1], **step).max_length() == 16 * (least - 1)
+    assert BlockTables([whole, GroupLayout(0, 1024)], [10_000 + least], **step).max_length() == 160_000
+    assert BlockTables([whole, GroupLayout(0, 1024)], [100], **step).max_length() == 800
+    assert BlockTables([whole, whole], [100], **step).max_length() == 800

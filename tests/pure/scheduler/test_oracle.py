@@ -27,6 +27,15 @@ def test_random_schedules(part: int) -> None:
         run_story(seed)
 
 
+def test_windows_hold_no_more_than_they_need() -> None:
+    """Pools of exactly what the longest sequence needs of them at one time suffice, however long it is."""
+    for seed in range(25):
+        run_story(seed, tight_windows=True)
+        run_story(seed, tight_windows=True, device_drafts=True)
+        run_story(seed, tight_windows=True, trees=True)
+        run_story(seed, tight_windows=True, crowded_beams=True)
+
+
 def test_beams_of_many_requests_share_few_rows() -> None:
     """Siblings wait for one another, and rows for siblings: somebody always goes on."""
     for seed in range(STORIES // 5):
