@@ -97,7 +97,10 @@ class EngineLoop:
                 break
             report = Report()
             for command in commands:
-                self._take(command, report)
+                if isinstance(command, Add):
+                    self._add(command, report)
+                else:
+                    self._obey(command, report)
             self._take_compiled(report)
             if self.adapting:
                 self._take_adapted(report)
@@ -122,13 +125,8 @@ class EngineLoop:
             self.queued.discard(request_id)
         return ended
 
-    def _take(self, command: Command, report: Report) -> None:
-        if isinstance(command, Add):
-            try:
-                self._add(command, report)
-            except Exception as error:
-                self._fail(command.request.id, error, report)
-        elif isinstance(command, Adapt):
+    def _obey(self, command: Command, report: Report) -> None:
+        if isinstance(command, Adapt):
             self._adapt(command, report)
         elif isinstance(command, Sleep | Wake):
             self.rest = command
@@ -182,7 +180,7 @@ class EngineLoop:
         if isinstance(command, Broken):
             report.failed[command.request_id] = "the engine could not read what it was told"
 
-    def _fail(self, request_id: str, error: Exception, report: Report) -> None:
+    def _fail(self, request_id: str, error: BaseException, report: Report) -> None:
         """End a request after an unexpected exception in its work, and remove everything of it."""
         log.exception("a request could not be handled", exc_info=error)
         report.failed[request_id] = f"the engine could not handle it ({type(error).__name__})"
@@ -208,30 +206,26 @@ class EngineLoop:
         self.compiling = still
 
     def _refuse(self, command: Add, error: BaseException, report: Report) -> None:
+        """Say why a request is not accepted. An unexpected error fails it: its caller may wait for an answer."""
         name = command.request.id
         if isinstance(error, UserError):
             report.refused.append(Refused(name, str(error), error.param, isinstance(error, BusyError)))
-            return
-        text = f"the request could not be accepted ({type(error).__name__})"
-        report.deltas += [TokenDelta(name, i, [], finish="error", error=text) for i in range(command.num_outputs)]
+        else:
+            self._fail(name, error, report)
 
     def _add(self, command: Add, report: Report, *, ready: bool = False) -> None:
         """Add a request when its grammar is compiled and its adapter read (`ready`). The loop goes on until then."""
-        if not ready:
-            try:
-                waits = self._waits(command.request)
-            except UserError as error:
-                return self._refuse(command, error, report)
-            if waits:
-                return self.compiling.append((command, waits))
         try:
+            waits = [] if ready else self._waits(command.request)
+            if waits:
+                self.compiling.append((command, waits))
+                return
             self.engine.add(command.request, command.pooling)
-        except Exception as error:  # one broken request must not end the others
-            self._refuse(command, error, report)
-        else:
             self.queued.add(command.request.id)
             if command.ack:
                 report.accepted.append(command.request.id)
+        except Exception as error:  # one broken request must not end the others
+            self._refuse(command, error, report)
 
     def _waits(self, request: Request) -> list[Pending]:
         """Begin to compile a request's grammar and to read its adapter: what must be done before it is added."""

@@ -13,6 +13,7 @@ from tokenmill import LLM, AsyncLLM, SamplingParams
 from tokenmill.core.errors import BusyError, EngineDeadError, ParameterError
 from tokenmill.core.step import StepResult
 from tokenmill.engine.deliveries import Deliveries
+from tokenmill.engine.engine import Engine
 from tokenmill.engine.faults import STICKY, Faults, FaultyExecutor, ends_process, read_faults
 from tokenmill.engine.loop import EngineLoop
 from tokenmill.engine.service import Service
@@ -45,7 +46,8 @@ async def all_of(llm: AsyncLLM, tag: str) -> list[str]:
 
 PLACES = [
     *((Service, name) for name in ("_begin", "_sort", "_refuse", "_fail")),
-    *((EngineLoop, name) for name in ("_waits", "_add", "_end")),
+    (Engine, "add"),
+    *((EngineLoop, name) for name in ("_waits", "_end")),
     *((Deliveries, name) for name in ("_track", "_text", "add")),
 ]
 

@@ -19,6 +19,7 @@ from tokenmill.engine import loop as engine_loop
 from tokenmill.engine import wire
 from tokenmill.engine.build import build_engine
 from tokenmill.engine.deliveries import Deliveries
+from tokenmill.engine.engine import Engine
 from tokenmill.engine.prompts import make_request
 from tokenmill.engine.wire import Command, News, Stop
 from tokenmill.server.backend import DeltaStream
@@ -124,7 +125,8 @@ PLACES = [
     (wire, "encode"),
     (wire, "decode_news"),
     (child, "decode_command"),
-    *((engine_loop.EngineLoop, name) for name in ("_waits", "_add", "_refuse", "abort", "_end", "_stats")),
+    (Engine, "add"),
+    *((engine_loop.EngineLoop, name) for name in ("_waits", "_refuse", "abort", "_end", "_stats")),
     *((Fleet, name) for name in ("_answer", "_refused", "_failed", "_started", "_prefilled", "_note", "_show")),
     *((Fleet, name) for name in ("_stop", "_dispatch", "_tell_end", "_ended", "_fail")),
     *((Deliveries, name) for name in ("_track", "_text")),

@@ -56,7 +56,10 @@ def add(name: str, *, grammar: bool) -> Add:
 def turn(loop: EngineLoop, *commands: Any) -> Report:
     report = Report()
     for command in commands:
-        loop._take(command, report)
+        if isinstance(command, Add):
+            loop._add(command, report)
+        else:
+            loop._obey(command, report)
     loop._take_compiled(report)
     return report
 
@@ -77,8 +80,10 @@ def test_what_cannot_be_compiled_is_refused_and_not_tried_again() -> None:
     admission.futures["broken"].set_exception(RuntimeError("secret detail"))
     report = turn(loop)
     assert report.refused == [Refused("bad", "no such thing", "structured_outputs")]
-    assert [d.finish for d in report.deltas] == ["error"] and "secret" not in (report.deltas[0].error or "")
-    assert admission.checked == []
+    assert report.failed == {"broken": "the engine could not handle it (RuntimeError)"}, (
+        "its caller waits for an answer"
+    )
+    assert admission.checked == [] and not report.deltas
 
 
 def test_an_aborted_request_is_not_added_later() -> None:
