@@ -49,7 +49,8 @@ class SequenceGroup:
     """One request with its sequences (n samples or beams). It ends exactly once.
 
     For beams, by sequence: this step's `candidates`, and in `branches` the logprobs of each candidate. `dead_end`: why
-    a beam could not go on. `scored`: how many prompt positions need no scores, or none any more.
+    a beam could not go on. `scored`: how many prompt positions need no scores, or none any more. `cached`: how many of
+    the prompt's tokens lay in the prefix cache when it began.
     """
 
     request: Request
@@ -67,6 +68,7 @@ class SequenceGroup:
     ended: set[int] = field(default_factory=set)
     spawned: bool = False
     scored: int = 0
+    cached: int = 0
 
     def matchable(self, length: int) -> int:
         """How many of a sequence's tokens may come from the cache: at least one is computed, and so are those to be
@@ -124,7 +126,6 @@ class Sequence:
     capacity: int = 0
     published: int = 0
     node: object = None
-    cached: int = 0
     appended: list[int] = field(default_factory=list)
     constraint: Constraint | None = None
     score: float = 0.0

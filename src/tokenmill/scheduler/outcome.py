@@ -88,8 +88,8 @@ class Outcome:
         self.counters.output_tokens += len(new)
         logprobs = result.logprobs.get(i) if result.logprobs else None
         delta = TokenDelta(group.request.id, seq.index, new, logprobs and logprobs[: len(new)], finish, stop, None)
-        if seq.cached and seq.num_output == len(new):
-            delta.cached = seq.cached
+        if group.cached and seq.num_output == len(new):
+            delta.cached = group.cached
         if result.mus:
             seq.mu = delta.mu = result.mus.get(i, seq.mu)
         if constraint is not None and finish is None:
@@ -154,7 +154,7 @@ class Outcome:
             deltas.append(TokenDelta(group.request.id, 0, [], prompt_logprobs=new))
         if i in result.pooled:
             deltas.append(
-                TokenDelta(group.request.id, 0, [], finish="stop", pooled=result.pooled[i], cached=seq.cached)
+                TokenDelta(group.request.id, 0, [], finish="stop", pooled=result.pooled[i], cached=group.cached)
             )
             self.roster.finish(seq)
             return True
@@ -208,9 +208,9 @@ class Outcome:
         deltas = []
         for index, done in enumerate(search.done[: group.num_outputs]):
             self.counters.output_tokens += len(done.tokens)
-            deltas.append(
-                TokenDelta(group.request.id, index, done.tokens, done.logprobs, done.reason, score=done.total)
-            )
+            delta = TokenDelta(group.request.id, index, done.tokens, done.logprobs, done.reason, cached=group.cached)
+            delta.score = done.total
+            deltas.append(delta)
         if missing := group.num_outputs - len(deltas):
             error = group.dead_end if not deltas and group.dead_end else _too_few(len(deltas), group.num_outputs)
             first = len(deltas)

@@ -183,7 +183,7 @@ class Roster:
         if not self.free_rows or not parent.tables or self.tables.snapshots is not None:
             self.wait(child)
             return
-        child.computed, child.cached = computed, computed
+        child.computed = computed
         if not self.limits.anew:
             child.followed = min(computed, parent.computed if parent.in_step else parent.followed)
         self.tables.fork(parent, child, computed)

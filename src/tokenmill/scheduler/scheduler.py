@@ -247,10 +247,17 @@ class Scheduler:
         gain = self.tables.match(seq, position, most)
         if gain:
             seq.computed += gain
-            seq.cached += gain
-            self.counters.cached_tokens += gain
+            self._note_hit(seq, position, gain)
             seq.jumped = True
         return gain
+
+    def _note_hit(self, seq: Sequence, position: int, gain: int) -> None:
+        """Count tokens of a prompt that were found. What a request finds of its own (other samples do, and a sequence
+        that was preempted) is not told of as cached."""
+        found = min(position + gain, seq.num_prompt) - min(position, seq.num_prompt)
+        self.counters.cached_tokens += found
+        if not (seq.group.spawned or seq.preemptions):
+            seq.group.cached += found
 
     def _chunk(self, position: int, end: int, budget: int) -> int:
         want = end - position
@@ -389,8 +396,8 @@ class Scheduler:
                 most = seq.group.matchable(len(seq.tokens)) if seq.group.reads_cache else 0
                 hit = self.tables.match(seq, 0, most) if most else 0
                 if self.tables.has_room(seq, self.policy.reserve(seq)):
-                    seq.computed = seq.cached = hit
-                    self.counters.cached_tokens += hit
+                    seq.computed = hit
+                    self._note_hit(seq, 0, hit)
                     return True
                 self.tables.close(seq)
             victim = self.roster.running[-1] if self.roster.running else None

@@ -1,0 +1,51 @@
+"""A request's cached tokens are those of its prompt that others had left: samples, beams and preemption add none."""
+
+from __future__ import annotations
+
+import pytest
+
+from tokenmill.core.request import Request, SamplingParams
+from tokenmill.core.sequence import SequenceGroup
+from tokenmill.core.step import RowSampling
+from tokenmill.engine.engine import Engine
+from tokenmill.kvcache.allocation import BlockTables, GroupLayout
+from tokenmill.scheduler.policy import make_policy
+from tokenmill.scheduler.roster import Limits
+from tokenmill.scheduler.scheduler import Scheduler
+from tokenmill.scheduler.search import BeamSearch, Sampling
+from tokenmill.speculate.none import NoDrafter
+from tokenmill.testing.hash_executor import HashExecutor
+from tokenmill.testing.hash_model import HashModel
+
+SHARED, OWN, BLOCK = 12, 8, 4
+
+
+def told(*, n: int = 1, beams: bool = False, rows: int = 4, blocks: int = 60) -> tuple[dict[str, set[int]], Scheduler]:
+    """What three requests with one beginning, one soon after the other, hear of cached tokens."""
+    model = HashModel(stop_every=1 << 40)
+    tables = BlockTables([GroupLayout(0)], [blocks], BLOCK)
+    scheduler = Scheduler(Limits(rows, max_step_tokens=8), tables, make_policy("fcfs"), NoDrafter())
+    engine = Engine(scheduler, HashExecutor(model, [0], [blocks], BLOCK), None)  # type: ignore[arg-type]
+    found: dict[str, set[int]] = {}
+    for i in range(3):
+        prompt = [1] * SHARED + [2 + i] * OWN
+        request = Request(id=f"r{i}", prompt_ids=prompt, params=SamplingParams(n=n), seed=3, arrival=i)
+        search = BeamSearch(2, 1.0, False, frozenset({0}), 8) if beams else Sampling()
+        sampling = RowSampling(end_ids=[0], num_candidates=search.width)
+        scheduler.add(SequenceGroup(request, search, sampling, 30, num_outputs=2 if beams else n))
+        for _ in range(3):
+            for delta in engine.step():
+                found.setdefault(delta.request_id, set()).add(delta.cached)
+    while engine.has_work:
+        for delta in engine.step():
+            found.setdefault(delta.request_id, set()).add(delta.cached)
+    return found, scheduler
+
+
+@pytest.mark.parametrize("options", [{}, {"n": 3}, {"n": 3, "rows": 1}, {"beams": True}, {"blocks": 9}], ids=str)
+def test_cached_tokens_are_what_others_left(options: dict[str, int]) -> None:
+    found, scheduler = told(**options)  # type: ignore[arg-type]
+    assert {name: max(values) for name, values in found.items()} == {"r0": 0, "r1": SHARED, "r2": SHARED}
+    assert bool(scheduler.counters.preemptions) == ("blocks" in options)
+    lengths = 3 * (SHARED + OWN) * options.get("n", 1) * (1 + scheduler.counters.preemptions)
+    assert scheduler.counters.cached_tokens + scheduler.counters.prompt_tokens <= lengths, "answers are no prompts"
