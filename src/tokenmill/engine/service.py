@@ -32,11 +32,11 @@ ByLoop = dict[asyncio.AbstractEventLoop, list[tuple[Inbox, TextDelta | UserError
 
 @dataclass(slots=True)
 class Caller:
-    """Where the deltas of one request go."""
+    """Where the deltas of one request go. left: the indices of outputs that have not ended."""
 
     loop: asyncio.AbstractEventLoop
     inbox: Inbox
-    left: int
+    left: set[int]
     gone: bool = False
 
 
@@ -95,6 +95,8 @@ class Service:
                 loop.call_soon_threadsafe(_settle, done, result, None)
 
         self.commands.put(answer_caller)
+        if self.dead is not None:  # it died in between, perhaps after it looked for callers
+            raise EngineDeadError(self.dead)
         return await done
 
     def close(self) -> None:
@@ -115,7 +117,7 @@ class Service:
         if name in self.callers:
             raise ParameterError(f"The request id {name!r} is in use: choose another one.", param="request_id")
         left = command.num_outputs
-        caller = self.callers[name] = Caller(asyncio.get_running_loop(), asyncio.Queue(), left)
+        caller = self.callers[name] = Caller(asyncio.get_running_loop(), asyncio.Queue(), set(range(left)))
         self.commands.put(command)
         try:
             if self.dead is not None:  # it died in between, perhaps after it looked for callers
@@ -139,7 +141,7 @@ class Service:
     def _drive_loop(self) -> None:
         try:
             self.loop.run_loop()
-        except Exception as error:
+        except BaseException as error:  # a processor may call sys.exit(): nobody may wait for a thread that is gone
             self.dead = f"the engine stopped: {type(error).__name__}: {error}"
         self._end_all(self.dead or "the engine was closed")
 
@@ -199,7 +201,7 @@ class Service:
         caller = self.callers.get(request_id)
         if caller is not None:
             self._post({caller.loop: [(caller.inbox, delta) for delta in _ends(request_id, caller, message)]})
-            caller.left = 0
+            caller.left.clear()
         self.loop.abort(request_id)
 
     def _leave(self, request_id: str) -> None:
@@ -216,7 +218,8 @@ class Service:
         """Sort a delta by event loop, so that each loop is woken once for all deltas of a step."""
         caller = self.callers.get(delta.request_id)
         if caller is not None:
-            caller.left -= delta.finish_reason is not None
+            if delta.finish_reason is not None:
+                caller.left.discard(delta.index)
             self.coming.setdefault(caller.loop, []).append((caller.inbox, delta))
 
     def _post(self, by_loop: ByLoop) -> None:
@@ -238,7 +241,7 @@ class Service:
 
 def _ends(name: str, caller: Caller, reason: str) -> list[TextDelta]:
     """One error for each output that is still to end."""
-    return [TextDelta(request_id=name, index=i, finish_reason="error", error=reason) for i in range(caller.left)]
+    return [TextDelta(request_id=name, index=i, finish_reason="error", error=reason) for i in sorted(caller.left)]
 
 
 def _put_all(items: list[tuple[Inbox, TextDelta | UserError]]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,50 @@ async def test_one_of_32_breaks_and_31_do_not_notice(tiny: Path, monkeypatch: py
             assert found[:7] + found[8:] == calm[:7] + calm[8:], name
             assert found[7] in (calm[7], "error") or found[7].startswith("raised"), name
         assert await all_of(llm, "after") == calm and llm.service.dead is None
+
+
+async def test_an_engine_that_dies_ends_what_is_open_and_nothing_else(tiny: Path) -> None:
+    """Of two outputs one has ended before; its end stays."""
+    params = msgspec.structs.replace(PARAMS, n=2, max_tokens=200, temperature=1.0)
+    async with AsyncLLM(str(tiny), **OPTIONS) as llm:
+        service, ends = llm.service, {}
+
+        def die() -> None:
+            raise RuntimeError("injected")
+
+        async with asyncio.timeout(60):
+            async for output in llm.generate({"prompt_token_ids": [5, 9]}, params, VICTIM):
+                ends = {each.index: each.finish_reason for each in output.outputs}
+                if len(ends) == 2 and not any(ends.values()):
+                    await service.call(lambda: service._deliver(service.loop.abort(VICTIM, 0)))
+                elif ends.get(0) and not ends.get(1):
+                    service.engine.step = die  # type: ignore[method-assign, assignment]
+    assert ends == {0: "abort", 1: "error"}
+
+
+async def test_nobody_waits_for_a_thread_that_is_gone(tiny: Path) -> None:
+    def leave(*_: Any) -> Any:
+        raise SystemExit(3)
+
+    async with AsyncLLM(str(tiny), **OPTIONS) as llm, asyncio.timeout(60):
+        quits = msgspec.structs.replace(PARAMS, logits_processors=[leave])
+        async for output in llm.generate({"prompt_token_ids": [5, 9]}, quits):
+            reason = output.outputs[0].finish_reason
+        assert reason == "error" and "SystemExit" in (llm.service.dead or "")
+    async with AsyncLLM(str(tiny), **OPTIONS) as llm, asyncio.timeout(60):
+        service = llm.service
+
+        class Late(queue.SimpleQueue[Any]):
+            """The thread ends after the caller has looked whether it lives."""
+
+            def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+                super().put(None)
+                service.thread.join()
+                super().put(item)
+
+        service.commands = Late()
+        with pytest.raises(EngineDeadError, match="closed"):
+            await service.call(lambda: 1)
 
 
 async def test_close_ends_the_grammars_helper(tiny: Path) -> None:
