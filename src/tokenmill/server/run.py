@@ -13,7 +13,7 @@ import os
 import signal
 import socket
 import stat
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +69,7 @@ def serve_models(
     check_before_loading(server)
     for spec in specs:
         count_engines(spec.engine, spec.server)
-    with contextlib.closing(_bind(server)) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+    with _listening(server) as sock, asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(specs, server, hooks or Hooks(), (build, dict(rights or {})), sock))
 
 
@@ -225,9 +225,11 @@ class Shutdown:
         self.status = 0
 
     def listen_to_signals(self) -> None:
+        """SIGHUP, which a terminal sends that is closed, ends the server as the others do, but not under `nohup`."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, self._signal)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            if number != signal.SIGHUP or signal.getsignal(number) is signal.SIG_DFL:
+                loop.add_signal_handler(number, self._signal)
 
     def _signal(self) -> None:
         if self.ending.is_set():
@@ -265,6 +267,21 @@ class Shutdown:
             async with asyncio.timeout(self.grace):
                 while gate.open and not self.hurry.is_set():
                     await asyncio.sleep(0.02)
+
+
+@contextlib.contextmanager
+def _listening(server: ServerConfig) -> Iterator[socket.socket]:
+    """The listening socket. A file that it has is removed at the end, if it is still this one's."""
+    with contextlib.closing(_bind(server)) as sock:
+        path = server.listen.uds
+        made = None if path is None else os.stat(path)
+        try:
+            yield sock
+        finally:
+            if path is not None and made is not None:
+                with contextlib.suppress(OSError):
+                    if os.path.samestat(made, os.stat(path)):
+                        os.unlink(path)
 
 
 def _bind(server: ServerConfig) -> socket.socket:

@@ -107,7 +107,11 @@ async def test_what_is_predicted_is_what_is_measured(folders: dict[str, Path]) -
     specs = [Spec(make_config({}, model=str(folders[name]), **options), server) for name in NAMES[:2]]
     loader = ModelLoader(server, build_default, {})
     models = loader.catalogue(specs)
-    survey = Survey(specs, 2 << 30, lambda asked: find_needs(*asked))
+
+    async def ask(asked: Any) -> Any:
+        return find_needs(*asked)
+
+    survey = Survey(specs, 2 << 30, ask)
     models.predict = survey.size_of
     entry = models.first
     predicted = await survey.size_of(entry)

@@ -394,7 +394,7 @@ async def test_two_hundred_requests_of_eight_clients_with_room_for_two_of_three(
 async def test_sizes_are_asked_for_once_and_shares_of_the_cache_are_set() -> None:
     asked: list[Any] = []
 
-    def ask(what: Any) -> tuple[int, list[Need]]:
+    async def ask(what: Any) -> tuple[int, list[Need]]:
         asked.append([config.model.model for config in what[0]])
         return 100, [Need(30, 8, 2, fixed=config.cache.kv_cache_memory_bytes is not None) for config in what[0]]
 
@@ -414,7 +414,7 @@ async def test_sizes_are_asked_for_once_and_shares_of_the_cache_are_set() -> Non
 
 
 async def test_models_that_cannot_be_counted_are_loaded_all_the_same() -> None:
-    def ask(what: Any) -> tuple[int, list[Need]]:
+    async def ask(what: Any) -> tuple[int, list[Need]]:
         raise OSError("no more processes")
 
     world, specs = World(), [spec("a", memory=None)]

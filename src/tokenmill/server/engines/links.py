@@ -111,6 +111,8 @@ class ProcessLink:
         self.wire: LoopEnd | None = None
         self.on_news: Callable[[News], None] = lambda news: None
         self.end: asyncio.Task[None] | None = None
+        self.heard = False
+        """Has it said anything? It does so for the first time when it has loaded, or cannot load."""
 
     def start(self, on_news: Callable[[News], None], on_death: Callable[[str], None]) -> None:
         calm_threads()
@@ -137,6 +139,7 @@ class ProcessLink:
         self.process = process
 
     def _take(self, name: str, body: bytes) -> None:
+        self.heard = True
         try:
             self.on_news(read_news(body))
         # it is unknown which request this message was for; that request would wait for ever, so a new engine takes over
@@ -183,7 +186,8 @@ class ProcessLink:
             self.process.kill()
 
     async def stop(self) -> None:
-        """End the engine normally, or by force if that takes too long. `on_death` is not called."""
+        """End the engine normally, or by force if that takes too long: one that still loads reads no commands, and has
+        nothing to end. `on_death` is not called."""
         if self.end is not None:
             self.end.cancel()
         if self.process is None:
@@ -192,7 +196,7 @@ class ProcessLink:
         with contextlib.suppress(OSError, ValueError):
             asyncio.get_running_loop().remove_reader(self.process.sentinel)
         self.send(Stop())
-        until = time.monotonic() + STOP_TIMEOUT_S
+        until = time.monotonic() + (STOP_TIMEOUT_S if self.heard else 0.0)
         while self.process.is_alive() and time.monotonic() < until:
             await asyncio.sleep(0.02)
         if self.process.is_alive():

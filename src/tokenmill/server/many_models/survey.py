@@ -7,40 +7,62 @@ Must not know: how models are counted, HTTP.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import multiprocessing
 import signal
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.files import in_home
 from tokenmill.demo.files import demo_model
 from tokenmill.measure.memory_need import Need
+from tokenmill.process.parent import end_with_parent, starts_last
 from tokenmill.server.engines.links import without_main
 from tokenmill.server.many_models.entry import Entry, Spec
 
 log = logging.getLogger("tokenmill.server")
 PATIENCE_S = 600.0
+LOOK_S = 0.02
 Asked = tuple[Sequence[EngineConfig], int | None, int]
+Counted = tuple[int, list[Need]]
 
 
-def count_needs(asked: Asked) -> tuple[int, list[Need]]:
-    """Count the models. This runs in the other process, which imports torch."""
+def count_needs(answer: Any, asked: Asked, lasting: bool) -> None:
+    """Count the models, and send the counts or what went wrong. This runs in the other process, which imports torch and
+    ends when the server is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server
+    end_with_parent(lasting)
     from tokenmill.measure.memory_needs import find_needs
 
-    return find_needs(*asked)
+    try:
+        answer.send(find_needs(*asked))
+    except Exception as error:
+        answer.send(f"{type(error).__name__}: {error}")
 
 
-def ask_child(asked: Asked) -> tuple[int, list[Need]]:
-    """Start the other process, ask it, and end it."""
+async def ask_child(asked: Asked) -> Counted:
+    """Start the other process, ask it, and end it. Whoever is cancelled meanwhile does not wait for it."""
     context = multiprocessing.get_context("spawn")
-    quiet = (signal.SIGINT, signal.SIG_IGN)  # ctrl-C is for the server
-    with ProcessPoolExecutor(1, mp_context=context, initializer=signal.signal, initargs=quiet) as pool:
-        with without_main(count_needs):
-            counted = pool.submit(count_needs, asked)
-        return counted.result(timeout=PATIENCE_S)
+    ours, theirs = context.Pipe(duplex=False)
+    with contextlib.closing(ours):
+        with contextlib.closing(theirs), without_main(count_needs):
+            child = context.Process(target=count_needs, args=(theirs, asked, starts_last()))
+            child.start()
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                while not ours.poll():
+                    await asyncio.sleep(LOOK_S)
+            found = ours.recv()
+        finally:
+            child.kill()
+            child.join()
+            child.close()
+    if isinstance(found, str):
+        raise RuntimeError(found)
+    counted: Counted = found
+    return counted
 
 
 class Survey:
@@ -51,7 +73,7 @@ class Survey:
         self,
         specs: Sequence[Spec],
         memory: int | None,
-        ask: Callable[[Asked], tuple[int, list[Need]]] = ask_child,
+        ask: Callable[[Asked], Awaitable[Counted]] = ask_child,
     ) -> None:
         self.specs = {spec.names[0]: spec for spec in specs}
         self.memory, self.ask = memory, ask
@@ -81,7 +103,7 @@ class Survey:
         configs = [self.specs[name].engine for name in batch]
         given = self.measured.get(place) if self.memory is None else self.memory
         try:
-            memory, needs = await asyncio.to_thread(self.ask, (configs, given, len(mates)))
+            memory, needs = await self.ask((configs, given, len(mates)))
         except Exception:
             log.exception("models could not be counted: they are loaded without knowing their sizes")
             self.known[entry.name] = Need()

@@ -1,0 +1,16 @@
+"""What processes of test_server_ends.py run. They import this file alone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+
+def never(*_: Any) -> Any:
+    """An engine that loads for ever, and a count that never comes."""
+    time.sleep(3600)
+
+
+def broken(answer: Any, *_: Any) -> None:
+    """A count that fails."""
+    answer.send("ValueError: broken")
