@@ -47,7 +47,7 @@ class AdapterDesk:
         self.leaving: list[Entry] = []
         """Adapters that have lost their name and are still used by open requests."""
         self.failed: dict[int, str] = {}
-        """By number, why an adapter could not be read."""
+        """By number, why an adapter could not be read the last time. Several requests may ask for it."""
         for name, path in read_modules(options.lora_modules or []):
             self.register(name, path)
 
@@ -148,6 +148,7 @@ class AdapterDesk:
             self.scheduler.roster.adapters.drop(entry.number)
             self.executor.control_all({"what": "adapter", "op": "drop", "id": entry.number})
             del self.numbers[entry.number]
+            self.failed.pop(entry.number, None)
 
     def forget_fits(self) -> None:
         """The base has other weights: everything computed from the old ones must be computed again."""
@@ -174,6 +175,7 @@ class AdapterDesk:
             entry.ready = number in self._state([number], wait=False)  # its copy may have been dropped
         if entry.ready:
             return None
+        self.failed.pop(number, None)  # it is read anew; who waited for the last reading waits for this one
         self.executor.control_all({"what": "adapter", "op": "read", "id": number, "path": located(entry.path)})
         return Reading(self, number)
 
@@ -229,7 +231,7 @@ class Reading:
 
     def exception(self) -> BaseException | None:
         """What is wrong with it."""
-        said = self.desk.failed.pop(self.number, None)
+        said = self.desk.failed.get(self.number)
         if said is not None:
             return ParameterError(said, param="lora_request")
         if self.number not in self.desk.numbers:
