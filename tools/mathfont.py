@@ -15,11 +15,13 @@ STATIC = Path(__file__).parents[1] / "src/tokenmill/server/web/static"
 ITALIC = {*range(0x1D434, 0x1D468), 0x210E, *range(0x1D6FC, 0x1D71C)}
 UPRIGHT_GREEK = set(map(ord, "ΓΔΘΛΞΠΣΥΦΨΩ"))
 DENIED = set(map(ord, "≠∉∌≢⊄⊅⊈⊉∄≮≯≰≱≁≇≉∤∦⇏⇎⇍↛↚⊬⊭"))
+RARE = set(map(ord, "♠♣♥♦♭♮♯★✓◯◊▲▽◁▷□■△ℵℶ℘∁ðϝϰ§¶†‡£©≀⨿∔⋉⋊⋈⊎⊓⊔⊏⊐⊑⊒⊢⊣⊨⊩⊴⊵≍≐≎≜≔≶≷≲≳⪯⪰⊊⊋⇝⇄⇆⇉↠⇏⇎⇍↛↚⊬⊭≰≱≮≯≁≇≉∤∦⊄⊅⊈⊉∌∄≢"))
 LETTERS = {
     *range(0x1D400, 0x1D434),  # bold
     *range(0x1D7CE, 0x1D7D8),
     *range(0x1D49C, 0x1D4B6),  # script
     *range(0x1D538, 0x1D552),  # double-struck
+    *RARE,
     *map(ord, "𝕜𝟙ℂℍℕℙℚℝℤℬℰℱℋℐℒℳℛℑℜ"),
 }
 
@@ -56,7 +58,21 @@ def mend_bars(variants: Any) -> None:
                 part.StartConnectorLength = part.EndConnectorLength = part.FullAdvance // 3
 
 
+def ranges(signs: list[int]) -> str:
+    """Of style sheets, for views.css."""
+    runs: list[list[int]] = []
+    for sign in signs:
+        if runs and sign <= runs[-1][1] + 1:
+            runs[-1][1] = sign
+        else:
+            runs.append([sign, sign])
+    return ", ".join(f"U+{first:X}" + (f"-{last:X}" if last > first else "") for first, last in runs)
+
+
 if __name__ == "__main__":
     extra = {0x2C6, 0x2DC, 0x3D1, 0x3D5, 0x3D6, 0x3DD, 0x3F0, 0x3F1, 0x3F5}
-    make(sys.argv[1], "math.woff2", {*range(0x20, 0x7F)} | ITALIC | UPRIGHT_GREEK | DENIED | extra | words())
+    make(
+        sys.argv[1], "math.woff2", {*range(0x20, 0x7F)} | ITALIC | (UPRIGHT_GREEK | DENIED | extra | words()) - LETTERS
+    )
     make(sys.argv[1], "letters.woff2", LETTERS)
+    print("unicode-range of the second:", ranges(sorted(LETTERS)))

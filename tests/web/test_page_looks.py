@@ -266,6 +266,15 @@ def test_everything_comes_in_one_small_load(serve: Servers, tab: Tabs) -> None:
     say(page, "Show me a formula.")
     ended(page)
     page.wait_for_function("() => document.fonts.check('16px \"Mill Math\"', 'x')")
+    page.evaluate(
+        """async () => { const { imported } = await import('/static/conversation.js');
+        await imported(JSON.stringify([{ role: 'assistant', content: '```mermaid\\ngraph TD\\nA --> B\\n```' }])); }"""
+    )
+    page.locator(".drawing svg").wait_for()
+    page.wait_for_load_state("networkidle")
+    fetched = "() => performance.getEntriesByType('resource').map(e => e.name.split('/').at(-1))"
+    assert {"math.woff2", "diagram.js"} <= set(page.evaluate(fetched))
+    assert "letters.woff2" not in page.evaluate(fetched)  # 19 kB, where a formula has bold letters or rare signs
     assert len(sizes) > 15 and sum(sizes) <= 250_000
     (SHOTS / "size.txt").write_text(f"{sum(sizes)} bytes on the wire in {len(sizes)} answers\n")
 

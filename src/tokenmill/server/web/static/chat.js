@@ -45,6 +45,13 @@ function Unkept({ why, id }) {
 export async function copyCode(event) {
   const button = event.target.closest?.(".copy-code");
   if (!button) return;
+  if (button.matches(".show-source")) {
+    const source = button.closest(".code").querySelector("pre");
+    source.hidden = !source.hidden;
+    button.closest(".code").querySelector(".drawing").hidden = !source.hidden;
+    button.setAttribute("aria-pressed", String(!source.hidden));
+    return;
+  }
   const done = await copyText(button.closest(".code").querySelector("code").textContent);
   button.textContent = done ? "Copied" : "Not allowed";
   setTimeout(() => { button.textContent = "Copy"; }, 1500);

@@ -55,14 +55,39 @@ const ALLOWED = {
 
 const KINDS = { flowchart: "Flow chart", graph: "Flow chart", sequenceDiagram: "Sequence diagram", classDiagram: "Class diagram", stateDiagram: "State diagram", erDiagram: "Entity diagram", gantt: "Gantt chart", pie: "Pie chart", mindmap: "Mind map", timeline: "Timeline", gitGraph: "Commit graph", journey: "Journey" };
 
-// A whole block of code gets its colours; a diagram gets its title, because it is not drawn here.
+// A whole block of code gets its colours; a diagram gets its title, and is drawn if it is of a kind that can be.
 function finish(code) {
   highlight(code);
   if (!/^mermaid$/i.test(code.dataset.language || "")) return;
+  void drawn(code);
   const text = code.textContent;
-  const title = /^\s*(?:title|accTitle)\s*:?\s+(.+)$/m.exec(text)?.[1].trim();
+  const title = /^\s*(?:pie +(?:showData +)?)?(?:title|accTitle)\s*:?\s+(.+)$/m.exec(text)?.[1].trim();
   const kind = KINDS[/^\s*([A-Za-z]+)/.exec(text.replace(/^---[\s\S]*?---/, ""))?.[1]] ?? "Diagram";
   code.closest(".code").querySelector(".code-head span").textContent = `${title ? `${title} · ` : ""}${kind}, as Mermaid source`;
+}
+
+// The picture stands above its source, which a button shows. What is not read in whole stays a source.
+async function drawn(code) {
+  try {
+    const { draw } = await import("./diagram.js");
+    const picture = draw(code.textContent);
+    if (!picture) return;
+    const box = code.closest(".code");
+    const head = box.querySelector(".code-head");
+    const title = head.querySelector("span");
+    title.textContent = title.textContent.replace(/, as Mermaid source$/, "");
+    const button = Object.assign(document.createElement("button"), { type: "button", className: "copy-code show-source", textContent: "Source" });
+    button.setAttribute("aria-pressed", "false");
+    const shown = Object.assign(document.createElement("div"), { className: "drawing", tabIndex: 0 });
+    shown.setAttribute("role", "group");
+    shown.setAttribute("aria-label", title.textContent);
+    shown.append(picture);
+    title.after(button);
+    head.after(shown);
+    box.querySelector("pre").hidden = true;
+  } catch {
+    // Its source is shown.
+  }
 }
 
 // Block tokens as a sanitised fragment.
