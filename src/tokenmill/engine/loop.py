@@ -117,9 +117,11 @@ class EngineLoop:
 
     def abort(self, request_id: str, index: int | None = None) -> list[TokenDelta]:
         """End a request or one of its outputs now; returns the terminal deltas."""
-        waiting = [add for add, _ in self.compiling if add.request.id == request_id]
-        self.compiling = [(add, f) for add, f in self.compiling if add.request.id != request_id]
-        ended = [TokenDelta(request_id, i, [], finish="abort") for a in waiting for i in range(a.num_outputs)]
+        waiting = [entry for entry in self.compiling if entry[0].request.id == request_id]
+        self.compiling = [entry for entry in self.compiling if entry[0].request.id != request_id]
+        for each in (each for _, waits in waiting for each in waits if isinstance(each, Future)):
+            each.cancel()  # others' grammars stand in line behind it
+        ended = [TokenDelta(request_id, i, [], finish="abort") for a, _ in waiting for i in range(a.num_outputs)]
         ended += self.engine.abort(request_id, index)
         if request_id not in self.engine.scheduler.roster.groups:
             self.queued.discard(request_id)

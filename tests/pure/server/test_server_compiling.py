@@ -88,8 +88,11 @@ def test_what_cannot_be_compiled_is_refused_and_not_tried_again() -> None:
 
 def test_an_aborted_request_is_not_added_later() -> None:
     loop, admission = make_loop()
-    turn(loop, add("gone", grammar=True), Abort("gone"))
-    admission.futures["gone"].set_result(None)
+    turn(loop, add("gone", grammar=True), add("going", grammar=True))
+    assert admission.futures["going"].set_running_or_notify_cancel()
+    turn(loop, Abort("gone"), Abort("going"))
+    assert admission.futures["gone"].cancelled(), "nobody's grammar waits behind one that nobody wants"
+    admission.futures["going"].set_result(None)
     assert turn(loop).accepted == [] and admission.checked == []
 
 
