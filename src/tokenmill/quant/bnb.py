@@ -124,7 +124,7 @@ def _eight(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dty
     q = ckpt.tensor(f"{name}.weight", shape)
     if q.dtype != torch.int8:
         raise ModelError(f"'{name}.weight' has an SCB, so it must be int8, not {q.dtype}.")
-    if ckpt.has(f"{name}.weight_format") and int(ckpt.tensor(f"{name}.weight_format").flatten()[0]):
+    if ckpt.has(f"{name}.weight_format") and ckpt.tensor(f"{name}.weight_format").flatten().tolist() != [0]:
         raise ModelError(f"'{name}.weight_format' is not 0 (row by row): only that can be read.")
     largest = ckpt.tensor(f"{name}.SCB", (rows,)).float()
     group = next((g for g in (256, 128, 64, 32) if columns % g == 0), columns)

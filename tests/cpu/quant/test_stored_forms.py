@@ -354,3 +354,18 @@ def test_auto_round_files_are_the_others(form: str) -> None:
     tensors, dense, _ = gptq(4) if "gptq" in form else awq_gemm()
     config = {"quant_method": "auto-round", "bits": 4, "packing_format": form}
     assert off(read(tensors, config).dense(), dense) <= 1e-6
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "value", "said"),
+    [
+        ("bitsandbytes 8", "weight_format", torch.zeros(0, dtype=torch.uint8), "is not 0"),
+        ("bitsandbytes 8", "weight_format", torch.tensor([0, 1]), "is not 0"),
+        ("hqq 4", "axis", torch.tensor(float("nan")), "axis' is not a number"),
+        ("hqq 4", "nbits", torch.tensor([float("inf")]), "nbits' is not a number"),
+    ],
+)
+def test_what_says_how_to_read_must_be_a_number(name: str, part: str, value: Tensor, said: str) -> None:
+    tensors, _, config = FORMS[name][0]()
+    with pytest.raises(ModelError, match=said):
+        read({**tensors, part: value}, config)
