@@ -69,6 +69,12 @@ class Driver:
         if self.signals.broke_in:
             raise EngineDeadError("A signal has ended a step of this engine in the middle: make another LLM.")
 
+    def end(self, request_ids: Iterable[str]) -> None:
+        """End requests now; whoever waits for them hears it."""
+        with self.alone():
+            for name in list(request_ids):
+                self.deliveries.deliver(self.engine.abort(name))
+
     def leave(self, request_ids: Iterable[str]) -> None:
         """Drop requests that nobody waits for any more; plans in flight are committed or fail."""
         names = list(request_ids)

@@ -251,7 +251,7 @@ def fall_asleep(desk: SleepDesk, driver: Driver, level: int, mode: str) -> None:
     engine = driver.engine
     with driver.alone():
         if check_mode(mode) == "abort":
-            driver.leave([name for part in engine.parts for name in part.scheduler.roster.groups])
+            driver.end([name for part in engine.parts for name in part.scheduler.roster.groups])
         while engine.has_work or engine.flying:
             driver.step()
         desk.sleep(level)

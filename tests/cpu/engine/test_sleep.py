@@ -18,6 +18,7 @@ from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import BusyError, UserError
 from tokenmill.device import host_pages
 from tokenmill.engine.inplace import weights_of
+from tokenmill.program import Session
 from tokenmill.testing.tiny import make_tiny
 
 FULL = os.environ.get("TOKENMILL_RELIABILITY") == "1"
@@ -213,9 +214,15 @@ def test_bad_calls_are_told(folder, tmp_path):
         llm.sleep(2)  # it has ended first
         llm.wake_up("weights")
         llm.wake_up(["kv_cache"])
-        llm.llm_engine.add_request("open", [1, 2, 3], greedy(40))
+        engine, session = llm.llm_engine, Session(llm)
+        engine.add_request("open", [1, 2, 3], greedy(40))
+        talk = session.talk("a").gen(max_tokens=40, ignore_eos=True)
         llm.sleep(2, mode="abort")
         assert not llm.engine.has_work
+        assert talk["answer"] == "", "who waits for it hears that it has ended"
+        (output,) = engine.step()
+        assert output.finished and output.outputs[0].finish_reason == "abort"
+        assert not engine.has_unfinished_requests()
 
 
 @pytest.mark.skipif(not FULL, reason="TOKENMILL_RELIABILITY=1 runs it; test_engine_ranks.py has two ranks asleep")
