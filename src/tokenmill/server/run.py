@@ -299,7 +299,8 @@ def _bind(server: ServerConfig) -> socket.socket:
             sock.listen(BACKLOG)  # a socket without a listener looks like one that was left behind
             return sock
         family = socket.AF_INET6 if ":" in listen.host else socket.AF_INET
-        sock = socket.socket(family)
+        # without the protocol's number asyncio sets no TCP_NODELAY, and an answer's second write waits for the client
+        sock = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((listen.host, listen.port))
         # or another server could bind the port while this one loads

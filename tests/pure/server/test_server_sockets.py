@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.pure.server.conftest import until
 from tests.pure.server.listening import answer, message
 from tokenmill.server.protocol import BoundedProtocol
 from tokenmill.server.transport import CountedTransport
@@ -32,6 +33,17 @@ async def test_a_client_that_leaves_ends_its_request(listen: Any) -> None:
             writer.transport.abort()
             await server.idle(30)
             assert server.served.fake.link().steps - steps <= 5
+
+
+async def test_small_writes_leave_at_once(listen: Any) -> None:
+    """Otherwise each token of a stream, and each body after its head, waits for the client's acknowledgement."""
+    listening = await listen()
+    _, writer = await listening.ask({"prompt": "abc", "max_tokens": 1})
+    await until(lambda: listening.connections)
+    (connection,) = listening.connections
+    taken = connection.transport.get_extra_info("socket")
+    assert taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+    writer.close()
 
 
 async def test_a_connection_goes_without_the_collector(listen: Any) -> None:
