@@ -50,7 +50,7 @@ class SequenceGroup:
 
     For beams, by sequence: this step's `candidates`, and in `branches` the logprobs of each candidate. `dead_end`: why
     a beam could not go on. `scored`: how many prompt positions need no scores, or none any more. `cached`: how many of
-    the prompt's tokens lay in the prefix cache when it began.
+    the prompt's tokens lay in the prefix cache when it began. `sequences`: without beams that were dropped.
     """
 
     request: Request
@@ -69,6 +69,7 @@ class SequenceGroup:
     spawned: bool = False
     scored: int = 0
     cached: int = 0
+    preemptions: int = 0
 
     def matchable(self, length: int) -> int:
         """How many of a sequence's tokens may come from the cache: at least one is computed, and so are those to be

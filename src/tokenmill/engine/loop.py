@@ -258,8 +258,7 @@ class EngineLoop:
         if counters.preemptions != self.preemptions_before:
             self.preemptions_before = counters.preemptions
             groups = self.engine.scheduler.roster.groups
-            counted = {i: sum(seq.preemptions for seq in group.sequences) for i, group in groups.items()}
-            report.preempted = {i: count for i, count in counted.items() if count}
+            report.preempted = {i: group.preemptions for i, group in groups.items() if group.preemptions}
         if now - self.stats_at > BEAT_S or not self.engine.has_work:
             self.stats_at = now
             report.stats = self._stats()

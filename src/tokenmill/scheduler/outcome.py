@@ -200,6 +200,8 @@ class Outcome:
                 seq.appended = [*seq.appended, token]
                 if self.tables.windowed and seq.tables:
                     self.tables.trim(seq)
+        # A long search drops thousands of beams, each with all of its tokens; one sequence always stays.
+        group.sequences = [s for s in group.sequences if s.status != FINISHED] or group.sequences[:1]
 
     def _end_beams(self, group: SequenceGroup) -> list[TokenDelta]:
         search = group.search

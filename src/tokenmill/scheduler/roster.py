@@ -113,7 +113,7 @@ class Roster:
 
     def new_sequence(self, group: SequenceGroup, tokens: list[int], constraint: Constraint | None) -> Sequence:
         request = group.request
-        index = len(group.sequences)
+        index = group.sequences[-1].index + 1 if group.sequences else 0
         most_guesses = self._most_guesses(group, constraint)
         told = self._told(group, constraint)
         seq = Sequence(
@@ -200,6 +200,7 @@ class Roster:
         self.running.remove(seq)
         self.counters.preemptions += 1
         seq.preemptions += 1
+        seq.group.preemptions += 1
         self.give_back(seq)
         self.wait(seq)
 

@@ -11,10 +11,15 @@ from tests.pure.scheduler.oracle import run_story
 from tokenmill.core.request import Request, SamplingParams, TokenDelta
 from tokenmill.core.sequence import Sequence, SequenceGroup
 from tokenmill.core.step import RowSampling, StepPlan, StepResult
+from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.snapshots import Kept
+from tokenmill.scheduler.policy import make_policy
+from tokenmill.scheduler.roster import Limits
 from tokenmill.scheduler.scheduler import Flight, Scheduler
 from tokenmill.scheduler.search import BeamSearch
+from tokenmill.speculate.none import NoDrafter
 from tokenmill.testing.hash_executor import HashExecutor, Tree
+from tokenmill.testing.hash_model import HashModel
 
 PARTS = 12 if os.environ.get("TOKENMILL_FAMILIES") else 4
 STORIES = 200 * PARTS  # bench/oracle.py runs tens of thousands
@@ -323,6 +328,27 @@ def test_states_restored_after_their_slots_were_written_again_are_caught() -> No
             snapshots.save = early  # type: ignore[method-assign]
 
     assert caught(sabotage, enough=1)
+
+
+def test_dropped_beams_are_not_kept() -> None:
+    """A search over many steps holds as many sequences as it has beams, and still ends once per output."""
+    beams, steps = 4, 120
+    model = HashModel(stop_every=1 << 40)
+    tables = BlockTables([GroupLayout(0)], [400], 4)
+    scheduler = Scheduler(Limits(8, max_step_tokens=64), tables, make_policy("fcfs"), NoDrafter())
+    search = BeamSearch(beams, 1.0, "never", frozenset(), steps)
+    request = Request(id="r", prompt_ids=[1, 2, 3], params=SamplingParams(), seed=3)
+    group = SequenceGroup(request, search, RowSampling(num_candidates=search.width), 3 + steps, num_outputs=beams)
+    scheduler.add(group)
+    executor, ends = HashExecutor(model, [0], [400], 4), []
+    while scheduler.has_work:
+        plan = scheduler.plan()
+        assert plan is not None
+        ends += [delta for delta in scheduler.commit(executor.submit(plan).wait()) if delta.finish]
+        assert 1 <= len(group.sequences) <= beams
+        assert len({seq.index for seq in group.sequences}) == len(group.sequences)
+    assert [delta.index for delta in ends] == list(range(beams))
+    assert all(len(delta.tokens) == steps for delta in ends) and not tables.pools[0].held
 
 
 def test_beams_say_a_text_once() -> None:
