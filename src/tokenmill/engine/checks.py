@@ -12,13 +12,14 @@ from pathlib import Path
 from tokenmill.checkpoint.hub import check_place
 from tokenmill.core.bounds import LEFT_OUT
 from tokenmill.core.config import AdapterOptions, CacheOptions, EngineConfig, FileOptions, ParallelOptions
-from tokenmill.core.errors import ParameterError, shown
-from tokenmill.core.files import in_home
+from tokenmill.core.errors import ModelError, ParameterError, shown
+from tokenmill.core.files import in_home, open_regular
 from tokenmill.demo.files import check_part, demo_model
 from tokenmill.engine.adapter_names import check_name, located, read_modules
 from tokenmill.engine.balance import check_balance
 from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.generation import check_generation
+from tokenmill.lora.config import read_adapter_config
 from tokenmill.quant.schemes import check_scheme
 
 _SHORTEST = 2
@@ -112,6 +113,19 @@ def _check_adapters(adapters: AdapterOptions, *, later: bool) -> None:
             raise ParameterError(f"lora_modules names {name!r} twice.", param="lora_modules")
         if not Path(located(path)).exists() and not later:
             raise ParameterError(f"lora_modules: {path}: there is no such adapter.", param="lora_modules")
+        if not later:
+            _check_adapter(Path(located(path)))
+
+
+def _check_adapter(path: Path) -> None:
+    """Read of an adapter what costs nothing. Its matrices are read when a request asks for it."""
+    try:
+        if path.suffix == ".gguf":
+            open_regular(path).close()
+        else:
+            read_adapter_config(path)
+    except ModelError as error:
+        raise ParameterError(f"lora_modules: {str(error).removesuffix('.')}.", param="lora_modules") from error
 
 
 def _check_parallel(parallel: ParallelOptions) -> None:

@@ -33,6 +33,7 @@ from tokenmill.server.backend import UNAVAILABLE, DeltaStream
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.history import PromptFigures, Record
+from tokenmill.server.many_models.sleepers import without_folders
 from tokenmill.server.metrics import Finished
 
 log = logging.getLogger("tokenmill.server")
@@ -382,4 +383,4 @@ def _failure(error: str, request_id: str) -> Exception:
         return HttpError(400, error)
     if error.startswith(OUR_FAULT):
         return HttpError(503, error, retry_after=1)
-    return HttpError(500, f"The request {request_id} could not be computed: {error}.")
+    return HttpError(500, f"The request {request_id} could not be computed: {without_folders(str(error))}.")

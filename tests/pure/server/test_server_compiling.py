@@ -111,3 +111,8 @@ def test_what_failed_in_an_engine_is_worded_by_whose_fault_it_is() -> None:
     for text, status in ((OWN_FAULT, 400), (OVER_LIMIT, 400), (OUR_FAULT, 503), ("the model's logits hold NaN", 500)):
         found = describe_error(_failure(f"{text}x", "1"))
         assert found.status == status and (found.retry_after is not None) == (status == 503)
+
+
+def test_what_failed_in_an_engine_names_no_folder() -> None:
+    found = describe_error(_failure("/home/me/adapters/own: is not a folder", "1"))
+    assert "/home" not in str(found) and "own: is not a folder" in str(found)
