@@ -4,8 +4,9 @@ the parts that have arrived in one's own, with a residual.
 No rank waits for a signal: a part has arrived when its elements have, because an empty element holds a bit pattern that
 no part contains (-0.0, which is sent as 0.0). Three slots are used in rotation. Each call empties the slot of the call
 before; other ranks write to it again only when they have seen this rank's parts of the call in between. The number of
-the current slot lies in device memory, block by block, so recorded steps continue where the last one stopped. Every
-rank adds in rank order, so all get the same bytes. Must not know: groups, layers.
+the current slot lies in device memory, block by block, so recorded steps continue where the last one stopped; calls are
+not counted, because a large model makes 2^31 of them in two days. Every rank adds in rank order, so all get the same
+bytes. Must not know: groups, layers.
 """
 
 from __future__ import annotations
@@ -36,8 +37,7 @@ def _push_kernel(
     at = block * BLOCK + tl.arange(0, BLOCK)
     real = at < n
     wait(PDL)
-    turn = tl.load(turns_ptr + block)
-    slot = turn % SLOTS
+    slot = tl.load(turns_ptr + block)
     x = tl.load(x_ptr + at, mask=real, other=0.0)
     bits = x.to(tl.int16, bitcast=True)
     bits = tl.where(bits == EMPTY, 0, bits).to(tl.int16)
@@ -46,7 +46,7 @@ def _push_kernel(
             theirs = tl.multiple_of(tl.load(buffers_ptr + peer).to(tl.pointer_type(tl.int16)), 16)
             tl.store(theirs + (slot * RANKS + RANK) * slot_size + at, bits, mask=real)
     own = tl.multiple_of(tl.load(buffers_ptr + RANK).to(tl.pointer_type(tl.int16)), 16)
-    before = (turn + SLOTS - 1) % SLOTS
+    before = (slot + SLOTS - 1) % SLOTS
     empty = tl.full([BLOCK], EMPTY, dtype=tl.int16)
     for peer in tl.static_range(RANKS):
         tl.store(own + (before * RANKS + peer) * slot_size + at, empty)
@@ -63,7 +63,7 @@ def _push_kernel(
     if RESIDUAL:
         total += tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=real)
-    tl.store(turns_ptr + block, turn + 1)
+    tl.store(turns_ptr + block, (slot + 1) % SLOTS)
 
 
 @triton.jit
@@ -85,8 +85,7 @@ def _push_norm_kernel(
     used = number < own_blocks
     at = row * own_blocks * BLOCK + d
     wait(PDL)
-    turn = tl.load(turns_ptr + row * own_blocks + number, mask=used, other=0)
-    slot = turn % SLOTS
+    slot = tl.load(turns_ptr + row * own_blocks + number, mask=used, other=0)
     x = tl.load(x_ptr + row * D + d, mask=real, other=0.0)
     bits = x.to(tl.int16, bitcast=True)
     bits = tl.where(bits == EMPTY, 0, bits).to(tl.int16)
@@ -95,7 +94,7 @@ def _push_norm_kernel(
             theirs = tl.multiple_of(tl.load(buffers_ptr + peer).to(tl.pointer_type(tl.int16)), 16)
             tl.store(theirs + ((slot * RANKS + RANK) * slot_size + at), bits, mask=real)
     own = tl.multiple_of(tl.load(buffers_ptr + RANK).to(tl.pointer_type(tl.int16)), 16)
-    before = (turn + SLOTS - 1) % SLOTS
+    before = (slot + SLOTS - 1) % SLOTS
     empty = tl.full([BLOCKS, BLOCK], EMPTY, dtype=tl.int16)
     for peer in tl.static_range(RANKS):
         tl.store(own + ((before * RANKS + peer) * slot_size + at), empty, mask=used & (d >= 0))
@@ -109,7 +108,7 @@ def _push_norm_kernel(
             while tl.max((part == EMPTY).to(tl.int32)) != 0:
                 part = tl.load(place, mask=real, other=0, volatile=True)
             total += part.to(x_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
-    tl.store(turns_ptr + row * own_blocks + number, turn + 1, mask=used)
+    tl.store(turns_ptr + row * own_blocks + number, (slot + 1) % SLOTS, mask=used)
     residual = tl.load(residual_ptr + row * D + d, mask=real, other=0.0).to(tl.float32)
     if PLAIN:
         y = (total + residual).to(out_ptr.dtype.element_ty)
@@ -156,7 +155,8 @@ def push_sum(
     """residual + the sum of every rank's x, in 16-bit floats, rounded once.
 
     buffers [ranks] int64: addresses of int16 [SLOTS, ranks, slot_size] on each device, EMPTY at first; turns int32
-    [slot_size / BLOCK], zeros at first; slot_size: a multiple of BLOCK, no less than x has elements.
+    [slot_size / BLOCK], the slot of each block's next call, zeros at first; slot_size: a multiple of BLOCK, not less
+    than x has elements.
     """
     out = torch.empty_like(x)
     count = x.numel()
