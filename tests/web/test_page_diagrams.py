@@ -247,3 +247,8 @@ def test_a_picture_stands_for_its_source(serve: Servers, tab: Tabs, scheme: Any)
         "e => [getComputedStyle(e).fill, getComputedStyle(e.closest('.drawing')).backgroundColor]"
     )
     assert fill != ground
+    page.emulate_media(forced_colors="active")
+    letters, box = first.locator(".node").first.evaluate(
+        "e => [getComputedStyle(e.querySelector('text')).fill, getComputedStyle(e.querySelector('rect')).fill]"
+    )
+    assert letters != box

@@ -147,3 +147,34 @@ def test_results_of_tools_show_a_glimpse(serve: Servers, tab: Tabs) -> None:
         'Result of weather{"town": "Nantes"}',
         'Result of weather{"town": "Lyon"}',
     ]
+
+
+def test_files_outlive_a_reload_and_may_be_left_out_when_asking_again(serve: Servers, tab: Tabs) -> None:
+    page = tab(serve(FakeOptions(script="Read.", max_model_len=100_000)).url)
+    sent = bodies(page)
+    names = ("mill.txt", "wheel.txt")
+    page.locator("input[type=file]").set_input_files(
+        [{"name": name, "mimeType": "text/plain", "buffer": name.encode()} for name in names]
+    )
+    page.get_by_role("button", name="Show wheel.txt").wait_for()
+    page.get_by_label("Message", exact=True).fill("Sum up")
+    page.reload()
+    page.get_by_role("button", name="Show mill.txt").wait_for()
+    assert page.get_by_label("Message", exact=True).input_value() == "Sum up"
+    page.keyboard.press("Enter")
+    ended(page)
+    page.get_by_role("button", name="Edit and ask again").click()
+    page.get_by_role("button", name="Remove mill.txt").click()
+    page.get_by_label("Edit the question").press("Enter")
+    page.get_by_text("2 / 2").wait_for()
+    ended(page)
+    first, second = (body["messages"][0]["content"] for body in sent)
+    assert all(name in first for name in names) and "mill.txt" not in second and "wheel.txt" in second
+    page.evaluate(
+        "sessionStorage['tokenmill.drafts'] = JSON.stringify({new: 'old form', x: {files: [null, 5]}, y: null})"
+    )
+    page.goto("about:blank")
+    page.go_back()
+    page.get_by_role("button", name="New chat").click()
+    page.get_by_text("What shall we talk about?").wait_for()
+    assert page.get_by_label("Message", exact=True).input_value() == "old form"

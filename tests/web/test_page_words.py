@@ -30,6 +30,9 @@ WORDS = {
     "<kbd>C</kbd> <code>&lt;br&gt;</code></p>",
     "<b>open and <i onclick=x>y</i>": "<p>&lt;b&gt;open and &lt;i onclick=x&gt;y&lt;/i&gt;</p>",
     "<ul>\n<li>a</li>\n</ul><script>b</script>": "<ul>\n<li>a</li>\n</ul>&lt;script&gt;b&lt;/script&gt;",
+    "[![badge](https://i.org/b.svg)](https://e.org)": '<p><a href="https://e.org">badge</a></p>',
+    "So $$x$$ it is": '<p>So <span role="group" aria-label="Formula">'
+    '<math display="block"><mi>x</mi></math></span> it is</p>',
     "> [!WARNING]\n> Care.": "<blockquote><p><strong>Warning</strong></p>\n<p>Care.</p>\n</blockquote>",
     "One[^1], [^b-z].\n\n[^1]: https://e.org": "<p>One<sup>[1]</sup>, [^b-z].</p>\n"
     '<p><sup>[1]</sup> <a href="https://e.org">https://e.org</a></p>',

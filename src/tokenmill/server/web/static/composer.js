@@ -13,15 +13,18 @@ const LONG_PASTE = 3000; // characters: what is longer becomes a file
 const LARGEST = 2 << 20;
 const BINARY = /\u0000/;
 
-// What is being written in each conversation outlives a look at another one; words outlive the page, too.
+// What is being written in each conversation outlives a look at another one, and the page; files do unless they are large.
+const MOST_KEPT = 1 << 20;
 const stored = kept("sessionStorage", "tokenmill.drafts", {});
-const drafts = new Map(Object.entries(stored.read()).map(([id, text]) => [id, { text, files: [] }]));
+const isFile = (file) => typeof file?.name === "string" && typeof file.text === "string";
+const drafts = new Map(Object.entries(stored.read()).map(([id, draft]) => [id, { text: String(draft?.text ?? (typeof draft === "string" ? draft : "")), files: [draft?.files ?? []].flat().filter(isFile) }]));
 const ofConversation = (open) => (open.leaf === null ? "new" : open.id);
 
 function keepDraft(id, draft) {
   if (draft.text || draft.files.length) drafts.set(id, draft);
   else drafts.delete(id);
-  stored.write(Object.fromEntries([...drafts].filter(([, each]) => each.text).map(([key, each]) => [key, each.text])));
+  const size = [...drafts.values()].flatMap((each) => each.files).reduce((sum, file) => sum + file.text.length, 0);
+  stored.write(Object.fromEntries([...drafts].map(([key, each]) => [key, size > MOST_KEPT ? { text: each.text } : each])));
 }
 
 async function readText(file) {

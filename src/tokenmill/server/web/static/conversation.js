@@ -184,10 +184,10 @@ export function regenerate(node) {
 }
 
 // Say it in other words: a branch of its own; the old one stays.
-export function edit(node, text) {
+export function edit(node, text, files = node.files ?? []) {
   const { open } = chat.get();
-  if (runningIn(open) || !text.trim()) return;
-  answerNext(open, add(open, node.parent, { role: "user", content: text.trim(), ...(node.files ? { files: node.files } : {}) }));
+  if (runningIn(open) || (!text.trim() && !files.length)) return;
+  answerNext(open, add(open, node.parent, { role: "user", content: text.trim(), ...(files.length ? { files } : {}) }));
 }
 
 // What the model should have said: another version of the answer, with which the conversation goes on.

@@ -156,6 +156,11 @@ const tokenizer = {
 const ALERT = /^<p>\[!(NOTE|TIP|IMPORTANT|WARNING|CAUTION)\](?:\s|<br>)*/;
 
 const renderer = {
+  // A picture within a link is shown as its words: a link of its own would end the one around it.
+  link(token) {
+    token.tokens = token.tokens.map((each) => (each.type === "image" ? { type: "text", raw: each.raw, text: each.text || each.href } : each));
+    return false;
+  },
   html: ({ text, block }) => (block ? tame(text) : escape(text)),
   blockquote({ tokens }) {
     const body = this.parser.parse(tokens);

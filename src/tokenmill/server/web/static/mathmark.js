@@ -43,7 +43,7 @@ const inline = {
     const found = wide ?? ROUND.exec(source) ?? spaced(SINGLE.exec(source));
     return found ? { type: "formula", raw: found[0], tex: found[1], wide: Boolean(wide) } : undefined;
   },
-  renderer: ({ tex, wide }) => `<span class="${wide ? "formula" : "formula-inline"}">${texToMathml(tex.trim(), wide)}</span>`,
+  renderer: ({ tex, wide }) => `<span class="${wide ? 'formula" tabindex="0" role="group" aria-label="Formula' : "formula-inline"}">${texToMathml(tex.trim(), wide)}</span>`,
 };
 
 const spaced = (found) => (found && !/^\s|\s$/.test(found[1]) && (!/\s/.test(found[1]) || /[\\^_{}=+<>|()/-]/.test(found[1])) ? found : null);

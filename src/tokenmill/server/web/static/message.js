@@ -24,7 +24,7 @@ function Question({ node, busy }) {
   const editing = useEditing(node);
   const [whole, setWhole] = useState(false);
   const long = node.content.length > MOST_SIGNS || node.content.split("\n").length > MOST_LINES;
-  if (editing) return html`<${Editor} what="question" before=${node.content} word="Ask again" onSend=${(text) => edit(node, text)} />`;
+  if (editing) return html`<${Editor} what="question" before=${node.content} with=${node.files ?? []} word="Ask again" onSend=${(text, files) => edit(node, text, files)} />`;
   return html`<article class="message question" aria-label="You" data-node=${node.id}>
     ${node.files?.length > 0 && html`<ul class="files" aria-label="Files">${node.files.map((file) => html`<li key=${file.name}><${FileChip} file=${file} /></li>`)}</ul>`}
     ${node.content && html`<div class=${long && !whole ? "said folded" : "said"} dir="auto">${node.content}</div>`}
@@ -61,17 +61,19 @@ function useEditing(node) {
 
 const focusIn = (node, selector) => document.querySelector(`[data-node="${node.id}"] ${selector}`)?.focus({ preventScroll: true });
 
-function Editor({ what, before, word, onSend }) {
+function Editor({ what, before, with: attached = [], word, onSend }) {
   const [text, setText] = useState(before);
+  const [files, setFiles] = useState(attached);
+  const empty = !text.trim() && !files.length;
   const area = useRef(null);
   useLayoutEffect(() => {
     area.current.focus();
     area.current.setSelectionRange(text.length, text.length);
   }, []);
   const send = () => {
-    if (!text.trim()) return;
+    if (empty) return;
     editNode(null);
-    onSend(text);
+    onSend(text, files);
   };
   const key = (event) => {
     if (event.key === "Escape") {
@@ -83,10 +85,11 @@ function Editor({ what, before, word, onSend }) {
     }
   };
   return html`<form class="message editor" onSubmit=${(e) => { e.preventDefault(); send(); }}>
+    ${files.length > 0 && html`<ul class="files" aria-label="Files to send">${files.map((file, i) => html`<li key=${i}><${FileChip} file=${file} onRemove=${() => setFiles(files.filter((_, k) => k !== i))} /></li>`)}</ul>`}
     <textarea ref=${area} aria-label=${`Edit the ${what}`} dir="auto" rows=${Math.min(12, Math.max(text.split("\n").length, text.length / 80) + 1)} value=${text}
       onInput=${(e) => setText(e.target.value)} onKeyDown=${key}></textarea>
     <div class="buttons"><p class="hint grow">The earlier words stay as a branch.</p><button type="button" class="quiet" onClick=${() => editNode(null)}>Cancel</button>
-      <button type="submit" class="strong" disabled=${!text.trim()}>${word}</button></div>
+      <button type="submit" class="strong" disabled=${empty}>${word}</button></div>
   </form>`;
 }
 
