@@ -58,6 +58,25 @@ def tanh(x):
 
 
 @triton.jit
+def most_of(x, least):
+    """The larger one; NaN stays, as it does in torch."""
+    return tl.maximum(x, least, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def least_of(x, most):
+    """The smaller one; NaN stays."""
+    return tl.minimum(x, most, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def size_bits(x):
+    """|x| of float32 as an integer in the same order, in which NaN is the largest: a maximum of floats would leave it
+    out."""
+    return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+
+
+@triton.jit
 def plain_act(x, ACT: tl.constexpr):
     """x in float32; ACT: an Act without its `_mul`, or "none"."""
     if ACT == "silu":
@@ -67,9 +86,9 @@ def plain_act(x, ACT: tl.constexpr):
     elif ACT == "gelu_tanh":
         x = 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
     elif ACT == "relu":
-        x = tl.where(x > 0.0, x, 0.0)
+        x = most_of(x, 0.0)
     elif ACT == "relu2":
-        x = tl.where(x > 0.0, x, 0.0)
+        x = most_of(x, 0.0)
         x = x * x
     else:
         tl.static_assert(ACT == "none", "unknown activation")
@@ -80,8 +99,8 @@ def plain_act(x, ACT: tl.constexpr):
 def gated_act(gate, up, ACT: tl.constexpr):
     """ACT: the plain activation of the gate, or "oai_swiglu"."""
     if ACT == "oai_swiglu":
-        gate = tl.minimum(gate, 7.0)
-        up = tl.minimum(tl.maximum(up, -7.0), 7.0)
+        gate = least_of(gate, 7.0)
+        up = least_of(most_of(up, -7.0), 7.0)
         y = (up + 1.0) * (gate * sigmoid(1.702 * gate))
     else:
         y = plain_act(gate, ACT) * up

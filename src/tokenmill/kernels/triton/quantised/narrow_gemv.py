@@ -13,7 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
-from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, prefetch, wait
+from tokenmill.kernels.triton.common import (
+    INTERPRETED,
+    act_parts,
+    begin,
+    gated_act,
+    plain_act,
+    pow2,
+    prefetch,
+    size_bits,
+    wait,
+)
 from tokenmill.kernels.triton.quantised.codes import bytes_of
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_words import bytes4, dot4, dot_float8, half_pair, halves
@@ -51,7 +61,14 @@ def _plane_pair(ptr, at, P: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
 
 @triton.jit
 def _largest(a, b, c, d):
-    return tl.maximum(tl.maximum(tl.abs(a), tl.abs(b)), tl.maximum(tl.abs(c), tl.abs(d)))
+    """The largest of four magnitudes, as `size_bits`."""
+    return tl.maximum(tl.maximum(size_bits(a), size_bits(b)), tl.maximum(size_bits(c), size_bits(d)))
+
+
+@triton.jit
+def _above_zero(bits):
+    """A magnitude from its bits, at least 1e-30."""
+    return tl.maximum(bits, 0x0DA24260).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -98,7 +115,7 @@ def _spread_kernel(
     if KIND == 2:
         most = tl.max(tl.reshape(most, (BJ // 4, 4)), axis=1)
         most = tl.reshape(tl.broadcast_to(most[:, None], (BJ // 4, 4)), (BJ,))
-    most = tl.maximum(most, 1e-30)
+    most = _above_zero(most)
     if KIND == 0:
         part = 1.0 / most
         tl.store(out_ptr + j, half_pair(x0 * part, x1 * part, WIDE), mask=real)
@@ -123,7 +140,7 @@ def _emit(out_ptr, y, program, N, BN: tl.constexpr, KIND: tl.constexpr, WIDE: tl
     even, odd = tl.split(tl.reshape(y, (BN // 4, 2, 2)))
     y0, y2 = tl.split(even)
     y1, y3 = tl.split(odd)
-    most = tl.maximum(_largest(y0, y1, y2, y3), 1e-30)
+    most = _above_zero(_largest(y0, y1, y2, y3))
     if KIND == 0:
         part = 1.0 / most
         tl.store(out_ptr + word, half_pair(y0 * part, y1 * part, WIDE), mask=real)

@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
-from tokenmill.kernels.triton.common import begin, pow2, wait
+from tokenmill.kernels.triton.common import begin, pow2, size_bits, wait
 from tokenmill.kernels.triton.quantised.codes import entry
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 
@@ -32,7 +32,7 @@ def _round_kernel(
     x = tl.load(x_ptr + row * x_stride + d, mask=real, other=0.0).to(tl.float32)
     if NORM:
         x = x / tl.sqrt(tl.sum(x * x) / D + eps) * g
-    step = tl.max(tl.abs(x)) / LARGEST
+    step = tl.max(size_bits(x)).to(tl.float32, bitcast=True) / LARGEST
     y = x * (1.0 / tl.where(step > 0.0, step, 1.0))
     if out_ptr.dtype.element_ty == tl.int8:
         y = (y + 12582912.0) - 12582912.0  # to the nearest integer, ties to even

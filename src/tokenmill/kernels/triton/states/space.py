@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, SpaceSpec
-from tokenmill.kernels.triton.common import begin, pow2, wait
+from tokenmill.kernels.triton.common import begin, least_of, most_of, pow2, wait
 from tokenmill.kernels.triton.states.recurrent import find_state, softplus
 
 HIGHEST = 3.0e38
@@ -48,7 +48,7 @@ def _space_kernel(
             c = tl.load(keys + G * N, mask=real_n, other=0.0).to(tl.float32)
             x = tl.load(values, mask=real_p, other=0.0).to(tl.float32)
             pace = softplus(tl.load(paces).to(tl.float32) + shift)
-            pace = tl.minimum(tl.maximum(pace, low), high)
+            pace = least_of(most_of(pace, low), high)
             s = s * tl.exp(-rate * pace) + b[:, None] * (x * pace)[None, :]
             y = tl.sum(s * c[:, None], axis=0) + skip * x
             tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_p)

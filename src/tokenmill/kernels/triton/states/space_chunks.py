@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, SpaceSpec
-from tokenmill.kernels.triton.common import INTERPRETED, pow2
+from tokenmill.kernels.triton.common import INTERPRETED, least_of, most_of, pow2
 from tokenmill.kernels.triton.states.chunks import product
 from tokenmill.kernels.triton.states.recurrent import SHORT, softplus
 from tokenmill.kernels.triton.states.space import HIGHEST
@@ -51,7 +51,7 @@ def _chunked_space_kernel(
             real = part * SIZE + r < count
             token = (first + part * SIZE + r).to(tl.int64)
             pace = softplus(tl.load(pace_ptr + token * pace_stride + head, mask=real, other=0.0).to(tl.float32) + shift)
-            pace = tl.where(real, tl.minimum(tl.maximum(pace, low), high), 0.0)
+            pace = tl.where(real, least_of(most_of(pace, low), high), 0.0)
             sums, last = tl.cumsum(-rate * pace, axis=0), tl.sum(-rate * pace, axis=0)
             lines = mixed_ptr + token[:, None] * mixed_stride
             values = lines + head * P + p[None, :]
