@@ -124,7 +124,8 @@ class TritonKernels(ProductKernels):
     @else_reference
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """logits [n, V] -> ids [n], ids with ~ where something is wrong [n], largest logits [n]."""
-        if logits.shape[0] == 0:
+        if not self._has_counters(logits):
+            self.count("greedy", fallback=logits.shape[0] > 0)
             return super().greedy(logits)
         self.count("greedy")
         return greedy(logits, self.launch.scratch, pdl=self.launch.pdl)
@@ -134,7 +135,7 @@ class TritonKernels(ProductKernels):
         self, logits: Tensor, words: Tensor | None, masks: Tensor | None, draws: Draws | None
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """`greedy` among the tokens that masks allow, and draws."""
-        if logits.shape[0] == 0:
+        if not self._has_counters(logits):
             return None
         self.count("choose")
         return choose(logits, words, masks, draws, self.launch.scratch, pdl=self.launch.pdl)
@@ -142,10 +143,14 @@ class TritonKernels(ProductKernels):
     @else_reference
     def least_kept(self, s: Tensor, k: Tensor | None, p: Tensor | None) -> Tensor | None:
         """The score from which top-k and top-p keep tokens, without sorting."""
-        if s.shape[0] == 0:
+        if not self._has_counters(s):
             return None
         self.count("least_kept")
         return least_kept(s, k, p, self.launch.scratch, pdl=self.launch.pdl)
+
+    def _has_counters(self, lines: Tensor) -> bool:
+        """Are there lines, and a counter for each? (Drafts of thousands of rows are more lines than there are.)"""
+        return 0 < lines.shape[0] <= self.launch.scratch.num_counters
 
     @else_reference
     def gather_rows(

@@ -347,10 +347,9 @@ def attend_one(
     cut = config or decode_config(seqs * heads, longest, spec, mixed=mixed, narrow=kv.key_scale is not None)
     splits, block_n, warps, stages, near, least = cut
     room = scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
-    splits = max(1, min(splits, room - before))
+    splits = max(1, min(splits, room - before)) if seqs * heads <= scratch.num_counters else 1
     parts = before + splits
     assert parts == 1 or room >= parts, "a prefix is shared only where its parts fit"
-    assert seqs * heads <= scratch.num_counters
     kinds, keys, values = kinds_of(kv), in_words(kv.key), in_words(kv.value)
     line = 128 // keys.element_size()
     partial = scratch.partial(q.device)

@@ -14,7 +14,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext, GroupPlan
-from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, product
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, bend, head_and_tile, product
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
 from tokenmill.kernels.triton.common import INTERPRETED, begin, pow2, wait
 
@@ -140,8 +140,7 @@ def _gathered_kernel(
     SOFTCAP: tl.constexpr, SINKS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
-    kv_head = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    kv_head, tile = head_and_tile(H // GROUP)
     wait(PDL)
     seq = tl.load(tile_ptr + tile)
     if seq < 0:
@@ -241,7 +240,7 @@ def attend_gathered(
     group = spec.heads // heads
     rows, block_n, warps, stages = config
     shape = [block_n, width]
-    _gathered_kernel[(heads, tiles.shape[0])](
+    _gathered_kernel[(heads * tiles.shape[0],)](
         q, TensorDescriptor.from_tensor(keys.view(-1, width), shape),
         TensorDescriptor.from_tensor(values.view(-1, width), shape), tiles, at,
         ctx.query_start, ctx.kv_len, spec.sinks, out, total, spec.scale, spec.softcap,

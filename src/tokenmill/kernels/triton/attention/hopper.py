@@ -136,8 +136,9 @@ def _hopper_kernel(
     H: gl.constexpr, GROUP: gl.constexpr, D: gl.constexpr, BQ: gl.constexpr, BG: gl.constexpr, BN: gl.constexpr,
     SINKS: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
-    kv_head = gl.program_id(0)
-    tile = gl.num_programs(1) - 1 - gl.program_id(1)
+    HEADS: gl.constexpr = H // GROUP
+    kv_head = gl.program_id(0) % HEADS
+    tile = gl.num_programs(0) // HEADS - 1 - gl.program_id(0) // HEADS
     seq = gl.load(tile_ptr + tile)
     if seq >= 0:
         start = gl.load(start_ptr + seq)
@@ -190,7 +191,7 @@ def attend_hopper(
     packed = pow2(group)
     shape = [KEYS, width]
     layout = gl.NVMMASharedLayout.get_default_for(shape, gl.bfloat16)
-    _hopper_kernel[(heads, tiles.shape[0])](
+    _hopper_kernel[(heads * tiles.shape[0],)](
         q, TensorDescriptor.from_tensor(keys.view(-1, width), shape, layout),
         TensorDescriptor.from_tensor(values.view(-1, width), shape, layout), tiles, at,
         ctx.query_start, ctx.kv_len, spec.sinks, out, total, spec.scale * 1.4426950408889634,

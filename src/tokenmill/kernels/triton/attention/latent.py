@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from tokenmill.compute.forward import AttentionSpec, ForwardContext
-from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, further, path_of, path_parts, product
+from tokenmill.kernels.triton.attention.paging import FLOOR, LOG2E, further, head_and_tile, path_of, path_parts, product
 from tokenmill.kernels.triton.attention.prepare import rotated
 from tokenmill.kernels.triton.attention.stored import (
     can_store,
@@ -123,9 +123,9 @@ def _latent_kernel(
     PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
-    head_tile = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
-    split = tl.program_id(2)
+    HEAD_TILES: tl.constexpr = (H + BH - 1) // BH
+    head_tile, tile = head_and_tile(HEAD_TILES)
+    split = tl.program_id(1)
     wait(PDL)
     seq = tile
     local = 0
@@ -204,7 +204,7 @@ def _latent_kernel(
     joins = True
     if SPLITS > 1:
         # Parts of one sequence and head tile lie together: [SPLITS, BH, L], their maxima and sums beside them.
-        unit = seq * tl.num_programs(0) + head_tile
+        unit = seq * HEAD_TILES + head_tile
         spots = (unit.to(tl.int64) * SPLITS + split) * BH + row
         if active > 1:
             if split < active:
@@ -266,7 +266,7 @@ def attend_latent(
     partial = scratch.partial(q.device)
     tops = partial[seqs * head_tiles * block_h * splits * latent :] if splits > 1 else partial
     roots, places, apart = path_parts(plan.paths)
-    _latent_kernel[(head_tiles, tiles, splits)](
+    _latent_kernel[(head_tiles * tiles, splits)](
         q, kv.key, scales_of(kv)[0], plan.tables, ctx.query_start, ctx.kv_len, roots, places, out, partial, tops,
         scratch.counters(q.device), seqs, plan.tables.stride(0), apart,
         kv.key.stride(0), kv.key.stride(2), scales[0], scales[2], spec.scale,

@@ -78,6 +78,14 @@ def reach(query_position, window):
 
 
 @triton.jit
+def head_and_tile(HEADS: tl.constexpr):
+    """What a program takes, the heads of a tile in turn, the last tile first. (The second dimension of a grid ends at
+    65535, which tiles of few queries exceed.)"""
+    program = tl.program_id(0)
+    return program % HEADS, tl.num_programs(0) // HEADS - 1 - program // HEADS
+
+
+@triton.jit
 def bend(scores, query_position, position, slope, scale, softcap, SOFTCAP: tl.constexpr, ALIBI: tl.constexpr):
     """Raw dots [R, N] -> scores in units of log 2: scaled, capped, biased by distance."""
     if SOFTCAP:

@@ -17,6 +17,7 @@ from tokenmill.kernels.triton.attention.paging import (
     LOG2E,
     bend,
     further,
+    head_and_tile,
     locate,
     path_of,
     path_parts,
@@ -103,8 +104,7 @@ def _prefill_kernel(
     STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
-    kv_head = tl.program_id(0)
-    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    kv_head, tile = head_and_tile(H // GROUP)
     wait(PDL)
     low = 0
     high = S
@@ -213,7 +213,7 @@ def attend_many(
     packed = pow2(group)
     block_q = max(1, (rows if steady else max(16, min(rows, pow2(ctx.max_query) * packed))) // packed)
     tiles = q.shape[0] // block_q + seqs
-    _prefill_kernel[(heads, tiles)](
+    _prefill_kernel[(heads * tiles,)](
         q, kv.key, kv.value, *scales_of(kv), plan.tables, plan.first, plan.entries,
         ctx.query_start, ctx.kv_len, roots, places, spec.sinks, spec.alibi, out,
         seqs, plan.tables.stride(0), apart, *kv.key.stride()[:3], *kv.value.stride()[:3],

@@ -84,7 +84,7 @@ class Stepping:
         before = shared_parts(seqs, spec)
         splits, *rest = decode_config(seqs * spec.kv.heads, plan.tables.shape[1] * ctx.block_size, spec, beside=True)
         room = self.launch.scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
-        splits = max(1, min(splits, room - before))
+        splits = max(1, min(splits, room - before)) if seqs * spec.kv.heads <= self.launch.scratch.num_counters else 1
         if room < before + splits:
             attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl)
             return

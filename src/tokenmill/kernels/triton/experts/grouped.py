@@ -174,7 +174,7 @@ def grouped(
     width, pairs = rows // 2 if gated else rows, ids.numel()
     t = tiling or pick_tiling(pairs, count, gated=gated, modest=modest or x.dtype == torch.float32)
     out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
-    bulk = t.bulk and inner * x.element_size() % 16 == 0
+    bulk = t.bulk and inner * x.element_size() % 16 == 0 and weight.data_ptr() % 16 == 0
     matrices = TensorDescriptor.from_tensor(weight.view(-1, inner), [t.columns, t.inner]) if bulk else weight
     units = count if order is None else order.tiles.shape[0]
     _grouped_kernel[(triton.cdiv(width, t.columns), units)](

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tokenmill.compute.adapters import SiteStack
 from tokenmill.compute.forward import Act, ForwardContext, Mixture, NormSpec, Weight
-from tokenmill.kernels.triton.common import copy_engine
+from tokenmill.kernels.triton.common import act_parts, copy_engine
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.experts.grouped import STEADY, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, can_stack, narrow_grouped
@@ -28,6 +28,7 @@ from tokenmill.kernels.triton.experts.route import SHARED_GATED, SHARED_PLAIN, p
 from tokenmill.kernels.triton.experts.route_few import pick_few, splits
 from tokenmill.kernels.triton.experts.sorting import Sorted, sort_pairs
 from tokenmill.kernels.triton.launch import Launch
+from tokenmill.kernels.triton.quantised.narrow import BLOCK
 
 FEW_TOKENS = 64
 """Tokens up to which every program of the router may read its rows again."""
@@ -287,8 +288,11 @@ def _joined(tensors: list[Tensor]) -> Tensor:
 
 def pack_mixture(launch: Launch, mixture: Mixture) -> StackedMixture | None:
     """The mixture ready to run, its lists of weights emptied; None: a format that has no kernel here."""
-    if form_of(mixture.ups) is None or form_of(mixture.downs) is None:
+    form = form_of(mixture.ups)
+    if form is None or form_of(mixture.downs) is None:
         return None
+    if form != "dense" and form.blocks and act_parts(mixture.act)[1] and form.shape[0] // 2 % BLOCK:
+        return None  # tiles of the second half would lie in two blocks of scales
     shared = _visited(mixture)
     if shared and mixture.shared is not None:
         for weights, every in zip((mixture.ups, mixture.downs), mixture.shared, strict=True):

@@ -354,7 +354,7 @@ def count_beside(compiled: Any, warps: int) -> int:
     threads = 32 * warps
     return int(min(
         have.regs_per_multiprocessor // (-(-compiled.n_regs // 8) * 8 * threads),
-        have.shared_memory_per_multiprocessor // (compiled.metadata.shared + _RESERVED),
+        have.shared_memory_per_multiprocessor // (-(-compiled.metadata.shared // 128) * 128 + _RESERVED),
         have.max_threads_per_multi_processor // threads,
     ))  # fmt: skip
 

@@ -100,8 +100,8 @@ def carried(
             mine = (slots == slot)[:, None] & (r < rank)[None, :]
             low = tl.zeros((BM, BR), dtype=tl.float32)
             for split in range(SPLITS):
-                at = (split * T + t[:, None]) * LANES + part * rank + r[None, :]
-                low += tl.load(low_ptr + at, mask=mine, other=0.0)
+                own = low_ptr + tl.cast(split, tl.int64) * T * LANES
+                low += tl.load(own + (t[:, None] * LANES + part * rank + r[None, :]), mask=mine, other=0.0)
             w = tl.load(up + r[:, None].to(tl.int64) * N + n[None, :],
                         mask=(r < rank)[:, None] & ok[None, :], other=0.0)  # fmt: skip
             if IEEE:

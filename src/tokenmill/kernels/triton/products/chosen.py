@@ -57,7 +57,7 @@ class Ways:
     ) -> Way:  # fmt: skip
         """How a product of these is made; least: as if of so many rows at least."""
         rows, (out, inner) = max(x.shape[0], least), weight.shape
-        if not x.shape[0] or x.dtype != weight.dtype or x.dtype not in FLOATS or weight.stride(1) != 1:
+        if not x.shape[0] or x.dtype != weight.dtype or x.dtype not in FLOATS or not weight.is_contiguous():
             return ("blas",)
         gated = act_parts(act)[1]
         name = operation(rows, (out, inner), act, norm is not None)
@@ -65,7 +65,7 @@ class Ways:
         if rows > FEW:
             own = self.launch.hopper and self.many_rows
             own = own and bias is None and act in (None, "silu_mul") and x.dtype == torch.bfloat16
-            if not own or out % 16 or inner % 8 or not weight.is_contiguous() or weight.data_ptr() % 16:
+            if not own or out % 16 or inner % 8 or weight.data_ptr() % 16:
                 return ("blas",)
             return found if rows <= 512 and found else wide_way(rows, out, multiprocessors(), fused=fused)
         if not found and x.dtype != torch.float32:  # tiles were measured in 16 bits: wider ones may not fit
