@@ -133,6 +133,23 @@ def test_a_shared_prefix_is_read_once(lengths):
     assert entries == (8 if min(lengths) > 128 else 0)
 
 
+def test_rows_that_fill_up_a_step_leave_a_prefix_shared():
+    spec, kernels = make_spec(), TritonKernels()
+    batch = PagedBatch((spec.kv,), kernels)
+    REFERENCE.prepare_qkv(torch.randn(270, 128), spec, batch.step([("a", 140), ("b", 130)]))
+    ctx = batch.step([("a", 1), ("b", 1), ("spare", 1), ("another", 1)])
+    plan = ctx.groups[0]
+    plan.tables[1, :8] = plan.tables[0, :8]
+    q = kernels.prepare_qkv(torch.randn(4, 128), spec, ctx)
+    expected = REFERENCE.attention(q, spec, replace(ctx, kernels=REFERENCE))
+    plan.shared = True
+    found = kernels.attention(q, spec, ctx)
+    assert int(kernels._stepping._common[1]) == 8
+    assert torch.allclose(found[:2], expected[:2], atol=2e-5) and found.isfinite().all()
+    ctx.kv_len.fill_(1)  # nothing but the spare row: a recording is made with it
+    assert int(common_entries(plan, ctx, pdl=False)) == 0
+
+
 @pytest.mark.parametrize("splits", [1, 2])
 def test_shared_parts_join_the_sequences_own(splits):
     """One split joins in registers, several through memory."""

@@ -26,8 +26,11 @@ def _common_kernel(table_ptr, len_ptr, common_ptr, table_stride, SIZE: tl.conste
     begin(PDL)
     seq = tl.program_id(0)
     wait(PDL)
+    length = tl.load(len_ptr + seq)
+    if (length <= 1) & (seq > 0):
+        return  # the spare row, which fills up a recorded step: what the others share is read for nothing, too
     # The newest key stays each sequence's own.
-    limit = (tl.load(len_ptr + seq) - 1) // SIZE
+    limit = (length - 1) // SIZE
     row = table_ptr + seq.to(tl.int64) * table_stride
     same = 0
     at = 0
@@ -44,7 +47,8 @@ def _common_kernel(table_ptr, len_ptr, common_ptr, table_stride, SIZE: tl.conste
 
 
 def common_entries(plan: GroupPlan, ctx: ForwardContext, *, pdl: bool) -> Tensor:
-    """-> [1] int32: leading table entries that are the same in all sequences (0 if they are few)."""
+    """-> [1] int32: leading table entries that are the same in all sequences but those of one key, which are read by
+    nobody (0 if they are few)."""
     common = torch.full((1,), 1 << 30, dtype=torch.int32, device=plan.tables.device)
     _common_kernel[(plan.tables.shape[0],)](
         plan.tables, ctx.kv_len, common, plan.tables.stride(0), SIZE=ctx.block_size, BLOCK=128, LEAST=LEAST, PDL=pdl,
