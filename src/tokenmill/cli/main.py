@@ -1,5 +1,5 @@
 """The command `tokenmill`. Owns: its entry, which imports next to nothing: whoever presses Ctrl-C while the verbs are
-imported sees no traceback."""
+imported or their flags are made sees no traceback."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ def main() -> None:
     """Run the command line, and end the process."""
     try:
         from tokenmill.cli.verbs import run_verb  # a quarter of a second
+
+        run_verb()
     except KeyboardInterrupt:
         raise SystemExit(130) from None
-    run_verb()

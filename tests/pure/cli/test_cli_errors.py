@@ -192,6 +192,19 @@ main()
     assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
 
 
+def test_ctrl_c_while_the_flags_are_made_is_no_traceback() -> None:
+    script = """
+from tokenmill.cli import verbs
+from tokenmill.cli.main import main
+def pressed():
+    raise KeyboardInterrupt
+verbs.app = pressed
+main()
+"""
+    ended = subprocess.run([sys.executable, "-c", script, "list"], capture_output=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, b"", b"")
+
+
 def test_input_that_is_closed_or_no_text(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = CliRunner().invoke(app, ["generate", "--prompt", "-"], input=b"\xff\xfe")
     assert bad.exit_code == 2 and "not UTF-8 text" in bad.stderr
