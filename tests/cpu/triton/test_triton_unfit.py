@@ -86,10 +86,16 @@ def test_products_that_do_not_compile_are_not_tried_again(monkeypatch: pytest.Mo
     assert kernels.counters()["linear"]["fallbacks"] == 3, "one row has another kernel"
 
 
-def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    seeded(monkeypatch, "_norm_kernel", RuntimeError("CUDA error: an illegal memory access was encountered"))
-    with pytest.raises(RuntimeError, match="illegal memory"):
-        TritonKernels().norm(torch.randn(4, 64), NormSpec(torch.rand(64), 1e-5))
+@pytest.mark.parametrize("kind", [RuntimeError, torch.OutOfMemoryError, NotImplementedError])
+def test_other_errors_are_not_hidden(monkeypatch: pytest.MonkeyPatch, kind: type[RuntimeError]) -> None:
+    for name in ("_norm_kernel", "_thin_kernel"):
+        seeded(monkeypatch, name, kind("CUDA out of memory, or an illegal memory access"))
+    kernels, x = TritonKernels(), torch.randn(4, 64)
+    with pytest.raises(kind, match="CUDA out of memory"):
+        kernels.norm(x, NormSpec(torch.rand(64), 1e-5))
+    with pytest.raises(kind, match="CUDA out of memory"):
+        kernels.product(x, torch.randn(96, 64))
+    assert not kernels.unfit, "the next call finds memory, perhaps"
 
 
 def test_a_matrix_without_a_form_here_is_counted() -> None:

@@ -34,8 +34,11 @@ class Counting(Protocol):
 
 
 def is_unfit(error: Exception) -> bool:
-    """Can this device not hold the kernel, or its compiler not make it? Anything else is an error like any other."""
-    return type(error) is not RuntimeError or any(text in str(error) for text in _LOWERING)
+    """Can this device not hold the kernel, or its compiler not make it? Anything else is an error like any other, lack
+    of memory and what CUDA reports among them, which torch derives from RuntimeError."""
+    if isinstance(error, RuntimeError):
+        return type(error) is RuntimeError and any(text in str(error) for text in _LOWERING)
+    return True
 
 
 def kind_of(op: str, arguments: Iterable[Any]) -> Kind:
