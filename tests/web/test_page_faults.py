@@ -31,7 +31,7 @@ def test_a_server_that_is_back_is_no_longer_gone(serve: Servers, tab: Tabs) -> N
 
 def test_answers_grow_on_while_others_are_looked_at(serve: Servers, tab: Tabs) -> None:
     """Two conversations answer at once, the reader goes from one to the other, and nothing breaks (see `tab`)."""
-    page = tab(serve(FakeOptions(script="word " * 60, step_s=0.01, max_model_len=100_000)).url)
+    page = tab(serve(FakeOptions(script="word " * 40, step_s=0.005, max_model_len=100_000)).url)
     grows = "n => document.querySelector('.answer.live > .prose')?.innerText.split('word').length > n"
     say(page, "first")
     page.wait_for_function(grows, arg=2)
@@ -46,7 +46,7 @@ def test_answers_grow_on_while_others_are_looked_at(serve: Servers, tab: Tabs) -
         page.get_by_role("button", name=name, exact=True).click()
         page.locator(".question .said", has_text=name).wait_for()
         ended(page)
-        assert page.locator(".answer .prose").last.inner_text().count("word") == 60
+        assert page.locator(".answer .prose").last.inner_text().count("word") == 40
 
 
 def test_a_comparison_outlives_a_reload(serve: Servers, tab: Tabs) -> None:
@@ -110,8 +110,8 @@ def test_many_conversations_and_long_names(serve: Servers, tab: Tabs) -> None:
     page = tab(serve().url)
     page.locator(".model-card").wait_for()
     long = "A name of three hundred characters " * 9
-    page.evaluate(KEEP, [300, long])
-    page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 300")
+    page.evaluate(KEEP, [120, long])
+    page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 120")
     first = page.locator(".conversations .open").first
     assert first.get_attribute("title") == long
     first.click()
@@ -127,7 +127,7 @@ def test_many_conversations_and_long_names(serve: Servers, tab: Tabs) -> None:
     toast = page.locator(".toast")
     toast.get_by_role("button", name="Undo").wait_for()
     assert toast.bounding_box()["height"] < 90 and toast.bounding_box()["width"] <= 560
-    page.get_by_label("Search the conversations").fill("question 299")
+    page.get_by_label("Search the conversations").fill("question 119")
     page.wait_for_function("() => document.querySelectorAll('.conversations .open').length === 1")
     reload(page)
 

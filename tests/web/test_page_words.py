@@ -45,20 +45,25 @@ def test_words_mean_what_models_mean(modules: Any) -> None:
     assert dict(zip(WORDS, shown(modules, list(WORDS)), strict=True)) == WORDS
 
 
-def test_a_row_loses_no_cell(modules: Any) -> None:
+@pytest.mark.parametrize("times", [1, 40])
+def test_a_row_loses_no_cell(modules: Any, times: int) -> None:
+    """Whether it comes at once or piece by piece, in a table so long that its first rows are final while it grows."""
     rows = ["`x | y` | z", "$|x|$ | abs", "1 | 2 | 3", r"a \| b | c", "one |", "<ul><li>a</li></ul> | L<br>M"]
-    text = "| a | b |\n|---|---|\n" + "".join(f"| {row} |\n" for row in rows)
-    cells = using(
+    text = "| a | b |\n|---|---|\n" + "".join(f"| {row} |\n" for row in rows) * times
+    grown, whole = using(
         modules,
         "markdown",
-        """const box = document.createElement('div');
-        const grows = new m.GrowingMarkdown(box);
-        if (a[1]) for (let i = 1; i < a[0].length; i += 7) { grows.at = -Infinity; grows.update(a[0].slice(0, i)); }
-        grows.update(a[0], true);
-        return [...box.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent));""",
-        [text, False],
+        """return [true, false].map(grows => {
+            const box = document.createElement('div');
+            const made = new m.GrowingMarkdown(box);
+            for (let i = 1; grows && i < a.length; i += 23) { made.cost = 0; made.update(a.slice(0, i)); }
+            made.update(a, true);
+            return [...box.querySelectorAll('tbody tr')].map(r => [...r.cells].map(c => c.textContent));
+        });""",
+        text,
     )
-    assert cells == [["x | y", "z"], ["|x|", "abs"], ["1", "2 | 3"], ["a | b", "c"], ["one", ""], ["a", "LM"]]
+    cells = [["x | y", "z"], ["|x|", "abs"], ["1", "2 | 3"], ["a | b", "c"], ["one", ""], ["a", "LM"]]
+    assert grown == whole == cells * times
 
 
 def test_a_mark_means_the_same_whether_it_came_token_by_token_or_at_once(modules: Any) -> None:
