@@ -94,7 +94,8 @@ class Sequence:
     If rows have states (kvcache/snapshots.py): `save_at`: the next position whose state is kept, in `save_slot` if it
     belongs to an answer. `restore`: the slot that the devices must restore. `diverges`: where other sequences with this
     beginning continued differently. `parting`: the node there, if others may wait until its state is kept. `rolled`:
-    the node with the answer's last kept state.
+    the node with the answer's last kept state. `awaits`: the node whose state it waits for before it starts.
+    `starts_at`: by pool, how many blocks must have been given back before it looks for blocks again.
     """
 
     id: int
@@ -139,6 +140,8 @@ class Sequence:
     diverges: int = 0
     rolled: object = None
     parting: object = None
+    awaits: object = None
+    starts_at: list[int] = field(default_factory=list)
 
     @property
     def keys(self) -> list[int]:

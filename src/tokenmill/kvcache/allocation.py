@@ -24,6 +24,14 @@ class GroupLayout:
     window: int = 0
 
 
+@dataclass(slots=True)
+class Looking:
+    """How many tokens of waiting sequences may still be looked up in one plan; the first sequence is free."""
+
+    left: int
+    begun: bool = False
+
+
 class BlockTables:
     """Allocation for all sequences of one engine."""
 
@@ -76,12 +84,28 @@ class BlockTables:
 
     def has_room(self, seq: Sequence, length: int) -> bool:
         """Are there enough blocks for `length` tokens of `seq` now?"""
+        return not any(self._lacking(seq, length))
+
+    def is_full(self, seq: Sequence) -> bool:
+        """Is it known without a look that `seq` finds too few blocks? Whatever it can share, as many blocks as it
+        lacked must have been given back since."""
+        return any(pool.freed < least for pool, least in zip(self.pools, seq.starts_at, strict=False))
+
+    def turn_away(self, seq: Sequence, length: int) -> None:
+        """A waiting sequence finds too few blocks for `length` tokens: it gives back those that it would have
+        shared."""
+        lacking = self._lacking(seq, length)
+        self.close(seq)
+        seq.starts_at = [pool.freed + n if n else 0 for pool, n in zip(self.pools, lacking, strict=True)]
+
+    def _lacking(self, seq: Sequence, length: int) -> list[int]:
+        """How many blocks of each pool are missing for `length` tokens of `seq`."""
         need = [0] * len(self.pools)
         for group, layout in enumerate(self.layouts):
             end, held = (seq.tables[group].end, len(seq.tables[group].blocks)) if seq.tables else (0, 0)
             count = max(0, -(-(length - end) // self.block_size))
             need[layout.pool] += min(count, max(self.most_held[group] - held, self.most_new))
-        return all(n <= pool.available for n, pool in zip(need, self.pools, strict=True))
+        return [max(0, n - pool.available) for n, pool in zip(need, self.pools, strict=True)]
 
     def usage(self) -> float:
         """The share of blocks that have a holder."""
@@ -133,14 +157,24 @@ class BlockTables:
             seq.followed += self.block_size
         return count * self.block_size
 
-    def comes(self, seq: Sequence) -> bool:
-        """Will a running row soon keep a state that saves this waiting sequence from computing the same tokens?"""
+    def comes(self, seq: Sequence, looking: Looking) -> bool:
+        """Will a running row soon keep a state that saves this waiting sequence from computing the same tokens? It is
+        looked up once until that row has kept it, and only while there is work `left`."""
         snapshots = self.snapshots
         if snapshots is None or not snapshots.coming or not seq.group.reads_cache:
             return False
+        if isinstance(seq.awaits, Node) and _may_be_kept(seq.awaits) and snapshots.comes(seq.awaits, seq):
+            return True
+        if looking.begun:
+            looking.left -= len(seq.tokens)
+        looking.begun, seq.awaits = True, None
+        if looking.left < 0:
+            return False
         path = self.cache.walk(self.cache.root(self._salt(seq)), seq.keys, 0, len(seq.tokens) - 1)
         found = self.cache.usable([], path, states=True)
-        return any(snapshots.comes(node, seq) for node in path[found : self.cache.usable([], path)])
+        coming = (node for node in path[found : self.cache.usable([], path)] if snapshots.comes(node, seq))
+        seq.awaits = next(coming, None)
+        return seq.awaits is not None
 
     def _adopt(self, seq: Sequence, group: int, window: int, nodes: list[Node], end: int, position: int) -> None:
         table, pool, size = seq.tables[group], self.by_group[group], self.block_size
@@ -302,6 +336,11 @@ class BlockTables:
     def _salt(self, seq: Sequence) -> str:
         request = seq.group.request
         return salt_of(request.adapter, request.salt)
+
+
+def _may_be_kept(node: Node) -> bool:
+    """Can a sequence still find this node, and not yet a state behind it?"""
+    return node.alive and node.snapshot < 0 <= min(node.blocks)
 
 
 def _ancestors(node: Node) -> list[Node]:

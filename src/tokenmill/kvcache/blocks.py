@@ -20,6 +20,8 @@ class BlockPool:
         self.idle: dict[int, None] = {}
         self.shared = 0
         """How many blocks have two or more holders."""
+        self.freed = 0
+        """How often a block has lost its last holder so far."""
         self.on_evict: Callable[[int], None] | None = None
 
     @property
@@ -59,6 +61,7 @@ class BlockPool:
             if left == 1:
                 self.shared -= 1
             elif left == 0:
+                self.freed += 1
                 if block in self.cached:
                     self.idle[block] = None
                 else:

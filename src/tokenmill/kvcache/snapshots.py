@@ -116,9 +116,12 @@ class Snapshots:
             self.coming[parting], seq.parting = seq, parting
 
     def comes(self, node: Node, seq: Sequence) -> bool:
-        """Is a row that is no less urgent than `seq` about to keep the state behind `node`?"""
+        """Is a row that is no less urgent than `seq` about to keep the state behind `node`? (A beam that waits for its
+        siblings is not.)"""
         keeper = self.coming.get(node)
-        return keeper is not None and keeper is not seq and keeper.rank <= seq.rank
+        if keeper is None or keeper is seq or keeper.id in keeper.group.candidates:
+            return False
+        return keeper.rank <= seq.rank
 
     def _give_up(self, seq: Sequence) -> None:
         """Nobody needs to wait for this row's states any longer."""

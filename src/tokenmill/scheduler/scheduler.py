@@ -22,12 +22,15 @@ from tokenmill.core.policy import SchedulePolicy
 from tokenmill.core.request import TokenDelta
 from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, SequenceGroup
 from tokenmill.core.step import RowStart, StepPlan, StepResult
-from tokenmill.kvcache.allocation import BlockTables
+from tokenmill.kvcache.allocation import BlockTables, Looking
 from tokenmill.kvcache.radix import Node
 from tokenmill.kvcache.snapshots import Kept
 from tokenmill.scheduler.device_drafts import Ahead, Budget, Grant
 from tokenmill.scheduler.outcome import Outcome
 from tokenmill.scheduler.roster import Limits, Roster, by_rank
+
+LOOKED = 1 << 18
+"""Tokens of waiting sequences that one plan looks up to see whether a running row will keep their state."""
 
 
 @dataclass(slots=True)
@@ -358,40 +361,61 @@ class Scheduler:
         if not self.policy.static and self.roster.waiting:
             self.roster.waiting = [(self.policy.rank(s), s.id, s) for _, _, s in self.roster.waiting]
             heapq.heapify(self.roster.waiting)
-        aside: list[Sequence] = []
-        if self.roster.adapters.draining:
-            self.roster.adapters.still_wait({s.group.request.adapter for _, _, s in self.roster.waiting})
-        while budget > 0 and self.roster.waiting and not 0 < self.careful <= len(flight.seqs):
-            rank, _, seq = heapq.heappop(self.roster.waiting)
+        waiting, adapters = self.roster.waiting, self.roster.adapters
+        aside: list[tuple[tuple, int, Sequence]] = []
+        full: set[int] = set()
+        looking = Looking(LOOKED)
+        if adapters.draining:
+            adapters.still_wait({s.group.request.adapter for _, _, s in waiting})
+        while budget > 0 and waiting and not 0 < self.careful <= len(flight.seqs):
+            rank, _, seq = waiting[0]
+            if seq.status == WAITING and not self._may_get_row(rank, flight):
+                break
+            entry = heapq.heappop(waiting)
             if seq.status != WAITING:
                 continue
             seq.rank = rank
-            if seq.id in seq.group.candidates:  # it has its candidates: the other beams must catch up first
-                aside.append(seq)
+            if self._lets_others_pass(seq, full, looking):
+                aside.append(entry)
                 continue
-            adapter = seq.group.request.adapter
-            if adapter and not self.roster.adapters.has_room(adapter, begun=_begun(seq.group)):
-                aside.append(seq)  # sequences behind it may need no slot, or another one
-                continue
-            if self.tables.comes(seq):
-                aside.append(seq)  # a running row will soon provide what it would have to compute itself
-                continue
-            if not self._room_for(seq, flight):
-                aside.append(seq)
+            if looking.left < 0 or not self._room_for(seq, flight):
+                aside.append(entry)
                 break
             seq.row, seq.status, seq.fresh = self.roster.free_rows.pop(), RUNNING, True
-            self.roster.adapters.take(adapter)
+            adapters.take(seq.group.request.adapter)
             insort(self.roster.running, seq, key=by_rank)
             if not seq.preemptions:
                 self.roster.on_begin(seq.group)
             budget -= self._grant(seq, budget, flight)
-        for seq in aside:
-            heapq.heappush(self.roster.waiting, (seq.rank, seq.id, seq))
+        if aside:
+            waiting += aside
+            heapq.heapify(waiting)
+
+    def _lets_others_pass(self, seq: Sequence, full: set[int], looking: Looking) -> bool:
+        """Does a waiting sequence wait for something that those behind it may not need? full: adapters that have been
+        found to have no slot."""
+        if seq.id in seq.group.candidates:  # it has its candidates: the other beams must catch up first
+            return True
+        adapter = seq.group.request.adapter
+        if adapter:
+            begun = seq.group.spawned and _begun(seq.group)
+            if (adapter in full and not begun) or not self.roster.adapters.has_room(adapter, begun=begun):
+                full.add(adapter)
+                return True
+        return self.tables.comes(seq, looking)  # a running row will soon provide what it would compute itself
+
+    def _may_get_row(self, rank: tuple, flight: Flight) -> bool:
+        """Is a row free for a waiting sequence of this rank, or held by one that would have to give way?"""
+        if self.roster.free_rows:
+            return True
+        victim = self.roster.running[-1] if self.roster.running else None
+        # If nothing makes progress, only beams run whose siblings still wait: any sequence may preempt them.
+        return victim is not None and (victim.rank > rank or not (flight.seqs or self.flying))
 
     def _room_for(self, seq: Sequence, flight: Flight) -> bool:
         """Match the prefix cache and check for a row and blocks; running sequences that rank lower are preempted."""
         while True:
-            if self.roster.free_rows:
+            if self.roster.free_rows and not (self.tables.is_full(seq) and (flight.seqs or self.flying)):
                 self.tables.open(seq)
                 most = seq.group.matchable(len(seq.tokens)) if seq.group.reads_cache else 0
                 hit = self.tables.match(seq, 0, most) if most else 0
@@ -399,7 +423,7 @@ class Scheduler:
                     seq.computed = hit
                     self._note_hit(seq, 0, hit)
                     return True
-                self.tables.close(seq)
+                self.tables.turn_away(seq, self.policy.reserve(seq))
             victim = self.roster.running[-1] if self.roster.running else None
             # If nothing makes progress, only beams run whose siblings still wait: any sequence may preempt them.
             stalled = not (flight.seqs or self.flying)
