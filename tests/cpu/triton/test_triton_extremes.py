@@ -15,11 +15,11 @@ triton = pytest.importorskip("triton")
 
 from triton_attention_helpers import REFERENCE, make_spec  # noqa: E402
 
-from tokenmill.compute.forward import Act, KVSpec, Mixture, RouteSpec  # noqa: E402
+from tokenmill.compute.forward import Act, KVSpec, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.triton import multiply  # noqa: E402
 from tokenmill.kernels.triton.attention import gathered, latent, prefill  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
-from tokenmill.kernels.triton.experts.mixture import pack_mixture  # noqa: E402
+from tokenmill.kernels.triton.experts import mixture  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.products.adapters import _expand_kernel  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow import pack8  # noqa: E402
@@ -97,6 +97,41 @@ def test_a_gated_row_that_is_spread_on_the_way_keeps_nan() -> None:
     kernels.launch.narrow_ways = {"int8/rows 1 64x32 silu_mul": ("gemv", 4, 16, 1, 0)}
     inner = kernels.product(x, up, act="silu_mul")
     assert isinstance(inner, SpreadRow) and kernels.product(inner, down).isnan().all()
+
+
+# ------------------------------------------------------------ float16
+
+
+def test_norms_of_large_numbers_in_float16() -> None:
+    """Times the norm's weight they would pass 65504, until they are divided."""
+    x, norm = torch.randn(3, 64).half(), NormSpec(torch.full((64,), 8.0).half(), 1e-5)
+    x[:, 5] = 30000.0
+    weight = torch.randn(24, 64).half()
+    found = TritonKernels().product(x, weight, norm=norm)
+    wanted = REFERENCE.product(x.float(), weight.float(), norm=replace(norm, weight=norm.weight.float()))
+    torch.testing.assert_close(found.float(), wanted, atol=0.5, rtol=2e-3)
+
+
+def test_routers_round_no_large_numbers_to_float16(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Plain:
+        def __init__(self, *shape: int) -> None:
+            self.table = torch.randn(*shape).half()
+
+        def pieces(self) -> Any:
+            return "dense", {"table": self.table, "bias": None}
+
+    monkeypatch.setattr(mixture, "pick_few", lambda *_, **__: pytest.fail("it multiplies by the weight first"))
+    ups, downs = ([Plain(*shape) for _ in range(4)] for shape in ((64, 32), (32, 32)))
+    made = Mixture(route=RouteSpec(4, 2), router=Plain(4, 32), ups=ups, downs=downs, act="silu_mul")  # type: ignore[arg-type]
+    kernels, norm, x = TritonKernels(), NormSpec(torch.full((32,), 8.0).half(), 1e-5), torch.randn(20, 32).half()
+    x[:, 5] = 30000.0
+    layer = mixture.pack_mixture(kernels.launch, made)
+    assert layer is not None and layer.router is not None
+    ids, gates, h = layer._pick(x, None, norm, None, keep=True)  # type: ignore[arg-type]
+    normed = REFERENCE.norm(x.float(), replace(norm, weight=norm.weight.float()))
+    wanted = REFERENCE.route(normed @ layer.router[0].float().T, made.route)
+    assert torch.equal(ids.long(), wanted[0]) and torch.allclose(gates, wanted[1], atol=1e-3)
+    assert torch.allclose(h.float(), normed, rtol=2e-3)
 
 
 # ------------------------------------------------------------ more than counters
@@ -196,5 +231,5 @@ def test_gates_and_what_they_let_through_share_no_block_of_scales(inner: int, ta
             return self.packed.pieces()
 
     ups, downs = ([Weight(*shape) for _ in range(2)] for shape in ((2 * inner, 128), (128, inner)))
-    mixture = Mixture(route=RouteSpec(2, 1), router=None, ups=ups, downs=downs, act="silu_mul")  # type: ignore[arg-type]
-    assert (pack_mixture(TritonKernels().launch, mixture) is not None) == taken
+    made = Mixture(route=RouteSpec(2, 1), router=None, ups=ups, downs=downs, act="silu_mul")  # type: ignore[arg-type]
+    assert (mixture.pack_mixture(TritonKernels().launch, made) is not None) == taken

@@ -110,7 +110,8 @@ class StackedMixture:
         assert self.router is not None
         if norm is not None and (norm.kind != "rms" or norm.bias is not None):
             x, norm = ctx.kernels.norm(x, norm), None
-        if keep and splits(x, self.router[0], self.mixture.route.experts):
+        rounds = norm is not None and x.dtype == torch.float16  # before it divides: large numbers would be lost
+        if keep and not rounds and splits(x, self.router[0], self.mixture.route.experts):
             return pick_few(
                 x, *self.router, norm, self.mixture.route, scratch=launch.scratch, count=self.barrier_count,
                 pdl=launch.pdl, near=near, shared=self.visits,
