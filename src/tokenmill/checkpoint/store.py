@@ -27,6 +27,9 @@ MOST_BYTES = 8 << 20
 MOST_MODELS = 10_000
 STALE_S = 24 * 3600.0
 """Unfinished files older than this come from processes that were killed."""
+PATIENCE_S = 60.0
+"""How long a change waits for those of others, which take moments."""
+LOOK_S = 0.02
 _decode = msgspec.json.Decoder(Entry).decode
 
 
@@ -167,9 +170,13 @@ class Store:
         try:
             for folder in (self.models, self.blobs, self.files):
                 folder.mkdir(parents=True, exist_ok=True)
-            with (self.home / ".lock").open("ab") as file:
-                _lock(file.fileno())
+            # Non-blocking: somebody may have made a pipe of this name, and opening it would wait for ever.
+            lock = os.open(self.home / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
+            try:
+                _lock(lock)
                 yield
+            finally:
+                os.close(lock)
         except OSError as error:
             raise unwritable(error) from error
 
@@ -230,9 +237,18 @@ def _is_old(path: Path) -> bool:
 
 
 def _lock(file: int) -> None:
-    """Wait for the lock. Closing the file releases it."""
+    """Wait for the lock, but not for ever: its holder may be stopped. Closing the file releases it."""
     try:
         import fcntl
     except ImportError:  # this system has no such locks
         return
-    fcntl.flock(file, fcntl.LOCK_EX)
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                raise BusyError("another process is changing the stored models, and does not end; try again.") from None
+            time.sleep(LOOK_S)
+        else:
+            return

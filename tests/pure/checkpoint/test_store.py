@@ -8,9 +8,11 @@ import multiprocessing
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tokenmill.checkpoint import store as store_module
 from tokenmill.checkpoint.blobs import Incoming, check_files, read_digest
 from tokenmill.checkpoint.entry import Entry, Source, Words
 from tokenmill.checkpoint.modelfile_parameters import PARAMETERS, as_options, check_parameters, read_written, written
@@ -335,3 +337,17 @@ def test_every_parameter_is_done_harmless_or_refused(name: str) -> None:
 def test_unusable_parameters_are_named(name: str, value: object) -> None:
     with pytest.raises(ParameterError, match=f"PARAMETER '?{name}"):
         check_parameters({name: value})
+
+
+def test_a_lock_that_is_never_given_back_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "PATIENCE_S", 0.0)
+    with store.changing(), pytest.raises(BusyError, match="another process is changing the stored models"):
+        Store(store.home).put(Entry("a", Source("path", path="/x")))
+    assert store.put(Entry("a", Source("path", path="/x"))).name
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("elsewhere")], ids=["a pipe", "a link"])
+def test_whatever_the_lock_is_nobody_waits_for_ever(store: Store, make: Any) -> None:
+    store.home.mkdir()
+    make(store.home / ".lock")
+    assert store.put(Entry("a", Source("path", path="/x"))).name
