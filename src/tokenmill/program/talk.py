@@ -80,8 +80,7 @@ class Talk:
         def begin() -> None:
             self._start(params, lambda said: self._take(name, said))
 
-        self.coming[name] += 1
-        return self._then(begin)
+        return self._then_for(name, begin)
 
     def select(self, name: str, options: Sequence[str], *, total: bool = False) -> Talk:
         """Append the likeliest of some texts: by the mean log-probability of its tokens (`total`: by their sum)."""
@@ -103,8 +102,7 @@ class Talk:
                 held = gen_params({"choices": [option], "logprobs": 0, "ignore_eos": False})
                 self._start(held, lambda said, option=option: scored(option, said))  # type: ignore[misc]
 
-        self.coming[name] += 1
-        return self._then(begin)
+        return self._then_for(name, begin)
 
     # ------------------------------------------------------------ branching, reading
 
@@ -143,6 +141,20 @@ class Talk:
         self.pending.append(step)
         self.advance()
         return self
+
+    def _then_for(self, name: str, step: Step) -> Talk:
+        """A step that brings a value. If it is refused, the talk is as if nobody had asked for it."""
+
+        def begin() -> None:
+            try:
+                step()
+            except BaseException:
+                self.busy = False
+                self.coming[name] -= 1
+                raise
+
+        self.coming[name] += 1
+        return self._then(begin)
 
     def advance(self) -> None:
         """Begin the steps whose turn it is."""

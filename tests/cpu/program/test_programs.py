@@ -49,6 +49,18 @@ def test_the_examples_work_on_the_demo_model(name, session):
     assert wanted in str(example(name).solve(session, given))
 
 
+@pytest.mark.parametrize("ask", [
+    lambda talk: talk.gen(max_tokens=1 << 20),
+    lambda talk: talk.gen(regex="("),
+    lambda talk: talk.select("answer", ["yes" * 4000, "no"]),
+])  # fmt: skip
+def test_a_talk_goes_on_after_a_step_that_was_refused(session, ask):
+    talk = session.talk("What is 4 plus 5?")
+    with pytest.raises(UserError):
+        ask(talk)
+    assert isinstance(talk.gen(max_tokens=4)["answer"], str) and not talk.busy
+
+
 def test_generations_share_steps(llm, session):
     before = llm.engine.scheduler.counters.steps
     talks = [session.talk().user(f"What is {n} plus 5?").gen(max_tokens=30) for n in range(10, 20)]
