@@ -52,6 +52,12 @@ async def test_switching_needs_a_right_of_its_own(build: Any, path: str) -> None
     assert (await city.post(f"{path}?model=red", {"model": "red"}, **auth("keeper"))).status_code == 404
 
 
+async def test_the_page_has_switches_for_those_who_may_use_them(build: Any) -> None:  # noqa: F811
+    city = start(build)
+    for who, may in {"user": False, "keeper": True, "all": True}.items():
+        assert (await city.get("/v1/engine?model=green", **auth(who)))["memory"]["control"] is may
+
+
 async def test_adapters_need_it_too(build: Any) -> None:  # noqa: F811
     city = start(build)
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):

@@ -20,6 +20,7 @@ from tokenmill.server.context import Context, Model
 from tokenmill.server.errors import HttpError
 from tokenmill.server.many_models.entry import Entry
 from tokenmill.server.model_lookup import find_entry
+from tokenmill.server.rights import may_manage
 from tokenmill.server.routing import Api, get, json_answer, tenant
 from tokenmill.server.switch.listing import ListedModel, context_of, list_models, status
 from tokenmill.server.switch.loaded_model import parts_of
@@ -46,8 +47,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
         forms = await asyncio.to_thread(lambda: [form_of(*each) for each in known])  # files are examined once
         state["catalogue"] = [{**stand(each), "form": form} for each, form in zip(listed, forms, strict=True)]
         models = context.shared.models
-        limit, control = models.memory_of(asked.spec.place), context.config.models.models_control
-        state["memory"] = {"limit": limit, "control": control}
+        control = context.config.models.models_control and may_manage(context.shared, request)
+        state["memory"] = {"limit": models.memory_of(asked.spec.place), "control": control}
         state.update(started=began, columns=COLUMNS, samples=mine.activity.since(_number(request, "since", 0.0)))
         state["events"] = mine.activity.events.shown()
         return json_answer(state)
