@@ -125,7 +125,8 @@ class TritonKernels(ProductKernels):
     def greedy(self, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """logits [n, V] -> ids [n], ids with ~ where something is wrong [n], largest logits [n]."""
         if not self._has_counters(logits):
-            self.count("greedy", fallback=logits.shape[0] > 0)
+            if len(logits):
+                self.count("greedy", fallback=True)
             return super().greedy(logits)
         self.count("greedy")
         return greedy(logits, self.launch.scratch, pdl=self.launch.pdl)
