@@ -160,6 +160,11 @@ def _serve_many(models: list[str], given: dict[str, Any], server: ServerConfig) 
         if models or "model" in base:
             raise ParameterError("Give --models FILE or a MODEL, not both.", param="models")
         specs, rights, keys = read_models(Path(server.models.models), base, server)
+        if not set(keys).isdisjoint(server.listen.api_key or ()):
+            raise ParameterError(
+                "A key under `keys` of --models is also an --api-key, which may use every model: give it in one place.",
+                param="api_key",
+            )
         server = replace(server, listen=replace(server.listen, api_key=[*(server.listen.api_key or ()), *keys] or None))
         specs = [replace(spec, server=replace(spec.server, listen=server.listen)) for spec in specs]
     else:

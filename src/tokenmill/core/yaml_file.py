@@ -25,7 +25,9 @@ def read_mapping(path: Path, flag: str, kind: str) -> Any:
             for key, _ in node.value:
                 if isinstance(key, yaml.ScalarNode) and key.value in seen:
                     line = key.start_mark.line + 1
-                    raise ParameterError(f"{flag} {path} names {key.value!r} twice in one mapping (line {line}).")
+                    raise ParameterError(  # the name may be a key that nobody shall see
+                        f"{flag} {path}: the name in line {line} stands twice in one mapping."
+                    )
                 if isinstance(key, yaml.ScalarNode) and key.value != "<<":
                     seen.add(key.value)
             return node
@@ -39,4 +41,13 @@ def read_mapping(path: Path, flag: str, kind: str) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"{flag} {path} cannot be read: {why(error)}.") from error
     except (yaml.YAMLError, RecursionError) as error:
-        raise ParameterError(f"{flag} {path} is {kind}: {' '.join(str(error).split())}.") from error
+        raise ParameterError(f"{flag} {path} is {kind}: {_problem(error)}.") from None
+
+
+def _problem(error: Exception) -> str:
+    """What is wrong and where, without the line itself: it may hold a key."""
+    if isinstance(error, RecursionError):
+        return "it is nested too deeply"
+    mark = getattr(error, "problem_mark", None)
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or type(error).__name__
+    return problem if mark is None else f"{problem} (line {mark.line + 1})"

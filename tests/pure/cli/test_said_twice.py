@@ -84,10 +84,10 @@ def test_a_secret_is_not_repeated() -> None:
 def test_files_may_not_name_one_setting_twice(text: str, tmp_path: Path) -> None:
     path = tmp_path / "options.yaml"
     path.write_text(text)
-    with pytest.raises(ParameterError, match=r"two values of one setting|names 'seed' twice in one mapping .line 2"):
+    with pytest.raises(ParameterError, match=r"two values of one setting|line 2 stands twice in one mapping"):
         read_config_file(path)
     path.write_text("models:\n  one:\n    model: demo\n" + "".join(f"    {line}\n" for line in text.splitlines()))
-    with pytest.raises(ParameterError, match=r"two values of one setting|names 'seed' twice in one mapping .line 5"):
+    with pytest.raises(ParameterError, match=r"two values of one setting|line 5 stands twice in one mapping"):
         read_models(path, {}, make_server_config({}))
 
 
@@ -95,7 +95,7 @@ def test_two_models_of_one_name_and_two_rights_of_one_key_are_seen(tmp_path: Pat
     path = tmp_path / "models.yaml"
     for text in ("models: {a: demo, a: demo}", "models: {a: demo, b: demo}\nkeys: {k: [a], k: [b]}"):
         path.write_text(text)
-        with pytest.raises(ParameterError, match="twice in one mapping"):
+        with pytest.raises(ParameterError, match=r"line . stands twice in one mapping"):
             read_models(path, {}, make_server_config({}))
     path.write_text("common: &common {seed: 1}\nmodels: {a: {<<: *common, seed: 2}}")  # a usual way to override
     with pytest.raises(ParameterError, match="no 'common' here"):
@@ -132,3 +132,15 @@ def test_a_variable_of_several_texts_takes_one_or_a_json_list(name: str) -> None
         with pytest.raises(ParameterError, match="must be one text, or a JSON list of texts") as found:
             read(wrong)
         assert name != "api_key" or "got" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    "text", ["keys: {sk-secret: [a}", "keys: {a: 1}\nsk-secret: : b", "? - &x sk-secret\n- *y", "\x00sk-secret"]
+)
+def test_a_file_that_is_no_yaml_is_not_quoted(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    for read in (lambda: read_models(path, {}, make_server_config({})), lambda: read_config_file(path)):
+        with pytest.raises(ParameterError) as found:
+            read()
+        assert "sk-secret" not in str(found.value)

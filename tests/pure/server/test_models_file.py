@@ -126,5 +126,7 @@ def test_the_command_takes_a_file_or_several_names(tmp_path: Path, monkeypatch: 
     assert len(more["rights"]) == 2 and filed[0].server.listen.api_key == server.listen.api_key
     assert [spec.names[0] for spec in named] == ["demo", str(folder)] and other.models.models_queue == 3
     assert runner.invoke(app, ["serve", "demo", str(folder), "--served-model-name", "x"]).exit_code != 0
+    twice = runner.invoke(app, ["serve", "--models", str(path), "--api-key", "sk-two"])
+    assert twice.exit_code == 2 and "give it in one place" in twice.stderr and "sk-two" not in twice.stderr
     both = runner.invoke(app, ["serve", "demo", "--models", str(path)])
     assert both.exit_code != 0
