@@ -92,6 +92,20 @@ def test_tables_keep_their_numbers(kind):
     assert relative(kernels.product(every, weight).T, dense) < (2e-3 if kind == "fp4/32" else 6e-3)  # widened
 
 
+@pytest.mark.parametrize("rows", [1, 3, 64, 200])
+def test_weights_that_are_widened_at_every_call_are_whole_when_they_are_read(rows):
+    """Halves that share a block of scales: widened right before each product, where another matrix lay before."""
+    from tokenmill.kernels.triton import TritonKernels
+
+    kernels, x = TritonKernels(), rand(rows, 4096)
+    weights = [matrix("fp8/blocks", 2 * 4160, 4096) for _ in range(3)]
+    every = torch.arange(2 * 4160, device="cuda")
+    exact = [REFERENCE.product(x.float(), weight.rows(every, torch.float32), act="silu_mul") for weight in weights]
+    for _ in range(30):
+        for weight, expected in zip(weights, exact, strict=True):
+            assert relative(kernels.product(x, weight, act="silu_mul"), expected) < 0.01
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("kind", ["fp8", "int8/32", "int4/64", "int4z/64", "fp4/32", "nf4/64"])
 @pytest.mark.parametrize("rows", [1, 5, 200])
