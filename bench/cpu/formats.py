@@ -66,7 +66,7 @@ def blocks(n: int, k: int, name: str) -> BlockWeight:
     try:
         raw = torch.from_numpy(quantize(rows, GGMLQuantizationType[name]))
     except NotImplementedError:  # scales at both ends: small numbers whatever their place
-        raw = torch.randint(0, 8, (64, k // kind.elements * kind.size), dtype=torch.uint8)
+        raw = torch.randint(0, 28, (64, k // kind.elements * kind.size), dtype=torch.uint8)
     return BlockWeight([Blocks(kind, raw.repeat(n // 64, 1).contiguous())], KIND)
 
 

@@ -114,6 +114,10 @@ def complete_recipe(recipe: Recipe) -> Recipe:
     if recipe.method in INTEGERS:
         if not math.isfinite(recipe.bits):
             raise UserError(f"--bits {recipe.bits:g}: use a number from 2 to 8.")
+        if 1 < recipe.bits < 2:
+            raise UserError(
+                f"--bits {recipe.bits:g}: integers have 2 bits or more; --method bitnet stores -1, 0 and 1."
+            )
         whole = recipe.bits == int(recipe.bits)
         if whole and int(recipe.bits) not in _BITS[form]:
             raise UserError(f"--bits {recipe.bits:g}: files of the form {form} hold {_words(_BITS[form])} bits.")

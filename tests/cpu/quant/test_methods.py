@@ -208,6 +208,17 @@ def test_bits_go_where_they_count() -> None:
     assert share_bits(lost, {"a": 100, "b": 100}, 8.0) == {"a": 8, "b": 8}
 
 
+@pytest.mark.parametrize("mean", [2.001, 2.3, 3.1416, 4.5, 7.99])
+def test_a_budget_of_bits_is_kept_and_used(mean: float) -> None:
+    """Matrices of very different sizes: never more than the mean, and no matrix that still had room was left."""
+    sizes = {str(i): size for i, size in enumerate((25600, 12800, 12800, 51200, 51200, 51200, 80))}
+    lost = {(name, bits): (int(name) + 1) * 4.0**-bits for name in sizes for bits in range(2, 9)}
+    bits = share_bits(lost, sizes, mean)
+    left = mean * sum(sizes.values()) - sum(bits[name] * size for name, size in sizes.items())
+    assert left >= 0 and set(bits.values()) <= set(range(2, 9))
+    assert all(size > left or bits[name] == 8 for name, size in sizes.items())
+
+
 def logits(folder: Path) -> list[float]:
     with LLM(model=str(folder), dtype="float32", kernels="reference", **SMALL) as llm:
         ids = list(range(40, 80))
