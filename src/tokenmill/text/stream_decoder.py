@@ -14,6 +14,7 @@ from tokenmill.text.token_bytes import Head, PieceTable
 
 _UTF8 = codecs.getincrementaldecoder("utf-8")
 _WINDOW = 6  # tokens kept as left context by decoders without a byte table
+_UNFINISHED = 3  # most tokens that an unfinished character may consist of
 
 
 class StreamDecoder:
@@ -86,8 +87,23 @@ class _WindowStream:
         self._ids += [token_id for token_id in ids if self._tokenizer.shows(token_id, self._skip)]
         text = self._text()
         if text.endswith("\ufffd"):
-            return ""
+            return self._sure(text)
         return self._advance(text)
+
+    def _sure(self, text: str) -> str:
+        """What stands before tokens that may be an unfinished character: some models say U+FFFD itself, again and
+        again."""
+        whole, rest = self._ids, self._ids[-_UNFINISHED:]
+        if not text.startswith(self._seen) or len(whole) <= _UNFINISHED:
+            return ""  # bytes that follow others are decoded together with them
+        self._ids = whole[:-_UNFINISHED]
+        sure = self._text()
+        if len(sure) <= len(self._seen) or not text.startswith(sure) or not sure.startswith(self._seen):
+            self._ids = whole
+            return ""
+        new = self._advance(sure)
+        self._ids += rest
+        return new
 
     def flush(self) -> str:
         return self._advance(self._text())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from itertools import chain
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.stream_decoder import StreamDecoder
@@ -94,3 +96,27 @@ def test_a_prompt_that_ends_inside_a_character(family: dict[str, Tokenizer]) -> 
     ours = family["byte level"]
     ids = [index for byte in "😀".encode() for index in range(256) if ours.token_bytes(index) == bytes([byte])]
     assert stream(ours, ids[:2], [ids[2:]], True) == ["😀", ""]
+
+
+def without_table() -> Tokenizer:
+    """A vocabulary of bytes, letters and U+FFFD itself, with a decoder whose tokens have no fixed bytes."""
+    words = [f"<0x{value:02X}>" for value in range(256)] + ["a", "é", "\ufffd", "zz"]
+    inner = tokenizers.Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="a"))
+    inner.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), decoders.Replace("zz", "y")])
+    made = Tokenizer(inner)
+    assert made.piece_table(True) is None
+    return made
+
+
+def test_replacement_characters_that_a_model_says_are_not_held_back() -> None:
+    made, draw = without_table(), random.Random(6)
+    kinds = [[*"\U0001f600é中".encode(), 256], [256], [257], [258], [258] * 5, [259], [0xF0, 0x9F, 256], [0x80, 256]]
+    for _ in range(300):
+        prompt = [token for _ in range(draw.randint(0, 3)) for token in draw.choice(kinds[1:3])]
+        ids = [token for _ in range(draw.randint(1, 12)) for token in draw.choice(kinds)]
+        stream = StreamDecoder(made, prompt)
+        said = "".join(stream.push([token]) for token in ids) + stream.flush()
+        assert made.decode(prompt) + said == made.decode(prompt + ids)
+    stream = StreamDecoder(made, [256])
+    shown = "".join(stream.push([258]) for _ in range(100))
+    assert shown == "\ufffd" * 97, "at most three tokens may be an unfinished character"
