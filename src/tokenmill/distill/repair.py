@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
+from tokenmill.checkpoint.new_folder import ended_in_order
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.distill.cutting import FAMILIES, last_norm, layer_tensors, shape_of
@@ -69,7 +70,8 @@ def repair(
     shutil.rmtree(working, ignore_errors=True)
     try:
         working.mkdir()
-        right = train(teacher, PrunedStudent(teacher, folder), lines, course, working, tell)
+        with ended_in_order():
+            right = train(teacher, PrunedStudent(teacher, folder), lines, course, working, tell)
         _replace(folder, working / "model.safetensors")
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror or error}); it is as it was cut.") from error
