@@ -20,6 +20,9 @@ from tokenmill.core.sequence import FINISHED, RUNNING, WAITING, Sequence, Sequen
 from tokenmill.kvcache.allocation import BlockTables
 from tokenmill.scheduler.adapters import AdapterSlots
 
+MOST_GONE = 32
+"""How many sequences that have ended may stay in the heap of waiting ones."""
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -97,6 +100,8 @@ class Roster:
         self.policy = policy
         self.drafter = drafter
         self.waiting: list[tuple[tuple, int, Sequence]] = []
+        self.gone = 0
+        """How many of the heap's sequences have ended while they waited, at most."""
         self.running: list[Sequence] = []
         self.groups: dict[str, SequenceGroup] = {}
         self.free_rows = list(range(limits.max_rows - 1, -1, -1))
@@ -246,9 +251,12 @@ class Roster:
 
     def finish(self, seq: Sequence, *, ends_index: bool = True) -> None:
         """Give this sequence no more work; it keeps its blocks until its plans in flight are committed."""
+        waited = seq.status == WAITING
         if seq.status == RUNNING:
             self.running.remove(seq)
         seq.status = FINISHED
+        if waited:
+            self._forget_waiting()
         self.drafter.forget(seq)
         if seq.row >= 0 and seq.inflight == 0:
             self.release(seq)
@@ -257,6 +265,15 @@ class Roster:
             group.ended.add(seq.index)
             if len(group.ended) == group.num_outputs:
                 self.groups.pop(group.request.id, None)
+
+    def _forget_waiting(self) -> None:
+        """One more waiting sequence has ended. The heap is cleared of them once they are many: a full engine may not
+        come to them for hours, and callers who give up may be without end."""
+        self.gone += 1
+        if self.gone > MOST_GONE and 2 * self.gone > len(self.waiting):
+            self.waiting[:] = [entry for entry in self.waiting if entry[2].status == WAITING]
+            heapq.heapify(self.waiting)
+            self.gone = 0
 
     def release(self, seq: Sequence) -> None:
         if seq.node is not None and seq.computed > seq.published:

@@ -108,3 +108,18 @@ def test_those_who_wait_for_a_state_are_looked_up_once_and_not_all_in_one_plan(
     while made.engine.has_work:
         made.step()
     assert sorted(made.ended) == sorted(f"r{name}" for name in range(50))
+
+
+def test_who_gives_up_waiting_is_forgotten() -> None:
+    made = Counted(Limits(1, max_step_tokens=64), blocks=400)
+    made.add(0, [5] * 9, 300)
+    made.add(1, [6] * 9, 2)
+    for name in range(2, 500):
+        made.add(name, [7] * 9, 2)
+        ended = made.scheduler.abort(f"r{name}")
+        assert [delta.finish for delta in ended] == ["abort"]
+        made.step()
+        assert len(made.scheduler.roster.waiting) <= 70
+    while made.engine.has_work:
+        made.step()
+    assert made.ended == ["r0", "r1"]
