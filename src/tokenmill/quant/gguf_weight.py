@@ -22,11 +22,12 @@ from torch import Tensor
 from tokenmill.checkpoint.gguf_blocks import FOUR_BIT_FLOATS, NON_LINEAR, Blocks, Grid
 from tokenmill.compute.forward import Kernels, Packed, StoredMatrix, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.kernels.grid import SMALLEST_HALF, beyond_half
+from tokenmill.kernels.grid import beyond_half
 from tokenmill.quant.affine import AffineWeight
-from tokenmill.quant.base import MixedWeight, WeightBase
+from tokenmill.quant.base import MixedWeight, WeightBase, known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
+from tokenmill.quant.half_scales import too_small
 from tokenmill.quant.packed import PackedWeight
 from tokenmill.quant.table import TableWeight
 
@@ -124,8 +125,8 @@ class BlockWeight(WeightBase):
                 at = stop
                 if not exact:
                     changed.add(part.type.name)
-        suspect = not bool(scales.isfinite().all()) or float(scales.abs().max()) < SMALLEST_HALF
-        if suspect and beyond_half(self.dense().float(), scales, 8):
+        odd = known(scales) and (too_small(scales) or not bool(scales.isfinite().all()))
+        if odd and beyond_half(self.dense().float(), scales, 8):
             return DenseWeight(self.dense(), self.bias).settle(kernels)
         name, group = self.parts[0].type.name, GROUP
         bits = 4 if name == FOUR_BITS else 2 if name in TERNARY and not changed else 8

@@ -107,7 +107,8 @@ def test_files_that_a_document_names_exist(document: str) -> None:
         assert (ROOT / document).parent.joinpath(link).exists(), link
     prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
     for name in re.findall(r"`([\w./-]+(?:/|\.(?:py|h|inl|cpp|toml)))(?::[^`]*)?`", prose):
-        places = [ROOT, ROOT / "src" / "tokenmill", *(ROOT / "src" / "tokenmill").glob("*/")]
+        source = ROOT / "src" / "tokenmill"
+        places = [ROOT, source, *source.glob("*/"), *source.glob("*/*/")]
         assert any((place / name).exists() for place in places), name
 
 

@@ -6,7 +6,7 @@ import pytest
 from engines import check_nothing_left, exact, greedy, run
 
 from tokenmill.core.errors import OUR_FAULT
-from tokenmill.engine import outputs
+from tokenmill.engine import deliveries
 from tokenmill.text.stream_decoder import StreamDecoder
 
 PROMPTS = [[t % 250 + 3 for t in range(s, s + n)] for s, n in ((1, 20), (50, 3), (90, 45), (130, 11))]
@@ -69,7 +69,7 @@ def test_a_raising_detokeniser_ends_its_own_request(opened, monkeypatch):
 
             self.push = counted
 
-    monkeypatch.setattr(outputs, "StreamDecoder", Broken)
+    monkeypatch.setattr(deliveries, "StreamDecoder", Broken)
     found = run(llm, PROMPTS, greedy(20))
     bad = found.pop(2).outputs[0]
     assert bad.finish_reason == "error" and "KeyError" in bad.stop_reason and len(bad.token_ids) == 4

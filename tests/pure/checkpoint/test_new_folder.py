@@ -18,6 +18,7 @@ import signal, sys
 from pathlib import Path
 from tokenmill.checkpoint.new_folder import new_folder
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's job in the background is deaf to it
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and nohup's to this
 with new_folder(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("x")
     print("begun", flush=True)

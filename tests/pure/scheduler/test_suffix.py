@@ -127,7 +127,7 @@ def test_one_row_gets_all_drafts_and_a_crowd_gets_none():
     control = Control(4, None, 10_000)
     alone, crowd = follow(control, 1, 0.8, seconds), follow(control, 200, 0.8, seconds)
     assert sum(alone[500:]) > 0.95 * 4 * 1000
-    assert crowd[:20].count(0) < 10 and sum(d > 0 for d in crowd[500:]) < 0.04 * 1000
+    assert any(crowd[:20]) and sum(d > 0 for d in crowd[500:]) < 0.04 * 1000
     assert sum(follow(control, 1, 0.8, seconds, 200)) > 0.9 * 4 * 200, "what was learnt is kept"
 
 
