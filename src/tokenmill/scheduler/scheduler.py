@@ -191,7 +191,7 @@ class Scheduler:
         drafts, flight.drafts = flight.drafts, []
         if not drafts and known - position == 1 and not seq.pending:
             drafts = self._drafts(seq, flight.left.tried)
-        if known + len(drafts) > seq.capacity and drafts and not self.tables.has_room(seq, known + len(drafts)):
+        if drafts and known + len(drafts) > seq.capacity and not self.tables.has_room(seq, known + len(drafts)):
             drafts = drafts[: max(0, seq.capacity - known)]  # no other sequence loses blocks for mere guesses
         guesses = len(drafts) or self.ahead.guesses(seq, known, position, flight.left)
         count = self._chunk(position, known + guesses, budget)
