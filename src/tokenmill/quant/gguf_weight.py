@@ -14,6 +14,7 @@ Must not know: files, names, layers.
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Self
 
 import torch
@@ -22,12 +23,11 @@ from torch import Tensor
 from tokenmill.checkpoint.gguf_blocks import FOUR_BIT_FLOATS, NON_LINEAR, Blocks, Grid
 from tokenmill.compute.forward import Kernels, Packed, StoredMatrix, Weight
 from tokenmill.core.errors import ModelError
-from tokenmill.kernels.grid import beyond_half
+from tokenmill.kernels.grid import SMALLEST_HALF, beyond_half
 from tokenmill.quant.affine import AffineWeight
 from tokenmill.quant.base import MixedWeight, WeightBase, known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
-from tokenmill.quant.half_scales import too_small
 from tokenmill.quant.packed import PackedWeight
 from tokenmill.quant.table import TableWeight
 
@@ -125,7 +125,8 @@ class BlockWeight(WeightBase):
                 at = stop
                 if not exact:
                     changed.add(part.type.name)
-        odd = known(scales) and (too_small(scales) or not bool(scales.isfinite().all()))
+        # Scales that are zero may have been too small, too.
+        odd = known(scales) and not SMALLEST_HALF <= float(scales.abs().max()) < inf
         if odd and beyond_half(self.dense().float(), scales, 8):
             return DenseWeight(self.dense(), self.bias).settle(kernels)
         name, group = self.parts[0].type.name, GROUP
