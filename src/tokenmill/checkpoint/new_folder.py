@@ -128,46 +128,46 @@ def settle(partial: Path, target: Path) -> None:
 def claimed(target: Path, ending: str, *, folder: bool = True) -> Iterator[Path]:
     """The folder or file `.NAME.ending`, which only this process may write. It may hold what a dead process left."""
     partial = hidden(target, ending, folder=folder)
-    try:
+    with _refusing(target, "folder" if folder else "file", "; nothing is left of it"):
         partial.parent.mkdir(parents=True, exist_ok=True)
         lock = _claim(partial, folder=folder)
         if lock is None:  # there are no locks here
             partial = partial.with_name(f"{partial.name}-{os.getpid()}")
             _make(partial, folder=folder)
-    except BlockingIOError:
-        raise UserError(
-            f"{target} is being written by another process now: wait for it, or name another {_kind(folder)}."
-        ) from None
-    except OSError as error:
-        raise UserError(f"{target} cannot be written ({_reason(error)}); nothing is left of it.") from error
     try:
         yield partial
     finally:
-        if lock is not None:
-            os.close(lock)
+        _release(lock)
 
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
     """Make a folder unless it is there, and be the only process that writes into it. What is in it stays."""
-    try:
+    with _refusing(folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
         lock = _claim(folder.resolve(), folder=True)
-    except BlockingIOError:
-        raise UserError(
-            f"{folder} is being written by another process now: wait for it, or name another folder."
-        ) from None
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written ({_reason(error)}).") from error
     try:
         yield
     finally:
-        if lock is not None:
-            os.close(lock)
+        _release(lock)
 
 
-def _kind(folder: bool) -> str:
-    return "folder" if folder else "file"
+@contextmanager
+def _refusing(target: Path, kind: str, left: str = "") -> Iterator[None]:
+    """Say why a folder or file cannot be claimed. left: what is said of its remains."""
+    try:
+        yield
+    except BlockingIOError:
+        raise UserError(
+            f"{target} is being written by another process now: wait for it, or name another {kind}."
+        ) from None
+    except OSError as error:
+        raise UserError(f"{target} cannot be written ({_reason(error)}){left}.") from error
+
+
+def _release(lock: int | None) -> None:
+    if lock is not None:
+        os.close(lock)
 
 
 def empty(folder: Path) -> None:
@@ -242,11 +242,9 @@ def _reason(error: Exception) -> str:
 
 def _is_locked(folder: Path) -> bool:
     try:
-        number = _claim(folder, folder=True)
+        _release(_claim(folder, folder=True))
     except BlockingIOError:
         return True
-    if number is not None:
-        os.close(number)
     return False
 
 
