@@ -200,8 +200,9 @@ class Control:
         worth, best = self._worth(crowd, crowd.probing), max(1e-12, self._worth(crowd, crowd.best))
         size = crowd.seconds.get(crowd.probing, 0.0) / crowd.seconds[crowd.best]
         needed = int(PROBE * size * (1.0 - worth / best) / ALLOWED)
-        # Times are uncertain at first, so this is not believed at once.
-        crowd.every = max(EVERY, min(needed, EVERY << crowd.turn - 1)) if rows <= FEW else max(RARELY, needed)
+        # Times are uncertain at first, so this is not believed at once. (No measurement asks for more than 2**20 times.)
+        believed = min(needed, EVERY << min(crowd.turn - 1, 20))
+        crowd.every = max(EVERY, believed) if rows <= FEW else max(RARELY, needed)
         crowd.next = crowd.steps + crowd.every
 
     def _other(self, crowd: Crowd) -> int:
