@@ -21,12 +21,19 @@ from tokenmill.kernels.triton.common import (
     plain_act,
     pow2,
     prefetch,
-    size_bits,
     wait,
 )
 from tokenmill.kernels.triton.quantised.codes import bytes_of
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
-from tokenmill.kernels.triton.quantised.narrow_words import bytes4, dot4, dot_float8, half_pair, halves
+from tokenmill.kernels.triton.quantised.narrow_words import (
+    above_zero,
+    bytes4,
+    dot4,
+    dot_float8,
+    half_pair,
+    halves,
+    largest_of,
+)
 
 KINDS = {torch.float8_e4m3fn: 0, torch.int8: 1, torch.int16: 2}
 """What a matrix holds -> what kernels call it: float8, integers of 8 bits, integers of 4 bits."""
@@ -57,18 +64,6 @@ def _plane_pair(ptr, at, P: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr):
         a = tl.load(ptr + column, mask=column < K, other=0.0).to(tl.float32)
         b = tl.load(ptr + column + 1, mask=column + 1 < K, other=0.0).to(tl.float32)
     return a, b
-
-
-@triton.jit
-def _largest(a, b, c, d):
-    """The largest of four magnitudes, as `size_bits`."""
-    return tl.maximum(tl.maximum(size_bits(a), size_bits(b)), tl.maximum(size_bits(c), size_bits(d)))
-
-
-@triton.jit
-def _above_zero(bits):
-    """A magnitude from its bits, at least 1e-30."""
-    return tl.maximum(bits, 0x0DA24260).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -109,13 +104,12 @@ def _spread_kernel(
         if KIND == 2:
             x4, x5 = x4 * root * (g4 + OFFSET), x5 * root * (g5 + OFFSET)
             x6, x7 = x6 * root * (g6 + OFFSET), x7 * root * (g7 + OFFSET)
-    most = _largest(x0, x1, x2, x3)
+    most = largest_of(x0, x1, x2, x3)
     if KIND == 2:
-        most = tl.maximum(most, _largest(x4, x5, x6, x7))
-    if KIND == 2:
+        most = tl.maximum(most, largest_of(x4, x5, x6, x7))
         most = tl.max(tl.reshape(most, (BJ // 4, 4)), axis=1)
         most = tl.reshape(tl.broadcast_to(most[:, None], (BJ // 4, 4)), (BJ,))
-    most = _above_zero(most)
+    most = above_zero(most)
     if KIND == 0:
         part = 1.0 / most
         tl.store(out_ptr + j, half_pair(x0 * part, x1 * part, WIDE), mask=real)
@@ -140,7 +134,7 @@ def _emit(out_ptr, y, program, N, BN: tl.constexpr, KIND: tl.constexpr, WIDE: tl
     even, odd = tl.split(tl.reshape(y, (BN // 4, 2, 2)))
     y0, y2 = tl.split(even)
     y1, y3 = tl.split(odd)
-    most = _above_zero(_largest(y0, y1, y2, y3))
+    most = above_zero(largest_of(y0, y1, y2, y3))
     if KIND == 0:
         part = 1.0 / most
         tl.store(out_ptr + word, half_pair(y0 * part, y1 * part, WIDE), mask=real)

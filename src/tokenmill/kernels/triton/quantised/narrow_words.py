@@ -11,6 +11,20 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tokenmill.kernels.triton.common import size_bits
+
+
+@triton.jit
+def largest_of(a, b, c, d):
+    """The largest of four magnitudes, as `size_bits`."""
+    return tl.maximum(tl.maximum(size_bits(a), size_bits(b)), tl.maximum(size_bits(c), size_bits(d)))
+
+
+@triton.jit
+def above_zero(bits):
+    """A magnitude from its bits, at least 1e-30."""
+    return tl.maximum(bits, 0x0DA24260).to(tl.float32, bitcast=True)
+
 
 @triton.jit
 def halves(pair):
