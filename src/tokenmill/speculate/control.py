@@ -200,7 +200,7 @@ class Control:
         worth, best = self._worth(crowd, crowd.probing), max(1e-12, self._worth(crowd, crowd.best))
         size = crowd.seconds.get(crowd.probing, 0.0) / crowd.seconds[crowd.best]
         needed = int(PROBE * size * (1.0 - worth / best) / ALLOWED)
-        # Times are uncertain at first, so this is not believed at once. (No measurement asks for more than 2**20 times.)
+        # Times are uncertain at first, so this is not believed at once. (None asks for more than 2**20 times.)
         believed = min(needed, EVERY << min(crowd.turn - 1, 20))
         crowd.every = max(EVERY, believed) if rows <= FEW else max(RARELY, needed)
         crowd.next = crowd.steps + crowd.every
