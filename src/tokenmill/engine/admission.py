@@ -69,9 +69,12 @@ class Admission:
             return None
         return self.compiler.prepare(params.structured_outputs, params.reasoning)
 
-    def check(self, request: Request, num_open: int) -> SequenceGroup:
-        """The group to schedule, or a UserError that says what to change. Compiles a grammar that is not prepared."""
-        return self._group(request, num_open, text=True)
+    def check(self, request: Request, num_open: int, pooling: str | None = None) -> SequenceGroup:
+        """The group to schedule, or a UserError that says what to change. Compiles a grammar that is not prepared.
+        `pooling`: the group ends with a hidden state, pooled in this way, instead of tokens."""
+        if pooling is None:
+            return self._group(request, num_open, text=True)
+        return self._embedding(request, num_open, pooling)
 
     def _group(self, request: Request, num_open: int, *, text: bool) -> SequenceGroup:
         params, ids = request.params, request.prompt_ids
@@ -105,11 +108,10 @@ class Admission:
             scored=scored,
         )
 
-    def check_embedding(self, request: Request, pooling: str) -> SequenceGroup:
-        """A group that ends with a pooled hidden state instead of tokens."""
+    def _embedding(self, request: Request, num_open: int, pooling: str) -> SequenceGroup:
         if pooling not in ("last", "mean"):
             raise ParameterError(f"pooling must be 'last' or 'mean', got {pooling!r}.", param="pooling")
-        group = self._group(request, 0, text=False)
+        group = self._group(request, num_open, text=False)
         group.max_len = len(request.prompt_ids) + 1
         group.embed = pooling
         group.reads_cache = pooling == "last"

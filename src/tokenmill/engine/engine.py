@@ -45,10 +45,7 @@ class Engine:
     def add(self, request: Request, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not. pooling: how to pool an embedding (None:
         generate)."""
-        if pooling is not None:
-            self.scheduler.add(self.admission.check_embedding(request, pooling))
-        else:
-            self.scheduler.add(self.admission.check(request, len(self.scheduler.roster.groups)))
+        self.scheduler.add(self.admission.check(request, len(self.scheduler.roster.groups), pooling))
 
     def abort(self, request_id: str, index: int | None = None, reason: str = "abort") -> list[TokenDelta]:
         """End a request, or one of its outputs; returns the terminal deltas."""

@@ -457,10 +457,7 @@ class LLM:
         """Raise the error of a bad request before any work begins."""
         admission = self.engine.admission
         for place, request in enumerate(requests):
-            if pooling is None:
-                admission.check(request, place)
-            else:
-                admission.check_embedding(request, pooling)
+            admission.check(request, place, pooling)
 
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:

@@ -115,6 +115,7 @@ def test_unusable_calls(llm):
         (lambda: llm.embed("x", pooling="max"), "pooling"),
         (lambda: llm.embed(""), "empty"),
         (lambda: llm.generate(["x"] * 5, greedy(2)), "try again"),
+        (lambda: llm.embed(["x"] * 5), "try again"),
     ):
         with pytest.raises(UserError, match=words):
             call()

@@ -163,7 +163,7 @@ def test_a_server_refuses_text_of_such_a_body_before_it_sends_the_request():
     facts = {"vocab_size": 67, "max_model_len": 64, "max_rows": 4, "headless": True}
     admission = learn_admission(Ready(facts=facts, eos_ids=[], generation={}, tokenizer=None), None)
     request = Request(id="a", prompt_ids=[1, 2], params=SamplingParams(max_tokens=1))
-    admission.check_embedding(request, "last")
+    admission.check(request, 0, "last")
     with pytest.raises(ParameterError, match="no head for tokens"):
         admission.check(request, 0)
 

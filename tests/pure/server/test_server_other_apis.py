@@ -6,6 +6,8 @@ import json
 
 import pytest
 
+from tokenmill.server.scoring import routes as scoring_routes
+from tokenmill.server.scoring import scores
 from tokenmill.testing.fake_generator import FakeOptions
 
 ASK = [{"role": "user", "content": "What?"}]
@@ -149,6 +151,22 @@ async def test_reranking_sorts_and_cuts(start):
         assert [r["index"] for r in two] == [r["index"] for r in found["results"][:2]] and "document" not in two[0]
     found = (await served.post("/rerank", {"query": "a", "documents": documents})).json()["results"]
     assert {r["document"]["text"]: r["relevance_score"] for r in found}["a"] == pytest.approx(1.0)
+
+
+async def test_questions_that_repeat_a_long_text_are_made_one_at_a_time(start, monkeypatch):
+    """All of them together would take a thousand times the body's memory."""
+    served, made = await start(), []
+    for module, name in ((scores, "relevance_question"), (scoring_routes, "label_question")):
+        make = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *given, make=make: made.append(1) or make(*given))
+    long, texts = "x" * 100_000, ["a"] * 50
+    for path, body in (
+        ("/rerank", {"query": long, "documents": texts, "method": "likelihood"}),
+        ("/score", {"text_1": long, "text_2": texts, "method": "likelihood"}),
+        ("/classify", {"input": texts, "labels": ["a", "b"], "instruction": long[: 1 << 16]}),
+    ):
+        assert (await served.post(path, body)).status_code == 400
+    assert len(made) == 3
 
 
 async def test_scores_of_pairs_and_labels(start):

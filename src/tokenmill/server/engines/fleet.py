@@ -131,10 +131,7 @@ class Fleet:
 
         def check() -> int:
             check_carried(Add(request, pooling))
-            if pooling is None:
-                return admission.check(checked, 0).num_outputs
-            admission.check_embedding(checked, pooling)
-            return 1
+            return admission.check(checked, 0, pooling).num_outputs
 
         outputs = check() if work_of(request) <= QUICK else await asyncio.to_thread(check)
         if request.id in self.open_requests:  # another request with this id came during the check

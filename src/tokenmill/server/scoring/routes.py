@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -73,7 +74,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             model = context.check_model(body.model)
             check_labels(body.labels)
             texts = [body.input] if isinstance(body.input, str) else body.input
-            questions = [label_question(text, body.labels, body.instruction) for text in texts]
+            questions = [partial(label_question, text, body.labels, body.instruction) for text in texts]
             base = f"classify-{work.base()}"
             with blaming("input", DOCUMENTS, "messages"):
                 found = await scores.likelihoods(context, work.job, base, questions, body.labels, body.priority)

@@ -4,7 +4,7 @@ their results. Each answer is one engine request that scores its own prompt. Mus
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,6 +18,8 @@ from tokenmill.server.text_workers import Talk
 
 MOST_READ = MOST_LOGPROBS
 """Most tokens in all engine requests of one call."""
+Question = Callable[[], list[dict[str, Any]]]
+"""Makes the messages of a question."""
 DOCUMENTS = "documents"
 """The field to blame if there are too many. Each endpoint has its own name for it."""
 
@@ -40,7 +42,7 @@ async def cosines(context: Context, job: Job, base: str, pairs: Sequence[tuple[s
 
 async def relevance(context: Context, job: Job, base: str, pairs: Sequence[tuple[str, str]], body: Any) -> list[float]:
     """For each pair of query and document: how likely "yes" is compared with "no"."""
-    questions = [relevance_question(query, document, body.instruction) for query, document in pairs]
+    questions = [partial(relevance_question, query, document, body.instruction) for query, document in pairs]
     return [found[0] for found in await likelihoods(context, job, base, questions, ANSWERS, body.priority)]
 
 
@@ -48,11 +50,12 @@ async def likelihoods(
     context: Context,
     job: Job,
     base: str,
-    questions: Sequence[list[dict[str, Any]]],
+    questions: Sequence[Question],
     answers: Sequence[str],
     priority: int,
 ) -> list[list[float]]:
-    """For each question, the share of each answer. An answer's end is not counted."""
+    """For each question, the share of each answer. An answer's end is not counted. Questions are made one at a time,
+    because each of them may repeat the largest text of the body."""
     _grow(job, len(questions) * len(answers))
     if context.backend.info.tokenizer is None:
         raise ParameterError("This server has no tokenizer, so answers cannot be scored.", param="labels")
@@ -62,8 +65,8 @@ async def likelihoods(
     starts: list[int] = []
     read = 0
     options = {"chat_template": context.chat_template, "chat_template_kwargs": {"enable_thinking": False}}
-    for messages in questions:
-        _, ids = await context.text.chat(partial(_talk, messages, options), size=job.size)
+    for question in questions:
+        _, ids = await context.text.chat(partial(_talk, question, options), size=job.size)
         read += sum(len(ids) + len(end) for end in ends)
         if read > MOST_READ:
             raise TooLargeError(
@@ -82,8 +85,8 @@ async def likelihoods(
     return shares(sums, len(ends))
 
 
-def _talk(messages: list[dict[str, Any]], options: dict[str, Any]) -> Talk:
-    return messages, dict(options)
+def _talk(question: Question, options: dict[str, Any]) -> Talk:
+    return question(), dict(options)
 
 
 def _grow(job: Job, count: int) -> None:
