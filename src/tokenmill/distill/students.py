@@ -243,7 +243,9 @@ class Eagle3Student:
         tensors["midlayer.input_layernorm.weight"] = net.words_norm.weight.data
         tensors["midlayer.hidden_norm.weight"] = net.states_norm.weight.data
         config = _config(self, 1) | {"draft_vocab_size": self.vocab, "architectures": ["LlamaForCausalLMEagle3"]}
-        return config | {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [tap + 1 for tap in self.taps]}}, tensors
+        # Programs count layers in two ways (speculate/eagle_config.py).
+        behind, own = ({"eagle_aux_hidden_state_layer_ids": [tap + n for tap in self.taps]} for n in (1, 0))
+        return config | behind | {"eagle_config": own}, tensors
 
 
 def _config(student: DraftStudent | Eagle3Student, layers: int) -> dict[str, Any]:

@@ -26,14 +26,15 @@ from tokenmill.speculate.choice import Choosing, Placed
 from tokenmill.speculate.eagle_tree import Growth, Head, grow
 
 Embed = Callable[[Tensor, ForwardContext], Tensor]
-FINAL = -1
-"""The tap of the final hidden states."""
 
 
 class Net(Protocol):
-    """A network that guesses. taps: the target's layers that it reads, side by side. norm and head (None: the target's)
-    turn its states into logits; words: the token that each of its own words means (None: the same id)."""
+    """A network that guesses. hidden: numbers in a state. taps: the target's layers that it reads, side by side. norm
+    and head (None: the target's) turn its states into logits; words: the token that each of its own words means (None:
+    the same id)."""
 
+    @property
+    def hidden(self) -> int: ...
     @property
     def taps(self) -> tuple[int, ...]: ...
     @property
@@ -173,7 +174,7 @@ class EagleHead:
     def _states(self, rung: int, found: Tensor | None) -> Tensor:
         """The tensor in which passes of this rung read and write their states."""
         if rung not in self.states:
-            shape = rung, self.target.spec.hidden_size
+            shape = rung, self.net.hidden
             self.states[rung] = torch.zeros(shape, dtype=self.dtype, device=self.rows.device)
         if found is not None:
             self.states[rung][: found.shape[0]].copy_(found)

@@ -1,10 +1,13 @@
-"""EAGLE heads as they lie on hubs. Owns: the networks of EAGLE-1 and EAGLE-3, their configs and their tensors' names.
+"""EAGLE heads as they lie on hubs. Owns: the networks of EAGLE-1 and EAGLE-3, and their tensors' names.
 
 EAGLE-1   fc, layers.0.* (without its first norm), embed_tokens; reads the target's final hidden states, and the
           target's head reads its own
 EAGLE-3   fc, midlayer.* (or layers.0.*), norm, lm_head, d2t; reads the outputs of three layers of the target, and
-          chooses among words of its own
+          chooses among words of its own. Its states may be narrower than the target's (then it has embed_tokens, too);
+          input_norm or fc_norm.N norm what it reads
 deeper    layers.1.* and so on behind the first one, in both: plain decoder layers
+
+Which projections have a bias, the tensors tell. Must not know: the config's forms (eagle_config.py).
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ from tokenmill.layers.linear import RowLinear
 from tokenmill.layers.mlp import MLP, gated_mlp
 from tokenmill.layers.rope import make_rope
 from tokenmill.models.common import read_act, read_heads, read_rope
-from tokenmill.models.config import ModelConfig
-from tokenmill.speculate.eagle import FINAL, Embed
+from tokenmill.speculate.eagle import Embed
+from tokenmill.speculate.eagle_config import FINAL, HeadConfig, read_head, window_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,112 +69,166 @@ class Deeper:
 
 
 @dataclass(frozen=True, slots=True)
-class EagleNet:
-    """taps: what it reads of the target, side by side. words [W]: what each of its own words means (None: itself).
-    more: layers behind the first."""
+class Joining:
+    """From what is read of the target, side by side, to the states that EAGLE-3's layer reads first. norm: of all of it
+    at once; norms: of each part; fc None: it is one such state."""
 
+    fc: Weight | None
+    norm: NormSpec | None = None
+    norms: tuple[NormSpec, ...] = ()
+
+    def __call__(self, taps: Tensor, ctx: ForwardContext) -> Tensor:
+        """taps [T, hidden of all taps] -> [T, hidden]."""
+        if self.norm is not None:
+            taps = ctx.kernels.norm(taps, self.norm)
+        if self.norms:
+            parts = zip(taps.chunk(len(self.norms), -1), self.norms, strict=True)
+            taps = torch.cat([ctx.kernels.norm(part.contiguous(), norm) for part, norm in parts], -1)
+        return taps if self.fc is None else self.fc.matmul(taps, ctx)
+
+
+@dataclass(frozen=True, slots=True)
+class EagleNet:
+    """hidden: numbers in a state. taps: what it reads of the target, side by side. words [W]: what each of its own
+    words means (None: itself). more: layers behind the first. fc: EAGLE-1's; join: EAGLE-3's. last: the norm behind
+    which it goes on, if there is one."""
+
+    hidden: int
     taps: tuple[int, ...]
     embed: Embed
-    fc: Weight
     layer: Layer
     norm: NormSpec | None
     head: Weight | None
     words: Tensor | None
     more: tuple[Deeper, ...] = ()
+    fc: Weight | None = None
+    join: Joining | None = None
+    last: NormSpec | None = None
 
     def begin(self, tokens: Tensor, taps: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T], each one behind its tap [T, hidden of all taps] -> states [T, hidden]."""
-        if len(self.taps) > 1:
-            return self._through(self.embed(tokens, ctx), self.fc.matmul(taps, ctx), ctx)
-        return self.go_on(tokens, taps, ctx)
+        return self.go_on(tokens, taps if self.join is None else self.join(taps, ctx), ctx)
 
     def go_on(self, tokens: Tensor, states: Tensor, ctx: ForwardContext) -> Tensor:
         """tokens [T], each one behind a state of its own making [T, hidden] -> states [T, hidden]."""
         words = self.embed(tokens, ctx)
-        if self.layer.before is not None:
-            return self._through(words, states, ctx)
-        return self._through(words, self.fc.matmul(torch.cat((words, states), -1), ctx), ctx)
-
-    def _through(self, words: Tensor, states: Tensor, ctx: ForwardContext) -> Tensor:
+        if self.fc is not None:
+            states = self.fc.matmul(torch.cat((words, states), -1), ctx)
         found = self.layer(words, states, ctx)
         for layer in self.more:
             found = layer(found, ctx)
-        return found
+        return found if self.last is None else ctx.kernels.norm(found, self.last)
 
 
 def build_eagle(config: dict[str, Any], b: Build, target: Any, *, third: bool, where: str) -> EagleNet:
     """The network of a folder, for a target with `spec`, `embedding` and `layers`."""
-    hidden, vocab, count = target.spec.hidden_size, target.spec.vocab_size, target.first + len(target.layers)
-    c = ModelConfig(config, architecture="LlamaForCausalLM")
-    if c.need("hidden_size", int) != hidden:
+    vocab, count = target.spec.vocab_size, target.first + len(target.layers)
+    head = read_head(config, (target.spec.hidden_size, vocab, count), third=third, where=where)
+    if FINAL not in head.taps and min(head.taps) < target.first:
         raise ModelError(
-            f"{where}: a head for hidden states of {config['hidden_size']} numbers; the model has {hidden}."
+            f"{where}: it reads what layer {min(head.taps)} gives, and the last of --pipeline-parallel-size stages has "
+            f"only those from {target.first} on: use --tensor-parallel-size, or a head of EAGLE-1."
         )
-    layers = c.get("num_hidden_layers", int, 1, low=1, high=64)
-    words = c.get("draft_vocab_size", int, vocab) if third else vocab
-    eps = c.get("rms_norm_eps", float, 1e-6)
-    body = b.at("midlayer") if b.has("midlayer.post_attention_layernorm.weight") else b.at("layers.0")
-    attention, mlp = _parts(c, body, hidden * (2 if third else 1))
-    norms = (body.norm("input_layernorm", hidden, eps), body.norm("hidden_norm", hidden, eps)) if third else None
-    first = c.get("norm_before_residual", bool, False)
-    layer = Layer(attention, mlp, body.norm("post_attention_layernorm", hidden, eps), norms, first)
-    more = []
-    for at in (b.at(f"layers.{n}") for n in range(1, layers)):
-        own = at.norm("input_layernorm", hidden, eps)
-        more.append(Deeper(own, *_parts(c, at, hidden), at.norm("post_attention_layernorm", hidden, eps)))
-    taps = _taps(c, count, where) if third else (FINAL,)
-    if third and min(taps) < target.first:
-        raise ModelError(
-            f"{where}: it reads what layer {min(taps)} gives, and the last of --pipeline-parallel-size stages has only "
-            f"those from {target.first} on: use --tensor-parallel-size, or a head of EAGLE-1."
-        )
-    invented = not list(b.checkpoint.names())
-    embed: Embed = target.embedding
-    if b.has("embed_tokens.weight") and not invented:
-        embed = Embedding(b, "embed_tokens", (vocab, hidden))
-    fc = b.weight("fc", (hidden, hidden * (len(taps) if third else 2)), bias=b.has("fc.bias") and not invented)
-    head = b.settled(b.weight("lm_head", (words, hidden), head=True)) if third else None
+    layer, more = _layers(head, b, third=third)
+    norm = b.norm("norm", head.hidden, _eps(head)) if third else None
     net = EagleNet(
-        taps=taps,
-        embed=embed,
-        fc=b.settled(fc),
+        hidden=head.hidden,
+        taps=head.taps,
+        embed=_words_of(head, b, target, vocab, where),
         layer=layer,
-        norm=b.norm("norm", hidden, eps) if third else None,
-        head=head,
-        words=_meanings(b, words, vocab, invented=invented) if third and words != vocab else None,
-        more=tuple(more),
+        norm=None if head.onward else norm,
+        head=_head(head, b, vocab, where) if third else None,
+        words=_meanings(b, head.words, vocab, where) if head.words != vocab else None,
+        more=more,
+        fc=None if third else _fc(b, head.hidden, 2 * head.hidden),
+        join=_joining(head, b) if third else None,
+        last=norm if head.onward else None,
     )
     b.book.used |= {b.path(name) for name in ("t2d", "d2t", "lm_head.weight", "embed_tokens.weight")}
     b.check_leftovers()
     return net
 
 
-def _parts(c: ModelConfig, body: Build, width: int) -> tuple[Attention, MLP]:
+def _eps(head: HeadConfig) -> float:
+    return head.decoder.get("rms_norm_eps", float, 1e-6)
+
+
+def _layers(head: HeadConfig, b: Build, *, third: bool) -> tuple[Layer, tuple[Deeper, ...]]:
+    """The first layer and those behind it."""
+    hidden, eps = head.hidden, _eps(head)
+    body = b.at("midlayer") if b.has("midlayer.post_attention_layernorm.weight") else b.at("layers.0")
+    parts = _parts(head, body, 0, hidden * (2 if third else 1))
+    before = (body.norm("input_layernorm", hidden, eps), body.norm("hidden_norm", hidden, eps)) if third else None
+    layer = Layer(*parts, body.norm("post_attention_layernorm", hidden, eps), before, head.norm_first)
+    more = []
+    for n in range(1, head.layers):
+        at = b.at(f"layers.{n}")
+        own = at.norm("input_layernorm", hidden, eps)
+        more.append(Deeper(own, *_parts(head, at, n, hidden), at.norm("post_attention_layernorm", hidden, eps)))
+    return layer, tuple(more)
+
+
+def _parts(head: HeadConfig, body: Build, n: int, width: int) -> tuple[Attention, MLP]:
     """A layer's attention, which reads `width` numbers of each token, and its feed-forward layer."""
-    hidden, heads, inside = c.need("hidden_size", int), read_heads(c), body.at("self_attn")
-    spec, bias = (
-        attention_spec(body, heads, rope=make_rope(body, read_rope(c, heads.dim))),
-        c.get("attention_bias", bool, False),
-    )
+    c, hidden = head.decoder, head.hidden
+    heads, inside = read_heads(c), body.at("self_attn")
+    turned = [
+        inside.norm(x, heads.dim, _eps(head)) if _stored(inside, f"{x}.weight") else None for x in ("q_norm", "k_norm")
+    ]
+    rope = make_rope(body, read_rope(c, heads.dim))
+    spec = attention_spec(body, heads, rope=rope, window=window_of(c, n), norms=(turned[0], turned[1]))
     attention = Attention(
-        separate_qkv(inside, width, heads, bias=bias), RowLinear(inside, heads.width, hidden, "o_proj", bias=bias), spec
+        separate_qkv(inside, width, heads, bias=_stored(inside, "q_proj.bias")),
+        RowLinear(inside, heads.width, hidden, "o_proj", bias=_stored(inside, "o_proj.bias")),
+        spec,
     )
-    act = read_act(c, gated=True, default="silu")
-    return attention, gated_mlp(body.at("mlp"), hidden, c.need("intermediate_size", int), act)
+    act, inner = read_act(c, gated=True, default="silu"), c.need("intermediate_size", int)
+    return attention, gated_mlp(body.at("mlp"), hidden, inner, act, bias=_stored(body, "mlp.down_proj.bias"))
 
 
-def _taps(c: ModelConfig, count: int, where: str) -> tuple[int, ...]:
-    """The layers whose outputs are read; configs name the layers that would read them next."""
-    told = c.sub("eagle_config").get("eagle_aux_hidden_state_layer_ids", list, [])
-    told = told or c.get("eagle_aux_hidden_state_layer_ids", list, []) or [2, count // 2, count - 3]
-    if not all(isinstance(one, int) and 1 <= one <= count for one in told):
-        raise ModelError(f"{where}: the layers {told} that the head reads are not among the model's {count}.")
-    return tuple(one - 1 for one in told)
+def _words_of(head: HeadConfig, b: Build, target: Any, vocab: int, where: str) -> Embed:
+    """Its own embeddings, or the target's."""
+    if _stored(b, "embed_tokens.weight"):
+        return Embedding(b, "embed_tokens", (vocab, head.hidden))
+    if head.hidden != head.wide:
+        raise ModelError(f"{where}: it has states of {head.hidden} numbers, and no embeddings for them (embed_tokens).")
+    embed: Embed = target.embedding
+    return embed
 
 
-def _meanings(b: Build, words: int, vocab: int, *, invented: bool) -> Tensor:
+def _head(head: HeadConfig, b: Build, vocab: int, where: str) -> Weight | None:
+    """What gives the logits of its words; None: the target's head does."""
+    if b.has("lm_head.weight") or (head.words, head.hidden) != (vocab, head.wide):
+        return b.settled(b.weight("lm_head", (head.words, head.hidden), head=True))
+    return None
+
+
+def _fc(b: Build, hidden: int, width: int) -> Weight:
+    return b.settled(b.weight("fc", (hidden, width), bias=_stored(b, "fc.bias")))
+
+
+def _joining(head: HeadConfig, b: Build) -> Joining:
+    """What leads from the target's states to its own."""
+    count, eps = len(head.taps), _eps(head)
+    norm = b.norm("input_norm", count * head.wide, eps) if head.norm_taps == "together" else None
+    norms = [b.norm(f"fc_norm.{n}", head.wide, eps) for n in range(count)] if head.norm_taps == "apart" else []
+    direct = head.taps == (FINAL,) and head.hidden == head.wide and not _stored(b, "fc.weight")  # ModelOpt's
+    return Joining(None if direct else _fc(b, head.hidden, count * head.wide), norm, tuple(norms))
+
+
+def _meanings(b: Build, words: int, vocab: int, where: str) -> Tensor:
     """[words]: d2t holds how far each word of the head lies from the target's."""
     own = torch.arange(words, device=b.device)
-    if invented:
+    if not _stored(b, "d2t"):
+        if words > vocab or list(b.checkpoint.names()):
+            raise ModelError(f"{where}: a head with {words} words of its own needs d2t, which says what they mean.")
         return own
-    return (own + b.tensor("d2t", (words,), torch.int64)).clamp_(0, vocab - 1)
+    found = own + b.tensor("d2t", (words,), torch.int64)
+    if int(found.min()) < 0 or int(found.max()) >= vocab:
+        raise ModelError(f"{where}: d2t leads to words that the model does not have (it has {vocab}).")
+    return found
+
+
+def _stored(b: Build, name: str) -> bool:
+    """Is this tensor in the file? (Weights that are invented have every name.)"""
+    return bool(list(b.checkpoint.names())) and b.has(name)

@@ -11,7 +11,8 @@ from torch import Tensor
 from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.block import whole
 from tokenmill.models.mtp_layers import Later
-from tokenmill.speculate.eagle import FINAL, Embed
+from tokenmill.speculate.eagle import Embed
+from tokenmill.speculate.eagle_config import FINAL
 
 
 class LaterNet:
@@ -24,6 +25,7 @@ class LaterNet:
     def __init__(self, made: Later, embed: Embed) -> None:
         self.made = made
         self.embed = embed
+        self.hidden = made.last.weight.shape[0]
         self.norm: NormSpec | None = None if made.onward else made.last
 
     def begin(self, tokens: Tensor, taps: Tensor, ctx: ForwardContext) -> Tensor:

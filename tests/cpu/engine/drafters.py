@@ -48,7 +48,7 @@ def make_eagle(folder, words=0, hidden=64, heads=4, seed=0, layers=1, reads=(1, 
         tensors["lm_head.weight"] = torch.randn(words, hidden)
         tensors["d2t"] = torch.arange(words) * 2
         tensors["t2d"] = torch.zeros(320, dtype=torch.bool)
-        config |= {"draft_vocab_size": words, "eagle_config": {"eagle_aux_hidden_state_layer_ids": list(reads)}}
+        config |= {"draft_vocab_size": words, "eagle_aux_hidden_state_layer_ids": list(reads)}
     save_file(tensors | {f"{name}.weight": torch.ones(hidden) for name in norms}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -1,84 +1,27 @@
-"""EAGLE heads of one layer and of several: what they guess is what plain torch makes of their files."""
+"""EAGLE heads as they lie on hubs: what they guess is what plain torch makes of their files."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from drafters import MOST, make_eagle
+from eagle_reference import Reference
 from engine_draft_models_helpers import PROMPTS
 from engines import all_of_them, exact, greedy, hear_guesses, open_usual, run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from torch.nn.functional import scaled_dot_product_attention, silu
 
 from tokenmill.core.errors import UserError
 from tokenmill.testing.tiny import make_tiny
 
-HEADS, HIDDEN, WORDS, READS = 4, 64, 100, (1, 2, 2)
-
-
-class Reference:
-    """Guesses in plain torch, over whole texts."""
-
-    def __init__(self, target: Any, head: Path) -> None:
-        self.target = target
-        self.tensors = load_file(head / "model.safetensors")
-        self.layers = json.loads((head / "config.json").read_text())["num_hidden_layers"]
-        self.third = "lm_head.weight" in self.tensors
-
-    def _times(self, x: Tensor, name: str) -> Tensor:
-        return x @ self.tensors[f"{name}.weight"].T
-
-    def _norm(self, x: Tensor, name: str) -> Tensor:
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6) * self.tensors[f"{name}.weight"]
-
-    def _layer(self, at: str, x: Tensor, residual: Tensor) -> Tensor:
-        """x [T, width], states [T, hidden] -> states [T, hidden]."""
-        count, size = x.shape[0], HIDDEN // HEADS
-        angles = torch.arange(count)[:, None] * 10000.0 ** (-torch.arange(0, size, 2) / size)
-        cos, sin = (torch.cat((part(angles),) * 2, -1) for part in (torch.cos, torch.sin))
-
-        def rotated(y: Tensor) -> Tensor:
-            half = size // 2
-            return y * cos + torch.cat((-y[..., half:], y[..., :half]), -1) * sin
-
-        q, k, v = (self._times(x, f"{at}.self_attn.{n}_proj").view(count, HEADS, size).transpose(0, 1) for n in "qkv")
-        seen = scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
-        middle = residual + self._times(seen.transpose(0, 1).reshape(count, -1), f"{at}.self_attn.o_proj")
-        y = self._norm(middle, f"{at}.post_attention_layernorm")
-        gate = silu(self._times(y, f"{at}.mlp.gate_proj")) * self._times(y, f"{at}.mlp.up_proj")
-        return middle + self._times(gate, f"{at}.mlp.down_proj")
-
-    def _net(self, words: Tensor, states: Tensor) -> Tensor:
-        if self.third:
-            both = self._norm(words, "midlayer.input_layernorm"), self._norm(states, "midlayer.hidden_norm")
-            found = self._layer("midlayer", torch.cat(both, -1), states)
-        else:
-            joined = self._times(torch.cat((words, states), -1), "fc")
-            found = self._layer("layers.0", joined, joined)
-        for n in range(1, self.layers):
-            found = self._layer(f"layers.{n}", self._norm(found, f"layers.{n}.input_layernorm"), found)
-        return found
-
-    def guesses(self, tokens: list[int], count: int) -> list[int]:
-        with torch.no_grad():
-            seen = self.target(input_ids=torch.tensor([tokens[:-1]]), output_hidden_states=True).hidden_states
-        states = self._times(torch.cat([seen[n][0] for n in READS], -1), "fc") if self.third else seen[-1][0]
-        found: list[int] = []
-        table = self.target.get_input_embeddings().weight.detach()
-        for _ in range(count):
-            out = self._net(table[torch.tensor(tokens[1:] + found)], states)
-            if self.third:
-                word = int(self._times(self._norm(out[-1], "norm"), "lm_head").argmax())
-                found.append(word + int(self.tensors["d2t"][word]))
-            else:
-                found.append(int((out[-1] @ table.T).argmax()))
-            states = torch.cat((states, out[-1:]))
-        return found
+HEADS, WORDS, READS, HIDDEN, VOCAB = 4, 100, (1, 2, 2), 64, 320
+LISTED = "eagle_aux_hidden_state_layer_ids"
+Config, Tensors = dict[str, Any], dict[str, Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -86,29 +29,129 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny(tmp_path_factory.mktemp("eagle") / "target", layers=3)
 
 
-@pytest.mark.parametrize("layers", [1, 3])
-@pytest.mark.parametrize("method", ["eagle", "eagle3"])
-def test_what_a_head_guesses(method: str, layers: int, target: Path, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def whole(target: Path) -> Any:
     hf = pytest.importorskip("transformers")
-    head = make_eagle(tmp_path / "head", WORDS if method == "eagle3" else 0, layers=layers, reads=READS)
-    file = head / "model.safetensors"
-    tensors = load_file(file)
+    return hf.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
+
+
+@pytest.fixture(scope="module")
+def wanted(target: Path) -> list[Any]:
+    with open_usual(target) as llm:
+        return [exact(o) for o in run(llm, PROMPTS[:4], greedy(20))]
+
+
+def check(head: Path, method: str, target: Path, whole: Any, wanted: list[Any], *ways: dict[str, Any]) -> None:
+    """What is said stays the same, and what is guessed is right."""
+    tensors = load_file(head / "model.safetensors")
     noisy = {
         n: t + 0.3 * torch.randn_like(t) if t.ndim == 1 and t.is_floating_point() else t for n, t in tensors.items()
     }
-    save_file(noisy, file)  # norms that are not all one
+    save_file(noisy, head / "model.safetensors")  # norms that are not all one
     config = {"method": method, "model": str(head), "num_speculative_tokens": MOST}
-    with open_usual(target) as llm:
-        wanted = [exact(o) for o in run(llm, PROMPTS[:4], greedy(20))]
     found: dict[tuple[int, ...], list[int]] = {}
-    for more in ({}, {"max_num_batched_tokens": 16, "depth": 2}):
+    for more in ways:
         with all_of_them(open_usual(target, speculative_config=config, **more)) as llm:
             hear_guesses(llm, found)
             assert [exact(o) for o in run(llm, PROMPTS[:4], greedy(20))] == wanted
-    reference = Reference(hf.AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval(), head)
+    reference = Reference(whole, head, READS, heads=HEADS)
     texts = sorted(found)[:: max(1, len(found) // 16)]
     right = [found[text] == reference.guesses(list(text), MOST) for text in texts]
     assert len(right) >= 12 and sum(right) >= len(right) - 1, right  # two logits may be one in float32
+
+
+def rewrite(head: Path, change: Callable[[Config, Tensors], tuple[Config, Tensors]]) -> Path:
+    """The same head in another form."""
+    said, tensors = json.loads((head / "config.json").read_text()), load_file(head / "model.safetensors")
+    said, tensors = change(said, tensors)
+    (head / "config.json").write_text(json.dumps(said))
+    save_file(tensors, head / "model.safetensors")
+    return head
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_what_a_head_guesses(
+    method: str, layers: int, target: Path, whole: Any, wanted: list[Any], tmp_path: Path
+) -> None:
+    head = make_eagle(tmp_path / "head", WORDS if method == "eagle3" else 0, layers=layers, reads=READS)
+    check(head, method, target, whole, wanted, {}, {"max_num_batched_tokens": 16, "depth": 2})
+
+
+def in_sglangs(said: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """Layers by their own numbers, and a norm for each."""
+    own = {LISTED: [n - 1 for n in said.pop(LISTED)], "use_aux_hidden_state": True, "fc_norm": True}
+    return said | {"eagle_config": own}, tensors | {f"fc_norm.{n}.weight": torch.ones(HIDDEN) for n in range(3)}
+
+
+def in_speculators(said: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """The decoder's fields apart; one norm for all that is read; it goes on from normed states."""
+    top = {name: said.pop(name) for name in ("draft_vocab_size", LISTED)}
+    top |= {"speculators_model_type": "eagle3", "norm_before_fc": True, "norm_output": True, "fc_norm": False}
+    renamed = {name.replace("midlayer.", "layers.0."): value for name, value in tensors.items()}
+    renamed |= {"input_norm.weight": torch.ones(3 * HIDDEN), "embed_tokens.weight": torch.randn(VOCAB, HIDDEN)}
+    renamed |= {f"layers.0.self_attn.{x}_norm.weight": torch.ones(HIDDEN // HEADS) for x in "qk"}
+    return top | {"target_hidden_size": None, "transformer_layer_config": said}, renamed
+
+
+def sliding(said: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """A layer that sees its newest positions only."""
+    return said | {"layer_types": ["sliding_attention"], "sliding_window": 7, "use_sliding_window": True}, tensors
+
+
+def of_last_states(said: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """ModelOpt's: no layers are read, and the target's head is its head."""
+    gone = ("fc.weight", "lm_head.weight", "d2t", "t2d")
+    said |= {"draft_vocab_size": None, "eagle_config": {"use_aux_hidden_state": False}}
+    return said, {name: value for name, value in tensors.items() if name not in gone}
+
+
+def with_biases(said: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+    """Qwen2's heads: biases of q, k and v, and of fc."""
+    names = [*(f"layers.0.self_attn.{x}_proj" for x in "qkv"), "fc"]
+    more = {f"{name}.bias": torch.randn(tensors[f"{name}.weight"].shape[0]) for name in names}
+    return said | {"qkv_bias": True, "bias": True}, tensors | more
+
+
+FORMS = {"sglang": in_sglangs, "speculators": in_speculators, "sliding": sliding, "last": of_last_states,
+         "biases": with_biases}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_forms_of_heads(form: str, target: Path, whole: Any, wanted: list[Any], tmp_path: Path) -> None:
+    third = form != "biases"
+    head = rewrite(make_eagle(tmp_path / "head", WORDS if third else 0, reads=READS), FORMS[form])
+    more = {"max_num_batched_tokens": 16} if form == "sliding" else {}
+    check(head, "eagle3" if third else "eagle", target, whole, wanted, more)
+
+
+def test_a_head_with_narrower_states(target: Path, whole: Any, wanted: list[Any], tmp_path: Path) -> None:
+    def change(said: Config, tensors: Tensors) -> tuple[Config, Tensors]:
+        more = {"fc.weight": torch.randn(32, 3 * HIDDEN) * 0.1, "embed_tokens.weight": torch.randn(VOCAB, 32)}
+        return said | {"target_hidden_size": HIDDEN}, tensors | more
+
+    head = rewrite(make_eagle(tmp_path / "head", WORDS, hidden=32, reads=READS), change)
+    check(head, "eagle3", target, whole, wanted, {})
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (lambda said, tensors: (said, tensors | {"d2t": torch.full((WORDS,), VOCAB)}), "d2t leads to words"),
+        (lambda said, tensors: (said, {n: t for n, t in tensors.items() if n != "d2t"}), "needs d2t"),
+        (lambda said, tensors: (said | {"target_hidden_size": 32}, tensors), "hidden states of 32 numbers"),
+        (lambda said, tensors: (said | {"norm_before_fc": True, "fc_norm": True}, tensors), "exclude each other"),
+        (lambda said, tensors: (said | {"norm_before_fc": True}, tensors), "input_norm"),
+        (lambda said, tensors: (said | {"speculators_model_type": "dflash"}, tensors), "'dflash'"),
+        (lambda said, tensors: (said | {LISTED: [0, 1, 2]}, tensors), "not among"),
+        (lambda said, tensors: (said | {"eagle_config": {LISTED: [3]}}, tensors), "not among"),
+        (lambda said, tensors: (said | {"layer_types": ["linear_attention"]}, tensors), "layer_types"),
+    ],
+)  # fmt: skip
+def test_heads_that_are_refused(change: Any, why: str, target: Path, tmp_path: Path) -> None:
+    head = rewrite(make_eagle(tmp_path / "head", WORDS, reads=READS), change)
+    with pytest.raises(UserError, match=why):
+        open_usual(target, speculative_config={"method": "eagle3", "model": str(head)})
 
 
 def test_a_layer_that_is_not_there(target: Path, tmp_path: Path) -> None:
