@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -15,6 +16,8 @@ from tokenmill.core.errors import ModelError
 from tokenmill.text.sentencepiece import ModelKind, Piece, PieceKind, SentencePieceModel
 from tokenmill.text.token_bytes import SPACE_MARK, byte_alphabet
 
+START = r"\A"
+"""With this begin the patterns of steps that concern a text's edges."""
 MAX_WORK = 300_000_000
 """Sum of the squared lengths of all tokens; real vocabularies of 256,000 tokens have 30 million."""
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -54,9 +57,10 @@ def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
     for kind in (PieceKind.UNKNOWN, PieceKind.CONTROL):
         names = [piece.text for piece in model.pieces if piece.kind is kind]
         tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    # A user-defined run of spaces can only be found after spaces have become marks.
-    users = [piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED]
-    tokenizer.add_tokens([AddedToken(name, special=False, normalized=SPACE_MARK in name) for name in users])
+    # A user-defined run of spaces can only be found after spaces have become marks, if they may stand in a row at all.
+    for name in (piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED):
+        late = SPACE_MARK in name and not (model.trim_spaces and set(name) == {SPACE_MARK})
+        tokenizer.add_tokens([AddedToken(name, special=False, normalized=late)])
     return tokenizer
 
 
@@ -81,11 +85,22 @@ def _sentencepiece_normalizer(model: SentencePieceModel) -> normalizers.Normaliz
     steps: list[normalizers.Normalizer] = []
     if model.charsmap:
         steps.append(normalizers.Precompiled(model.charsmap))
-    if model.trim_spaces:
-        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Strip()]
+    if model.trim_spaces:  # spaces alone: other white space is text
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(rf"{START} | \z"), "")]
     if model.add_prefix:
-        steps.append(normalizers.Prepend(SPACE_MARK))
+        steps.append(_prefix(model))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
+
+
+def _prefix(model: SentencePieceModel) -> normalizers.Normalizer:
+    """What puts a mark before a text. Added tokens with marks are normalised like texts, but get none."""
+    marked = [p.text for p in model.pieces if p.kind is PieceKind.USER_DEFINED and SPACE_MARK in p.text]
+    if not marked:
+        return normalizers.Prepend(SPACE_MARK)
+    if model.charsmap:  # it may make spaces of marks
+        marked += [name.replace(SPACE_MARK, " ") for name in marked]
+    kept = "|".join(map(re.escape, marked))
+    return normalizers.Replace(Regex(rf"{START}(?!(?:{kept})\z)(?=[\s\S])"), SPACE_MARK)
 
 
 def _merges_by_score(pieces: Sequence[Piece]) -> list[tuple[str, str]]:
@@ -176,14 +191,14 @@ def from_ranks(ranks: Mapping[bytes, int], pattern: str = WORDS_DIGITS_3, before
     for word, rank in sorted(ranks.items(), key=lambda item: item[1]):
         if len(word) > 1:
             parts = _split_below(ranks, word, rank)
-            # A token that its own lower ranks do not build as a pair can never appear in encoded text.
+            # A token that its own lower ranks do not build as a pair appears only as a whole word.
             if len(parts) == 2:
                 merges.append((spell(parts[0]), spell(parts[1])))
     vocab = {name: index for index, name in enumerate(before)}
     vocab.update({spell(word): rank + len(before) for word, rank in ranks.items()})
     if len(vocab) != len(before) + len(ranks):
         raise ModelError("it has a token twice")
-    tokenizer = from_merges(vocab, merges, pattern)
+    tokenizer = from_merges(vocab, merges, pattern, whole_words=True)
     tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in before])
     return tokenizer
 

@@ -9,6 +9,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, normalizers, pre_tokenizers
 
+from tokenmill.text.build import START
+
 _EDGES = ("Prepend", "Strip")
 
 
@@ -31,7 +33,7 @@ def inside_twin(tokenizer: Tokenizer) -> Tokenizer:
 def _without_edges(state: dict[str, Any]) -> dict[str, Any] | None:
     """The description of one step, without what it does at the edges of a text; None: nothing is left."""
     kind = state["type"]
-    if kind in _EDGES:
+    if kind in _EDGES or (kind == "Replace" and state["pattern"].get("Regex", "").startswith((START, "^"))):
         return None
     if kind == "Metaspace":
         return {**state, "prepend_scheme": "never"}

@@ -4,7 +4,7 @@ settings files beside them, and naming the file in every error. Must not know: h
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ MAX_TOKENIZER_BYTES = 64 << 20
 MAX_VOCABULARY_BYTES = 16 << 20
 MAX_SETTINGS_BYTES = 16 << 20
 MAX_TEMPLATE_BYTES = 4 << 20
+_FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -51,7 +52,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> tokenizers.Tokenizer:
     if present(path := folder / "tokenizer.json"):
-        return _guarded(path, _native, MAX_TOKENIZER_BYTES)
+        inner = _guarded(path, _native, MAX_TOKENIZER_BYTES)
+        _add_tokens(inner, folder, config, strings, whole=True)
+        return inner
     if present(path := folder / "tokenizer.model"):
         if not _is_rank_file(path):
             return _sentencepiece(path, config, strings)
@@ -113,26 +116,53 @@ def _frame(inner: tokenizers.Tokenizer, config: dict[str, Any], strings: dict[st
     build.surround(inner, wanted("bos", bos), wanted("eos", is_t5))
 
 
-def _add_tokens(inner: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], strings: dict[str, str]) -> None:
-    """Add the tokens that the settings list beyond the vocabulary file, under the ids they state."""
-    for index, token in sorted(_listed_tokens(folder, config).items()):
-        inner.add_special_tokens([token]) if token.special else inner.add_tokens([token])
-        if (got := inner.token_to_id(token.content)) != index:
+def _add_tokens(
+    inner: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], strings: dict[str, str], *, whole: bool = False
+) -> None:
+    """Add the tokens that the settings list, under the ids they state, and make those special that the settings name.
+    What the settings say of a token that the vocabulary file has as well counts, but for its id if that file is whole:
+    then it has the ids of all its tokens."""
+    known = inner.get_added_tokens_decoder()
+    listed = sorted(_listed_tokens(folder, config, {token.content for token in known.values()}).items())
+    changed = [(index, token) for index, token in listed if repr(known.get(index)) != repr(token)]
+    sure = {token.content for _, token in changed if whole and inner.token_to_id(token.content) is not None}
+    inner.add_tokens([token for _, token in changed])
+    for index, token in changed:
+        if (got := inner.token_to_id(token.content)) != index and token.content not in sure:
             raise ModelError(
                 f"{folder}: the added token {token.content!r} is listed with id {index} but follows the vocabulary as "
                 f"{got}; list the added tokens without gaps or provide a tokenizer.json"
             )
-    named = [AddedToken(name, special=True, normalized=False) for name in strings.values()]
-    inner.add_special_tokens([token for token in named if inner.token_to_id(token.content) is not None])
+    have = {token.content: token for token in inner.get_added_tokens_decoder().values()}
+    named = [have.get(name) or AddedToken(name, normalized=False) for name in _named(folder, config, strings)]
+    named = [token for token in named if not token.special and inner.token_to_id(token.content) is not None]
+    for token in named:
+        token.special = True
+    inner.add_special_tokens(named)
 
 
-def _listed_tokens(folder: Path, config: dict[str, Any]) -> dict[int, AddedToken]:
+def _named(folder: Path, config: dict[str, Any], strings: dict[str, str]) -> list[str]:
+    """The names of all tokens that the settings call special."""
+    found = list(strings.values())
+    for source in (config, _settings(folder / "special_tokens_map.json")):
+        for key in ("additional_special_tokens", "extra_special_tokens"):
+            listed = source.get(key) or []
+            for entry in listed.values() if isinstance(listed, dict) else listed if isinstance(listed, list) else []:
+                name = entry.get("content") if isinstance(entry, dict) else entry
+                found += [name] if isinstance(name, str) and name else []
+    return list(dict.fromkeys(found))
+
+
+def _listed_tokens(folder: Path, config: dict[str, Any], known: Collection[str]) -> dict[int, AddedToken]:
+    """The added tokens by id. known: names of which the older file, which holds names and ids alone, says nothing
+    new."""
     listed: dict[int, AddedToken] = {}
     try:
         for token, index in _settings(folder / "added_tokens.json").items():
-            listed[int(index)] = AddedToken(token, special=False, normalized=False)
+            if token not in known:
+                listed[int(index)] = AddedToken(token, special=False, normalized=False)
         for index, entry in config.get("added_tokens_decoder", {}).items():
-            flags = {name: bool(entry.get(name, False)) for name in ("special", "normalized", "lstrip", "rstrip")}
+            flags = {name: bool(entry.get(name, False)) for name in _FLAGS}
             listed[int(index)] = AddedToken(entry["content"], **flags)
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(f"{folder}: the list of added tokens is malformed ({error})") from error

@@ -1,0 +1,114 @@
+"""What the settings files beside a vocabulary say of its tokens, and normalisers that SentencePiece models choose."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sentencepiece
+import tokenizers
+from tokenizers import AddedToken, models, pre_tokenizers
+
+from tokenmill.core.errors import ModelError
+from tokenmill.text import build
+from tokenmill.text.codec import Tokenizer
+from tokenmill.text.tokenizer import load_tokenizer
+
+END, X, NEW = 256, 257, 258
+BYTES = dict(build.byte_alphabet())
+
+
+def folder_of(tmp_path: Path, added: list[AddedToken], files: dict[str, Any]) -> Tokenizer:
+    """A byte-level tokenizer.json whose vocabulary has <end> and <x>, and the settings beside it."""
+    inner = tokenizers.Tokenizer(models.BPE(vocab={**BYTES, "<end>": END, "<x>": X}, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_tokens(added)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    for name, said in files.items():
+        (tmp_path / name).write_text(json.dumps(said))
+    return load_tokenizer(tmp_path)
+
+
+def listed(index: int, name: str, **flags: bool) -> dict[str, Any]:
+    return {"added_tokens_decoder": {str(index): {"content": name, **flags}}}
+
+
+@pytest.mark.parametrize(
+    ("added", "files", "ids", "special"),
+    [
+        ([], {"tokenizer_config.json": {"eos_token": "<end>"}}, [END], {END}),
+        ([AddedToken("<end>", special=False)], {"tokenizer_config.json": {"eos_token": "<end>"}}, [END], {END}),
+        ([], {"tokenizer_config.json": {"additional_special_tokens": ["<x>", "<end>"]}}, [END, X], {END, X}),
+        ([], {"tokenizer_config.json": {"extra_special_tokens": {"image": "<x>"}}}, [X], {X}),
+        ([], {"special_tokens_map.json": {"additional_special_tokens": [{"content": "<x>"}]}}, [X], {X}),
+        ([], {"tokenizer_config.json": listed(X, "<x>", special=True)}, [X], {X}),
+        ([], {"tokenizer_config.json": listed(900, "<x>", special=True)}, [X], {X}),
+        ([], {"tokenizer_config.json": listed(NEW, "<new>")}, [NEW], set()),
+        ([], {"added_tokens.json": {"<new>": NEW}}, [NEW], set()),
+        ([AddedToken("<x>", special=True)], {"added_tokens.json": {"<x>": X}}, [X], {X}),
+        ([], {"tokenizer_config.json": {"pad_token": "<absent>"}}, [], set()),
+    ],
+)
+def test_settings_say_which_tokens_are_special(
+    added: list[AddedToken], files: dict[str, Any], ids: list[int], special: set[int], tmp_path: Path
+) -> None:
+    ours = folder_of(tmp_path, added, files)
+    found = ours.encode("<end><x><new><absent>")
+    assert [index for index in found if index >= END] == ids and ours.special_ids == special
+    assert ours.decode(found, skip_special_tokens=False) == "<end><x><new><absent>"
+    assert not special & {*ours.encode("<end><x>", allow_special=False)}
+
+
+def test_settings_win_where_they_contradict_the_flags_of_a_token(tmp_path: Path) -> None:
+    greedy = AddedToken("<end>", special=True, lstrip=True, rstrip=True)
+    files = {"tokenizer_config.json": listed(END, "<end>", special=True)}
+    assert folder_of(tmp_path, [greedy], files).encode("a <end> b") == [*b"a ", END, *b" b"]
+
+
+def test_a_new_token_keeps_the_id_that_the_settings_state(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="'<new>' is listed with id 900"):
+        folder_of(tmp_path, [], {"tokenizer_config.json": listed(900, "<new>")})
+
+
+def test_many_listed_tokens_take_no_time_of_their_own(tmp_path: Path) -> None:
+    """One by one they would take minutes: each rebuilds the search for all."""
+    names = [f"<unused{i}>" for i in range(5000)]
+    said = {str(END + 2 + i): {"content": name, "special": bool(i % 2)} for i, name in enumerate(names)}
+    ours = folder_of(tmp_path, [AddedToken(name) for name in names], {
+        "tokenizer_config.json": {"added_tokens_decoder": said}})  # fmt: skip
+    assert len(ours.special_ids) == 2500
+
+
+def test_a_word_with_a_rank_is_one_token() -> None:
+    """Whatever its lower ranks merge to, as tiktoken has it."""
+    words = [bytes([byte]) for byte in range(256)] + [b"ab", b"abcd", b" hello"]
+    ours = Tokenizer(build.from_ranks({word: rank for rank, word in enumerate(words)}))
+    assert ours.encode("abcd hello abcdx") == [257, 258, *b" ", 256, *b"cdx"]
+
+
+LINES = ["the quick brown fox jumps", "hello world, how are you?", "a  b   c    d", "ﬁne ｗｉｄｅ 日本"] * 20
+TEXTS = ["a", " a", "  a  b ", "\nab\n", "a\tb", "\u3000x", "ｗｉｄｅ ﬁ", "   x   y", "日本 z", "é", "c     d", ""]
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("norm", ["identity", "nmt_nfkc"])
+@pytest.mark.parametrize(("prefix", "trim"), [(True, True), (True, False), (False, True), (False, False)])
+def test_every_normaliser_of_sentencepiece(kind: str, norm: str, prefix: bool, trim: bool, tmp_path: Path) -> None:
+    data = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=data, model_type=kind, vocab_size=330, byte_fallback=True,
+        normalization_rule_name=norm, add_dummy_prefix=prefix, remove_extra_whitespaces=trim, hard_vocab_limit=False,
+        user_defined_symbols=["▁▁▁"], minloglevel=3,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+    ours, theirs = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
+    for text in TEXTS:
+        ids = ours.encode(text)
+        assert ours.decode(ids) == theirs.decode(ids) == theirs.decode(theirs.encode(text)), text
+        if kind == "bpe":  # Unigram may choose among rows of equal scores
+            assert ids == theirs.encode(text), text
