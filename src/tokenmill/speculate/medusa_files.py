@@ -1,13 +1,21 @@
 """Medusa heads as they lie on hubs. Owns: the forms of their config and the names of their tensors.
 
-FasterDecoding   [medusa_head.]N.M.linear.weight/.bias, [medusa_head.]N.<blocks>.weight over the vocabulary
-vLLM, TGI        blocks.N.layers.M.weight/.bias, lm_heads.N.weight (or lm_head.weight for all, or the target's)
+FasterDecoding, TGI   [medusa_head.]N.M.linear.weight/.bias, [medusa_head.]N.<blocks>.weight over the vocabulary
+vLLM                  [medusa_heads.]blocks.N.layers.M.weight/.bias, lm_heads.N.weight
+
+Instead of a matrix over the vocabulary for each head there may be one for all (lm_head.weight, or the first head's), or
+none: then it is the target's. How many heads and blocks there are, the tensors tell: the config of the first heads on
+hubs names two of five.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count, takewhile
 from typing import Any
 
+from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.build import Build
 from tokenmill.speculate.medusa import Head
@@ -15,39 +23,75 @@ from tokenmill.speculate.medusa import Head
 MOST_HEADS, MOST_BLOCKS = 16, 8
 
 
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How matrices are called: of a head's block; over the vocabulary, by head and its number of blocks."""
+
+    block: Callable[[int, int], str]
+    over: Callable[[int, int], str]
+
+
+FORMS = (
+    *(
+        Form(lambda n, m, at=at: f"{at}blocks.{n}.layers.{m}", lambda n, m, at=at: f"{at}lm_heads.{n}")  # type: ignore[misc]
+        for at in ("", "medusa_heads.")
+    ),
+    *(
+        Form(lambda n, m, at=at: f"{at}{n}.{m}.linear", lambda n, m, at=at: f"{at}{n}.{m}")  # type: ignore[misc]
+        for at in ("", "medusa_head.")
+    ),
+)
+
+
 def build_heads(config: dict[str, Any], b: Build, sizes: tuple[int, int], where: str) -> list[Head]:
     """The heads of a folder, for a target with (hidden size, vocabulary)."""
     hidden, vocab = sizes
-    heads = _number(config, ("num_heads", "medusa_num_heads"), 5, MOST_HEADS, where)
-    blocks = _number(config, ("num_hidden_layers", "medusa_num_layers"), 1, MOST_BLOCKS, where)
+    heads = _number(config, ("num_heads", "medusa_num_heads"), MOST_HEADS, where)
+    blocks = _number(config, ("num_hidden_layers", "medusa_num_layers"), MOST_BLOCKS, where)
     if config.get("hidden_size", hidden) != hidden:
         raise ModelError(
             f"{where}: heads for hidden states of {config['hidden_size']} numbers; the model has {hidden}."
         )
     if config.get("vocab_size", vocab) != vocab or (config.get("truncated_vocab_size") or vocab) != vocab:
         raise ModelError(f"{where}: heads for another vocabulary than the model's {vocab}.")
-    known = [name for name in ("blocks.0.layers.0", "medusa_head.0.0.linear", "0.0.linear") if b.has(f"{name}.weight")]
-    if not known:
-        known = ["blocks.0.layers.0"]  # weights that are invented have every name
-    form = known[0].removesuffix(".0.layers.0").removesuffix("0.0.linear")
+    form = next((form for form in FORMS if b.has(f"{form.block(0, 0)}.weight")), FORMS[0])
+    if list(b.checkpoint.names()):  # weights that are invented have every name
+        heads = _stored(lambda n: b.has(f"{form.block(n, 0)}.weight"), heads, MOST_HEADS, f"{where}: heads")
+        blocks = _stored(
+            lambda m: b.has(f"{form.block(0, m)}.weight"), blocks, MOST_BLOCKS, f"{where}: blocks of a head"
+        )
+    words = _words(config, b, [form.over(n, blocks or 1) for n in range(heads or 5)], (vocab, hidden))
     made = []
-    for n in range(heads):
-        names = [f"blocks.{n}.layers.{m}" if form == "blocks" else f"{form}{n}.{m}.linear" for m in range(blocks)]
-        inner = [
-            b.settled(
-                b.weight(name, (hidden, hidden), bias=b.has(f"{name}.bias") or config.get("medusa_fc_bias", False))
-            )
-            for name in names
-        ]
-        over = f"lm_heads.{n}" if form == "blocks" else f"{form}{n}.{blocks}"
-        own = not config.get("original_lm_head", False) and b.has(f"{over}.weight")
-        made.append(Head(inner, b.settled(b.weight(over, (vocab, hidden), head=True)) if own else None))
+    for n, over in enumerate(words):
+        inner = []
+        for name in (form.block(n, m) for m in range(blocks or 1)):
+            bias = config.get("medusa_fc_bias", False) or b.has(f"{name}.bias")
+            inner.append(b.settled(b.weight(name, (hidden, hidden), bias=bias)))
+        made.append(Head(inner, over))
+    b.book.used.add(b.path("token_map"))  # vLLM's, for a part of the vocabulary: here it names all of it
     b.check_leftovers()
     return made
 
 
-def _number(config: dict[str, Any], names: tuple[str, ...], default: int, most: int, where: str) -> int:
-    value = next((config[name] for name in names if config.get(name) is not None), default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+def _words(config: dict[str, Any], b: Build, own: list[str], shape: tuple[int, int]) -> list[Weight | None]:
+    """Each head's matrix over the vocabulary (None: the target's). own: what they are called if each has its own."""
+    stored, original = list(b.checkpoint.names()), config.get("original_lm_head", False)
+    if not original and any(b.has(f"{name}.weight") for name in own):
+        return [b.settled(b.weight(name, shape, head=True)) for name in own]
+    one = next((name for name in ("lm_head", own[0]) if stored and b.has(f"{name}.weight")), None)
+    return [None if one is None else b.settled(b.weight(one, shape, head=True))] * len(own)
+
+
+def _stored(there: Callable[[int], bool], said: int | None, most: int, what: str) -> int:
+    """How many of them the file has; said: in config.json."""
+    found = sum(1 for _ in takewhile(there, count()))
+    if not (said or 1) <= found <= most:
+        raise ModelError(f"{what}: the file has {found}; there must be {said or 1} to {most}.")
+    return found
+
+
+def _number(config: dict[str, Any], names: tuple[str, ...], most: int, where: str) -> int | None:
+    value = next((config[name] for name in names if config.get(name) is not None), None)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most):
         raise ModelError(f"{where}: config.json: '{names[0]}' must be a whole number from 1 to {most}, not {value!r}.")
     return value
