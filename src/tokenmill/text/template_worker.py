@@ -6,6 +6,7 @@ Must not know: who asks, fences, tokens.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, NamedTuple
 
@@ -86,6 +87,7 @@ class ContentShape(NamedTuple):
     parts: bool  # the template loops over content parts
     wraps: bool  # it never asks whether content is text, so text must come as a part
     nulls: bool  # it asks for none, so an absent content must be null instead of missing
+    writes: bool  # it writes a call's arguments as they are, so they must be JSON text instead of an object
 
 
 def shaped(message: Message, shape: ContentShape) -> Message:
@@ -107,7 +109,7 @@ def shaped(message: Message, shape: ContentShape) -> Message:
     if reasoning is not None:
         message = {"thinking": reasoning, **message, "reasoning_content": reasoning}
     if isinstance(message.get("tool_calls"), list):
-        message["tool_calls"] = [_parsed_call(call) for call in message["tool_calls"]]
+        message["tool_calls"] = [_parsed_call(call, shape.writes) for call in message["tool_calls"]]
     return message
 
 
@@ -134,16 +136,24 @@ def _plain_part(part: object) -> object:
     return part
 
 
-def _parsed_call(call: object) -> object:
-    # The API sends arguments as a JSON string; templates print them as an object.
+def _parsed_call(call: object, written: bool) -> object:
+    """The call with its arguments as an object, or as JSON text. The API sends text, and other APIs objects."""
     function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(call, dict) or not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if not isinstance(call, dict) or not isinstance(function, dict):
         return call
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        arguments = arguments or "{}"
+        if not written:
+            try:
+                arguments = json.loads(arguments)
+            except (ValueError, RecursionError):
+                return call
+            if not isinstance(arguments, dict):
+                return call
+    elif isinstance(arguments, dict) and written:
+        arguments = _to_json(arguments)
+    return {**call, "function": {**function, "arguments": arguments}} if "arguments" in function else call
 
 
 def _mark_end(messages: list[Message]) -> None:
@@ -221,34 +231,59 @@ def _now(pattern: str) -> str:
 
 
 def content_shape(tree: Any) -> ContentShape:
-    """Read from a parsed template what it expects of `content`."""
+    """Read from a parsed template what it expects of `content` and of a call's `arguments`."""
     from jinja2 import nodes
 
-    aliases = {"content"}
-
-    def is_content(node: Any) -> bool:
-        if isinstance(node, nodes.Filter):
-            return node.node is not None and is_content(node.node)
-        if isinstance(node, nodes.Getitem):
-            return isinstance(node.arg, nodes.Const) and node.arg.value == "content"
-        if isinstance(node, nodes.Getattr):
-            return bool(node.attr == "content")
-        return isinstance(node, nodes.Name) and node.name in aliases
-
-    for assign in tree.find_all(nodes.Assign):
-        if isinstance(assign.target, nodes.Name) and is_content(assign.node):
-            aliases.add(assign.target.name)
+    is_content = _named(tree, "content")
     loops = any(is_content(loop.iter) for loop in tree.find_all(nodes.For))
     tests = {test.name for test in tree.find_all(nodes.Test)}
     asks = not tests.isdisjoint(("string", "iterable", "sequence", "mapping"))
-    return ContentShape(loops, not asks, "none" in tests)
+    return ContentShape(loops, not asks, "none" in tests, _writes_arguments(tree))
+
+
+def _named(tree: Any, key: str) -> Callable[[Any], bool]:
+    """Tells which nodes of a template are the value under this key, filtered or not, or a variable that was set to
+    it."""
+    from jinja2 import nodes
+
+    aliases = {key}
+
+    def is_it(node: Any) -> bool:
+        if isinstance(node, nodes.Filter):
+            return node.node is not None and is_it(node.node)
+        if isinstance(node, nodes.Getitem):
+            return isinstance(node.arg, nodes.Const) and node.arg.value == key
+        if isinstance(node, nodes.Getattr):
+            return bool(node.attr == key)
+        return isinstance(node, nodes.Name) and node.name in aliases
+
+    for assign in tree.find_all(nodes.Assign):
+        if isinstance(assign.target, nodes.Name) and is_it(assign.node):
+            aliases.add(assign.target.name)
+    return is_it
+
+
+def _writes_arguments(tree: Any) -> bool:
+    """Does a template join a call's arguments to text, and never ask what they are, nor look into them?"""
+    from jinja2 import nodes
+
+    is_it = _named(tree, "arguments")
+    inside = (nodes.Filter, nodes.Test, nodes.Getattr, nodes.Getitem)
+    if any(is_it(node.node) for node in tree.find_all(inside) if node.node is not None):
+        return False
+    if any(is_it(loop.iter) for loop in tree.find_all(nodes.For)):
+        return False
+    joined = [(node.left, node.right) for node in tree.find_all(nodes.Add)]
+    joined += [tuple(node.nodes) for node in tree.find_all((nodes.Concat, nodes.Output))]
+    return any(is_it(part) for parts in joined for part in parts)
 
 
 def _warm() -> None:
     """Do everything that opens files once, because the fence forbids it afterwards."""
     _now("%d %b %Y %A")
     probe = "{{ {'a': [1]}|tojson(indent=2) }}{% for x in [1] %}{% generation %}{{ x }}{% endgeneration %}{% endfor %}"
-    late = "{{ 'a b'|wordwrap(1) }}{{ [1]|pprint }}"  # these filters import their modules when they are used
+    # These filters import their modules when they are used.
+    late = "{{ 'a b'|wordwrap(1) }}{{ [1]|pprint }}{{ '&'|striptags }}"
     list(_environment().from_string(probe + late).generate())
     for broken in ("{{ raise_exception('x') }}", "{{ undefined.name.name }}", "{{ 'x'.__class__.__mro__ }}"):
         try:

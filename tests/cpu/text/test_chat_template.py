@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Any
 import pytest
 import tokenizers
 from chat_examples import BARS, CALL, CHATML, CHATS, FAMILIES, HEADERS, STRINGS, TOOLS, TURNS
+from jinja2.sandbox import SandboxedEnvironment
 
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.text.chat_template import ChatTemplate, check_template_kwargs
@@ -103,6 +106,34 @@ def test_tool_arguments_come_as_objects() -> None:
     assert "{" in render(CHATML, broken)
 
 
+WRITES = "{% for m in messages %}{% for call in m.tool_calls %}{% set f = call.function %}{{ '<' + f.name + '>' }}"
+ENDS = "{% endfor %}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("source", "written"),
+    [
+        ("{{ 'a' + f['arguments'] + 'b' }}", True),
+        ("{{ '' ~ f.arguments ~ '.' }}", True),
+        ("{% set given = f.arguments %}{{ given }}", True),
+        ("{{ f.arguments|tojson }}", False),
+        ("{{ f.arguments if f.arguments is string else f.arguments|tojson }}", False),
+        ("{% for k, v in f.arguments.items() %}{{ k + ': ' + v|string }}{% endfor %}", False),
+        ("{% set given = f.arguments %}{% for k, v in given|items %}{{ k }}{{ v }}{% endfor %}", False),
+        ("{{ f.arguments.town }}", False),
+    ],
+)
+def test_tool_arguments_come_as_text_where_a_template_writes_them(source: str, written: bool) -> None:
+    """DeepSeek's templates join them to text; for others, which look into them, they are objects."""
+    said = '{"town": "Köln", "days": [1, 2]}'
+    found = {
+        render(WRITES + source + ENDS, [*USER, {"role": "assistant", "tool_calls": [
+            {"type": "function", "function": {"name": "f", "arguments": given}}]}])
+        for given in (said, json.loads(said))
+    }  # fmt: skip
+    assert len(found) == 1 and (said in found.pop()) == (written or "tojson" in source)
+
+
 def test_named_templates() -> None:
     both = ChatTemplate({"default": "d", "tool_use": "t{{ tools|length }}"})
     assert both.render(USER) == "d"
@@ -161,9 +192,24 @@ def test_errors_are_sentences(families: dict[str, ChatTemplate]) -> None:
     assert families["inst"].render(USER) == "<s>[INST] hello[/INST]"
 
 
+def _same(source: str) -> bool:
+    """Does jinja2 itself render this, to the same text each time?"""
+    try:
+        found = [SandboxedEnvironment().from_string(source).render() for _ in range(3)]
+    except Exception:
+        return False
+    return len(set(found)) == 1 and " at 0x" not in found[0] and not {"tojson", "random"} & {*re.split(r"\W", source)}
+
+
 def test_no_filter_needs_a_file() -> None:
     """A helper may open none, and what imports a module late is told without the module's place."""
     assert render("{{ 'a b c'|wordwrap(1) }}{{ ['a']|pprint }}") == "a\nb\nc['a']"
+    plain = SandboxedEnvironment()
+    usable = [
+        source for name in sorted(plain.filters) if (source := f"{{{{ 'a <b>&amp; c'|{name} }}}}") and _same(source)
+    ]
+    assert len(usable) > 25
+    assert render("|".join(usable)) == plain.from_string("|".join(usable)).render()
     for source in ("{{ 'a'.encode('cp1140') }}", "{{ messages[0].content.encode('cp1140') }}"):
         with pytest.raises(UserError) as refused:
             render(source)
