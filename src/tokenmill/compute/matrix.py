@@ -8,7 +8,8 @@ plain torch, as they are stored. A kind in none of these tables is multiplied by
     dense        numbers [N, K]; in float16 for a product in float32: a backend may hold them so
     int2 .. int8 codes [N, K] int8 (-2..1, ..., -8..7, ..., -127..127), scales [N, groups] float16: code * scale; int8
                  maybe with `apart`, one number: a backend that rounds a group's activations to one scale leaves those
-                 of this magnitude or more as they are
+                 of this magnitude or more as they are; maybe with `rounds-inputs`: a backend may round activations to
+                 8 bits, with a scale per row
     int2-zeros   (and so on) the same, and zeros [N, groups], int8, int16 or fractions: (code - zero) * scale
     table        codes [N, K] uint8, table [n <= 256], scales [N, groups] and factors [N], all float32:
                  table[code] * scale * factor

@@ -114,6 +114,14 @@ def _check_weights(weights: Mapping[str, Any]) -> None:
         raise _refused(f"blocks of {weights.get('block_structure')} (readable: [128, 128])")
 
 
+def rounds_inputs(how: Mapping[str, Any]) -> bool:
+    """Does every scheme of config.json round activations to 8 bits?"""
+    groups = how.get("config_groups")
+    schemes = list(groups.values()) if isinstance(groups, Mapping) else []
+    inputs = [each.get("input_activations") if isinstance(each, Mapping) else None for each in schemes]
+    return bool(inputs) and all(isinstance(each, Mapping) and each.get("num_bits") == 8 for each in inputs)
+
+
 def _refused(what: str) -> ModelError:
     return ModelError(f"This checkpoint is quantised with '{METHOD}' and has {what}, which is not supported.")
 

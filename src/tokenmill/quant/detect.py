@@ -32,9 +32,9 @@ from tokenmill.quant import (
 )
 from tokenmill.quant.dense import DenseWeight, as_held
 from tokenmill.quant.gguf_weight import BlockWeight
-from tokenmill.quant.grid import Unrounded
+from tokenmill.quant.grid import GridWeight, Unrounded
 from tokenmill.quant.rank_share import BlockPart, Part, part_of
-from tokenmill.quant.schemes import AT_LOAD, FP8, check_scheme
+from tokenmill.quant.schemes import AT_LOAD, FP8, ROUNDS_INPUTS, check_scheme
 
 _METHODS = {
     compressed.METHOD: compressed.check,
@@ -287,7 +287,10 @@ def _read(
         return gptq_awq.load(ckpt, name, shape, *kind, how=how)
     if ternary.stored(ckpt, name):
         return ternary.load(ckpt, name, shape, *kind, divide=ternary.divides(how))
-    return compressed.load_grid(ckpt, name, shape, *kind, symmetric=expected_tensors.symmetric(how))
+    found = compressed.load_grid(ckpt, name, shape, *kind, symmetric=expected_tensors.symmetric(how))
+    if isinstance(found, GridWeight):
+        found.rounds_inputs = compressed.rounds_inputs(how)
+    return found
 
 
 def _blocks(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Blocks | None:
@@ -306,4 +309,4 @@ def from_dense(
     weight = weight.to(dtype or weight.dtype)
     if scheme == FP8:
         return fp8.UnroundedFp8(weight, bias)
-    return Unrounded(weight, bias, *AT_LOAD[scheme])
+    return Unrounded(weight, bias, *AT_LOAD[scheme], rounds_inputs=scheme in ROUNDS_INPUTS)

@@ -24,9 +24,11 @@ from tokenmill.quant.packed import PackedWeight, joined_bias
 
 class GridWeight(PackedWeight):
     """q [out, in] int8, scales [out, ceil(in / group)] float16, and zeros of that shape in int8 (8 bits: int16), in
-    float32 if they are fractions, or None. `bits` is 2 to 8. apart: see compute/matrix.py; 0: no activations are."""
+    float32 if they are fractions, or None. `bits` is 2 to 8. apart and rounds_inputs: see compute/matrix.py; 0: no activations are
+    left as they are."""
 
     apart: float = 0.0
+    rounds_inputs: bool = False
 
     def __init__(
         self,
@@ -80,11 +82,15 @@ class GridWeight(PackedWeight):
     def stored(self) -> StoredMatrix:
         """A matrix of kind "int8", "int4", ..., with zeros if there are any."""
         q, scales = self.numbers()
-        parts, kind = (("codes", q), ("scales", scales)), f"int{self.bits}"
-        if self.zeros is None:
-            more = (("apart", torch.tensor(self.apart)),) if self.apart else ()
-            return StoredMatrix(kind, self.shape, (*parts, *more), self.dense, self.bias)
-        return StoredMatrix(f"{kind}-zeros", self.shape, (*parts, ("zeros", self.zeros)), self.dense, self.bias)
+        parts, kind = [("codes", q), ("scales", scales)], f"int{self.bits}"
+        if self.rounds_inputs:
+            parts.append(("rounds-inputs", torch.tensor(1)))
+        if self.zeros is not None:
+            parts.append(("zeros", self.zeros))
+            kind += "-zeros"
+        elif self.apart:
+            parts.append(("apart", torch.tensor(self.apart)))
+        return StoredMatrix(kind, self.shape, tuple(parts), self.dense, self.bias)
 
     def forget(self) -> None:
         """Free the stored numbers: the packed form has them."""
@@ -114,7 +120,7 @@ class GridWeight(PackedWeight):
     def join(self, others: list[Self]) -> Self | None:
         """One matrix of the same grid. If any part has a bias, missing ones count as zeros."""
         every = [self, *others]
-        if len({(part.bits, part.group, part.dtype, part.apart) for part in every}) > 1:
+        if len({(part.bits, part.group, part.dtype, part.apart, part.rounds_inputs) for part in every}) > 1:
             return None
         parts = [part.numbers() for part in every]
         zeros = None
@@ -179,7 +185,7 @@ class GridWeight(PackedWeight):
     def _like(self, q: Tensor, scales: Tensor, bias: Tensor | None, zeros: Tensor | None, group: int = 0) -> Self:
         group = group or self.group
         made = type(self)(q, scales, bits=self.bits, group=group, dtype=self.dtype, bias=bias, zeros=zeros)
-        made.apart = self.apart
+        made.apart, made.rounds_inputs = self.apart, self.rounds_inputs
         return made
 
 
@@ -187,10 +193,12 @@ class Unrounded(DenseWeight):
     """A dense matrix that is rounded when it settles. It is joined and split before that, so that no group straddles
     two parts."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 0) -> None:
-        """group: columns per scale; 0: the backend chooses."""
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None = None, bits: int = 8, group: int = 0, rounds_inputs: bool = False
+    ) -> None:
+        """group: columns per scale; 0: the backend chooses. rounds_inputs: see GridWeight."""
         super().__init__(weight, bias)
-        self.bits, self.group = bits, group
+        self.bits, self.group, self.rounds_inputs = bits, group, rounds_inputs
 
     def settle(self, kernels: Kernels) -> Weight:
         """The rounded weight, in the backend's form; or as it is, if half precision cannot hold its scales."""
@@ -202,11 +210,16 @@ class Unrounded(DenseWeight):
         group = group or group_width(columns, scales.shape[1])
         self.table = None
         grid = GridWeight(q, scales, bits=self.bits, group=group, dtype=self.dtype, bias=self.bias)
+        grid.rounds_inputs = self.rounds_inputs
         return grid.settle(kernels)
 
     def join(self, others: list[Self]) -> Self | None:
         """One matrix, if all of them will be rounded alike."""
-        return super().join(others) if all(o.bits == self.bits and o.group == self.group for o in others) else None
+        return super().join(others) if all(o._how == self._how for o in others) else None
 
     def _like(self, weight: Tensor, bias: Tensor | None) -> Self:
-        return type(self)(weight, bias, self.bits, self.group)
+        return type(self)(weight, bias, *self._how)
+
+    @property
+    def _how(self) -> tuple[int, int, bool]:
+        return self.bits, self.group, self.rounds_inputs

@@ -8,8 +8,12 @@ from __future__ import annotations
 from tokenmill.core.errors import ParameterError, shown
 
 FP8 = "fp8"
-AT_LOAD = {"int8": (8, 0), "int4": (4, 0), "int4-g32": (4, 32), "int4-g64": (4, 64), "int4-g128": (4, 128)}
+AT_LOAD = {
+    "int8": (8, 0), "int4": (4, 0), "int4-g32": (4, 32), "int4-g64": (4, 64), "int4-g128": (4, 128), "w4a8": (4, 128),
+}  # fmt: skip
 """Schemes besides fp8: bits of a weight, and columns per float16 scale (0: the backend chooses)."""
+ROUNDS_INPUTS = ("w4a8",)
+"""Schemes that let a backend round activations to 8 bits, row by row, as `fp8` does."""
 _HEAD = ",head="
 
 
@@ -33,4 +37,4 @@ def head_scheme(quantization: str | None) -> str | None:
     if quantization is None:
         return None
     scheme, _, head = quantization.partition(_HEAD)
-    return head or ("int8" if scheme.startswith("int4") else scheme)
+    return head or ("int8" if AT_LOAD.get(scheme, (8, 0))[0] == 4 else scheme)

@@ -34,7 +34,7 @@ from tokenmill.kernels.triton.quantised.narrow_linear import (
     norms_inside,
     scaled_product,
 )
-from tokenmill.kernels.triton.quantised.narrow_round import widened
+from tokenmill.kernels.triton.quantised.narrow_round import as_float8, widened
 from tokenmill.kernels.triton.unfit import UNFIT, Kind, is_unfit, kind_of, note_unfit
 
 
@@ -193,10 +193,12 @@ class ProductKernels(ReferenceKernels):
         self, x: Tensor, weight: NarrowMatrix, norm: NormSpec | None, act: Act | None, residual: Tensor | None
     ) -> Tensor:
         """The same with a packed weight."""
-        self.count("narrow_linear")
         if x.shape[0] == 0:
             return x.new_empty((0, weight.shape[0] // (2 if act_parts(act)[1] else 1)))
         pdl, way = self.launch.pdl, narrow_way(self.launch, x, weight, act)
+        if way[0] == "float8":
+            return self._packed(x, as_float8(weight, pdl=pdl), norm, act, residual)
+        self.count("narrow_linear")
         if residual is not None and not residual.is_contiguous():
             residual = residual.contiguous()
         if norm is not None and not norms_inside(way, weight, norm):

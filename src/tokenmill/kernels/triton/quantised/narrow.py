@@ -25,6 +25,10 @@ from tokenmill.kernels.triton.quantised.codes import entries_of, table_of
 
 BLOCK = 128
 """Rows and columns that share a scale in a matrix of blocks; columns that 4 bit numbers are packed in."""
+LARGEST8 = 448.0
+"""The largest number in float8 (e4m3)."""
+TINY = 2.0**-100
+"""More than nothing: what all scales of a row that are 0 count as."""
 _PIECE = 4096
 """Rows that are packed at a time, so that a large vocabulary needs no large temporary."""
 
@@ -45,7 +49,9 @@ class NarrowMatrix:
     """A packed matrix. shape: rows and columns before filling up; group: columns per scale, 0: one scale a row; table:
     what codes of 4 bits mean (codes.py), 0: integers.
 
-    row_scales and row_zeros (int8): those of groups once more, [N, groups], for the kernel that takes one row."""
+    row_scales and row_zeros (int8): those of groups once more, [N, groups], for the kernel that takes one row.
+    row_steps [N] float32: given where many rows are rounded to 8 bits, and what this matrix in float8 is multiplied
+    with then."""
 
     data: Tensor
     scales: Tensor
@@ -58,6 +64,7 @@ class NarrowMatrix:
     row_scales: Tensor | None = None
     row_zeros: Tensor | None = None
     table: int = 0
+    row_steps: Tensor | None = None
 
     @property
     def plain(self) -> bool:
@@ -165,7 +172,13 @@ def _four(m: StoredMatrix) -> NarrowMatrix | None:
     codes, scales = m.part("codes"), m.part("scales")
     zeros = m.find("zeros")
     fractions = zeros is not None and zeros.is_floating_point()  # the kernel of one row has them as int8
-    return pack4(codes, scales, zeros, m.bias) if can_pack4(codes, scales) and not fractions else None
+    if fractions or not can_pack4(codes, scales):
+        return None
+    made = pack4(codes, scales, zeros, m.bias)
+    if m.find("rounds-inputs") is None or not has_fp8():
+        return made
+    most = 8.0 if zeros is None else torch.maximum(zeros.float() + 8.0, 7.0 - zeros.float())
+    return replace(made, row_steps=(scales.float() * most).amax(1).clamp(min=TINY) / LARGEST8)
 
 
 def _table(m: StoredMatrix) -> NarrowMatrix | None:

@@ -9,6 +9,7 @@ per group of columns are widened on their way, or beforehand where there are man
     ["wide", BM, BN, BK, stages, warps]                  many rows, rounded
     ["library"]                                          many rows, rounded, through cuBLAS
     ["widen"]                                            the weight is widened, then cuBLAS
+    ["float8"]                                           many rows of a 4 bit weight that lets them be rounded
 `measured_narrow.json` holds what was measured (bench/gpu_narrow.py): device -> operation -> way.
 """
 
@@ -38,6 +39,8 @@ _WIDE: Way = ("wide", 128, 128, 128, 3, 8)
 _WIDEST = 1 << 15
 _SOME = 512
 """Rows up to which words are unpacked once for every 128 rows; beyond, the whole weight is, beforehand."""
+_SOME_ROUNDED = 256
+"""The same for weights that let activations be rounded: these become float8."""
 _RESIDENT = 264
 """Programs on a Hopper's multiprocessors, two on each."""
 
@@ -176,6 +179,8 @@ def narrow_way(launch: Launch, x: Tensor, weight: NarrowMatrix, act: Act | None)
         and weight.shape[1] % 16 == 0
         and launch.hopper
     )
+    if weight.row_steps is not None and x.shape[0] > _SOME_ROUNDED and x.shape[1] <= _WIDEST:
+        return ("float8",)
     if x.shape[0] == 1 and x.shape[1] % 4:
         return ("widen",)
     if x.shape[1] > _WIDEST or (weight.blocks and gated and width % BLOCK):

@@ -12,9 +12,9 @@ from torch import Tensor
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.common import begin, pow2, size_bits, wait
 from tokenmill.kernels.triton.quantised.codes import entry
-from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
+from tokenmill.kernels.triton.quantised.narrow import BLOCK, LARGEST8, NarrowMatrix
 
-LARGEST = {torch.float8_e4m3fn: 448.0, torch.int8: 127.0}
+LARGEST = {torch.float8_e4m3fn: LARGEST8, torch.int8: 127.0}
 
 
 @triton.jit
@@ -58,7 +58,7 @@ def round_rows(x: Tensor, dtype: torch.dtype, norm: NormSpec | None = None, *, p
 
 @triton.jit
 def _widen_kernel(
-    w_ptr, scale_ptr, zero_ptr, out_ptr, N, K, STORED,
+    w_ptr, scale_ptr, zero_ptr, step_ptr, out_ptr, N, K, STORED, STEP: tl.constexpr,
     BITS: tl.constexpr, GROUP: tl.constexpr, SPAN: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
     PDL: tl.constexpr,
 ):  # fmt: skip
@@ -82,16 +82,30 @@ def _widen_kernel(
         if ZERO:
             q -= tl.load(zero_ptr + k // GROUP * N + n, mask=real, other=0.0).to(tl.float32)
         scale = tl.load(scale_ptr + k // GROUP * N + n, mask=real, other=0.0).to(tl.float32)
-    tl.store(out_ptr + n * K + k, (q * scale).to(out_ptr.dtype.element_ty), mask=real)
+    q *= scale
+    if STEP:
+        q /= tl.load(step_ptr + n, mask=n < N, other=1.0)
+    tl.store(out_ptr + n * K + k, q.to(out_ptr.dtype.element_ty), mask=real)
 
 
 def widened(weight: NarrowMatrix, dtype: torch.dtype, *, pdl: bool) -> Tensor:
     """The matrix [N, K] in dtype."""
+    return _widened(weight, dtype, None, pdl=pdl)
+
+
+def as_float8(weight: NarrowMatrix, *, pdl: bool) -> NarrowMatrix:
+    """The same matrix of 4 bits in float8 with a scale per row (its `row_steps`)."""
+    assert weight.row_steps is not None, "activations of this matrix are not rounded"
+    wide = _widened(weight, torch.float8_e4m3fn, weight.row_steps, pdl=pdl)
+    return NarrowMatrix(wide, weight.row_steps, None, weight.bias, weight.shape, 8, 0)
+
+
+def _widened(weight: NarrowMatrix, dtype: torch.dtype, steps: Tensor | None, *, pdl: bool) -> Tensor:
     rows, columns = weight.shape
     out = torch.empty(weight.shape, dtype=dtype, device=weight.data.device)
     _widen_kernel[(triton.cdiv(rows, 32), triton.cdiv(columns, BLOCK))](
-        weight.data, weight.scales, weight.zeros if weight.zeros is not None else weight.scales, out, rows, columns,
-        weight.data.shape[1], BITS=weight.bits, GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1,
+        weight.data, weight.scales, weight.zeros if weight.zeros is not None else weight.scales, steps, out, rows,
+        columns, weight.data.shape[1], STEP=steps is not None, BITS=weight.bits, GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1,
         ZERO=weight.zeros is not None, TABLE=weight.table, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return out
