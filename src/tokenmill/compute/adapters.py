@@ -97,10 +97,16 @@ class AdapterSites(Protocol):
     it."""
 
     def adapted(
-        self, weight: Any, path: str, rows: Tensor | None = None, share: tuple[int, int, int] | None = None
+        self,
+        weight: Any,
+        path: str,
+        rows: Tensor | None = None,
+        share: tuple[int, int, int] | None = None,
+        *,
+        flipped: bool = False,
     ) -> Any:
         """The weight stored as `path`, made changeable by adapters. rows: which rows of the stored matrix it has.
-        share: which share of that, as (dimension, part, parts)."""
+        share: which share of that, as (dimension, part, parts). flipped: it is stored as [in, out]."""
         ...
 
     def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite | None:

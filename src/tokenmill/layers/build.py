@@ -173,14 +173,22 @@ class Build:
         checked = _Checked(self.checkpoint, self.book.used)
         scheme = None if exact else head_scheme(self.quantization) if head else self.quantization
         weight = load_weight(checked, request, self.dtype, self.device, scheme, self.how)
-        return weight if bare else self.adapted(weight, name, share=share)
+        return weight if bare else self.adapted(weight, name, share=share, flipped=transposed)
 
-    def adapted(self, weight: Weight, name: str, rows: Tensor | None = None, share: Share | None = None) -> Weight:
+    def adapted(
+        self,
+        weight: Weight,
+        name: str,
+        rows: Tensor | None = None,
+        share: Share | None = None,
+        *,
+        flipped: bool = False,
+    ) -> Weight:
         """The weight stored as `name`, made changeable by adapters if there are any. rows: which rows of the stored
-        matrix it has. share: which part of it."""
+        matrix it has. share: which part of it. flipped: it is stored as [in, out]."""
         if self.adapters is None:
             return weight
-        found: Weight = self.adapters.adapted(weight, self.path(name), rows, share)
+        found: Weight = self.adapters.adapted(weight, self.path(name), rows, share, flipped=flipped)
         return found
 
     def wrap(self, weight: Tensor, bias: Tensor | None = None, *, name: str = "", rows: Tensor | None = None) -> Weight:

@@ -188,6 +188,8 @@ class Fitter:
     def _whole(self, module: str, tensors: dict[str, Tensor]) -> None:
         weight, bias = tensors.get("weight"), tensors.get("bias")
         places = self._places(module)
+        if places and weight is not None and places[0].source.flipped:
+            weight = weight.t()
         if places and weight is not None and (module in self.adapter.linear or module in self.adapter.tables):
             if tuple(weight.shape) != places[0].source.shape:
                 raise self._refuse(module, f"has {list(weight.shape)} numbers in the file: the vocabulary was changed")

@@ -115,19 +115,27 @@ class _Base:
 
 def _changes(adapter: Adapter, base: _Base, *, transposed: bool) -> dict[str, Change]:
     """Tensor name -> what becomes of it; refused where the base has no such tensor, or another shape."""
-    changes: dict[str, Change] = {}
-    for module, low in {**adapter.linear, **adapter.tables}.items():
-        table = module in adapter.tables
-        name, shape = base.find(adapter, module, "weight")
-        wanted = (low.down.shape[1], low.up.shape[0]) if table or transposed else (low.up.shape[0], low.down.shape[1])
-        if shape != wanted:
-            raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, but the adapter needs {wanted}.")
-        changes[name] = _adding(low, flipped=table or transposed)
-        if low.bias is not None:
-            bias, _ = base.find(adapter, module, "bias")
-            changes[bias] = _summing(low.bias.float() * low.scale)
     if adapter.stacked:
         raise ModelError(f"{adapter.where}: stacked experts (target_parameters) cannot be merged here: PEFT can.")
+    changes = _replaced(adapter, base)
+    for module, low in {**adapter.linear, **adapter.tables}.items():
+        name, shape = base.find(adapter, module, "weight")
+        flipped = module in adapter.tables or (transposed and name != base.ends.head)
+        wanted = (low.down.shape[1], low.up.shape[0]) if flipped else (low.up.shape[0], low.down.shape[1])
+        if shape != wanted:
+            raise ModelError(f"{adapter.where}: {module} is {list(shape)} in the base, but the adapter needs {wanted}.")
+        if name in changes:
+            raise ModelError(f"{adapter.where}: two of its modules are the same matrix of the base ({name}).")
+        changes[name] = _adding(low, flipped=flipped)
+        if low.bias is not None:
+            bias, _ = base.find(adapter, module, "bias")
+            changes[bias] = _summing(low.bias.float() * low.scale, changes.get(bias))
+    return changes
+
+
+def _replaced(adapter: Adapter, base: _Base) -> dict[str, Change]:
+    """What the adapter stores completely."""
+    changes: dict[str, Change] = {}
     for module, tensors in adapter.whole.items():
         for end, tensor in tensors.items():
             if end == "weight" and (module in adapter.linear or module in adapter.tables):
@@ -150,8 +158,9 @@ def _adding(low: LowRank, *, flipped: bool) -> Change:
     return change
 
 
-def _summing(bias: Tensor) -> Change:
-    return lambda old: (old.float() + bias).to(old.dtype)
+def _summing(bias: Tensor, before: Change | None) -> Change:
+    """before: what becomes of the base's own."""
+    return lambda old: ((before(old) if before else old).float() + bias).to(old.dtype)
 
 
 def _replacing(tensor: Tensor) -> Change:

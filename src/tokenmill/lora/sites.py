@@ -9,7 +9,7 @@ first adapter that changes them. Must not know: files, which adapters there are.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -81,15 +81,21 @@ class Sites:
     # ------------------------------------------------------------ while the model is built
 
     def adapted(
-        self, weight: object, path: str, rows: Tensor | None = None, share: tuple[int, int, int] | None = None
+        self,
+        weight: object,
+        path: str,
+        rows: Tensor | None = None,
+        share: tuple[int, int, int] | None = None,
+        *,
+        flipped: bool = False,
     ) -> LoraWeight:
         """The weight stored as `path`, which adapters may change; rows: its rows are these of what is stored; share: it
-        is (dimension, part, parts) of that."""
+        is (dimension, part, parts) of that; flipped: it is stored as [in, out]."""
         shape = weight.shape  # type: ignore[attr-defined]
         source = Source(path, shape if rows is None else (int(rows.max()) + 1, shape[1]), rows)
         if share is not None and share[2] > 1:
             source = _share_of(path, shape, share)
-        return LoraWeight(weight, [source], self)
+        return LoraWeight(weight, [replace(source, flipped=flipped)], self)
 
     def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite:
         """A table of embeddings [vocabulary, width]: `down` is read by token id."""

@@ -22,13 +22,14 @@ from tokenmill.quant.base import WeightBase
 @dataclass(frozen=True)
 class Source:
     """A stored matrix `path` of this shape: a product has these rows of it (None: all) in this order, and the columns
-    [start, stop); first: it holds what all ranks share out, such as a bias."""
+    [start, stop); first: it holds what all ranks share out, such as a bias; flipped: files hold it as [in, out]."""
 
     path: str
     shape: tuple[int, int]
     rows: Tensor | None = None
     columns: tuple[int, int] | None = None
     first: bool = True
+    flipped: bool = False
 
     @property
     def height(self) -> int:

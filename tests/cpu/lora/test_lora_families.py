@@ -12,12 +12,14 @@ from typing import Any
 
 import pytest
 import torch
+from families_helpers import CASES
 from family_cases import ALL, FIRST
 from parity import load, theirs
 from torch import nn
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.lora.merge import merge
 from tokenmill.lora.sites import Sites
 from tokenmill.lora.store import Store
 
@@ -47,14 +49,16 @@ def grown(reference: Any, folder: Path, **said: Any) -> Any:
     from peft import LoraConfig, get_peft_model
 
     torch.manual_seed(1)
-    with warnings.catch_warnings():  # of patterns that PEFT itself adds for mixtures
+    with warnings.catch_warnings():  # PEFT's own, of patterns for mixtures and of embeddings
         warnings.simplefilter("ignore")
         made = get_peft_model(reference, LoraConfig(**{"r": 4, "lora_alpha": 6, "init_lora_weights": False, **said}))
-    with torch.no_grad():
-        for name, parameter in made.named_parameters():
-            if "lora_A" in name or "lora_B" in name:
-                parameter.copy_(torch.randn_like(parameter) * 0.1)
-    made.save_pretrained(folder)
+        with torch.no_grad():
+            for name, parameter in made.named_parameters():
+                if "magnitude" in name:
+                    parameter.copy_(torch.rand_like(parameter) * 0.5 + 0.5)
+                elif parameter.requires_grad:
+                    parameter.copy_(torch.randn_like(parameter) * 0.1)
+        made.save_pretrained(folder)
     return made.eval()
 
 
@@ -82,6 +86,23 @@ def ours_with(config: dict, tensors: dict, folder: Path, tokens: list[int], kern
     return found
 
 
+def check(found: Any, without: Any, expected: Any, plain: Any) -> None:
+    """With the adapter our logits are PEFT's, and without it those of the base."""
+    assert (expected - plain).abs().max() > 0.01
+    assert (found - expected).abs().max() <= WITHIN
+    assert (without - plain).abs().max() <= WITHIN
+
+
+def compare(case: Any, tmp_path: Path, **said: Any) -> None:
+    """Our logits are PEFT's."""
+    reference, config, tensors = case.make(tmp_path / "base")
+    tokens = [3 + 7 * i % 60 for i in range(19)]
+    plain = theirs(reference, tokens)
+    expected = theirs(grown(reference, tmp_path / "adapter", **said), tokens)
+    found, without = ours_with(config, tensors, tmp_path / "adapter", tokens, ReferenceKernels(), case.longest)
+    check(found, without, expected, plain)
+
+
 def linear_names(model: nn.Module) -> list[str]:
     """All matrices but the head and those that are absorbed."""
     from transformers.pytorch_utils import Conv1D
@@ -100,9 +121,54 @@ def test_every_matrix_of_a_family(name: str, tmp_path: Path) -> None:
     wrapped = grown(reference, tmp_path / "adapter", target_modules=linear_names(reference))
     expected = theirs(wrapped, tokens)
     found, without = ours_with(config, tensors, tmp_path / "adapter", tokens, ReferenceKernels(), case.longest)
+    check(found, without, expected, plain)
+
+
+SAID: dict[str, tuple[str, dict[str, Any]]] = {
+    "patterns": ("qwen2", {
+        "target_modules": ["q_proj", "v_proj", "up_proj"], "use_rslora": True,
+        "rank_pattern": {"q_proj": 2, r"layers\.1\.mlp\.up_proj": 8},
+        "alpha_pattern": {"^model.layers.0.self_attn.v_proj": 20, "up_proj": 3},
+    }),
+    "DoRA": ("qwen2", {"target_modules": ["q_proj", "down_proj"], "use_dora": True, "bias": "lora_only"}),
+    "biases of lora_B": ("qwen2", {"target_modules": ["q_proj", "down_proj"], "lora_bias": True,
+                                   "init_lora_weights": True}),
+    "some layers": ("qwen2", {"target_modules": "all-linear", "exclude_modules": ["o_proj"], "bias": "all"}),
+    "a pattern": ("qwen2", {"target_modules": r".*\.1\..*\.(q|v)_proj", "init_lora_weights": "gaussian"}),
+    "saved embeddings": ("qwen2", {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}),
+    "a tied pair": ("gemma2", {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True}),
+    "flipped": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "use_dora": True, "fan_in_fan_out": True}),
+    "a saved square that is flipped": ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["attn.c_proj"]}),
+    "a saved matrix that is flipped": ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["c_fc"]}),
+}  # fmt: skip
+"""The fields of adapter_config.json that change what is computed."""
+
+
+@pytest.mark.parametrize("name", SAID)
+def test_what_a_config_says(name: str, tmp_path: Path) -> None:
+    family, said = SAID[name]
+    compare(CASES[family], tmp_path, **said)
+
+
+MERGED: dict[str, tuple[str, dict[str, Any]]] = {
+    "both kinds of biases": ("qwen2", {"target_modules": ["q_proj"], "bias": "lora_only", "lora_bias": True,
+                                       "init_lora_weights": True}),
+    "flipped": ("gpt2-by-depth", {"target_modules": ["c_attn", "c_proj", "lm_head"], "use_rslora": True}),
+    "flipped DoRA": ("gpt2", {"target_modules": ["c_fc"], "use_dora": True, "modules_to_save": ["attn.c_proj"]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MERGED)
+def test_what_is_merged_is_what_peft_computes(name: str, tmp_path: Path) -> None:
+    family, said = MERGED[name]
+    reference, _, _ = CASES[family].make(tmp_path / "base")
+    tokens = [3 + 7 * i % 60 for i in range(19)]
+    plain = theirs(reference, tokens)
+    expected = theirs(grown(reference, tmp_path / "adapter", **said), tokens)
+    merge(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    again = type(reference).from_pretrained(tmp_path / "merged", dtype=torch.float32, attn_implementation="eager")
     assert (expected - plain).abs().max() > 0.01
-    assert (found - expected).abs().max() <= WITHIN
-    assert (without - plain).abs().max() <= WITHIN
+    assert (theirs(again.eval(), tokens) - expected).abs().max() <= WITHIN
 
 
 @pytest.mark.parametrize("name", ["Qwen3MoeForCausalLM", "MixtralForCausalLM"])
@@ -122,6 +188,4 @@ def test_experts_that_are_one_parameter(name: str, native: bool, tmp_path: Path)
 
         kernels = CpuKernels()
     found, without = ours_with(config, tensors, tmp_path / "adapter", tokens, kernels, FIRST[name].longest)
-    assert (expected - plain).abs().max() > 0.01
-    assert (found - expected).abs().max() <= WITHIN
-    assert (without - plain).abs().max() <= WITHIN
+    check(found, without, expected, plain)
