@@ -19,7 +19,7 @@ from typing import Any
 from fastapi import FastAPI
 from prometheus_client import Counter, Histogram
 
-from tokenmill.server.access import CORS_EXPOSED, CORS_HEADERS, CORS_METHODS, OPEN_PATHS, Access
+from tokenmill.server.access import CORS_EXPOSED, CORS_METHODS, OPEN_PATHS, Access, allowed_headers
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, Pairs, describe_error, error_headers
@@ -180,8 +180,11 @@ class _Visit:
             await self.guard.app(self.scope, self.receive, self._send)
             return
         self.tenant = state["tenant"] = self.guard.access.tenant(path, self.headers)
-        if path in OPEN_PATHS or method in ("GET", "HEAD", "OPTIONS") or path.startswith(self.guard.streamed):
+        if path in OPEN_PATHS or path.startswith(self.guard.streamed) or "upgrade" in state:
             await self.guard.app(self.scope, self.receive, self._send)
+            return
+        if method in ("GET", "HEAD", "OPTIONS"):
+            await self._watched()
             return
         if path in self.guard.generating:
             self.guard.gate.peek()
@@ -227,7 +230,7 @@ class _Visit:
             raise HttpError(408, "The body did not arrive in time.") from None
 
     async def _watched(self) -> None:
-        """Run the app; cancel it if the client leaves. The body is in the parcel, not in messages."""
+        """Run the app; cancel it if the client leaves. A body is in the parcel, not in messages."""
         task = asyncio.current_task()
         assert task is not None
         gone = False
@@ -277,7 +280,8 @@ class _Visit:
         return [*headers, *state.get("warnings", ())]
 
     async def _preflight(self) -> None:
-        headers = [(b"access-control-allow-methods", CORS_METHODS), (b"access-control-allow-headers", CORS_HEADERS)]
+        names = allowed_headers(self.headers.get(b"access-control-request-headers", b""))
+        headers = [(b"access-control-allow-methods", CORS_METHODS), (b"access-control-allow-headers", names)]
         await self._send({"type": "http.response.start", "status": 204, "headers": headers})
         await self._send({"type": "http.response.body", "body": b""})
 

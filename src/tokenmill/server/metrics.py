@@ -1,6 +1,6 @@
 """One model's numbers for Prometheus under vLLM's names, by engine. Owns: one registry per model.
 
-What concerns the whole server is in `house_metrics.py`. Must not know: endpoints, engines' insides.
+What concerns the whole server is in `server_metrics.py`. Must not know: endpoints, engines' insides.
 """
 
 from __future__ import annotations

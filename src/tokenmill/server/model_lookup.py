@@ -2,7 +2,8 @@
 which key may use which model, refusals, and the comments that keep a stream's connection alive meanwhile.
 
 The name is the `model` of the path, the query or the body. Without one, the first entry that this key may use answers.
-A server of one model does not read the name here: the model itself checks it. Must not know: any one API.
+A server of one model does not read the body's name here: the handler has the model check it. Must not know: any one
+API.
 """
 
 from __future__ import annotations
@@ -68,6 +69,8 @@ class ModelAnswer(Response):
             async with holding_model(shared, entry) as context:
                 if late is not None:
                     await late.stop()
+                if (name := named_in_address(request)) is not None:
+                    context.check_model(name)
                 response = await self.handler(request, context)
                 await response(scope, receive, send if late is None else late.send)
         except Exception as error:
@@ -132,13 +135,19 @@ def find_entry(shared: ServerContext, request: Request, named: str | None) -> En
     models, allowed = shared.models, models_of(shared, request)
     if len(models.entries) == 1 and allowed is None:
         return models.first
-    name = request.path_params.get("model") or request.query_params.get("model") or named
+    name = named_in_address(request) or named
     mine = [each for each in models.entries.values() if allowed is None or each.name in allowed]
     if not name:
         if not mine:
             raise HttpError(404, "There is no model here.", param="model")
         return mine[0]
     return find_by_name(shared, request, name)
+
+
+def named_in_address(request: Request) -> str | None:
+    """The model that the path or the query names, which goes before the body's. None: neither does."""
+    found: str | None = request.path_params.get("model") or request.query_params.get("model")
+    return found or None
 
 
 def find_by_name(shared: ServerContext, request: Request, name: str) -> Entry[Model]:
@@ -193,8 +202,7 @@ class LateStream:
     async def stop(self) -> None:
         """Send no more comments."""
         self.telling.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self.telling
+        await asyncio.wait((self.telling,))  # (which passes on that the client has left meanwhile)
 
     async def send(self, message: Any) -> None:
         if not self.begun:

@@ -26,7 +26,7 @@ from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.inputs.headers import ineffective_headers, judge_query
 from tokenmill.server.inputs.object_rules import schema_name
 from tokenmill.server.inputs.unread_names import Unknown, as_headers, judge_names, look_in_template, refuse_unknown
-from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams, find_streams
+from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams, find_streams, named_in_address
 from tokenmill.server.request_job import Gathered, Job
 from tokenmill.server.sse import EventStream, LineStream
 
@@ -131,8 +131,9 @@ def judge(context: Context, request: Request, object_name: str, raw: dict[str, A
 def judge_around(context: Context, request: Request) -> None:
     """The same for names in the query, and for headers that ask for something that this server does not do."""
     if request.scope.get("query_string"):
-        unknown = Unknown()
-        judge_query(getattr(request.scope.get("route"), "path", ""), request.query_params, unknown)
+        unknown, route = Unknown(), request.scope.get("route")
+        about_model = getattr(getattr(route, "endpoint", None), "about_model", False)
+        judge_query(getattr(route, "path", ""), request.query_params, unknown, about_model=about_model)
         _tell(context, request, "query", unknown)
     unknown = Unknown()
     for name in ineffective_headers(request.headers):
@@ -163,7 +164,7 @@ class Work:
 
     async def __aenter__(self) -> Work:
         self.job = Job(self.context, tenant(self.request))
-        self.job.adapter = self.context.adapter_of(self.request.path_params.get("model"))
+        self.job.adapter = self.context.adapter_of(named_in_address(self.request))
         self.on_gone.add(self.job.abandon)
         return self
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.process.client import Pool
+from tokenmill.text.messages.values import without_halves
 from tokenmill.text.template_process import TemplateProcesses
 
 DEFAULT_BUDGET_S = 1.0
@@ -103,7 +104,7 @@ class ChatTemplate:
             if add_generation_prompt is None
             else add_generation_prompt,
         }
-        return self._processes.ask(
+        text = self._processes.ask(
             {
                 "template": name,
                 "messages": [dict(message) for message in messages],
@@ -111,6 +112,7 @@ class ChatTemplate:
                 "continue": continue_final_message,
             }
         )
+        return without_halves(text)  # arguments of calls are JSON, which can escape them
 
     def _pick(self, with_tools: bool) -> str:
         name = "tool_use" if with_tools and "tool_use" in self._sources else "default"

@@ -344,6 +344,18 @@ async def test_models_come_and_go_while_it_runs() -> None:
         await models.remove("nothing")
 
 
+async def test_the_end_ends_removed_models_too() -> None:
+    world = World()
+    models = catalogue(world, spec("a"), spec("b"))
+    b = models.entries["b"]
+    await models.enter(b)
+    going = asyncio.ensure_future(models.remove("b"))
+    await until(lambda: b.state is State.DRAINING)
+    await models.close()
+    assert not world.alive()
+    await asyncio.gather(going, return_exceptions=True)
+
+
 async def test_waiting_requests_of_a_removed_model_are_told() -> None:
     world = World()
     models = catalogue(world, spec("a"), spec("b"), held_up=True)

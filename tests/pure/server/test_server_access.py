@@ -111,6 +111,14 @@ async def test_origins(start: Starter) -> None:
     opened = await start(allowed_origins=["http://evil.example"], api_key=KEYS)
     flight = await opened.client.options("/v1/chat/completions", headers=asks)
     assert flight.status_code == 204 and flight.headers["access-control-allow-origin"] == "http://evil.example"
+    for method, names in (("DELETE", "authorization"), ("POST", "X-Stainless-OS,anthropic-version, anthropic-beta")):
+        asks = {**foreign, "access-control-request-method": method, "access-control-request-headers": names}
+        flight = await opened.client.options("/v1/responses/a", headers=asks)  # as the APIs' own clients do in a page
+        assert method in flight.headers["access-control-allow-methods"].split(", ")
+        assert names in flight.headers["access-control-allow-headers"]
+    odd = {**asks, "access-control-request-headers": "a: b"}
+    flight = await opened.client.options("/v1/responses/a", headers=odd)
+    assert "a: b" not in flight.headers["access-control-allow-headers"]
     without = await opened.client.post("/v1/chat/completions", json=HELLO, headers=foreign)
     assert without.status_code == 401 and without.headers["access-control-allow-origin"] == "http://evil.example"
 

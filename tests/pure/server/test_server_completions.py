@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import base64
 import struct
+from pathlib import Path
 
 import pytest
 
 from tests.pure.server.conftest import Starter
 from tests.pure.server.server_chat_helpers import client, events
 from tokenmill.core.request import TokenLogprob
+from tokenmill.engine.wire import Add
 from tokenmill.server.openai.logprobs import CompletionColumns, TokenNames
 from tokenmill.testing.fake_generator import FakeOptions, byte_tokenizer
 
@@ -180,3 +182,26 @@ async def test_the_timeline_of_a_request(start: Starter) -> None:
     for i in range(1100):
         history.end(history.begin(f"r{i}", "a", 0.0), 1.0)
     assert len(history) <= 1000 and not history.open
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/completions", "/generate", "/completion", "/props", "/tokenizer_info", "/infill"]
+)
+async def test_an_address_names_a_model_that_is_served(start, path):
+    served = await start()
+    book, sent = served.fake.fleet.adapters.book, []
+    book.serve(book.add("tuned", Path("/tuned")))
+    served.fake.fleet.tell_names()
+    send = served.fake.link().send
+    served.fake.link().send = lambda command: sent.append(command) or send(command)
+    body = {"prompt": "a", "max_tokens": 1} if path != "/generate" else {"inputs": "a"}
+    for name, status, adapter in (("nope", 404, None), ("fake", 200, 0), ("tuned", 200, 1)):
+        sent.clear()
+        where = f"{path}?model={name}"
+        get = path in ("/props", "/tokenizer_info")
+        answer = await (served.client.get(where) if get else served.post(where, body))
+        assert answer.status_code == status, answer.text
+        if status == 200 and not get:
+            assert [each.request.adapter for each in sent if isinstance(each, Add)] == [adapter]
+    refused = await served.client.post("/v1/conversations?model=fake", json={})
+    assert refused.headers["x-tokenmill-ignored"] == "model"

@@ -51,6 +51,22 @@ async def test_best_of_nothing_is_best_of_one(start: Starter) -> None:
     assert len((await served.post("/v1/completions", {**TEXT, "best_of": 0})).json()["choices"]) == 1
 
 
+@pytest.mark.parametrize(("path", "field", "more"), [
+    ("/v1/completions", "n", {"prompt": "a"}), ("/v1/completions", "best_of", {"prompt": "a"}),
+    ("/v1/completions", "logprobs", {"prompt": "a"}), ("/v1/completions", "prompt_logprobs", {"prompt": "a"}),
+    ("/v1/chat/completions", "n", TALK), ("/v1/chat/completions", "top_logprobs", {**TALK, "logprobs": True}),
+    ("/v1/chat/completions", "prompt_logprobs", TALK), ("/v1/responses", "top_logprobs", {"input": "a"}),
+    ("/completion", "n_probs", {"prompt": "a"}),
+])  # fmt: skip
+async def test_a_ceiling_names_the_field_that_is_over_it(
+    start: Starter, path: str, field: str, more: dict[str, Any]
+) -> None:
+    served = await start(max_n=3, max_logprobs=3)
+    error = (await served.post(path, {**more, field: 4})).json()["error"]
+    name = "logprobs" if field == "n_probs" else field
+    assert error["param"] == name and error["message"].startswith(f"{name} is more than this server allows (3)")
+
+
 async def test_log_probabilities_up_to_the_vocabulary(start: Starter) -> None:
     served = await start(max_logprobs=-1)
     size = served.context.backend.info.vocab_size

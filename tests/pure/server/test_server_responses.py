@@ -10,6 +10,7 @@ from unittest import mock
 import msgspec
 import pytest
 
+from tests.pure.server.conftest import until
 from tokenmill.core.errors import TooLargeError
 from tokenmill.server.backend import DeltaStream
 from tokenmill.server.errors import HttpError
@@ -110,6 +111,21 @@ async def test_background_runs_go_on_are_followed_and_cancelled(start):
         await asyncio.sleep(0.01)
     wrong = await served.client.post(f"{PATH}/{(await served.post(PATH, HI)).json()['id']}/cancel")
     assert wrong.status_code == 400
+
+
+async def test_nothing_stays_of_a_reader_who_leaves(listen):
+    """GET has no body, but its answer may take as long as any other."""
+    server = await listen(FakeOptions(step_s=0.01))
+    client, load = server.served.client, server.served.app.load
+    name = (await client.post(PATH, json={**HI, "background": True, "max_output_tokens": 3000})).json()["id"]
+    reader, writer = await server.connect()
+    writer.write(f"GET {PATH}/{name}?stream=true HTTP/1.1\r\nhost: localhost\r\n\r\n".encode())
+    await reader.readuntil(b"response.in_progress")
+    assert load.open == 1
+    writer.close()
+    await until(lambda: not load.open)
+    assert (await client.get(f"{PATH}/{name}")).json()["status"] == "in_progress"
+    await client.post(f"{PATH}/{name}/cancel")
 
 
 async def test_a_cut_answer_is_incomplete(start):

@@ -18,6 +18,7 @@ from openai.types.responses.responses_server_event import ResponseWsError
 
 from tests.pure.server.conftest import until
 from tests.pure.server.listening import Listening
+from tests.pure.server.listening import answer as http_answer
 from tests.pure.server.server_strict_types_helpers import strictly, typed
 from tokenmill.core.config import make_server_config
 from tokenmill.server.bodies import Bodies, Parcel
@@ -397,6 +398,31 @@ async def test_nobody_stays_for_ever(patience: Patience) -> None:
     socket = WebSocket(wire, patience, lambda: Parcel(Bodies(1000, {})))
     assert await socket.receive() is None and socket.over
     assert struct.unpack("!H", wire.written[2:4])[0] == GOING_AWAY
+
+
+async def test_a_client_that_waits_for_its_answer_need_not_speak() -> None:
+    for patience, speaks in ((Patience(idle_s=0.001), True), (Patience(life_s=0.001), False)):
+        socket = WebSocket(Paper(), patience, lambda: Parcel(Bodies(1000, {})))
+        socket.feed(client_frame(1, b"a"))
+        parcel = await socket.receive()
+        assert parcel is not None
+        parcel.release()
+        rings = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_later(0.01, rings.set_result, None)  # behind both timers
+        await rings
+        assert not socket.over
+        socket.feed(client_frame(1, b"b"))
+        assert (await socket.receive() is not None) is speaks
+        socket.gone()
+
+
+async def test_an_address_cannot_name_the_model(listen: Any) -> None:
+    server = await listen()
+    reader, writer = await server.connect()
+    writer.write(HANDSHAKE.replace(PATH.encode(), PATH.encode() + b"?model=other"))
+    status, body = await http_answer(reader)
+    assert status == 400 and json.loads(body)["error"]["param"] == "model"
+    writer.close()
 
 
 async def test_what_waits_is_counted_until_it_is_let_go() -> None:

@@ -5,7 +5,6 @@ Must not know: engines, sockets.
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Sequence
 from functools import partial
 from typing import Any
@@ -18,6 +17,7 @@ from tokenmill.server.openai.chat import Chat
 from tokenmill.server.prices import cost_field
 from tokenmill.server.translated_chat import hear_all, listen
 from tokenmill.text.messages.message import Event, Message
+from tokenmill.text.messages.values import read_arguments
 
 encode = msgspec.json.Encoder().encode
 ERRORS = {
@@ -160,7 +160,7 @@ class Blocks:
         if self.open is None:
             return []
         if self.open == "tool_use":
-            self._made[-1]["input"] = _object(self._arguments)
+            self._made[-1]["input"] = read_arguments(self._arguments)
         found: list[dict[str, Any]] = []
         if self.open == "thinking":  # there is nothing to sign, because what a client sends back is not verified
             delta = {"type": "signature_delta", "signature": ""}
@@ -200,14 +200,6 @@ class Blocks:
             made["text"] += event.text
             delta = {"type": "text_delta", "text": event.text}
         return {"type": "content_block_delta", "index": self.index, "delta": delta}
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text or "{}")
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _event(kind: str, value: dict[str, Any]) -> bytes:

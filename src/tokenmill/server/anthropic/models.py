@@ -54,16 +54,16 @@ def _listed(models: Sequence[ListedModel], query: Mapping[str, str], created: in
         raise HttpError(400, "Give after_id or before_id, not both.", param="after_id")
     left, more = names, False
     if before is not None:
-        left = names[: _place(names, before)]
+        left = names[: _place(names, before, "before_id")]
         more, left = len(left) > limit, left[-limit:]
     else:
-        left = names[_place(names, after) + 1 :] if after is not None else names
+        left = names[_place(names, after, "after_id") + 1 :] if after is not None else names
         more, left = len(left) > limit, left[:limit]
     ends = {"first_id": left[0], "last_id": left[-1]} if left else {"first_id": None, "last_id": None}
     return {"data": [_card(cards[name], created) for name in left], "has_more": more, **ends}
 
 
-def _place(names: list[str], name: str) -> int:
+def _place(names: list[str], name: str, param: str) -> int:
     if name not in names:
-        raise HttpError(400, f"There is no model {quoted(name)} in this list to go on from.", param="after_id")
+        raise HttpError(400, f"There is no model {quoted(name)} in this list to go on from.", param=param)
     return names.index(name)

@@ -66,11 +66,13 @@ QUERIES: Mapping[str, frozenset[str]] = {
     "/v1/chat/completions/{completion_id}/messages": PAGED,
     "/v1/models": frozenset({"after_id", "before_id", "limit"}),
     "/v1/engine": frozenset({"since"}),
-    "/sleep": frozenset({"level", "mode"}),
-    "/wake_up": frozenset({"tags"}),
+    "/sleep": frozenset({"level", "mode", "model"}),
+    "/wake_up": frozenset({"tags", "model"}),
+    "/is_sleeping": frozenset({"model"}),
+    **dict.fromkeys(("/api/generate", "/api/chat", "/api/show"), frozenset({"model"})),
     "/v1/requests": frozenset({"limit"}),
 }
-"""Query parameters that have an effect, by path."""
+"""Query parameters that have an effect, by path. Paths that are about one model also take `model`."""
 METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
 """For lists of stored chats: only those whose metadata has this entry."""
 HARMLESS_QUERIES: Mapping[str, str] = {
@@ -91,12 +93,13 @@ def ineffective_headers(headers: Mapping[str, str]) -> Iterator[str]:
     return (name for name in TOLD_HEADERS if name in present)
 
 
-def judge_query(path: str, given: Mapping[str, str], unknown: Unknown) -> None:
-    """Refuse the names on the list of refused ones, and collect the names without effect."""
+def judge_query(path: str, given: Mapping[str, str], unknown: Unknown, *, about_model: bool = False) -> None:
+    """Refuse the names on the list of refused ones, and collect the names without effect. `about_model`: the path is
+    about one model, which `model` may name."""
     for name in given:
         if path == "/v1/chat/completions" and METADATA.fullmatch(name):
             continue
-        if name == "model" or name in QUERIES.get(path, ()) or name in HARMLESS_QUERIES:
+        if (name == "model" and about_model) or name in QUERIES.get(path, ()) or name in HARMLESS_QUERIES:
             continue
         refused = REFUSED_QUERIES.get((path, name))
         if refused is None:

@@ -427,14 +427,15 @@ class Catalogue(Generic[U]):
     async def close(self) -> None:
         """Unload everything and end."""
         self.closed = True
-        for entry in self.entries.values():
+        every = [*self.entries.values(), *self.removed]
+        for entry in every:
             if entry.life.expiry is not None:
                 entry.life.expiry.cancel()
             if entry.task is not None:
                 entry.task.cancel()
                 with contextlib.suppress(asyncio.CancelledError, Exception):
                     await entry.task
-        units = [entry.unit for entry in self.entries.values() if entry.unit is not None]
+        units = [entry.unit for entry in every if entry.unit is not None]
         await asyncio.gather(*(unit.close() for unit in units), return_exceptions=True)
 
     # ------------------------------------------------------------ time

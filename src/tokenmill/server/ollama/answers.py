@@ -6,7 +6,6 @@ Must not know: engines, sockets.
 from __future__ import annotations
 
 import datetime
-import json
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from tokenmill.server.openai.chat import Chat
 from tokenmill.server.openai.logprobs import chat_logprobs
 from tokenmill.server.translated_chat import listen
 from tokenmill.text.messages.message import Event, Message
+from tokenmill.text.messages.values import read_arguments
 
 encode = msgspec.json.Encoder().encode
 REASONS = {"stop": "stop", "tool_calls": "stop", "length": "length"}
@@ -113,8 +113,4 @@ def _texts(events: Sequence[Event]) -> tuple[str, str]:
 
 
 def _call(index: int, call: Any) -> dict[str, Any]:
-    try:
-        arguments = json.loads(call.arguments or "{}")
-    except ValueError:
-        arguments = {}
-    return {"function": {"index": index, "name": call.name, "arguments": arguments}}
+    return {"function": {"index": index, "name": call.name, "arguments": read_arguments(call.arguments)}}

@@ -103,10 +103,15 @@ def within(params: SamplingParams, room: int) -> SamplingParams:
 
 
 def _check_limits(body: SamplingFields, limits: RequestLimits, logprobs: int | None) -> None:
-    if max(body.n or 1, body.best_of or 1) > limits.n:
-        raise ParameterError(f"n is more than this server allows ({limits.n}).", param="n")
-    if max(logprobs or 0, body.prompt_logprobs or 0) > limits.logprobs:
-        raise ParameterError(f"logprobs is more than this server allows ({limits.logprobs}).", param="logprobs")
+    likely = "top_logprobs" if hasattr(body, "top_logprobs") else "logprobs"
+    for name, given, most in (
+        ("n", body.n, limits.n),
+        ("best_of", body.best_of, limits.n),
+        (likely, logprobs, limits.logprobs),
+        ("prompt_logprobs", body.prompt_logprobs, limits.logprobs),
+    ):
+        if (given or 0) > most:
+            raise ParameterError(f"{name} is more than this server allows ({most}).", param=name)
     if isinstance(body.stop, list) and len(body.stop) > limits.stop:
         raise ParameterError(f"stop holds more strings than this server allows ({limits.stop}).", param="stop")
     for name, most in MOST_TOGETHER.items():

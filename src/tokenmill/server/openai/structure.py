@@ -44,8 +44,8 @@ def structure(body: SamplingFields) -> dict[str, Any] | None:
                 "guided_whitespace_pattern has no effect without a schema beside it.", param="guided_whitespace_pattern"
             )
         return None
-    for _, one in found:
-        _check_size(one)
+    for name, one in found:
+        _check_size(name, one)
     first_name, first = found[0]
     for name, other in found[1:]:
         if other != first:
@@ -81,12 +81,16 @@ def _asked(body: SamplingFields) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def _check_size(given: dict[str, Any]) -> None:
-    """Refuse a structure that is too large before it is sent to an engine."""
+def _check_size(name: str, given: dict[str, Any]) -> None:
+    """Refuse a structure that is too large, or that cannot be written, before it is sent to an engine."""
     try:
         size = len(msgspec.json.encode(given))
     except RecursionError:
         size = 2 * MAX_SPEC_BYTES + 1
+    except UnicodeEncodeError:
+        raise ParameterError(
+            f"{name} holds half a character (\\ud800 to \\udfff), which is not text.", param=name
+        ) from None
     if size > 2 * MAX_SPEC_BYTES:  # the size as written; the engine checks the exact limit when it lowers the structure
         refuse(f"it is larger than {MAX_SPEC_BYTES >> 10} KiB, or nested too deeply.")
 
@@ -94,7 +98,7 @@ def _check_size(given: dict[str, Any]) -> None:
 def _plain_json(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
-    _check_size({name: value})
+    _check_size(name, {name: value})
     check_ceilings(value.encode("utf-8", "replace"))
     try:
         return json.loads(value)

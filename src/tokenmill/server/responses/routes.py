@@ -54,6 +54,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def connect(request: Request) -> Response:
         """Answer over a WebSocket."""
         context.gate.peek()
+        if "model" in request.query_params:
+            raise HttpError(400, "Each message names its model, the address does not.", param="model")
         config = context.config
         patience = Patience(config.limits.max_body_bytes, config.patience.read_timeout)
         return upgraded(request, patience, context.bodies, SocketConversation(context, request))

@@ -60,7 +60,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 TGI = Api(
     add_routes,
-    generating=frozenset({"/generate", "/generate_stream"}),
+    generating=frozenset({"/", "/generate", "/generate_stream"}),
     prefixes=("/", "/generate", "/info"),
     error=answers.error_body,
     streams=Streams(

@@ -59,8 +59,8 @@ class Wire(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """The limits of a connection: bytes of a message, and seconds for a message that has begun, without any frame, and
-    in all."""
+    """The limits of a connection: bytes of a message, and seconds for a message that has begun, without any frame while
+    nothing is answered, and in all. An answer that is being made is never cut: its own deadline ends it."""
 
     message: int = 16 << 20
     begun_s: float = 30.0
@@ -84,8 +84,11 @@ class WebSocket:
         self._gone = asyncio.Event()
         self._said_close = False
         self._begun: asyncio.TimerHandle | None = None
-        self._idle = self.loop.call_later(patience.idle_s, self._tired)
-        self._life = self.loop.call_later(patience.life_s, self._tired)
+        self._idle: asyncio.TimerHandle | None = None
+        """Runs while the server waits for the client's words. None: it answers, and the client waits."""
+        self._life = self.loop.call_later(patience.life_s, self._grow_old)
+        self._old = False
+        self._await_words()
 
     # ------------------------------------------------------------ reading
 
@@ -93,8 +96,8 @@ class WebSocket:
         """Bytes have arrived."""
         if self.over:
             return
-        self._idle.cancel()
-        self._idle = self.loop.call_later(self.patience.idle_s, self._tired)
+        if self._idle is not None:
+            self._await_words()
         try:
             for found in self.frames.feed(data):
                 self._handle(found)
@@ -133,13 +136,24 @@ class WebSocket:
             raise BrokenError(LATER, "The server is reading many large messages now; try again.") from error
 
     async def receive(self) -> Parcel | None:
-        """The next message. None: there will be no more. The caller releases it."""
+        """The next message. None: there will be no more. The caller releases it, and answers it before the next
+        call."""
+        if self._old:
+            self._tired()
+        elif not self.over:
+            self._await_words()
         while not self.waiting or self.over:
             if self.over:
                 return None
             self._come.clear()
             await self._come.wait()
+        self._stop(self._idle)
+        self._idle = None
         return self.waiting.popleft()
+
+    def _await_words(self) -> None:
+        self._stop(self._idle)
+        self._idle = self.loop.call_later(self.patience.idle_s, self._tired)
 
     # ------------------------------------------------------------ writing
 
@@ -189,6 +203,11 @@ class WebSocket:
 
     def _late(self) -> None:
         self.end(POLICY, "A message did not arrive in time.")
+
+    def _grow_old(self) -> None:
+        self._old = True
+        if self._idle is not None:
+            self._tired()
 
     def _tired(self) -> None:
         self.end(GOING_AWAY, "Nothing was said for long, or enough: connect again.")

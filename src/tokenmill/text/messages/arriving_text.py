@@ -13,6 +13,8 @@ from collections.abc import Callable, Generator, Iterable
 from functools import lru_cache
 from typing import TypeVar
 
+from tokenmill.text.messages.values import without_halves
+
 T = TypeVar("T")
 Reading = Generator[None, None, T]
 Sink = Callable[[str], None]
@@ -143,7 +145,7 @@ class Source:
             value = json.loads("".join(parts), strict=False)
         except ValueError:
             return None
-        return value if isinstance(value, str) else None
+        return without_halves(value) if isinstance(value, str) else None
 
     def json(self, sink: Sink, kinds: str = "") -> Reading[bool]:
         """Give one JSON value, as written, to `sink`; False if it does not end (or begins with none of `kinds`).

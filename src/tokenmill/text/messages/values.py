@@ -1,4 +1,5 @@
-"""Values that are not written as JSON, as JSON text. Owns: Python literals, bare-key objects, text by schema type.
+"""Values that are not written as JSON, as JSON text. Owns: Python literals, bare-key objects, text by schema type; and
+halves of characters, which JSON can escape and no text can hold.
 
 Nothing is evaluated. What cannot be read as a value becomes a string, as it stands. Must not know: formats.
 """
@@ -21,6 +22,7 @@ _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|x([0-9a-fA-F]{2})|(\n)|(.))", re.D
 _CONTROL = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0"}
 _WORDS = {"True": "true", "False": "false", "None": "null", "true": "true", "false": "false", "null": "null"}
 _BRACKETS = {"(": "[", ")": "]"}
+_HALF = re.compile("[\ud800-\udfff]")
 _LOOSE = re.compile(r"([^\s,:{}\[\]]+)(\s*:)?|(.)", re.DOTALL)
 
 
@@ -47,6 +49,25 @@ def is_json(given: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def without_halves(given: str) -> str:
+    """The text with U+FFFD in place of every half of a character."""
+    return _HALF.sub("\ufffd", given)
+
+
+def read_arguments(given: str) -> dict[str, Any]:
+    """A call's arguments as an object. Empty if the model wrote something else, or nested it beyond reason."""
+    found = json.loads(given) if is_json(given) else None
+    return _whole(found) if isinstance(found, dict) else {}
+
+
+def _whole(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_halves(value)
+    if isinstance(value, list):
+        return [_whole(each) for each in value]
+    return {without_halves(k): _whole(v) for k, v in value.items()} if isinstance(value, dict) else value
 
 
 def _refuse(name: str) -> Any:
