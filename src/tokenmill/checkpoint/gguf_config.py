@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tokenmill.checkpoint.gguf_config_layers import CONFIGS
+from tokenmill.checkpoint.gguf_config_layers import CONFIGS, read_factors
 from tokenmill.checkpoint.gguf_config_mixtures import MIXTURES
 from tokenmill.checkpoint.gguf_config_older import OLDER
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES, MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors, shown
@@ -84,26 +84,35 @@ def _dtype(tensors: Tensors) -> str:
 
 
 def _rope_scaling(meta: Meta, config: dict[str, Any], factors: Factors) -> dict[str, Any] | None:
-    kind = meta.value("rope.scaling.type")
+    further = ("yarn_log_multiplier",) if meta.arch == "mistral3" else ()
+    kind, factor = meta.scaling("attn_factor", "yarn_beta_fast", "yarn_beta_slow", *further)
+    gain = meta.number("rope.scaling.attn_factor", 1.0)
     scaling: dict[str, Any]
     original = meta.whole("rope.scaling.original_context_length", config["max_position_embeddings"], least=2)
     if (per_pair := factors("rope_freqs.weight")) is not None:
         # Llama 3.1's files store the result of its formula: one divisor per pair of numbers, used at every length.
-        plain = {"rope_type": "longrope", "attention_factor": 1.0, "original_max_position_embeddings": original}
+        if kind not in ("none", "linear", "longrope"):
+            raise meta.fail(f"rope scaling {shown(kind)} is not supported beside rope_freqs.weight")
+        per_pair = [one * factor for one in per_pair] if kind == "linear" else per_pair
+        plain = {"rope_type": "longrope", "attention_factor": gain, "original_max_position_embeddings": original}
         return {**plain, "long_factor": per_pair, "short_factor": per_pair}
     long, short = factors("rope_factors_long.weight"), factors("rope_factors_short.weight")
     if long is not None and short is not None:
         scaling = {"rope_type": "longrope", "long_factor": long, "short_factor": short}
         if meta.value("rope.scaling.attn_factor") is not None:
-            scaling["attention_factor"] = meta.number("rope.scaling.attn_factor")
+            scaling["attention_factor"] = gain
         return {**scaling, "original_max_position_embeddings": original}
-    if kind in (None, "none"):
+    if kind != "yarn" and gain != 1.0:
+        raise meta.fail(f"{meta.arch}.rope.scaling.attn_factor is not supported without yarn or stored factors")
+    if kind == "none":
         return None
     if kind not in ("linear", "yarn"):
         raise meta.fail(f"rope scaling {shown(kind)} is not supported (none, linear, yarn, or stored factors)")
-    scaling = {"rope_type": kind, "factor": meta.number("rope.scaling.factor")}
+    scaling = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         scaling["original_max_position_embeddings"] = original
+        if gain != 1.0:
+            scaling["attention_factor"] = gain * (0.1 * math.log(max(factor, 1.0)) + 1.0)
         for name in ("beta_fast", "beta_slow"):
             if meta.value(f"rope.scaling.yarn_{name}") is not None:
                 scaling[name] = meta.number(f"rope.scaling.yarn_{name}")
@@ -159,23 +168,23 @@ def _gemma(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     own = {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh", "sliding_window": _window(meta)}
     own["sliding_window"] = own["sliding_window"] or (4096 if meta.arch == "gemma2" else 512)
     if meta.arch == "gemma3":
-        caps = {"attn_logit_softcapping": None, "final_logit_softcapping": None}
-        local = meta.number("rope.freq_base_swa", 10000.0)
-        pattern = meta.metadata.get("gemma3.attention.sliding_window_pattern", 6)
-        pattern = pattern if isinstance(pattern, int) and not isinstance(pattern, bool) else 6
-        base = meta.number("rope.freq_base", 1e6)
-        third = {"model_type": "gemma3_text", "rope_local_base_freq": local, "sliding_window_pattern": pattern}
-        return {**own, **caps, **third, "rope_theta": base}
+        cap = meta.number("final_logit_softcapping", 0.0) or None
+        return {
+            **own, "attn_logit_softcapping": None, "final_logit_softcapping": cap, "model_type": "gemma3_text",
+            "rope_local_base_freq": meta.number("rope.freq_base_swa", 10000.0),
+            "layer_types": meta.kinds(config["num_hidden_layers"], 6), "rope_theta": meta.number("rope.freq_base", 1e6),
+        }  # fmt: skip
     return {
         **own,
         "attn_logit_softcapping": meta.number("attn_logit_softcapping", 50.0),
         "final_logit_softcapping": meta.number("final_logit_softcapping", 30.0),
-        "sliding_window_pattern": 2,
+        "layer_types": meta.kinds(config["num_hidden_layers"], 2),
     }
 
 
 def _gpt_oss(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    own = {**_experts(meta), "sliding_window": _window(meta), "rope_theta": meta.number("rope.freq_base", 150000.0)}
+    own = {**_experts(meta), "sliding_window": _window(meta), "rope_theta": meta.number("rope.freq_base", 150000.0),
+           "layer_types": meta.kinds(config["num_hidden_layers"], 2)}  # fmt: skip
     own["intermediate_size"] = meta.whole("expert_feed_forward_length", config.get("intermediate_size"))
     if "rope_scaling" in config:
         # These models were trained without rounding the borders of the ramp, and the format has no key for that.
@@ -206,7 +215,7 @@ def _arcee(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 def _cohere2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     """Every fourth layer has full attention and does not rotate."""
     own = {"layer_norm_eps": config.pop("rms_norm_eps"), "logit_scale": meta.number("logit_scale")}
-    return {**own, "sliding_window": _window(meta), "sliding_window_pattern": 4}
+    return {**own, "sliding_window": _window(meta), "layer_types": meta.kinds(config["num_hidden_layers"], 4)}
 
 
 def _ernie(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
@@ -218,12 +227,7 @@ def _ernie(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 def _exaone4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     """The large size has windows in three layers of four; the file need not list them."""
     window, layers = _window(meta), config["num_hidden_layers"]
-    pattern = meta.metadata.get("exaone4.attention.sliding_window_pattern")
-    if not isinstance(pattern, list):
-        pattern = [bool((i + 1) % 4) for i in range(layers)]
-    if len(pattern) != layers:
-        raise meta.fail(f"exaone4.attention.sliding_window_pattern must have an entry for each of {layers} layers")
-    kinds = ["sliding_attention" if window and windowed else "full_attention" for windowed in pattern]
+    kinds = meta.kinds(layers, 4) if window else ["full_attention"] * layers
     config.pop("attention_bias")
     config.pop("mlp_bias")
     return {"sliding_window": window or None, "sliding_window_pattern": 4 if window else None, "layer_types": kinds}
@@ -237,12 +241,9 @@ def _glm4(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _granite(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "embedding_multiplier": meta.number("embedding_scale", 1.0),
-        "residual_multiplier": meta.number("residual_scale", 1.0),
-        "attention_multiplier": meta.number("attention.scale"),
-        "logits_scaling": meta.number("logit_scale", 1.0),
-    }
+    if not meta.flag("rope.scaling.finetuned", True):
+        raise meta.fail("granite without rotation (rope.scaling.finetuned = false) is not supported")
+    return read_factors(meta, config["head_dim"])
 
 
 def _hunyuan(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
@@ -257,16 +258,11 @@ def _olmo2(meta: Meta, config: dict[str, Any]) -> dict[str, Any]:
     window, layers = _window(meta), config["num_hidden_layers"]
     if not window:
         return {}
-    pattern = meta.metadata.get("olmo2.attention.sliding_window_pattern")
-    if not isinstance(pattern, list):
-        pattern = [bool((i + 1) % 4) for i in range(layers)]
-    if len(pattern) != layers:
-        raise meta.fail(f"olmo2.attention.sliding_window_pattern must have an entry for each of {layers} layers")
     base = {"rope_type": "default", "rope_theta": config.pop("rope_theta")}
     scaling = config.pop("rope_scaling", {})
     return {
         "architectures": ["Olmo3ForCausalLM"], "model_type": "olmo3", "sliding_window": window,
-        "layer_types": ["sliding_attention" if windowed else "full_attention" for windowed in pattern],
+        "layer_types": meta.kinds(layers, 4),
         "rope_parameters": {"full_attention": {**base, **scaling}, "sliding_attention": base},
     }  # fmt: skip
 

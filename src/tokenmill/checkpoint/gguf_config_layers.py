@@ -38,7 +38,7 @@ def read_heads(meta: Meta, tensors: Tensors, layers: int, *, rope: bool = True) 
         raise meta.fail(f"{meta.arch}.attention.head_count_kv must be one number, or 0 for layers without attention")
     found: Config = {"num_attention_heads": heads, "num_key_value_heads": counts.pop(), "head_dim": head}
     if rope:
-        if meta.value("rope.scaling.type") not in (None, "none"):
+        if meta.scaling()[0] != "none":
             raise meta.fail(f"rope scaling is not supported in {meta.arch}")
         found["rope_theta"] = meta.number("rope.freq_base", 10000.0)
     return found
@@ -53,6 +53,16 @@ def _counts(meta: Meta, layers: int) -> list[int]:
 def read_experts(meta: Meta, count: str) -> Config:
     total = meta.whole("expert_count", most=MAX_EXPERTS)
     return {count: total, "num_experts_per_tok": meta.whole("expert_used_count", most=total)}
+
+
+def read_factors(meta: Meta, head: int) -> Config:
+    """Granite's factors. Those that are absent or zero change nothing."""
+    return {
+        "embedding_multiplier": meta.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": meta.number("residual_scale", 0.0) or 1.0,
+        "attention_multiplier": meta.number("attention.scale", 0.0) or head**-0.5,
+        "logits_scaling": meta.number("logit_scale", 0.0) or 1.0,
+    }
 
 
 def some(tensors: Tensors, part: str) -> bool:
@@ -131,15 +141,15 @@ def _deepseek2(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _latent_yarn(meta: Meta, longest: int) -> Config | None:
-    kind = meta.value("rope.scaling.type")
-    if kind in (None, "none"):
+    kind, factor = meta.scaling("yarn_log_multiplier", "yarn_beta_fast", "yarn_beta_slow")
+    if kind == "none":
         return None
     if kind != "yarn" or meta.value("rope.scaling.yarn_log_multiplier") is None:
         raise meta.fail("rope scaling is not supported, except for yarn with a rope.scaling.yarn_log_multiplier")
     # The format stores a tenth of the value.
     everywhere = round(meta.number("rope.scaling.yarn_log_multiplier") * 10.0, 6)
     return {
-        "rope_type": "yarn", "factor": meta.number("rope.scaling.factor"), "mscale": everywhere,
+        "rope_type": "yarn", "factor": factor, "mscale": everywhere,
         "mscale_all_dim": everywhere,
         "original_max_position_embeddings": meta.whole("rope.scaling.original_context_length", longest, least=2),
         "beta_fast": meta.number("rope.scaling.yarn_beta_fast", 32.0),
@@ -179,10 +189,7 @@ def _gemma4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """The usual keys describe the heads of layers with full attention; layers with windows have keys of their own."""
     sizes = read_sizes(meta, "gemma4_text")
     layers, whole = sizes["num_hidden_layers"], meta.whole("attention.key_length")
-    pattern = meta.metadata.get("gemma4.attention.sliding_window_pattern")
-    if not isinstance(pattern, list) or len(pattern) != layers:
-        raise meta.fail(f"gemma4.attention.sliding_window_pattern must have an entry for each of {layers} layers")
-    kinds = ["sliding_attention" if windowed else "full_attention" for windowed in pattern]
+    kinds = meta.kinds(layers)
     counts, inner = meta.each("attention.head_count_kv", layers), meta.each("feed_forward_length", layers)
     full = {count for count, kind in zip(counts, kinds, strict=True) if kind == "full_attention"}
     local = {count for count, kind in zip(counts, kinds, strict=True) if kind == "sliding_attention"}
@@ -236,21 +243,19 @@ def _space(meta: Meta, tensors: Tensors, prefix: str) -> Config:
 def _granitehybrid(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     sizes = read_sizes(meta, "granitemoehybrid")
     layers, hidden = sizes["num_hidden_layers"], sizes["hidden_size"]
-    if meta.value("attention.scale") is None:
+    if not meta.number("attention.scale", 0.0):
         raise meta.fail("granitehybrid without attention.scale (Bamba) is not supported")
     experts = meta.whole("expert_count", 0, least=0, most=MAX_EXPERTS)
     kinds = ["attention" if count else "mamba" for count in _counts(meta, layers)]
-    rotates = meta.flag("rope.scaling.finetuned", False)
+    rotates, heads = meta.flag("rope.scaling.finetuned", True), read_heads(meta, tensors, layers)
     return {
-        **sizes, **read_heads(meta, tensors, layers), **_space(meta, tensors, "mamba_"), "layer_types": kinds,
+        **sizes, **heads, **read_factors(meta, heads["head_dim"]), **_space(meta, tensors, "mamba_"),
+        "layer_types": kinds,
         "mamba_expand": meta.whole("ssm.inner_size") / hidden, "hidden_act": "silu", "num_local_experts": experts,
         "num_experts_per_tok": meta.whole("expert_used_count", 1, least=0) or 1,
         "intermediate_size": max([*meta.each("feed_forward_length", layers), 1]),
         "shared_intermediate_size": rows_of(meta, tensors, "ffn_gate_shexp.weight" if experts else "ffn_gate.weight"),
-        "attention_multiplier": meta.number("attention.scale"), "attention_bias": some(tensors, "attn_q.bias"),
-        "embedding_multiplier": meta.number("embedding_scale", 1.0),
-        "residual_multiplier": meta.number("residual_scale", 1.0),
-        "logits_scaling": meta.number("logit_scale", 1.0), "position_embedding_type": "rope" if rotates else "nope",
+        "attention_bias": some(tensors, "attn_q.bias"), "position_embedding_type": "rope" if rotates else "nope",
     }  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from tokenmill.checkpoint.gguf_config_layers import (
     SIGMOID,
     Config,
     read_experts,
+    read_factors,
     read_heads,
     read_sizes,
     rows_of,
@@ -47,12 +48,12 @@ def _olmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 
 def _granitemoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
+    if not meta.flag("rope.scaling.finetuned", True):
+        raise meta.fail("granitemoe without rotation (rope.scaling.finetuned = false) is not supported")
+    found = _mixture(meta, tensors, "granitemoe", "num_local_experts")
     found = {
-        **_mixture(meta, tensors, "granitemoe", "num_local_experts"),
+        **found, **read_factors(meta, found["head_dim"]), "attention_bias": some(tensors, "attn_q.bias"),
         "intermediate_size": meta.whole("expert_feed_forward_length", meta.whole("feed_forward_length")),
-        "attention_multiplier": meta.number("attention.scale"), "attention_bias": some(tensors, "attn_q.bias"),
-        "embedding_multiplier": meta.number("embedding_scale", 1.0),
-        "residual_multiplier": meta.number("residual_scale", 1.0), "logits_scaling": meta.number("logit_scale", 1.0),
     }  # fmt: skip
     if not some(tensors, "ffn_gate_shexp.weight"):
         return found
@@ -110,7 +111,8 @@ def _afmoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         "moe_intermediate_size": meta.whole("expert_feed_forward_length"), "mup_enabled": True,
         "num_shared_experts": meta.whole("expert_shared_count", 0, least=0, most=64),
         "num_dense_layers": meta.whole("leading_dense_block_count", 0, least=0),
-        "route_scale": meta.number("expert_weights_scale", 1.0), "global_attn_every_n_layers": 4,
+        "route_scale": meta.number("expert_weights_scale", 1.0),
+        "layer_types": meta.kinds(meta.whole("block_count"), 4),
         "sliding_window": meta.whole("attention.sliding_window"), "attention_bias": some(tensors, "attn_q.bias"),
     }  # fmt: skip
 
@@ -121,14 +123,15 @@ _MAVERICK = 128
 
 def _llama4(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """Chunks, layers without rotation and temperatures are those of both published sizes."""
-    if meta.value("rope.scaling.type") not in (None, "none", "linear"):
+    kind, factor = meta.scaling()
+    if kind not in ("none", "linear"):
         raise meta.fail("rope scaling is not supported in llama4 but for stored divisors")
     found = _mixture(meta, tensors, "llama4_text", "num_local_experts", rope=False)
     found["rope_theta"] = meta.number("rope.freq_base", 500000.0)
     divisors = factors("rope_freqs.weight")
     if divisors is not None:
-        found["rope_scaling"] = stored_divisors(found, divisors)
-    elif meta.value("rope.scaling.type") == "linear":
+        found["rope_scaling"] = stored_divisors(found, [one * factor for one in divisors])
+    elif kind == "linear":
         raise meta.fail("rope scaling is not supported in llama4 but for stored divisors")
     return {
         **found, "intermediate_size": meta.whole("expert_feed_forward_length"),
@@ -142,10 +145,7 @@ def _gemma3n(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """The share of closed gates is stored as a quantile of the normal distribution."""
     sizes = read_sizes(meta, "gemma3n_text")
     layers = sizes["num_hidden_layers"]
-    pattern = meta.metadata.get("gemma3n.attention.sliding_window_pattern")
     points = meta.metadata.get("gemma3n.activation_sparsity_scale")
-    if not isinstance(pattern, list) or len(pattern) != layers:
-        raise meta.fail(f"gemma3n.attention.sliding_window_pattern must have an entry for each of {layers} layers")
     fine = isinstance(points, list) and len(points) == layers
     if not isinstance(points, list) or not fine or not all(isinstance(one, float) and one < 8 for one in points):
         raise meta.fail(f"gemma3n.activation_sparsity_scale must hold a number below 8 for each of {layers} layers")
@@ -153,7 +153,7 @@ def _gemma3n(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     return {
         **sizes, **read_heads(meta, tensors, layers, rope=False), "rope_theta": base,
         "rope_local_base_freq": meta.number("rope.freq_base_swa", 10000.0),
-        "layer_types": ["sliding_attention" if windowed else "full_attention" for windowed in pattern],
+        "layer_types": meta.kinds(layers),
         "activation_sparsity_pattern": [0.5 * (1 + math.erf(one / math.sqrt(2))) for one in points],
         "intermediate_size": meta.each("feed_forward_length", layers), "hidden_activation": "gelu_pytorch_tanh",
         "sliding_window": meta.whole("attention.sliding_window", 512),
@@ -169,7 +169,7 @@ def _gemma3n(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
 
 def _bitnet(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     """The converter has rounded the weights. It also writes a rope scaling by one."""
-    if meta.value("rope.scaling.type") not in (None, "none", "linear") or meta.number("rope.scaling.factor", 1.0) != 1:
+    if meta.scaling()[0] != "none":
         raise meta.fail("rope scaling is not supported in bitnet")
     act = meta.value("hidden_activation") or "silu"
     if act not in ("silu", "relu2"):
@@ -186,10 +186,7 @@ def _exaone(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         raise meta.fail("exaone-moe with a softmax, or with groups of experts, is not supported")
     found = _mixture(meta, tensors, "exaone_moe")
     layers, inner = found["num_hidden_layers"], meta.whole("expert_feed_forward_length")
-    pattern = meta.metadata.get("exaone-moe.attention.sliding_window_pattern")
     shared = meta.whole("expert_shared_count", 0, least=0, most=64)
-    if not isinstance(pattern, list) or len(pattern) < layers:
-        raise meta.fail(f"exaone-moe.attention.sliding_window_pattern must have an entry for each of {layers} layers")
     if (divisors := factors("rope_freqs.weight")) is not None:
         found["rope_scaling"] = stored_divisors(found, divisors)
     dense = meta.whole("leading_dense_block_count", 0, least=0)
@@ -198,7 +195,7 @@ def _exaone(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
         "num_shared_experts": shared, "norm_topk_prob": meta.flag("expert_weights_norm", True),
         "routed_scaling_factor": meta.number("expert_weights_scale", 1.0),
         "sliding_window": meta.whole("attention.sliding_window"), "n_group": 1, "topk_group": 1,
-        "layer_types": ["sliding_attention" if windowed else "full_attention" for windowed in pattern[:layers]],
+        "layer_types": meta.kinds(layers),
         "mlp_layer_types": ["dense" if index < dense else "sparse" for index in range(layers)],
     }  # fmt: skip
 
@@ -216,7 +213,7 @@ def _minicpm3(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
             "rope_type": "longrope", "long_factor": long, "short_factor": short, "attention_factor": 1.0,
             "original_max_position_embeddings": meta.whole("rope.scaling.original_context_length", longest, least=2),
         }  # fmt: skip
-    elif meta.value("rope.scaling.type") not in (None, "none"):
+    elif meta.scaling()[0] != "none":
         raise meta.fail("rope scaling is not supported in minicpm3 but for stored factors")
     return {
         **found, "num_attention_heads": heads, "num_key_value_heads": heads, "hidden_act": "silu",
@@ -247,7 +244,7 @@ def _phimoe(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
             "rope_type": "longrope", "long_factor": long, "short_factor": short, "short_mscale": _PHIMOE_GAIN,
             "long_mscale": _PHIMOE_GAIN, "original_max_position_embeddings": original,
         }  # fmt: skip
-    elif meta.value("rope.scaling.type") not in (None, "none"):
+    elif meta.scaling()[0] != "none":
         raise meta.fail("rope scaling is not supported in phimoe but for stored factors")
     return {
         **found, "rope_theta": meta.number("rope.freq_base", 10000.0), "lm_head_bias": "output.bias" in tensors,

@@ -35,7 +35,7 @@ def _key_heads(meta: Meta, heads: int, *only: int) -> int:
 
 def _rope(meta: Meta, found: Config) -> Config:
     """The base, and how much of each head rotates."""
-    if meta.value("rope.scaling.type") not in (None, "none"):
+    if meta.scaling()[0] != "none":
         raise meta.fail(f"rope scaling is not supported in {meta.arch}")
     head = found["hidden_size"] // found["num_attention_heads"]
     rotated = meta.whole("rope.dimension_count", head, most=head)

@@ -93,6 +93,7 @@ REFUSED = {
 }  # fmt: skip
 """Architectures that are built here but whose GGUF files are not read, and why."""
 MAX_LAYERS = 10_000
+_SCALING = ("type", "factor", "original_context_length", "finetuned", "attn_factor")
 MAX_EXPERTS = 4096
 
 
@@ -137,6 +138,37 @@ class Meta:
         if len(listed) != count or not fine:
             raise self.fail(f"{self.arch}.{name} must be a whole number, or one for each of {count} layers")
         return [one for one in listed if isinstance(one, int)]
+
+    def windows(self, layers: int, period: int | None = None) -> list[bool]:
+        """Which layers have a window: a list says it, or a number, the period of those that have none. period: the
+        family's (None: the file must say it)."""
+        name = f"{self.arch}.attention.sliding_window_pattern"
+        found = self.metadata.get(name)
+        found = period if found is None else found
+        if isinstance(found, int) and not isinstance(found, bool) and 0 <= found <= MAX_LAYERS:
+            return [not found or index % found < found - 1 for index in range(layers)]
+        if not isinstance(found, list) or len(found) < layers:
+            raise self.fail(f"{name} must have an entry for each of {layers} layers, or be a period")
+        return [bool(one) for one in found[:layers]]
+
+    def kinds(self, layers: int, period: int | None = None) -> list[str]:
+        """The same as config.json has it."""
+        return ["sliding_attention" if one else "full_attention" for one in self.windows(layers, period)]
+
+    def scaling(self, *also: str) -> tuple[str, float]:
+        """The kind of the rotation's scaling, and its factor. A file that names no kind means linear; by 0 or 1 nothing
+        is scaled. also: further keys that the caller reads; others are refused."""
+        prefix = f"{self.arch}.rope.scaling."
+        known = {*_SCALING, *also}
+        for key, value in self.metadata.items():
+            if key.startswith(prefix) and key.removeprefix(prefix) not in known and value not in (-1, 0, 1, ""):
+                raise self.fail(f"{key} is not supported")
+        if "attn_factor" not in also and self.number("rope.scaling.attn_factor", 1.0) != 1.0:
+            raise self.fail(f"{prefix}attn_factor is not supported")
+        kind = self.value("rope.scaling.type")
+        factor = self.number("rope.scaling.factor", self.number("rope.scale_linear", 1.0)) or 1.0
+        kind = "linear" if kind is None else str(kind)
+        return ("none" if kind == "linear" and factor == 1.0 else kind), factor
 
     def flag(self, name: str, default: bool) -> bool:
         """True or false."""

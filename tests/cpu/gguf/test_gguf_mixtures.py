@@ -256,7 +256,7 @@ def test_like_transformers(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "says"),
     [
-        ("gemma3n", {"gemma3n.attention.sliding_window_pattern": 5}, "must have an entry for each of 4 layers"),
+        ("gemma3n", {"gemma3n.attention.sliding_window_pattern": [True]}, "must have an entry for each of 4 layers"),
         ("gemma3n", {"gemma3n.activation_sparsity_scale": [1.0]}, "a number below 8 for each of 4 layers"),
         ("llama4", {"llama4.rope.scaling.type": "yarn"}, "rope scaling is not supported in llama4"),
         ("afmoe", {"afmoe.expert_gating_func": 1}, "expert_gating_func is not supported"),
@@ -268,7 +268,7 @@ def test_like_transformers(name: str, tmp_path: Path) -> None:
         ("mistral3", {"mistral3.attention.temperature_length": 99}, "temperature_length must be rope.scaling.orig"),
         ("exaone4", {"exaone4.attention.sliding_window_pattern": [True]}, "must have an entry for each of 4 layers"),
         ("exaone-moe", {"exaone-moe.expert_gating_func": 1}, "exaone-moe with a softmax"),
-        ("exaone-moe", {"exaone-moe.attention.sliding_window_pattern": 4}, "must have an entry for each of 4 layers"),
+        ("exaone-moe", {"exaone-moe.attention.sliding_window_pattern": [True]}, "must have an entry for each of 4"),
         ("phimoe", {"phimoe.context_length": 8192}, "4096 positions stretched to 131072 alone"),
         ("olmo3", {"olmo2.attention.sliding_window_pattern": [True]}, "must have an entry for each of 4 layers"),
     ],

@@ -214,7 +214,7 @@ def test_quantised_files_keep_their_numbers(name: str, tmp_path: Path) -> None:
     ("name", "change", "says"),
     [
         ("phi2", {"phi2.attention.key_length": 32}, "an equal share of the hidden size"),
-        ("phi2", {"phi2.rope.scaling.type": "linear"}, "rope scaling is not supported in phi2"),
+        ("phi2", {"phi2.rope.scaling.factor": 2.0}, "rope scaling is not supported in phi2"),
         ("gptneox", {"gptneox.attention.head_count_kv": 2}, "head_count_kv must be 4, not 2"),
         ("bloom", {"bloom.feed_forward_length": 128}, "must be four times the hidden size"),
         ("falcon-7b", {"falcon.rope.dimension_count": 8}, "must be the width of a head"),

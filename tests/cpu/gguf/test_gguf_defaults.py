@@ -1,0 +1,99 @@
+"""Metadata that a file leaves out, or spells in an older way, means what the format's usual reader takes it for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tokenmill.checkpoint.gguf_config import read_config
+from tokenmill.checkpoint.gguf_file import TYPES, TensorInfo
+from tokenmill.core.errors import ModelError
+
+LAYERS = 6
+TENSORS = {"token_embd.weight": TensorInfo("token_embd.weight", TYPES[0], (64, 32), 0, 64 * 32 * 4)}
+SIZES = {"block_count": LAYERS, "context_length": 64, "embedding_length": 32, "feed_forward_length": 48,
+         "attention.head_count": 4, "attention.layer_norm_rms_epsilon": 1e-5}  # fmt: skip
+
+
+def read(arch: str, said: dict[str, Any], factors: dict[str, list[float]] | None = None) -> dict[str, Any]:
+    keys = {f"{arch}.{name}": value for name, value in {**SIZES, **said}.items() if value is not None}
+    return read_config({"general.architecture": arch, **keys}, TENSORS, (factors or {}).get, "m.gguf")
+
+
+@pytest.mark.parametrize(
+    ("said", "scaling"),
+    [
+        ({}, None),
+        ({"rope.scaling.factor": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 4.0}),
+        ({"rope.scaling.factor": 2.0, "rope.scale_linear": 4.0}, {"rope_type": "linear", "factor": 2.0}),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, None),
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 0.0}, None),
+        ({"rope.scaling.type": "linear"}, None),
+        ({"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0},
+         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}),
+        ({"rope.scaling.yarn_ext_factor": -1.0}, None),
+    ],
+)  # fmt: skip
+def test_scaling_of_the_rotation(said: dict[str, Any], scaling: dict[str, Any] | None) -> None:
+    assert read("llama", said).get("rope_scaling") == scaling
+
+
+def test_a_factor_of_cos_and_sin_is_applied_or_refused() -> None:
+    yarn = {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.scaling.attn_factor": 1.5}
+    assert read("llama", yarn)["rope_scaling"]["attention_factor"] == pytest.approx(1.5 * 1.13863, abs=1e-4)
+    stored = read("llama", {"rope.scaling.attn_factor": 1.5}, {"rope_freqs.weight": [1.0, 2.0, 4.0, 8.0]})
+    assert stored["rope_scaling"]["attention_factor"] == 1.5
+    for arch, more in (("llama", {}), ("qwen2moe", {"expert_count": 4, "expert_used_count": 2})):
+        with pytest.raises(ModelError, match=r"attn_factor is not supported"):
+            read(arch, {"rope.scaling.attn_factor": 1.5, "attention.head_count_kv": 4, **more})
+
+
+def test_stored_divisors_are_stretched_by_a_linear_factor() -> None:
+    factors = {"rope_freqs.weight": [1.0, 2.0, 4.0, 8.0]}
+    found = read("llama", {"rope.scaling.factor": 2.0}, factors)["rope_scaling"]
+    assert found["long_factor"] == found["short_factor"] == [2.0, 4.0, 8.0, 16.0]
+    with pytest.raises(ModelError, match=r"'yarn' is not supported beside rope_freqs"):
+        read("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0}, factors)
+
+
+@pytest.mark.parametrize("key", ["yarn_ext_factor", "yarn_attn_factor", "alpha", "yarn_log_multiplier"])
+def test_keys_of_the_scaling_that_are_not_read_are_refused(key: str) -> None:
+    with pytest.raises(ModelError, match=rf"llama\.rope\.scaling\.{key} is not supported"):
+        read("llama", {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, f"rope.scaling.{key}": 0.5})
+
+
+def test_granite_rotates_unless_the_file_says_otherwise_and_factors_of_zero_are_none() -> None:
+    found = read("granite", {"embedding_scale": 0.0, "residual_scale": 0.5})
+    assert (found["embedding_multiplier"], found["residual_multiplier"], found["logits_scaling"]) == (1.0, 0.5, 1.0)
+    assert found["attention_multiplier"] == 8**-0.5
+    with pytest.raises(ModelError, match="granite without rotation"):
+        read("granite", {"rope.scaling.finetuned": False})
+
+
+WINDOWED = {"gemma2": 2, "gemma3": 6, "cohere2": 4, "exaone4": 4, "olmo2": 4, "gpt-oss": 2}
+MORE = {"cohere2": {"logit_scale": 0.5, "attention.layer_norm_epsilon": 1e-5},
+        "gpt-oss": {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 16}}  # fmt: skip
+
+
+@pytest.mark.parametrize("arch", sorted(WINDOWED))
+def test_windows_are_a_period_or_a_list(arch: str) -> None:
+    """The period says how many layers there are up to and with one without a window; 0: all have one."""
+    base = {"attention.sliding_window": 16, **MORE.get(arch, {})}
+    listed = [True, False, False, True, True, False]
+    for said, windows in (
+        (None, [(i + 1) % WINDOWED[arch] != 0 for i in range(LAYERS)]),
+        (3, [True, True, False] * 2),
+        (0, [True] * LAYERS),
+        (listed, listed),
+    ):
+        found = read(arch, {**base, "attention.sliding_window_pattern": said})
+        assert found["layer_types"] == ["sliding_attention" if one else "full_attention" for one in windows], said
+    with pytest.raises(ModelError, match="must have an entry for each of 6 layers"):
+        read(arch, {**base, "attention.sliding_window_pattern": [True]})
+
+
+def test_gemma_3_caps_its_logits_if_the_file_says_so() -> None:
+    assert read("gemma3", {})["final_logit_softcapping"] is None
+    assert read("gemma3", {"final_logit_softcapping": 20.0})["final_logit_softcapping"] == 20.0
