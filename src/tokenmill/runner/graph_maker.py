@@ -20,11 +20,15 @@ T = TypeVar("T")
 
 class GraphMaker:
     """Makes recordings whose temporary tensors share the memory of `recorder` (None: of one made at first use).
-    possible: becomes False once some work proves impossible to record."""
+    on_all: is it so on all ranks that do this work together? If work runs on one rank and not on another, its sums
+    wait for ever. possible: becomes False once some work proves impossible to record."""
 
-    def __init__(self, kernels: Kernels, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, kernels: Kernels, recorder: Recorder | None = None, on_all: Callable[[bool], bool] = bool
+    ) -> None:
         self.kernels = kernels
         self.recorder = recorder
+        self.on_all = on_all
         self.possible = True
         self.proven: set[Hashable] = set()
         """Kinds of work of which some has been recorded."""
@@ -33,6 +37,8 @@ class GraphMaker:
         """Record work that may run more than once; None: one of its operations waits for the device. kind: what this
         work has in common with later work that needs no more scratch memory; None: there is none such."""
         found = self._record_unseen(compute) if kind in self.proven else None
+        if kind in self.proven and not self.on_all(found is not None):
+            found = None
         if found is None:
             before = self.kernels.waits
             compute()  # allocates scratch memory and shows whether an operation waits
@@ -44,8 +50,7 @@ class GraphMaker:
 
     def _record_unseen(self, compute: Callable[[], T]) -> Recording[T] | None:
         """Record work that has never run, which halves the time that start-up takes for each recording. None: the work
-        does something that no work of this kind has done yet. Ranks compute the same, so all of them come to the same
-        result and none waits alone."""
+        does something that no work of this kind has done yet."""
         before = self.kernels.waits
         try:
             found = self._recorder().record(compute)

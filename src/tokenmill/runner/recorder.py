@@ -185,8 +185,9 @@ class RecordedSteps(Generic[K]):
 class Graphs(Generic[K]):
     """CUDA graphs. Layouts may share a `recorder`, because steps run one after the other."""
 
-    def __init__(self, kernels: Kernels, recorder: Recorder) -> None:
-        self.maker = GraphMaker(kernels, recorder)
+    def __init__(self, kernels: Kernels, recorder: Recorder, on_all: Callable[[bool], bool] = bool) -> None:
+        """on_all: see GraphMaker."""
+        self.maker = GraphMaker(kernels, recorder, on_all)
         self.made: dict[K, Recording[Made]] = {}
 
     @property

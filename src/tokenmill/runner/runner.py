@@ -28,6 +28,7 @@ from tokenmill.runner.batch import Batch, make_batch
 from tokenmill.runner.drafted_states import settle_states
 from tokenmill.runner.drafts import NoDeviceDrafter, Outcome
 from tokenmill.runner.nodes import TreeTokens
+from tokenmill.runner.prompts import pool_states, score_prompts
 from tokenmill.runner.ragged import RaggedMembers, RaggedTokens
 from tokenmill.runner.recorder import Graphs, Layout, RecordedSteps, StepRecorder, Tapes
 from tokenmill.runner.rows import Rows
@@ -37,11 +38,7 @@ from tokenmill.runner.verdict import Verdict, verify
 from tokenmill.runner.words import logits_of, words_of
 from tokenmill.sampling.arrays import to_device
 from tokenmill.sampling.choose import Ask, Way, choose, take_largest, way
-from tokenmill.sampling.logprobs import token_logprobs
 from tokenmill.sampling.sampler import Sampled
-
-LOGITS_SLICE = 256
-"""How many prompt positions have logits at one time: 256 lines of a 128k vocabulary are 128 MB in float32."""
 
 
 @dataclass(slots=True)
@@ -118,6 +115,8 @@ class Runner:
         self.failed_epoch = -1
         self.translate: Callable[[StepPlan], None] = lambda plan: None
         """Changes a plan for the whole model into a plan for this stage, in place."""
+        self.on_all: Callable[[bool], bool] = bool
+        """Is it so on all ranks of this stage? They must record the same."""
         self.drafter.bind(self.rows, pool)
 
     def _recorders(self) -> list[StepRecorder]:
@@ -136,7 +135,7 @@ class Runner:
         if not isinstance(self.adapters, NoAdapters):
             for layout in layouts:
                 layout.kinds = (True,) if self.rows.always_adapted else (False, True)
-        return [RecordedSteps(layout, Graphs(self.kernels, recorder)) for layout in layouts]
+        return [RecordedSteps(layout, Graphs(self.kernels, recorder, lambda so: self.on_all(so))) for layout in layouts]
 
     @torch.inference_mode()
     def warm(self) -> None:
@@ -272,7 +271,7 @@ class Runner:
         if running.best is not None and not plan.guesses:
             self._take(running, running.best)
             return self._leave_drafts(running)
-        self._score_prompts(running)
+        running.scores = score_prompts(self.model, rows, plan, batch, running.hidden)
         places = running.left.places
         for i, row in enumerate(plan.rows):
             if plan.samples[i] and row not in rows.pools:
@@ -404,7 +403,8 @@ class Runner:
         if not self.to_logits:
             return result
         if rows.pools:
-            self._pool(running, result)
+            assert running.batch is not None and running.hidden is not None
+            pool_states(rows, plan, running.batch, running.hidden, result)
         sampled = running.sampled
         if sampled is None:
             return result
@@ -449,44 +449,6 @@ class Runner:
         result.tokens[i] = ids
         if sampled.logprobs and lines[0] in sampled.logprobs:
             result.logprobs[i] = [sampled.logprobs[n] for n in lines]
-
-    def _score_prompts(self, running: Running) -> None:
-        """Compute prompt logprobs of this step's positions, in bounded slices of logits."""
-        plan, batch, rows = running.plan, running.batch, self.rows
-        assert batch is not None and running.hidden is not None
-        for i, row in enumerate(plan.rows):
-            wanted = rows.sampling.params[row].num_prompt_logprobs
-            if wanted < 0:
-                continue
-            start = batch.ends[i] - plan.counts[i]
-            first = int(batch.ctx.positions[start])
-            stop = min(first + plan.counts[i], rows.num_prompt[row] - 1)
-            for at in range(first, stop, LOGITS_SLICE):
-                end = min(at + LOGITS_SLICE, stop)
-                lines = slice(start + at - first, start + end - first)
-                logits = self.model.logits(running.hidden[lines], batch.ctx.of(lines))
-                targets = rows.tokens[row, at + 1 : end + 1].long()
-                running.scores.setdefault(i, []).extend(token_logprobs(logits.float(), targets, wanted))
-
-    def _pool(self, running: Running, result: StepResult) -> None:
-        """Pool the hidden states of embedding rows: take the last token's, or the mean over the prompt."""
-        plan, batch, rows = running.plan, running.batch, self.rows
-        assert batch is not None and running.hidden is not None
-        for i, row in enumerate(plan.rows):
-            kind = rows.pools.get(row)
-            if kind is None:
-                continue
-            part = running.hidden[batch.ends[i] - plan.counts[i] : batch.ends[i]]
-            if kind == "mean":
-                # Add strictly one position after the other: chunk borders must not change the sum.
-                before = rows.sums[row][None] if row in rows.sums else part.new_zeros(1, part.shape[1]).double()
-                rows.sums[row] = torch.cat([before, part.double()]).cumsum(0)[-1]
-            if plan.samples[i]:
-                pooled = (rows.sums.pop(row) / rows.num_prompt[row] if kind == "mean" else part[-1]).float()
-                if pooled.isfinite().all():
-                    result.pooled[i] = torch.nn.functional.normalize(pooled, dim=0).tolist()
-                else:
-                    result.errors[i] = "The model's hidden state holds NaN or infinity, so there is no embedding."
 
 
 def _split_masks(masks: dict[int, bytes], plan: StepPlan) -> dict[int, bytes | list[bytes]]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import pathlib
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -19,6 +23,7 @@ from parity import make
 from tokenmill import SamplingParams
 from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.runner.graph_maker import GraphMaker
 from tokenmill.runner.ragged import RaggedMembers
 from tokenmill.runner.recorder import Graphs, Layout, RecordedSteps
 from tokenmill.runner.single import SingleTokens
@@ -159,3 +164,39 @@ def test_what_is_read_while_recording_stays(tiny: pathlib.Path) -> None:
     recording = FakeRecorder().record(compute)
     state.copy_(torch.tensor([10, 20, 30]))
     assert recording.replay().tolist() == [21, 41, 61]
+
+
+def test_ranks_record_the_same() -> None:
+    """If one of two ranks has to run a piece of work before it can record it, both do: the work has sums."""
+    sums, votes, said = threading.Barrier(2, timeout=60), threading.Barrier(2, timeout=60), [True, True]
+
+    def rank(number: int) -> list[str]:
+        ran: list[str] = []
+
+        class Recording(FakeRecorder):
+            def record(self, compute: Callable[[], Any]) -> Any:
+                if number and ran[-1:] != ["run"]:
+                    raise RuntimeError("scratch is taken before steps are recorded")
+                ran.append("recorded")
+                return object()
+
+        def work() -> None:
+            sums.wait()
+            ran.append("run")
+
+        def on_all(so: bool) -> bool:
+            said[number] = so
+            votes.wait()
+            answer = all(said)
+            votes.wait()
+            return answer
+
+        maker = GraphMaker(ReferenceKernels(), Recording(), on_all)
+        for _ in range(2):
+            assert maker.record_work(work, "kind") is not None
+        return ran
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(rank, range(2))
+    assert second == ["run", "recorded"] * 2
+    assert first == ["run", "recorded", "recorded", "run", "recorded"]
