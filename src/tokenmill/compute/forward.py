@@ -484,6 +484,12 @@ class Kernels(Protocol):
         occurrence the last token is taken. tokens [R, L] int32, length [R]."""
         ...
 
+    def copy_rows_(self, pairs: Sequence[tuple[Tensor, Tensor]], froms: Tensor, tos: Tensor) -> None:
+        """Copy row froms[i] of the first tensor of each pair to row tos[i] of the second, for froms and tos [n] int64.
+        Rows of a pair are equal in bytes. No copy reads what another one writes, and a copy of a row to itself does
+        nothing. pairs: the same object each time."""
+        ...
+
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
         """Copy the contents of slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no
         slots. In a line no copy reads what an earlier one has written, and a copy of a slot to itself does nothing."""

@@ -19,7 +19,7 @@ from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.engine.drafting import OF_HOST, Speculation, looks_on_device
 from tokenmill.engine.model_source import ModelSource, find_source
-from tokenmill.kvcache.states import Make, StatePool, row_bytes
+from tokenmill.kvcache.states import Copy, Make, StatePool, row_bytes
 from tokenmill.layers.build import Build
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_later, build_model
@@ -115,7 +115,9 @@ def check_trees(config: EngineConfig, found: Speculation, target: Target) -> Non
         raise _refuse(f"{asked}: trees are not built {why}; without it drafts are chains")
 
 
-def states_of_drafter(loaded: LoadedDrafter, rows: int, budget: int, device: str, make: Make) -> StatePool | None:
+def states_of_drafter(
+    loaded: LoadedDrafter, rows: int, budget: int, device: str, copy: Copy, make: Make
+) -> StatePool | None:
     """The states of a draft model's recurrent layers, for every row and the spare row, within a share of the cache's
     bytes."""
     if not loaded.states:
@@ -127,7 +129,7 @@ def states_of_drafter(loaded: LoadedDrafter, rows: int, budget: int, device: str
             f"the draft model's states behind guesses take {need >> 20} MiB of the cache's {budget >> 20} MiB: lower "
             "--max-num-seqs or num_speculative_tokens, or give more with --kv-cache-memory-bytes"
         )
-    return StatePool(loaded.states, count - 1, 0, device, make=make)
+    return StatePool(loaded.states, count - 1, 0, device, copy, make=make)
 
 
 def _tensors(config: EngineConfig, source: ModelSource, target: Target) -> Checkpoint:

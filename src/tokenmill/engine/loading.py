@@ -33,6 +33,7 @@ from tokenmill.engine.memory import (
     count_states,
     fitting_length,
     kv_format,
+    pages_beside,
     peak_step_bytes,
 )
 from tokenmill.engine.model_source import GgufSource, ModelSource, find_source
@@ -240,9 +241,12 @@ def load_runner(
     peak = peak_step_bytes(config, (model, kernels, layout), *sizes) if counts_memory(device) else 0
     release(device)
     budget = cache_bytes(config, device, peak, reasons, shares=mesh.size * config.engines)
-    rows, slots, trail = mesh.agree(list(count_states(config, model.spec.states, budget, reasons, drafts.most)))
-    states = StatePool(model.spec.states, rows, slots, device, trail, bed.zeros) if model.spec.states else None
-    behind = states_of_drafter(drafts, rows, budget, device, bed.zeros)
+    beside = pages_beside(layout, wanted, step_tokens)
+    counted = count_states(config, model.spec.states, budget, reasons, drafts.most, beside)
+    rows, slots, trail = mesh.agree(list(counted))
+    makes = device, kernels.copy_rows_
+    states = StatePool(model.spec.states, rows, slots, *makes, trail, bed.zeros) if model.spec.states else None
+    behind = states_of_drafter(drafts, rows, budget, *makes, bed.zeros)
     taken = sum(each.size_bytes for each in (states, behind) if each is not None)
     own = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     blocks = mesh.agree(pages.everywhere(own, MANY_BLOCKS))
@@ -253,6 +257,7 @@ def load_runner(
     drafter = drafts.drafter
     runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
     runner.link, runner.translate, runner.experts = mesh.link(inbox), pages.translate, movers_of(runner, mesh.group)
+    runner.on_all = lambda so: bool(mesh.group.agree([so])[0])
     fresh_sites = partial(adapter_sites, config, {}, dtype, device)
     maker = LayerMaker(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
     runner.sleeper = sleeper_of(runner, bed, maker, source)

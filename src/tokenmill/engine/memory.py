@@ -14,7 +14,7 @@ from tokenmill.core.errors import UserError
 from tokenmill.core.step import StepPlan, StepResult
 from tokenmill.device.memory import counts_memory, free_bytes, growth_bytes, total_bytes
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
-from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks
+from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks, sequence_bytes
 from tokenmill.kvcache.states import StatePool, row_bytes
 from tokenmill.runner.peak import peak_plan
 from tokenmill.runner.runner import Runner
@@ -25,7 +25,9 @@ SHORT_STEPS = (4, 8, 16, 32, 64, 256, 2300, 2400, 2812, 3000, 3324, 3580)
 1407, 1663 or 1791 tokens a product's tiles fill all multiprocessors, for hidden sizes from 2304 to 3840, and another
 kernel makes it."""
 STATES_SHARE = 0.5
-"""The share of the cache's memory that the states of rows may take: rows need pages, too."""
+"""The share of the cache's memory that the states of rows may always take: rows need pages, too."""
+USUAL_TOKENS = 1024
+"""How many tokens' pages are left for each row where states take more than their share."""
 SNAPSHOTS_SHARE = 0.1
 """The share of the cache's memory for states that are kept for later sequences with the same prefix."""
 MOST_SNAPSHOTS = 4096
@@ -47,20 +49,37 @@ def kv_format(options: CacheOptions, dtype: torch.dtype) -> KVFormat:
 
 
 def count_states(
-    config: EngineConfig, specs: tuple[StateSpec, ...], budget: int, reasons: list[str], guesses: int = 0
+    config: EngineConfig,
+    specs: tuple[StateSpec, ...],
+    budget: int,
+    reasons: list[str],
+    guesses: int = 0,
+    pages: tuple[int, int] | None = None,
 ) -> tuple[int, int, int]:
     """How many rows, slots for kept states and places for states behind drafts fit into this many bytes of cache.
-    guesses: the most drafts of a row."""
+    guesses: the most drafts of a row. pages: the bytes of a usual sequence's pages and of the longest one's; states
+    may take what is left beside these."""
     rows, each = config.schedule.max_num_seqs, row_bytes(specs)
     if not each:  # no states here; another stage may have some
         return rows, MOST_SNAPSHOTS, STEP_GUESSES
-    fits = max(1, int(budget * STATES_SHARE) // each - 1)
+    fits = int(budget * STATES_SHARE) // each
+    if pages is not None:
+        usual, longest = pages
+        left = budget - int(budget * (SNAPSHOTS_SHARE + (TRAIL_SHARE if guesses else 0.0)))
+        fits = max(fits, min(left // (each + usual), (left - longest) // each))
+    fits = max(1, fits - 1)
     if fits < rows:
         reasons.append(f"{fits} rows instead of {rows}: a row's states take {each / 2**20:.1f} MiB")
     slots = int(budget * SNAPSHOTS_SHARE) // each if config.cache.enable_prefix_caching else 0
     rows = min(rows, fits)
     trail = max(guesses, min(rows * guesses, STEP_GUESSES, int(budget * TRAIL_SHARE) // each))
     return rows, min(slots, MOST_SNAPSHOTS), trail
+
+
+def pages_beside(layout: CacheLayout, wanted: int, step_tokens: int) -> tuple[int, int]:
+    """The bytes of a usual sequence's pages, and of the longest one's."""
+    usual = sequence_bytes(layout, min(USUAL_TOKENS, wanted), step_tokens)
+    return usual, sequence_bytes(layout, wanted, step_tokens)
 
 
 def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str], shares: int = 1) -> int:
@@ -107,8 +126,9 @@ def peak_step_bytes(
         every += [(*cut, False, True) for cut in (*short[:1], *short[-1:], cuts[-1])]
     for rows, tokens, adapted, moved in every:
         plan, need, length = peak_plan(rows, tokens, max_len, layout)
-        states = StatePool(model.spec.states, len(plan.rows), 0, device) if model.spec.states else None
-        runner = Runner(model, kernels, KVPool(layout, need, device, states), len(plan.rows), length + 1)
+        specs, count = model.spec.states, len(plan.rows)
+        states = StatePool(specs, count, 0, device, kernels.copy_rows_) if specs else None
+        runner = Runner(model, kernels, KVPool(layout, need, device, states), count, length + 1)
         runner.rows.always_adapted |= adapted
         runner.rows.pretends = moved
         results: list[StepResult] = []

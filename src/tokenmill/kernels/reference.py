@@ -390,6 +390,14 @@ class ReferenceKernels:
         self.count("look_up_")
         lookup.look_up_(row_ids, count, sizes, reach, tokens, length)
 
+    def copy_rows_(self, pairs: Sequence[tuple[Tensor, Tensor]], froms: Tensor, tos: Tensor) -> None:
+        """Copy row froms[i] of the first tensor of each pair to row tos[i] of the second, for froms and tos [n] int64.
+        Rows of a pair are equal in bytes. No copy reads what another one writes, and a copy of a row to itself does
+        nothing. pairs: the same object each time."""
+        self.count("copy_rows_")
+        for source, target in pairs:
+            target.index_copy_(0, tos, source.index_select(0, froms))
+
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:
         """Copy the contents of slots src [S, W] to slots dst [S, W] in each of these layers' pages. Lines share no
         slots. In a line no copy reads what an earlier one has written, and a copy of a slot to itself does nothing."""

@@ -101,17 +101,27 @@ def buy_blocks(layout: CacheLayout, budget_bytes: int, max_length: int, slack: i
 
     `slack`: tokens of one step, which a window group may hold beyond its window.
     """
-    need = [0] * len(layout.page_bytes)
-    for group in layout.groups:
-        length = min(max_length, group.window + slack) if group.window else max_length
-        need[group.pool] += -(-length // layout.block_size) + 1
-    unit = sum(n * page for n, page in zip(need, layout.page_bytes, strict=True))
+    need, unit = _blocks_of(layout, max_length, slack), sequence_bytes(layout, max_length, slack)
     if budget_bytes < unit * layout.block_size / max(max_length, 1):
         raise UserError(
             f"The KV cache budget of {budget_bytes / 2**20:.1f} MiB holds not even one block: "
             "give more with --kv-cache-memory-bytes."
         )
     return [max(1, budget_bytes * n // unit) for n in need]
+
+
+def sequence_bytes(layout: CacheLayout, length: int, slack: int) -> int:
+    """The bytes of all pages of a sequence of this length. slack: see `buy_blocks`."""
+    return sum(n * page for n, page in zip(_blocks_of(layout, length, slack), layout.page_bytes, strict=True))
+
+
+def _blocks_of(layout: CacheLayout, length: int, slack: int) -> list[int]:
+    """How many blocks of each pool such a sequence has."""
+    need = [0] * len(layout.page_bytes)
+    for group in layout.groups:
+        reach = min(length, group.window + slack) if group.window else length
+        need[group.pool] += -(-reach // layout.block_size) + 1
+    return need
 
 
 class KVPool:

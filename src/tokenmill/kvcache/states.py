@@ -19,21 +19,35 @@ from tokenmill.compute.forward import StateSpec
 from tokenmill.kvcache.zeros import zeros
 
 Make = Callable[[int, int, str], Tensor]
+Pairs = list[tuple[Tensor, Tensor]]
+Copy = Callable[[Pairs, Tensor, Tensor], None]
 
 
 class StatePool:
     """`views[i]`: the parts of layer i's states by row and, from `first` on, by draft: [rows + 1 + trail, ...] each."""
 
     def __init__(
-        self, specs: tuple[StateSpec, ...], rows: int, slots: int, device: str, trail: int = 0, make: Make = zeros
+        self,
+        specs: tuple[StateSpec, ...],
+        rows: int,
+        slots: int,
+        device: str,
+        copy: Copy,
+        trail: int = 0,
+        make: Make = zeros,
     ) -> None:
-        """trail: how many drafts may be tried in a step. make: makes zeroed memory."""
+        """copy: the backend's copy_rows_. trail: how many drafts may be tried in a step. make: makes zeroed memory."""
         self.trail = trail
         self.first = rows + 1
         self.nowhere = slots
         """The slot for states that are not to be kept."""
         self.views = [_zeros(spec, rows + 1 + trail, device, make) for spec in specs]
         self.kept = [_zeros(spec, slots + (trail > 0), device, make) for spec in specs]
+        self._copy = copy
+        self._among, self._back, self._away = (
+            [pair for old, new in zip(source, target, strict=True) for pair in zip(old, new, strict=True)]
+            for source, target in ((self.views, self.views), (self.kept, self.views), (self.views, self.kept))
+        )
 
     @property
     def size_bytes(self) -> int:
@@ -42,32 +56,26 @@ class StatePool:
 
     def restore(self, pairs: list[tuple[int, int]]) -> None:
         """Copy kept states to rows: pairs of (row, slot)."""
-        self._copy(self.kept, [slot for _, slot in pairs], self.views, [row for row, _ in pairs])
+        rows, slots = self._send(pairs)
+        self._copy(self._back, slots, rows)
 
     def save(self, pairs: list[tuple[int, int]]) -> None:
         """Keep the states of rows: pairs of (row, slot)."""
-        self._copy(self.views, [row for row, _ in pairs], self.kept, [slot for _, slot in pairs])
+        rows, slots = self._send(pairs)
+        self._copy(self._away, rows, slots)
 
     def move(self, froms: Tensor, rows: Tensor) -> None:
         """Copy the states at places `froms` [n] to `rows` [n]."""
-        self._copy(self.views, froms, self.views, rows)
+        self._copy(self._among, froms, rows)
 
     def keep(self, froms: Tensor, slots: Tensor) -> None:
         """Keep the states at places `froms` [n] in `slots` [n]."""
-        self._copy(self.views, froms, self.kept, slots)
+        self._copy(self._away, froms, slots)
 
-    def _copy(
-        self,
-        source: list[tuple[Tensor, ...]],
-        froms: Tensor | list[int],
-        target: list[tuple[Tensor, ...]],
-        tos: Tensor | list[int],
-    ) -> None:
-        device = self.views[0][0].device
-        read, write = torch.as_tensor(froms, device=device), torch.as_tensor(tos, device=device)
-        for old, new in zip(source, target, strict=True):
-            for part, place in zip(old, new, strict=True):
-                place.index_copy_(0, write, part.index_select(0, read))
+    def _send(self, pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
+        """Both numbers of each pair, on the device."""
+        rows, slots = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t().contiguous().to(self.views[0][0].device)
+        return rows, slots
 
 
 def row_bytes(specs: tuple[StateSpec, ...]) -> int:

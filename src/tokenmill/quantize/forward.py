@@ -34,7 +34,7 @@ def forward_in_parts(
     size = max(1, BATCH_TOKENS // length)
     layout = make_layout(model.spec.kv_specs, BLOCK, kv_format)
     held = -(-length // BLOCK)
-    states = StatePool(model.spec.states, size, 0, str(device)) if model.spec.states else None
+    states = StatePool(model.spec.states, size, 0, str(device), kernels.copy_rows_) if model.spec.states else None
     pool = KVPool(layout, [size * held] * len(layout.page_bytes), str(device), states)
     out = []
     with torch.inference_mode():

@@ -36,6 +36,7 @@ from tokenmill.kernels.triton.experts.route import route
 from tokenmill.kernels.triton.multiply import ProductKernels
 from tokenmill.kernels.triton.sampling.choose import choose, greedy
 from tokenmill.kernels.triton.sampling.cuts import least_kept
+from tokenmill.kernels.triton.states.copying import RowTable, copy_rows_, row_table
 from tokenmill.kernels.triton.states.lookup import look_up_
 from tokenmill.kernels.triton.states.recurrences import RECURRENCES
 from tokenmill.kernels.triton.states.recurrent import gated_norm
@@ -68,6 +69,7 @@ class TritonKernels(ProductKernels):
         self.trees = self.chooses = True
         self._stepping = Stepping(self.launch, cascade="cascade" not in without)
         self._moved: dict[int, Parts] = {}
+        self._copied: dict[int, tuple[Sequence[tuple[Tensor, Tensor]], RowTable]] = {}
 
     # ------------------------------------------------------------ rows by themselves
 
@@ -211,6 +213,17 @@ class TritonKernels(ProductKernels):
         """In one launch."""
         self.count("look_up_")
         look_up_(row_ids, count, sizes, tokens, length, pdl=self.launch.pdl)
+
+    @else_reference
+    def copy_rows_(self, pairs: Sequence[tuple[Tensor, Tensor]], froms: Tensor, tos: Tensor) -> None:
+        """Rows of all these tensors, in one launch."""
+        self.count("copy_rows_")
+        if not pairs or not froms.numel():
+            return
+        found = self._copied.get(id(pairs))
+        if found is None or found[0] is not pairs:
+            found = self._copied[id(pairs)] = pairs, row_table(pairs)
+        copy_rows_(found[1], froms.contiguous(), tos.contiguous())
 
     @else_reference
     def move_kv_(self, kv: list[KVView], src: Tensor, dst: Tensor) -> None:

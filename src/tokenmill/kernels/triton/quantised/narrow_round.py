@@ -105,7 +105,8 @@ def _widened(weight: NarrowMatrix, dtype: torch.dtype, steps: Tensor | None, *, 
     out = torch.empty(weight.shape, dtype=dtype, device=weight.data.device)
     _widen_kernel[(triton.cdiv(rows, 32), triton.cdiv(columns, BLOCK))](
         weight.data, weight.scales, weight.zeros if weight.zeros is not None else weight.scales, steps, out, rows,
-        columns, weight.data.shape[1], STEP=steps is not None, BITS=weight.bits, GROUP=weight.group, SPAN=BLOCK if weight.blocks else 1,
-        ZERO=weight.zeros is not None, TABLE=weight.table, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        columns, weight.data.shape[1], STEP=steps is not None, BITS=weight.bits, GROUP=weight.group,
+        SPAN=BLOCK if weight.blocks else 1, ZERO=weight.zeros is not None, TABLE=weight.table, PDL=pdl, num_warps=4,
+        launch_pdl=pdl,
     )  # fmt: skip
     return out
