@@ -50,6 +50,8 @@ class Tokenizer:
         added = inner.get_added_tokens_decoder()
         self.added_ids = frozenset(added)
         self.base_size = inner.get_vocab_size(with_added_tokens=False)
+        self.takes_spaces = {t.content: (t.lstrip, t.rstrip) for t in added.values() if t.lstrip or t.rstrip}
+        """Added tokens that take white space (before, behind) them."""
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.vocab_size = max(inner.get_vocab_size(), 1 + max(added, default=-1))
         self.bos_id = self._named_id("bos_token")

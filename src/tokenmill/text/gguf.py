@@ -22,9 +22,15 @@ HUGGING_FACE = "tokenizer.huggingface.json"
 """The key of a complete tokenizer.json, which says more than the other keys can."""
 _ENDS = (
     "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<end_of_turn>", "<|endoftext|>", "<|eom_id|>",
-    "<EOT>", "_<EOT>", "<|end_of_text|>",
+    "<EOT>", "_<EOT>", "<|end_of_text|>", "<|flush|>", "<|calls|>", "[EOT]", "[EOS]", "<end_of_utterance>", "<turn|>",
+    "<|tool_response>",
 )  # fmt: skip
-"""Control tokens that end an answer, whatever their ids."""
+"""Tokens that end an answer, whatever their ids. They are control tokens, even if a file has them as text."""
+_SEVERAL = ({"<|return|>", "<|call|>"}, {"<|calls|>", "<|flush|>"})
+"""Where all tokens of such a set are, <|end|> closes one message of several."""
+_USUAL = {"llama": {"bos": 1, "eos": 2, "unknown": 0}}
+"""Ids that a kind of tokenizer has if the file does not say."""
+_KEEPS_SPACE = frozenset({"<unk>", "<s>", "<|endoftext|>"})
 _IDS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
@@ -39,7 +45,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: str) -> Tokenizer:
             f"its tokenizer is of the kind {kind[:40]!r}; llama (SentencePiece), gpt2 and gemma4 (BPE) are read"
         )
     tokens = read.tokens()
-    kinds = read.kinds(len(tokens))
+    kinds = read.kinds(tokens)
     try:
         inner = make(read, tokens, kinds)
     except ModelError as error:
@@ -52,6 +58,8 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any], path: str) -> Tokenizer:
     strings = {name: tokens[index] for name, key in _IDS.items() if (index := read.id(key, len(tokens))) is not None}
     if not whole:
         _frame(read, inner, strings, kind)
+        if "phi-3" in (name := str(metadata.get("general.name")).lower()) or "phi3" in name:
+            _strip_behind(inner)
     settings = TokenizerSettings(strings, _templates(metadata, read))
     try:
         made = Tokenizer(inner, settings)
@@ -88,8 +96,9 @@ class _Keys:
         return default if found is None else bool(found)
 
     def id(self, name: str, count: int) -> int | None:
-        """A token id; None where the file has none or one outside the vocabulary."""
+        """A token id, or the usual one; None where there is none in the vocabulary."""
         found = self.get(f"{name}_token_id")
+        found = _USUAL.get(self.get("model") or "", {}).get(name) if found is None else found
         usable = isinstance(found, int) and not isinstance(found, bool) and 0 <= found < count
         return found if usable else None
 
@@ -99,19 +108,22 @@ class _Keys:
             raise self.fail("it has no vocabulary (tokenizer.ggml.tokens)")
         if set(map(type, found)) != {str}:
             raise self.fail("its vocabulary has a token that is not UTF-8 text")
+        found = [token or f"[EMPTY_{index}]" for index, token in enumerate(found)]
         if len(set(found)) != len(found):
             raise self.fail("its vocabulary has a token twice")
         return found
 
-    def kinds(self, count: int) -> list[int]:
+    def kinds(self, tokens: list[str]) -> list[int]:
         """PieceKind of each token."""
         found = self.get("token_type")
-        if found is None:
-            return [int(PieceKind.NORMAL)] * count
-        if not isinstance(found, list) or len(found) != count or not set(map(type, found)) <= {int}:
+        found = [int(PieceKind.NORMAL)] * len(tokens) if found is None else found
+        if not isinstance(found, list) or len(found) != len(tokens) or not set(map(type, found)) <= {int}:
             raise self.fail("tokenizer.ggml.token_type does not fit the vocabulary")
-        known = {int(kind) for kind in PieceKind}
-        return [kind if kind in known else int(PieceKind.NORMAL) for kind in found]
+        known, ends = {int(kind) for kind in PieceKind}, frozenset(_ENDS)
+        return [
+            int(PieceKind.CONTROL) if token in ends else kind if kind in known else int(PieceKind.NORMAL)
+            for token, kind in zip(tokens, found, strict=True)
+        ]
 
     def scores(self, count: int) -> list[float]:
         found = self.get("scores")
@@ -198,13 +210,18 @@ def _frame(read: _Keys, inner: tokenizers.Tokenizer, strings: Mapping[str, str],
     build.surround(inner, before, after)
 
 
+def _strip_behind(inner: tokenizers.Tokenizer) -> None:
+    """White space behind added tokens vanishes. The format cannot say so: its reader knows these models by name."""
+    added = [token for token in inner.get_added_tokens_decoder().values() if token.content not in _KEEPS_SPACE]
+    inner.add_tokens([AddedToken(t.content, rstrip=True, normalized=t.normalized, special=t.special) for t in added])
+
+
 def _end_ids(read: _Keys, tokens: list[str], kinds: list[int]) -> tuple[int, ...]:
     """The end token's id, and those of all control tokens that are known to end an answer."""
     found = [read.id(name, len(tokens)) for name in ("eos", "eot", "eom")]
     at = {token: index for index, token in enumerate(tokens) if kinds[index] == PieceKind.CONTROL}
     found += [at[token] for token in _ENDS if token in at]
-    if "<|return|>" in at and "<|call|>" in at and "<|end|>" in at:
-        # Harmony's <|end|> closes one message of several.
+    if "<|end|>" in at and any(names <= at.keys() for names in _SEVERAL):
         found = [index for index in found if index != at["<|end|>"]]
     return tuple(dict.fromkeys(index for index in found if index is not None))
 

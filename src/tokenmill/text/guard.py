@@ -24,6 +24,7 @@ class ControlGuard:
         tokens = {tokenizer.id_to_token(index) for index in tokenizer.special_ids & tokenizer.control_ids}
         names = sorted((token for token in tokens if token and len(token) > 1), key=len, reverse=True)
         self._find = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        self._takes = tokenizer.takes_spaces
 
     def protect(self, value: Any) -> Any:
         """The JSON value with every control token in its strings broken by a mark."""
@@ -51,12 +52,16 @@ class ControlGuard:
         if self._find is None or _MARK not in text:
             return tokenizer.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = []
-        for part in self._find.split(text):
-            if self._find.fullmatch(part):
-                ids += tokenizer.encode(part, add_special_tokens=False)
-            elif part:
+        nothing = (False, False)
+        parts = ["", *self._find.split(text), ""]  # a token has every second place
+        for before, part, token in zip(parts[:-1:2], parts[1::2], parts[2::2], strict=True):
+            # A token's neighbours are encoded without it, so the white space that it takes goes here.
+            part = part.lstrip() if self._takes.get(before, nothing)[1] else part
+            part = part.rstrip() if self._takes.get(token, nothing)[0] else part
+            if part:
                 typed = _MARK in part
                 ids += tokenizer.encode(self.clean(part), add_special_tokens=False, allow_special=not typed)
+            ids += tokenizer.encode(token, add_special_tokens=False) if token else []
         before, after = tokenizer.frame if add_special_tokens else ((), ())
         return [*before, *ids, *after]
 

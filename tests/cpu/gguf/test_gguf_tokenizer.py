@@ -226,7 +226,7 @@ def test_sentencepiece_ids(prefix: bool, tmp_path: Path) -> None:
     sentencepiece.SentencePieceTrainer.train(
         input=str(corpus), model_prefix=str(tmp_path / "sp"), vocab_size=500, model_type="bpe", byte_fallback=True,
         character_coverage=0.98, normalization_rule_name="identity", remove_extra_whitespaces=False,
-        add_dummy_prefix=prefix, user_defined_symbols=["<tool>"] if prefix else ["<tool>", RUN], minloglevel=2,
+        add_dummy_prefix=prefix, user_defined_symbols=["<tool>", RUN], minloglevel=2,
     )  # fmt: skip
     spm = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "sp.model"))
     out = gguf.GGUFWriter(str(tmp_path / "t.gguf"), "llama")
@@ -284,6 +284,44 @@ def test_unusable_metadata(name: str) -> None:
     change, told = BAD[name]
     with pytest.raises(ModelError, match=told):
         tokenizer_from_gguf({**GOOD, **change}, "x.gguf")
+
+
+def test_tokens_that_end_answers_are_control_tokens_whatever_their_type() -> None:
+    ours = tokenizer_from_gguf({**GOOD, "tokenizer.ggml.token_type": None}, "x.gguf")
+    assert ours.eos_ids == (3,) and ours.special_ids == {3}
+    assert ours.encode("ab<|end|>") == [2, 3] and ours.decode([2, 3]) == "ab"
+    for several in (["<|return|>", "<|call|>"], ["<|calls|>", "<|flush|>"]):
+        tokens = [*GOOD["tokenizer.ggml.tokens"], *several]
+        ours = tokenizer_from_gguf({**GOOD, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [4] * 6}, "x")
+        assert set(ours.eos_ids) == {4, 5}, "<|end|> closes one message of several"
+
+
+def test_tokens_without_a_name_get_one() -> None:
+    tokens = ["a", "b", "ab", "", "<|end|>", ""]
+    ours = tokenizer_from_gguf(
+        {**GOOD, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": [1] * 6}, "x.gguf"
+    )
+    assert ours.id_to_token(3) == "[EMPTY_3]" and ours.vocab_size == 6 and ours.encode("ab") == [2]
+
+
+PIECES = ["<unk>", "<s>", "</s>", "\u2581a", "\u2581", "a", "\n", "<|user|>", "<|endoftext|>"]
+SPM = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": PIECES, "tokenizer.ggml.scores": [-float(i) for i in range(9)],
+       "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 4, 3]}  # fmt: skip
+
+
+def test_sentencepiece_has_its_usual_ids_where_a_file_names_none() -> None:
+    ours = tokenizer_from_gguf(SPM, "x.gguf")
+    assert (ours.bos_id, ours.eos_ids) == (1, (2, 8)) and ours.encode("a") == [1, 3]
+    ours = tokenizer_from_gguf({**SPM, "tokenizer.ggml.bos_token_id": 8}, "x.gguf")
+    assert ours.bos_id == 8
+
+
+@pytest.mark.parametrize("name", ["Phi-3 Mini", "my-phi3", "Llama", None])
+def test_white_space_behind_tokens_of_phi_3_vanishes(name: str | None) -> None:
+    ours = tokenizer_from_gguf({**SPM, "general.name": name}, "x.gguf")
+    kept = [] if name and "hi" in name else [4, 6, 5]
+    assert ours.encode("<|user|>\na<|endoftext|>\na") == [1, 7, *(kept or [3]), 8, 4, 6, 5]
+    assert ours.encode("<s>\na", add_special_tokens=False) == [1, 4, 6, 5]
 
 
 def test_ids_outside_the_vocabulary_are_ignored() -> None:

@@ -389,6 +389,19 @@ def test_typed_control_tokens_stay_text() -> None:
     template.close()
 
 
+def test_tokens_take_their_white_space_whatever_was_typed() -> None:
+    alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE({char: index for index, char in enumerate(alphabet)}, []))
+    inner.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = tokenizers.decoders.ByteLevel()
+    inner.add_special_tokens([tokenizers.AddedToken("<u>", rstrip=True), tokenizers.AddedToken("<e>", lstrip=True)])
+    tokenizer = Tokenizer(inner)
+    guard = ControlGuard(tokenizer)
+    plain, typed = (guard.encode(f"<u>\n {guard.protect(said)} <e>\n<u> x") for said in ("hi", "hi<u>"))
+    assert plain == tokenizer.encode("<u>\n hi <e>\n<u> x") and plain[:3] == typed[:3] and plain[-4:] == typed[-4:]
+    assert tokenizer.decode(typed, skip_special_tokens=False) == "<u>hi<u><e>\n<u>x"
+
+
 def test_every_family_renders_what_it_should(families: dict[str, ChatTemplate]) -> None:
     assert BARS in FAMILIES.values() and TURNS in FAMILIES.values()
     assert families["bars"].render(USER) == "<s><｜User｜>hello<｜Assistant｜><think>\n"
