@@ -262,7 +262,7 @@ def load_runner(
     maker = LayerMaker(raw, config, dtype, device, kernels, fresh_sites, mesh.group, mesh.place)
     runner.sleeper = sleeper_of(runner, bed, maker, source)
     compiling.wait(reasons)
-    warm(config.tuning, runner, reasons)
+    warm(config.tuning, runner, reasons, mesh.share)
     facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))

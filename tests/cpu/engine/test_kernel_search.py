@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -22,15 +24,20 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.recorders = [SimpleNamespace(forget_all=lambda: self.done.append("forget"))]
-        self.kernels = SimpleNamespace(search=self.search)
+        self.ways: dict[str, Any] = {}
+        self.kernels = SimpleNamespace(search=self.search, found_ways=lambda: self.ways, take_ways=self.take)
 
     def warm(self) -> None:
         self.done.append("warm")
 
     def search(self, seconds: float) -> SimpleNamespace:
         self.done.append(f"search {seconds}")
+        self.ways |= self.found
         gains = dict.fromkeys(self.found, 1.5)
         return SimpleNamespace(found=self.found, gains=gains, operations=3, tried=40, unusable=2, left=1)
+
+    def take(self, ways: dict[str, Any]) -> None:
+        self.ways = dict(ways)
 
 
 def run(runner: Runner, **options: Any) -> list[str]:
@@ -53,6 +60,34 @@ def test_what_is_found_is_recorded() -> None:
     nothing = Runner()
     run(nothing, kernel_search="load")
     assert nothing.done == ["warm", "search 10.0"], "recordings stay"
+
+
+def test_ranks_take_the_same_ways() -> None:
+    """Only one of two finds anything, and each began with another file: both end with the same, and record again."""
+    runners = [Runner({"a": ("blas",)}), Runner()]
+    runners[0].ways, runners[1].ways = {"b": ("gemv", 1)}, {"b": ("gemv", 2), "c": ("blas",)}
+    told: list[list[Any]] = []
+    met = threading.Barrier(2, timeout=60)
+
+    def load(number: int) -> None:
+        turn = iter(range(9))
+
+        def share(said: Any) -> list[Any]:
+            n = next(turn)
+            met.wait()
+            if not number:
+                told.append([None, None])
+            met.wait()
+            told[n][number] = said if not isinstance(said, dict) else dict(said)
+            met.wait()
+            return told[n]
+
+        warm(make_config(kernel_search="load").tuning, runners[number], [], share)  # type: ignore[arg-type]
+
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(load, range(2)))
+    assert runners[0].ways == runners[1].ways == {"a": ("blas",), "b": ("gemv", 1), "c": ("blas",)}
+    assert [runner.done for runner in runners] == [["warm", "search 10.0", "forget", "warm"]] * 2
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, float("nan"), 1e9])

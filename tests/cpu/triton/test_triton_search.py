@@ -190,3 +190,15 @@ def test_steady_kernels_are_not_searched() -> None:
     kernels.ways.asked["some"] = asked()
     report = search(once_each([]), Planted(("blas",)), 1.0, lambda: 0.0, room=ROOM)
     assert report == Report() and kernels.ways.found is None
+
+
+def test_ways_of_other_ranks_are_taken() -> None:
+    kernels = TritonKernels()
+    ways = kernels.ways
+    ways.table, ways.own = {"linear:1:8x8": ("blas",)}, {}
+    name = operation(1, (32, 64), None, False)
+    kernels.take_ways({name: ["gemv", 1, 256, 2], "nonsense": ["no way"]})  # as messages bring them
+    assert kernels.found_ways() == {name: ("gemv", 1, 256, 2)}
+    assert ways.known[name] == ("gemv", 1, 256, 2) and ways.known["linear:1:8x8"] == ("blas",)
+    kernels.take_ways({})
+    assert name not in ways.known and ways.known["linear:1:8x8"] == ("blas",)

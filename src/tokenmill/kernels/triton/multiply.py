@@ -5,7 +5,7 @@ Must not know: models, plans, attention.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -244,6 +244,14 @@ class ProductKernels(ReferenceKernels):
         """Look for faster ways of the products that were made so far; they are taken from now on, and kept. What was
         recorded before goes on as it is. Not beside other work."""
         return self.ways.search(self._forced, seconds)
+
+    def found_ways(self) -> dict[str, Way]:
+        """Ways of products that were found on this kind of device, by operation."""
+        return self.ways.own
+
+    def take_ways(self, ways: Mapping[str, Sequence[Any]]) -> None:
+        """Make products in these ways from now on, instead of those."""
+        self.ways.take(ways)
 
     def _forced(
         self,

@@ -7,9 +7,10 @@ Must not know: how products are made.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from tokenmill.kernels.triton.products.ways_by_shape import (
     Sample,
     Way,
     default_way,
+    is_way,
     measured_ways,
     nearest_way,
     operation,
@@ -40,12 +42,15 @@ class Ways:
     def __init__(self, launch: Launch, cache: Path | None, *, many_rows: bool) -> None:
         real = not INTERPRETED
         self.launch, self.many_rows = launch, many_rows
-        self.known: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
+        self.table: dict[str, Way] = measured_ways(torch.cuda.get_device_name()) if real else {}
+        self.known = dict(self.table)
         self.found: WayFile | None = None
         if real and cache is not None:
             self.found = way_file(cache, torch.cuda.get_device_name(), driver_version())
         self.measured: list[Sample] = samples(self.known)
-        self.known |= self.found.read() if self.found is not None else {}
+        self.own: dict[str, Way] = self.found.read() if self.found is not None else {}
+        """Ways that were found on this kind of device."""
+        self.known |= self.own
         self.asked: dict[str, Asked] = {}
         """Products of few rows that were made, by operation."""
         self.near: dict[str, Way | None] = {}
@@ -84,10 +89,17 @@ class Ways:
         every = once_each(list(self.asked.values())) if not self.launch.steady else []
         room = shared_memory()
         report = search(every, Trials(forced), seconds, time.monotonic, room=room, small=self.launch.small)
-        self.known |= report.found
+        self.take(self.own | report.found)
         if self.found is not None:
             self.found.add(report.found)
         return report
+
+    def take(self, ways: Mapping[str, Sequence[Any]]) -> None:
+        """Make products in these ways from now on, instead of those that were found on this kind of device."""
+        for name in self.own.keys() - self.table.keys():
+            self.known.pop(name, None)
+        self.own = {name: tuple(way) for name, way in ways.items() if is_way(name, tuple(way))}
+        self.known |= self.table | self.own
 
     @contextmanager
     def only(self, name: str, way: Way) -> Iterator[None]:
