@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, GroupPlan, Kernels, KVFormat, KVSpec, KVView, StateSpec, StepRows
+from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.kvcache.states import StatePool
 
 NOWHERE = 1 << 24
@@ -40,7 +41,7 @@ class PagedBatch:
         self.kv = [self._view(spec, blocks, dtype) for spec in specs]
         self.free = [random.Random(i).sample(range(blocks), blocks) for i in range(len(self.groups))]
         self.seqs: dict[str, Tables] = {}
-        self.states = StatePool(states, 8, 0, device, kernels.copy_rows_).views
+        self.states = StatePool(states, 8, 0, device, ReferenceKernels().copy_rows_).views
         for part in (part for layer in self.states for part in layer):
             part.fill_(float("nan"))
 

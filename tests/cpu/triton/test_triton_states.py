@@ -147,8 +147,8 @@ def test_state_space(shape, fast, steady):
     kernels = TritonKernels(steady=steady)
     mine, states = run(kernels, compute(kernels), (heads, keys, dim))
     theirs, expected = run(ReferenceKernels(), compute(ReferenceKernels()), (heads, keys, dim))
-    torch.testing.assert_close(torch.cat(mine), torch.cat(theirs), atol=2e-5, rtol=2e-5)
-    torch.testing.assert_close(states, expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(torch.cat(mine), torch.cat(theirs), atol=5e-5, rtol=5e-5)
+    torch.testing.assert_close(states, expected, atol=5e-5, rtol=5e-5)
     assert kernels.counters()["state_space"]["fallbacks"] == 0
 
 
