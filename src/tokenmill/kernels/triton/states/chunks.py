@@ -27,6 +27,8 @@ from tokenmill.kernels.triton.common import INTERPRETED, pow2, sigmoid
 from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of, pow2_of, softplus
 
 SIZE = 64
+BASE, WARPS = 16, 8
+"""Lines of a chunk that are solved one after the other (products do the rest), and by how many warps."""
 WIDEST = 256
 """Keys and values of more numbers are left to the other kernel."""
 
@@ -53,20 +55,24 @@ def _careful(a, b, EXACT: tl.constexpr):
 
 
 @triton.jit
-def _inverse(a, SIZE: tl.constexpr, EXACT: tl.constexpr):
-    """1 / (1 + a), a strictly lower triangular: by rows within blocks of 16, by products between these."""
+def _inverse(a, SIZE: tl.constexpr, BASE: tl.constexpr, LEVELS: tl.constexpr, EXACT: tl.constexpr):
+    """1 / (1 + a), a strictly lower triangular: row by row within blocks of BASE, then of ever larger blocks, by
+    1 / (1 + [[p, 0], [m, q]]) = [[P, 0], [-Q m P, Q]]."""
     r = tl.arange(0, SIZE)
-    same = (r[:, None] // 16) == (r[None, :] // 16)
+    same = (r[:, None] // BASE) == (r[None, :] // BASE)
     inside = tl.where(same, a, 0.0)
     found = tl.where(r[:, None] == r[None, :], 1.0, 0.0)
-    for i in range(1, 16):
-        mine = (r % 16 == i)[:, None]
+    for i in range(1, BASE):
+        mine = (r % BASE == i)[:, None]
         row = tl.sum(tl.where(mine, inside, 0.0), axis=0)
         step = tl.sum(row[:, None] * found, axis=0)
         found = tl.where(mine & same, found - step[None, :], found)
-    between = _careful(found, tl.where(same, 0.0, a), EXACT)
-    found += _careful(_careful(between, between, EXACT), found, EXACT)
-    return found - _careful(between, found, EXACT)
+    for level in tl.static_range(LEVELS):
+        block = r // (BASE << level)
+        below = (block[:, None] % 2 == 1) & (block[:, None] - 1 == block[None, :])
+        between = tl.where(below, a, 0.0)
+        found -= _careful(_careful(found, between, EXACT), found, EXACT)
+    return found
 
 
 @triton.jit(do_not_specialize=["sequences"])
@@ -74,7 +80,7 @@ def _prepare_kernel(
     mixed_ptr, gate_ptr, rate_ptr, shift_ptr, start_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, sequences, mixed_stride,
     gate_stride, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, SIZE: tl.constexpr, FIND: tl.constexpr, SHORT: tl.constexpr,
-    EXACT: tl.constexpr,
+    BASE: tl.constexpr, LEVELS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     number, head = tl.program_id(0), tl.program_id(1)
     sequence, part = find_part(start_ptr, number, sequences, SIZE, FIND)
@@ -103,7 +109,7 @@ def _prepare_kernel(
         ratio = tl.exp(tl.where(earlier, sums[:, None] - sums[None, :], 0.0))
         ratio = tl.where(earlier, ratio, 0.0)
         a = product(low, tl.trans(low), EXACT) * ratio * beta[:, None]
-        inverse = _inverse(tl.where(r[:, None] == r[None, :], 0.0, a), SIZE, EXACT).to(kind)
+        inverse = _inverse(tl.where(r[:, None] == r[None, :], 0.0, a), SIZE, BASE, LEVELS, EXACT).to(kind)
 
         place = (number.to(tl.int64) * HV + head) * SIZE + r
         w = product(inverse, (key * (beta * tl.exp(sums))[:, None]).to(kind), EXACT)
@@ -203,7 +209,8 @@ def chunked_delta_(
     rows, columns = max(16, pow2(spec.key_dim)), max(16, pow2(spec.value_dim))
     _prepare_kernel[(numbers, heads)](
         mixed, gates, spec.rate, spec.shift, ctx.borders(), w, u, p, scales, sequences, mixed.stride(0),
-        gates.stride(0), **sizes, BK=rows, BV=columns, FIND=pow2_of(sequences), EXACT=exact, num_warps=8,
+        gates.stride(0), **sizes, BK=rows, BV=columns, FIND=pow2_of(sequences), BASE=BASE, LEVELS=(SIZE // BASE).bit_length() - 1,
+        EXACT=exact, num_warps=WARPS,
     )  # fmt: skip
     columns = min(32, columns)
     _walk_kernel[(triton.cdiv(spec.value_dim, columns), heads, sequences)](

@@ -21,6 +21,8 @@ SHORT = 17
 """Of so many tokens or fewer, a sequence is computed token by token where chunks.py may take others: a token and the
 most drafts that may follow it, as the state behind each of them is left."""
 ALL = 1 << 30
+CONV_ROWS, CONV_COLUMNS = 16, 128
+"""Tokens and channels of a program, where sequences have several tokens."""
 
 
 @triton.jit
@@ -165,8 +167,8 @@ def short_conv_(
     (tokens, channels), sequences, taps = x.shape, ctx.rows.sequences.shape[0], weight.shape[0]
     out = torch.empty((tokens, channels), dtype=x.dtype, device=x.device)
     one = ctx.max_query == 1
-    rows = 1 if one else max(16, pow2(taps))
-    columns = min(pow2(channels), 256 if one else 128)
+    rows = 1 if one else max(CONV_ROWS, pow2(taps))
+    columns = min(pow2(channels), 256 if one else CONV_COLUMNS)
     grid = (sequences if one else parts_of(tokens, sequences, rows), triton.cdiv(channels, columns))
     _conv_kernel[grid](
         x, weight, bias, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions, ctx.rows.left, sequences,
