@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -22,6 +23,12 @@ def read_text_file(path: Path | str, flag: str, most: int, *, param: str | None 
             return read_all(file, f"{flag} {path}", most, kind.st_size)
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"{flag} {path} cannot be read: {why(error)}.", param=param) from error
+
+
+def lines_of(text: str) -> Iterator[tuple[int, str]]:
+    """Lines that are not blank, with their numbers from 1 on. They end at line feeds alone: a string of JSON may hold
+    what else Unicode calls a line's end."""
+    return ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
 
 
 def read_all(file: IO[str], name: str, most: int, size: int = 0) -> str:

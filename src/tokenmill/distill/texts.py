@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.text_file import read_text_file
+from tokenmill.core.text_file import lines_of, read_text_file
 
 MOST = 4 << 30
 """Most characters."""
@@ -32,9 +32,7 @@ def read_texts(path: Path, flag: str = "--data") -> list[str]:
 
 
 def _lines(text: str, path: Path, flag: str) -> Iterator[str]:
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
-            continue
+    for number, line in lines_of(text):
         try:
             entry = json.loads(line)
         except (ValueError, RecursionError) as error:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.text_file import read_text_file
+from tokenmill.core.text_file import lines_of, read_text_file
 
 HASH_BLOCK = 512
 """Tokens that one hash of a Mooncake trace stands for."""
@@ -150,13 +150,12 @@ class Reader:
                 raise ParameterError(f"--workload {self.path} is not JSON: {error}.") from error
             yield from ((f"{self.path}, entry {number}", entry) for number, entry in enumerate(entries, 1))
             return
-        for number, line in enumerate(text.splitlines(), 1):
-            if line.strip():
-                place = f"{self.path}, line {number}"
-                try:
-                    yield place, json.loads(line)
-                except (ValueError, RecursionError) as error:
-                    raise ParameterError(f"{place} is not JSON: {getattr(error, 'msg', error)}.") from error
+        for number, line in lines_of(text):
+            place = f"{self.path}, line {number}"
+            try:
+                yield place, json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise ParameterError(f"{place} is not JSON: {getattr(error, 'msg', error)}.") from error
 
     def _entry(self, place: str, entry: Any) -> Conversation:
         if not isinstance(entry, dict):

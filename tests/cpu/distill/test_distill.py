@@ -16,6 +16,8 @@ from tokenmill.cli.verbs import app
 from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import ParameterError
 from tokenmill.distill.texts import cut, read_texts
+from tokenmill.measure.conversations import Reader
+from tokenmill.measure.quality import read_tasks
 from tokenmill.testing.tiny import make_tiny
 
 SETTINGS = ["--batch", "8", "--length", "32", "--device", "cpu", "--checkpoint-every", "20", "--rate", "0.02"]
@@ -126,3 +128,18 @@ def test_wrong_input_is_told(teacher, tmp_path):
     (full / "file").write_text("x")
     arguments = ["distill", "demo", str(full), "--data", str(teacher / "text.txt")]
     assert "not empty" in CliRunner().invoke(app, arguments).output
+
+
+def test_lines_end_at_line_feeds_alone(tmp_path):
+    """JSON may hold what Unicode calls a line's end, too."""
+    said = "one\u2028two\u2029three\x85four"
+    texts, tasks, talks = (tmp_path / f"{name}.jsonl" for name in ("texts", "tasks", "talks"))
+    lines = [{"text": said}, {"prompt": said}], [{"prompt": said, "answer": said}], [{"prompt": said, "max_tokens": 3}] * 2
+    for path, entries in zip((texts, tasks, talks), lines, strict=True):
+        path.write_text("\n\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries))
+    assert read_texts(texts) == [said, said]
+    assert [task.prompt for task in read_tasks(tasks)] == [said]
+    assert len(Reader(talks, vocab=300).read()) == 2
+    texts.write_text('{"text": "one"}\n\n{"text": 2}\n')
+    with pytest.raises(ParameterError, match="line 3: needs a string"):
+        read_texts(texts)
