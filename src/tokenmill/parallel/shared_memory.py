@@ -65,10 +65,11 @@ class SharedGroup:
         """residual + the sum in rank order, in float32 and rounded once."""
         kind = _TYPES.get(x.dtype)
         if kind is None:
-            total = sum(part.float() for part in self.all_gather(x.reshape(1, -1)).chunk(self.size, -1))
-            assert isinstance(total, Tensor)
-            total = total.view(x.shape) if residual is None else total.view(x.shape) + residual.float()
-            return total.to(x.dtype)
+            first, *others = self.all_gather(x).chunk(self.size, -1)
+            total = first.float()
+            for part in others:
+                total = total + part.float()
+            return (total if residual is None else total + residual.float()).to(x.dtype)
         x, out = x.contiguous(), torch.empty_like(x)
         residual = None if residual is None else residual.to(x.dtype).contiguous()
         beside = 0 if residual is None else residual.data_ptr()

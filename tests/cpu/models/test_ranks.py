@@ -279,3 +279,14 @@ def test_heads_that_do_not_divide_are_refused(tmp_path):
     _, config, tensors = make(CASES["qwen2"].config, tmp_path)
     with pytest.raises(ModelError, match="4 heads"):
         load(config, tensors, group=ThreadGroup(Shared(3), 0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_sums_larger_than_what_is_exchanged_at_a_time(dtype, memory):
+    shared = memory(2)
+    x = torch.randn(2, 5, 120, 4096).to(dtype)  # in 16 bits more than a slot has
+    beside = torch.randn(5, 120, 4096).to(dtype)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda rank: SharedGroup(shared.file, rank, 2).all_reduce(x[rank], beside), range(2)))
+    wanted = (x[0].float() + x[1].float() + beside.float()).to(dtype)
+    assert all(torch.equal(each, wanted) for each in found)
