@@ -19,7 +19,7 @@ from tokenmill.server.inputs.headers import (
     REFUSED_QUERIES,
     TOLD_HEADERS,
 )
-from tokenmill.server.inputs.object_rules import ObjectRules, Refusal, schema_name
+from tokenmill.server.inputs.object_rules import Companion, ObjectRules, Refusal, schema_name
 from tokenmill.server.inputs.refused import GENERATING as GENERATING_REFUSED
 from tokenmill.server.request_rules import ENDPOINTS, make_request_rules
 
@@ -63,6 +63,9 @@ def page() -> str:
 def _rules(rules: ObjectRules) -> Iterable[str]:
     if rules.done:
         yield f"**Done**: {_names(rules.done)}\n"
+    if rules.companions:
+        shown = ", ".join(f"`{name}` ({_needed(each)})" for name, each in sorted(rules.companions.items()))
+        yield f"**Refused where they have no effect**: {shown}\n"
     asks = GENERATING_REFUSED.keys() <= rules.refused.keys()
     harmless = {name: why for name, why in rules.harmless.items() if not (asks and name in GENERATING_HARMLESS)}
     refused = {
@@ -73,6 +76,11 @@ def _rules(rules: ObjectRules) -> Iterable[str]:
     yield from _lists(rules.aliases, harmless, refused)
     if asks:
         yield "And what holds wherever text is asked for.\n"
+
+
+def _needed(companion: Companion) -> str:
+    kinds = ", ".join(f"`{value}`" for value in companion.void if value)
+    return f"with the {companion.other} {kinds}" if kinds else f"without `{companion.other}`"
 
 
 def _lists(aliases: Mapping[str, str], harmless: Mapping[str, str], refused: Mapping[str, Refusal]) -> Iterable[str]:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tokenmill.server.anthropic.schemas import CountRequest, MessagesRequest
+from tokenmill.server.inputs.companions import COMPANIONS
 from tokenmill.server.inputs.harmless import HARMLESS
 from tokenmill.server.inputs.object_rules import ObjectRules, Refusal, parts, schema_name, spellings
 from tokenmill.server.inputs.refused import REFUSED
@@ -69,6 +70,10 @@ ALIASES: dict[str, Mapping[str, str]] = {
     "kserve.Parameters": {**_OPENAI, "max_completion_tokens": "max_tokens"},
     "llamacpp.CompletionRequest": _LLAMA,
     "llamacpp.InfillRequest": _LLAMA,
+    "scoring.ScoreRequest": {
+        **dict.fromkeys(("queries", "query"), "text_1"),
+        **dict.fromkeys(("documents", "items"), "text_2"),
+    },
 }
 """Spellings of other engines, and the fields here that they mean."""
 
@@ -215,7 +220,8 @@ def _add(part: type[BaseModel] | str, made: dict[str, ObjectRules]) -> ObjectRul
             for under in parts(info):
                 inside[each] = _add(under, made)
     judged = (HARMLESS.get(name, {}), REFUSED.get(name, {}), ALIASES.get(name, {}))
-    made[name] = ObjectRules(name, fields, *judged, inside, validated=not isinstance(part, str))
+    by_hand, needs = isinstance(part, str), COMPANIONS.get(name, {})
+    made[name] = ObjectRules(name, fields, *judged, inside, validated=not by_hand, companions=needs)
     return made[name]
 
 
@@ -225,7 +231,8 @@ def _completion_like(
     """A body with the fields of a completion, except those for which its answers have no place."""
     fields = (completion.fields | own) - REFUSED[name].keys()
     inside = {each: rules for each, rules in completion.inside.items() if each in fields} | dict(within)
-    return ObjectRules(name, fields, HARMLESS[name], REFUSED[name], ALIASES[name], inside)
+    needs = {each: companion for each, companion in completion.companions.items() if each in fields}
+    return ObjectRules(name, fields, HARMLESS[name], REFUSED[name], ALIASES[name], inside, companions=needs)
 
 
 def _foreign(made: Mapping[str, ObjectRules], asked: str) -> dict[str, Refusal]:

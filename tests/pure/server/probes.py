@@ -379,8 +379,8 @@ PROBES: dict[str, dict[str, Probe]] = {
     },
     "scoring.ScoreRequest": {
         **_SCORED,
-        **{name: ({"text_1": ABSENT}, "a", "b") for name in ("text_1", "queries", "query", "first")},
-        **{name: ({"text_2": ABSENT}, "a", "b") for name in ("text_2", "documents", "items", "second")},
+        "text_1": ({}, "a", "b"),
+        "text_2": ({}, "a", "b"),
     },
     "scoring.EmbedRequest": {
         "inputs": ({}, "Hi", "Ho"),

@@ -17,6 +17,7 @@ from tests.pure.server.server_fields_done_helpers import BASES, UNDER
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.server.bodies import validated
 from tokenmill.server.errors import HttpError
+from tokenmill.server.inputs.companions import COMPANIONS
 from tokenmill.server.inputs.harmless import HARMLESS
 from tokenmill.server.inputs.headers import DONE_HEADERS, HARMLESS_HEADERS, QUERIES, TOLD_HEADERS
 from tokenmill.server.inputs.object_rules import Refusal, parts, schema_name, spellings
@@ -55,6 +56,56 @@ def wrapped(object_name: str, change: dict[str, Any]) -> tuple[str, dict[str, An
     """A path, and a body with these names added where the object lies."""
     path, body = BASES[object_name]
     return path, {**body, UNDER[object_name]: change} if object_name in UNDER else {**body, **change}
+
+
+BESIDE: dict[str, tuple[Any, Any, Any]] = {
+    "truncation_side": ("right", None, 3),
+    "stream_interval": (3, False, True),
+    "return_tokens_as_token_ids": (True, False, True),
+    "truncation_direction": ("left", False, True),
+}
+"""Fields that need another one: a value, and values of the other without and with which it acts."""
+
+
+@pytest.mark.parametrize("object_name", COMPANIONS)
+def test_a_field_that_acts_only_beside_another_is_refused_without_it(object_name: str) -> None:
+    for name, companion in RULES[object_name].companions.items():
+        value, without, beside = BESIDE.get(name, ("a", companion.void[0], "another"))
+        for other in (without, *(companion.void if name not in BESIDE else (None,))):
+            with pytest.raises(ParameterError, match="has no effect with") as caught:
+                judge_names({name: value, companion.other: other}, RULES[object_name], Unknown())
+            assert caught.value.param == name
+        for neutral in (None, *companion.neutral):
+            judge_names({name: neutral, companion.other: without}, RULES[object_name], Unknown())
+        judge_names({name: value, companion.other: beside}, RULES[object_name], Unknown())
+
+
+def test_log_probabilities_of_no_alternatives_are_log_probabilities() -> None:
+    judge_names({"return_tokens_as_token_ids": True, "logprobs": 0}, RULES["openai.CompletionRequest"], Unknown())
+
+
+@pytest.mark.parametrize(("path", "body", "name"), [
+    ("/tokenize", {"prompt": "a", "with_pieces": True}, "with_pieces"),
+    ("/tokenize", {"prompt": "a", "parse_special": False}, "parse_special"),
+    ("/tokenize", {"prompt": "a", "tools": [{"function": {"name": "f"}}]}, "tools"),
+    ("/tokenize", {"messages": TALK, "add_special": True}, "add_special"),
+    ("/tokenize", {"content": "a", "return_token_strs": True}, "return_token_strs"),
+    ("/tokenize", {"content": "a", "add_special_tokens": False}, "add_special_tokens"),
+    ("/tokenize", {"content": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+    ("/generate", {"inputs": "a", "stream": True}, "stream"),
+    ("/generate_stream", {"inputs": "a", "stream": False}, "stream"),
+    ("/v2/models/fake/generate", {"text_input": "a", "parameters": {"stream": True}}, "stream"),
+    ("/v2/models/fake/generate_stream", {"text_input": "a", "parameters": {"stream": False}}, "stream"),
+    ("/generate", {"inputs": "a", "parameters": {"top_n_tokens": 2}}, "top_n_tokens"),
+    ("/score", {"text_1": "a", "queries": "b", "text_2": "c"}, "queries"),
+    ("/v1/score", {"text_1": "a", "documents": ["b"], "items": ["c"]}, "items"),
+    ("/api/show", {"model": "fake", "name": "other"}, "name"),
+])  # fmt: skip
+async def test_what_one_form_of_a_request_does_not_read_is_refused_by_name(
+    start: Starter, path: str, body: dict[str, Any], name: str
+) -> None:
+    refused = await (await start()).post(path, body)
+    assert refused.status_code == 400 and name in refused.text
 
 
 async def ignored(served: Served) -> dict[str, float]:

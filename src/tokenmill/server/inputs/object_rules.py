@@ -42,11 +42,28 @@ def _same(value: Any, other: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Companion:
+    """What a field needs beside it: it has no effect while `other` is absent or holds one of `void`. `neutral`: values
+    that ask for nothing, besides those that never do."""
+
+    other: str
+    void: tuple[Any, ...] = (None, False)
+    neutral: tuple[Any, ...] = ()
+
+    def lacking(self, value: Any, around: Mapping[str, Any]) -> str | None:
+        """Why this value has no effect among these fields, in words. None: it has one, or asks for nothing."""
+        given = around.get(self.other)
+        if not Refusal("", self.neutral).asks(value) or not any(_same(given, each) for each in self.void):
+            return None
+        return f"without {self.other}" if given in (None, False) else f"with {self.other} {given!r}"
+
+
+@dataclass(frozen=True, slots=True)
 class ObjectRules:
     """How the names of one object are judged.
 
     fields: read here; aliases: other spellings of them; inside: rules of the objects (or lists of objects) under a
-    name; validated: a schema reads the object, not a handler by hand."""
+    name; validated: a schema reads the object, not a handler by hand; companions: fields that need another one."""
 
     name: str
     fields: frozenset[str]
@@ -55,6 +72,7 @@ class ObjectRules:
     aliases: Mapping[str, str] = field(default_factory=dict)
     inside: Mapping[str, ObjectRules] = field(default_factory=dict)
     validated: bool = True
+    companions: Mapping[str, Companion] = field(default_factory=dict)
 
     @property
     def done(self) -> frozenset[str]:

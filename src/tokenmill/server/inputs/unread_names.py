@@ -1,4 +1,5 @@
-"""The names in a body that no schema reads. Owns: refusing names, renaming other spellings, and finding unknown names.
+"""The names in a body before a schema reads it. Owns: refusing names, also those that need another one, renaming other
+spellings, and finding unknown names.
 
 It walks over the objects once before they are validated; the cost is that of the names. Must not know: HTTP, any one
 API.
@@ -65,6 +66,9 @@ def judge_names(raw: MutableMapping[str, Any], rules: ObjectRules, unknown: Unkn
                 raise ParameterError(text, param=f"{path}{name}")
         elif name not in rules.harmless and not unknown.more:
             unknown.add(path, name, rules)
+    for name, companion in rules.companions.items():
+        if name in raw and (lack := companion.lacking(raw[name], raw)) is not None:
+            raise ParameterError(f"{path}{name} has no effect {lack}.", param=f"{path}{name}")
     for name, under in rules.inside.items():
         value = raw.get(name)
         if isinstance(value, dict):

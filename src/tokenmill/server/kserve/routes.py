@@ -11,16 +11,15 @@ from starlette.responses import Response
 
 import tokenmill
 from tokenmill.core.errors import ParameterError
-from tokenmill.server.bodies import translated
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError, renaming_fields
+from tokenmill.server.errors import HttpError
 from tokenmill.server.kserve.schemas import NAMES, TEXT, GenerateRequest, InferRequest
 from tokenmill.server.model_lookup import Streams, find_by_name
-from tokenmill.server.openai.completions import Completion, open_completion
-from tokenmill.server.openai.schemas import CompletionRequest
+from tokenmill.server.openai.completions import Completion
 from tokenmill.server.request_job import Gathered
 from tokenmill.server.routing import Api, Work, get, json_answer, post
 from tokenmill.server.switch.listing import known_name, trouble, trouble_of_all
+from tokenmill.server.translated_completion import open_translated_completion
 
 encode = msgspec.json.Encoder().encode
 OUT = "text_output"
@@ -69,7 +68,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
             body = await work.read(InferRequest)
             wanted = body.wanted((OUT, "finish_reason"))
             name = context.check_model(request.path_params["model"])
-            await _open(context, work, body.read, several=True)
+            await _open(work, body.read, several=True)
             head = {"model_name": name, "model_version": VERSION, "id": body.id or work.base()}
 
             def make(gathered: Gathered) -> Any:
@@ -85,7 +84,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             body = await work.read(GenerateRequest)
             name = context.check_model(request.path_params["model"])
-            await _open(context, work, body.read)
+            await _open(work, body.read)
 
             def make(gathered: Gathered) -> Any:
                 ((_, result),) = gathered
@@ -100,7 +99,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             body = await work.read(GenerateRequest)
             name = context.check_model(request.path_params["model"])
-            opened = await _open(context, work, body.read, stream=True)
+            opened = await _open(work, body.read, stream=True)
             return work.stream(
                 _pieces(opened, {"model_name": name, "model_version": VERSION, "id": body.id or work.base()})
             )
@@ -127,25 +126,20 @@ KSERVE = Api(
 Asked = Callable[[], tuple[str | list[str], dict[str, Any]]]
 
 
-async def _open(
-    context: Context, work: Work, asked: Asked, *, stream: bool = False, several: bool = False
-) -> Completion:
+async def _open(work: Work, asked: Asked, *, stream: bool = False, several: bool = False) -> Completion:
     """A completion for these prompts and parameters. `several`: the answer may hold more than one text."""
 
-    def read() -> CompletionRequest:
+    def fields() -> dict[str, Any]:
         prompts, parameters = asked()
         work.judge("kserve.Parameters", parameters)
-        if parameters.pop("stream", None) and not stream:
-            raise ParameterError("stream is not available on this path: use generate_stream.", param="stream")
-        body = translated(CompletionRequest, {**parameters, "prompt": prompts})
-        if (body.n or 1) > 1 and not several:
+        if parameters.pop("stream", stream) is not stream:
+            other = "generate" if stream else "generate_stream"
+            raise ParameterError(f"stream is not what this path does: use {other}.", param="stream")
+        if not several and parameters.get("n", 1) != 1:
             raise ParameterError("n must be 1 here: the answer has room for one text (infer has more).", param="n")
-        return body
+        return {**parameters, "prompt": prompts}
 
-    with renaming_fields(NAMES):
-        body = await context.bodies.run_in_thread(work.job.size, read)
-        work.apply_job_fields(body)
-        return await open_completion(context, body, work.job, work.base())
+    return await open_translated_completion(work, fields, NAMES)
 
 
 async def _pieces(opened: Completion, head: dict[str, Any]) -> AsyncIterator[bytes]:

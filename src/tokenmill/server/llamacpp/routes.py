@@ -13,7 +13,6 @@ from starlette.responses import Response
 
 import tokenmill
 from tokenmill.core.errors import ParameterError
-from tokenmill.server.bodies import validated
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, blaming, quoted, renaming_fields
 from tokenmill.server.llamacpp import answers
@@ -26,8 +25,9 @@ from tokenmill.server.llamacpp.schemas import (
 )
 from tokenmill.server.model_lookup import Streams
 from tokenmill.server.openai import embeddings, schemas, tokens
-from tokenmill.server.openai.completions import Read, open_completion
+from tokenmill.server.openai.completions import Read
 from tokenmill.server.routing import Api, Work, body_size, get, json_answer, post, read_body
+from tokenmill.server.translated_completion import open_translated_completion
 
 GENERATING = ("/completion", "/completions", "/infill")
 EMBEDDING = ("/embedding", "/embeddings")
@@ -40,14 +40,14 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Continue one or several prompts."""
         async with Work(context, request) as work:
             body = await work.read(CompletionRequest)
-            return await _answer(context, work, body, body.fields)
+            return await _answer(work, body, body.fields)
 
     async def infill(request: Request, context: Context) -> Response:
         """Write between two texts."""
         async with Work(context, request) as work:
             body = await work.read(InfillRequest)
             with renaming_fields({"suffix": "input_suffix"}), blaming("input_prefix"):
-                return await _infill(context, work, body)
+                return await _infill(work, body)
 
     async def embed(request: Request, context: Context) -> Response:
         """Unit vectors, each in a list of its own."""
@@ -111,38 +111,29 @@ LLAMACPP = Api(
 
 
 async def _answer(
-    context: Context,
-    work: Work,
-    asked: Adapted,
-    fields: Callable[[], dict[str, Any]],
-    read: Callable[[], Any] | None = None,
+    work: Work, asked: Adapted, fields: Callable[[], dict[str, Any]], read: Callable[[], Any] | None = None
 ) -> Response:
     """A completion with these fields. `read`: makes the prompt in another way."""
 
-    def checked() -> tuple[schemas.CompletionRequest, bool]:
-        found = fields()
-        info = context.backend.info
+    def chosen() -> dict[str, Any]:
+        found, info = fields(), work.context.backend.info
         adapter = asked.adapter(tuple(info.adapters))
         if adapter is not None:
-            chosen = adapter or info.names[0]
-            if found.setdefault("model", chosen) != chosen:
-                raise ParameterError(f"lora chooses {quoted(chosen)}, and model names another one.", param="lora")
-        silent = found.get("max_tokens") == 0 and not isinstance(found["max_tokens"], bool)
-        if silent:
-            found["max_tokens"] = 1
-        return validated(schemas.CompletionRequest, found), silent
+            name = adapter or info.names[0]
+            if found.setdefault("model", name) != name:
+                raise ParameterError(f"lora chooses {quoted(name)}, and model names another one.", param="lora")
+        return found
 
-    body, silent = await context.bodies.run_in_thread(work.job.size, checked)
-    work.apply_job_fields(body)
-    opened = await open_completion(context, body, work.job, work.base(), read)
-    made = answers.Answers(opened, silent=silent)
-    if body.stream:
+    opened = await open_translated_completion(work, chosen, read=read)
+    made = answers.Answers(opened, silent=asked.silent)
+    if opened.body.stream:
         return work.stream(made.events())
     return await work.whole(made.whole)
 
 
-async def _infill(context: Context, work: Work, body: InfillRequest) -> Response:
-    ends = context.text.fill_ends()
+async def _infill(work: Work, body: InfillRequest) -> Response:
+    text = work.context.text
+    ends = text.fill_ends()
 
     def fields() -> dict[str, Any]:
         found = body.fields()
@@ -153,9 +144,9 @@ async def _infill(context: Context, work: Work, body: InfillRequest) -> Response
     async def read() -> Read:
         others = [(each.filename, each.text) for each in body.input_extra]
         gap, framed = (body.input_prefix, body.input_suffix), body.fields().get("add_special_tokens") is not False
-        return [await context.text.fill(gap, body.prompt, others, framed=framed)]
+        return [await text.fill(gap, body.prompt, others, framed=framed)]
 
-    return await _answer(context, work, body, fields, read)
+    return await _answer(work, body, fields, read)
 
 
 def _props(context: Context) -> dict[str, Any]:

@@ -37,6 +37,12 @@ class Adapted(BaseModel):
     model_config = OPEN
     lora: Annotated[list[Scaled], few(MOST_ADAPTERS)] | None = None
 
+    @property
+    def silent(self) -> bool:
+        """Is the prompt only to be read (n_predict = 0)?"""
+        most = (self.model_extra or {}).get("max_tokens")
+        return most == 0 and not isinstance(most, bool)
+
     def adapter(self, names: Sequence[str]) -> str | None:
         """The adapter that it chooses among the served ones. "": none of them. None: it does not choose."""
         if self.lora is None:
@@ -59,7 +65,7 @@ class CompletionRequest(Adapted):
 
     def fields(self) -> dict[str, Any]:
         """The request as fields of a completion."""
-        return {**translated(self.model_extra or {}), "prompt": self.prompt, "stream": self.stream}
+        return {**translated(self), "prompt": self.prompt, "stream": self.stream}
 
 
 class Snippet(BaseModel):
@@ -81,7 +87,7 @@ class InfillRequest(Adapted):
 
     def fields(self) -> dict[str, Any]:
         """The request as fields of a completion, without its prompt."""
-        return {**translated(self.model_extra or {}), "prompt": "-", "stream": self.stream}
+        return {**translated(self), "prompt": "-", "stream": self.stream}
 
 
 class TemplateRequest(BaseModel):
@@ -102,10 +108,12 @@ class EmbeddingRequest(BaseModel):
     content: TextPrompt | TokenPrompt | Annotated[list[TextPrompt | TokenPrompt], few(MOST_TEXTS, 1)]
 
 
-def translated(extra: dict[str, Any]) -> dict[str, Any]:
-    """llama.cpp's values as those of a completion's fields: -1 as a random seed, biases as pairs, no limit by
-    default."""
-    found = {"max_tokens": None, **extra}
+def translated(asked: Adapted) -> dict[str, Any]:
+    """llama.cpp's values as those of a completion's fields: -1 as a random seed, biases as pairs, no limit by default,
+    and one token if none is to be shown."""
+    found = {"max_tokens": None, **(asked.model_extra or {})}
+    if asked.silent:
+        found["max_tokens"] = 1
     if found.get("seed") == -1:
         found["seed"] = None
     if not found.get("logprobs"):

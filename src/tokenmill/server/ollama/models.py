@@ -72,10 +72,7 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
         """Delete a stored model."""
         store = changes.check(request)
         body = await read_body(context, request, DeleteRequest)
-        name = body.model or body.name
-        if not name:
-            raise ParameterError("model is missing.", param="model")
-        await in_thread(partial(_delete, store, name))
+        await in_thread(partial(_delete, store, body.named()))
         await changes.sync()
         return Response(b"", 200)
 

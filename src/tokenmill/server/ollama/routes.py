@@ -9,7 +9,7 @@ import hashlib
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -146,16 +146,13 @@ def _add_telling(app: FastAPI, context: Context, changes: Changes) -> None:
         other = changes.unloaded(request, text_of(fields, "model") or text_of(fields, "name") or "")
         if other is None:
             return await show_loaded(request)
-        await read_body(context, request, ShowRequest)
+        (await read_body(context, request, ShowRequest)).named()
         return json_answer(await in_thread(lambda: show_stored(changes.store, other)))
 
     async def answer_show(request: Request, context: Context) -> Response:
         """The same for a loaded model."""
         body = await read_body(context, request, ShowRequest)
-        name = body.model or body.name
-        if not name:
-            raise ParameterError("model is missing.", param="model")
-        return json_answer(await in_thread(lambda: _shown(context, name)))
+        return json_answer(await in_thread(partial(_shown, context, body.named())))
 
     async def version(request: Request) -> Response:
         """This server's version."""

@@ -221,29 +221,33 @@ class EmbeddingsRequest(BaseModel):
     keep_alive: float | Label | None = None
 
 
-class ShowRequest(BaseModel):
-    """POST /api/show."""
+class Naming(BaseModel):
+    """A request about a model by its name. `name` is the older word for `model`."""
 
     model_config = LOOSE
     model: Label | None = None
     name: Label | None = None
-    verbose: bool = False
-
-
-class Streaming(BaseModel):
-    """The fields of requests about stored models. `name` is the older word for `model`."""
-
-    model_config = LOOSE
-    model: Label | None = None
-    name: Label | None = None
-    stream: bool = True
 
     def named(self) -> str:
-        """The model's name. A request without one is refused."""
+        """The model's name. A request without one, or with two, is refused."""
         found = self.model or self.name
         if not found:
             raise ParameterError("model is missing.", param="model")
+        if self.name not in (None, "", found):
+            raise ParameterError("Give model or name, not both.", param="name")
         return found
+
+
+class ShowRequest(Naming):
+    """POST /api/show."""
+
+    verbose: bool = False
+
+
+class Streaming(Naming):
+    """The fields of requests that take time."""
+
+    stream: bool = True
 
 
 class PullRequest(Streaming):
@@ -272,12 +276,8 @@ class CreateRequest(Streaming):
     messages: Annotated[list[StoredMessage], few(MOST_MESSAGES)] | None = None
 
 
-class DeleteRequest(BaseModel):
+class DeleteRequest(Naming):
     """DELETE /api/delete."""
-
-    model_config = LOOSE
-    model: Label | None = None
-    name: Label | None = None
 
 
 class CopyRequest(BaseModel):

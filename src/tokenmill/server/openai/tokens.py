@@ -22,9 +22,12 @@ async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[s
     if body.content is not None:
         if body.prompt is not None or body.messages is not None:
             raise ParameterError("Give one of content, prompt and messages.", param="content")
+        _check_form(body, "content", (*_OF_TEXTS, *_OF_TALKS))
         return await _pieces(context, body, body.content)
     if (body.prompt is None) == (body.messages is None):
         raise ParameterError("Give either prompt or messages.", param="prompt")
+    form = "prompt" if body.messages is None else "messages"
+    _check_form(body, form, (*_OF_CONTENT, *(_OF_TALKS if body.messages is None else ())))
     if body.messages is not None:
         _, ids = await context.text.chat(
             lambda: talk(context, body), size=size, add_special_tokens=bool(body.add_special_tokens), any_length=True
@@ -43,6 +46,18 @@ async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[s
         "tokens": ids,
         "token_strs": strings,
     }
+
+
+_OF_CONTENT = ("add_special", "parse_special", "with_pieces")
+_OF_TEXTS = ("add_special_tokens", "return_token_strs")
+_OF_TALKS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+
+
+def _check_form(body: TokenizeRequest, form: str, others: Iterable[str]) -> None:
+    """Refuse fields that belong to other forms of this request."""
+    for name in others:
+        if getattr(body, name) not in (None, [], {}, type(body).model_fields[name].default):
+            raise ParameterError(f"{name} has no effect with {form}.", param=name)
 
 
 async def _pieces(context: Context, body: TokenizeRequest, text: str) -> dict[str, Any]:

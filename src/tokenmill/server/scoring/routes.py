@@ -107,8 +107,8 @@ async def _scores(context: Context, job: Job, base: str, pairs: Sequence[tuple[s
 
 def _pairs(body: ScoreRequest) -> list[tuple[str, str]]:
     """Pairs of one text with all others, or of texts at the same places."""
-    first = [body.first] if isinstance(body.first, str) else body.first
-    second = [body.second] if isinstance(body.second, str) else [text_of(each) for each in body.second]
+    first = [body.text_1] if isinstance(body.text_1, str) else body.text_1
+    second = [body.text_2] if isinstance(body.text_2, str) else [text_of(each) for each in body.text_2]
     return pair_up(first, second)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tokenmill.server.fields import Label, few
 
@@ -52,10 +52,8 @@ class RerankRequest(Scored):
 class ScoreRequest(Scored):
     """POST /score and /v1/score: one text against many, or pairs."""
 
-    first: Words | Annotated[list[Words], few(MOST_TEXTS, 1)] = Field(
-        validation_alias=AliasChoices("text_1", "queries", "query")
-    )
-    second: Words | Documents = Field(validation_alias=AliasChoices("text_2", "documents", "items"))
+    text_1: Words | Annotated[list[Words], few(MOST_TEXTS, 1)]
+    text_2: Words | Documents
 
 
 class ClassifyRequest(BaseModel):

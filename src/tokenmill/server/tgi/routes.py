@@ -10,17 +10,16 @@ from fastapi import FastAPI, Request
 from starlette.responses import Response
 
 import tokenmill
-from tokenmill.server.bodies import translated
+from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
-from tokenmill.server.errors import renaming_fields
 from tokenmill.server.model_lookup import Streams
-from tokenmill.server.openai.completions import Completion, open_completion
-from tokenmill.server.openai.schemas import CompletionRequest
+from tokenmill.server.openai.completions import Completion
 from tokenmill.server.request_job import Gathered
 from tokenmill.server.routing import Api, Work, get, json_answer, post
 from tokenmill.server.text_workers import THREADS
 from tokenmill.server.tgi import answers
 from tokenmill.server.tgi.schemas import NAMES, AnyRequest, TgiRequest, VllmRequest, form_of
+from tokenmill.server.translated_completion import open_translated_completion
 
 encode = msgspec.json.Encoder().encode
 
@@ -33,20 +32,24 @@ def add_routes(app: FastAPI, context: Context) -> None:
         async with Work(context, request) as work:
             body: TgiRequest | VllmRequest = await work.read(form_of)
             if isinstance(body, VllmRequest):
-                return await _vllm(context, work, body)
-            return await _tgi(context, work, body, stream=False)
+                return await _vllm(work, body)
+            if body.stream:
+                raise ParameterError("stream is not available on this path: use /generate_stream.", param="stream")
+            return await _tgi(work, body, stream=False)
 
     async def generate_stream(request: Request, context: Context) -> Response:
         """The same, token by token."""
         async with Work(context, request) as work:
             body = await work.read(TgiRequest)
-            return await _tgi(context, work, body, stream=True)
+            if "stream" in body.model_fields_set and not body.stream:
+                raise ParameterError("Answers on this path are streams: use /generate for others.", param="stream")
+            return await _tgi(work, body, stream=True)
 
     async def root(request: Request, context: Context) -> Response:
         """Continue a prompt for clients that post to /: a list of one answer, or a stream."""
         async with Work(context, request) as work:
             body = await work.read(TgiRequest)
-            return await _tgi(context, work, body, stream=body.stream, listed=not body.stream)
+            return await _tgi(work, body, stream=body.stream, listed=not body.stream)
 
     async def info(request: Request, context: Context) -> Response:
         """Get the served model and its limits."""
@@ -71,9 +74,8 @@ TGI = Api(
 )
 
 
-async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, listed: bool = False) -> Response:
-    with renaming_fields(NAMES):
-        opened = await _open(context, work, body.parameters.fields(body.inputs, stream=stream))
+async def _tgi(work: Work, body: TgiRequest, *, stream: bool, listed: bool = False) -> Response:
+    opened = await open_translated_completion(work, lambda: body.parameters.fields(body.inputs, stream=stream), NAMES)
     if stream:
         return work.stream(answers.events(opened, body.parameters, body.inputs))
     if body.parameters.return_full_text:
@@ -86,17 +88,10 @@ async def _tgi(context: Context, work: Work, body: TgiRequest, *, stream: bool, 
     return await work.whole(make)
 
 
-async def _open(context: Context, work: Work, fields: dict[str, Any]) -> Completion:
-    """A completion with these fields. None counts as absent."""
-    body = await context.bodies.run_in_thread(work.job.size, lambda: translated(CompletionRequest, fields))
-    work.apply_job_fields(body)
-    return await open_completion(context, body, work.job, work.base())
-
-
-async def _vllm(context: Context, work: Work, body: VllmRequest) -> Response:
+async def _vllm(work: Work, body: VllmRequest) -> Response:
     """{"text": [prompt + output, ...]}, or one line of that per step."""
-    extras = {"prompt": body.prompt, "use_beam_search": body.use_beam_search, **(body.model_extra or {})}
-    opened = await _open(context, work, extras)
+    own = {"prompt": body.prompt, "use_beam_search": body.use_beam_search}
+    opened = await open_translated_completion(work, lambda: {**own, **(body.model_extra or {})})
     work.job.check_repeated(len(body.prompt), work.job.count)
     if body.stream:
         return work.lines(_grown(opened, body.prompt))

@@ -73,6 +73,8 @@ class Parameters(BaseModel):
             raise ParameterError("best_of is not available in streams.", param="best_of")
         if stream and self.decoder_input_details:
             raise ParameterError("decoder_input_details is not available in streams.", param="decoder_input_details")
+        if self.top_n_tokens and not (stream or self.details or self.decoder_input_details):
+            raise ParameterError("top_n_tokens has no effect without details = true.", param="top_n_tokens")
         warped = any(x is not None for x in (self.temperature, self.top_k, self.top_p, self.typical_p))
         sampled = self.do_sample or warped or (self.best_of or 1) > 1
         default = 1.0 if sampled else 0.0

@@ -1,0 +1,42 @@
+"""Fields that have an effect only beside another one: the one list of them. Owns: which they are. Without the other
+field they are refused by name.
+
+Keys are names of objects, as in `refused.py`. Must not know: schemas, HTTP.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tokenmill.server.inputs.object_rules import Companion
+
+_SIDE = {"truncation_side": Companion("truncate_prompt_tokens", neutral=("left",))}
+_TEXT = {
+    **_SIDE,
+    "stream_interval": Companion("stream", neutral=(1,)),
+    "return_tokens_as_token_ids": Companion("logprobs"),
+}
+_KINDS = ("text", "json_object", "json_schema", "structural_tag")
+_TAGS = Companion("type", _KINDS[:3])
+
+COMPANIONS: dict[str, Mapping[str, Companion]] = {
+    "openai.ChatRequest": _TEXT,
+    "openai.CompletionRequest": _TEXT,
+    "openai.EmbeddingRequest": _SIDE,
+    "openai.PoolingRequest": _SIDE,
+    "openai.ResponseFormat": {
+        "json_schema": Companion("type", ("text", "json_object", "structural_tag")),
+        "schema": Companion("type", ("text", "structural_tag")),
+        **dict.fromkeys(("format", "structures", "triggers"), _TAGS),
+    },
+    "openai.TextPart": {"text": Companion("type", ("thinking", "refusal"))},
+    "responses.Format": {"schema": Companion("type", _KINDS[:2])},
+    "anthropic.ToolChoice": {"name": Companion("type", ("auto", "any", "none"))},
+    "anthropic.Block": {
+        "text": Companion("type", ("thinking", "redacted_thinking", "tool_use", "tool_result")),
+        "thinking": Companion("type", ("text", "tool_use", "tool_result")),
+        "input": Companion("type", ("text", "thinking", "tool_result")),
+        **dict.fromkeys(("content", "tool_use_id"), Companion("type", ("text", "thinking", "tool_use"))),
+    },
+    "scoring.EmbedRequest": {"truncation_direction": Companion("truncate", neutral=("right", "Right"))},
+}
