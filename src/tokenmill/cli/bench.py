@@ -18,6 +18,7 @@ from tokenmill.cli.bench_common import (
     PLOT,
     BenchProgress,
     check_outputs,
+    end,
     save,
 )
 from tokenmill.cli.command import Verb, Verbs
@@ -77,6 +78,7 @@ def throughput(
         result = measure(keywords, plans * repeat, detokenize=detokenize, progress=progress)
     _show(result)
     save(result, json_path, plot)
+    end(result)
 
 
 @engine_flags
@@ -102,9 +104,10 @@ def latency(
         wanted = Uniform(batch, input_len, output_len, seed=config.model.seed)
         result = latencies.latency(keywords, wanted, repeat=repeat, progress=progress)
     _show(result)
-    ms = result["latency_ms"]
-    typer.echo(f"whole batch: p50 {ms['p50']:.1f} ms, p90 {ms['p90']:.1f} ms, p99 {ms['p99']:.1f} ms, of {repeat} runs")
+    ms, runs = result["latency_ms"], len(result["runs"])
+    typer.echo(f"whole batch: p50 {ms['p50']:.1f} ms, p90 {ms['p90']:.1f} ms, p99 {ms['p99']:.1f} ms, of {runs} runs")
     save(result, json_path, plot)
+    end(result)
 
 
 @engine_flags
@@ -156,6 +159,7 @@ def ablate(
         result = ablation.ablate(keywords, plans[0], repeat=repeat, only=only or (), progress=progress)
     _show_ablation(result)
     save(result, json_path, plot)
+    end(result)
 
 
 def compare(

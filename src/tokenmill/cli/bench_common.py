@@ -10,7 +10,8 @@ from typing import Any
 
 import typer
 
-from tokenmill.cli.loading import Heartbeat
+from tokenmill.cli.errors import INTERRUPTED
+from tokenmill.cli.loading import Heartbeat, say
 from tokenmill.cli.named_files import write_whole
 from tokenmill.core.errors import ParameterError
 
@@ -49,6 +50,15 @@ def save(result: dict[str, Any], json_path: Path | None, plot_path: Path | None)
         from tokenmill.measure.plots import plot
 
         plot(result, plot_path)
+
+
+def end(result: dict[str, Any]) -> None:
+    """End as after Ctrl-C, if that came before all was measured. The result is shown and written by now."""
+    from tokenmill.measure.throughput import STOPPED
+
+    if STOPPED in result:
+        say("tokenmill: stopped; these are the runs that had ended")
+        raise typer.Exit(INTERRUPTED)
 
 
 class BenchProgress:

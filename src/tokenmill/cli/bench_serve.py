@@ -21,6 +21,7 @@ from tokenmill.cli.bench_common import (
     PLOT,
     BenchProgress,
     check_outputs,
+    end,
     save,
 )
 from tokenmill.cli.flags import flag, with_flags
@@ -149,6 +150,7 @@ def serve(
         result["notes"] = [*notes, *_utilise(result, device)]
     _show(result, [f"p{p:g}" for p in percentiles])
     save(result, json_path, plot)
+    end(result)
 
 
 def allow_sockets() -> None:
@@ -283,12 +285,15 @@ def _show(result: dict[str, Any], percentiles: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from tokenmill.measure.throughput import STOPPED
+
     console = Console(highlight=False)
     if result["bench"] == "sweep":
         console.print(_sweep_table(result["runs"]))
         knee = result["knee_rate"]
         found = f"The knee, and what users see there: {knee:.3g} requests/s." if knee else None
-        console.print(found or "The server falls behind at the first rate.")
+        other = "The knee was not reached." if STOPPED in result else "The server falls behind at the first rate."
+        console.print(found or other)
     table = Table(title=f"{result['model']} at {result['base_url']}, {result['workload']}", show_header=False)
     for name, text in _rows(result, percentiles):
         table.add_row(name, text)

@@ -7,6 +7,8 @@ Whoever else wrote such a file may have put anything into it. Must not know: ter
 from __future__ import annotations
 
 import json
+import os
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,6 +23,8 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 MOST_BYTES = 16 << 20
 MOST_NAME = 1000
 """Most characters of a file's name in a message."""
+MOST_PART = 48
+"""Most characters of a file's name in that of its unfinished copy: names have a limit."""
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -30,7 +34,7 @@ def write_whole(path: Path, text: str) -> None:
             path.write_text(text, encoding="utf-8")
             return
         path = path.resolve()  # a link stays a link
-        part = path.with_name(path.name + ".part")
+        part = path.with_name(f".{path.name[:MOST_PART]}.{os.getpid()}-{secrets.token_hex(4)}.part")  # only ours
         try:
             part.write_text(text, encoding="utf-8")
             part.replace(path)

@@ -12,7 +12,7 @@ from typing import Any
 from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.device.memory import pick_device
-from tokenmill.measure.throughput import Progress, measure
+from tokenmill.measure.throughput import STOPPED, Progress, measure
 from tokenmill.measure.workloads import Workload
 
 GAPS = 1000
@@ -75,7 +75,8 @@ def ablate(
     only: Sequence[str] = (),
     progress: Progress | None = None,
 ) -> dict[str, Any]:
-    """Run the workload with all optimisations, then without each in turn. The best of `repeat` runs counts."""
+    """Run the workload with all optimisations, then without each in turn. The best of `repeat` runs counts. After
+    Ctrl-C the result holds the optimisations that were measured."""
     config = make_config(**options)
     chosen = [switch for switch in switches(config) if not only or switch.name in only]
     unknown = set(only) - {switch.name for switch in switches(config)}
@@ -85,13 +86,16 @@ def ablate(
     every = [workload] * repeat
     whole = measure(options, every, progress=progress, enough_s=ENOUGH_S)
     many = whole["output_tokens"] >= GAPS
-    rows = []
-    for switch in chosen:
+    rows, stopped = [], STOPPED in whole
+    for switch in chosen if not stopped else ():
         row: dict[str, Any] = {"name": switch.name, "off": switch.off, "worth": None, "error": None}
         try:
             without = measure({**options, **switch.off}, every, progress=progress, roofline=False, enough_s=ENOUGH_S)
         except UserError as error:
             row["error"] = str(error)
+        except KeyboardInterrupt:  # what was measured is not lost
+            stopped = True
+            break
         else:
             row |= {
                 "output_tokens_per_s": without["output_tokens_per_s"],
@@ -102,8 +106,12 @@ def ablate(
                 "worth_ttft": _ratio(without["ttft_ms"]["p50"], whole["ttft_ms"]["p50"]),
                 "worth_itl_p99": _ratio(without["itl_ms"]["p99"], whole["itl_ms"]["p99"]) if many else None,
             }
+            stopped = STOPPED in without
         rows.append(row)
-    return {**whole, "bench": "ablate", "options": rows, "engine_options": whole["options"]}
+        if stopped:
+            break
+    more = {STOPPED: True} if stopped else {}
+    return {**whole, "bench": "ablate", "options": rows, "engine_options": whole["options"], **more}
 
 
 def _ratio(without: float | None, whole: float | None) -> float | None:

@@ -21,7 +21,7 @@ from tokenmill.measure.client import Answer, Target, find_model, send_request
 from tokenmill.measure.conversations import Conversation
 from tokenmill.measure.server_work import ask_totals, spent_since
 from tokenmill.measure.stats import summary_ms, thin
-from tokenmill.measure.throughput import Progress, Silent
+from tokenmill.measure.throughput import STOPPED, Progress, Silent
 
 KNEE_SHARE = 0.9
 """A rate is beyond the knee if a smaller share of requests than this meets the objective, or if requests pile up."""
@@ -122,10 +122,13 @@ async def sweep(
     progress: Progress | None = None,
     percentiles: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """Raise the rate from pattern.rate until the server falls behind twice (the knee), then close in on it.
+    """Raise the rate from pattern.rate until the server falls behind twice (the knee), then close in on it. If this is
+    cancelled, the result holds the finished runs.
 
     `conversations(count, number)` gives the load of one rate, which lasts about `seconds`."""
     runs: list[dict[str, Any]] = []
+    good, bad = 0.0, 0.0
+    stopped = False
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), auto_decompress=False) as session:
         target = await ready(session, target, conversations(warmup, 0) if warmup else (), warmup)
 
@@ -138,19 +141,24 @@ async def sweep(
         async def held(rate: float) -> bool:
             return await once(rate) or await once(rate)  # one short pause of the machine is not the server's limit
 
-        good, bad = 0.0, 0.0
-        rate = pattern.rate
-        for _ in range(_MAX_SWEEP):
-            if not await held(rate):
-                bad = rate
-                break
-            good, rate = rate, rate * _GROWTH
-        for _ in range(_REFINEMENTS if good and bad else 0):
-            middle = (good * bad) ** 0.5
-            good, bad = (middle, bad) if await held(middle) else (good, middle)
+        try:
+            rate = pattern.rate
+            for _ in range(_MAX_SWEEP):
+                if not await held(rate):
+                    bad = rate
+                    break
+                good, rate = rate, rate * _GROWTH
+            for _ in range(_REFINEMENTS if good and bad else 0):
+                middle = (good * bad) ** 0.5
+                good, bad = (middle, bad) if await held(middle) else (good, middle)
+        except asyncio.CancelledError:
+            if not runs:
+                raise
+            stopped = True
     runs.sort(key=lambda run: run["offered_rate"])
     knee = max((run for run in runs if keeps_up(run)), key=lambda run: run["offered_rate"], default=runs[0])
-    return {**knee, "bench": "sweep", "knee_rate": knee["offered_rate"] if good else None, "runs": runs}
+    found = knee["offered_rate"] if good and not (stopped and not bad) else None
+    return {**knee, "bench": "sweep", "knee_rate": found, "runs": runs, **({STOPPED: True} if stopped else {})}
 
 
 def keeps_up(run: dict[str, Any]) -> bool:

@@ -37,6 +37,8 @@ Steps = list[tuple[float, StepPlan]]
 """The time at which each plan of a run was submitted, and the plan."""
 SHARES = ("mbu", "mfu", "roofline")
 """The figures of a run that are shares of what the device could do."""
+STOPPED = "stopped"
+"""In a result: Ctrl-C came before all was measured, and the result holds what had been measured."""
 _COUNTED = ("steps", "prompt_tokens", "cached_tokens", "preemptions", "drafted", "accepted")
 
 
@@ -83,7 +85,7 @@ def measure(
     the top.
 
     roofline: compare with what the hardware could do; on a CPU this is measured after the run. enough_s: no further run
-    begins when the runs have taken this long."""
+    begins when the runs have taken this long. Ctrl-C ends a later run, and the result holds the finished ones."""
     progress = progress or Silent()
     progress.start("loading", 1)
     started = time.perf_counter()
@@ -98,14 +100,22 @@ def measure(
         every = [_jobs(llm, workload) for workload in workloads]
         runs: list[dict[str, Any]] = []
         steps: list[Steps] = []
+        stopped = False
         for workload, jobs in zip(workloads, every, strict=True):
-            progress.start("warming up", 1)
-            _drive(llm, _warm(llm, jobs), detokenize, Silent())
-            llm.reset_prefix_cache()
-            progress.start(workload.name, len(jobs))
-            recorder.plans.clear()
-            started = time.perf_counter()
-            runs.append({"workload": workload.name, **_run_jobs(llm, jobs, detokenize, progress)})
+            try:
+                progress.start("warming up", 1)
+                _drive(llm, _warm(llm, jobs), detokenize, Silent())
+                llm.reset_prefix_cache()
+                progress.start(workload.name, len(jobs))
+                recorder.plans.clear()
+                started = time.perf_counter()
+                run = {"workload": workload.name, **_run_jobs(llm, jobs, detokenize, progress)}
+            except KeyboardInterrupt:
+                if not runs:
+                    raise
+                stopped = True
+                break
+            runs.append(run)
             steps.append([(when - started, plan) for when, plan in recorder.plans])
             if sum(run["seconds"] for run in runs) > enough_s:
                 break
@@ -136,6 +146,7 @@ def measure(
             "peak_memory_bytes": memory,
             "notes": notes + facts.reasons,
             "runs": runs,
+            **({STOPPED: True} if stopped else {}),
         }
     finally:
         llm.close()

@@ -15,7 +15,7 @@ from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
 from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
 from tokenmill.measure import plots
-from tokenmill.measure.ablate import switches
+from tokenmill.measure.ablate import ablate, switches
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.ceilings import load_measured, measure
 from tokenmill.measure.compare import compare, ratio_interval
@@ -24,6 +24,8 @@ from tokenmill.measure.plan import read_model
 from tokenmill.measure.plan_recorder import SharedPrefixes, grants_of
 from tokenmill.measure.roofline import Grant, floor, step_cost
 from tokenmill.measure.throughput import compare_run, thinned
+from tokenmill.measure.throughput import measure as throughput
+from tokenmill.measure.workloads import Uniform
 from tokenmill.testing.tiny import make_tiny
 
 
@@ -81,6 +83,36 @@ def test_ablate_switches_off_one_thing_at_a_time(tiny, tmp_path):
     assert done.exit_code not in (0, None) and "what can be switched off here is prefix cache" in " ".join(
         done.output.split()
     )
+
+
+class Stops:
+    """A progress that presses Ctrl-C when a stage of this name begins for the last of so many times."""
+
+    def __init__(self, name, times):
+        self.name, self.left = name, times
+
+    def start(self, name, total):
+        self.left -= name == self.name
+        if not self.left:
+            raise KeyboardInterrupt
+
+    def advance(self):
+        pass
+
+
+def test_what_was_measured_before_ctrl_c_is_kept(tiny, tmp_path, monkeypatch):
+    options = {"model": str(tiny), "device": "cpu", "kv_cache_memory_bytes": 1 << 20, "max_num_seqs": 4}
+    load = Uniform(1, 4, 2)
+    found = throughput(options, [load] * 3, progress=Stops(load.name, 3), roofline=False)
+    assert len(found["runs"]) == 2 and found["stopped"]
+    with pytest.raises(KeyboardInterrupt):
+        throughput(options, [load] * 3, progress=Stops(load.name, 1))
+    found = ablate(options, load, only=("fast kernels", "recorded steps"), progress=Stops("loading", 3))
+    assert [row["name"] for row in found["options"]] == ["fast kernels"] and found["stopped"]
+    monkeypatch.setattr("tokenmill.measure.throughput.measure", lambda *_, **__: {**found, "bench": "throughput"})
+    out = tmp_path / "out.json"
+    done = bench("throughput", tiny, *SMALL, "--json", out)
+    assert done.exit_code == 130 and json.loads(out.read_text())["stopped"]
 
 
 def test_only_what_is_on_can_be_switched_off():

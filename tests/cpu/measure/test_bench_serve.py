@@ -145,6 +145,24 @@ async def test_the_sweep_finds_the_knee():
     assert found["goodput"]["share"] >= 0.9 and found["offered_rate"] <= found["knee_rate"] * 1.01
 
 
+async def test_a_sweep_that_is_stopped_keeps_its_finished_runs():
+    for last in (3, 1):
+        async with running(Fake(first=0.001, gap=0.0)) as url:
+
+            def more(count, number, last=last):
+                if number == last:
+                    asyncio.current_task().cancel()  # as Ctrl-C does
+                return talks(count, tokens=1, seed=number)
+
+            work = sweep(Target(url, ""), more, Pattern(kind="constant", rate=200.0), seconds=0.05, warmup=1)
+            if last == 1:
+                with pytest.raises(asyncio.CancelledError):
+                    await asyncio.ensure_future(work)
+            else:
+                found = await asyncio.ensure_future(work)
+                assert found["stopped"] and len(found["runs"]) == 2 and found["bench"] == "sweep"
+
+
 def test_goodput_counts_requests_that_meet_every_term():
     def answer(first, gap, tokens, error=None):
         marks = [(first + gap * i, i + 1) for i in range(tokens)]

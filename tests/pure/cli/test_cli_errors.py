@@ -8,6 +8,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -159,6 +160,24 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(UserError, match="No space left"):
         write_whole(file, "second")
     assert file.read_text() == "first" and list(tmp_path.iterdir()) == [file]
+
+
+def test_two_that_write_one_file_leave_a_whole_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, write = tmp_path / "out.json", Path.write_text
+    texts = ["a" * 9, "b" * 4000]
+
+    def slowly(path: Path, text: str, **more: Any) -> int:
+        """While one is written, another process writes the same file."""
+        count = write(path, text[:3], **more)
+        if len(texts) == 2:
+            write_whole(file, texts.pop())
+        return count if text == text[:3] else write(path, text, **more)
+
+    monkeypatch.setattr(Path, "write_text", slowly)
+    write_whole(file, texts[0])
+    assert file.read_text() == "a" * 9 and list(tmp_path.iterdir()) == [file]
+    write_whole(tmp_path / ("n" * 255), "long")
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_places_that_cannot_be_written_are_told_before(tmp_path: Path) -> None:
