@@ -4,11 +4,13 @@
 //     weight = scale * (code - less) + offset          (lookup: the code names an entry of a table first)
 //
 // A tile of 64 columns is a row of units along k; where the format says so behind a head: the table of 16 entries (each
-// 128 more than it is, in 64 bytes), and a float a column that multiplies its sum. A unit: its half-precision scales (and offsets, or zero points), 64
-// each; then for each 32 k the scale bytes (formats with scales of scales), then planes of code bits. A plane is steps
-// of 256 bytes, a dword a column, a byte a weight: byte b of a dword belongs to k = 4 quad + b of these 32. Planes, in
-// this order: nibbles (4 steps; step j: quad j low, quad j + 4 high), pairs (2 steps; step h: quads 2h, 2h + 4, 2h + 1,
-// 2h + 5 from the low end), single bits (1 step; quad j is bit j), or whole bytes (8 steps) alone.
+// 128 more than it is, in 64 bytes), and a float a column that multiplies its sum. A unit: its half-precision scales (and
+// offsets, or zero points), 64 each; then for each 32 k the scale bytes (formats with scales of scales), then planes of
+// code bits. A plane is steps of 256 bytes, a dword a column, a byte a weight: byte b of a dword belongs to k = 4 quad + b
+// of these 32. Planes: nibbles (4 steps; step j: quad j low, quad j + 4 high), pairs (2 steps; step h: quads 2h, 2h + 4,
+// 2h + 1, 2h + 5 from the low end), single bits (1 step; quad j is bit j), or whole bytes (8 steps) alone. Steps lie in
+// the order in which products need them: single bits, then each pair step before the two nibble steps that it completes.
+// A processor that sees reads in ascending order fetches ahead by itself, and better than it can be told to.
 #pragma once
 #include "numbers.h"
 #include "ops.h"
@@ -66,6 +68,8 @@ constexpr Coding coding(Format format) {
 constexpr int64_t kColumnLine = kTileColumns * 4;  // bytes of one step
 constexpr bool scales_of_scales(const Coding& c) { return c.scales == Scales::bytes || c.scales == Scales::nibbles; }
 constexpr int64_t plane_steps(const Coding& c) { return c.whole ? 8 : 4 * c.nibble + 2 * c.pair + c.single; }
+constexpr int64_t pair_step(const Coding& c, int h) { return c.single + (c.nibble ? 3 * h : h); }  // single bits: step 0
+constexpr int64_t nibble_step(const Coding& c, int j) { return c.single + j + (c.pair ? 1 + j / 2 : 0); }
 constexpr int64_t unit_columns(const Coding& c, int group) {
   if (c.scales == Scales::floats) return kGroup;
   return scales_of_scales(c) ? 256 : c.columns ? c.columns : group;

@@ -55,18 +55,13 @@ void read_codes(const Coding& c, const uint8_t* planes, int64_t column, uint8_t*
   const uint8_t* at = planes + column * 4;
   for (int quad = 0; quad < 8; ++quad) {
     uint32_t found = 0;
-    const uint8_t* plane = at;
-    if (c.whole) found = read32(plane + quad * kStep);
-    if (c.nibble) {
-      found = read32(plane + quad % 4 * kStep) >> (quad < 4 ? 0 : 4) & 0x0f0f0f0fu;
-      plane += 4 * kStep;
-    }
+    if (c.whole) found = read32(at + quad * kStep);
+    if (c.nibble) found = read32(at + nibble_step(c, quad % 4) * kStep) >> (quad < 4 ? 0 : 4) & 0x0f0f0f0fu;
     if (c.pair) {
       const int field = quad % 2 * 2 + quad / 4;
-      found |= (read32(plane + quad % 4 / 2 * kStep) >> 2 * field & 0x03030303u) << pair_bit(c);
-      plane += 2 * kStep;
+      found |= (read32(at + pair_step(c, quad % 4 / 2) * kStep) >> 2 * field & 0x03030303u) << pair_bit(c);
     }
-    if (c.single) found |= (read32(plane) >> quad & 0x01010101u) << single_bit(c);
+    if (c.single) found |= (read32(at) >> quad & 0x01010101u) << single_bit(c);
     std::memcpy(codes + 4 * quad, &found, 4);
   }
 }

@@ -19,17 +19,17 @@ TM_INLINE void write_quads(const Coding& c, const uint32_t* quads, int64_t colum
     return;
   }
   if (c.nibble) {
-    for (int j = 0; j < 4; ++j, at += kColumnLine) {
-      write32(at, (quads[j] & 0x0f0f0f0fu) | (quads[j + 4] & 0x0f0f0f0fu) << 4);
+    for (int j = 0; j < 4; ++j) {
+      write32(at + nibble_step(c, j) * kColumnLine, (quads[j] & 0x0f0f0f0fu) | (quads[j + 4] & 0x0f0f0f0fu) << 4);
     }
   }
   if (c.pair) {
     const int place = pair_bit(c);
-    for (int h = 0; h < 2; ++h, at += kColumnLine) {
+    for (int h = 0; h < 2; ++h) {
       const uint32_t fields[4] = {quads[2 * h], quads[2 * h + 4], quads[2 * h + 1], quads[2 * h + 5]};
       uint32_t all = 0;
       for (int i = 0; i < 4; ++i) all |= (fields[i] >> place & 0x03030303u) << 2 * i;
-      write32(at, all);
+      write32(at + pair_step(c, h) * kColumnLine, all);
     }
   }
   if (c.single) {

@@ -78,39 +78,30 @@ template <Format kFormat, int kQuad>
 TM_INLINE Line quad_codes(const uint8_t* planes, const uint8_t* table) {
   (void)table;
   constexpr Coding kind = coding(kFormat);
-  constexpr int64_t pairs = kind.nibble ? 4 * kColumnLine : 0, singles = pairs + (kind.pair ? 2 * kColumnLine : 0);
   if constexpr (kind.whole) {
     return load_line(planes + kQuad * kColumnLine);
   } else {
     Line codes;
     if constexpr (kind.nibble) {
-      const Line both = load_line(planes + kQuad % 4 * kColumnLine);
+      const Line both = load_line(planes + nibble_step(kind, kQuad % 4) * kColumnLine);
       codes = kQuad < 4 ? low_nibbles(both) : high_nibbles(both);
       if constexpr (kind.lookup == kOwnTable) codes = looked_up(codes, table);
       else if constexpr (kind.lookup != 0) codes = looked_up(codes, kLookup[kind.lookup - 1]);
     }
     if constexpr (kind.pair) {
       constexpr int place = pair_bit(kind), field = kQuad % 2 * 2 + kQuad / 4;
-      const Line bits = load_line(planes + pairs + kQuad % 4 / 2 * kColumnLine);
+      const Line bits = load_line(planes + pair_step(kind, kQuad % 4 / 2) * kColumnLine);
       const Line some = masked(shifted<2 * field - place>(bits), static_cast<uint8_t>(3 << place));
       codes = kind.nibble ? either(codes, some) : some;
     }
     if constexpr (kind.single) {
       constexpr int place = single_bit(kind);
-      const Line bits = load_line(planes + singles);
+      const Line bits = load_line(planes);
       codes = either(codes, masked(shifted<kQuad - place>(bits), static_cast<uint8_t>(1 << place)));
     }
     return codes;
   }
 }
-
-// Steps of a part's planes that are asked for one by one, each at the quad of its number; the others at once. (Measured:
-// one by one suits 5 and 6 bits, at once 3 bits.)
-constexpr int64_t first_steps(const Coding& c) { return c.whole || c.nibble ? plane_steps(c) : 0; }
-
-// How far ahead one pass over the weights asks for them. Bytes of eight bits need so few instructions that the processor
-// looks far ahead by itself.
-constexpr int64_t ahead_of(const Coding& c) { return c.whole ? kAhead : 2 * kAhead; }
 
 template <Format kFormat>
 TM_INLINE I dot_codes(I acc, Line codes, Quad quad) {
@@ -119,8 +110,7 @@ TM_INLINE I dot_codes(I acc, Line codes, Quad quad) {
 
 template <Format kFormat, int kQuad, int R, int V>
 TM_INLINE void dot_quad(I (&sums)[R][V], const uint8_t* planes, const int8_t* x, int64_t stride, const uint8_t* table) {
-  constexpr Coding kind = coding(kFormat);
-  if constexpr (R <= 2) {  // memory decides: one line is asked for whenever one is multiplied
+  if constexpr (R <= 2) {  // memory decides: lines are read in the order in which they lie (coding.h says why)
     Quad quad[R];
     for (int r = 0; r < R; ++r) quad[r] = splat_quad(x + r * stride + 4 * kQuad);
     for (int v = 0; v < V; ++v) {
@@ -129,7 +119,6 @@ TM_INLINE void dot_quad(I (&sums)[R][V], const uint8_t* planes, const int8_t* x,
         sums[r][v] = dot_codes<kFormat>(sums[r][v], line, quad[r]);
         hold(sums[r][v]);
       }
-      if (kQuad < first_steps(kind)) prefetch(planes + kQuad * kColumnLine + v * kLine + ahead_of(kind));
     }
   } else {
     Line line[V];
@@ -232,17 +221,8 @@ inline void quant_block(const uint8_t* tile, int group, int64_t begin, int64_t e
   for (int64_t unit = begin; unit < end; ++unit) {
     const uint8_t* head = tile + unit * bytes;
     const uint8_t* at = head + unit_head(kind);
-    if (R <= 2) {
-      for (int64_t ahead = 0; ahead < unit_head(kind); ahead += kLine) prefetch(head + ahead_of(kind) + ahead);
-    }
     for (int64_t part = 0; part < parts && unit * parts + part < groups; ++part, at += part_bytes(kind)) {
-      if (R <= 2) {
-        constexpr int64_t scales = part_scales(kind), rest = scales + first_steps(kind) * kColumnLine;
-        for (int64_t ahead = 0; ahead < scales; ahead += kLine) prefetch(at + ahead_of(kind) + ahead);
-        for (int64_t ahead = rest; ahead < part_bytes(kind); ahead += kLine) prefetch(at + ahead_of(kind) + ahead);
-      } else {
-        next.template step<!kind.whole>();
-      }
+      if (R > 2) next.template step<!kind.whole>();
       const Group here{head, at, first, row, unit * parts + part, tile - tile_head(kind)};
       if constexpr (kind.columns == 16) {
         add_group<kFormat, 0>(acc, here, x);
