@@ -85,8 +85,11 @@ def sigmoid(x: Tensor) -> Tensor:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """log(1 + exp(x)) from stable parts."""
-    return x.clamp(min=0.0) + torch.log(1.0 + torch.exp(-x.abs()))
+    """log(1 + exp(x)) from stable parts. What 1 + exp(x) rounds away is added behind the logarithm, so that the result
+    is right to its last bits however small it is."""
+    small = torch.exp(-x.abs())
+    whole = 1.0 + small
+    return x.clamp(min=0.0) + (torch.log(whole) + (small - (whole - 1.0)) / whole)
 
 
 def gelu(x: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ from tokenmill.layers.linear import ColumnLinear, RowLinear, Rows, share_out
 from tokenmill.layers.state_space import Convolution
 
 _STEEP = 8.0
+_SHUT = -80.0
+"""A gate this far below zero lets nothing through. Below it, float32 cannot hold a value over its pace."""
 
 
 class GatedRecurrence(Projected):
@@ -70,7 +72,7 @@ class GatedRecurrence(Projected):
     def _scanned(self, values: Tensor, opened: Tensor, pace: Tensor, ctx: ForwardContext) -> tuple[Tensor, ...]:
         """The inputs of the scan in float32. They are computed in double and rounded once, so that a row's bytes do not
         depend on how torch cuts the tensor."""
-        opened, pace = (torch.sigmoid(one.double().flatten(1)) for one in (opened, pace))
+        opened, pace = (torch.sigmoid(one.double().flatten(1).clamp(min=_SHUT)) for one in (opened, pace))
         share = torch.sqrt(-torch.expm1(-2.0 * self.rate * pace))
         share = torch.where(ctx.positions[:, None] == 0, 1.0, share)  # the first token has nothing before it
         rates = torch.log(torch.expm1(pace))  # whose softplus is the pace

@@ -305,8 +305,12 @@ def test_tokens_without_a_name_get_one() -> None:
 
 
 PIECES = ["<unk>", "<s>", "</s>", "\u2581a", "\u2581", "a", "\n", "<|user|>", "<|endoftext|>"]
-SPM = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": PIECES, "tokenizer.ggml.scores": [-float(i) for i in range(9)],
-       "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 4, 3]}  # fmt: skip
+SPM = {
+    "tokenizer.ggml.model": "llama",
+    "tokenizer.ggml.tokens": PIECES,
+    "tokenizer.ggml.scores": [-float(i) for i in range(9)],
+    "tokenizer.ggml.token_type": [2, 3, 3, 1, 1, 1, 1, 4, 3],
+}
 
 
 def test_sentencepiece_has_its_usual_ids_where_a_file_names_none() -> None:

@@ -172,3 +172,16 @@ def test_selective_scan():
     torch.testing.assert_close(torch.cat(mine), torch.cat(theirs), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
     assert kernels.counters()["selective_scan"]["fallbacks"] == 0
+
+
+@pytest.mark.parametrize("kernels", [TritonKernels(), ReferenceKernels()], ids=("triton", "reference"))
+def test_paces_that_are_hardly_any(kernels):
+    """What a token leaves where its pace is too small to be added to 1, as in a gate that is shut."""
+    rates = torch.linspace(-80, 2, 33)[None]
+    pace = torch.log1p(torch.exp(rates.double()))
+    value, ones = (1 / pace).float(), torch.ones(1, 2)
+    spec = ScanSpec(torch.ones(1, 33), torch.zeros(33))
+    made, states = run(kernels, lambda ctx, state, n: kernels.recur_((value, rates, ones), spec, state, ctx), (1, 33),
+                       [[("a", 1)]])  # fmt: skip
+    torch.testing.assert_close(made[0], torch.ones(1, 33), atol=0, rtol=1e-5)
+    torch.testing.assert_close(states[0, 0], torch.ones(33), atol=0, rtol=1e-5)

@@ -27,7 +27,10 @@ CONV_ROWS, CONV_COLUMNS = 16, 128
 
 @triton.jit
 def softplus(x):
-    return tl.maximum(x, 0.0) + tl.log(1.0 + tl.exp(-tl.abs(x)))
+    """Right to its last bits however small it is, as row_stable's."""
+    small = tl.exp(-tl.abs(x))
+    whole = 1.0 + small
+    return tl.maximum(x, 0.0) + (tl.log(whole) + (small - (whole - 1.0)) / whole)
 
 
 @triton.jit
