@@ -93,6 +93,8 @@ class Store:
                     failed[number] = f"the adapter could not be read ({type(error).__name__})"
             if number in self.kept:
                 ready.append(number)
+            elif number in self.known and number not in self.reading and number not in failed:
+                self._begin(number, self.known[number].path)  # dropped for others before all ranks had read it
         return {"ready": ready, "failed": failed, "elsewhere": {n: self.elsewhere.get(n, {}) for n in ready}}
 
     def _drop(self, number: int) -> None:
