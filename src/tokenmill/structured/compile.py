@@ -12,11 +12,8 @@ import contextlib
 import hashlib
 import json
 import logging
-import math
 import os
-import random
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,12 +27,13 @@ from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.core.request import ReasoningSpan
 from tokenmill.structured.check import Checker
 from tokenmill.structured.compiled_grammar import Compiled
-from tokenmill.structured.constraint import REFUSED, GrammarConstraint
+from tokenmill.structured.constraint import GrammarConstraint
 from tokenmill.structured.helper import LoweringProcess
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
 from tokenmill.structured.lowering import plain_schema
 from tokenmill.structured.sheltered import FAILED
 from tokenmill.structured.thinking import Border, ThinkingBudget
+from tokenmill.structured.trial import try_out
 from tokenmill.structured.vocabulary import Vocabulary
 
 log = logging.getLogger("tokenmill.structured")
@@ -46,10 +44,6 @@ share (measured: 200 KB after a hundred tokens)."""
 TEXT_FACTOR = 112
 """Bytes of a compiled JSON grammar per byte of its text, measured on schemas of 1 to 9 KB; regexes and choices take a
 tenth."""
-PROBES = (3, 12, 12)
-"""Steps of the trial walks of a new grammar. The first walk takes the lowest allowed tokens, the others random ones."""
-HEAVY_S, LONG_PROBE, LONG_S = 0.02, 128, 0.15
-"""If the trial walks take HEAVY_S, one more walk of LONG_PROBE steps follows, which ends after LONG_S at the latest."""
 NICE = 10
 
 
@@ -146,11 +140,7 @@ class Compiler:
 
     def _build(self, text: str, key: bytes) -> Compiled:
         made = Compiled(text, self.vocabulary)
-        begun = time.thread_time()
-        for i, steps in enumerate(PROBES):
-            _probe(GrammarConstraint(made), steps, random.Random(i) if i else None)
-        if (now := time.thread_time()) - begun > HEAVY_S:
-            _probe(GrammarConstraint(made), LONG_PROBE, random.Random(0), now + LONG_S)
+        try_out(made)
         size = GRAMMAR_BYTES + TEXT_FACTOR * len(text)
         with self._lock:
             self._cache[key] = made, size
@@ -170,21 +160,6 @@ def _let_others_go_first() -> None:
     """Lower the priority of this thread, so that the engine's does not wait for it."""
     with contextlib.suppress(OSError, AttributeError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
-
-
-def _probe(constraint: GrammarConstraint, steps: int, chance: random.Random | None, until: float = math.inf) -> None:
-    """Walk a few steps: refuse a grammar that cannot be walked within the limits, and warm up the first masks."""
-    for _ in range(steps):
-        if constraint.finished() or time.thread_time() > until:
-            return
-        mask = int.from_bytes(constraint.mask(), "little")
-        if not mask:
-            if constraint.why == REFUSED:
-                raise BusyError(FAILED)
-            refuse(f"the grammar engine cannot walk its grammar within a limit ({constraint.why}). Simplify it.")
-        low = 0 if chance is None else chance.randrange(mask.bit_length())
-        high = mask >> low
-        constraint.accept([low + (high & -high).bit_length() - 1])
 
 
 def _key(spec: Any) -> bytes:

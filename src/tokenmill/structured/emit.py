@@ -174,9 +174,11 @@ class Emitter:
         grids = [*n.skips, *([Fraction(1)] if n.kind == "fraction" else [])]
         if len(grids) != 1 or n.step is not None:
             self._refuse("multiples of one number that are not multiples of another cannot be told apart")
-        first = -MAX_GAPS // 2 if n.lo is None else n.lo // grids[0]
+        first = -MAX_GAPS // 2
         if n.hi is not None:
-            first = min(first, n.hi // grids[0] - MAX_GAPS) if n.lo is None else first
+            first = min(first, n.hi // grids[0] - MAX_GAPS)
+        if n.lo is not None:
+            first = max(first, n.lo // grids[0])
         found: list[Plain] = []
         for k in range(first, first + MAX_GAPS + 1):
             gap = Number(lo=k * grids[0], lo_open=True, hi=(k + 1) * grids[0], hi_open=True)

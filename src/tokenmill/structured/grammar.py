@@ -20,7 +20,7 @@ from tokenmill.structured.emit import Emitter
 from tokenmill.structured.limits import MAX_LITERAL, MAX_SPEC_BYTES, refuse
 from tokenmill.structured.schema import SchemaReader, parse
 from tokenmill.structured.shapes import At
-from tokenmill.structured.tags import TagGrammar
+from tokenmill.structured.tags import UNFORCED, Part, TagGrammar, check_fields
 
 MAX_CHOICES = 10_000
 MAX_TAGS = 256
@@ -109,7 +109,7 @@ def from_grammar(text: Any) -> str:
     """Lark (as llguidance reads it) or GBNF."""
     _text("grammar", text)
     if is_lark_syntax(text):
-        return LLMatcher.grammar_from_lark(_lower_inside(text))
+        return LLMatcher.grammar_from_lark(f"{_lower_inside(text)}\n{UNFORCED}\n")
     if "::=" not in text:
         refuse("grammar must be Lark (with a rule `start:`) or GBNF (with a rule `root ::=`).")
     try:
@@ -166,38 +166,35 @@ def _lower_inside(text: str) -> str:
 
 
 def from_tags(given: Any, style: JsonStyle) -> str:
-    """Free text, in which each trigger begins a tag: the rest of its begin, JSON of its schema, its end."""
+    """A tree of formats; or free text, in which each trigger begins a structure: its begin, JSON of its schema, its
+    end."""
     spec = _tag_spec(given)
     if "format" in spec:
-        writer = TagGrammar(lambda schema: _embedded(schema, style), spec.get("special_tokens") or {})
-        return LLMatcher.grammar_from_lark(writer.document(spec["format"]))
-    tags = spec.get("structures")
-    triggers = spec.get("triggers")
+        check_fields(spec, ("type", "format", "special_tokens"), "structural_tag")
+        root = spec["format"]
+    else:
+        root = _triggered_structures(spec)
+    writer = TagGrammar(lambda schema: _embedded(schema, style), spec.get("special_tokens") or {})
+    return LLMatcher.grammar_from_lark(writer.document(root))
+
+
+def _triggered_structures(spec: dict[str, Any]) -> dict[str, Any]:
+    """The older form as a tree."""
+    check_fields(spec, ("type", "structures", "triggers"), "structural_tag")
+    structures, triggers = spec.get("structures"), spec.get("triggers")
     if (
-        not isinstance(tags, list)
+        not isinstance(structures, list)
         or not isinstance(triggers, list)
-        or not 0 < len(tags) <= MAX_TAGS
-        or not all(isinstance(t, str) and 0 < len(t) <= MAX_LITERAL for t in triggers)
+        or not 0 < len(structures) <= MAX_TAGS
+        or not all(isinstance(s, dict) and isinstance(s.get("begin"), str) and "end" in s for s in structures)
     ):
         refuse('structural_tag must be {"structures": [{"begin", "schema", "end"}], "triggers": ["..."]}.')
-    by_trigger: dict[str, list[str]] = {t: [] for t in dict.fromkeys(triggers)}
-    for a in by_trigger:
-        if any(a != b and a in b for b in by_trigger):
-            refuse(f"structural_tag: the trigger {a!r} is part of another one.")
-    for tag in tags:
-        if not isinstance(tag, dict) or not all(isinstance(tag.get(k), str) for k in ("begin", "end")):
-            refuse("structural_tag: each structure needs begin, schema and end.")
-        trigger = next((t for t in by_trigger if tag["begin"].startswith(t)), None)
-        if trigger is None:
-            refuse(f"structural_tag: no trigger begins {tag['begin']!r}.")
-        schema = _embedded(tag.get("schema", {}), style)
-        pieces = [_lark_text(tag["begin"][len(trigger) :]), f"%json {schema}", _lark_text(tag["end"])]
-        by_trigger[trigger].append(" ".join(p for p in pieces if p))
-    lines = ["start: " + "(" + " | ".join(f"span_{i}" for i in range(len(by_trigger))) + ")* tail", "tail: TEXT"]
-    for i, (trigger, bodies) in enumerate(by_trigger.items()):
-        lines.append(f"head_{i}[lazy]: TEXT {_lark_text(trigger)}")
-        lines.append(f"span_{i}: head_{i} (" + " | ".join(f"({b})" for b in bodies or ['""']) + ")")
-    return LLMatcher.grammar_from_lark("%llguidance {}\n" + "\n".join(lines) + "\nTEXT: /(?s:.)*/\n")
+    tags = []
+    for each in structures:
+        check_fields(each, ("begin", "schema", "end"), "a structure")
+        content = {"type": "json_schema", "json_schema": each.get("schema", {})}
+        tags.append({"type": "tag", "begin": each["begin"], "content": content, "end": each["end"]})
+    return {"type": "triggered_tags", "triggers": triggers, "tags": tags}
 
 
 def _tag_spec(given: Any) -> dict[str, Any]:
@@ -217,17 +214,12 @@ def after_thinking(text: str, close: str, opened: str, tokens: Any) -> str:
 
     If `opened` is not empty, reasoning begins so, or there is none. White space may stand after it."""
     writer = TagGrammar(lambda schema: "true", tokens or {})
-    thought = " ".join(p for p in (writer.literal(opened), writer.until(close)) if p)
+    thought = writer.row([*writer.literal(opened), Part("TEXT", "free"), *writer.literal(close)], False)
     start = f"start: {thought} SPACE @body" + (" | @body" if opened else "")
     outer = "\n".join(["%llguidance {}", start, *writer.rules, "TEXT: /(?s:.*)/", "SPACE: /[ \\n\\r\\t]{0,4}/", ""])
     inner = json.loads(text)["grammars"][0] if text.startswith("{") else {"lark_grammar": text}
     body = {**inner, "name": "body"}
     return json.dumps({"grammars": [{"lark_grammar": outer}, body]})
-
-
-def _lark_text(text: str) -> str:
-    """A literal in Lark; nothing for an empty one."""
-    return f"/{regex.literal(text)}/" if text else ""
 
 
 def _text(name: str, given: Any) -> None:

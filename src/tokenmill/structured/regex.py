@@ -19,6 +19,7 @@ UNSAID: Ranges = ((0, 7), (11, 11), (14, 31), (127, 127))
 _CONTROL = {"t": 9, "n": 10, "v": 11, "f": 12, "r": 13, "0": 0}
 MAX_SIZE = 200_000
 _POSIX = re.compile(r"\[:\^?[a-z]+:\]")
+_LOW_HALF = re.compile(r"\\u([dD][c-fC-F][0-9a-fA-F]{2})")
 _BEYOND = re.compile(r"\\U([0-9a-f]{8})")
 
 
@@ -350,11 +351,9 @@ class _Parser:
         if not digits or any(c not in "0123456789abcdefABCDEF" for c in digits) or int(digits, 16) > LAST:
             raise RegexError(f"\\{kind} needs hexadecimal digits")
         code = int(digits, 16)
-        if 0xD800 <= code < 0xDC00 and self._peek(2) == "\\u":
-            self.at += 2
-            low = self._code("u")
-            if 0xDC00 <= low < 0xE000:
-                return 0x10000 + ((code - 0xD800) << 10) + low - 0xDC00
+        if kind == "u" and 0xD800 <= code < 0xDC00 and (low := _LOW_HALF.match(self.text, self.at)):
+            self.at = low.end()
+            return 0x10000 + ((code - 0xD800) << 10) + int(low[1], 16) - 0xDC00
         if 0xD800 <= code < 0xE000:
             raise RegexError("half of a surrogate pair is not a character")
         return code

@@ -158,7 +158,7 @@ class SchemaReader:
             refuse(f"the schema at {pointer(path)} must be an object, true or false.")
         self.algebra.budget.spend(len(schema))
         for keyword, why in REFUSED.items():
-            if keyword in schema and schema[keyword] is not True:
+            if keyword in schema and not _says_nothing(schema, keyword):
                 refuse_keyword((*path, keyword), why)
         found = self._typed(schema, path)
         for keyword, read in _IN_PLACE.items():
@@ -238,7 +238,9 @@ class SchemaReader:
         patterns, formats = set(), set()
         if "pattern" in schema:
             patterns.add(_pattern(schema["pattern"], (*path, "pattern")))
-        name = schema.get("format")
+        name = schema.get("format", "")
+        if not isinstance(name, str):
+            _invalid((*path, "format"), "a string")
         if name in FORMATS:
             formats.add(FORMATS[name])
         elif name in FORMAT_PATTERNS:
@@ -287,7 +289,7 @@ class SchemaReader:
         for name in (*listed, *required):
             _check_literal(name, path)
         extra = "additionalProperties"
-        if "unevaluatedProperties" in schema and schema["unevaluatedProperties"] is not True:
+        if "unevaluatedProperties" in schema and not _says_nothing(schema, "unevaluatedProperties"):
             if any(k in schema for k in IN_PLACE):
                 refuse_keyword((*path, "unevaluatedProperties"), "what other keywords leave open cannot be followed")
             extra = "unevaluatedProperties"
@@ -409,6 +411,13 @@ _IN_PLACE = {
     "dependentRequired": SchemaReader._dependencies,
     "dependentSchemas": SchemaReader._dependencies,
 }
+
+
+def _says_nothing(schema: dict, keyword: str) -> bool:
+    """Does a keyword that cannot be enforced admit everything here?"""
+    if keyword == "maxContains":
+        return "contains" not in schema
+    return schema[keyword] is True or schema[keyword] == {}
 
 
 def _invalid(path: Path, wanted: str) -> NoReturn:

@@ -174,16 +174,14 @@ def literal(value: Any) -> Sum:
 def tidy_number(n: Number) -> Number | None:
     """A canonical form, None if it is empty."""
     lo, lo_open, hi, hi_open, step = n.lo, n.lo_open, n.hi, n.hi_open, n.step
-    if n.kind == "integer":
-        if lo is not None:
-            lo, lo_open = Fraction(floor(lo) + 1 if lo_open else ceil(lo)), False
-        if hi is not None:
-            hi, hi_open = Fraction(ceil(hi) - 1 if hi_open else floor(hi)), False
-    if lo is not None and hi is not None and (lo > hi or (lo == hi and (lo_open or hi_open))):
-        return None
     if n.kind == "integer":  # multiples of p/q that are integers are the multiples of p
         step = None if step is None or step.numerator == 1 else Fraction(step.numerator)
     grid = Fraction(1) if n.kind == "integer" and step is None else step
+    if grid is not None:  # borders move to the next multiple, which is in the set
+        lo, lo_open = None if lo is None else _multiple(lo, grid, lo_open, up=True), False
+        hi, hi_open = None if hi is None else _multiple(hi, grid, hi_open, up=False), False
+    if lo is not None and hi is not None and (lo > hi or (lo == hi and (lo_open or hi_open))):
+        return None
     if any(grid is not None and (grid / s).denominator == 1 for s in n.skips):
         return None
     if n.kind == "fraction" and step is not None and step.denominator == 1:
@@ -191,6 +189,14 @@ def tidy_number(n: Number) -> Number | None:
     if lo is not None and lo == hi:
         return Number(lo=lo, hi=hi) if _admits_number(n, lo) else None
     return Number(n.kind, lo, lo_open, hi, hi_open, step, n.skips)
+
+
+def _multiple(border: Fraction, step: Fraction, is_open: bool, *, up: bool) -> Fraction:
+    """The multiple nearest to a border, inside of it."""
+    count = border / step
+    if up:
+        return step * (floor(count) + 1 if is_open else ceil(count))
+    return step * (ceil(count) - 1 if is_open else floor(count))
 
 
 def _admits_number(n: Number, value: Fraction) -> bool:

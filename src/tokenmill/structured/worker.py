@@ -1,26 +1,31 @@
-"""The helper process that lowers schemas. Owns: its answers, and a first compilation, so that a grammar that takes the
-engine too long, or breaks it, does so here. Must not know: who asks, tokens, fences.
+"""The helper process that lowers schemas. Owns: its answers, and a first compilation and trial walk, so that a grammar
+that takes the engine too long, or breaks it, does so here. Must not know: who asks, the model's tokens, fences.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import time
+from functools import cache
 from typing import Any
 
-from llguidance import LLMatcher, LLTokenizer
-
-from tokenmill.core.errors import UserError
+from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.process.worker import Task, serve
-from tokenmill.structured.compiled_grammar import limits
+from tokenmill.structured.compiled_grammar import Compiled
 from tokenmill.structured.limits import refuse
 from tokenmill.structured.lowering import lower_spec
+from tokenmill.structured.tags import UNFORCED
+from tokenmill.structured.trial import try_out
+from tokenmill.structured.vocabulary import Vocabulary
 
 NICE = 10
 MOST_COMPILING_S = 0.5
 """Seconds of processor time. The engine's process compiles the grammar again, with its own vocabulary."""
 _TOKEN = re.compile(r"<\[[^\]]*\]>")
 _SOME_TOKEN = "<[257]>"
+_UNFORCED = re.compile("|".join(map(re.escape, (UNFORCED, json.dumps(UNFORCED)[1:-1]))))
 
 
 def answer(question: dict[str, Any]) -> dict[str, Any]:
@@ -38,11 +43,23 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _compile(text: str) -> None:
-    """Compile over plain bytes, which takes about as long as any vocabulary. The engine's process reports errors."""
+    """Compile over plain bytes, which takes about as long as any vocabulary, and walk. Here every grammar is asked for
+    forced text: one that forces text without an end uses up this process's work, and no engine's."""
     began = time.process_time()
-    LLMatcher(LLTokenizer("byte"), _TOKEN.sub(_SOME_TOKEN, text), log_level=0, limits=limits())
+    made = None
+    with contextlib.suppress(ParameterError):  # the engine's process reports it: it knows the names of tokens
+        made = Compiled(_TOKEN.sub(_SOME_TOKEN, _UNFORCED.sub("", text)), _bytes())
+    if made is not None:
+        try_out(made)
     if time.process_time() - began > MOST_COMPILING_S:
         refuse("the grammar engine takes too long for it. Simplify it.")
+
+
+@cache
+def _bytes() -> Vocabulary:
+    """Every byte, an end, and a control token."""
+    table = [*(bytes([i]) for i in range(256)), b"", b""]
+    return Vocabulary.of(table, {256, 257}, (256,), lambda text: list(text.encode("utf-8", "replace")))
 
 
 def run_helper() -> None:

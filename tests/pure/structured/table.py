@@ -32,6 +32,15 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"multipleOf": 1.5}, [0, 4.5, 3], [35, 1]),
         ({"type": "integer", "multipleOf": 0.5}, [1, 2, 3], [0.5, 1.5]),
         ({"type": "integer", "minimum": -5, "maximum": 5, "multipleOf": 3}, [-3, 0, 3], [-6, 1, 5, 6]),
+        ({"multipleOf": 0.3, "exclusiveMinimum": 0, "maximum": 0.3}, [0.3], [0, 0.6, 0.1]),
+        ({"multipleOf": 2.5, "minimum": 0.1, "exclusiveMaximum": 10}, [2.5, 5, 7.5], [0, 10]),
+        ({"multipleOf": 0.01, "exclusiveMinimum": -0.02, "exclusiveMaximum": 0.02}, [-0.01, 0, 0.01], [0.02, -0.02]),
+        (
+            {"anyOf": [{"multipleOf": 3, "minimum": 1, "maximum": 2, "type": "number"}, {"type": "null"}]},
+            [None],
+            [0, 3],
+        ),
+        ({"type": "number", "minimum": -100, "maximum": 100, "not": {"multipleOf": 2}}, [-1, 1, 0.5, 3], [0, 2, 101]),
         ({"maximum": 9223372036854775807, "minimum": -9223372036854775808}, [0, 2**53, -(2**53)], [2**64, -(2**64)]),
     ],
     "strings": [
@@ -47,6 +56,7 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"pattern": "^\\s$"}, [" ", "\u00a0", "\u3000"], ["x", "", "\ufeff"]),
         ({"pattern": "^.$"}, ["a", "é"], ["\n", "\r", "\u2028", ""]),
         ({"pattern": "^\\u00e9\\x41\\t$"}, ["éA\t"], ["eA\t"]),
+        ({"pattern": "^\\ud83d\\ude00[\\uD83D\\uDE01-\\u{1F603}]$"}, ["😀😁", "😀😂"], ["😀", "😀😀"]),
         ({"pattern": "a|^b|c$"}, ["xa", "bx", "xc"], ["xb", "cx"]),
         ({"pattern": "^(a|(b|c$))"}, ["ax", "bx", "c"], ["cx", "x"]),
         ({"pattern": "^[^a-c]$"}, ["d", "é"], ["a", "dd"]),
@@ -186,6 +196,8 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"contains": {"type": "integer"}, "items": {"type": "integer"}, "minItems": 1}, [[1], [1, 2]], [[], ["x"]]),
         ({"contains": False, "maxItems": 2}, ["x"], [[], [1]]),
         ({"contains": {"const": 1}, "minContains": 0}, [[], [2]], []),
+        ({"maxContains": 0, "minContains": 2}, [[], [2]], []),
+        ({"unevaluatedItems": {}, "items": {"type": "null"}}, [[], [None]], [[1]]),
     ],
     "objects": [
         (
@@ -465,6 +477,11 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"minimum": 9007199254740993, "type": "number"}, "#", "exactly"),
     ({"type": "integer", "const": 9007199254740993}, "#", "exactly"),
     ({"minItems": 10**9}, "#/minItems", "at most"),
+    ({"format": ["date"]}, "#/format", "a string"),
+    ({"items": {"format": 3}}, "#/items/format", "a string"),
+    ({"pattern": "\\ud83d"}, "#/pattern", "surrogate"),
+    ({"pattern": "\\ud83d\\x41"}, "#/pattern", "surrogate"),
+    ({"pattern": "\\ude00\\ud83d"}, "#/pattern", "surrogate"),
     (False, "", "no value"),
     ({"allOf": [{"const": 1}, {"const": 2}]}, "", "no value"),
 ]
