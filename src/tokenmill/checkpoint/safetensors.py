@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, read_index
+from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, place, read_index
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import LOOK, open_regular, present, told_by
 
@@ -178,19 +178,8 @@ class SafetensorsCheckpoint:
     ) -> None:
         self._where = where
         opened = {path: SafetensorsFile(path, copied=copied) for path in files}
-        self._files: dict[str, SafetensorsFile] = {}
-        for path, file in opened.items():
-            for name in file.entries:
-                if index is not None and index.get(name) != path:
-                    continue  # a shard may repeat tensors that the index places elsewhere
-                if name in self._files:
-                    raise ModelError(
-                        f"{where}: tensor {name!r} is in both {self._files[name].path.name} and {path.name}"
-                    )
-                self._files[name] = file
-        for name, path in (index or {}).items():
-            if name not in self._files:
-                raise ModelError(f"{where}: the index places tensor {name!r} in {path.name}, which does not hold it")
+        placed = place(where, {path: file.entries for path, file in opened.items()}, index)
+        self._files = {name: opened[path] for name, path in placed.items()}
 
     def names(self) -> Iterable[str]:
         """All tensor names."""

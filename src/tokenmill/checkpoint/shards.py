@@ -4,7 +4,7 @@ folder, and the wording of errors about single tensors. Must not know: file form
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokenmill.core.errors import ModelError
@@ -30,6 +30,22 @@ def _shard(index: Path, name: str) -> Path:
     if not path.is_file():
         raise ModelError(f"{index}: names the shard {name!r}, which is not in the folder; download it again")
     return path
+
+
+def place(where: Path, held: Mapping[Path, Iterable[str]], index: Mapping[str, Path] | None) -> dict[str, Path]:
+    """tensor name -> the file that it is read from, of what each file holds."""
+    placed: dict[str, Path] = {}
+    for path, names in held.items():
+        for name in names:
+            if index is not None and index.get(name) != path:
+                continue  # a shard may repeat tensors that the index places elsewhere
+            if name in placed:
+                raise ModelError(f"{where}: tensor {name!r} is in both {placed[name].name} and {path.name}")
+            placed[name] = path
+    for name, path in (index or {}).items():
+        if name not in placed:
+            raise ModelError(f"{where}: the index places tensor {name!r} in {path.name}, which does not hold it")
+    return placed
 
 
 def no_tensor(where: Path, name: str) -> ModelError:

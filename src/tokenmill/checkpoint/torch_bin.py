@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, read_index
+from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, place, read_index
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import LOOK, open_regular, present, told_by
 
@@ -51,11 +51,10 @@ def _load(path: Path) -> dict[str, Tensor]:
 class TorchBinCheckpoint:
     """A folder's .bin files as one Checkpoint."""
 
-    def __init__(self, where: Path, files: Sequence[Path]) -> None:
+    def __init__(self, where: Path, files: Sequence[Path], index: Mapping[str, Path] | None = None) -> None:
         self._where = where
-        self._tensors: dict[str, Tensor] = {}
-        for path in files:
-            self._tensors.update(_load(path))
+        loaded = {path: _load(path) for path in files}
+        self._tensors = {name: loaded[path][name] for name, path in place(where, loaded, index).items()}
 
     def names(self) -> Iterable[str]:
         """All tensor names."""
@@ -103,10 +102,8 @@ def open_torch_bin(folder: Path) -> TorchBinCheckpoint | None:
     """The folder's .bin weights. None: it has none."""
     if present(index := folder / "pytorch_model.bin.index.json"):
         table = read_index(index)
-        found = TorchBinCheckpoint(folder, sorted(set(table.values())))
-        for name in table:
-            if not found.has(name):
-                raise no_tensor(folder, name)
-        return found
+        return TorchBinCheckpoint(folder, sorted(set(table.values())), table)
+    if present(single := folder / "pytorch_model.bin"):
+        return TorchBinCheckpoint(folder, [single])
     files = sorted(folder.glob("pytorch_model*.bin"))
     return TorchBinCheckpoint(folder, files) if files else None

@@ -105,3 +105,24 @@ def test_shards(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"a": "../x.bin"}}))
     with pytest.raises(ModelError, match="plain file name"):
         open_checkpoint(tmp_path)
+
+
+def test_a_tensor_in_two_shards(tmp_path: Path) -> None:
+    """The index says which one counts; where there is none, neither does."""
+    for number in range(2):
+        torch.save(
+            {"a": torch.tensor([number]), f"b{number}": torch.zeros(1)}, tmp_path / f"pytorch_model-{number}.bin"
+        )
+    with pytest.raises(ModelError, match=r"'a' is in both pytorch_model-0\.bin and pytorch_model-1\.bin"):
+        open_checkpoint(tmp_path)
+    index = tmp_path / "pytorch_model.bin.index.json"
+    files = [f"pytorch_model-{number}.bin" for number in range(2)]
+    index.write_text(json.dumps({"weight_map": {"a": files[0], "b1": files[1]}}))
+    found = open_checkpoint(tmp_path)
+    assert found.tensor("a").tolist() == [0] and sorted(found.names()) == ["a", "b1"]
+    index.write_text(json.dumps({"weight_map": {"a": files[0], "b0": files[1]}}))
+    with pytest.raises(ModelError, match=r"places tensor 'b0' in pytorch_model-1\.bin, which does not hold it"):
+        open_checkpoint(tmp_path)
+    index.unlink()
+    torch.save({"a": torch.tensor([2])}, tmp_path / "pytorch_model.bin")
+    assert open_checkpoint(tmp_path).tensor("a").tolist() == [2], "a whole file goes before parts beside it"
