@@ -115,6 +115,12 @@ def counts_memory(device: str) -> bool:
     return module is not None and all(hasattr(module, name) for name in names)
 
 
+def holes_bytes(device: str) -> int:
+    """Memory that lies between tensors, where larger ones do not fit, on a device that counts. Behind `release`."""
+    module = _module(device)
+    return int(module.memory_reserved(device)) - int(module.memory_allocated(device))
+
+
 def growth_bytes(device: str, work: Callable[[], object]) -> int:
     """Memory that `work` needs at its peak beyond what is held before it, on a device that counts."""
     module = _module(device)

@@ -12,7 +12,7 @@ from tokenmill.compute.model import CausalLM
 from tokenmill.core.config import CacheOptions, EngineConfig
 from tokenmill.core.errors import UserError
 from tokenmill.core.step import StepPlan, StepResult
-from tokenmill.device.memory import counts_memory, free_bytes, growth_bytes, total_bytes
+from tokenmill.device.memory import counts_memory, free_bytes, growth_bytes, holes_bytes, total_bytes
 from tokenmill.kvcache.allocation import BlockTables, GroupLayout
 from tokenmill.kvcache.pool import CacheLayout, KVPool, buy_blocks, sequence_bytes
 from tokenmill.kvcache.states import StatePool, row_bytes
@@ -36,6 +36,8 @@ TRAIL_SHARE = 0.15
 STEP_GUESSES = 256
 """The most device drafts in one step: about as many tokens as a GPU computes while it reads the weights. Some drafts
 are wrong, so more of them would take time from tokens that are certain."""
+MANY_HOLES = 0.02
+"""The share of the device's memory from which on what lies between weights is worth a word."""
 GRAPH_BYTES = 1 << 30
 """Memory left for recorded steps, which keep their temporary tensors, and for libraries, which take some at first
 use."""
@@ -95,6 +97,8 @@ def cache_bytes(config: EngineConfig, device: str, peak: int, reasons: list[str]
             used = total_bytes(device) - free
             budget = int(total_bytes(device) * config.cache.gpu_memory_utilization) - used - peak - GRAPH_BYTES
             reasons.append(f"K/V cache of {budget >> 20} MiB: a full step was measured to need {peak >> 20} MiB")
+            if (holes := holes_bytes(device)) > total_bytes(device) * MANY_HOLES:
+                reasons.append(f"{holes >> 20} MiB of the device's memory lie between weights, where nothing fits")
     return budget
 
 

@@ -12,6 +12,7 @@ from bounds import Bounds  # noqa: E402
 from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
+from tokenmill.kernels.triton.experts import mixture as mixture_module  # noqa: E402
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up  # noqa: E402
 from tokenmill.kernels.triton.experts.grouped import Tiling, grouped  # noqa: E402
 from tokenmill.kernels.triton.experts.mixture import stack  # noqa: E402
@@ -250,6 +251,17 @@ def test_layers_may_choose_the_experts(tokens, top, steady):
 def test_other_formats_are_left_alone():
     weights = [DenseWeight(torch.randn(4, 8)), DenseWeight(torch.randn(6, 8))]
     assert stack(weights) is None and len(weights) == 2
+
+
+@pytest.mark.parametrize(("up", "down"), [(48, 8), (16, 40)])
+def test_the_smaller_matrices_are_stacked_first(up, down, monkeypatch):
+    """The stack of the smaller ones would otherwise be laid into the larger ones' memory, and split it."""
+    sizes, joined = [], mixture_module._joined
+    monkeypatch.setattr(mixture_module, "_joined", lambda parts: sizes.append(parts[0].numel()) or joined(parts))
+    lists = [[DenseWeight(torch.randn(n, 16)) for _ in range(4)] for n in (up, down)]
+    router = DenseWeight(torch.randn(4, 16))
+    assert TritonKernels().pack_mixture(Mixture(router, RouteSpec(4, 2), *lists, "silu_mul")) is not None
+    assert sizes == sorted(sizes) and len(sizes) == 2
 
 
 def test_steady_rows_ignore_their_company():

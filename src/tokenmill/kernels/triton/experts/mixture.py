@@ -299,9 +299,20 @@ def pack_mixture(launch: Launch, mixture: Mixture) -> StackedMixture | None:
         for weights, every in zip((mixture.ups, mixture.downs), mixture.shared, strict=True):
             weights.append(every)
         mixture.shared = None
-    ups, downs = stack(mixture.ups), stack(mixture.downs)
-    assert ups is not None and downs is not None
+    ups, downs = _stack_both(mixture)
     return StackedMixture(launch, mixture, ups, downs, shared=shared)
+
+
+def _stack_both(mixture: Mixture) -> tuple[Stacked, Stacked]:
+    """The smaller matrices go first. torch would lay their stack into the memory that larger ones have left, and a
+    layer later nothing fits into what remains there: 17 of 82 GiB were lost so in a model of 40 layers."""
+    every = mixture.ups, mixture.downs
+    made: dict[int, Stacked | None] = {}
+    for i in sorted((0, 1), key=lambda i: every[i][0].shape[0] * every[i][0].shape[1]):
+        made[i] = stack(every[i])
+    ups, downs = made[0], made[1]
+    assert ups is not None and downs is not None
+    return ups, downs
 
 
 def _visited(mixture: Mixture) -> int:

@@ -27,7 +27,7 @@ from tokenmill.kernels.triton.common import INTERPRETED, pow2, sigmoid
 from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of, pow2_of, softplus
 
 SIZE = 64
-BASE, WARPS = 16, 8
+BASE, WARPS = 4, 4
 """Lines of a chunk that are solved one after the other (products do the rest), and by how many warps."""
 WIDEST = 256
 """Keys and values of more numbers are left to the other kernel."""
@@ -209,8 +209,8 @@ def chunked_delta_(
     rows, columns = max(16, pow2(spec.key_dim)), max(16, pow2(spec.value_dim))
     _prepare_kernel[(numbers, heads)](
         mixed, gates, spec.rate, spec.shift, ctx.borders(), w, u, p, scales, sequences, mixed.stride(0),
-        gates.stride(0), **sizes, BK=rows, BV=columns, FIND=pow2_of(sequences), BASE=BASE, LEVELS=(SIZE // BASE).bit_length() - 1,
-        EXACT=exact, num_warps=WARPS,
+        gates.stride(0), **sizes, BK=rows, BV=columns, FIND=pow2_of(sequences), BASE=BASE,
+        LEVELS=(SIZE // BASE).bit_length() - 1, EXACT=exact, num_warps=WARPS,
     )  # fmt: skip
     columns = min(32, columns)
     _walk_kernel[(triton.cdiv(spec.value_dim, columns), heads, sequences)](
