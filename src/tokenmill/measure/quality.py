@@ -20,7 +20,7 @@ from torch import Tensor
 from tokenmill.core.config import CacheOptions
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.core.request import SamplingParams
-from tokenmill.core.text_file import read_text_file
+from tokenmill.core.text_file import lines_of, read_text_file
 from tokenmill.engine.loading import compute_dtype
 from tokenmill.engine.memory import kv_format
 from tokenmill.engine.model_source import ModelSource, find_source
@@ -91,7 +91,13 @@ def compare(base: str, models: list[str], asked: Questions) -> list[Quality]:
         other = find_source(name)
         if not torch.equal(_windows(other, asked.text), windows):
             raise UserError(f"{name} cuts the text into other tokens than {base}: the two cannot be compared.")
-        found.append(_figures(name, _read(other, windows, asked.device, asked.cache), read, windows, asked))
+        copy = _read(other, windows, asked.device, asked.cache)
+        if copy.model.spec.vocab_size != read.model.spec.vocab_size:
+            raise UserError(
+                f"{name} tells {copy.model.spec.vocab_size} tokens apart and {base} {read.model.spec.vocab_size}: the "
+                "two cannot be compared."
+            )
+        found.append(_figures(name, copy, read, windows, asked))
     return found
 
 
@@ -123,6 +129,8 @@ def _read(source: ModelSource, windows: Tensor, device: str, cache: CacheOptions
     if int(windows.max()) >= vocab:
         raise UserError(f"{source.path}: its tokenizer has more tokens than its {vocab} embeddings.")
     hidden = forward_in_parts(model, windows, kernels, torch.device(device), stored)
+    if not bool(torch.isfinite(hidden).all()):
+        raise UserError(f"{source.path} computes infinite numbers or NaN on the text: its weights are damaged.")
     return _Read(model, kernels, hidden, int(model.spec.extras.get("weight_bytes", 0)))  # type: ignore[call-overload]
 
 
@@ -155,7 +163,7 @@ def _figures(name: str, read: _Read, base: _Read | None, windows: Tensor, asked:
 def read_tasks(path: Path) -> list[Task]:
     """Read tasks from a file of JSON lines: {"prompt", "choices": [...], "answer": index} or {"prompt", "answer":
     text}."""
-    lines = [line for line in read_text_file(path, "--tasks", MOST_TASK_CHARS).splitlines() if line.strip()]
+    lines = [line for _, line in lines_of(read_text_file(path, "--tasks", MOST_TASK_CHARS))]
     if not 0 < len(lines) <= MOST_TASKS:
         raise ParameterError(f"--tasks {path} has {len(lines)} lines; 1 to {MOST_TASKS} are taken.")
     return [_task(path, number, line) for number, line in enumerate(lines, 1)]
@@ -194,6 +202,8 @@ def _share_right(name: str, asked: Questions) -> float:
                 right += output.outputs[0].text.strip().startswith(task.text.strip())
                 continue
             ends = [tokenizer.encode(choice, add_special_tokens=False) for choice in task.choices]
+            if not all(ends):
+                raise UserError(f"{name}: a choice of the task {task.prompt[:40]!r} has no tokens.")
             params = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0)
             prompts = [{"prompt_token_ids": begin + end} for end in ends]
             scores = []

@@ -134,6 +134,15 @@ def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
     return names
 
 
+def checked(weight: Tensor, name: str) -> Tensor:
+    """The weight, if it can be rounded: numbers of 16 bits or more, all of them finite."""
+    if not weight.is_floating_point() or weight.element_size() < 2:
+        raise ModelError(f"{name} is stored as {weight.dtype}: the model is quantised already.")
+    if not bool(torch.isfinite(weight).all()):
+        raise ModelError(f"{name} holds infinite numbers or NaN: the model is damaged.")
+    return weight
+
+
 def linear_names(ckpt: Checkpoint) -> set[str]:
     """Every matrix that multiplies, recognised by its shape and name."""
     matrices = (name for name in ckpt.names() if name.endswith(".weight") and len(ckpt.shape(name) or ()) == 2)
@@ -151,9 +160,7 @@ def _write(ckpt: Checkpoint, folder: Path, chosen: set[str], recipe: Recipe, tel
         if name not in chosen:
             shards.add({name: tensor})
             continue
-        if not tensor.is_floating_point() or tensor.element_size() < 2:
-            raise ModelError(f"{name} is stored as {tensor.dtype}: the model is quantised already.")
-        packed, error = _rounded(tensor, recipe)
+        packed, error = _rounded(checked(tensor, name), recipe)
         base = name.removesuffix(".weight")
         shards.add({f"{base}.{part}": value for part, value in packed.items()})
         errors.append(LayerError(name, error, tensor.numel()))

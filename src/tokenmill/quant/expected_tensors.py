@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
+from tokenmill.quant import gptq_awq
 
 _FACTORS = (
     *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "_weight_scale", "scales", "SCB"),
@@ -95,7 +96,7 @@ def _check_words(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: i
     if type(size) is not int or size < 1 or str(how.get("version")).lower() == "gemv":
         return
     # Some matrices may have another size, but in none does the last group end early.
-    if how.get("dynamic") or how.get("extra_config"):
+    if gptq_awq.varied(how):
         size = size if count == -(-columns // size) else 0
     if scales is not None and size and (len(scales) != 2 or count != -(-columns // size)):
         raise _other_groups(f"{name}.scales", scales, size)

@@ -66,6 +66,12 @@ def check(config: Mapping[str, Any]) -> None:
             )
 
 
+def varied(how: Mapping[str, Any]) -> bool:
+    """Does config.json say something else about some matrices? (Rules that begin with "-:" only leave some out.)"""
+    rules = how.get("dynamic") or ()
+    return bool(how.get("extra_config")) or any(not str(rule).startswith("-:") for rule in rules)
+
+
 def _kind(config: Mapping[str, Any]) -> str:
     method = str(config.get("quant_method"))
     if method in ("gptq", "awq"):
@@ -162,7 +168,7 @@ def _make(
 def _symmetric(how: Mapping[str, Any]) -> str:
     """The words with which config.json says that all zero points are in the middle; "": it does not. (A file of one
     version that is read as the other has all of them one beside the middle.)"""
-    if how.get("dynamic") or how.get("extra_config"):  # config.json says something else about some matrices
+    if varied(how):
         return ""
     if how.get("sym") is True:
         return f"'sym' (checkpoint_format {_form(how)!r})" if _kind(how) == "gptq" else "'sym'"

@@ -17,11 +17,13 @@ SHRINKS = tuple(1.0 - 0.05 * i for i in range(12))
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """How fine the codes are: bits, columns that share a scale, whether the middle code is zero."""
+    """How fine the codes are: bits, columns that share a scale, whether the middle code is zero; the lowest zero point
+    that files can hold."""
 
     bits: int
     group: int
     symmetric: bool
+    lowest: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +52,11 @@ def grid(weight: Tensor, spec: Spec, shrink: Tensor | float = 1.0) -> tuple[Tens
         scales = _representable(top * 2 / most)
         return scales, torch.full_like(scales, (most + 1) // 2)
     low, high = parts.amin(-1).clamp(max=0.0) * shrink, parts.amax(-1).clamp(min=0.0) * shrink
-    scales = _representable((high - low) / most)
-    return scales, (-low / scales).round().clamp(0, most)
+    wanted = torch.maximum(
+        (high - low) / most, high / (most - spec.lowest)
+    )  # the zero point may lie above the lowest code
+    scales = _representable(wanted)
+    return scales, (-low / scales).round().clamp(spec.lowest, most)
 
 
 def _representable(scales: Tensor) -> Tensor:

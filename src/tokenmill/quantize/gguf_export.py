@@ -25,7 +25,7 @@ from tokenmill.checkpoint.new_folder import check_new
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.models.config_fields import complete
-from tokenmill.quant.convert import LayerError, Tell
+from tokenmill.quant.convert import LayerError, Tell, checked
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.quantize.gguf_proof import prove
 from tokenmill.text.gguf_write import tokenizer_metadata
@@ -178,8 +178,8 @@ def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped:
     usual, more, less = _MIXES[kind]
     sensitive = _SENSITIVE.fullmatch(name)
     if sensitive is not None:
-        layer, eighth = int(sensitive[1]), layers // 8
-        usual = more if layer < eighth or layer >= 7 * eighth or (layer - eighth) % 3 == 2 else less
+        layer, eighth = int(sensitive[1]), layers // 8  # the layers that llama.cpp gives more bits
+        usual = more if layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2 else less
     return usual if wide else _BY_32.get(usual, usual)
 
 
@@ -220,9 +220,7 @@ def _pieces(
     lost = total = count = 0.0
     for number, (name, where) in enumerate(item.sources):
         weights = None if importance is None else importance[number % len(importance)]
-        values = ckpt.tensor(name)
-        if not values.is_floating_point() or values.element_size() < 2:
-            raise ModelError(f"{name} is stored as {values.dtype}: the model is quantised already.")
+        values = checked(ckpt.tensor(name), name)
         if where.heads:
             values = values[unweave(where.heads, values.shape[0]).argsort()]
         rows = max(1, _PIECE // values.shape[-1])

@@ -6,9 +6,12 @@ order. Must not know: files.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from tokenmill.core.errors import ModelError
 from tokenmill.quantize.codes import Codes, Spec, fitted
 from tokenmill.quantize.inputs import Inputs
 
@@ -17,7 +20,7 @@ _BLOCK = 128
 
 def gptq(weight: Tensor, spec: Spec, inputs: Inputs, damping: float = 0.01) -> Codes:
     """weight [out, in] float32 -> codes. Scales are computed first, so that columns may be rounded in any order."""
-    hessian = inputs.hessian.clone()
+    hessian = inputs.hessian
     scales, zeros = fitted(weight, spec, hessian.diagonal() / max(inputs.count, 1))
     order, upper = factor(hessian, damping)
     group = order // spec.group
@@ -39,14 +42,14 @@ def gptq(weight: Tensor, spec: Spec, inputs: Inputs, damping: float = 0.01) -> C
 
 def factor(hessian: Tensor, damping: float, order: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """An order of columns (by default largest energy first), and the upper Cholesky factor of the inverse in that
-    order."""
+    order. A column without inputs gets the damping alone, so it counts least."""
     diagonal = hessian.diagonal()
-    dead = diagonal == 0
-    diagonal[dead] = 1.0
+    step = float(diagonal.mean()) or 1.0
+    if not math.isfinite(step):
+        raise ModelError("The inputs of a matrix are not finite: it cannot be calibrated.")
     order = diagonal.argsort(descending=True) if order is None else order
     sorted_hessian = hessian[order][:, order].double()
     eye = torch.eye(len(order), dtype=torch.float64, device=hessian.device)
-    step = float(diagonal.mean())
     while True:
         try:
             lower = torch.linalg.cholesky(sorted_hessian + eye * (damping * step))

@@ -21,6 +21,7 @@ from tokenmill.kernels import make_kernels
 from tokenmill.layers.build import Build
 from tokenmill.models.registry import build_stage
 from tokenmill.parallel.stages import Place
+from tokenmill.quant.convert import checked
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quantize import folds
 from tokenmill.quantize.forward import Note, forward_in_parts
@@ -109,9 +110,9 @@ class Stream:
         weights that will be rounded."""
         seen = InputRecord(wanted=frozenset(chosen))
         model = self._build(index, self.ckpt, seen=seen)
-        forward_in_parts(model, self.x, self.kernels, self.device)
         mine = [name for name in seen.built if name in chosen]
-        weights = {name: self.ckpt.tensor(name).to(self.device, torch.float32) for name in mine}
+        weights = {name: checked(self.ckpt.tensor(name), name).to(self.device, torch.float32) for name in mine}
+        _finite(forward_in_parts(model, self.x, self.kernels, self.device), index)
         missed = [name for name in mine if name not in seen.inputs]
         found = folds.find_folds(seen.fed, set(mine) - set(missed), self.ckpt.has)
         return Layer(index, weights, dict(seen.inputs), found, missed=missed)
@@ -120,7 +121,7 @@ class Stream:
         """Run layer `index`, and advance past it. `seen` records the inputs of its weights, `note` gets its pages.
         Returns the kinds of its K/V."""
         model = self._build(index, self.ckpt, seen=seen)
-        self.x = forward_in_parts(model, self.x, self.kernels, self.device, note=note)
+        self.x = _finite(forward_in_parts(model, self.x, self.kernels, self.device, note=note), index)
         return {spec.kind for spec in model.spec.kv_specs}
 
     def advance(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any] | None) -> None:
@@ -161,6 +162,13 @@ class Stream:
         }
         build = PlainBuild(**options) if seen is None else WatchingBuild(**options, seen=seen)
         return build_stage(config or self.config, build)
+
+
+def _finite(states: Tensor, index: int) -> Tensor:
+    """The states behind layer `index`, if they say anything about its inputs."""
+    if not bool(torch.isfinite(states).all()):
+        raise ModelError(f"Layer {index} computes infinite numbers or NaN on the text: the model is damaged.")
+    return states
 
 
 def layer_count(config: Mapping[str, Any]) -> int:

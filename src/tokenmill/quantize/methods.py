@@ -77,6 +77,6 @@ def hqq(weight: Tensor, spec: Spec) -> Codes:
             least = lost if least is None else torch.where(better, lost, least)
             size = error.abs()
             kept = error.sign() * (size - size.clamp(min=1e-8).pow(_NORM - 1.0) / beta).clamp(min=0.0)
-            zeros = (codes - (parts - kept) / scales[..., None]).mean(-1).round().clamp(0, most)
+            zeros = (codes - (parts - kept) / scales[..., None]).mean(-1).round().clamp(spec.lowest, most)
             beta *= 1.01
     return rounded(weight, *best, spec)

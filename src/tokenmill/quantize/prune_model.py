@@ -220,8 +220,6 @@ class _Run:
             raise ModelError(f"{full} multiplied nothing during calibration, so it cannot be pruned.")
         width = prunable.heads_of(self.stream.config).width if what == "heads" else 1
         kind = self.ckpt.tensor(full).dtype
-        if not kind.is_floating_point or kind.itemsize < 2:
-            raise ModelError(f"{full} is stored as {kind}: the model is quantised already.")
         weight, inputs = layer.weights[full], layer.inputs[full]
         found = prune_columns(weight, inputs, self.goal[what], width=width, method=self.cut.method)
         self.left.lost[full] = found.lost

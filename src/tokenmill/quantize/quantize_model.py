@@ -12,6 +12,7 @@ import hashlib
 import json
 import re
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -33,13 +34,15 @@ from tokenmill.quant.convert import (
     Shards,
     Tell,
     check_upright,
+    checked,
     copy_rest,
     linear_names,
     roundable,
     write_json,
 )
 from tokenmill.quantize import folds, kv_scales, recipes
-from tokenmill.quantize.codes import Spec, nearest
+from tokenmill.quantize.codes import nearest
+from tokenmill.quantize.fused import joined
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.layer_stream import Layer, Stream, fold
 from tokenmill.quantize.methods import clipped
@@ -219,7 +222,7 @@ class _Run:
     def _fit(self, one: folds.Fold, layer: Layer, fitting: Callable[[Tensor], Tensor | None]) -> Tensor | None:
         if self.job.recipe.method == "smoothquant":
             return fitting(folds.smooth(one, layer.weights, layer.inputs))
-        spec = Spec(self._bits(one.consumers[0]), self.job.recipe.group, self.job.recipe.symmetric)
+        spec = recipes.spec_of(self.job.recipe, self._bits(one.consumers[0]))
         rounding = folds.Rounding(
             lambda weight: nearest(weight, spec).dense(),
             lambda weight, inputs: clipped(weight, spec, inputs).dense(),
@@ -228,19 +231,22 @@ class _Run:
         return folds.awq(one, layer.weights, layer.inputs, rounding, fitting)
 
     def _shared_bits(self) -> dict[str, int]:
-        """The bits of each weight, chosen by its loss at every width."""
-        stream, lost, sizes = self._stream(), {}, {}
-        group, symmetric = self.job.recipe.group, self.job.recipe.symmetric
+        """The bits of each weight, chosen by its loss at every width. Weights that are multiplied as one have the same
+        bits."""
+        stream, together = self._stream(), joined(self.chosen)
+        lost: dict[tuple[str, int], float] = defaultdict(float)
+        sizes: dict[str, int] = defaultdict(int)
         for index in range(stream.count):
             layer = stream.calibrate(index, self.chosen)
             for name, weight in layer.weights.items():
-                seen = layer.inputs.get(name)
-                sizes[name] = weight.numel()
+                seen, first = layer.inputs.get(name), together[name][0]
+                sizes[first] += weight.numel()
                 for bits in range(2, 9):
-                    error = nearest(weight, Spec(bits, group, symmetric)).dense() - weight
-                    lost[name, bits] = float(error.square().sum()) if seen is None else seen.loss(error)
+                    error = nearest(weight, recipes.spec_of(self.job.recipe, bits)).dense() - weight
+                    lost[first, bits] += float(error.square().sum()) if seen is None else seen.loss(error)
             stream.advance(index, {}, set(), {})
-        return share_bits(lost, sizes, self.job.recipe.bits)
+        found = share_bits(lost, sizes, self.job.recipe.bits)
+        return {name: found[names[0]] for name, names in together.items() if names[0] in found}
 
     def _bits(self, name: str) -> int:
         return self.made.bits.get(name, int(self.job.recipe.bits))
@@ -249,10 +255,14 @@ class _Run:
         return {name: int(self.job.recipe.bits) for name in self.chosen}
 
     def _read(self, name: str) -> Tensor:
-        found = self.ckpt.tensor(name)
-        if not found.is_floating_point() or found.element_size() < 2:
-            raise ModelError(f"{name} is stored as {found.dtype}: the model is quantised already.")
-        return found.to(self.job.device, torch.float32)
+        return checked(self.ckpt.tensor(name), name).to(self.job.device, torch.float32)
+
+    def _largest(self, name: str, weight: Tensor) -> float | None:
+        """The largest magnitude of all weights that are multiplied with this one as one, if the method asks for it."""
+        if self.job.recipe.method not in recipes.SHARED:
+            return None
+        others = (other for other in joined(self.chosen)[name] if other != name)
+        return max([float(weight.abs().max()), *(float(self._read(other).abs().max()) for other in others)])
 
     def _hold(
         self, file: str, weights: dict[str, Tensor], inputs: dict[str, Inputs], changed: dict[str, Tensor]
@@ -261,7 +271,9 @@ class _Run:
         tensors = {name: tensor.cpu() for name, tensor in changed.items()}
         for name, weight in weights.items():
             kind = self.ckpt.tensor(name).dtype
-            held = recipes.hold(self.job.recipe, weight, self._bits(name), inputs.get(name), kind)
+            held = recipes.hold(
+                self.job.recipe, weight, self._bits(name), inputs.get(name), kind, self._largest(name, weight)
+            )
             base = name.removesuffix(".weight")
             tensors |= {f"{base}.{part}": tensor.cpu().contiguous() for part, tensor in held.tensors.items()}
             size = weight.norm()

@@ -6,6 +6,7 @@ Must not know: layers, where tensors come from.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
@@ -83,6 +84,8 @@ TABLES: dict[str, Callable[[Tensor, int, Inputs | None], Held]] = {"squeezellm":
 """Methods whose result is tables; no other method writes such files."""
 NORMAL = {"nf4": stored_forms.nf4, "fp4": stored_forms.fp4}
 """Methods whose scales may be rounded."""
+SHARED = ("nvfp4",)
+"""Methods with a scale that matrices share if they are multiplied as one."""
 DAMPED = ("gptq", "sparsegpt")
 CALIBRATED = frozenset({"gptq", "awq", "autoround", "smoothquant", "wanda", "sparsegpt", "squeezellm"})
 FOLDING = frozenset({"awq", "smoothquant"})
@@ -154,8 +157,23 @@ def _words(numbers: Any) -> str:
     return ", ".join(str(n) for n in numbers)
 
 
-def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind: torch.dtype = torch.bfloat16) -> Held:
-    """The weight [out, in] float32 in the form of this recipe's files. kind: its original type."""
+def spec_of(recipe: Recipe, bits: int) -> Spec:
+    """How fine the codes of this recipe's files are."""
+    return Spec(bits, recipe.group, recipe.symmetric, 1 if recipe.form == "gptq" else 0)
+
+
+def hold(
+    recipe: Recipe,
+    weight: Tensor,
+    bits: int,
+    inputs: Inputs | None,
+    kind: torch.dtype = torch.bfloat16,
+    largest: float | None = None,
+) -> Held:
+    """The weight [out, in] float32 in the form of this recipe's files. kind: its original type. largest: the largest
+    magnitude of all matrices that are multiplied with it as one."""
+    if recipe.method in SHARED:
+        return stored_forms.nvfp4(weight, largest)
     if recipe.method in NORMAL:
         return NORMAL[recipe.method](weight, recipe.double)
     if recipe.method in WHOLE:
@@ -170,7 +188,7 @@ def hold(recipe: Recipe, weight: Tensor, bits: int, inputs: Inputs | None, kind:
         )
         sparse = method(weight, sparse_methods.parse_sparsity(recipe.sparsity), inputs)
         return stored_forms.plain(sparse, kind) if recipe.form == "plain" else stored_forms.bitmask(sparse, kind)
-    spec = Spec(bits, recipe.group, recipe.symmetric)
+    spec = spec_of(recipe, bits)
     damped = _needing(partial(gptq, damping=recipe.damping))
     codes = (damped if recipe.method in DAMPED else INTEGERS[recipe.method])(weight, spec, inputs)
     return _WRITERS[recipe.form](codes)
@@ -218,9 +236,11 @@ def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[s
     if recipe.form == "plain":
         return None
     if recipe.form == "gptq":
+        left = [name for name in ignore if name != "lm_head"]
+        rules: dict[str, Any] = {"dynamic": {f"-:^{re.escape(name)}$": {} for name in left}} if left else {}
         return {"quant_method": "gptq", "bits": int(recipe.bits), "group_size": recipe.group, "desc_act": False,
                 "sym": recipe.symmetric, "lm_head": False, "damp_percent": recipe.damping, "true_sequential": False,
-                "checkpoint_format": "gptq"}  # fmt: skip
+                "checkpoint_format": "gptq", **rules}  # fmt: skip
     if recipe.form == "awq":
         return {"quant_method": "awq", "bits": 4, "group_size": recipe.group, "zero_point": True, "version": "gemm",
                 "modules_to_not_convert": ignore}  # fmt: skip
@@ -257,7 +277,8 @@ def _compressed(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> d
         "fp8-tensor": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"},
                        {**token, "type": "float"}),
         "fp8-block": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "block",
-                                          "block_structure": [128, 128]}, {**token, "type": "float"}),
+                                          "block_structure": [128, 128]},
+                      {**token, "type": "float", "strategy": "group", "group_size": 128}),
         "mxfp4": ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32,
                                            "scale_dtype": "torch.uint8"}, None),
         "nvfp4": ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group",

@@ -43,13 +43,15 @@ def parse_sparsity(text: str) -> Sparsity:
     raise ParameterError(f"--sparsity {text!r}: use n:m like 2:4, or a part between 0 and 1.")
 
 
-def lowest(score: Tensor, sparsity: Sparsity) -> Tensor:
-    """The places [out, in] of the lowest scores."""
+def lowest(score: Tensor, sparsity: Sparsity, before: int = 0) -> Tensor:
+    """The places [out, in] of the lowest scores. before: columns of the matrix in front of these, which have had their
+    part of the zeros."""
     if sparsity.of:
         parts = score.unflatten(1, (-1, sparsity.of))
         at = parts.argsort(-1)[..., : int(sparsity.zeros)]
         return torch.zeros_like(parts, dtype=torch.bool).scatter_(-1, at, True).flatten(1)
-    at = score.argsort(1)[:, : round(sparsity.zeros * score.shape[1])]
+    count = round(sparsity.zeros * (before + score.shape[1])) - round(sparsity.zeros * before)
+    at = score.argsort(1)[:, :count]
     return torch.zeros_like(score, dtype=torch.bool).scatter_(1, at, True)
 
 
@@ -69,7 +71,7 @@ def sparsegpt(weight: Tensor, sparsity: Sparsity, inputs: Inputs | None, damping
     """Zero the numbers that cost least; the columns that follow make up for them (Frantar, Alistarh, 2023)."""
     if inputs is None or not inputs.count:
         return magnitude(weight, sparsity, None)
-    _, upper = factor(inputs.hessian.clone(), damping, torch.arange(weight.shape[1], device=weight.device))
+    _, upper = factor(inputs.hessian, damping, torch.arange(weight.shape[1], device=weight.device))
     w = weight.clone()
     gone = torch.zeros_like(w, dtype=torch.bool)
     block = _BLOCK - _BLOCK % max(sparsity.of, 1)
@@ -78,7 +80,7 @@ def sparsegpt(weight: Tensor, sparsity: Sparsity, inputs: Inputs | None, damping
         errors = torch.zeros(w.shape[0], stop - start, device=w.device)
         cost = upper.diagonal()[start:stop].square()
         if not sparsity.of:
-            gone[:, start:stop] = lowest(w[:, start:stop].square() / cost, sparsity)
+            gone[:, start:stop] = lowest(w[:, start:stop].square() / cost, sparsity, start)
         for at in range(start, stop):
             if sparsity.of and (at - start) % sparsity.of == 0:
                 end = min(at + sparsity.of, stop)

@@ -52,9 +52,10 @@ def compressed(codes: Codes) -> Held:
 
 
 def gptq(codes: Codes) -> Held:
-    """GPTQ's first version. It stores zero points minus one, so 0 cannot be stored and becomes 1."""
+    """GPTQ's first version. It stores zero points minus one, so 0 cannot be stored (Spec.lowest)."""
     bits, group = codes.spec.bits, codes.spec.group
-    zeros = codes.zeros.to(torch.int16).clamp(min=1)
+    zeros = codes.zeros.to(torch.int16)
+    assert int(zeros.min()) > 0, "this form has no zero points of 0"
     columns = codes.codes.shape[1]
     tensors = {
         "qweight": packed.pack(codes.codes, bits).T.contiguous(),
@@ -62,7 +63,7 @@ def gptq(codes: Codes) -> Held:
         "scales": codes.scales.half().T.contiguous(),
         "g_idx": (torch.arange(columns) // group).to(torch.int32),
     }
-    return Held(tensors, Codes(codes.codes, codes.scales, zeros.float(), codes.spec).dense())
+    return Held(tensors, codes.dense())
 
 
 def awq(codes: Codes) -> Held:
@@ -185,11 +186,13 @@ def mxfp4(weight: Tensor) -> Held:
     )
 
 
-def nvfp4(weight: Tensor) -> Held:
-    """Four bit floats with a float8 per 16 columns and one float32 for the whole matrix."""
+def nvfp4(weight: Tensor, largest: float | None = None) -> Held:
+    """Four bit floats with a float8 per 16 columns and one float32 for the whole matrix. largest: the largest magnitude
+    of this matrix and of all that are multiplied with it as one, if there are some."""
     parts = weight.unflatten(1, (-1, 16))
     top = parts.abs().amax(-1)
-    whole = (fp8.LARGEST * 6.0) / weight.abs().max().clamp(min=1e-12)
+    most = weight.abs().max() if largest is None else torch.tensor(largest, device=weight.device)
+    whole = (fp8.LARGEST * 6.0) / most.clamp(min=1e-12)
     full = (top * whole / 6.0).clamp(2.0**-9, fp8.LARGEST).to(fp8.FP8)
     finer = (top * whole / 6.0 * 0.875).clamp(2.0**-9, fp8.LARGEST).to(fp8.FP8)
     kept = _better(parts, full.float() / whole, finer.float() / whole)

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
 from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
@@ -58,6 +63,34 @@ def test_stored_keys_and_values_are_judged_too(folders: tuple[Path, Path]) -> No
     assert lost["float32"] == 0.0 < 5 * lost["int8"] < lost["int4"] and lost["int4-fp8k"] < lost["int4"]
     refused = CliRunner().invoke(app, ["quality", base, "--against", base, "--kv-cache-dtype", "int3"])
     assert refused.exit_code == 2 and "int4-fp8k" in refused.output
+
+
+def test_models_that_cannot_be_compared(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Another number of tokens, and weights that are not finite."""
+    base = str(folders[0])
+
+    def changed(name: str, change: Callable[[dict[str, Any], dict[str, Tensor]], None]) -> Path:
+        folder = tmp_path / name
+        shutil.copytree(base, folder)
+        config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+        change(config, tensors)
+        (folder / "config.json").write_text(json.dumps(config))
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        return folder
+
+    def widen(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if tensor.shape[0] == config["vocab_size"]:
+                tensors[name] = torch.cat([tensor, tensor[:32]])
+        config["vocab_size"] += 32
+
+    def damage(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
+        tensors["model.norm.weight"][3] = float("nan")
+
+    wider, damaged = changed("wider", widen), changed("damaged", damage)
+    for other, said in ((wider, "352 tokens apart"), (damaged, "NaN on the text")):
+        with pytest.raises(UserError, match=said):
+            compare(base, [str(other)], Questions(TEXT, speed=False))
 
 
 def test_command(folders: tuple[Path, Path], tmp_path: Path) -> None:

@@ -1,0 +1,201 @@
+"""What methods meet besides ordinary numbers: columns without inputs, inputs of any unit, ranges to one side of zero,
+numbers that are not finite. And what engines that join matrices must find in files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from tokenmill.checkpoint.folder import open_checkpoint
+from tokenmill.core.errors import ModelError
+from tokenmill.quant.convert import Recipe as PlainRecipe
+from tokenmill.quant.convert import convert
+from tokenmill.quant.detect import WeightRequest, check_config, load_weight
+from tokenmill.quantize import recipes, sparse_methods
+from tokenmill.quantize.codes import Spec, nearest
+from tokenmill.quantize.fused import joined
+from tokenmill.quantize.gguf_export import _type, export
+from tokenmill.quantize.gguf_importance import measure
+from tokenmill.quantize.gptq import factor, gptq
+from tokenmill.quantize.inputs import Inputs
+from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
+from tokenmill.quantize.recipes import Recipe, complete_recipe
+from tokenmill.testing.tiny import make_tiny
+
+CPU = torch.device("cpu")
+DEAD = range(0, 128, 2)
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny(tmp_path_factory.mktemp("tiny"), hidden=64)
+
+
+@pytest.fixture(scope="module")
+def tokens() -> Tensor:
+    return torch.randint(0, 200, (4, 32), generator=torch.Generator().manual_seed(0))
+
+
+def seen(unit: float = 1.0, dead: range = DEAD) -> Inputs:
+    x = torch.randn(300, 128, generator=torch.Generator().manual_seed(2)) * unit
+    x[:, list(dead)] = 0.0
+    found = Inputs(128, CPU)
+    found.add(x)
+    return found
+
+
+@pytest.mark.parametrize("method", recipes.INTEGERS)
+@pytest.mark.parametrize(("form", "bits"), [("gptq", 2), ("gptq", 4), ("awq", 4), ("compressed-tensors", 2)])
+def test_ranges_above_zero(method: str, form: str, bits: int) -> None:
+    """GPTQ's files have no zero point of 0. Their scales grow by one code's share; nothing is moved by a whole step."""
+    weight = torch.rand(16, 128, generator=torch.Generator().manual_seed(1)) + 0.2
+    recipe = complete_recipe(Recipe(method, form, bits=bits, group=32))
+    held = recipes.hold(recipe, weight, bits, seen(dead=range(0)))
+    lost = float((held.dense - weight).norm() / weight.norm())
+    steps = (1 << bits) - (2 if form == "gptq" else 1)
+    assert lost < 0.5 / steps
+    if form == "gptq":
+        assert torch.equal(nearest(weight, recipes.spec_of(recipe, bits)).zeros, torch.ones(16, 4))
+
+
+@pytest.mark.parametrize("unit", [2.0**-14, 2.0**10])
+def test_the_unit_of_inputs_does_not_matter(unit: float) -> None:
+    """Also if half of the columns have no inputs: those count least, and do not change the damping of the others."""
+    weight, one, other = torch.randn(24, 128, generator=torch.Generator().manual_seed(3)), seen(), seen(unit)
+    spec = Spec(3, 32, False)
+    assert torch.equal(gptq(weight, spec, one).codes, gptq(weight, spec, other).codes)
+    for sparsity in ("2:4", "0.5"):
+        kept = [
+            sparse_methods.sparsegpt(weight, sparse_methods.parse_sparsity(sparsity), each) != 0
+            for each in (one, other)
+        ]
+        assert torch.equal(*kept)
+        assert float(kept[0][:, 1::2].float().mean()) > 0.9  # those with inputs
+
+
+@pytest.mark.parametrize("method", sparse_methods.METHODS)
+@pytest.mark.parametrize("share", [0.003, 0.01, 0.37, 0.9])
+def test_a_part_of_each_row_becomes_zero(method: str, share: float) -> None:
+    """However few those are, and where columns are taken in blocks."""
+    weight, inputs = torch.randn(8, 640), Inputs(640, CPU)
+    inputs.add(torch.randn(64, 640))
+    made = sparse_methods.METHODS[method](weight, sparse_methods.Sparsity(share, 0), inputs)
+    assert (made == 0).sum(1).tolist() == [round(share * 640)] * 8
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_inputs_that_are_not_finite_end(bad: float) -> None:
+    inputs = seen()
+    inputs.hessian[3, 3] = bad
+    with pytest.raises(ModelError, match="not finite"):
+        factor(inputs.hessian, 0.01)
+
+
+def damaged(source: Path, target: Path, name: str, bad: float) -> Path:
+    shutil.copytree(source, target)
+    tensors = load_file(target / "model.safetensors")
+    tensors[name].view(-1)[5] = bad
+    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+    return target
+
+
+@pytest.mark.parametrize("method", recipes.METHODS)
+def test_weights_that_are_not_finite_are_refused(method: str, tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj.weight"
+    recipe = complete_recipe(Recipe(method, group=32, bits=4))
+    job = QuantizeJob(damaged(tiny, tmp_path / "a", name, float("nan")), tmp_path / "out", recipe, tokens=tokens)
+    with pytest.raises(ModelError, match=re.escape(name)):
+        quantize_model(job)
+
+
+def test_other_writers_refuse_them_too(tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
+    name = "model.layers.1.mlp.up_proj.weight"
+    source = damaged(tiny, tmp_path / "a", name, float("inf"))
+    for fp8 in (False, True):
+        with pytest.raises(ModelError, match=re.escape(name)):
+            convert(source, tmp_path / "out", PlainRecipe(4, 32, fp8=fp8))
+    for kind in ("q8_0", "q4_k", "f16"):
+        with pytest.raises(ModelError, match=re.escape(name)):
+            export(source, tmp_path / "out.gguf", kind)
+    norm = damaged(tiny, tmp_path / "b", "model.layers.0.input_layernorm.weight", float("nan"))
+    with pytest.raises(ModelError, match="Layer 0 computes"):
+        measure(norm, tokens)
+    for method in sorted(recipes.CALIBRATED):
+        job = QuantizeJob(norm, tmp_path / "out", complete_recipe(Recipe(method, group=32)), tokens=tokens)
+        with pytest.raises(ModelError, match="Layer 0 computes"):
+            quantize_model(job)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
+def written(source: Path, target: Path, tokens: Tensor, skip: str | None = None, **what: Any) -> tuple[Any, Any]:
+    pattern = None if skip is None else re.compile(skip)
+    made = quantize_model(QuantizeJob(source, target, complete_recipe(Recipe(group=32, **what)), pattern, tokens))
+    return made, json.loads((target / "config.json").read_text())["quantization_config"]
+
+
+def test_gptq_files_name_what_they_leave_out(tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
+    """As GPTQModel's rules do; matrices that none matches are still held to what config.json says of all."""
+    left = "model.layers.0.mlp.gate_proj"
+    _, how = written(tiny, tmp_path / "out", tokens, re.escape(left), method="rtn", form="gptq", symmetric=True)
+    assert list(how["dynamic"]) == ["-:^model\\.layers\\.0\\.mlp\\.gate_proj$"]
+    assert "dynamic" not in written(tiny, tmp_path / "whole", tokens, method="rtn", form="gptq")[1]
+    ckpt = open_checkpoint(tmp_path / "out")
+    try:
+        assert load_weight(ckpt, WeightRequest(left, (128, 64)), torch.float32, CPU, how=check_config(
+            {"quantization_config": how})).dense().shape == (128, 64)  # fmt: skip
+        request = WeightRequest("model.layers.0.mlp.up_proj", (128, 64))
+        for shifted in ({"checkpoint_format": "gptq_v2"}, {"group_size": 64}):
+            with pytest.raises(ModelError, match=r"up_proj\.(qzeros|scales)"):
+                load_weight(ckpt, request, torch.float32, CPU, how={**how, **shifted})
+    finally:
+        ckpt.close()
+
+
+def test_what_is_multiplied_as_one_is_known_by_name() -> None:
+    names = [f"a.{part}.weight" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "up_proj")] + ["w3.weight"]
+    found = joined(names)
+    assert found["a.v_proj.weight"] == ("a.q_proj.weight", "a.k_proj.weight", "a.v_proj.weight")
+    assert found["a.o_proj.weight"] == ("a.o_proj.weight",) and found["a.up_proj.weight"] == ("a.up_proj.weight",)
+    assert found["w3.weight"] == ("w3.weight",) and list(found) == sorted(names)
+
+
+def test_joined_matrices_share_what_engines_need(tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
+    """Bits, and NVFP4's scale of the whole matrix."""
+    made, how = written(tiny, tmp_path / "bits", tokens, method="rtn", bits=3.5)
+    target_of = {name: group for group, one in how["config_groups"].items() for name in one["targets"]}
+    scales = load_file(written_nvfp4(tiny, tmp_path / "fours") / "model.safetensors")
+    for names in joined(made.bits).values():
+        modules = [name.removesuffix(".weight") for name in names]
+        assert len({made.bits[name] for name in names}) == 1
+        assert len({target_of[module] for module in modules}) == 1
+        assert len({float(scales[f"{module}.weight_global_scale"]) for module in modules}) == 1
+    assert len(set(made.bits.values())) > 1
+
+
+def written_nvfp4(source: Path, target: Path) -> Path:
+    quantize_model(QuantizeJob(source, target, complete_recipe(Recipe("nvfp4"))))
+    return target
+
+
+def test_blocks_of_float8_say_how_activations_are_grouped(tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
+    _, how = written(tiny, tmp_path / "out", tokens, method="fp8-block")
+    inputs = how["config_groups"]["group_0"]["input_activations"]
+    assert (inputs["strategy"], inputs["group_size"], inputs["dynamic"]) == ("group", 128, True)
+
+
+@pytest.mark.parametrize("layers", [1, 4, 16, 22, 28, 36, 61])
+def test_layers_that_get_more_bits_are_those_of_llama_cpp(layers: int) -> None:
+    def more(at: int) -> bool:
+        return at < layers // 8 or at >= 7 * layers // 8 or (at - layers // 8) % 3 == 2
+
+    for at in range(layers):
+        kind = _type(f"blk.{at}.ffn_down.weight", (256, 256), "q4_k", layers, skipped=False)
+        assert kind == ("Q6_K" if more(at) else "Q4_K")
