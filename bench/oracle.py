@@ -1,10 +1,12 @@
 """The hash oracle at length, JSON on stdout; exits 1 on any wrong text.
 
-python bench/oracle.py [STORIES] [FIRST SEED] [KIND]     KIND: trees, device_drafts, crowded_beams (default: by turns)
+python bench/oracle.py [STORIES] [FIRST SEED] [--kind KIND]     KIND: trees, device_drafts, crowded_beams, plain
+(default: all by turns)
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import pathlib
 import sys
@@ -18,6 +20,7 @@ from tests.pure.scheduler.oracle import run_story
 
 KINDS: tuple[dict[str, bool], ...] = ({}, {"device_drafts": True}, {"crowded_beams": True}, {"trees": True})
 """What stories are told by turns."""
+NAMES = [next(iter(kind), "plain") for kind in KINDS]
 
 
 def main(count: int, first: int, kinds: tuple[dict[str, bool], ...] = KINDS) -> int:
@@ -45,7 +48,10 @@ def main(count: int, first: int, kinds: tuple[dict[str, bool], ...] = KINDS) -> 
 
 
 if __name__ == "__main__":
-    told = sys.argv[1:]
-    only = ({told.pop(): True},) if told and not told[-1].isdigit() else KINDS
-    numbers = [int(a) for a in told] + [10_000, 0][len(told) :]
-    sys.exit(1 if main(numbers[0], numbers[1], only) else 0)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stories", nargs="?", type=int, default=10_000)
+    parser.add_argument("first", nargs="?", type=int, default=0)
+    parser.add_argument("--kind", choices=NAMES)
+    given = parser.parse_args()
+    told = KINDS if given.kind is None else (KINDS[NAMES.index(given.kind)],)
+    sys.exit(1 if main(given.stories, given.first, told) else 0)

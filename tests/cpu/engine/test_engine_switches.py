@@ -38,7 +38,7 @@ BATCHES = 5
 MODELS = ("demo",) * 4 + ("moe", "gemma3", "gpt-oss", "deepseek-v2", "mixtral", "qwen3-next")
 COMPUTES: dict[str, tuple[Any, ...]] = {
     "dtype": ("auto", "auto", "float32", "bfloat16"),
-    "quantization": (None, None, "int8", "int4", "fp8", "int4-g64", "int8,head=none"),
+    "quantization": (None, None, "int8", "int4", "fp8", "int4-g64", "w4a8", "int8,head=none"),
     "kv_cache_dtype": ("auto", "auto", "float32", "bfloat16", "fp8", "int8"),
     "kv_cache_group": (0, 0, 0, 8),
     "kernels": ("auto", "auto", "auto", "reference"),

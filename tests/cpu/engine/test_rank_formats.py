@@ -27,7 +27,7 @@ ONLY = os.environ.get("TOKENMILL_ONLY", "").split()
 AT_LOAD = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
-    **{f"load {form}": {"quantization": form} for form in ("int8", "int4", "fp8")},
+    **{f"load {form}": {"quantization": form} for form in ("int8", "int4", "w4a8", "fp8")},
 }
 GGUF = (
     "F16",
