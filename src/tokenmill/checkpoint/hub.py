@@ -14,7 +14,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tokenmill.checkpoint.resumable_download import fetch_large
+from tokenmill.checkpoint.resumable_download import WrongFileError, fetch_large
 from tokenmill.checkpoint.stored import find_stored
 from tokenmill.checkpoint.stored_names import without_hub
 from tokenmill.core.errors import UserError
@@ -136,9 +136,14 @@ def chosen_files(name: str, revision: str | None, hub: Hub) -> tuple[list[Wanted
         return [], ""
     api = huggingface_hub.HfApi(token=hub.token)
     try:
-        about = api.model_info(repo, revision=revision, files_metadata=True)
+        return _chosen_of(api.model_info(repo, revision=revision, files_metadata=True), tag)
     except Exception:  # the download says what is wrong, or finds the model in the cache
         return [], ""
+
+
+def _chosen_of(about: Any, tag: str) -> tuple[list[Wanted], str]:
+    import huggingface_hub
+
     sizes = {each.rfilename: each for each in about.siblings or ()}
     kinds = models_of(list(sizes))
     if tag or not any(fnmatch(file, "*.safetensors") or fnmatch(file, _TORCH_FILES[0]) for file in sizes):
@@ -226,11 +231,26 @@ def _try(name: str, revision: str | None, ask: Callable[[], T]) -> T:
             f"{name!r} is not a folder here, and {name}{version} is not in the download cache while the hub cannot be "
             "reached; give a folder, or download it once with a network"
         ) from error
+    except (WrongFileError, *_NONSENSE) as error:
+        raise UserError(
+            f"downloading {name}{version} failed: what the hub answers is wrong ({_told(error)})"
+        ) from error
     except Exception as error:
-        known = isinstance(error, (errors.HfHubHTTPError, errors.HFValidationError, OSError))
+        known = isinstance(error, (errors.HfHubHTTPError, OSError))
         if not known and not type(error).__module__.startswith("httpx"):  # what the hub's library speaks HTTP with
             raise
-        reason = str(error).strip().splitlines()[:1]
         raise UserError(
-            f"downloading {name}{version} failed: {' '.join(reason)[:300]}; the next try goes on where it broke off"
+            f"downloading {name}{version} failed: {_told(error)}; the next try goes on where it broke off"
         ) from error
+
+
+_NONSENSE = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
+"""What the hub's library raises about answers that are none: a page of a proxy in place of JSON, impossible names."""
+
+
+def _told(error: Exception) -> str:
+    """The first line of an error, without characters that steer a terminal. Clients of a server read it, so an error of
+    the system names no file."""
+    said = getattr(error, "strerror", None) or str(error)
+    line = next(iter(said.strip().splitlines()), type(error).__name__)
+    return "".join(char if char.isprintable() else "?" for char in line[:300]).rstrip(".")

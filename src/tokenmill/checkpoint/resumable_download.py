@@ -17,11 +17,18 @@ from typing import Any, BinaryIO
 
 LARGE = (".safetensors", ".gguf", ".bin")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_BLOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+"""What the cache may call a file. The hub chooses it, and whoever pretends to be the hub as well."""
 _PIECE = 1 << 22
 
 
+class WrongFileError(OSError):
+    """What the hub sends is not what it says, or says nothing that could be used. The next try begins anew."""
+
+
 def fetch_large(repo: str, revision: str | None, allow: Sequence[str], ignore: Sequence[str], options: Any) -> None:
-    """Download the matching weight files into the library's cache. Errors are left to the library, which words them."""
+    """Download the matching weight files into the library's cache. Errors are left to the library, which words them;
+    but it takes any name for a file in its cache, so the names of all files are looked at here."""
     import huggingface_hub as hub
     from huggingface_hub import constants, file_download
 
@@ -33,7 +40,7 @@ def fetch_large(repo: str, revision: str | None, allow: Sequence[str], ignore: S
         found = hub.HfApi(token=token).model_info(repo, revision=revision)
     except Exception:  # there is no such model, or no network: the library says so, or finds the model in its cache
         return
-    names = [each.rfilename for each in found.siblings or () if each.rfilename.endswith(LARGE)]
+    names = [str(each.rfilename) for each in found.siblings or ()]
     root = Path(options.get("cache_dir") or constants.HF_HUB_CACHE)
     root /= file_download.repo_folder_name(repo_id=repo, repo_type="model")
     for name in helpers.filter_repo_objects(names, allow_patterns=list(allow), ignore_patterns=list(ignore)):
@@ -41,10 +48,13 @@ def fetch_large(repo: str, revision: str | None, allow: Sequence[str], ignore: S
             continue
         url = hub.hf_hub_url(repo, name, revision=found.sha)
         about = hub.get_hf_file_metadata(url, token=token)
+        for given in (about.etag, about.commit_hash):
+            if given and not _BLOB.fullmatch(given):
+                raise WrongFileError(f"the hub calls a file {ascii(given)[:80]}, which is no name for it")
         if not about.etag or about.size is None or getattr(about, "xet_file_data", None) is not None:
             continue
         blob = root / "blobs" / about.etag
-        if not blob.exists():
+        if name.endswith(LARGE) and not blob.exists():
             headers = helpers.build_hf_headers(token=token) if about.location == url else {}
             _fetch(about.location, headers, blob, about.size)
 
@@ -66,7 +76,7 @@ def _fetch(url: str, headers: dict[str, str], blob: Path, size: int) -> None:
         file.flush()
         if _SHA256.fullmatch(blob.name) and _digest(part) != blob.name:
             part.unlink()
-            raise OSError(f"{part}: what was downloaded is not what the hub has; it was thrown away")
+            raise WrongFileError(f"the file {blob.name[:12]} arrived changed, and was thrown away")
         os.replace(part, blob)
 
 

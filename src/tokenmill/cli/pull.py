@@ -14,6 +14,7 @@ from tokenmill.checkpoint.pull import Progress, Tell, pull_hub, pull_local
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.checkpoint.stored_names import short_name
 from tokenmill.cli.loading import say, size
+from tokenmill.cli.terminal import harmless
 from tokenmill.cli.unloaded_model import plain_name
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.files import in_home
@@ -61,10 +62,11 @@ def shown_progress() -> Iterator[Tell]:
         shown_bytes: dict[str, int] = {}
 
         def tell_lines(step: Progress) -> None:
-            if not step.total or step.status not in shown_bytes or step.completed == step.total:
-                shown_bytes[step.status] = step.completed
+            status = _line(step)
+            if not step.total or status not in shown_bytes or step.completed == step.total:
+                shown_bytes[status] = step.completed
                 much = f" ({size(step.completed)} of {size(step.total)})" if step.total else ""
-                say(f"tokenmill: {step.status}{much}")
+                say(f"tokenmill: {status}{much}")
 
         yield tell_lines
         return
@@ -72,16 +74,22 @@ def shown_progress() -> Iterator[Tell]:
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Bars(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bars:
         tasks: dict[str, int] = {}
 
         def tell_bars(step: Progress) -> None:
+            status = _line(step)
             if step.total:
-                if step.status not in tasks:
-                    tasks[step.status] = bars.add_task(step.status, total=step.total)
-                bars.update(tasks[step.status], completed=step.completed)  # type: ignore[arg-type]
+                if status not in tasks:
+                    tasks[status] = bars.add_task(status, total=step.total)
+                bars.update(tasks[status], completed=step.completed)  # type: ignore[arg-type]
             else:
-                bars.console.print(step.status, style="dim")
+                bars.console.print(status, style="dim", markup=False)
 
         yield tell_bars
+
+
+def _line(step: Progress) -> str:
+    """The words of a step, which may hold a name that the hub chose, as one line."""
+    return " ".join(harmless(step.status).split())

@@ -25,6 +25,10 @@ class Hub:
     asked: list[tuple[str, str, str | None]] = field(default_factory=list)
     """(method, path, range) of every request."""
     url: str = ""
+    lies: dict[str, str] = field(default_factory=dict)
+    """Headers that it gives in place of the true ones."""
+    page: bytes | None = None
+    """What it answers in place of what it has, as a proxy does that wants a log-in."""
 
     def downloads(self) -> list[str]:
         """Files whose bytes were asked for."""
@@ -52,6 +56,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
             hub.asked.append((self.command, path, self.headers.get("Range")))
             if hub.token is not None and self.headers.get("Authorization") != f"Bearer {hub.token}":
                 return self._say(401, b"{}", body, {"X-Error-Code": "RepoNotFound"})
+            if hub.page is not None:
+                return self._say(200, hub.page, body)
             if path.startswith("/api/models/"):
                 return self._list(path.removeprefix("/api/models/"), body)
             repo, _, rest = path[1:].partition("/resolve/")
@@ -89,8 +95,8 @@ def serving(hub: Hub) -> Iterator[Hub]:
                 first, _, last = given.removeprefix("bytes=").partition("-")
                 start, stop = int(first), int(last) + 1 if last else len(data)
             self.send_response(206 if given else 200)
-            self.send_header("ETag", f'"{_tag(data)}"')
-            self.send_header("X-Repo-Commit", COMMIT)
+            for name, value in {"ETag": f'"{_tag(data)}"', "X-Repo-Commit": COMMIT, **hub.lies}.items():
+                self.send_header(name, value)
             self.send_header("Accept-Ranges", "bytes")
             self.send_header("Content-Length", str(stop - start))
             if given:

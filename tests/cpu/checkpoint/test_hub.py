@@ -119,6 +119,32 @@ def test_what_the_hub_refuses_is_told(hub, ask):
         hub.token = None
 
 
+@pytest.mark.parametrize(
+    ("header", "value", "words"),
+    [
+        ("ETag", '"../../../../evil"', "is no name for it"),
+        ("X-Repo-Commit", "../../../../evil", "is no name for it"),
+        ("ETag", f'"{0:064x}"', "arrived changed"),
+    ],
+)
+def test_what_a_false_hub_says_is_not_believed(hub, ask, tmp_path, header, value, words):
+    hub.lies = {header: value}
+    try:
+        said = ask("mill/small", HF_HUB_CACHE=str(tmp_path / "a" / "b" / "c"))
+    finally:
+        hub.lies = {}
+    assert words in said and "\n" not in said and str(tmp_path) not in said
+    assert not list(tmp_path.rglob("evil*")) and not list(tmp_path.rglob("*.part"))
+
+
+def test_a_page_in_place_of_an_answer_is_told(hub, ask):
+    hub.page = b"<html>Log in</html>"
+    try:
+        assert "what the hub answers is wrong" in ask("mill/small")
+    finally:
+        hub.page = None
+
+
 def test_without_the_hub_what_was_downloaded_is_used(hub, ask):
     folder = ask("mill/one-GGUF:Q5_K_M")
     assert ask("mill/one-GGUF:Q5_K_M", HF_ENDPOINT="http://127.0.0.1:9") == folder

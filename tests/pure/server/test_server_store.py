@@ -6,13 +6,14 @@ import asyncio
 import errno
 import hashlib
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.pure.server.conftest import Served, Starter
-from tokenmill.checkpoint.pull import pull_local
+from tests.pure.server.conftest import Served, Starter, until
+from tokenmill.checkpoint.pull import Progress, pull_local
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
@@ -108,6 +109,22 @@ async def test_a_model_comes_is_told_of_and_goes(served: Served) -> None:
     assert (await served.post("/api/copy", {"source": "mill", "destination": "x"})).status_code == 404
     assert (await served.post("/api/show", {"model": "a/b:c"})).json()["system"] == "Be brief."
     assert [each["name"] for each in (await served.client.get("/api/ps")).json()["models"]] == FAKE
+
+
+async def test_a_pull_whose_client_leaves_ends_in_a_model_that_can_be_asked_for(served: Served, tmp_path: Path) -> None:
+    changes, go_on = Changes(served.context), threading.Event()
+
+    def work(tell: Any) -> None:
+        tell(Progress("pulling manifest"))
+        go_on.wait(60)
+        pull_local(open_store(), tmp_path / "models" / "weights")
+
+    lines: Any = await changes.lines(work)
+    assert json.loads(await anext(lines)) == {"status": "pulling manifest"}
+    await lines.aclose()
+    go_on.set()
+    await until(lambda: served.context.shared.models.find("weights") is not None)
+    assert not changes.running
 
 
 async def test_a_modelfile_makes_one_too(served: Served) -> None:

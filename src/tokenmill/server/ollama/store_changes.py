@@ -150,7 +150,6 @@ class Changes:
         async for line in self._steps(work):
             if isinstance(line, Exception):
                 raise described(line) from line
-        await self.sync()
         return {"status": "success"}
 
     async def lines(self, work: Work) -> AsyncIterator[bytes]:
@@ -171,20 +170,19 @@ class Changes:
                 return
             yield encode(as_object(step)) + b"\n"
             step = await anext(steps, None)
-        await self.sync()
         yield b'{"status":"success"}\n'
 
     async def _steps(self, work: Work) -> AsyncIterator[Progress | Exception]:
         """Yield the steps of work in a thread as they happen. The work goes on if the client leaves, because half of a
-        download is of no use to anybody."""
+        download is of no use to anybody; at its end its model can be requested."""
         if self.running >= AT_ONCE:
             raise HttpError(503, "Other models are being pulled or created now; try again.", retry_after=10)
         loop = asyncio.get_running_loop()
         heard: asyncio.Queue[Progress | Exception | None] = asyncio.Queue()
 
-        def put(step: Progress | Exception | None) -> None:
+        def put(step: Progress | Exception) -> None:
             if not loop.is_closed():
-                loop.call_soon_threadsafe(self._heard, heard, step)
+                loop.call_soon_threadsafe(heard.put_nowait, step)
 
         def work_and_tell() -> None:
             try:
@@ -193,17 +191,21 @@ class Changes:
                 if not isinstance(error, UserError):
                     log.exception("a change of the store failed")
                 put(error)
-            put(None)
+            if not loop.is_closed():
+                asyncio.run_coroutine_threadsafe(self._done(heard), loop)
 
         self.running += 1
         threading.Thread(target=work_and_tell, daemon=True, name="tokenmill-store").start()
         while (step := await heard.get()) is not None:
             yield step
 
-    def _heard(self, heard: asyncio.Queue[Progress | Exception | None], step: Progress | Exception | None) -> None:
-        if step is None:
-            self.running -= 1
-        heard.put_nowait(step)
+    async def _done(self, heard: asyncio.Queue[Progress | Exception | None]) -> None:
+        """The work has ended, whether or not somebody still listens."""
+        self.running -= 1
+        try:
+            await self.sync()
+        finally:
+            heard.put_nowait(None)
 
 
 def spec_of(store: Store, entry: StoredModel, shared: ServerContext) -> Spec:

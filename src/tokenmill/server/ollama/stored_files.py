@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.checkpoint.gguf_file import open_gguf
+from tokenmill.checkpoint.pull import parts_of
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import in_home, read_object
 from tokenmill.demo import demo_dir
@@ -46,7 +47,7 @@ def read_stored(root: str) -> Stored | None:
     path = demo_dir("main") if root == "demo" else in_home(root)
     try:
         if path.is_file():
-            return _gguf([*_parts(path)])
+            return _gguf(parts_of(path))
         if not path.is_dir():
             return None
         plain = [*path.glob("*.safetensors")] or [*path.glob("pytorch_model*.bin")]
@@ -56,12 +57,6 @@ def read_stored(root: str) -> Stored | None:
         return _folder(path, plain)
     except (ModelError, OSError, ValueError, RecursionError):
         return None
-
-
-def _parts(path: Path) -> list[Path]:
-    """All files of a model that may be split."""
-    head, mark, _ = path.name.partition("-00001-of-")
-    return sorted(path.parent.glob(f"{head}-*-of-*.gguf")) if mark else [path]
 
 
 def _gguf(files: list[Path]) -> Stored:
