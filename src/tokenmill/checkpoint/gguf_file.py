@@ -7,6 +7,7 @@ the bytes that are there before it is used; a file that lies is a ModelError, no
 from __future__ import annotations
 
 import mmap
+import re
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +23,14 @@ MAX_KEY = 1 << 10
 MAX_DIMS = 4
 MAX_LENT = 1 << 24
 STRING, ARRAY = 8, 9
+_PART = re.compile(r"(.+)-\d{5}-of-(\d{5})\.gguf")
 SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+
+
+def part_names(name: str) -> list[str]:
+    """The names of all files of a model, of which this is one: a model may be split."""
+    match = _PART.fullmatch(name)
+    return [f"{match[1]}-{n:05}-of-{match[2]}.gguf" for n in range(1, int(match[2]) + 1)] if match else [name]
 
 
 @dataclass(frozen=True, slots=True)

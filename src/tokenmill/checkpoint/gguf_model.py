@@ -4,7 +4,6 @@ for, with the converter's changes undone. Must not know: tokenizers, layers, how
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,13 +14,12 @@ from torch import Tensor
 
 from tokenmill.checkpoint import gguf_config
 from tokenmill.checkpoint.gguf_blocks import PLAIN, Blocks, blocks, decode, plain
-from tokenmill.checkpoint.gguf_file import GgufFile, TensorInfo, open_gguf
+from tokenmill.checkpoint.gguf_file import GgufFile, TensorInfo, open_gguf, part_names
 from tokenmill.checkpoint.gguf_names import name_table
 from tokenmill.checkpoint.gguf_source import Given, Joined, Source
 from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor
 from tokenmill.core.errors import ModelError
 
-_PART = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 MAX_PARTS = 1000
 MAX_FACTORS = 1 << 16
 
@@ -67,10 +65,9 @@ def _open_parts(path: Path) -> list[GgufFile]:
         raise ModelError(f"{path}: split.count must be a number up to {MAX_PARTS}, not {count!r}.")
     if count <= 1:
         return [first]
-    match = _PART.fullmatch(path.name)
-    if match is None or int(match[3]) != count:
+    names = [path.parent / name for name in part_names(path.name)]
+    if len(names) != count:
         raise ModelError(f"{path}: it is one of {count} parts, but is not named like NAME-00001-of-{count:05}.gguf.")
-    names = [path.parent / f"{match[1]}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
     missing = [name.name for name in names if not name.is_file()]
     if missing:
         raise ModelError(f"{path}: the other parts of the model are needed beside it; missing: {', '.join(missing)}.")

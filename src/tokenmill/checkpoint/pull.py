@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.checkpoint.entry import Entry, Source
+from tokenmill.checkpoint.gguf_file import part_names
 from tokenmill.checkpoint.hub import Hub, Wanted, chosen_files, download_model
 from tokenmill.checkpoint.resumable_download import LARGE
 from tokenmill.checkpoint.store import Store
@@ -79,23 +80,25 @@ def measured(path: Path) -> tuple[str, int]:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """All files of a GGUF model, which may be split."""
-    head, mark, _ = path.name.partition("-00001-of-")
-    return sorted(path.parent.glob(f"{head}-*-of-*.gguf")) if mark else [path]
+    """The files of a GGUF model, which may be split, that are there."""
+    return [file for name in part_names(path.name) if (file := path.with_name(name)).is_file()]
 
 
 def drop_files(store: Store, entry: Entry) -> int:
-    """Delete what a pull has downloaded for this model, unless another stored model needs it. Returns the number of
+    """Delete what a pull has downloaded for this model, except what another stored model needs. Returns the number of
     bytes."""
     source = entry.source
     if source.kind != "hub" or not source.fetched:
         return 0
     used = {other.source.path for other in store.entries()[0] if other.source.kind == "hub"}
-    path = Path(source.path)
-    if source.path in used or not path.exists():
-        return 0
-    files = parts_of(path) if path.is_file() else [file for file in path.rglob("*") if not file.is_dir()]
-    return sum(_drop(file) for file in files)
+    kept = {file for one in used for file in _files_of(Path(one))}
+    return sum(_drop(file) for file in _files_of(Path(source.path)) if file not in kept)
+
+
+def _files_of(path: Path) -> list[Path]:
+    if not path.is_dir():
+        return parts_of(path)
+    return [file for file in path.rglob("*") if not file.is_dir() and file.suffix != ".gguf"]  # those are other models
 
 
 def _drop(file: Path) -> int:

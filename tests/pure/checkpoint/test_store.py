@@ -304,9 +304,36 @@ def test_what_is_no_model_is_not_stored(store: Store, tmp_path: Path) -> None:
     for path, word in ((tmp_path, "no weights"), (tmp_path / "notes.txt", "neither"), (tmp_path / "none", "neither")):
         with pytest.raises(UserError, match=word):
             pull_local(store, path)
-    (tmp_path / "big-00001-of-00002.gguf").write_bytes(b"123")
-    (tmp_path / "big-00002-of-00002.gguf").write_bytes(b"45")
-    assert measured(tmp_path / "big-00001-of-00002.gguf") == ("gguf", 5)
+    for name, data in _SPLIT.items():
+        (tmp_path / name).write_bytes(data)
+    for name, size in (("big", 5), ("big-Q4", 11), ("big[1]", 3)):
+        assert measured(tmp_path / f"{name}-00001-of-00002.gguf") == ("gguf", size)
+
+
+_SPLIT = {
+    "big-00001-of-00002.gguf": b"123", "big-00002-of-00002.gguf": b"45", "big-Q4-00001-of-00002.gguf": b"6789",
+    "big-Q4-00002-of-00002.gguf": b"6789abc", "big[1]-00001-of-00002.gguf": b"1", "big[1]-00002-of-00002.gguf": b"23",
+}  # fmt: skip
+
+
+def test_models_in_one_folder_go_one_by_one(store: Store, tmp_path: Path) -> None:
+    folder = tmp_path / "models--a--b" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    for name, data in {**_SPLIT, "model.safetensors": b"whole"}.items():
+        (folder / name).write_bytes(data)
+    entries = [
+        store.put(Entry(name, Source("hub", path=str(path), repo="a/b", fetched=True)))
+        for name, path in {
+            "plain": folder / "big-00001-of-00002.gguf",
+            "whole": folder,
+            "q4": folder / "big-Q4-00001-of-00002.gguf",
+        }.items()
+    ]
+    for entry, size, left in zip(entries, (5, 5, 11), (["Q4", "[1]", "model"], ["Q4", "[1]"], ["[1]"]), strict=True):
+        store.remove(entry.name)
+        assert drop_files(store, entry) == size, entry.name
+        assert all(any(word in file.name for word in left) for file in folder.iterdir())
+        assert len(list(folder.iterdir())) == sum(1 if word == "model" else 2 for word in left)
 
 
 # ---------------------------------------------------------------- parameters
