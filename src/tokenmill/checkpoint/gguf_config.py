@@ -43,7 +43,7 @@ def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
     head = meta.whole("attention.key_length", max(hidden // heads, 1))
     if meta.whole("attention.value_length", head) != head:
         raise meta.fail("keys and values of different lengths are not supported")
-    rotated = meta.whole("rope.dimension_count", head)
+    rotated = meta.whole("rope.dimension_count", head, most=head)
     config = {
         "architectures": [ARCHITECTURES[str(meta.arch)]],
         "model_type": str(meta.arch),

@@ -70,18 +70,6 @@ def read_top_k(c: ModelConfig, count: int, default: int, *names: str) -> int:
     return top_k
 
 
-def layer_type(c: ModelConfig, index: int, default: str) -> str:
-    """ "full_attention" or "sliding_attention", from `layer_types` if the config has it."""
-    if not c.has("layer_types"):
-        return default
-    kinds = c.need("layer_types", list)
-    if len(kinds) != c.need("num_hidden_layers", int):
-        raise c.refuse("layer_types", "has not one entry for each of num_hidden_layers.")
-    if kinds[index] not in ("full_attention", "sliding_attention"):
-        raise c.refuse("layer_types", f"says nothing usable about layer {index}.")
-    return str(kinds[index])
-
-
 def rms(c: ModelConfig, name: str, *, offset: float = 0.0) -> Callable[[Build], NormSpec]:
     """A constructor for a norm over the hidden size."""
     size, eps = c.need("hidden_size", int), c.get("rms_norm_eps", float, 1e-6, low=0.0)

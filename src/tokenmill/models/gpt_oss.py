@@ -12,9 +12,10 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, ExpertWeights, count_visited, load_experts, split_experts
 from tokenmill.layers.linear import RowLinear
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import PreNorm, layer_type, read_heads, read_rope, read_sizes, read_top_k, rms
+from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.rules import layer_kind
 
 _YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
          "original_max_position_embeddings": 4096}  # fmt: skip
@@ -35,7 +36,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     def layer(body: Build, index: int) -> PreNorm:
         at = body.at(f"layers.{index}")
         inside, mlp = at.at("self_attn"), at.at("mlp")
-        kind = layer_type(c, index, "full_attention" if index % 2 else "sliding_attention")
+        kind = layer_kind(c, index, "full_attention" if index % 2 else "sliding_attention")
         window = sliding if kind == "sliding_attention" else 0
         spec = attention_spec(b, heads, rope=make_rope(b, rope), window=window)
         spec = replace(spec, sinks=local_heads(b, inside.tensor("sinks", (heads.heads,))))

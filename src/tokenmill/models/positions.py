@@ -174,6 +174,8 @@ def hunyuan_rope(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
     named = values.get("rope_type") or values.get("type")
     if named != "dynamic" or not values.get("alpha"):
         return whole_rope(c, dim, kind)
+    if dim <= 2:
+        raise c.refuse("head_dim", "leaves nothing that an `alpha` could stretch.")
     own = ModelConfig(values, "rope_parameters")
     theta = own.get("rope_theta", float, c.get("rope_theta", float, 10000.0, low=1.0), low=1.0)
     stretched = theta * own.need("alpha", float, low=1e-6) ** (dim / (dim - 2))

@@ -97,3 +97,9 @@ def test_windows_are_a_period_or_a_list(arch: str) -> None:
 def test_gemma_3_caps_its_logits_if_the_file_says_so() -> None:
     assert read("gemma3", {})["final_logit_softcapping"] is None
     assert read("gemma3", {"final_logit_softcapping": 20.0})["final_logit_softcapping"] == 20.0
+
+
+@pytest.mark.parametrize("arch", ["llama", "qwen3", "phi3"])
+def test_no_more_than_a_head_rotates(arch: str) -> None:
+    with pytest.raises(ModelError, match=rf"{arch}\.rope\.dimension_count must be a whole number from 1 to 8, not 10"):
+        read(arch, {"rope.dimension_count": 10})

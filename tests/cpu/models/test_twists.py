@@ -21,7 +21,9 @@ from parity import load, make, ours, theirs
 
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels import make_kernels
+from tokenmill.models.config import ModelConfig
 from tokenmill.models.config_fields import FIELDS
+from tokenmill.models.positions import hunyuan_rope
 from tokenmill.models.registry import architectures
 
 pytestmark = pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
@@ -149,3 +151,10 @@ def _names(twist: dict[str, Any], said: str) -> bool:
     """Does the sentence say which key it is about?"""
     inner = [name for value in twist.values() if isinstance(value, dict) for name in value]
     return any(name in said for name in (*twist, *inner))
+
+
+def test_heads_too_small_for_an_alpha():
+    config = {**base("HunYuanDenseV1ForCausalLM"), "head_dim": 2}
+    config["rope_parameters"] = {"rope_type": "dynamic", "alpha": 9.0, "factor": 1.0, "rope_theta": 1e4}
+    with pytest.raises(ModelError, match="'head_dim' = 2 leaves nothing"):
+        hunyuan_rope(ModelConfig(config), 2, "full_attention")
