@@ -7,6 +7,7 @@ downloaded parts of large files. Must not know: formats, models.
 
 from __future__ import annotations
 
+import glob
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ _FILES = ["*.json", "*.jinja", "*.safetensors", "*.tiktoken", "tokenizer.model",
 _TORCH_FILES = ["pytorch_model*.bin"]
 _NOT = ["original/*", "consolidated*", "onnx/*", "openvino/*", "checkpoint-*/*", "*mmproj*"]
 _PART = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
+_ANY_PART = "-[0-9][0-9][0-9][0-9][0-9]-of-[0-9][0-9][0-9][0-9][0-9]"
+"""All of a file's parts, in the hub's patterns, and no other file's."""
 _USUAL = "Q4_K_M"
 """The file of a GGUF repository that is taken if none is named."""
 
@@ -122,8 +125,7 @@ def _untagged(repo: str, revision: str | None, hub: Hub, folder: Path) -> Path:
         shown = ", ".join(f"{repo}:{there[each][0]}" for each in sorted(there))
         raise UserError(f"{repo} holds several GGUF models; name one of them: {shown}")
     file = there[kind][1]
-    parts = _PART.sub("-*-of-*", file)
-    return _download(repo, revision, [parts], hub) / file
+    return _download(repo, revision, [_all_parts(file)], hub) / file
 
 
 def chosen_files(name: str, revision: str | None, hub: Hub) -> tuple[list[Wanted], str]:
@@ -148,7 +150,7 @@ def _chosen_of(about: Any, tag: str) -> tuple[list[Wanted], str]:
     kinds = models_of(list(sizes))
     if tag or not any(fnmatch(file, "*.safetensors") or fnmatch(file, _TORCH_FILES[0]) for file in sizes):
         kind = tag.lower() or (next(iter(kinds)) if len(kinds) == 1 else _USUAL.lower())
-        patterns = [_PART.sub("-*-of-*", kinds[kind][1])] if kind in kinds else []
+        patterns = [_all_parts(kinds[kind][1])] if kind in kinds else []
     else:
         plain = any(fnmatch(file, "*.safetensors") for file in sizes)
         patterns = _FILES if plain else [*_FILES, *_TORCH_FILES]
@@ -166,7 +168,11 @@ def _wanted(sibling: Any) -> Wanted:
 def gguf_patterns(tag: str) -> list[str]:
     """Which files hold this kind, in any spelling of it."""
     spelled = "".join(f"[{c.lower()}{c.upper()}]" if c.isalpha() else c for c in tag)
-    return [f"{before}{spelled}{after}" for before in ("*[-._/]", "") for after in (".gguf", "-*-of-*.gguf")]
+    return [f"{before}{spelled}{after}" for before in ("*[-._/]", "") for after in (".gguf", f"{_ANY_PART}.gguf")]
+
+
+def _all_parts(file: str) -> str:
+    return _PART.sub(_ANY_PART, glob.escape(file))
 
 
 def models_of(names: list[str]) -> dict[str, tuple[str, str]]:
