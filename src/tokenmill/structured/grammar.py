@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import gbnf_to_lark, is_lark_syntax
 
-from tokenmill.core.errors import ParameterError
 from tokenmill.structured import regex
-from tokenmill.structured.classes import LAST, Ranges
+from tokenmill.structured.classes import Ranges
 from tokenmill.structured.emit import Emitter
+from tokenmill.structured.gbnf import read_gbnf
+from tokenmill.structured.lexemes import Lexemes
 from tokenmill.structured.limits import MAX_LITERAL, MAX_SPEC_BYTES, refuse
 from tokenmill.structured.schema import SchemaReader, parse
 from tokenmill.structured.shapes import At
@@ -100,53 +100,24 @@ def from_choice(choices: Any) -> str:
     return LLMatcher.grammar_from_regex("|".join(regex.literal(c) for c in texts))
 
 
-_PARTS = re.compile(
-    r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|(?P<note>#[^\n]*)|(?P<bar>\s*\n\s*(?=\|))|(?P<name>[A-Za-z0-9_][\w-]*)(?=\s*::=)'
-)
+_LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|[?!]?start\s*(?:\[[^\]\n]*\]\s*)?:(?!:=))")
 
 
 def from_grammar(text: Any) -> str:
     """Lark (as llguidance reads it) or GBNF."""
     _text("grammar", text)
-    if is_lark_syntax(text):
+    if _LARK.search(text):
         return LLMatcher.grammar_from_lark(f"{_lower_inside(text)}\n{UNFORCED}\n")
     if "::=" not in text:
         refuse("grammar must be Lark (with a rule `start:`) or GBNF (with a rule `root ::=`).")
     try:
-        text = re.sub(r"\\[uU]([0-9a-fA-F]{4,8})", _plain_escape, _tidied(text))
-        return LLMatcher.grammar_from_lark(gbnf_to_lark(text))
-    except ParameterError:
-        raise
+        lexemes = Lexemes(read_gbnf(text))
+        whole = lexemes.regular()
+        return LLMatcher.grammar_from_lark(lexemes.document()) if whole is None else LLMatcher.grammar_from_regex(whole)
     except RecursionError:
         refuse("grammar: it is nested too deeply.")
-    except Exception as error:
-        refuse(f"grammar: {str(error)[:300]}")
-
-
-def _tidied(text: str) -> str:
-    """GBNF without comments, and with alternatives that begin a line on the line before, as people write them.
-
-    The converter takes the last of two rules with one name; which of them was meant nobody can say.
-    """
-    names: set[str] = set()
-
-    def part(found: re.Match[str]) -> str:
-        if found["name"] is not None and found["name"] in names:
-            refuse(f"grammar: the rule {found['name'][:100]!r} is there twice.")
-        names.add(found["name"] or "")
-        return "" if found["note"] is not None else " " if found["bar"] is not None else found[0]
-
-    plain = _PARTS.sub(lambda found: "" if found["note"] is not None else found[0], text)
-    return _PARTS.sub(part, plain)
-
-
-def _plain_escape(match: re.Match[str]) -> str:
-    """A \\u escape as a character or \\x escape: the converter loses leading zeros of \\u escapes."""
-    digits = match[1][: 4 if match[0][1] == "u" else 8]
-    code, rest = int(digits, 16), match[1][len(digits) :]
-    if len(digits) not in (4, 8) or code > LAST or 0xD800 <= code < 0xE000:
-        refuse(f"grammar: {match[0]} is not a character.")
-    return (f"\\x{code:02x}" if code < 0xA0 else chr(code)) + rest
+    except regex.RegexError as error:
+        refuse(f"grammar: {error}.")
 
 
 def _lower_inside(text: str) -> str:
