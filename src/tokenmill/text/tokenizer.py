@@ -86,6 +86,8 @@ def _native(data: bytes) -> tokenizers.Tokenizer:
 
 def _sentencepiece(path: Path, config: dict[str, Any], strings: dict[str, str]) -> tokenizers.Tokenizer:
     model = _guarded(path, read_sentencepiece)
+    if config.get("add_prefix_space") is False:
+        model.add_prefix = False
     inner = _guarded(path, lambda _: build.from_sentencepiece(model))
     for name, index in (("bos_token", model.bos_id), ("eos_token", model.eos_id), ("unk_token", model.unk_id)):
         if 0 <= index < len(model.pieces):

@@ -112,3 +112,19 @@ def test_every_normaliser_of_sentencepiece(kind: str, norm: str, prefix: bool, t
         assert ours.decode(ids) == theirs.decode(ids) == theirs.decode(theirs.encode(text)), text
         if kind == "bpe":  # Unigram may choose among rows of equal scores
             assert ids == theirs.encode(text), text
+
+
+@pytest.mark.parametrize("said", [None, True, False])
+def test_settings_say_whether_a_text_gets_a_space(said: bool | None, tmp_path: Path) -> None:
+    data = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=data, model_type="bpe", vocab_size=330, byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=3,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False, "add_prefix_space": said}))
+    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
+    for text in TEXTS:
+        # without its space a text is what follows a line break that is cut off
+        expected = judge.encode(f"\n{text}")[2:] if said is False else judge.encode(text)
+        assert ours.encode(text) == expected and ours.decode(expected) == text, text
