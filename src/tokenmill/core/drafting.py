@@ -26,6 +26,10 @@ class DraftControl(Protocol):
         """How many drafts to leave behind each row, if there are this many rows."""
         ...
 
+    def resumes(self, rows: int) -> bool:
+        """If `depth` is 0 for this many rows, will it soon be more?"""
+        ...
+
     def observe(self, tried: int, accepted: int) -> None:
         """Note that a row's drafts were verified."""
         ...
@@ -53,6 +57,9 @@ class AllOfThem:
 
     def depth(self, rows: int) -> int:
         return self.most
+
+    def resumes(self, rows: int) -> bool:
+        return True
 
     def observe(self, tried: int, accepted: int) -> None:
         """Nothing is learnt."""

@@ -88,7 +88,7 @@ class Sequence:
 
     With a DeviceDrafter: `most_guesses`: how many of its drafts may be granted at once. `behind`: how many lie behind
     the row's last planned sample. `told`: its drafts come back to the host, as `drafts`. `followed`: how many positions
-    it has certainly seen. `in_step`: it has guessed behind every sample since, and has seen all tokens but the newest.
+    it has certainly seen. `in_step`: it has seen all tokens since, those that are in flight, too, but the newest.
     `hoped`: how many drafts the plans in flight try.
 
     If rows have states (kvcache/snapshots.py): `save_at`: the next position whose state is kept, in `save_slot` if it

@@ -4,7 +4,8 @@ it has not seen yet.
 Integers only. Must not know: how it guesses. A drafter with K/V of its own has pages in the tables of the model. Two
 numbers of a sequence (core/sequence.py: `followed`, `in_step`) tell what the drafter has seen of it. In a row that is
 in step it lacks at most the newest two tokens, which `propose` itself takes in. Any other row is sent in `follows`
-first.
+first. A drafter that cannot catch up (it reads the model's states of a step) is kept in step while no drafts are left
+for a few steps; otherwise its rows, and all that find their prefixes, would get none any more.
 """
 
 from __future__ import annotations
@@ -25,11 +26,13 @@ does: there are many of them, and timing takes time."""
 
 @dataclass(slots=True)
 class Budget:
-    """What one step has left: drafts that may be tried, drafts that may be made, tokens that the drafter may follow."""
+    """What one step has left: drafts that may be tried, drafts that may be made, tokens that the drafter may follow.
+    keeps_up: a drafter that cannot catch up sees the step's tokens, whether or not drafts are left."""
 
     tried: int
     made: int
     followed: int
+    keeps_up: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +62,8 @@ class Ahead:
         """Begin to plan a step in which about `running` rows run."""
         limits = self.limits
         plan.depth = min(limits.max_guesses, self.control.depth(running))
-        return Budget(limits.step_guesses, limits.step_guesses, limits.max_step_tokens)
+        keeps_up = limits.follows and not limits.catches_up and (plan.depth > 0 or self.control.resumes(running))
+        return Budget(limits.step_guesses, limits.step_guesses, limits.max_step_tokens, keeps_up)
 
     def committed(self, plan: StepPlan, now: float) -> None:
         """Report a step's duration to the control, if it follows a step of its kind and did nothing else."""
@@ -72,7 +76,8 @@ class Ahead:
                 self.before = 0, now
             return
         before, self.before = self.before, None
-        if plan.starts or plan.follows or max(plan.counts) > 1 + plan.depth:
+        catches_up = bool(plan.follows and self.limits.catches_up)
+        if plan.starts or catches_up or max(plan.counts) > 1 + plan.depth:
             return
         self.before = plan.depth, now
         if before is not None and before[0] == plan.depth and bool(plan.guesses) == bool(plan.depth):
@@ -125,7 +130,11 @@ class Ahead:
             seq.behind, seq.in_step = plan.depth, self.limits.follows
             left.made -= plan.depth
             return
-        if seq.in_step:
+        if ready and left.keeps_up and grant.sample:
+            if seq.in_step:
+                plan.follows.append((seq.row, grant.start, grant.end - grant.start))
+            seq.in_step = True
+        elif seq.in_step:
             seq.in_step, seq.followed = False, self._seen(seq.computed)
         if grant.sample:
             seq.behind = 0
@@ -136,7 +145,7 @@ class Ahead:
             if grant.end - grant.start == 1 + grant.guesses:
                 return True
             seq.in_step, seq.followed = False, self._seen(grant.start)  # the host has added tokens
-        if not plan.depth and (grant.start >= seq.num_prompt or self.limits.anew):
+        if not plan.depth and not left.keeps_up and (grant.start >= seq.num_prompt or self.limits.anew):
             return False  # under load there are no drafts; prompts are still followed for those who will share them
         if self.limits.anew and seq.hoped:
             return False  # states cannot be overwritten: only certain tokens may be followed

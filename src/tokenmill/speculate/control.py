@@ -92,10 +92,10 @@ class Control:
 
     def depth(self, rows: int) -> int:
         """How many drafts to make for each row, when there are this many rows."""
-        if not rows or (self.most_rows is not None and rows > self.most_rows):
+        most = self._most(rows)
+        if not most:
             return 0
         crowd = self._crowd_of(rows)
-        most = self.depths[bisect_right(self.depths, self.most_tokens // rows) - 1]
         if crowd.trying or crowd.steps < OFTEN or crowd.steps % OFTEN == 0:
             new = (d for d in self.depths if d <= most and crowd.seen.get(d, 0) < FIRST and self._hopeful(crowd, d))
             depth = next(new, -1)
@@ -108,6 +108,20 @@ class Control:
         if crowd.steps >= crowd.next:
             self._ask_again(crowd, rows)
         return min(crowd.probing if crowd.next - crowd.steps > crowd.every - PROBE else crowd.best, most)
+
+    def resumes(self, rows: int) -> bool:
+        """Yes, unless none are best and it will be long until others are measured again."""
+        rows = max(1, rows)  # the first ones are about to start
+        crowd = self._crowd_of(rows)
+        left = crowd.next - crowd.steps
+        soon = crowd.trying or crowd.best != 0 or left <= EVERY or left > crowd.every - PROBE
+        return self._most(rows) > 0 and soon
+
+    def _most(self, rows: int) -> int:
+        """The most drafts that so many rows may get."""
+        if not rows or (self.most_rows is not None and rows > self.most_rows):
+            return 0
+        return self.depths[bisect_right(self.depths, self.most_tokens // rows) - 1]
 
     def observe(self, tried: int, accepted: int) -> None:
         """The first `accepted` of `tried` drafts stood. Those behind the first wrong one tell nothing."""

@@ -8,8 +8,8 @@ positions are computed again, so the newest states of each layer are kept:
     layer 0 has seen      0 .. L-2    in the step that was verified
     layer n sees again    L-2-n .. L-2    with the tokens L-1 .. L-1+n, behind L-1 those guessed so far
 
-Further guesses than there are layers are the last layer's, behind its own states. Must not know: plans, verification,
-checkpoints.
+Rows that go on without guesses see these positions again all the same. Further guesses than there are layers are the
+last layer's, behind its own states. Must not know: plans, verification, checkpoints.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class LaterSteps(EagleHead):
         self.marks = torch.full(shape, -1, dtype=torch.int64, device=device)
 
     def follow(self, spans: list[tuple[int, int, int]], seen: Seen) -> None:
-        """The whole batch through all layers; where a token is not known yet, it is seen again."""
+        """The whole batch through all layers; where a token is not known yet, it is seen again: when guesses are made,
+        or here for rows that are only kept in step."""
         ctx, mine = seen.ctx, self._mine(seen.ctx)
         assert ctx.rows is not None and ctx.taps is not None
         row_ids, positions = ctx.rows.tokens, ctx.positions
@@ -74,6 +75,12 @@ class LaterSteps(EagleHead):
                 self.out = states
             if n < len(self.kept):
                 self.kept[n][row_ids, places] = states
+        known = [row for row, first, count in spans if first + count >= self.rows.num_prompt[row]]
+        if known:
+            placed, _ = self.choosing.place(known)
+            self._states(placed.row_ids.shape[0], None)
+            for n in range(1, len(self.nets)):
+                self._step(placed, n)
 
     def _net(self, n: int) -> Net:
         return self.nets[min(n, len(self.nets) - 1)]

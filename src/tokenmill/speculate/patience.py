@@ -67,6 +67,10 @@ class HostControl:
         self.spare = min(MOST_SPARE, self.spare + MEASURED * rows)
         return 0
 
+    def resumes(self, rows: int) -> bool:
+        """No: it never allows a device's drafts."""
+        return False
+
     def observe(self, tried: int, accepted: int) -> None:
         """Nothing to learn: each sequence counts its own guesses."""
 

@@ -16,6 +16,7 @@ from engines import all_of_them, exact, greedy, hear_guesses, open_usual, run
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import UserError
 from tokenmill.testing.tiny import make_tiny
 
@@ -76,6 +77,35 @@ def test_what_a_head_guesses(
 ) -> None:
     head = make_eagle(tmp_path / "head", WORDS if method == "eagle3" else 0, layers=layers, reads=READS)
     check(head, method, target, whole, wanted, {}, {"max_num_batched_tokens": 16, "depth": 2})
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_a_head_keeps_up_while_nothing_is_guessed(
+    method: str, target: Path, whole: Any, wanted: list[Any], tmp_path: Path
+) -> None:
+    """Depths are measured, none at all, too: rows that decode meanwhile get guesses again, and these are right."""
+    head = make_eagle(tmp_path / "head", WORDS if method == "eagle3" else 0, reads=READS)
+    config = {"method": method, "model": str(head), "num_speculative_tokens": MOST}
+    found: dict[tuple[int, ...], list[int]] = {}
+    steps: list[int] = []
+
+    class OnAndOff(AllOfThem):
+        def depth(self, rows: int) -> int:
+            steps.append(rows)
+            return MOST if len(steps) // 4 % 2 else 0
+
+    for more in ({}, {"depth": 2}):
+        with open_usual(target, speculative_config=config, **more) as llm:
+            llm.engine.scheduler.ahead.control = OnAndOff(MOST)
+            hear_guesses(llm, found)
+            assert [exact(o) for o in run(llm, PROMPTS[:4], greedy(20))] == wanted
+            (again,) = run(llm, [PROMPTS[0] + wanted[0][0][2] + [7]], greedy(12))  # finds the answer's blocks
+            assert again.metrics is not None and again.metrics.drafted_tokens > 3
+    reference = Reference(whole, head, READS, heads=HEADS)
+    late = [text for text in found if len(text) > len(PROMPTS[3]) + 8]
+    assert len(late) >= 2
+    right = [found[text] == reference.guesses(list(text), MOST) for text in sorted(found)]
+    assert len(right) >= 12 and sum(right) >= len(right) - 1, right  # two logits may be one in float32
 
 
 def in_sglangs(said: Config, tensors: Tensors) -> tuple[Config, Tensors]:
