@@ -154,6 +154,18 @@ def _apart(folder: Path) -> frozenset[str]:
         ckpt.close()
 
 
+def _stacked(folder: Path) -> int:
+    """How many tensors hold several experts."""
+    from tokenmill.checkpoint.folder import open_checkpoint
+    from tokenmill.quant.convert import stacked_experts
+
+    ckpt = open_checkpoint(folder)
+    try:
+        return len(stacked_experts(ckpt))
+    finally:
+        ckpt.close()
+
+
 def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: dict[str, Any]) -> dict[str, Any]:
     """The weights of columns: read from a file, or measured if that was asked for or is necessary."""
     from tokenmill.quant import importance
@@ -251,6 +263,8 @@ def _show(source: Path, target: Path, errors: list[LayerError]) -> None:
     typer.echo(f"{target}: {size(after)} of weights instead of {size(before)}; {len(errors)} matrices rounded")
     _table(errors)
     typer.echo("All of them: quantization_report.json")
+    if count := _stacked(source):
+        typer.echo(f"Note: {count} tensors hold several experts each and are not rounded")
 
 
 def _table(errors: list[LayerError]) -> None:

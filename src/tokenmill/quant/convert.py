@@ -21,7 +21,7 @@ from tokenmill.checkpoint.new_folder import check_free, new_folder
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.kernels import fp8
-from tokenmill.quant import compressed
+from tokenmill.quant import compressed, left_out
 from tokenmill.quant.rounding import round_best
 
 SHARD_BYTES = 2 << 30
@@ -74,8 +74,8 @@ def convert(
         chosen = names_to_round(ckpt, recipe)
         with new_folder(target) as partial:
             errors = _write(ckpt, partial, chosen, recipe, tell)
-            ignore = sorted(linear_names(ckpt) - chosen | {"lm_head.weight"})
-            left = [n.removesuffix(".weight") for n in ignore]
+            ignore = [name.removesuffix(".weight") for name in linear_names(ckpt) - chosen | {"lm_head.weight"}]
+            left = left_out.told(ignore, {name.removesuffix(".weight") for name in recipe.apart})
             quant_config = compressed.fp8_config(left) if recipe.fp8 else compressed.quantization_config(
                 recipe.bits, recipe.group, left
             )  # fmt: skip
@@ -149,6 +149,11 @@ def linear_names(ckpt: Checkpoint) -> set[str]:
     return {
         name for name in matrices if not re.search(r"(embed_tokens|embed_positions|wte|wpe|word_embed|embed_in)", name)
     }
+
+
+def stacked_experts(ckpt: Checkpoint) -> list[str]:
+    """Tensors that hold several experts each. They are not rounded."""
+    return [name for name in ckpt.names() if "experts" in name and len(ckpt.shape(name) or ()) == 3]
 
 
 def _write(ckpt: Checkpoint, folder: Path, chosen: set[str], recipe: Recipe, tell: Tell) -> list[LayerError]:

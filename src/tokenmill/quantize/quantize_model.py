@@ -13,7 +13,7 @@ import json
 import re
 import shutil
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,6 +28,7 @@ from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free, claimed, empty, ended_in_order, hidden, settle
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
+from tokenmill.quant import left_out
 from tokenmill.quant.convert import (
     REPORT,
     LayerError,
@@ -133,9 +134,10 @@ def _chosen(part: Part, job: QuantizeJob, stored: set[str]) -> tuple[QuantizeJob
     group, rows = recipes.columns(job.recipe), recipes.rows(job.recipe)
     for name, shape in shapes.items():
         if shape[1] % group or shape[0] % rows:
+            other = "choose another --group, or " if job.recipe.method in recipes.INTEGERS else ""
             raise UserError(
-                f"{name} has shape {list(shape)}, which is not in whole groups of {group} columns and {rows} rows: "
-                "choose another --group or form, or leave it out with --skip."
+                f"{name} has shape {list(shape)}, which is not in whole groups of {group} columns"
+                f"{f' and {rows} rows' if rows > 1 else ''}: {other}leave it out with --skip."
             )
     return job, names
 
@@ -295,6 +297,11 @@ def _replaced(name: str, tensors: dict[str, Tensor]) -> bool:
     return name not in tensors and any(base + part in tensors for part in _MARKS)
 
 
+def _modules(names: Iterable[str]) -> set[str]:
+    """The modules that these weights are of."""
+    return {name.removesuffix(".weight") for name in names if name.endswith(".weight")}
+
+
 def _kv_scales(job: QuantizeJob, part: Part) -> dict[str, Tensor]:
     """Scales of K/V under the names of the source, if they were asked for."""
     if not job.recipe.kv_scales or job.tokens is None:
@@ -331,8 +338,11 @@ def _finish(
         if scales:
             shards.add(scales)
         shards.close()
-        bits = {name.removesuffix(".weight"): each for name, each in rounded.items()}
-        ignore = sorted(n.removesuffix(".weight") for n in linear_names(ckpt) - set(rounded) | {"lm_head.weight"})
+        apart = _modules(other_parts(config, ckpt.names()))
+        bits = {name: rounded[f"{name}.weight"] for name in sorted(_modules(rounded))}
+        if apart:  # other readers have other names for these modules
+            bits = {left_out.MARK + left_out.pattern_of(name, apart): each for name, each in bits.items()}
+        ignore = left_out.told(_modules(linear_names(ckpt) - set(rounded) | {"lm_head.weight"}), apart)
         quant_config = recipes.config(job.recipe, bits, ignore)
         if quant_config is not None and scales:
             quant_config["kv_cache_scheme"] = kv_scales.SCHEME

@@ -6,7 +6,6 @@ Must not know: layers, where tensors come from.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Callable, Mapping, Set
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +16,7 @@ from torch import Tensor
 
 from tokenmill.core.errors import UserError
 from tokenmill.quant import compressed as ct
+from tokenmill.quant import left_out
 from tokenmill.quantize import sparse_methods, squeezellm, stored_forms
 from tokenmill.quantize.codes import Codes, Spec, nearest
 from tokenmill.quantize.gptq import gptq
@@ -232,12 +232,14 @@ def rows(recipe: Recipe) -> int:
 
 
 def config(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> dict[str, Any] | None:
-    """The quantization_config for the weights' form, if it needs one. bits: of each rounded module."""
+    """The quantization_config for the weights' form, if it needs one. bits: of each rounded module; ignore: the modules
+    left out. Both as left_out.py spells names."""
     if recipe.form == "plain":
         return None
+    if recipe.form != ct.METHOD and recipe.form != "gptq":
+        ignore = left_out.as_patterns(ignore)
     if recipe.form == "gptq":
-        left = [name for name in ignore if name != "lm_head"]
-        rules: dict[str, Any] = {"dynamic": {f"-:^{re.escape(name)}$": {} for name in left}} if left else {}
+        rules: dict[str, Any] = {"dynamic": left} if (left := left_out.as_rules(ignore)) else {}
         return {"quant_method": "gptq", "bits": int(recipe.bits), "group_size": recipe.group, "desc_act": False,
                 "sym": recipe.symmetric, "lm_head": False, "damp_percent": recipe.damping, "true_sequential": False,
                 "checkpoint_format": "gptq", **rules}  # fmt: skip

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tokenmill.cli.verbs import app
 from tokenmill.demo import demo_dir
 from tokenmill.measure import quality
+from tokenmill.quant import left_out
 from tokenmill.quantize import recipes
 from tokenmill.quantize.recipes import Recipe, complete_recipe
 from tokenmill.testing.tiny import make_tiny
@@ -46,6 +48,49 @@ def test_a_model_that_sees(name: str, tmp_path: Path) -> None:
     if name not in NOISE:
         _, found = quality.compare(str(source), [str(out)], quality.Questions(TEXT, speed=False))
         assert found.kl is not None and 0 < found.kl < 0.6
+
+
+READ = {
+    "whole": ["--method", "int8"],
+    "plain": ["--format", "int8"],
+    "left out": ["--method", "fp8", "--skip", r"layers\.[01]\.mlp"],
+    "7.5 bits": ["--method", "rtn", "--symmetric", "--bits", "7.5", "--samples", "2", "--length", "64"],
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", READ)
+def test_transformers_finds_what_was_left_out(name: str, tmp_path: Path) -> None:
+    """Its modules have other names than the files' tensors."""
+    from transformers import AutoModelForImageTextToText
+
+    source, out, ids = demo_dir("vlm"), tmp_path / "out", torch.tensor([[5, 9, 20, 33, 41, 7, 8, 100]])
+    result = CliRunner().invoke(app, ["quantize", str(source), str(out), *READ[name]])
+    assert result.exit_code == 0, result.output
+    wanted = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32)
+    found, told = AutoModelForImageTextToText.from_pretrained(out, dtype=torch.float32, output_loading_info=True)
+    assert not any(told.values()), told
+    rounded = [n for n, module in found.named_modules() if getattr(module, "quantization_scheme", None) is not None]
+    assert len(rounded) == (36 if name == "left out" else 42)
+    assert all("language_model" in module for module in rounded)
+    with torch.no_grad():
+        one, other = (model(input_ids=ids).logits for model in (wanted, found))
+    assert float((one - other).norm() / one.norm()) < 0.1
+
+
+@pytest.mark.parametrize(("name", "pattern"), [
+    ("model.visual.blocks.0.attn.qkv", "visual"), ("vision_tower.vision_model.encoder.layers.3.fc1", "vision_tower"),
+])  # fmt: skip
+def test_names_of_other_parts(name: str, pattern: str) -> None:
+    """The whole part, whatever stands before it; and no more than one layer of the text's part."""
+    found = re.compile(left_out.pattern_of(name, {name}))
+    assert all(found.match(f"{before}{pattern}.x.y") for before in ("", "model.", "a.b."))
+    assert not found.match(f"my{pattern}.x") and not found.match("model.language_model.layers.3.fc1")
+    text = re.compile(left_out.pattern_of("language_model.model.layers.1.mlp.gate", {name}))
+    assert text.match("model.language_model.layers.1.mlp.gate") and text.match("layers.1.mlp.gate")
+    for other in ("layers.11.mlp.gate", "model.layers.1.mlp.gate_proj", "model.layers.1.mlp.gate.x"):
+        assert not text.match(other)
+    assert left_out.told(["b", "a"], set()) == ["a", "b"]
 
 
 def test_names_to_leave_alone_are_stored_ones(tmp_path: Path) -> None:
@@ -82,3 +127,12 @@ def test_groups_that_divide() -> None:
     assert [recipes.dividing(recipe, set(widths)).group for widths in ((256, 576), (4096,), (96,), (40,))] == [
         64, 128, 32, 128]  # fmt: skip
     assert recipes.dividing(complete_recipe(Recipe(method="rtn")), {576}).group == 128
+
+
+def test_experts_in_one_tensor_are_told(tmp_path: Path) -> None:
+    tiny = make_tiny(tmp_path / "tiny", hidden=64)
+    tensors = load_file(tiny / "model.safetensors")
+    save_file({**tensors, "model.layers.0.mlp.experts.up_proj": torch.zeros(2, 8, 64)}, tiny / "model.safetensors")
+    for form in (["--format", "int8"], ["--method", "int8"]):
+        result = CliRunner().invoke(app, ["quantize", str(tiny), str(tmp_path / form[0]), *form])
+        assert result.exit_code == 0 and "1 tensors hold several experts each" in result.output, result.output
