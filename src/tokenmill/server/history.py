@@ -19,6 +19,8 @@ from tokenmill.server.byte_ring import ByteRing
 MAX_RECORDS = 1000
 MAX_BYTES = 1 << 20
 """Most bytes of ended records of all keys. It is twice the size of a thousand requests with short prompts."""
+MOST_PROMPTS = 128
+"""Most prompts of one request whose figures are shown."""
 LEAST_RECORDS, LEAST_BYTES = 100, 1 << 16
 """The records and bytes that each key may have, however many keys there are."""
 _encode = msgspec.msgpack.Encoder().encode
@@ -110,13 +112,15 @@ def _decoded(data: bytes) -> tuple[float, dict[str, Any]]:
 
 
 def _shown(record: Record) -> dict[str, Any]:
+    left_out = len(record.prompts) - MOST_PROMPTS
     return {
         "id": record.id,
         "object": "request",
         "created": int(record.created),
         "state": "ended" if record.ended is not None else "open",
         "duration_ms": _ms(record.began, record.ended or time.monotonic()),
-        "prompts": [_shown_prompt(figures, record.began) for figures in record.prompts],
+        "prompts": [_shown_prompt(figures, record.began) for figures in record.prompts[:MOST_PROMPTS]],
+        **({"prompts_left_out": left_out} if left_out > 0 else {}),
     }
 
 

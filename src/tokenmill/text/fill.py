@@ -7,7 +7,7 @@ A form fits a tokenizer that has its tokens. Must not know: models, requests.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tokenmill.text.codec import Tokenizer
@@ -50,8 +50,9 @@ FORMS = (
 )
 
 _MARKS = sorted({name for form in FORMS for name in (*form.names, *form.ends, *_FILES)}, key=len, reverse=True)
-_CUT = re.compile("|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in _MARKS))
-"""Matches the place after the first character of every mark."""
+_MARK = re.compile("|".join(map(re.escape, _MARKS)))
+_SLICE = 1 << 16
+"""Characters that are searched in one call, during which no other thread of the interpreter runs."""
 
 
 def find_fill(tokenizer: Tokenizer | None) -> FillForm | None:
@@ -98,7 +99,7 @@ def _id(tokenizer: Tokenizer, name: str) -> int:
 def _encode(tokenizer: Tokenizer, text: str, *, inside: bool) -> list[int]:
     """Ids of a text. A mark typed in it is cut in two, because not every tokenizer declares its marks as special."""
     found: list[int] = []
-    for i, piece in enumerate(_CUT.split(text)):
+    for i, piece in enumerate(_cut(text)):
         if piece:
             later = inside or i > 0
             found += (
@@ -107,3 +108,15 @@ def _encode(tokenizer: Tokenizer, text: str, *, inside: bool) -> list[int]:
                 else tokenizer.encode(piece, add_special_tokens=False, allow_special=False)
             )
     return found
+
+
+def _cut(text: str) -> Iterator[str]:
+    """The text in pieces: a cut is after the first character of every mark."""
+    begun = 0
+    for start in range(0, len(text), _SLICE):
+        stop = start + _SLICE
+        while (found := _MARK.search(text, start, stop + len(_MARKS[0]) - 1)) and found.start() < stop:
+            start = found.start() + 1
+            yield text[begun:start]
+            begun = start
+    yield text[begun:]

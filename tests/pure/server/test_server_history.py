@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tokenmill.server.backend import Timeline
 from tokenmill.server.byte_ring import ByteRing
-from tokenmill.server.history import History, PromptFigures
+from tokenmill.server.history import MOST_PROMPTS, History, PromptFigures
 
 
 @settings(max_examples=60, deadline=None)
@@ -52,6 +52,14 @@ def test_drafts_are_told_where_there_were_any() -> None:
     record = history.begin("one", "ann", 10.0)
     record.prompts.append(PromptFigures(Timeline(10.0), 3, 9, 0, 12, 5, 0.25))
     assert history.find("one", "ann")["prompts"][0]["drafts"] == {"tried": 12, "right": 5, "saved_ms": 250.0}
+
+
+def test_a_request_of_many_prompts_shows_the_first() -> None:
+    history = History(most=8)
+    record = history.begin("one", "ann", 10.0)
+    record.prompts += [PromptFigures(Timeline(10.0), 3, i, 0) for i in range(MOST_PROMPTS + 2)]
+    shown = history.find("one", "ann")
+    assert len(shown["prompts"]) == MOST_PROMPTS and shown["prompts_left_out"] == 2
 
 
 def test_newest_first_by_beginning_and_by_owner() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Served, Starter
+from tokenmill.server.openai import tokens
 from tokenmill.testing.fake_generator import FILLS, FakeOptions, byte_tokenizer
 
 MARKS = (*FILLS, "<|fim_pad|>")
@@ -119,7 +120,7 @@ async def test_what_a_server_tells_about_itself(start: Starter) -> None:
     assert [each["index"] for each in vectors] == [0, 1] and len(vectors[0]["embedding"][0]) > 1
 
 
-async def test_tokens_in_llama_cpp_s_form(start: Starter) -> None:
+async def test_tokens_in_llama_cpp_s_form(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
     served = await start()
     ids = (await served.post("/tokenize", {"content": "aé"})).json()
     assert ids.keys() == {"tokens"} and len(ids["tokens"]) == 3
@@ -130,6 +131,12 @@ async def test_tokens_in_llama_cpp_s_form(start: Starter) -> None:
     assert len((await served.post("/tokenize", {**spelled, "parse_special": False})).json()["tokens"]) == 10
     assert (await served.post("/detokenize", ids)).json()["content"] == "aé"
     assert (await served.post("/tokenize", {"content": "a", "prompt": "b"})).status_code == 400
+    monkeypatch.setattr(tokens, "SLICE", 2)
+    for text in ("", "a", "ab", "abaab"):
+        asked = {"content": text, "with_pieces": True}
+        assert "".join(each["piece"] for each in (await served.post("/tokenize", asked)).json()["tokens"]) == text
+        named = (await served.post("/tokenize", {"prompt": text, "return_token_strs": True})).json()
+        assert "".join(named["token_strs"]) == text and len(named["tokens"]) == len(text)
 
 
 async def test_a_gap_is_filled_in_every_api(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -387,3 +387,12 @@ async def test_the_tag_latest_may_follow_a_name_in_every_api(path: str, body: di
     assert answer.json().get("model", "green") == "green" and city.loaded() == ["green"]
     unknown = await city.post(path, {"model": "green:8b", **body})
     assert unknown.status_code == 404 and "green:8b" in unknown.text
+
+
+async def test_a_client_that_leaves_while_comments_end_is_not_forgotten() -> None:
+    late = model_lookup.LateStream(None, lambda found: b"")
+    stopping = asyncio.ensure_future(late.stop())
+    await asyncio.sleep(0)
+    stopping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await stopping

@@ -7,9 +7,11 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.pure.server.conftest import Starter
+from tokenmill.server import request_job
 from tokenmill.server.backend import EngineStats
 from tokenmill.server.engines.state import FleetOptions
 from tokenmill.testing.fake_generator import FakeOptions
@@ -128,6 +130,15 @@ async def test_calls_count_once_per_output(start: Starter) -> None:
         ("non_streaming", "no_tool_call", "chat_completions", 1.0),
         ("non_streaming", "tool_call", "responses", 1.0),
     }
+
+
+async def test_many_prompts_are_counted_a_few_at_a_time(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(request_job, "COUNTED", 2)
+    served = await start()
+    assert (await served.post(PATH, {"prompt": ["a"] * 7, "max_tokens": 1})).status_code == 200
+    for _ in range(3):  # (a client in the same process does not let others run)
+        await asyncio.sleep(0)
+    assert _value((await served.client.get("/metrics")).text, "vllm:request_success_total") == 7
 
 
 async def test_our_dashboard_names_only_what_is_exported(start: Starter) -> None:

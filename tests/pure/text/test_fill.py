@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
+
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from tokenmill.testing.fake_generator import byte_tokenizer
+from tokenmill.text import fill
 from tokenmill.text.codec import Tokenizer as Codec
 from tokenmill.text.fill import FORMS, FillForm, fill_ends, fill_ids, find_fill, snippet_ids
 
@@ -54,3 +58,16 @@ def test_other_files_stand_before() -> None:
         "<|file_sep|>a.py\nx\n<|file_sep|>b.py\ny\n"
     )
     assert "a.py" not in bare.decode(snippet_ids(bare, files)) and snippet_ids(bare, []) == []
+
+
+def test_a_cut_is_after_the_first_character_of_every_mark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fill, "_SLICE", 16)  # most marks lie across slices
+    marks = sorted({name for form in FORMS for name in (*form.names, *form.ends)})
+    places = "|".join(f"(?<={re.escape(name[0])})(?={re.escape(name[1:])})" for name in marks)
+    dice = random.Random(0)
+    for _ in range(300):
+        parts = [
+            mark[: dice.randint(1, len(mark))] if dice.random() < 0.3 else mark for mark in dice.choices(marks, k=8)
+        ]
+        text = "".join(part + "a<" * dice.randint(0, 3) for part in parts)
+        assert list(fill._cut(text)) == re.split(places, text)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
+
+import msgspec
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
@@ -14,6 +16,8 @@ from tokenmill.server.openai.schemas import DetokenizeRequest, TokenizeRequest
 from tokenmill.server.opening_messages import with_opening
 from tokenmill.server.switch.listing import ListedModel, status
 from tokenmill.server.text_workers import Talk
+
+SLICE = 1 << 14
 
 
 async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[str, Any]:
@@ -38,14 +42,21 @@ async def tokenize(context: Context, body: TokenizeRequest, size: int) -> dict[s
     tokenizer = context.backend.info.tokenizer
     strings = None
     if body.return_token_strs and tokenizer is not None:
-        named = cache(tokenizer.id_to_token)  # one object per id, however often it occurs
-        strings = await context.text.run_in_thread(lambda: list(map(named, ids)), size)
+        strings = await context.text.run_in_thread(lambda: _joined(tokenizer.id_to_token, ids), size)
     return {
         "count": len(ids),
         "max_model_len": context.backend.info.max_model_len,
         "tokens": ids,
         "token_strs": strings,
     }
+
+
+def _joined(show: Callable[[int], Any], ids: list[int]) -> msgspec.Raw:
+    """What is shown of each id as one encoded list. Every id is encoded once, and slices are joined one by one: a
+    million in one call would keep all other work of the interpreter waiting."""
+    shown = cache(lambda i: msgspec.json.encode(show(i)))
+    slices = [b",".join(map(shown, ids[start : start + SLICE])) for start in range(0, len(ids), SLICE)]
+    return msgspec.Raw(b"[" + b",".join(slices) + b"]")
 
 
 _OF_CONTENT = ("add_special", "parse_special", "with_pieces")
@@ -66,11 +77,10 @@ async def _pieces(context: Context, body: TokenizeRequest, text: str) -> dict[st
     if tokenizer is None:
         raise ParameterError("This server has no tokenizer.", param="content")
 
-    def work() -> list[Any]:
+    def work() -> list[int] | msgspec.Raw:
         context.text.check_read(len(text))
         ids = tokenizer.encode(text, add_special_tokens=body.add_special, allow_special=body.parse_special)
-        shown = cache(lambda i: {"id": i, "piece": _piece(tokenizer.token_bytes(i))})
-        return list(map(shown, ids)) if body.with_pieces else ids
+        return _joined(lambda i: {"id": i, "piece": _piece(tokenizer.token_bytes(i))}, ids) if body.with_pieces else ids
 
     return {"tokens": await context.text.run_in_thread(work, len(text))}
 
