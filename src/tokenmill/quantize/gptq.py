@@ -20,24 +20,36 @@ _BLOCK = 128
 
 def gptq(weight: Tensor, spec: Spec, inputs: Inputs, damping: float = 0.01) -> Codes:
     """weight [out, in] float32 -> codes. Scales are computed first, so that columns may be rounded in any order."""
-    hessian = inputs.hessian
-    scales, zeros = fitted(weight, spec, hessian.diagonal() / max(inputs.count, 1))
-    order, upper = factor(hessian, damping)
+    scales, zeros = fitted(weight, spec, inputs.hessian.diagonal() / max(inputs.count, 1))
+    order, upper = _factored(inputs, damping)
     group = order // spec.group
-    w, codes = weight[:, order].clone(), torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
-    most = (1 << spec.bits) - 1
-    for start in range(0, w.shape[1], _BLOCK):
-        stop = min(start + _BLOCK, w.shape[1])
-        errors = torch.empty(w.shape[0], stop - start, device=w.device)
-        for at in range(start, stop):
-            scale, zero = scales[:, group[at]], zeros[:, group[at]]
-            code = (w[:, at] / scale + zero).round().clamp(0, most)
-            error = (w[:, at] - (code - zero) * scale) / upper[at, at]
-            codes[:, order[at]] = code.to(torch.uint8)
-            w[:, at:stop] -= error[:, None] * upper[at, at:stop]
-            errors[:, at - start] = error
-        w[:, stop:] -= errors @ upper[start:stop, stop:]
+    codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    codes[:, order] = in_turn(weight[:, order].T, scales[:, group].T, zeros[:, group].T.float(), upper, spec.bits).T
     return Codes(codes, scales, zeros, spec)
+
+
+def in_turn(w: Tensor, steps: Tensor, zeros: Tensor, upper: Tensor, bits: int) -> Tensor:
+    """Codes [in, out] of w [in, out], line by line; the lines below make up for the error of each. steps and zeros
+    [in, out]: the grid of every number. (Columns of the weight lie as lines, and nothing waits for the device.)"""
+    w, steps, zeros = w.clone(memory_format=torch.contiguous_format), steps.contiguous(), zeros.contiguous()
+    codes, most = torch.empty(w.shape, dtype=torch.uint8, device=w.device), (1 << bits) - 1
+    for start in range(0, len(w), _BLOCK):
+        block, of_block = slice(start, start + _BLOCK), upper[start : start + _BLOCK, start : start + _BLOCK]
+        lines, errors = w[block], torch.empty_like(w[block])
+        for n, (line, step, zero, error) in enumerate(zip(lines, steps[block], zeros[block], errors, strict=True)):
+            code = torch.div(line, step).add_(zero).round_().clamp_(0, most)
+            codes[start + n] = code
+            torch.div(line - code.sub_(zero).mul_(step), of_block[n, n], out=error)
+            lines[n + 1 :].addr_(of_block[n, n + 1 :], error, alpha=-1)
+        w[start + _BLOCK :].addmm_(upper[block, start + _BLOCK :].T, errors, alpha=-1)
+    return codes
+
+
+def _factored(inputs: Inputs, damping: float) -> tuple[Tensor, Tensor]:
+    """`factor`, once for all matrices with these inputs."""
+    if damping not in inputs.factored:
+        inputs.factored[damping] = factor(inputs.hessian, damping)
+    return inputs.factored[damping]
 
 
 def factor(hessian: Tensor, damping: float, order: Tensor | None = None) -> tuple[Tensor, Tensor]:

@@ -30,9 +30,12 @@ class Inputs:
         self.magnitude = torch.zeros(columns, device=device)
         self.largest = torch.zeros(columns, device=device)
         self.count = 0
+        self.factored: dict[float, tuple[Tensor, Tensor]] = {}
+        """What methods made of the sums, by how they asked for it: matrices with the same input need it once."""
 
     def add(self, x: Tensor) -> None:
         """Add inputs x [T, columns]."""
+        self.factored.clear()
         wide = x.detach().float()
         self.hessian.addmm_(wide.T, wide)
         size = wide.abs()
