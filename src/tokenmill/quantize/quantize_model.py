@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -34,6 +34,7 @@ from tokenmill.quant.convert import (
     LayerError,
     Shards,
     Tell,
+    check_lost,
     check_upright,
     checked,
     copy_rest,
@@ -102,17 +103,28 @@ def quantize_model(job: QuantizeJob, tell: Tell = lambda name, done, total: None
 
 @contextmanager
 def _kept_if_begun(partial: Path, target: Path) -> Iterator[None]:
-    """Let finished layers stay after a stop, and nothing else."""
+    """Let finished layers stay after a stop or on a full disk, and nothing else."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        shutil.rmtree(partial, ignore_errors=True)
-        raise UserError(f"{target} cannot be written ({reason}); nothing is left of it.") from error
+        left = "nothing is left of it."
+        if _left(partial):
+            left = f"what is finished stays in {partial}, and the same command goes on behind it."
+        raise UserError(f"{target} cannot be written ({reason}); {left}") from error
     except BaseException:
-        if not (partial / _STATE).exists():
-            shutil.rmtree(partial, ignore_errors=True)
+        _left(partial)
         raise
+
+
+def _left(partial: Path) -> bool:
+    """Remove what is unfinished. Is anything left?"""
+    if not (partial / _STATE).exists():
+        shutil.rmtree(partial, ignore_errors=True)
+        return False
+    for path in partial.glob("*.writing"):
+        path.unlink(missing_ok=True)
+    return True
 
 
 def _check(job: QuantizeJob) -> dict[str, Any]:
@@ -164,11 +176,14 @@ def _resume(partial: Path, job: QuantizeJob, chosen: set[str]) -> Outcome:
                 made = Outcome(
                     errors, found["unreached"], found["moved"], found["bits"], found["group"], found["files"]
                 )
+                for name in made.files:
+                    with safe_open(partial / name, "pt"):  # a file that is cut short is no finished layer
+                        pass
                 for path in partial.glob("*.safetensors"):
                     if path.name not in made.files:
                         path.unlink()
                 return made
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OSError, SafetensorError):
             pass
     empty(partial)
     return Outcome()
@@ -280,6 +295,7 @@ class _Run:
             tensors |= {f"{base}.{part}": tensor.cpu().contiguous() for part, tensor in held.tensors.items()}
             size = weight.norm()
             error = float((held.dense - weight).norm() / size) if size else 0.0
+            check_lost(error, name)
             self.made.errors.append(LayerError(name, error, weight.numel()))
             self.tell(name, len(self.made.errors), len(self.chosen))
         written = self.partial / f"{file}.writing"

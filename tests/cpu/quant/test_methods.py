@@ -6,6 +6,7 @@ order of methods there.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -316,6 +317,33 @@ def test_a_stop_among_many_weights_loses_none_and_another_job_begins_anew(tmp_pa
         assert one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
         for each in (again, whole):
             shutil.rmtree(each.target)
+
+
+@pytest.mark.parametrize("torn", [False, True])
+def test_a_full_disk_keeps_what_is_finished(tmp_path: Path, monkeypatch: Any, torn: bool) -> None:
+    folder = make_tiny(tmp_path / "model", hidden=32, layers=8)
+    job = QuantizeJob(folder, tmp_path / "out", complete_recipe(Recipe(method="rtn", group=32)))
+    written: list[str] = []
+
+    def saved(tensors: dict[str, Tensor], path: Path) -> None:
+        written.append(path.stem)
+        if len(written) == 2:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save_file(tensors, path)
+
+    monkeypatch.setattr(quantizing, "save_file", saved)
+    with pytest.raises(
+        UserError, match=r"No space left on device\); what is finished stays in .*, and the same command"
+    ):
+        quantize_model(job)
+    left = tmp_path / ".out.partial"
+    assert sorted(path.name for path in left.iterdir()) == ["rest000000.safetensors", "state.json"]
+    if torn:
+        os.truncate(left / "rest000000.safetensors", 100)
+    quantize_model(job)
+    again = ["rest000000", "rest000032"] if torn else ["rest000032"]
+    assert written == ["rest000000", "rest000032", *again] and not left.exists()
 
 
 @pytest.mark.parametrize("method", list(sparse_methods.METHODS))
