@@ -5,6 +5,7 @@ behind. Must not know: command lines, engines, how a folder is found.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Set
@@ -143,6 +144,12 @@ def checked(weight: Tensor, name: str) -> Tensor:
     return weight
 
 
+def check_lost(error: float, name: str) -> None:
+    """Refuse a matrix that became infinite or NaN when it was rounded, by its relative error."""
+    if not math.isfinite(error):
+        raise ModelError(f"{name} holds larger numbers than the scales of this form can express: use --skip for it.")
+
+
 def linear_names(ckpt: Checkpoint) -> set[str]:
     """Every matrix that multiplies, recognised by its shape and name."""
     matrices = (name for name in ckpt.names() if name.endswith(".weight") and len(ckpt.shape(name) or ()) == 2)
@@ -166,6 +173,7 @@ def _write(ckpt: Checkpoint, folder: Path, chosen: set[str], recipe: Recipe, tel
             shards.add({name: tensor})
             continue
         packed, error = _rounded(checked(tensor, name), recipe)
+        check_lost(error, name)
         base = name.removesuffix(".weight")
         shards.add({f"{base}.{part}": value for part, value in packed.items()})
         errors.append(LayerError(name, error, tensor.numel()))

@@ -25,7 +25,7 @@ from tokenmill.checkpoint.new_folder import check_new
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.models.config_fields import complete
-from tokenmill.quant.convert import LayerError, Tell, checked
+from tokenmill.quant.convert import LayerError, Tell, check_lost, checked
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.quantize.gguf_proof import prove
 from tokenmill.text.gguf_write import tokenizer_metadata
@@ -227,10 +227,13 @@ def _pieces(
         for part in values.split(rows):
             wide = part.float() + where.more
             if item.type in _PLAIN:
-                yield wide.to(_PLAIN[item.type]).contiguous().view(torch.uint8).numpy().tobytes()
+                plain = wide.to(_PLAIN[item.type]).contiguous()
+                check_lost(float(plain.abs().max()) if plain.numel() else 0.0, name)
+                yield plain.view(torch.uint8).numpy().tobytes()
                 continue
             raw = ENCODERS[item.type](wide.contiguous(), weights)
             lost += float((_back(item.type, raw) - wide).double().square().sum())
+            check_lost(lost, name)
             total += float(wide.double().square().sum())
             count += wide.numel()
             yield raw.numpy().tobytes()

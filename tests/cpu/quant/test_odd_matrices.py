@@ -135,6 +135,23 @@ def test_other_writers_refuse_them_too(tiny: Path, tokens: Tensor, tmp_path: Pat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
+def test_numbers_beyond_scales_are_refused(tiny: Path, tmp_path: Path) -> None:
+    """Half precision ends at 65504. float8, NF4, NVFP4 and bfloat16 hold such matrices."""
+    name = "model.layers.1.mlp.up_proj.weight"
+    source = damaged(tiny, tmp_path / "a", name, 3e7)
+    for kind in ("q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "iq4_nl", "f16"):
+        with pytest.raises(ModelError, match=re.escape(name)):
+            export(source, tmp_path / "out.gguf", kind)
+    with pytest.raises(ModelError, match=re.escape(name)):
+        convert(source, tmp_path / "out", PlainRecipe(8, 32))
+    with pytest.raises(ModelError, match=re.escape(name)):
+        quantize_model(QuantizeJob(source, tmp_path / "out", complete_recipe(Recipe("int8"))))
+    assert [path.name for path in tmp_path.iterdir()] == ["a"]
+    export(source, tmp_path / "out.gguf", "bf16")
+    for method in ("fp8", "nf4", "nvfp4"):
+        quantize_model(QuantizeJob(source, tmp_path / method, complete_recipe(Recipe(method))))
+
+
 def written(source: Path, target: Path, tokens: Tensor, skip: str | None = None, **what: Any) -> tuple[Any, Any]:
     pattern = None if skip is None else re.compile(skip)
     made = quantize_model(QuantizeJob(source, target, complete_recipe(Recipe(group=32, **what)), pattern, tokens))
