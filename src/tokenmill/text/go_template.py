@@ -16,8 +16,9 @@ from tokenmill.core.errors import UserError
 
 MOST_CHARS = 1 << 20
 MOST_DEPTH = 32
+MOST_WORDS = 1000
+"""Of one action."""
 OWN = "leave TEMPLATE out, and the model's own chat template is used"
-_ACTION = re.compile(r"\{\{(-(?=[ \t\r\n]))?(.*?)((?<=[ \t\r\n])-)?\}\}", re.DOTALL)
 _COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 _WORD = re.compile(
     r"""\s*(?:(?P<string>"(?:[^"\\\n]|\\.)*"|`[^`]*`)|(?P<number>-?\d+(?![\w.]))|(?P<name>\$?\.?[A-Za-z_][\w.]*|\$\w*|\.)"""
@@ -88,23 +89,28 @@ def to_jinja(template: str) -> str:
 
 def _pieces(template: str) -> Iterator[Node]:
     """Actions, and the texts between them, trimmed as the actions ask."""
-    at, trim = 0, False
-    for found in _ACTION.finditer(template):
-        text = template[at : found.start()]
-        text = text.lstrip(_SPACE) if trim else text
-        text = text.rstrip(_SPACE) if found[1] else text
-        if text:
-            yield Node("text", text)
-        line = template.count("\n", 0, found.start()) + 1
-        body = found[2].strip(_SPACE)
+    at, line, trim = 0, 1, False
+    while (begin := template.find("{{", at)) >= 0:
+        end = template.find("}}", begin + 2)
+        line += template.count("\n", at, begin)
+        if end < 0:
+            raise _wrong(line, "an action has no }} at its end")
+        body = template[begin + 2 : end]
         if "{{" in body:
             raise _wrong(line, "an action begins within an action")
+        before, after = re.match(r"-[ \t\r\n]", body), re.search(r"[ \t\r\n]-\Z", body)
+        yield from _between(template[at:begin], trim, before is not None)
+        body = body[before is not None : len(body) - (after is not None)].strip(_SPACE)
         if not _COMMENT.fullmatch(body):
             yield _action(body, line)
-        at, trim = found.end(), bool(found[3])
-    text = template[at:].lstrip(_SPACE) if trim else template[at:]
-    if "{{" in text:
-        raise _wrong(template.count("\n") + 1 - text[text.index("{{") :].count("\n"), "an action has no }} at its end")
+        line += template.count("\n", begin, end)
+        at, trim = end + 2, after is not None
+    yield from _between(template[at:], trim, False)
+
+
+def _between(text: str, left: bool, right: bool) -> Iterator[Node]:
+    text = text.lstrip(_SPACE) if left else text
+    text = text.rstrip(_SPACE) if right else text
     if text:
         yield Node("text", text)
 
@@ -131,6 +137,8 @@ def _words(body: str, line: int) -> list[str]:
             raise _wrong(line, f"`{body[at : at + 40].strip()}` cannot be read")
         found.append(match[0].strip())
         at = match.end()
+        if len(found) > MOST_WORDS:
+            raise _wrong(line, f"an action has more than {MOST_WORDS} words")
     return found
 
 

@@ -5,13 +5,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.text.go_template import TemplateError, to_jinja
+from tokenmill.text.go_template import MOST_CHARS, TemplateError, to_jinja
 from tokenmill.text.template_worker import prepare
 
 CHATML = (
@@ -156,3 +158,16 @@ def test_what_has_no_counterpart_is_named(template: str) -> None:
     with pytest.raises(TemplateError) as told:
         to_jinja(template)
     assert BAD[template] in str(told.value) and "the model's own chat template" in str(told.value)
+
+
+@pytest.mark.parametrize(
+    "unit", ["{{", "{{ a ", "{{-", " -", "{{ .Prompt }}\n", "{{/* */}}", " {{- .Prompt -}} ", '{{ "', "{{ `"]
+)
+def test_no_template_takes_long(unit: str) -> None:
+    """Each once took hours, or seconds."""
+    began = time.monotonic()
+    with contextlib.suppress(TemplateError):
+        to_jinja(unit * (MOST_CHARS // 2 // len(unit)))
+    assert time.monotonic() - began < 10
+    with pytest.raises(TemplateError, match="more than 1000 words"):
+        to_jinja("{{ if or" + " .Prompt" * 100_000 + " }}{{ end }}")
