@@ -157,8 +157,8 @@ class KVPool:
         """The pages of one KV group's layers."""
         return [view for view, g in zip(self.views, self.layout.group_of, strict=True) if g == group]
 
-    def copy_blocks(self, group: int, src: list[int], dst: list[int]) -> None:
-        """Copy whole blocks of a group's layers; every source is read before any block is written."""
+    def copy_blocks(self, group: int, src: Tensor, dst: Tensor) -> None:
+        """Copy blocks src [n] of a group's layers to dst [n]; every source is read before any block is written."""
         for view in self.group_views(group):
             for part in page_parts(view):
                 plain = part.view(torch.uint8)

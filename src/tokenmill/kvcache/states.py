@@ -54,15 +54,9 @@ class StatePool:
         """The bytes of all states, kept ones included."""
         return sum(part.nbytes for layer in (*self.views, *self.kept) for part in layer)
 
-    def restore(self, pairs: list[tuple[int, int]]) -> None:
-        """Copy kept states to rows: pairs of (row, slot)."""
-        rows, slots = self._send(pairs)
+    def restore(self, slots: Tensor, rows: Tensor) -> None:
+        """Copy the states kept in `slots` [n] to `rows` [n]."""
         self._copy(self._back, slots, rows)
-
-    def save(self, pairs: list[tuple[int, int]]) -> None:
-        """Keep the states of rows: pairs of (row, slot)."""
-        rows, slots = self._send(pairs)
-        self._copy(self._away, rows, slots)
 
     def move(self, froms: Tensor, rows: Tensor) -> None:
         """Copy the states at places `froms` [n] to `rows` [n]."""
@@ -71,11 +65,6 @@ class StatePool:
     def keep(self, froms: Tensor, slots: Tensor) -> None:
         """Keep the states at places `froms` [n] in `slots` [n]."""
         self._copy(self._away, froms, slots)
-
-    def _send(self, pairs: list[tuple[int, int]]) -> tuple[Tensor, Tensor]:
-        """Both numbers of each pair, on the device."""
-        rows, slots = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).t().contiguous().to(self.views[0][0].device)
-        return rows, slots
 
 
 def row_bytes(specs: tuple[StateSpec, ...]) -> int:

@@ -25,7 +25,7 @@ from tokenmill.device.untracked import untracked
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.parallel.link import Link, NoLink
 from tokenmill.runner.batch import Batch, make_batch
-from tokenmill.runner.drafted_states import settle_states
+from tokenmill.runner.drafted_states import sent, settle_states
 from tokenmill.runner.drafts import NoDeviceDrafter, Outcome
 from tokenmill.runner.nodes import TreeTokens
 from tokenmill.runner.prompts import pool_states, score_prompts
@@ -242,10 +242,11 @@ class Runner:
             for steps in self.recorders:
                 steps.forget_adapted()
         for group in {copy.group for copy in plan.copies} if plan.copies else ():
-            pairs = [(c.src, c.dst) for c in plan.copies if c.group == group]
-            self.pool.copy_blocks(group, [s for s, _ in pairs], [d for _, d in pairs])
+            pairs = [(copy.src, copy.dst) for copy in plan.copies if copy.group == group]
+            self.pool.copy_blocks(group, *sent(pairs, rows.device))
         if plan.restores and self.pool.states is not None:
-            self.pool.states.restore(plan.restores)
+            into, slots = sent(plan.restores, rows.device)
+            self.pool.states.restore(slots, into)
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))
         self.link.take()

@@ -87,7 +87,7 @@ def test_pages_keep_what_is_stored_and_copied(kind, spec):
     assert torch.allclose(load(second.key, second.key_scale, block, offset), k, atol=err)
     if v is not None:
         assert torch.allclose(load(second.value, second.value_scale, block, offset), v, atol=err)
-    pool.copy_blocks(0, [0, 2], [4, 1])
+    pool.copy_blocks(0, torch.tensor([0, 2]), torch.tensor([4, 1]))
     for source, copy in ((0, 4), (2, 1)):
         for part in (second.key, second.value, second.key_scale, second.value_scale):
             assert torch.equal(part[source].view(torch.uint8), part[copy].view(torch.uint8))
@@ -99,7 +99,7 @@ def test_blocks_are_read_before_they_are_written():
     for view in pool.views:
         view.key.copy_(torch.arange(6.0).view(6, 1, 1, 1).expand(view.key.shape))
         view.value.copy_(torch.arange(6.0).view(6, 1, 1, 1).expand(view.value.shape))
-    pool.copy_blocks(0, [0, 1], [1, 2])
+    pool.copy_blocks(0, torch.tensor([0, 1]), torch.tensor([1, 2]))
     for view, wanted in zip(pool.views, ([0, 0, 1, 3, 4], [0, 0, 1, 3, 4], [0, 1, 2, 3, 4]), strict=True):
         assert view.key[:5, 0, 0, 0].tolist() == view.value[:5, 0, 0, 0].tolist() == wanted
 

@@ -39,11 +39,11 @@ def test_states_are_kept_restored_and_moved(kind: str) -> None:
     kernels = TritonKernels()
     found, wanted = (random_pool(kind, each, 5) for each in (kernels, ReferenceKernels()))
     for pool in (found, wanted):
-        pool.save([(2, 4), (0, 1)])
-        pool.restore([(3, 4), (5, 0), (1, 1)])
+        pool.keep(torch.tensor([2, 0]), torch.tensor([4, 1]))
+        pool.restore(torch.tensor([4, 0, 1]), torch.tensor([3, 5, 1]))
         pool.move(torch.tensor([8, 0, 10]), torch.tensor([4, 0, 2]))  # row 0 stays where it is
         pool.keep(torch.tensor([7, 3]), torch.tensor([2, pool.nowhere]))
-        pool.save([])
+        pool.keep(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64))
         pool.move(torch.tensor([], dtype=torch.int64), torch.tensor([], dtype=torch.int64))
     assert all(torch.equal(a, b) for a, b in zip(parts(found), parts(wanted), strict=True))
     assert kernels.counters()["copy_rows_"] == {"calls": 6, "fallbacks": 0}, "what is empty counts, too"
@@ -54,7 +54,7 @@ def test_pools_do_not_share_addresses() -> None:
     kernels = TritonKernels()
     for _ in range(4):
         pool = random_pool("odd", kernels, 2)
-        pool.save([(1, 0)])
+        pool.keep(torch.tensor([1]), torch.tensor([0]))
         for kept, own in zip(pool.kept, pool.views, strict=True):
             assert all(torch.equal(a[0], b[1]) for a, b in zip(kept, own, strict=True))
         del pool
