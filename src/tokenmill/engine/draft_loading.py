@@ -183,6 +183,7 @@ def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, 
 def _medusa(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
     raw, spec = source.config(), target.model.spec
     checkpoint = _weights_of(config, source, "medusa_lm_head.pt", target.device)
+    _check_kind(found, raw, source, checkpoint)
     b = _build(checkpoint, target, spec.max_positions, found.quantization)
     try:
         heads = build_heads(raw, b, (spec.hidden_size, spec.vocab_size), str(source.path))
@@ -201,7 +202,9 @@ def _eagle(config: EngineConfig, found: Speculation, source: ModelSource, target
     if not isinstance(model, Decoder):
         raise _refuse(f"{found.method!r} is not available for this architecture")
     positions = model.spec.max_positions + found.most + 1
-    b = _build(_tensors(config, source, target), target, positions, found.quantization)
+    checkpoint = _tensors(config, source, target)
+    _check_kind(found, raw, source, checkpoint)
+    b = _build(checkpoint, target, positions, found.quantization)
     try:
         net = build_eagle(raw, b, model, third=found.method == "eagle3", where=str(source.path))
     finally:
@@ -254,9 +257,17 @@ def _heads_in(raw: dict[str, Any], checkpoint: Checkpoint) -> str:
     names = set(checkpoint.names())
     if "medusa" in said:
         return '"medusa"'
-    if "eagle3" in said or "midlayer.mlp.up_proj.weight" in names:
+    if "eagle3" in said or names & {"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"}:
         return '"eagle3"'
     return '"eagle"' if "eagle" in said or "fc.weight" in names else ""
+
+
+def _check_kind(found: Speculation, raw: dict[str, Any], source: ModelSource, checkpoint: Checkpoint) -> None:
+    """Refuse heads that another method is for."""
+    heads = _heads_in(raw, checkpoint)
+    if heads and heads != f'"{found.method}"':
+        checkpoint.close()
+        raise _refuse(f'{source.path} holds heads of another kind: say "method": {heads}')
 
 
 def check_vocabulary(size: int, source: ModelSource, target: Target, *, dummy: bool) -> None:

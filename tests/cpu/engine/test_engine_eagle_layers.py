@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from drafters import MOST, make_eagle
+from drafters import MOST, make_eagle, make_medusa
 from eagle_reference import Reference
 from engine_draft_models_helpers import PROMPTS
 from engines import all_of_them, exact, greedy, hear_guesses, open_usual, run
@@ -192,3 +192,18 @@ def test_a_layer_that_is_not_there(target: Path, tmp_path: Path) -> None:
         (head / "config.json").write_text(json.dumps(said | {"num_hidden_layers": count}))
         with pytest.raises(UserError, match=why):
             open_usual(target, speculative_config=config)
+
+
+@pytest.mark.parametrize("asked", ["eagle", "eagle3", "medusa", "draft_model"])
+def test_heads_of_another_kind(asked: str, target: Path, tmp_path: Path) -> None:
+    """What a folder holds is told by its config and its tensors."""
+    made = {
+        "eagle": make_eagle(tmp_path / "eagle"),
+        "eagle3": make_eagle(tmp_path / "eagle3", WORDS, reads=READS),
+        "medusa": make_medusa(tmp_path / "medusa"),
+    }
+    other = rewrite(make_eagle(tmp_path / "other", WORDS, reads=READS), in_speculators)
+    for kind, head in [*made.items(), ("eagle3", other)]:
+        if kind != asked:
+            with pytest.raises(UserError, match=f'say "method": "{kind}"'):
+                open_usual(target, speculative_config={"method": asked, "model": str(head)})
