@@ -50,7 +50,9 @@ def _entries(why: str, *names: str, same: tuple[Any, ...] = ()) -> dict[str, Ent
 
 
 _EXACT = "guesses are verified exactly: what stands is what would have been said without them"
-_MEASURED = 'how many guesses pay is measured; "disable_by_batch_size" says from how many requests on there are none'
+_MEASURED = (
+    'how many guesses pay is measured; "disable_by_batch_size" says with more than how many requests there are none'
+)
 ENTRIES: Mapping[str, Entry] = {
     **_entries("every rank holds the whole drafter", "draft_tensor_parallel_size", same=(1,)),
     **_entries('say "draft_tensor_parallel_size", which may be 1', "tensor_parallel_size"),

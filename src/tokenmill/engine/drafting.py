@@ -83,7 +83,7 @@ def read_speculation(options: SpeculateOptions) -> Speculation | None:
     return Speculation(
         method=method,
         most=_count(spec, "num_speculative_tokens", 4, 1, MAX_DRAFTS) if tree is None else tree.nodes,
-        most_rows=_count(spec, "disable_by_batch_size", 0, 0, 1 << 20) or None,
+        most_rows=_count(spec, "disable_by_batch_size", 1, 1, 1 << 20) if "disable_by_batch_size" in spec else None,
         longest=longest,
         shortest=shortest,
         depth=_count(spec, "suffix_decoding_max_tree_depth", 24, 2, 64),

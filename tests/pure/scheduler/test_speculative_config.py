@@ -138,3 +138,10 @@ def test_eager_is_a_switch(value: Any) -> None:
 def test_an_entry_that_is_no_word() -> None:
     with pytest.raises(UserError, match=r"unknown entries \(7\)"):
         read_speculation(SpeculateOptions(speculative_config={"method": "ngram", 7: 1}))  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize("value", [0, -1, True, 1.5, "2"])
+def test_a_limit_of_requests_is_a_number_that_means_something(value: Any) -> None:
+    with pytest.raises(UserError, match=r"disable_by_batch_size must be an integer in \[1, "):
+        read(method="ngram", disable_by_batch_size=value)
+    assert read(method="ngram", disable_by_batch_size=3).most_rows == 3
