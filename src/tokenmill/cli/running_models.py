@@ -16,6 +16,7 @@ import typer
 
 from tokenmill.cli.loading import size
 from tokenmill.cli.stored_models import ago, table
+from tokenmill.cli.terminal import harmless
 from tokenmill.core.config import make_server_config
 from tokenmill.core.errors import ParameterError, UserError
 
@@ -34,7 +35,7 @@ def ps(url: str = URL, api_key: str = KEY) -> None:
         context = f"{each.get('context_length') or 0:,}"
         rows.append((str(each.get("name")), str(each.get("digest"))[:12], size(each.get("size_vram") or 0), context,
                      until(str(each.get("expires_at") or ""))))  # fmt: skip
-    typer.echo(table(rows))
+    typer.echo(harmless(table(rows)))
 
 
 def stop(
@@ -61,7 +62,7 @@ def ask_server(url: str | None, key: str | None, path: str, body: dict[str, Any]
     data = None if body is None else json.dumps(body).encode()
     try:
         request = urllib.request.Request(where + path, data, headers)
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
+        with _opener(direct=not url).open(request, timeout=TIMEOUT_S) as answer:
             found = json.loads(answer.read(MOST_BYTES))
     except urllib.error.HTTPError as error:
         raise UserError(f"{where}: {_said(error)}") from error
@@ -73,12 +74,24 @@ def ask_server(url: str | None, key: str | None, path: str, body: dict[str, Any]
     return found
 
 
+class _Stays(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the key is for this server alone."""
+
+    def redirect_request(self, *_: object) -> None:
+        return None
+
+
+def _opener(*, direct: bool) -> urllib.request.OpenerDirector:
+    """direct: past the proxies that the environment names. This machine's server is not reached through them."""
+    return urllib.request.build_opener(_Stays, *([urllib.request.ProxyHandler({})] if direct else []))
+
+
 def _said(error: urllib.error.HTTPError) -> str:
     try:
         message = json.loads(error.read(1 << 16)).get("error")
     except (OSError, ValueError, AttributeError):
         message = None
-    return str(message.get("message") if isinstance(message, dict) else message or f"status {error.code}")
+    return harmless(str(message.get("message") if isinstance(message, dict) else message or f"status {error.code}"))
 
 
 def until(moment: str) -> str:

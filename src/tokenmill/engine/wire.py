@@ -188,7 +188,8 @@ def check_carried(command: Command) -> None:
     try:
         encode(command)
     except Exception as error:
-        what = "an integer beyond 64 bits" if isinstance(error, OverflowError) else type(error).__name__
+        named = {OverflowError: "an integer beyond 64 bits", UnicodeEncodeError: "half a character (a lone surrogate)"}
+        what = named.get(type(error), type(error).__name__)
         raise ParameterError(f"The request cannot be sent to the engine: it holds {what}.") from error
 
 

@@ -147,8 +147,10 @@ def test_ps_and_stop_ask_a_server() -> None:
 
         def do_GET(self) -> None:
             asked.append((self.path, self.headers["authorization"]))
+            if self.path.startswith("/moved"):
+                return self._say(302, {}, f"http://127.0.0.1:{server.server_port}/elsewhere")
             ends = {"a": "2999-12-31T00:00:00Z", "b": "2001-01-01T00:00:00Z"}
-            models = [{"name": f"{n}:latest", "digest": n * 64, "size_vram": 1 << 20, "context_length": 4096,
+            models = [{"name": f"{n}:latest\x1b[2J", "digest": n * 64, "size_vram": 1 << 20, "context_length": 4096,
                        "expires_at": end} for n, end in ends.items()]  # fmt: skip
             self._say(200, {"models": models})
 
@@ -158,9 +160,11 @@ def test_ps_and_stop_ask_a_server() -> None:
             good = body["model"] == "a"
             self._say(200 if good else 404, {"done_reason": "unload"} if good else {"error": "there is no such model"})
 
-        def _say(self, status: int, found: Any) -> None:
+        def _say(self, status: int, found: Any, elsewhere: str = "") -> None:
             data = json.dumps(found).encode()
             self.send_response(status)
+            if elsewhere:
+                self.send_header("location", elsewhere)
             self.send_header("content-length", str(len(data)))
             self.end_headers()
             self.wfile.write(data)
@@ -170,12 +174,14 @@ def test_ps_and_stop_ask_a_server() -> None:
     url = ["--url", f"http://127.0.0.1:{server.server_port}/v1", "--api-key", "k"]
     try:
         table = [line.split("  ") for line in run("ps", *url).stdout.splitlines()]
-        assert [row[0] for row in table[1:]] == ["a:latest", "b:latest"]
+        assert [row[0] for row in table[1:]] == ["a:latest\ufffd[2J", "b:latest\ufffd[2J"]
         assert table[1][-1].strip() == "for ever" and table[2][-1].strip() == "now" and "1.0 MiB" in " ".join(table[1])
         assert "is unloaded" in run("stop", "a", *url).stdout
         assert "there is no such model" in run("stop", "b", *url, code=2).stderr
+        assert "302" in run("ps", "--url", f"http://127.0.0.1:{server.server_port}/moved", *url[2:], code=2).stderr
     finally:
         server.shutdown()
         server.server_close()
     assert asked[0] == ("/api/ps", "Bearer k")
     assert asked[1] == ("/api/generate", {"model": "a", "keep_alive": 0, "stream": False})
+    assert asked[-1][0] == "/moved/api/ps", "the key goes nowhere else"

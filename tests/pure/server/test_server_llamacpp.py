@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Served, Starter
+from tokenmill.server.engines.state import FleetOptions
 from tokenmill.server.openai import tokens
 from tokenmill.testing.fake_generator import FILLS, FakeOptions, byte_tokenizer
 
@@ -118,6 +119,19 @@ async def test_what_a_server_tells_about_itself(start: Starter) -> None:
     assert prompt.endswith("<|im_start|>assistant\n") and "Hi" in prompt
     vectors = (await served.post("/embedding", {"content": ["a", "b"]})).json()
     assert [each["index"] for each in vectors] == [0, 1] and len(vectors[0]["embedding"][0]) > 1
+
+
+async def test_slots_are_the_rows_of_all_engines_of_the_model(start: Starter) -> None:
+    served = await start(FakeOptions(max_rows=2), FleetOptions(engines=3))
+    assert (await served.client.get("/props")).json()["total_slots"] == 6
+    served.context.gate.open = 5  # (of other models)
+    served.fake.fleet.engines[1].stats.running = 2
+    slots = (await served.client.get("/slots?fail_on_no_slot=1")).json()
+    assert [slot["is_processing"] for slot in slots] == [True, True, False, False, False, False]
+    for engine in served.fake.fleet.engines:
+        engine.stats.running = 2
+    assert (await served.client.get("/slots?fail_on_no_slot=1")).status_code == 503
+    served.context.gate.open = 0
 
 
 async def test_tokens_in_llama_cpp_s_form(start: Starter, monkeypatch: pytest.MonkeyPatch) -> None:

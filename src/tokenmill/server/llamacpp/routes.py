@@ -83,12 +83,11 @@ def _add_telling(app: FastAPI, context: Context) -> None:
 
     async def slots(request: Request, context: Context) -> Response:
         """Get the rows as slots: how many of them work, but not on what."""
-        info = context.backend.info
-        busy = min(context.gate.open, info.max_rows)
-        if request.query_params.get("fail_on_no_slot") == "1" and busy == info.max_rows:
+        busy, rows = sum(engine.running for engine in context.backend.stats()), _rows(context)
+        if request.query_params.get("fail_on_no_slot") == "1" and busy >= rows:
             raise HttpError(503, "No slot is free now; try again.", retry_after=1)
-        more = {"n_ctx": info.max_model_len, "speculative": False}
-        return json_answer([{"id": i, "is_processing": i < busy, **more} for i in range(info.max_rows)])
+        more = {"n_ctx": context.backend.info.max_model_len, "speculative": False}
+        return json_answer([{"id": i, "is_processing": i < busy, **more} for i in range(rows)])
 
     async def adapters(request: Request, context: Context) -> Response:
         """Get the served adapters. A request names one as its model, or in `lora` by its place in this list."""
@@ -149,6 +148,11 @@ async def _infill(work: Work, body: InfillRequest) -> Response:
     return await _answer(work, body, fields, read)
 
 
+def _rows(context: Context) -> int:
+    """The rows of all engines of this model."""
+    return context.backend.info.max_rows * len(context.backend.stats())
+
+
 def _props(context: Context) -> dict[str, Any]:
     info = context.backend.info
     tokenizer = info.tokenizer
@@ -156,7 +160,7 @@ def _props(context: Context) -> dict[str, Any]:
     template = context.chat_template or (tokenizer.chat_template if tokenizer is not None else None)
     return {
         "default_generation_settings": {"n_ctx": info.max_model_len, "params": dict(info.generation)},
-        "total_slots": info.max_rows,
+        "total_slots": _rows(context),
         "model_alias": info.names[0],
         "model_path": info.root,
         "modalities": {"vision": False, "audio": False},
