@@ -26,6 +26,7 @@ from tokenmill.engine.memory import kv_format
 from tokenmill.engine.model_source import ModelSource, find_source
 from tokenmill.kernels import make_kernels
 from tokenmill.models.registry import build_model
+from tokenmill.quantize.calibration_text import lead_and_rest
 from tokenmill.quantize.forward import EXACT, forward_in_parts, logits
 
 WINDOW = 256
@@ -84,12 +85,12 @@ class Questions:
 def compare(base: str, models: list[str], asked: Questions) -> list[Quality]:
     """The base's figures, then those of the others."""
     source = find_source(base)
-    windows = _windows(source, asked.text)
+    windows, first = _windows(source, asked.text)
     read = _read(source, windows, asked.device, None)
-    found = [_figures(base, read, None, windows, replace(asked, cache=None))]
+    found = [_figures(base, read, None, windows[:, first:], replace(asked, cache=None))]
     for name in models:
         other = find_source(name)
-        if not torch.equal(_windows(other, asked.text), windows):
+        if not torch.equal(_windows(other, asked.text)[0], windows):
             raise UserError(f"{name} cuts the text into other tokens than {base}: the two cannot be compared.")
         copy = _read(other, windows, asked.device, asked.cache)
         if copy.model.spec.vocab_size != read.model.spec.vocab_size:
@@ -97,16 +98,20 @@ def compare(base: str, models: list[str], asked: Questions) -> list[Quality]:
                 f"{name} tells {copy.model.spec.vocab_size} tokens apart and {base} {read.model.spec.vocab_size}: the "
                 "two cannot be compared."
             )
-        found.append(_figures(name, copy, read, windows, asked))
+        found.append(_figures(name, copy, read, windows[:, first:], asked))
     return found
 
 
-def _windows(source: ModelSource, text: str) -> Tensor:
-    ids = source.tokenizer().encode(text)[:MOST_TOKENS]
+def _windows(source: ModelSource, text: str) -> tuple[Tensor, int]:
+    """Windows [N, L], each of which begins with what every text of this model begins with, and the place of the first
+    token that is judged."""
+    lead, ids = lead_and_rest(text, source.tokenizer().encode)
+    ids = ids[:MOST_TOKENS]
     if len(ids) < 16:
         raise UserError(f"The text has {len(ids)} tokens; at least 16 are needed.")
-    width = min(WINDOW, len(ids))
-    return torch.tensor(ids[: len(ids) // width * width]).view(-1, width)
+    width = min(WINDOW - len(lead), len(ids))
+    cuts = [lead + ids[at : at + width] for at in range(0, len(ids) // width * width, width)]
+    return torch.tensor(cuts), max(len(lead), 1)
 
 
 def _read(source: ModelSource, windows: Tensor, device: str, cache: CacheOptions | None) -> _Read:
@@ -134,11 +139,12 @@ def _read(source: ModelSource, windows: Tensor, device: str, cache: CacheOptions
     return _Read(model, kernels, hidden, int(model.spec.extras.get("weight_bytes", 0)))  # type: ignore[call-overload]
 
 
-def _figures(name: str, read: _Read, base: _Read | None, windows: Tensor, asked: Questions) -> Quality:
+def _figures(name: str, read: _Read, base: _Read | None, judged: Tensor, asked: Questions) -> Quality:
+    """judged: the last tokens [N, n] of each window."""
     device = torch.device(asked.device)
-    targets = windows[:, 1:].flatten()
+    targets = judged.flatten()
     lost = divergence = same = 0.0
-    places = [part.hidden[:, :-1].flatten(0, 1) for part in (read, base) if part is not None]
+    places = [part.hidden[:, -1 - judged.shape[1] : -1].flatten(0, 1) for part in (read, base) if part is not None]
     for start in range(0, len(targets), _PIECE):
         stop = start + _PIECE
         mine = logits(read.model, places[0][start:stop], read.kernels, device).log_softmax(-1)

@@ -26,13 +26,24 @@ def read(path: Path | None, flag: str = "--calibration") -> str:
     return read_text_file(path, flag, MOST)
 
 
+def lead_and_rest(text: str, encode: Callable[[str], list[int]]) -> tuple[list[int], list[int]]:
+    """The tokens with which every text begins (most often one or none), and those of this text. A sequence cut out of
+    the text must begin with the former: without it, some models compute other numbers than they ever do in use."""
+    ids, count = encode(text), 0
+    for one, other in zip(encode(""), ids, strict=False):
+        if one != other:
+            break
+        count += 1
+    return ids[:count], ids[count:]
+
+
 def sequences(text: str, encode: Callable[[str], list[int]], count: int, length: int) -> Tensor:
     """At most `count` sequences of `length` tokens [N, length], taken evenly from the whole text."""
-    ids = encode(text)
+    lead, ids = lead_and_rest(text, encode)
     if len(ids) < 32:
         raise ParameterError(f"The text to calibrate with has {len(ids)} tokens: give a longer one.")
-    length = min(length, len(ids))
+    length = min(max(length - len(lead), 1), len(ids))
     most = len(ids) // length
     count = min(count, most)
     starts = [i * most // count * length for i in range(count)]
-    return torch.tensor([ids[start : start + length] for start in starts])
+    return torch.tensor([lead + ids[start : start + length] for start in starts])

@@ -19,7 +19,10 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import CacheOptions
 from tokenmill.core.errors import ParameterError, UserError
-from tokenmill.measure.quality import Questions, compare, read_tasks
+from tokenmill.engine.model_source import find_source
+from tokenmill.measure.perplexity import perplexity
+from tokenmill.measure.quality import Questions, _windows, compare, read_tasks
+from tokenmill.quantize import calibration_text
 from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 from tokenmill.quantize.recipes import Recipe, complete_recipe
 from tokenmill.testing.tiny import make_tiny
@@ -91,6 +94,35 @@ def test_models_that_cannot_be_compared(folders: tuple[Path, Path], tmp_path: Pa
     for other, said in ((wider, "352 tokens apart"), (damaged, "NaN on the text")):
         with pytest.raises(UserError, match=said):
             compare(base, [str(other)], Questions(TEXT, speed=False))
+
+
+def test_each_window_begins_as_texts_do(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    """Models whose tokenizer puts a token before every text compute something else without it."""
+    led = tmp_path / "led"
+    shutil.copytree(folders[0], led)
+    said = json.loads((led / "tokenizer.json").read_text())
+    name, number = said["added_tokens"][0]["content"], said["added_tokens"][0]["id"]
+    first, text = {"SpecialToken": {"id": name, "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
+    said["post_processor"] = {"type": "TemplateProcessing", "single": [first, text], "pair": [first, text, text],
+                              "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]}}}  # fmt: skip
+    (led / "tokenizer.json").write_text(json.dumps(said))
+    source, plain = find_source(str(led)), find_source(str(folders[0])).tokenizer().encode(TEXT)
+    assert calibration_text.lead_and_rest(TEXT, source.tokenizer().encode) == ([number], plain)
+    assert calibration_text.lead_and_rest(TEXT, find_source(str(folders[0])).tokenizer().encode) == ([], plain)
+    for cut in (_windows(source, TEXT)[0], calibration_text.sequences(TEXT, source.tokenizer().encode, 4, 65)):
+        assert cut[:, 0].tolist() == [number] * len(cut) and len(cut) > 1
+        assert cut[0, 1:].tolist() == plain[: cut.shape[1] - 1]
+    (found,) = compare(str(led), [], Questions(TEXT, speed=False))
+    with LLM(model=str(led), max_num_seqs=2, kv_cache_memory_bytes=8 << 20) as llm:
+        lost = []
+        for window in _windows(source, TEXT)[0].tolist():
+            params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+            (out,) = llm.generate([{"prompt_token_ids": window}], params, use_tqdm=False)
+            lost += [-row[i].logprob for i, row in zip(window, out.prompt_logprobs or [], strict=True) if row]
+    wanted = float(torch.tensor(lost).mean().exp())
+    assert abs(found.perplexity / wanted - 1) < 0.02
+    told = perplexity({"model": str(led), "max_num_seqs": 2, "kv_cache_memory_bytes": 8 << 20}, TEXT, 256)
+    assert told.tokens == len(plain) and abs(told.value / wanted - 1) < 0.05
 
 
 def test_command(folders: tuple[Path, Path], tmp_path: Path) -> None:
