@@ -231,6 +231,36 @@ async def test_a_failed_load_is_told_and_not_tried_at_once() -> None:
     assert models.first.life.failures == 0 and sorted(world.alive()) == ["a", "b"]
 
 
+async def test_a_request_that_comes_while_a_model_sleeps_deeper_finds_it_awake(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    models = catalogue(world, spec("a"))
+    await models.start()
+    await models.load(models.first)
+    for deeper in (
+        lambda: models.sleepers.sleep(models.first, 2),
+        lambda: models.sleepers.wake(models.first, ["weights"]),
+    ):
+        await models.sleepers.sleep(models.first, 1)
+        slow = asyncio.Event()
+        monkeypatch.setattr(Unit, "sleep", lambda unit, level, slow=slow: slow.wait())
+        monkeypatch.setattr(world.units[-1], "wake", lambda tags, slow=slow: _after(slow, tags), raising=False)
+        task = asyncio.ensure_future(deeper())
+        await asyncio.sleep(0)
+        monkeypatch.undo()
+        await models.enter(models.first)
+        assert models.first.state is State.READY
+        slow.set()
+        await task
+        rest = models.first.rest
+        assert (rest.level, rest.asleep, rest.by_hand) == (0, (), False)
+        models.leave(models.first)
+
+
+async def _after(event: asyncio.Event, tags: Sequence[str]) -> list[str]:
+    await event.wait()
+    return ["kv_cache"]
+
+
 @pytest.mark.parametrize("asleep", [False, True])
 async def test_who_waits_for_an_engine_that_is_killed_gets_the_next_one(asleep: bool) -> None:
     world = World()

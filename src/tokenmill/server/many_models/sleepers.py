@@ -52,10 +52,13 @@ class Sleepers:
         if entry.unit is None or entry.state not in (State.READY, State.SLEEPING):
             raise UserError(f"{entry.name!r} is not loaded: there is nothing to put to sleep.")
         if entry.state is State.SLEEPING:
+            unit, entry.rest.by_hand = entry.unit, True
             if level > entry.rest.level:
-                await entry.unit.sleep(level)
-                entry.rest.level, entry.rest.kept = level, entry.unit.kept_bytes()
-            entry.rest.by_hand, entry.rest.asleep = True, TAGS
+                await unit.sleep(level)
+                if entry.state is not State.SLEEPING:  # a request woke it meanwhile
+                    return
+                entry.rest.level, entry.rest.kept = level, unit.kept_bytes()
+            entry.rest.asleep = TAGS
             return
         self.models.drain(entry, level)
         entry.rest.by_hand = True
@@ -71,7 +74,9 @@ class Sleepers:
         if entry.state is not State.SLEEPING or entry.unit is None:
             return
         if set(entry.rest.asleep) - set(tags):
-            entry.rest.asleep = tuple(await entry.unit.wake(tags))
+            left = tuple(await entry.unit.wake(tags))
+            if entry.state is State.SLEEPING:  # otherwise a request has woken all of it
+                entry.rest.asleep = left
             return
         by_hand, entry.rest.by_hand = entry.rest.by_hand, False
         try:
