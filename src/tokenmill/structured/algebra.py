@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.structured.limits import MAX_ALTERNATIVES, Budget, refuse
+from tokenmill.structured.matching import matches
 from tokenmill.structured.shapes import (
     ANY,
     BOOLEANS,
@@ -27,7 +28,6 @@ from tokenmill.structured.shapes import (
     Path,
     Sum,
     both,
-    matches,
     meet_numbers,
     meet_strings,
     non,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from tokenmill.structured.shapes import matches
+from tokenmill.structured.matching import matches
 
 KINDS: dict[str, tuple[type, ...]] = {
     "null": (type(None),),
@@ -44,9 +44,11 @@ class Checker:
         """Where an answer violates the schema, and which keyword says so; None: it fits."""
         try:
             value = json.loads(answer)
+            return next(self._misfits(self.schema, value, ""), None)
         except ValueError:
             return "it is not JSON"
-        return next(self._misfits(self.schema, value, ""), None)
+        except RecursionError:  # an answer that is nested so deeply is not judged
+            return None
 
     def _misfits(self, schema: Any, value: Any, place: str) -> Iterator[str]:
         if isinstance(schema, bool):

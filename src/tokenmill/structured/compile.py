@@ -64,6 +64,10 @@ class Compiler:
 
     def prepare(self, spec: Any, reasoning: ReasoningSpan | None = None) -> Future[None]:
         """Lower in the helper process and compile in a thread. The future raises what is wrong with `spec`."""
+        if self._is_ready(spec, reasoning):  # it does not wait behind others that compile
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
         with self._lock:
             if self._worker is None:
                 self._worker = ThreadPoolExecutor(1, "tokenmill-grammar", _let_others_go_first)
@@ -106,15 +110,21 @@ class Compiler:
         closing = (number,) if number is not None else tuple(self.vocabulary.encode(reasoning.close))
         return Border(reasoning.open.encode(), reasoning.close.encode(), closing)
 
+    def _is_ready(self, spec: Any, reasoning: ReasoningSpan | None) -> bool:
+        try:
+            found = self._find(_key(spec, reasoning))
+        except UserError:  # the future will say so
+            return False
+        return found is not None and found.root is not None
+
     def _ready(self, spec: Any, reasoning: ReasoningSpan | None) -> Compiled:
-        plain = None if reasoning is None else msgspec.to_builtins(reasoning)
-        key = _key([spec, plain] if plain else spec)
+        key = _key(spec, reasoning)
         found = self._find(key)
         if found is None:
             with self._building:  # several requests with one new schema compile it once
                 found = self._find(key)
                 if found is None:
-                    found = self._built(self._helper.lower(spec, plain), key)
+                    found = self._built(self._helper.lower(spec, _plain(reasoning)), key)
         found.share()  # replaces a dead lexer here, and not in the engine's thread
         return found
 
@@ -162,10 +172,14 @@ def _let_others_go_first() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
 
 
-def _key(spec: Any) -> bytes:
+def _plain(reasoning: ReasoningSpan | None) -> Any:
+    return None if reasoning is None else msgspec.to_builtins(reasoning)
+
+
+def _key(spec: Any, reasoning: ReasoningSpan | None) -> bytes:
     try:
         text = json.dumps(
-            spec,
+            [spec, _plain(reasoning)],
             ensure_ascii=False,
             default=lambda value: plain_schema(value) if hasattr(value, "model_json_schema") else 1 / 0,
         )

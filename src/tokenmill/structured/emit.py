@@ -17,6 +17,7 @@ from tokenmill.structured import regex
 from tokenmill.structured.algebra import Algebra, item_at, pointer, tidy_array, tidy_object, value_of
 from tokenmill.structured.excluded_texts import without
 from tokenmill.structured.limits import MAX_COUNT, refuse
+from tokenmill.structured.matching import matches
 from tokenmill.structured.prune import prune
 from tokenmill.structured.shapes import (
     ANY,
@@ -35,7 +36,6 @@ from tokenmill.structured.shapes import (
     Sum,
     both,
     literal,
-    matches,
     meet_numbers,
 )
 

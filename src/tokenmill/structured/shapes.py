@@ -6,12 +6,12 @@ complement become arithmetic (algebra.py). Must not know: keywords, grammars.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 from math import ceil, floor, gcd, lcm
 from typing import Any
+
+from tokenmill.structured.matching import matches
 
 Path = tuple[str, ...]
 SPELT = "~"
@@ -244,16 +244,6 @@ def outside_number(n: Number) -> list[Number]:
 
 
 # ------------------------------------------------------------------ strings
-
-
-@lru_cache(maxsize=512)
-def _compiled(pattern: str) -> re.Pattern[str]:
-    return re.compile(pattern)
-
-
-def matches(pattern: str, text: str) -> bool:
-    """Does this portable expression match the whole text?"""
-    return _compiled(pattern).fullmatch(text) is not None
 
 
 def tidy_string(s: String) -> String | None:

@@ -102,20 +102,19 @@ class ThinkingBudget:
         said = self.tail + self.vocabulary.bytes_of(token)
         border = self.border
         if self.state == "before":
-            self.tail = said
-            if border.opened in said:
-                self.state, self.tail = "inside", b""
-                if self.left <= 0:
-                    self._end()
-            elif len(said.lstrip()) > len(border.opened):
-                self.state = "done"  # it answers without reasoning
-            return
+            if border.opened not in said:
+                self.tail = said
+                if len(said.lstrip()) > len(border.opened):
+                    self.state = "done"  # it answers without reasoning
+                return
+            self.state = "inside"
+            said = said.partition(border.opened)[2]  # the same token may go on, even to the end of the reasoning
+        else:
+            self.left -= 1
+        self.tail = said[-len(border.close) :]
         if border.close in said:
             self.state = "done"
-            return
-        self.tail = said[-len(border.close) :]
-        self.left -= 1
-        if self.left <= 0:
+        elif self.left <= 0:
             self._end()
 
     def _end(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 
 import pytest
 from bytewise import COMPILER, END, allowed, byte_vocabulary, compiled, says
@@ -33,6 +34,18 @@ def test_prepared_grammars_are_the_same_ones(compiler):
     assert compiler.bytes == size, "it was compiled again"
     with pytest.raises(ParameterError, match="#/pattern"):
         compiler.prepare({"json": {"pattern": "(?=x)"}}).result()
+
+
+def test_a_grammar_that_is_known_does_not_wait_behind_others(compiler, monkeypatch):
+    compiler.prepare(SPEC).result()
+    go_on = threading.Event()
+    lower = compiler._helper.lower
+    monkeypatch.setattr(compiler._helper, "lower", lambda *given: (go_on.wait(60), lower(*given))[1])
+    slow = compiler.prepare({"regex": "a"})
+    assert compiler.prepare(SPEC).done() and not slow.done()
+    go_on.set()
+    slow.result()
+    assert isinstance(compiler.prepare({"json": {1: object()}}).exception(), ParameterError)
 
 
 def test_a_schema_that_overruns_is_ended_and_others_go_on():
@@ -91,6 +104,20 @@ def test_reasoning_ends_when_its_tokens_are_spent():
     maybe = COMPILER.constraint(None, MAYBE, 2)
     assert run(maybe.fork(), "<t>abcd") == "<t>ab</t>cd"
     assert run(maybe.fork(), "no reasoning") == "no reasoning"
+
+
+def test_borders_of_reasoning_that_share_a_token_are_seen():
+    table = [*(bytes([i]) for i in range(256)), b"></", b"t><t>", b"<t></t>", b""]
+    vocabulary = Vocabulary.of(table, {259}, (259,), lambda text: list(text.encode()))
+    for said in ([*b"<t", 256, *b"t>"], [258], [*b"<t>", *b"a</t>"], [*b"<t>a</", 116, 62]):
+        constraint = Compiler(lambda: vocabulary).constraint(None, MAYBE, 20)
+        constraint.accept(said)
+        assert constraint.mask() is None and constraint.state == "done", said
+        constraint.accept(list(b"x" * 50))
+        assert constraint.forced() == []
+    half = Compiler(lambda: vocabulary).constraint(None, MAYBE, 0)
+    half.accept([*b"<t", 256])
+    assert half.forced() == list(b"</t>")
 
 
 def test_reasoning_cannot_end_the_answer():
