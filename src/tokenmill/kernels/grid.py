@@ -121,10 +121,12 @@ def quantise(weight: Tensor, bits: int, group: int = 32) -> tuple[Tensor, Tensor
 
 def beyond_half(weight: Tensor, scales: Tensor, bits: int) -> bool:
     """Would float16 scales spoil this matrix, because some are too large for it, or all so small that its steps lose
-    more than rounding to 8 bits does?"""
+    more than rounding to 8 bits does? (Integers would hide that numbers are NaN.)"""
     if weight.device.type == "meta" or not weight.numel():
         return False
     least, most = (float(x) for x in weight.aminmax())
+    if not (math.isfinite(least) and math.isfinite(most)):
+        return True
     return not bool(scales.isfinite().all()) or 0.0 < max(-least, most) / -LOWEST[bits] < SMALLEST_HALF / 8
 
 

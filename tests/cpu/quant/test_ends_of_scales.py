@@ -20,7 +20,9 @@ from tokenmill.core.errors import ModelError
 from tokenmill.kernels import ReferenceKernels, make_kernels
 from tokenmill.kernels.grid import FP4
 from tokenmill.quant.dense import DenseWeight
+from tokenmill.quant.detect import from_dense
 from tokenmill.quant.grid import Unrounded
+from tokenmill.quant.schemes import AT_LOAD, FP8
 
 ROWS, COLUMNS = 70, 64
 
@@ -96,3 +98,15 @@ def test_a_matrix_rounded_at_load_is_kept_where_half_precision_cannot_hold_its_s
         assert isinstance(settled, DenseWeight) == (size != 1e-3)
         found = settled.rows(torch.arange(ROWS))
         assert (found - dense).abs().max() <= dense.abs().max() / (120 if bits == 8 else 7)
+
+
+@pytest.mark.parametrize("scheme", [FP8, *AT_LOAD])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_integers_do_not_hide_numbers_that_are_not_finite(scheme: str, bad: float) -> None:
+    """A damaged weight shows in what a model says, rounded at load or not."""
+    dense = torch.randn(64, 128, generator=torch.Generator().manual_seed(2))
+    dense[3, 5] = bad
+    for kernels in (ReferenceKernels(), make_kernels("cpu")):
+        settled = from_dense(dense.clone(), None, scheme, torch.float32).settle(kernels)
+        found = settled.rows(torch.arange(64))
+        assert not bool(found[3].isfinite().all()) and bool(found[4:].isfinite().all())
