@@ -21,6 +21,9 @@ ALONE = 3
 """A sequence's own lexer may work this many times as long for a mask, because it starts cold."""
 MOST_STATES = 20_000
 """Most states of one lexer: about 14 MB."""
+UNFORCED = '%llguidance {"no_forcing": true}'
+"""Said of grammars in which a lexeme may go on for ever without an end, such as `/x*/ "x"`: there the engine would look
+for the end of the forced text for ever."""
 NO_TOKEN = "no token of this model's vocabulary says what must follow"
 _JSON = re.compile(r'"json_schema":\s*\{|%json')
 _TOKENS = re.compile(r"<[\w|\[]")
@@ -82,5 +85,6 @@ def limits(times: int = 1) -> LLParserLimits:
 
 def reason(matcher: LLMatcher) -> str:
     """The engine's own error message, shortened."""
-    found = str(matcher.get_error()).split("<")[0].strip().replace("\n", " ")[:300]
+    text = str(matcher.get_error()).partition("\n<state>")[0]
+    found = " ".join(line.strip() for line in text.splitlines() if UNFORCED not in line)[:300]
     return NO_TOKEN if found.startswith("NoExtension") else found

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +15,14 @@ from llguidance import LLMatcher
 
 from tokenmill.structured import regex
 from tokenmill.structured.classes import Ranges
+from tokenmill.structured.compiled_grammar import UNFORCED
 from tokenmill.structured.emit import Emitter
 from tokenmill.structured.gbnf import read_gbnf
 from tokenmill.structured.lexemes import Lexemes
 from tokenmill.structured.limits import MAX_LITERAL, MAX_SPEC_BYTES, refuse
 from tokenmill.structured.schema import SchemaReader, parse
 from tokenmill.structured.shapes import At
-from tokenmill.structured.tags import UNFORCED, Part, TagGrammar, check_fields
+from tokenmill.structured.tags import Part, TagGrammar, check_fields
 
 MAX_CHOICES = 10_000
 MAX_TAGS = 256
@@ -101,13 +103,18 @@ def from_choice(choices: Any) -> str:
 
 
 _LARK = re.compile(r"(?m)^\s*(?:%llguidance\b|[?!]?start\s*(?:\[[^\]\n]*\]\s*)?:(?!:=))")
+_TEXTS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?![/*])(?:\\.|[^/\\\n])+/')
+_OPTIONS = re.compile(r"(?m)^\s*[?!]?[\w-]+\s*\[([^\]\n]*)\]\s*:")
+NO_EFFECT = ("capture", "stop", "stop_capture", "temperature")
+"""Options of a rule in Lark that nothing here follows: what they say would be lost without a word."""
+SETTINGS = ("no_forcing", "allow_initial_skip", "allow_invalid_utf8", "ignore_once")
 
 
 def from_grammar(text: Any) -> str:
     """Lark (as llguidance reads it) or GBNF."""
     _text("grammar", text)
     if _LARK.search(text):
-        return LLMatcher.grammar_from_lark(f"{_lower_inside(text)}\n{UNFORCED}\n")
+        return _lark(text)
     if "::=" not in text:
         refuse("grammar must be Lark (with a rule `start:`) or GBNF (with a rule `root ::=`).")
     try:
@@ -120,20 +127,39 @@ def from_grammar(text: Any) -> str:
         refuse(f"grammar: {error}.")
 
 
+def _lark(text: str) -> str:
+    for found in _OPTIONS.finditer(_TEXTS.sub("", text)):
+        for name in re.findall(r"\w+", found[1]):
+            if name in NO_EFFECT:
+                refuse(f"grammar: the option {name!r} of a rule has no effect here.")
+    for _, given, _ in _objects(text, "%llguidance"):
+        unknown = sorted(set(given) - set(SETTINGS)) if isinstance(given, dict) else []
+        if unknown:
+            refuse(f"grammar: %llguidance has no setting {unknown[0]!r}; it has {', '.join(SETTINGS)}.")
+    return LLMatcher.grammar_from_lark(f"{_lower_inside(text)}\n{UNFORCED}\n")
+
+
 def _lower_inside(text: str) -> str:
     """Lower the schemas of `%json {...}` parts; the engine's own options for them are not offered."""
     parts = []
     at = 0
-    for found in re.finditer(r"%json\s*", text):
+    for begun, schema, end in _objects(text, "%json"):
+        parts += [text[at:begun], _embedded(schema, JsonStyle())]
+        at = end
+    return "".join([*parts, text[at:]])
+
+
+def _objects(text: str, word: str) -> Iterator[tuple[int, Any, int]]:
+    """Where the JSON behind each of these words begins, what it is, and where it ends."""
+    at = 0
+    for found in re.finditer(rf"{word}\s*", text):
         if found.start() < at:
             continue
         try:
-            schema, end = json.JSONDecoder().raw_decode(text, found.end())
+            given, at = json.JSONDecoder().raw_decode(text, found.end())
         except (ValueError, RecursionError):
-            refuse("grammar: %json must be followed by a JSON schema.")
-        parts += [text[at : found.end()], _embedded(schema, JsonStyle())]
-        at = end
-    return "".join([*parts, text[at:]])
+            refuse(f"grammar: {word} must be followed by JSON.")
+        yield found.end(), given, at
 
 
 def from_tags(given: Any, style: JsonStyle) -> str:

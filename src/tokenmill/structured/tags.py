@@ -15,12 +15,10 @@ from itertools import chain
 from typing import Any, Literal, NoReturn
 
 from tokenmill.structured import regex
+from tokenmill.structured.compiled_grammar import UNFORCED
 from tokenmill.structured.limits import MAX_COUNT, MAX_DEPTH, MAX_LITERAL, refuse
 
 MAX_NODES = 4096
-UNFORCED = '%llguidance {"no_forcing": true}'
-"""Said of grammars in which a lexeme may go on for ever without an end, such as `/x*/ "x"`: there the engine would look
-for the end of the forced text for ever."""
 Embed = Callable[[Any], str]
 
 

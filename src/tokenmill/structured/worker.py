@@ -13,10 +13,9 @@ from typing import Any
 
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.process.worker import Task, serve
-from tokenmill.structured.compiled_grammar import Compiled
+from tokenmill.structured.compiled_grammar import UNFORCED, Compiled
 from tokenmill.structured.limits import refuse
 from tokenmill.structured.lowering import lower_spec
-from tokenmill.structured.tags import UNFORCED
 from tokenmill.structured.trial import try_out
 from tokenmill.structured.vocabulary import Vocabulary
 

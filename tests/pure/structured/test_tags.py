@@ -6,8 +6,8 @@ import pytest
 from bytewise import COMPILER, says
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.structured.compiled_grammar import UNFORCED
 from tokenmill.structured.lowering import lower_spec
-from tokenmill.structured.tags import UNFORCED
 
 ANY = {"type": "any_text"}
 INTEGER = {"type": "json_schema", "json_schema": {"type": "integer"}}
