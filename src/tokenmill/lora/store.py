@@ -7,6 +7,7 @@ plan needs them. Must not know: requests, names, who decides about slots.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -21,18 +22,22 @@ from tokenmill.compute.adapters import AdapterSite
 from tokenmill.compute.forward import Kernels
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.core.files import present
+from tokenmill.lora.config import FILE
 from tokenmill.lora.fit import Fill, Fitter
 from tokenmill.lora.gguf import read_gguf_adapter
 from tokenmill.lora.peft import OLD, SAFE, Adapter, read_peft
 from tokenmill.lora.sites import Sites, mixing
 
+Mark = list[tuple[str, int, int]]
+"""Of each of an adapter's files: its name, its size and the time of its last change."""
+
 
 @dataclass(slots=True)
 class Known:
-    """An adapter by number: where it lies, and what its file was when it was first read."""
+    """An adapter by number: where it lies, and what its files were when it was first read."""
 
     path: Path
-    mark: tuple[int, int] | None = None
+    mark: Mark | None = None
 
 
 class Store:
@@ -210,13 +215,11 @@ def read_adapter(path: Path, heads: tuple[int, int]) -> Adapter:
     return read_gguf_adapter(path, heads) if path.suffix == ".gguf" else read_peft(path)
 
 
-def mark_of(path: Path) -> tuple[int, int] | None:
-    """What a file was: size and time of its last change."""
-    files = [path] if path.suffix == ".gguf" else [path / SAFE, path / OLD]
-    for file in files:
-        try:
-            found = file.stat()
-        except OSError:
-            continue
-        return found.st_size, found.st_mtime_ns
-    return None
+def mark_of(path: Path) -> Mark:
+    """What an adapter's files are now: its config changes it as much as its tensors do."""
+    found: Mark = []
+    for file in [path] if path.suffix == ".gguf" else [path / FILE, path / SAFE, path / OLD]:
+        with contextlib.suppress(OSError):
+            stat = file.stat()
+            found.append((file.name, stat.st_size, stat.st_mtime_ns))
+    return found

@@ -201,13 +201,15 @@ def test_adapters_are_listed_and_removed(base: Path, adapters: dict[str, Path]) 
         llm.generate("x", greedy(1), False, lora_request=again)
 
 
-def test_a_file_that_changes_is_told(base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["adapter_model.safetensors", "adapter_config.json"])
+def test_a_file_that_changes_is_told(file: str, base: Path, adapters: dict[str, Path], tmp_path: Path) -> None:
     folder = write_adapter(tmp_path / "one", base, seed=1)
     with open_llm(base, enable_lora=True, max_loras=1, max_cpu_loras=1) as llm:
         one, two = LoRARequest("one", 1, str(folder)), LoRARequest("a2", 2, str(adapters["a2"]))
         llm.generate("x", greedy(1), False, lora_request=one)
         llm.generate("x", greedy(1), False, lora_request=two)
-        write_adapter(folder, base, seed=2, rank=3)
+        changed = write_adapter(tmp_path / "changed", base, seed=2, rank=4, lora_alpha=7.25) / file
+        changed.replace(folder / file)
         with pytest.raises(UserError, match="have changed"):
             llm.generate("x", greedy(1), False, lora_request=one)
 
