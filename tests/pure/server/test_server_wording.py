@@ -44,7 +44,8 @@ SAID = [
     ("/v1/embeddings", {"input": ["a"] * 3000}, "input: List should have at most 2048 items"),
     # A part without its text would be read as nothing.
     (CHAT, {"messages": [{"role": "user", "content": [{"type": "text", "txt": "a"}]}]}, "type text needs text"),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "refusal", "text": "a"}]}]}, "needs refusal"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "refusal"}]}]}, "needs refusal"),
+    (CHAT, {"messages": [{"role": "user", "content": [{"type": "refusal", "text": "a"}]}]}, "text has no effect with"),
     (MESSAGES, {**ANTHROPIC, "messages": [{"role": "user", "content": [{"type": "text"}]}]}, "type text needs text"),
     (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "needs a text"),
     (RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": {}}]}]}, "needs a text"),
