@@ -126,15 +126,15 @@ def peak_step_bytes(
     short = [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]
     every = [(*cut, False, False) for cut in cuts + short]
     every += [(*cut, True, False) for cut in cuts[-1:] if config.adapters.enable_lora]
-    if any(0 < group.window < max_len for group in layout.groups):
-        every += [(*cut, False, True) for cut in (*short[:1], *short[-1:], cuts[-1])]
-    for rows, tokens, adapted, moved in every:
+    windows = any(0 < group.window < max_len for group in layout.groups)
+    every += [(*cut, False, True) for cut in (*short[:1], *((*short[-1:], cuts[-1]) if windows else ()))]
+    for rows, tokens, adapted, pretends in every:
         plan, need, length = peak_plan(rows, tokens, max_len, layout)
         specs, count = model.spec.states, len(plan.rows)
         states = StatePool(specs, count, 0, device, kernels.copy_rows_) if specs else None
         runner = Runner(model, kernels, KVPool(layout, need, device, states), count, length + 1)
         runner.rows.always_adapted |= adapted
-        runner.rows.pretends = moved
+        runner.rows.pretends = pretends
         results: list[StepResult] = []
         peak = max(peak, growth_bytes(device, partial(_note_result, runner, plan, results)))
         if results[0].failure is not None:

@@ -471,22 +471,28 @@ def _rotate(x: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
 
 def _route(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
     if spec.order == "topk_softmax":
-        best, ids = (logits if spec.bias is None else logits + spec.bias).topk(spec.top_k, dim=-1)
-        return ids, row_stable.softmax(best) * spec.scale
+        choice = logits if spec.bias is None else logits + spec.bias
+        ids = _largest(choice, spec.top_k)
+        return ids, row_stable.softmax(choice.gather(-1, ids)) * spec.scale
     scores = row_stable.sigmoid(logits) if spec.order == "sigmoid" else row_stable.softmax(logits)
     choice = scores if spec.bias is None else scores + spec.bias
     if spec.groups > 1:
         choice = _best_groups(choice, spec)
-    ids = choice.topk(spec.top_k, dim=-1).indices
+    ids = _largest(choice, spec.top_k)
     gates = scores.gather(-1, ids)
     if spec.normalise:
         gates = gates / (row_stable.sum_last(gates) + 1e-20)
     return ids, gates * spec.scale
 
 
+def _largest(x: Tensor, count: int) -> Tensor:
+    """Where the `count` largest of each row are, best first; equal ones in ascending order, as in all backends."""
+    return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+
+
 def _best_groups(choice: Tensor, spec: RouteSpec) -> Tensor:
     """Put every expert outside the best `top_groups` groups out of reach."""
     grouped = choice.view(choice.shape[0], spec.groups, -1)
     rank = grouped.topk(2, dim=-1).values.sum(-1) if spec.group_sum2 else grouped.amax(-1)
-    chosen = torch.zeros_like(rank, dtype=torch.bool).scatter_(1, rank.topk(spec.top_groups, dim=-1).indices, True)
+    chosen = torch.zeros_like(rank, dtype=torch.bool).scatter_(1, _largest(rank, spec.top_groups), True)
     return grouped.masked_fill(~chosen[:, :, None], float("-inf")).view_as(choice)

@@ -23,6 +23,8 @@ Spans = list[tuple[int, int, int]]
 """(query_start, query count, kv_len) of each sequence, as in ForwardContext."""
 Flags = tuple[bool, ...]
 """One for each KV group; () stands for none."""
+SHARERS = 8
+"""Rows with one token that share a prefix beside rows with more tokens: below that two launches more do not pay."""
 SHARED_ENTRIES = 8
 """Telling the kernels that all rows share a prefix pays off from so many equal leading table entries on."""
 
@@ -87,8 +89,11 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
         left = send(torch.tensor(places_left(plan, pool.states.first), dtype=torch.int64), device)
     size = sum(plan.counts), longest
     tokens, token_rows, ctx = lay_out(rows, pool, kernels, packed, size, kinds, adapted=adapted, left=left)
+    single, least = [row for row, count in zip(plan.rows, plan.counts, strict=True) if count == 1], SHARERS
+    if longest == 1:
+        least = 2
     for group, made in enumerate(ctx.groups):
-        made.shared = longest == 1 and share_prefix(rows, group, plan.rows)
+        made.shared = rows.pretends or (len(single) >= least and share_prefix(rows, group, single))
         made.reach = reach(plan, rows, group, block)
     ends = list(accumulate(plan.counts))
     if device.type == "cpu":
@@ -142,6 +147,15 @@ def apart(lengths: Tensor) -> tuple[Tensor, Spans | None]:
     """query_start and spans of a step in which each token is the last one of a sequence of its own; lengths [S]."""
     spans = [(i, 1, n) for i, n in enumerate(lengths.tolist())] if lengths.device.type == "cpu" else None
     return torch.arange(lengths.shape[0] + 1, dtype=torch.int32, device=lengths.device), spans
+
+
+def bare_context(kernels: Kernels, count: int, device: torch.device) -> ForwardContext:
+    """A context of `count` tokens without positions: nothing attends."""
+    ids = torch.zeros(count, dtype=torch.int64, device=device)
+    starts, _ = apart(ids)
+    return ForwardContext(
+        kernels=kernels, positions=ids, query_start=starts, kv_len=ids.to(torch.int32), max_query=1, kv=[], groups=[]
+    )
 
 
 def single_tokens(
