@@ -18,7 +18,7 @@ from tokenmill.compute.drafting import Drafting, Seen
 from tokenmill.compute.forward import ForwardContext, Kernels, KVSpec, NormSpec, Weight
 from tokenmill.compute.model import CausalLM
 from tokenmill.kvcache.pool import KVPool
-from tokenmill.runner.batch import apart, single_tokens
+from tokenmill.runner.batch import apart, bare_context, single_tokens
 from tokenmill.runner.drafter_rows import Side, side_of
 from tokenmill.runner.replays import Replays
 from tokenmill.runner.rows import Rows
@@ -163,7 +163,7 @@ class EagleHead:
 
     def _logits(self, states: Tensor) -> Tensor:
         """Logits of the words that follow states [n, hidden]."""
-        net, ctx = self.net, bare(self.kernels, states.shape[0], states.device)
+        net, ctx = self.net, bare_context(self.kernels, states.shape[0], states.device)
         x = states if net.norm is None else self.kernels.norm(states, net.norm)
         return self.target.logits(x, ctx) if net.head is None else net.head.matmul(x, ctx).float()
 
@@ -186,7 +186,7 @@ class EagleHead:
         states = self.states[rung]
 
         def computing() -> Callable[[], Tensor]:
-            ctx = bare(self.kernels, rung, states.device)
+            ctx = bare_context(self.kernels, rung, states.device)
 
             def compute() -> Tensor:
                 x = states if net.norm is None else self.kernels.norm(states, net.norm)
@@ -219,12 +219,3 @@ class EagleHead:
     def _shifted(self) -> tuple[bool, ...]:
         """For each of its KV groups: has any row's table lost its first entries?"""
         return tuple(bool(self.rows.shifted[g]) for g in self.side.groups)
-
-
-def bare(kernels: Kernels, count: int, device: torch.device) -> ForwardContext:
-    """A context without positions: nothing attends."""
-    ids = torch.zeros(count, dtype=torch.int64, device=device)
-    starts, _ = apart(ids)
-    return ForwardContext(
-        kernels=kernels, positions=ids, query_start=starts, kv_len=ids.to(torch.int32), max_query=1, kv=[], groups=[]
-    )

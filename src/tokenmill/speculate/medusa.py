@@ -16,7 +16,7 @@ from tokenmill.compute.drafting import Drafting, Seen
 from tokenmill.compute.forward import ForwardContext, Kernels, Weight
 from tokenmill.compute.model import CausalLM
 from tokenmill.kvcache.pool import KVPool
-from tokenmill.runner.batch import apart
+from tokenmill.runner.batch import bare_context
 from tokenmill.runner.drafts import Forgetful
 from tokenmill.runner.replays import Replays
 from tokenmill.runner.rows import Rows
@@ -89,7 +89,7 @@ class MedusaHeads(Forgetful):
         newest = rows.length[placed.row_ids] - 1
 
         def computing() -> Callable[[], list[Tensor]]:
-            ctx = _bare(self.kernels, rung, given.device)
+            ctx = bare_context(self.kernels, rung, given.device)
             return lambda: [self._guess(n, given, ctx, drawn=plain) for n in range(heads)]
 
         heads, plain = (self.levels, True) if self.levels else (step.count, drawn)
@@ -122,12 +122,3 @@ class MedusaHeads(Forgetful):
         if words is not None and not self.kernels.chooses:
             logits = logits.float()
         return logits if drawn else self.kernels.greedy(logits)[0]
-
-
-def _bare(kernels: Kernels, count: int, device: torch.device) -> ForwardContext:
-    """A context without positions: nothing attends."""
-    ids = torch.zeros(count, dtype=torch.int64, device=device)
-    starts, _ = apart(ids)
-    return ForwardContext(
-        kernels=kernels, positions=ids, query_start=starts, kv_len=ids.to(torch.int32), max_query=1, kv=[], groups=[]
-    )
