@@ -285,3 +285,24 @@ def test_what_lies_between_measured_steps() -> None:
     for _ in range(4):
         curve.learn(80, 8.0)
     assert curve.more(70, 1) == curve.more(80, 1) == 7.0
+
+
+def test_whether_drafts_will_soon_be_made_again() -> None:
+    """What a head that cannot catch up needs to know: yes while depths are measured, no in long times of none."""
+    control = Control(MOST, 64, 32)
+    assert control.resumes(0) and control.resumes(1) and control.resumes(32)
+    assert not control.resumes(33), "no row may have a draft"
+    assert not Control(MOST, 8, 1000).resumes(9), "more rows than get any"
+    said: list[tuple[int, bool]] = []
+    for _ in range(6000):  # guesses that cost as much as tokens and are always wrong
+        depth = control.depth(1)
+        said.append((depth, control.resumes(1)))
+        if depth:
+            control.observe(depth, 0)
+        control.timed(1, depth, 1.0 + depth)
+    assert all(soon for depth, soon in said if depth), "while they are measured"
+    late = said[3000:]
+    assert sum(1 for depth, _ in late if not depth) > 0.99 * len(late)
+    assert 0 < sum(soon for _, soon in late) < 0.2 * len(late)
+    first = next(n for n, (depth, _) in enumerate(late) if depth)
+    assert all(soon for _, soon in late[max(0, first - 60) : first]), "in time for those who start before"
