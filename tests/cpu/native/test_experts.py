@@ -44,6 +44,17 @@ def test_choices_are_the_references(kernels, tokens, experts, top_k, groups, ord
     assert torch.equal(torch.cat(alone), gates)
 
 
+@pytest.mark.parametrize("order", ["softmax_topk", "topk_softmax", "sigmoid"])
+@pytest.mark.parametrize(("experts", "top_k", "groups"), [(4, 2, 1), (64, 8, 1), (64, 6, 8), (8, 8, 1)])
+def test_of_equal_experts_the_first_are_taken(kernels, experts, top_k, groups, order):
+    """As logits in bfloat16 often are, and those of a router that was never trained."""
+    logits = torch.stack([torch.zeros(experts), *random(40, experts).mul(2).round() / 2])
+    spec = RouteSpec(experts, top_k, order, groups=groups, top_groups=max(1, groups // 2))
+    (ids, gates), (want_ids, want_gates) = kernels.route(logits, spec), REFERENCE.route(logits, spec)
+    assert torch.equal(ids, want_ids) and ids[0].tolist() == list(range(top_k))
+    torch.testing.assert_close(gates, want_gates, rtol=1e-5, atol=1e-7)
+
+
 def settled(kernels, hidden: int, inner: int, count: int, dtype: torch.dtype, bits: int, bias: bool) -> Any:
     ups, downs = [], []
     for e in range(count):
