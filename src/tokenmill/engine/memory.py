@@ -36,6 +36,8 @@ TRAIL_SHARE = 0.15
 STEP_GUESSES = 256
 """The most device drafts in one step: about as many tokens as a GPU computes while it reads the weights. Some drafts
 are wrong, so more of them would take time from tokens that are certain."""
+TRIED_SHARE = 0.6
+"""The share of free memory that states may take in the largest step that is tried: it needs memory of its own."""
 MANY_HOLES = 0.02
 """The share of the device's memory from which on what lies between weights is worth a word."""
 GRAPH_BYTES = 1 << 30
@@ -119,8 +121,10 @@ def peak_step_bytes(
     step_tokens: int,
 ) -> int:
     """Run the largest possible step, and measure the memory that it takes besides weights and cache."""
-    model, kernels, layout = made
+    model, _, layout = made
     peak, most = 0, config.schedule.max_num_seqs
+    if each := row_bytes(model.spec.states):
+        most = min(most, max(2, int(free_bytes(device) * TRIED_SHARE) // each - 1))
     # The most rows, ordinary prompts, the longest chunk, and short ones: together they compile what mixed steps run.
     cuts = [(rows, step_tokens) for rows in sorted({min(n, most) for n in (most, 64, 2)})]
     short = [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]
@@ -129,17 +133,28 @@ def peak_step_bytes(
     windows = any(0 < group.window < max_len for group in layout.groups)
     every += [(*cut, False, True) for cut in (*short[:1], *((*short[-1:], cuts[-1]) if windows else ()))]
     for rows, tokens, adapted, pretends in every:
-        plan, need, length = peak_plan(rows, tokens, max_len, layout)
-        specs, count = model.spec.states, len(plan.rows)
-        states = StatePool(specs, count, 0, device, kernels.copy_rows_) if specs else None
-        runner = Runner(model, kernels, KVPool(layout, need, device, states), count, length + 1)
-        runner.rows.always_adapted |= adapted
-        runner.rows.pretends = pretends
-        results: list[StepResult] = []
-        peak = max(peak, growth_bytes(device, partial(_note_result, runner, plan, results)))
-        if results[0].failure is not None:
-            raise UserError(f"A full step of {step_tokens} tokens cannot be computed: {results[0].failure}")
+        grew, failure = _try_step(made, peak_plan(rows, tokens, max_len, layout), device, (adapted, pretends))
+        peak = max(peak, grew)
+        if failure is not None:
+            raise UserError(f"A full step of {step_tokens} tokens cannot be computed: {failure}")
     return peak
+
+
+def _try_step(
+    made: tuple[CausalLM, Kernels, CacheLayout],
+    peak: tuple[StepPlan, list[int], int],
+    device: str,
+    how: tuple[bool, bool],
+) -> tuple[int, str | None]:
+    """The memory that this step takes, and why it failed. Its pages and states are gone before the next one's are made.
+    how: does it run as with adapters, and does it pretend (Rows.pretends)?"""
+    (model, kernels, layout), (plan, need, length) = made, peak
+    specs, count, results = model.spec.states, len(plan.rows), list[StepResult]()
+    states = StatePool(specs, count, 0, device, kernels.copy_rows_) if specs else None
+    runner = Runner(model, kernels, KVPool(layout, need, device, states), count, length + 1)
+    runner.rows.always_adapted |= how[0]
+    runner.rows.pretends = how[1]
+    return growth_bytes(device, partial(_note_result, runner, plan, results)), results[0].failure
 
 
 def _note_result(runner: Runner, plan: StepPlan, results: list[StepResult]) -> None:
