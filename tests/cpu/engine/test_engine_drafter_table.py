@@ -68,6 +68,15 @@ KINDS: dict[str, SamplingParams] = {
     "grammar, sampled": SamplingParams(temperature=0.9, seed=7, max_tokens=34, structured_outputs=SPEECH, logprobs=1),
     "penalties": greedy(25, repetition_penalty=1.3, frequency_penalty=0.4, presence_penalty=0.2),
     "logprobs": greedy(21, logprobs=3, prompt_logprobs=1),
+    "stops and bans": SamplingParams(
+        temperature=0.8,
+        seed=2,
+        max_tokens=30,
+        min_tokens=14,
+        stop_token_ids=list(range(0, VOCAB, 16)),
+        logit_bias={7: -100.0, 9: 2.0},
+        bad_words=["ab", "e"],
+    ),
     "n = 3": SamplingParams(temperature=1.0, n=3, seed=8, logprobs=1, max_tokens=18, ignore_eos=True),
 }
 STEM = [5, 9, 200, 17, 5, 9, 200, 17, 33, 5, 9, 40, 41, 42, 43, 44, 45]
