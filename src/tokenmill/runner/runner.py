@@ -142,6 +142,9 @@ class Runner:
         """Record ahead what can be; the largest steps first, because smaller ones can use their memory."""
         for recorder in reversed(self.recorders):
             recorder.warm()
+        if self.pool.states is not None:
+            spare = torch.tensor([self.rows.spare], device=self.rows.device)
+            self.pool.states.move(spare, spare)  # compiles what copies states
         if self.drafter.most:
             self._compile_drafts()
             self.drafter.warm()

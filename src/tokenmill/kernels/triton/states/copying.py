@@ -39,7 +39,7 @@ def row_table(pairs: Sequence[tuple[Tensor, Tensor]]) -> RowTable:
     return RowTable(table, max(sizes) // word, word)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["from_ptr", "to_ptr"])
 def _copy_kernel(table_ptr, from_ptr, to_ptr, WORD: tl.constexpr, BLOCK: tl.constexpr):
     line = table_ptr + tl.program_id(1) * 3
     words = tl.load(line + 2)
