@@ -263,8 +263,10 @@ def _repeat(writer: TagGrammar, given: dict[str, Any], last: bool) -> Parts:
 def _tag(writer: TagGrammar, given: dict[str, Any], last: bool, skip: str = "") -> Parts:
     begin, end = given.get("begin"), given.get("end", "")
     ends = end if isinstance(end, list) else [end]
-    if not isinstance(begin, str) or not ends:
-        _refuse("each tag needs begin, content and end")
+    if not isinstance(begin, str):
+        _refuse("each tag needs begin, a text (a token can stand before it in a sequence)")
+    if not ends:
+        _refuse("each tag needs an end; it may be empty")
     closings = [writer.literal(e) for e in ends]
     head = writer.literal(begin[len(skip) :])
     content = writer.parts(given.get("content"), last and not any(closings))
