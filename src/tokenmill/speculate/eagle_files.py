@@ -188,7 +188,7 @@ def _parts(head: HeadConfig, body: Build, n: int, width: int) -> tuple[Attention
 
 def _words_of(head: HeadConfig, b: Build, target: Any, vocab: int, where: str) -> Embed:
     """Its own embeddings, or the target's."""
-    if _stored(b, "embed_tokens.weight"):
+    if _stored(b, "embed_tokens.weight") or (head.hidden != head.wide and b.has("embed_tokens.weight")):
         return Embedding(b, "embed_tokens", (vocab, head.hidden))
     if head.hidden != head.wide:
         raise ModelError(f"{where}: it has states of {head.hidden} numbers, and no embeddings for them (embed_tokens).")

@@ -162,6 +162,10 @@ def test_a_head_with_narrower_states(target: Path, whole: Any, wanted: list[Any]
 
     head = rewrite(make_eagle(tmp_path / "head", WORDS, hidden=32, reads=READS), change)
     check(head, "eagle3", target, whole, wanted, {})
+    config = {"method": "eagle3", "model": str(head), "num_speculative_tokens": MOST}
+    with all_of_them(open_usual(target, speculative_config=config, load_format="dummy")) as llm:
+        (out,) = run(llm, PROMPTS[:1], greedy(9))
+        assert out.metrics is not None and out.metrics.drafted_tokens > 3
 
 
 @pytest.mark.parametrize(
