@@ -40,7 +40,7 @@ from tokenmill.engine.model_source import GgufSource, ModelSource, find_source
 from tokenmill.engine.placing import movers_of
 from tokenmill.engine.sleeping import make_bed, sleeper_of
 from tokenmill.kernels import ReferenceKernels, has_kernels, make_kernels
-from tokenmill.kvcache.pool import KVPool
+from tokenmill.kvcache.pool import CacheLayout, KVPool
 from tokenmill.kvcache.stages import Said, lay_out_stage
 from tokenmill.kvcache.states import StatePool
 from tokenmill.layers.build import check_leftovers
@@ -237,11 +237,9 @@ def load_runner(
     model = model if mesh.place.is_first else FromInbox(model, inbox)
     adapter_bytes = 0 if sites is None else sites.allocate()
     compiling.first()
-    sizes = device, min(wanted, step_tokens), step_tokens
-    peak = peak_step_bytes(config, (model, kernels, layout), *sizes) if counts_memory(device) else 0
-    release(device)
-    budget = cache_bytes(config, device, peak, reasons, shares=mesh.size * config.engines)
-    beside = pages_beside(layout, wanted, step_tokens)
+    lengths = wanted, step_tokens
+    budget = _budget(config, (model, kernels, layout), device, lengths, (mesh.size * config.engines, reasons))
+    beside = pages_beside(layout, *lengths)
     counted = count_states(config, model.spec.states, budget, reasons, drafts.most, beside)
     rows, slots, trail = mesh.agree(list(counted))
     makes = device, kernels.copy_rows_
@@ -251,11 +249,10 @@ def load_runner(
     own = count_blocks(config, layout, budget - taken, wanted, step_tokens)
     blocks = mesh.agree(pages.everywhere(own, MANY_BLOCKS))
     stateful = mesh.agree([0 if model.spec.states else 1]) == [0]
-    max_len = fitting_length(config, pages.groups, blocks, (wanted, step_tokens), reasons)
+    max_len = fitting_length(config, pages.groups, blocks, lengths, reasons)
     pool = KVPool(layout, pages.here(blocks), device, states, bed.zeros, behind)
     adapters = None if sites is None else Store(sites, kernels, config.adapters.max_cpu_loras)
-    drafter = drafts.drafter
-    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafter, adapters=adapters)
+    runner = Runner(model, kernels, pool, rows, max_len, record=record, drafter=drafts.drafter, adapters=adapters)
     runner.link, runner.translate, runner.experts = mesh.link(inbox), pages.translate, movers_of(runner, mesh.group)
     runner.on_all = lambda so: bool(mesh.group.agree([so])[0])
     fresh_sites = partial(adapter_sites, config, {}, dtype, device)
@@ -263,13 +260,29 @@ def load_runner(
     runner.sleeper = sleeper_of(runner, bed, maker, source)
     compiling.wait(reasons)
     warm(config.tuning, runner, reasons, mesh.share)
-    facts = _facts(config, runner, device, (max_len, step_tokens), reasons)
+    facts = _facts(config, runner, device, (max_len, step_tokens), reasons, drafts.weight_bytes)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
     facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
-    facts.weight_bytes += drafts.weight_bytes
     facts.snapshots, facts.trail = (slots, trail) if stateful else (None, None)
     return runner, msgspec.to_builtins(facts)
+
+
+def _budget(
+    config: EngineConfig,
+    made: tuple[CausalLM, Kernels, CacheLayout],
+    device: str,
+    lengths: tuple[int, int],
+    told: tuple[int, list[str]],
+) -> int:
+    """The bytes for pages and states, once the largest step was tried. lengths: of the longest sequence and of the
+    largest step; told: how many share the host's memory, and what is said of it."""
+    wanted, step_tokens = lengths
+    peak = 0
+    if counts_memory(device):
+        peak = peak_step_bytes(config, made, device, min(wanted, step_tokens), step_tokens)
+    release(device)
+    return cache_bytes(config, device, peak, told[1], shares=told[0])
 
 
 def _step_tokens(config: EngineConfig, device: str, length: int) -> int:
@@ -297,8 +310,11 @@ def _check_damage(config: EngineConfig, checkpoint: CheckedCheckpoint, source: M
         reasons.append(said)
 
 
-def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int, int], reasons: list[str]) -> Facts:
-    """The facts that the runner itself knows. lengths: of the longest sequence and of the largest step."""
+def _facts(
+    config: EngineConfig, runner: Runner, device: str, lengths: tuple[int, int], reasons: list[str], beside: int
+) -> Facts:
+    """The facts that the runner itself knows. lengths: of the longest sequence and of the largest step; beside: the
+    bytes of a drafter's weights."""
     pool, spec, ranks = runner.pool, runner.model.spec, config.parallel.ranks
     return Facts(
         vocab_size=spec.vocab_size,
@@ -308,7 +324,7 @@ def _facts(config: EngineConfig, runner: Runner, device: str, lengths: tuple[int
         num_blocks=pool.num_blocks,
         device=device,
         dtype="",
-        weight_bytes=int(spec.extras.get("weight_bytes", 0)),  # type: ignore[call-overload]
+        weight_bytes=int(spec.extras.get("weight_bytes", 0)) + beside,  # type: ignore[call-overload]
         flops_per_token=spec.flops_per_token / config.parallel.tensor_parallel_size,
         quantization=config.model.quantization or "",
         max_rows=runner.rows.spare,

@@ -308,7 +308,8 @@ def _stack_both(mixture: Mixture) -> tuple[Stacked, Stacked]:
     layer later nothing fits into what remains there: 17 of 82 GiB were lost so in a model of 40 layers."""
     every = mixture.ups, mixture.downs
     made: dict[int, Stacked | None] = {}
-    for i in sorted((0, 1), key=lambda i: every[i][0].shape[0] * every[i][0].shape[1]):
+    sizes = [0 if (table := _table(weights[0])) is None else table.nbytes for weights in every]
+    for i in sorted((0, 1), key=sizes.__getitem__):
         made[i] = stack(every[i])
     ups, downs = made[0], made[1]
     assert ups is not None and downs is not None
