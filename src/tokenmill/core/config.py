@@ -41,7 +41,7 @@ class ModelOptions:
     )
     quantization: str | None = option(
         None,
-        "Quantise the weights at load: fp8, int8, int4 (or int4-g64, int4-g128, w4a8); `fp8,head=none` spares the head.",
+        "Quantise the weights at load: fp8, int8, int4 (int4-g64, int4-g128, w4a8); `fp8,head=none` spares the head.",
     )
     max_model_len: int | None = option(None, "Longest prompt + output in tokens (default: the model's, if it fits).")
     skip_tokenizer_init: bool = option(False, "Load no tokenizer: token ids in, token ids out.")

@@ -134,7 +134,8 @@ def test_lines_end_at_line_feeds_alone(tmp_path):
     """JSON may hold what Unicode calls a line's end, too."""
     said = "one\u2028two\u2029three\x85four"
     texts, tasks, talks = (tmp_path / f"{name}.jsonl" for name in ("texts", "tasks", "talks"))
-    lines = [{"text": said}, {"prompt": said}], [{"prompt": said, "answer": said}], [{"prompt": said, "max_tokens": 3}] * 2
+    tasked = [{"prompt": said, "max_tokens": 3}] * 2
+    lines = [{"text": said}, {"prompt": said}], [{"prompt": said, "answer": said}], tasked
     for path, entries in zip((texts, tasks, talks), lines, strict=True):
         path.write_text("\n\n".join(json.dumps(entry, ensure_ascii=False) for entry in entries))
     assert read_texts(texts) == [said, said]
