@@ -24,8 +24,8 @@ from tokenmill.quant.packed import PackedWeight, joined_bias
 
 class GridWeight(PackedWeight):
     """q [out, in] int8, scales [out, ceil(in / group)] float16, and zeros of that shape in int8 (8 bits: int16), in
-    float32 if they are fractions, or None. `bits` is 2 to 8. apart and rounds_inputs: see compute/matrix.py; apart 0: no
-    activations are left as they are."""
+    float32 if they are fractions, or None. `bits` is 2 to 8. apart and rounds_inputs: see compute/matrix.py; apart of
+    0: no activations are left as they are."""
 
     apart: float = 0.0
     rounds_inputs: bool = False
