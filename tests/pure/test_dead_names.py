@@ -17,6 +17,7 @@ KEPT = {
     "asyncio calls them": "eof_received data_received pause_writing resume_writing",
     "uvicorn's queue": "appendleft",
     "typer calls it": "format_help",
+    "urllib calls it": "redirect_request",
     "torch calls them": "_should_skip_dynamo get_current_device get_current_stream",
     "tests of plug-ins use it": "HashRanks",
 }

@@ -54,7 +54,7 @@ def save(result: dict[str, Any], json_path: Path | None, plot_path: Path | None)
 
 def end(result: dict[str, Any]) -> None:
     """End as after Ctrl-C, if that came before all was measured. The result is shown and written by now."""
-    from tokenmill.measure.throughput import STOPPED
+    from tokenmill.measure.result_files import STOPPED
 
     if STOPPED in result:
         say("tokenmill: stopped; these are the runs that had ended")

@@ -285,7 +285,7 @@ def _show(result: dict[str, Any], percentiles: list[str]) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from tokenmill.measure.throughput import STOPPED
+    from tokenmill.measure.result_files import STOPPED
 
     console = Console(highlight=False)
     if result["bench"] == "sweep":

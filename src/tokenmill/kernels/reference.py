@@ -487,7 +487,7 @@ def _route(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
 
 def _largest(x: Tensor, count: int) -> Tensor:
     """Where the `count` largest of each row are, best first; equal ones in ascending order, as in all backends."""
-    return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+    return x.sort(dim=-1, descending=True, stable=True).indices[..., :count].contiguous()
 
 
 def _best_groups(choice: Tensor, spec: RouteSpec) -> Tensor:

@@ -12,7 +12,8 @@ from typing import Any
 from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.device.memory import pick_device
-from tokenmill.measure.throughput import STOPPED, Progress, measure
+from tokenmill.measure.result_files import STOPPED
+from tokenmill.measure.throughput import Progress, measure
 from tokenmill.measure.workloads import Workload
 
 GAPS = 1000

@@ -1,4 +1,5 @@
-"""Files of results. Owns: reading JSON that a person named. Must not know: what it means."""
+"""Files of results. Owns: reading JSON that a person named, and the mark of a result that is not whole. Must not know:
+what figures mean."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.text_file import read_text_file
 
 MOST_CHARS = 64 << 20
+STOPPED = "stopped"
+"""In a result: Ctrl-C came before all was measured, and the result holds what had been measured."""
 
 
 def read_json(path: Path) -> Any:

@@ -19,9 +19,10 @@ from tokenmill.core.errors import UserError
 from tokenmill.measure.arrivals import BURSTINESS, arrival_times
 from tokenmill.measure.client import Answer, Target, find_model, send_request
 from tokenmill.measure.conversations import Conversation
+from tokenmill.measure.result_files import STOPPED
 from tokenmill.measure.server_work import ask_totals, spent_since
 from tokenmill.measure.stats import summary_ms, thin
-from tokenmill.measure.throughput import STOPPED, Progress, Silent
+from tokenmill.measure.throughput import Progress, Silent
 
 KNEE_SHARE = 0.9
 """A rate is beyond the knee if a smaller share of requests than this meets the objective, or if requests pile up."""

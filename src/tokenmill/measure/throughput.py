@@ -27,6 +27,7 @@ from tokenmill.measure.ceilings import ceilings
 from tokenmill.measure.devices import ABOVE, Device, share, speeds
 from tokenmill.measure.plan import Planner, read_model, speed_type
 from tokenmill.measure.plan_recorder import PlanRecorder, SharedPrefixes, grants_of
+from tokenmill.measure.result_files import STOPPED
 from tokenmill.measure.roofline import Cost, floor, step_cost
 from tokenmill.measure.stats import summary_ms, thin
 from tokenmill.measure.workloads import Job, Workload
@@ -37,8 +38,6 @@ Steps = list[tuple[float, StepPlan]]
 """The time at which each plan of a run was submitted, and the plan."""
 SHARES = ("mbu", "mfu", "roofline")
 """The figures of a run that are shares of what the device could do."""
-STOPPED = "stopped"
-"""In a result: Ctrl-C came before all was measured, and the result holds what had been measured."""
 _COUNTED = ("steps", "prompt_tokens", "cached_tokens", "preemptions", "drafted", "accepted")
 
 
