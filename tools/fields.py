@@ -63,9 +63,10 @@ def page() -> str:
 def _rules(rules: ObjectRules) -> Iterable[str]:
     if rules.done:
         yield f"**Done**: {_names(rules.done)}\n"
-    if rules.companions:
-        shown = ", ".join(f"`{name}` ({_needed(each)})" for name, each in sorted(rules.companions.items()))
-        yield f"**Refused where they have no effect**: {shown}\n"
+    for words, harmless in (("Refused where they have no effect", False), ("Harmless where they have no effect", True)):
+        found = sorted((name, each) for name, each in rules.companions.items() if each.harmless == harmless)
+        if found:
+            yield f"**{words}**: {', '.join(f'`{name}` ({_needed(each)})' for name, each in found)}\n"
     asks = GENERATING_REFUSED.keys() <= rules.refused.keys()
     harmless = {name: why for name, why in rules.harmless.items() if not (asks and name in GENERATING_HARMLESS)}
     refused = {

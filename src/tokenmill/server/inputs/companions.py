@@ -1,5 +1,5 @@
-"""Fields that have an effect only beside another one: the one list of them. Owns: which they are. Without the other
-field they are refused by name.
+"""Fields that have an effect only beside another one: the one list of them. Owns: which they are, and which of them are
+harmless alone. The others are refused by name without the other field.
 
 Keys are names of objects, as in `refused.py`. Must not know: schemas, HTTP.
 """
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 
 from tokenmill.server.inputs.object_rules import Companion
 
-_SIDE = {"truncation_side": Companion("truncate_prompt_tokens", neutral=("left",))}
+_SIDE = {"truncation_side": Companion("truncate_prompt_tokens", neutral=("left",), harmless=True)}
 _TEXT = {
     **_SIDE,
-    "stream_interval": Companion("stream", neutral=(1,)),
-    "return_tokens_as_token_ids": Companion("logprobs"),
+    "stream_interval": Companion("stream", neutral=(1,), harmless=True),
+    "return_tokens_as_token_ids": Companion("logprobs", harmless=True),
 }
 _KINDS = ("text", "json_object", "json_schema", "structural_tag")
 _TAGS = Companion("type", _KINDS[:3])
@@ -38,5 +38,5 @@ COMPANIONS: dict[str, Mapping[str, Companion]] = {
         "input": Companion("type", ("text", "thinking", "tool_result")),
         **dict.fromkeys(("content", "tool_use_id"), Companion("type", ("text", "thinking", "tool_use"))),
     },
-    "scoring.EmbedRequest": {"truncation_direction": Companion("truncate", neutral=("right", "Right"))},
+    "scoring.EmbedRequest": {"truncation_direction": Companion("truncate", neutral=("right", "Right"), harmless=True)},
 }

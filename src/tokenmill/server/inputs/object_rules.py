@@ -44,16 +44,22 @@ def _same(value: Any, other: Any) -> bool:
 @dataclass(frozen=True, slots=True)
 class Companion:
     """What a field needs beside it: it has no effect while `other` is absent or holds one of `void`. `neutral`: values
-    that ask for nothing, besides those that never do."""
+    that ask for nothing, besides those that never do. harmless: it says how something is done, not that it is: clients
+    send it whether or not they ask for that."""
 
     other: str
     void: tuple[Any, ...] = (None, False)
     neutral: tuple[Any, ...] = ()
+    harmless: bool = False
 
     def lacking(self, value: Any, around: Mapping[str, Any]) -> str | None:
         """Why this value has no effect among these fields, in words. None: it has one, or asks for nothing."""
         given = around.get(self.other)
-        if not Refusal("", self.neutral).asks(value) or not any(_same(given, each) for each in self.void):
+        if (
+            self.harmless
+            or not Refusal("", self.neutral).asks(value)
+            or not any(_same(given, each) for each in self.void)
+        ):
             return None
         return f"without {self.other}" if given in (None, False) else f"with {self.other} {given!r}"
 
