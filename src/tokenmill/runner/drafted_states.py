@@ -7,8 +7,6 @@ many tokens stand, the row takes the state behind them. Must not know: layers, h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -16,7 +14,7 @@ from tokenmill.core.step import StateSave, StepPlan
 from tokenmill.kvcache.states import StatePool
 from tokenmill.runner.batch import Batch
 from tokenmill.runner.rows import Rows
-from tokenmill.sampling.arrays import send
+from tokenmill.sampling.arrays import send_columns
 
 
 def settle_states(
@@ -33,7 +31,7 @@ def settle_states(
         return
     if not states.trail:  # no drafts are tried: grants end exactly at these positions
         if plan.saves:
-            states.keep(*sent([(save.row, save.slot) for save in plan.saves], rows.device))
+            states.keep(*send_columns([(save.row, save.slot) for save in plan.saves], rows.device))
         return
     firsts, at = {}, states.first
     for i in range(len(plan.rows)):
@@ -46,21 +44,16 @@ def settle_states(
         return
     told = [[plan.rows[i], firsts[i], plan.guesses[i], n] for n, i in enumerate(stand[0]) if i in firsts]
     if told:
-        row_ids, first, tried, places = sent(told, rows.device)
+        row_ids, first, tried, places = send_columns(told, rows.device)
         kept = stand[1][places]
         states.move(torch.where(kept > tried, row_ids, first + kept - 1), row_ids)
-
-
-def sent(lines: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """The columns of these lines of numbers, on the device."""
-    return send(torch.tensor(lines, dtype=torch.int64).t().contiguous(), device)
 
 
 def _keep(states: StatePool, plan: StepPlan, batch: Batch, rows: Rows, firsts: dict[int, int]) -> None:
     """Keep the states at the wanted positions of rows that this step took there or past them."""
     grant = {row: i for i, row in enumerate(plan.rows)}
     told = [_line(save, grant[save.row], plan, batch, firsts) for save in plan.saves]
-    row_ids, slots, positions, first, tried, begins = sent(told, rows.device)
+    row_ids, slots, positions, first, tried, begins = send_columns(told, rows.device)
     passed = positions - batch.ctx.positions[begins]
     there = (passed > 0) & (positions <= rows.computed[row_ids])
     places = torch.where(passed <= tried, first + passed - 1, row_ids)

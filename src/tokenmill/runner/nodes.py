@@ -25,7 +25,7 @@ from tokenmill.runner.ragged import MOST_OF_A_ROW, TOKENS
 from tokenmill.runner.recorder import Layout, Made, Step, logits_suffice
 from tokenmill.runner.rows import FAR, Rows
 from tokenmill.runner.trees import climb_each
-from tokenmill.sampling.arrays import send
+from tokenmill.sampling.arrays import send, send_columns
 
 Key = tuple[int, Flags, bool, bool]
 """The rung of tokens, which KV groups have shifted tables, whether all tokens are one row's, whether rows have
@@ -67,7 +67,7 @@ class TreeTokens(Layout[Key]):
             most = plan.guesses[i] if plan is not None and i in plan.nodes else -1
             filled += [(row, place, most) for place in range(count)]
         filled += [(self.rows.spare, 0, -1)] * (tokens - len(filled))
-        wanted = send(torch.tensor(filled, dtype=torch.int64).t().contiguous(), self.rows.device)
+        wanted = send_columns(filled, self.rows.device)
         if tokens not in self.packed:
             self.packed[tokens] = torch.empty_like(wanted)
         self.packed[tokens].copy_(wanted)

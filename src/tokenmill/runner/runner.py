@@ -25,7 +25,7 @@ from tokenmill.device.untracked import untracked
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.parallel.link import Link, NoLink
 from tokenmill.runner.batch import Batch, make_batch
-from tokenmill.runner.drafted_states import sent, settle_states
+from tokenmill.runner.drafted_states import settle_states
 from tokenmill.runner.drafts import NoDeviceDrafter, Outcome
 from tokenmill.runner.nodes import TreeTokens
 from tokenmill.runner.prompts import pool_states, score_prompts
@@ -36,7 +36,7 @@ from tokenmill.runner.single import ROOM, SingleTokens
 from tokenmill.runner.trees import make_tree_batch, move_path
 from tokenmill.runner.verdict import Verdict, verify
 from tokenmill.runner.words import logits_of, words_of
-from tokenmill.sampling.arrays import to_device
+from tokenmill.sampling.arrays import send_columns, to_device
 from tokenmill.sampling.choose import Ask, Way, choose, take_largest, way
 from tokenmill.sampling.sampler import Sampled
 
@@ -246,9 +246,9 @@ class Runner:
                 steps.forget_adapted()
         for group in {copy.group for copy in plan.copies} if plan.copies else ():
             pairs = [(copy.src, copy.dst) for copy in plan.copies if copy.group == group]
-            self.pool.copy_blocks(group, *sent(pairs, rows.device))
+            self.pool.copy_blocks(group, *send_columns(pairs, rows.device))
         if plan.restores and self.pool.states is not None:
-            into, slots = sent(plan.restores, rows.device)
+            into, slots = send_columns(plan.restores, rows.device)
             self.pool.states.restore(slots, into)
         if plan.drafts:
             rows.write_drafts([plan.rows[i] for i in plan.drafts], list(plan.drafts.values()))

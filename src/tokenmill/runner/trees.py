@@ -19,7 +19,7 @@ from tokenmill.core.step import StepPlan
 from tokenmill.kvcache.pool import KVPool
 from tokenmill.runner.batch import Batch, group_plan, reach
 from tokenmill.runner.rows import Rows
-from tokenmill.sampling.arrays import send
+from tokenmill.sampling.arrays import send, send_columns
 
 
 @dataclass(slots=True)
@@ -59,7 +59,7 @@ def _climb(parents: Tensor, own: Tensor, most: Tensor, levels: int) -> Climbed:
 def climb_trees(plan: StepPlan, rows: Rows) -> tuple[Tensor, Climbed]:
     """The rows that try trees [G], and their trees."""
     tried = [[plan.rows[i], plan.guesses[i]] for i in plan.nodes]
-    row_ids, most = send(torch.tensor(tried, dtype=torch.int64).t().contiguous(), rows.device)
+    row_ids, most = send_columns(tried, rows.device)
     return row_ids, climb(rows.parents[row_ids, : max(plan.nodes.values())], most, rows.levels)
 
 

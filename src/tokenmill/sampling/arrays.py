@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -16,3 +18,8 @@ def send(host: Tensor, device: torch.device) -> Tensor:
     if device.type == "cpu":
         return host
     return host.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else host.to(device)
+
+
+def send_columns(lines: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """The columns of these lines of whole numbers, on the device."""
+    return send(torch.tensor(lines, dtype=torch.int64).t().contiguous(), device)
