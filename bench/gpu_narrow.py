@@ -38,7 +38,7 @@ KINDS = {
 ROWS = {
     "fp8": (1, 16, 32, 64, 256, 512, 8192),
     "int8": (1, 32, 512, 8192),
-    "int4": (1, 16, 32, 64, 512),
+    "int4": (1, 16, 32, 64, 128, 256, 512),
 }
 ROTATED = 400_000_000
 """Bytes that copies of a weight fill, so that none is found in the L2."""
@@ -52,10 +52,16 @@ THIN = (  # BN, BK, split, stages, warps, prefetch
     (64, 256, 2, 6, 4, 2), (64, 256, 4, 4, 4, 4), (128, 256, 1, 3, 8, 2), (128, 256, 1, 3, 8, 4),
     (128, 128, 1, 5, 8, 8), (64, 256, 1, 4, 4, 2), (128, 128, 1, 5, 8, 2),
 )  # fmt: skip
-STREAM = (  # BN (both halves of a gated weight), split, stages, warps, registers
-    (64, 1, 8, 4, 104), (64, 2, 6, 4, 104), (64, 2, 8, 4, 104), (64, 3, 4, 4, 80), (64, 4, 4, 4, 80),
-    (64, 4, 6, 4, 104), (64, 8, 3, 4, 64), (128, 1, 4, 4, 104), (128, 1, 6, 4, 128), (128, 2, 4, 4, 104),
-    (128, 4, 4, 4, 104), (128, 8, 4, 4, 104), (256, 1, 4, 8, 152), (256, 1, 3, 8, 168),
+STREAM = (  # BN (both halves of a gated weight), most rows of a tile, split, stages, warps, registers
+    (64, 64, 1, 8, 4, 104), (64, 64, 2, 6, 4, 104), (64, 64, 2, 8, 4, 104), (64, 64, 3, 4, 4, 80),
+    (64, 64, 4, 4, 4, 80), (64, 64, 4, 6, 4, 104), (64, 64, 8, 3, 4, 64), (128, 64, 1, 4, 4, 104),
+    (128, 64, 1, 6, 4, 128), (128, 64, 2, 4, 4, 104), (128, 64, 4, 4, 4, 104), (128, 64, 8, 4, 4, 104),
+)  # fmt: skip
+STREAM_MANY = (  # the same for more rows than 64
+    (128, 64, 1, 4, 4, 104), (128, 64, 2, 4, 4, 104), (128, 128, 1, 3, 4, 168), (128, 128, 1, 4, 4, 168),
+    (128, 128, 2, 3, 4, 168), (128, 128, 1, 4, 8, 104), (128, 128, 2, 4, 8, 104), (128, 256, 1, 2, 8, 168),
+    (128, 256, 1, 3, 8, 168), (128, 256, 2, 3, 8, 168), (256, 64, 1, 4, 8, 104), (256, 128, 1, 4, 8, 168),
+    (256, 128, 1, 3, 8, 168), (256, 128, 2, 4, 8, 168),
 )  # fmt: skip
 WIDE = ((128, 128, 128, 3, 8), (128, 128, 128, 4, 4), (64, 128, 128, 4, 4), (128, 256, 64, 4, 8))
 
@@ -68,7 +74,8 @@ def ways(kind: str, name: str, rows: int) -> Iterator[Way]:
         yield from (("gemv", *cut) for cut in GEMV if not (gated and cut[0] == 16))
         return
     if kind == "int4":
-        yield from (("stream", *cut) for cut in STREAM if not (gated and cut[0] == 64))
+        cuts = STREAM if rows <= 64 else STREAM_MANY
+        yield from (("stream", *cut) for cut in cuts if not (gated and cut[0] == 64))
         if rows >= 64:
             yield ("widen",)
         return

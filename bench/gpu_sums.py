@@ -2,8 +2,9 @@
 
 python bench/gpu_sums.py [--devices 2]
 
-Each device has a process. A line per size: bytes, own kernel with the residual, NCCL and the residual's addition behind
-it, the largest difference from the sum in float32. bench/gpu_parallel.py runs it as `sums`.
+Each device has a process. A line per size: bytes, own kernel with the residual, the one that norms rows of 4096 as
+well, NCCL and the residual's addition behind it, the largest difference from the sum in float32. bench/gpu_parallel.py
+runs it as `sums`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from collections.abc import Callable
 from functools import partial
 
 ROOT = pathlib.Path(__file__).resolve().parent
-SIZES = tuple(1 << n for n in range(12, 23))
+SIZES = tuple(1 << n for n in range(13, 25))
+WIDTH = 4096
 CALLS, REPLAYS = 50, 20
 
 
@@ -27,8 +29,9 @@ def measure(rank: int, devices: int, meeting: str) -> None:
     """One rank; the first one tells."""
     import torch
 
+    from tokenmill.compute.forward import NormSpec
     from tokenmill.parallel.distributed import TorchGroup, World
-    from tokenmill.parallel.pushed import MOST, PushGroup
+    from tokenmill.parallel.pushed import PushGroup
     from tokenmill.parallel.stages import Place
 
     torch.cuda.set_device(rank)
@@ -56,6 +59,7 @@ def measure(rank: int, devices: int, meeting: str) -> None:
         torch.cuda.synchronize()
         return (time.perf_counter() - began) / REPLAYS / CALLS * 1e6
 
+    norm = NormSpec(torch.ones(WIDTH, device="cuda", dtype=torch.bfloat16), 1e-5)
     for size in SIZES:
         count = size // 2
         every = []
@@ -68,12 +72,18 @@ def measure(rank: int, devices: int, meeting: str) -> None:
         worst = 0.0
         for _ in range(7):
             worst = max(worst, (group.all_reduce(x.clone(), residual).float() - wanted).abs().max().item())
-        own = float("nan")
-        if group.buffers is not None and count <= MOST:
+        own = normed = float("nan")
+        if group.buffers is not None and count <= group.most:
             own = timed(partial(group.all_reduce, x, residual))
+            rows = x.view(-1, WIDTH), residual.view(-1, WIDTH)
+            both = group.all_reduce_norm(*rows, norm)
+            assert both is not None
+            worst = max(worst, (both[0].float() - wanted.view(-1, WIDTH)).abs().max().item())
+            normed = timed(partial(group.all_reduce_norm, *rows, norm))
         nccl = timed(partial(TorchGroup.all_reduce, group, torch.zeros_like(x), residual))
         if rank == 0:
-            print(f"SUMS {size:8d} bytes: own {own:7.2f} us, NCCL + add {nccl:7.2f} us, off by {worst:.3g}", flush=True)
+            figures = f"own {own:7.2f} us, with a norm {normed:7.2f}, NCCL + add {nccl:7.2f}, off by {worst:.3g}"
+            print(f"SUMS {size:8d} bytes: {figures}", flush=True)
     os._exit(0)
 
 

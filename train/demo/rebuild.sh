@@ -4,6 +4,7 @@
 #   sh train/demo/rebuild.sh [CORPUS_DIR]      without a folder only the generated and authored text is used
 # STAGES picks parts (default: "main companions vision report install"), OUT is the folder of the results.
 # START=FOLDER goes on from the weights of an earlier run (MAIN_SECONDS says for how long).
+# SECOND_CARD=N: the vision model has GPU N to itself, so neither it nor the draft waits for the other.
 # SMOKE=1 takes a few small steps of each part, for a check on a CPU (with STAGES without "install").
 # Parts that follow the main model start at 60 % of its time: they compile meanwhile and wait for its last weights.
 set -e
@@ -18,6 +19,7 @@ case ${START:=} in "" | /*) ;; *) START=$HERE/$START ;; esac
 STAGES=${STAGES:-main companions vision report install}
 PY=${PYTHON:-python3}
 SMALL=${SMOKE:+--smoke}
+SECOND_CARD=${SECOND_CARD:-}
 mkdir -p "$OUT"
 corpus() { [ -z "$CORPUS" ] || printf '%s\n%s' --corpus "$CORPUS"; }
 has() { case $STAGES in *$1*) ;; *) return 1 ;; esac; }
@@ -62,7 +64,7 @@ $!"
     JOBS="$JOBS
 $HEADS"
     # With a vision model to make, the draft leaves the GPU to its text part first.
-    AFTER=$(! has vision || printf '%s\n%s' --after "$OUT/text/training.json")
+    AFTER=$(! has vision || [ -n "$SECOND_CARD" ] || printf '%s\n%s' --after "$OUT/text/training.json")
     (
         trap 'touch "$OUT/draft.done"' EXIT
         $PY distill.py draft $SMALL --main "$OUT/main" --out "$OUT/draft" --seconds $((T * 3 / 4)) --workers 3 \
@@ -75,9 +77,10 @@ $!"
 fi
 if has vision; then
     (
+        [ -z "$SECOND_CARD" ] || export CUDA_VISIBLE_DEVICES=$SECOND_CARD
         $PY distill.py text $SMALL --main "$OUT/main" --out "$OUT/text" --seconds "${TEXT_SECONDS:-80}" --workers 8 \
             $(corpus)
-        ! has companions || until_done
+        ! has companions || [ -n "$SECOND_CARD" ] || until_done
         $PY vision.py $SMALL --text "$OUT/text" --tokenizer "$OUT/main" --out "$OUT/vlm" \
             --seconds "${VISION_SECONDS:-170}" $(corpus)
         ! has report || $PY companions_eval.py "$OUT" --parts vision,vlm_text --report "$OUT/vision.json" $SMALL

@@ -16,8 +16,9 @@ from tokenmill.compute.forward import NormSpec
 from tokenmill.parallel.distributed import TorchGroup, World
 
 log = logging.getLogger("tokenmill.engine")
-MOST = 1 << 20
-"""How many elements a pushed tensor may have: 2 MB. From there on NCCL is as fast."""
+MOST = 1 << 23
+"""How many elements all ranks' parts of a sum may have together: 16 MB, so 8 MB a part of two ranks. Every rank sends
+its part to all others, so NCCL, which sends pieces around, is as fast from there on."""
 MOST_RANKS = 8
 WIDEST = 1 << 14
 """How many elements a row may have that one program sums and norms."""
@@ -29,6 +30,7 @@ class PushGroup(TorchGroup):
     def __init__(self, world: World, *, pdl: bool) -> None:
         super().__init__(world)
         self.pdl = pdl
+        self.most = 0
         self.buffers: Tensor | None = None
         try:
             self._push: Any = importlib.import_module("tokenmill.kernels.triton.all_reduce")
@@ -38,13 +40,14 @@ class PushGroup(TorchGroup):
             made = None
         if self.agree([made is not None])[0] and made is not None:
             self.memory, self.buffers = made
-            self.turns = torch.zeros(MOST // self._push.BLOCK, dtype=torch.int32, device=self.device)
+            self.turns = torch.zeros(self.most // self._push.BLOCK, dtype=torch.int32, device=self.device)
         self.agree([0])  # from here on every rank's buffer is empty
 
     def _meet(self) -> tuple[Any, Tensor]:
         """This rank's buffer with its handle, and the addresses of all ranks' buffers."""
+        self.most = MOST // self.size // self._push.BLOCK * self._push.BLOCK
         shared: Any = importlib.import_module("torch.distributed._symmetric_memory")
-        buffer = shared.empty(self._push.SLOTS * self.size * MOST, dtype=torch.int16, device=self.device)
+        buffer = shared.empty(self._push.SLOTS * self.size * self.most, dtype=torch.int16, device=self.device)
         handle = shared.rendezvous(buffer, self.group)
         buffer.fill_(self._push.EMPTY)
         addresses = torch.tensor([int(at) for at in handle.buffer_ptrs], dtype=torch.int64, device=self.device)
@@ -52,13 +55,13 @@ class PushGroup(TorchGroup):
 
     def all_reduce(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """The sum over ranks (+ residual); small tensors in rank order and rounded once."""
-        if self.buffers is None or x.element_size() != 2 or x.numel() > MOST:
+        if self.buffers is None or x.element_size() != 2 or x.numel() > self.most:
             return super().all_reduce(x, residual)
         self.calls += 1
         if residual is not None:
             residual = residual.to(x.dtype).contiguous()
         sum_: Tensor = self._push.push_sum(
-            x.contiguous(), residual, self.buffers, self.turns, self.rank, MOST, pdl=self.pdl
+            x.contiguous(), residual, self.buffers, self.turns, self.rank, self.most, pdl=self.pdl
         )
         return sum_
 
@@ -69,11 +72,11 @@ class PushGroup(TorchGroup):
         rows, width = x.shape
         if self.buffers is None or x.element_size() != 2 or residual.dtype != x.dtype or not rows:
             return None
-        if width > WIDEST or rows * -(-width // self._push.BLOCK) * self._push.BLOCK > MOST:
+        if width > WIDEST or rows * -(-width // self._push.BLOCK) * self._push.BLOCK > self.most:
             return None
         self.calls += 1
         x, residual = x.contiguous(), residual.contiguous()
         both: tuple[Tensor, Tensor] = self._push.push_norm(
-            x, residual, norm, scale, within, self.buffers, self.turns, self.rank, MOST, pdl=self.pdl
+            x, residual, norm, scale, within, self.buffers, self.turns, self.rank, self.most, pdl=self.pdl
         )
         return both

@@ -7,11 +7,20 @@ import torch
 
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton import all_reduce
 from tokenmill.kernels.triton.all_reduce import BLOCK, EMPTY, SLOTS, push_norm, push_sum
 
 SIZE = 4 * BLOCK
 
 
+@pytest.fixture(params=[None, 16], ids=["a program each", "one program"])
+def programs(request, monkeypatch):
+    """How many warps the device holds."""
+    if request.param is not None:
+        monkeypatch.setattr(all_reduce, "RESIDENT_WARPS", request.param)
+
+
+@pytest.mark.usefixtures("programs")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (1, 2), (2, 3)])
 def test_every_rank_adds_in_rank_order_and_leaves_empty_slots_behind(rank, ranks, dtype):
@@ -56,8 +65,8 @@ def sent(parts: torch.Tensor) -> torch.Tensor:
     return torch.where(parts == 0.0, torch.zeros_like(parts), parts).view(torch.int16)
 
 
-@pytest.mark.parametrize("within", [False, True])
-@pytest.mark.parametrize("scale", [1.0, 0.5])
+@pytest.mark.usefixtures("programs")
+@pytest.mark.parametrize(("scale", "within"), [(1.0, False), (0.5, True), (1.0, True), (0.5, False)])
 @pytest.mark.parametrize(("rank", "ranks"), [(0, 2), (2, 3)])
 def test_a_row_comes_with_its_norm_and_shares_turns_with_plain_sums(rank, ranks, scale, within):
     torch.manual_seed(rank)

@@ -24,6 +24,45 @@ SLOTS = 3
 BLOCK = 1024
 EMPTY = -(1 << 15)
 """The bits of -0.0 in 16-bit floats."""
+RESIDENT_WARPS = 132 * 32
+"""Warps that a Hopper holds at once with the registers that a row takes. More rows than fit share programs."""
+
+
+@triton.jit
+def _send(x_ptr, x_at, real, buffers_ptr, slot, slot_size, at, RANK: tl.constexpr, RANKS: tl.constexpr,
+          EMPTY: tl.constexpr):  # fmt: skip
+    """The bits of this rank's part, pushed to all others."""
+    x = tl.load(x_ptr + x_at, mask=real, other=0.0)
+    bits = x.to(tl.int16, bitcast=True)
+    bits = tl.where(bits == EMPTY, 0, bits).to(tl.int16)
+    for peer in tl.static_range(RANKS):
+        if peer != RANK:
+            theirs = tl.multiple_of(tl.load(buffers_ptr + peer).to(tl.pointer_type(tl.int16)), 16)
+            tl.store(theirs + ((slot * RANKS + RANK) * slot_size + at), bits, mask=real)
+    return bits
+
+
+@triton.jit
+def _add_up(bits, like_ptr, buffers_ptr, slot, slot_size, at, real, used, RANK: tl.constexpr, RANKS: tl.constexpr,
+            EMPTY: tl.constexpr, SLOTS: tl.constexpr):  # fmt: skip
+    """The sum of all parts as they arrive, in rank order, in float32. Empties the slot of the call before."""
+    own = tl.multiple_of(tl.load(buffers_ptr + RANK).to(tl.pointer_type(tl.int16)), 16)
+    before = (slot + SLOTS - 1) % SLOTS
+    empty = tl.full(bits.shape, EMPTY, dtype=tl.int16)
+    for peer in tl.static_range(RANKS):
+        if peer != RANK:
+            tl.store(own + ((before * RANKS + peer) * slot_size + at), empty, mask=used)
+    total = tl.zeros(bits.shape, dtype=tl.float32)
+    for peer in tl.static_range(RANKS):
+        if peer == RANK:
+            total += bits.to(like_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+        else:
+            place = own + ((slot * RANKS + peer) * slot_size + at)
+            part = tl.load(place, mask=real, other=0, volatile=True)
+            while tl.max((part == EMPTY).to(tl.int32)) != 0:
+                part = tl.load(place, mask=real, other=0, volatile=True)
+            total += part.to(like_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
+    return total
 
 
 @triton.jit
@@ -32,83 +71,37 @@ def _push_kernel(
     RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, EMPTY: tl.constexpr, SLOTS: tl.constexpr,
     RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """A program's blocks, each with a turn of its own. It pushes all before it waits for the first."""
     begin(PDL)
-    block = tl.program_id(0)
-    at = block * BLOCK + tl.arange(0, BLOCK)
-    real = at < n
+    first, step = tl.program_id(0), tl.num_programs(0)
+    within = tl.arange(0, BLOCK)
     wait(PDL)
-    slot = tl.load(turns_ptr + block)
-    x = tl.load(x_ptr + at, mask=real, other=0.0)
-    bits = x.to(tl.int16, bitcast=True)
-    bits = tl.where(bits == EMPTY, 0, bits).to(tl.int16)
-    for peer in tl.static_range(RANKS):
-        if peer != RANK:
-            theirs = tl.multiple_of(tl.load(buffers_ptr + peer).to(tl.pointer_type(tl.int16)), 16)
-            tl.store(theirs + (slot * RANKS + RANK) * slot_size + at, bits, mask=real)
-    own = tl.multiple_of(tl.load(buffers_ptr + RANK).to(tl.pointer_type(tl.int16)), 16)
-    before = (slot + SLOTS - 1) % SLOTS
-    empty = tl.full([BLOCK], EMPTY, dtype=tl.int16)
-    for peer in tl.static_range(RANKS):
-        tl.store(own + (before * RANKS + peer) * slot_size + at, empty)
-    total = tl.zeros([BLOCK], dtype=tl.float32)
-    for peer in tl.static_range(RANKS):
-        if peer == RANK:
-            total += bits.to(x_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
-        else:
-            place = own + (slot * RANKS + peer) * slot_size + at
-            part = tl.load(place, mask=real, other=0, volatile=True)
-            while tl.max((part == EMPTY).to(tl.int32), axis=0) != 0:
-                part = tl.load(place, mask=real, other=0, volatile=True)
-            total += part.to(x_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
-    if RESIDUAL:
-        total += tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=real)
-    tl.store(turns_ptr + block, (slot + 1) % SLOTS)
+    for block in range(first, tl.cdiv(n, BLOCK), step):
+        at = block * BLOCK + within
+        slot = tl.load(turns_ptr + block)
+        _send(x_ptr, at, at < n, buffers_ptr, slot, slot_size, at, RANK, RANKS, EMPTY)
+    for block in range(first, tl.cdiv(n, BLOCK), step):
+        at = block * BLOCK + within
+        real = at < n
+        slot = tl.load(turns_ptr + block)
+        bits = tl.load(x_ptr + at, mask=real, other=0.0).to(tl.int16, bitcast=True)
+        total = _add_up(bits, x_ptr, buffers_ptr, slot, slot_size, at, real, at >= 0, RANK, RANKS, EMPTY, SLOTS)
+        if RESIDUAL:
+            total += tl.load(residual_ptr + at, mask=real, other=0.0).to(tl.float32)
+        tl.store(out_ptr + at, total.to(out_ptr.dtype.element_ty), mask=real)
+        tl.store(turns_ptr + block, (slot + 1) % SLOTS)
 
 
 @triton.jit
-def _push_norm_kernel(
-    x_ptr, residual_ptr, out_ptr, normed_ptr, buffers_ptr, turns_ptr, D, slot_size, scale,
+def _add_row_up(
+    bits, slot, row, at, d, real, used, x_ptr, residual_ptr, out_ptr, normed_ptr, buffers_ptr, D, slot_size, scale,
     within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
     WITHIN: tl.constexpr, WITHIN_BIAS: tl.constexpr, WITHIN_OFFSET: tl.constexpr,
     NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr,
-    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EMPTY: tl.constexpr,
-    SLOTS: tl.constexpr, PLAIN: tl.constexpr, PDL: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, EMPTY: tl.constexpr, SLOTS: tl.constexpr, PLAIN: tl.constexpr,
 ):  # fmt: skip
-    """A row a program, which has several blocks of the buffers for itself: each has a turn of its own."""
-    begin(PDL)
-    row = tl.program_id(0)
-    number = tl.arange(0, BLOCKS)[:, None]
-    d = number * BLOCK + tl.arange(0, BLOCK)[None, :]
-    real = d < D
-    own_blocks = tl.cdiv(D, BLOCK)
-    used = number < own_blocks
-    at = row * own_blocks * BLOCK + d
-    wait(PDL)
-    slot = tl.load(turns_ptr + row * own_blocks + number, mask=used, other=0)
-    x = tl.load(x_ptr + row * D + d, mask=real, other=0.0)
-    bits = x.to(tl.int16, bitcast=True)
-    bits = tl.where(bits == EMPTY, 0, bits).to(tl.int16)
-    for peer in tl.static_range(RANKS):
-        if peer != RANK:
-            theirs = tl.multiple_of(tl.load(buffers_ptr + peer).to(tl.pointer_type(tl.int16)), 16)
-            tl.store(theirs + ((slot * RANKS + RANK) * slot_size + at), bits, mask=real)
-    own = tl.multiple_of(tl.load(buffers_ptr + RANK).to(tl.pointer_type(tl.int16)), 16)
-    before = (slot + SLOTS - 1) % SLOTS
-    empty = tl.full([BLOCKS, BLOCK], EMPTY, dtype=tl.int16)
-    for peer in tl.static_range(RANKS):
-        tl.store(own + ((before * RANKS + peer) * slot_size + at), empty, mask=used & (d >= 0))
-    total = tl.zeros([BLOCKS, BLOCK], dtype=tl.float32)
-    for peer in tl.static_range(RANKS):
-        if peer == RANK:
-            total += bits.to(x_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
-        else:
-            place = own + ((slot * RANKS + peer) * slot_size + at)
-            part = tl.load(place, mask=real, other=0, volatile=True)
-            while tl.max((part == EMPTY).to(tl.int32)) != 0:
-                part = tl.load(place, mask=real, other=0, volatile=True)
-            total += part.to(x_ptr.dtype.element_ty, bitcast=True).to(tl.float32)
-    tl.store(turns_ptr + row * own_blocks + number, (slot + 1) % SLOTS, mask=used)
+    """Store the sum of a row's parts and its residual, and the norm of that."""
+    total = _add_up(bits, x_ptr, buffers_ptr, slot, slot_size, at, real, used, RANK, RANKS, EMPTY, SLOTS)
     residual = tl.load(residual_ptr + row * D + d, mask=real, other=0.0).to(tl.float32)
     if PLAIN:
         y = (total + residual).to(out_ptr.dtype.element_ty)
@@ -119,6 +112,53 @@ def _push_norm_kernel(
     tl.store(out_ptr + row * D + d, y, mask=real)
     y = norm_stored(y.to(tl.float32), norm_ptr, norm_bias_ptr, d, real, D, norm_eps, NORM, NORM_BIAS, NORM_OFFSET)
     tl.store(normed_ptr + row * D + d, y.to(normed_ptr.dtype.element_ty), mask=real)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _push_norm_kernel(
+    x_ptr, residual_ptr, out_ptr, normed_ptr, buffers_ptr, turns_ptr, rows, D, slot_size, scale,
+    within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
+    WITHIN: tl.constexpr, WITHIN_BIAS: tl.constexpr, WITHIN_OFFSET: tl.constexpr,
+    NORM: tl.constexpr, NORM_BIAS: tl.constexpr, NORM_OFFSET: tl.constexpr,
+    RANK: tl.constexpr, RANKS: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EMPTY: tl.constexpr,
+    SLOTS: tl.constexpr, PLAIN: tl.constexpr, ONE: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """A program's rows, each of which has several blocks of the buffers for itself; each block has a turn of its own.
+
+    ONE: a program has one row. Else it pushes all of its rows before it waits for the first."""
+    begin(PDL)
+    first, step = tl.program_id(0), tl.num_programs(0)
+    number = tl.arange(0, BLOCKS)[:, None]
+    d = number * BLOCK + tl.arange(0, BLOCK)[None, :]
+    real = d < D
+    blocks = tl.cdiv(D, BLOCK)
+    turn = turns_ptr + number
+    used = number < blocks
+    wait(PDL)
+    if ONE:
+        at = first * blocks * BLOCK + d
+        slot = tl.load(turn + first * blocks, mask=used, other=0)
+        bits = _send(x_ptr, first * D + d, real, buffers_ptr, slot, slot_size, at, RANK, RANKS, EMPTY)
+        _add_row_up(
+            bits, slot, first, at, d, real, used & (d >= 0), x_ptr, residual_ptr, out_ptr, normed_ptr, buffers_ptr, D,
+            slot_size, scale, within_ptr, within_bias_ptr, within_eps, norm_ptr, norm_bias_ptr, norm_eps,
+            WITHIN, WITHIN_BIAS, WITHIN_OFFSET, NORM, NORM_BIAS, NORM_OFFSET, RANK, RANKS, EMPTY, SLOTS, PLAIN,
+        )  # fmt: skip
+        tl.store(turn + first * blocks, (slot + 1) % SLOTS, mask=used)
+    else:
+        for row in range(first, rows, step):
+            slot = tl.load(turn + row * blocks, mask=used, other=0)
+            _send(x_ptr, row * D + d, real, buffers_ptr, slot, slot_size, row * blocks * BLOCK + d, RANK, RANKS, EMPTY)
+        for row in range(first, rows, step):
+            slot = tl.load(turn + row * blocks, mask=used, other=0)
+            bits = tl.load(x_ptr + row * D + d, mask=real, other=0.0).to(tl.int16, bitcast=True)
+            _add_row_up(
+                bits, slot, row, row * blocks * BLOCK + d, d, real, used & (d >= 0), x_ptr, residual_ptr, out_ptr,
+                normed_ptr, buffers_ptr, D, slot_size, scale, within_ptr, within_bias_ptr, within_eps, norm_ptr,
+                norm_bias_ptr, norm_eps, WITHIN, WITHIN_BIAS, WITHIN_OFFSET, NORM, NORM_BIAS, NORM_OFFSET,
+                RANK, RANKS, EMPTY, SLOTS, PLAIN,
+            )  # fmt: skip
+            tl.store(turn + row * blocks, (slot + 1) % SLOTS, mask=used)
 
 
 def push_norm(
@@ -140,11 +180,13 @@ def push_norm(
     out, normed = torch.empty_like(x), torch.empty_like(x)
     rows, width = x.shape
     blocks = pow2(triton.cdiv(width, BLOCK))
-    _push_norm_kernel[(rows,)](
-        x, residual, out, normed, buffers, turns, width, slot_size, float(scale),
+    warps = min(16, 4 * blocks)
+    programs = min(rows, RESIDENT_WARPS // warps)
+    _push_norm_kernel[(programs,)](
+        x, residual, out, normed, buffers, turns, rows, width, slot_size, float(scale),
         **stored_norm(within, "within"), **stored_norm(norm, "norm"),
         RANK=rank, RANKS=buffers.numel(), BLOCK=BLOCK, BLOCKS=blocks, EMPTY=EMPTY, SLOTS=SLOTS,
-        PLAIN=within is None and scale == 1.0, PDL=pdl, num_warps=min(16, 4 * blocks), launch_pdl=pdl,
+        PLAIN=within is None and scale == 1.0, ONE=rows == programs, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out, normed
 
@@ -160,7 +202,7 @@ def push_sum(
     """
     out = torch.empty_like(x)
     count = x.numel()
-    _push_kernel[(triton.cdiv(count, BLOCK),)](
+    _push_kernel[(min(triton.cdiv(count, BLOCK), RESIDENT_WARPS // 4),)](
         x, residual, out, buffers, turns, count, slot_size,
         RANK=rank, RANKS=buffers.numel(), BLOCK=BLOCK, EMPTY=EMPTY, SLOTS=SLOTS,
         RESIDUAL=residual is not None, PDL=pdl, num_warps=4, launch_pdl=pdl,

@@ -5,7 +5,7 @@ row, where the weight has a scale per row or per block: tensor cores then take b
 per group of columns are widened on their way, or beforehand where there are many rows. Ways, as in ways_by_shape.py:
     ["gemv", BN, words, warps, early lines]              one row
     ["thin", BN, BK, split, stages, warps, prefetch]     few rows
-    ["stream", BN, split, stages, warps, registers]      some rows, 4 bits, on Hopper
+    ["stream", BN, BM, split, stages, warps, registers]  some rows, 4 bits, on Hopper
     ["wide", BM, BN, BK, stages, warps]                  many rows, rounded
     ["library"]                                          many rows, rounded, through cuBLAS
     ["widen"]                                            the weight is widened, then cuBLAS
@@ -121,12 +121,12 @@ def default_stream(rows: int, width: int, inner: int, *, gated: bool) -> Way:
     if rows > _FEW:
         each, height, beside = (128, 128, _RESIDENT // 2) if gated else (128, 64, _RESIDENT)
         split = max(1, min(2, blocks // 4, beside // (-(-width // each) * -(-rows // height))))
-        return "stream", 256 if gated else 128, split, 4, 8 if gated else 4, 168 if gated else 104
+        return "stream", 256 if gated else 128, height, split, 4, 8 if gated else 4, 168 if gated else 104
     high = gated or width >= 128 * _RESIDENT
     tiles = -(-width // (64 if gated or not high else 128))
     split = max(1, min(8, blocks // 4, round((_RESIDENT if rows <= 32 else _RESIDENT // 2) / tiles)))
     stages = 4 if high else 6 if rows <= 32 else 8
-    return "stream", 128 if high else 64, split, min(stages, -(-blocks // split)), 4, 104
+    return "stream", 128 if high else 64, 64, split, min(stages, -(-blocks // split)), 4, 104
 
 
 def narrow_linear(

@@ -26,8 +26,9 @@ from tokenmill.kernels.triton.common import Scratch, act_parts, begin, gated_act
 from tokenmill.kernels.triton.quantised.codes import float_asm, integer_asm, looks_up, planes
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowMatrix
 
-Config = tuple[int, int, int, int, int]
-"""BN (both halves of a gated weight), split, stages, warps, registers of a thread at the start."""
+Config = tuple[int, int, int, int, int, int]
+"""BN (both halves of a gated weight), the most rows of a tile, split, stages, warps, registers of a thread at the
+start."""
 
 
 @gluon.constexpr_function
@@ -270,8 +271,8 @@ def narrow_stream(
     rows, inner = x.shape
     kind, gated = act_parts(act)
     width = weight.shape[0] // 2 if gated else weight.shape[0]
-    block_n, split, stages, warps, registers = config
-    block_m = min(128 if block_n > 128 else 64, max(16, pow2(rows)))
+    block_n, most, split, stages, warps, registers = config
+    block_m = min(most, max(16, pow2(rows)))
     blocks = -(-inner // BLOCK)
     height = block_n // 2 if gated else block_n
     tiles, high = -(-width // height), -(-rows // block_m)
