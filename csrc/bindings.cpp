@@ -490,12 +490,12 @@ void add_experts_of(Address y, int64_t rows, int64_t hidden, Address out, int ty
 }
 
 void choose(Address logits, int64_t rows, int64_t count, int type, Address bias, Address ids, Address gates,
-            int64_t top_k, const std::tuple<int, bool, float, int64_t, int64_t, bool>& how) {
-  const auto& [order, normalise, scale, groups, top_groups, sum2] = how;
+            int64_t top_k, const std::tuple<int, bool, float, float, float, int64_t, int64_t, bool>& how) {
+  const auto& [order, normalise, scale, eps, floor, groups, top_groups, sum2] = how;
   require(top_k > 0 && top_k <= count && groups > 0 && count % groups == 0, "no such choice of experts");
   require(groups == 1 || (top_groups > 0 && top_groups <= groups), "no such choice of groups");
   const RouteOp op{raw(logits), at<const float>(bias), at<int64_t>(ids), at<float>(gates), rows, count, top_k, groups,
-                   top_groups, scale, static_cast<Type>(type), static_cast<RouteOrder>(order), normalise, sum2};
+                   top_groups, scale, eps, floor, static_cast<Type>(type), static_cast<RouteOrder>(order), normalise, sum2};
   submit(static_cast<double>(rows * count) * 16, [op] { route(op); });
 }
 

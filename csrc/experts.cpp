@@ -61,30 +61,31 @@ void keep_groups(const RouteOp& op, float* choice) {
   }
 }
 
+void sigmoid(float* x, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) x[i] = 1.0f / (1.0f + std::exp(-x[i]));
+}
+
+// Where experts are chosen by their logits, only the chosen ones are weighed: scores that round to the same number, as
+// sigmoids near 1 do, would choose others.
 void route_row(const RouteOp& op, int64_t row, std::vector<float>& scores, std::vector<float>& choice) {
   int64_t* ids = op.ids + row * op.top_k;
   float* gates = op.gates + row * op.top_k;
   for (int64_t i = 0; i < op.experts; ++i) scores[static_cast<size_t>(i)] = at(op.logits, op.type, row * op.experts + i);
   if (op.order == RouteOrder::softmax_topk) softmax(scores.data(), op.experts);
-  if (op.order == RouteOrder::sigmoid) {
-    for (float& x : scores) x = 1.0f / (1.0f + std::exp(-x));
-  }
+  if (op.order == RouteOrder::sigmoid_topk) sigmoid(scores.data(), op.experts);
   for (int64_t i = 0; i < op.experts; ++i) {
     choice[static_cast<size_t>(i)] = scores[static_cast<size_t>(i)] + (op.bias ? op.bias[i] : 0.0f);
   }
-  const bool late = op.order == RouteOrder::topk_softmax;
-  if (op.groups > 1 && !late) keep_groups(op, choice.data());
+  if (op.groups > 1) keep_groups(op, choice.data());
   largest(choice.data(), op.experts, op.top_k, ids);
+  for (int64_t j = 0; j < op.top_k; ++j) gates[j] = scores[static_cast<size_t>(ids[j])];
+  if (op.order == RouteOrder::topk_softmax) softmax(gates, op.top_k);
+  if (op.order == RouteOrder::topk_sigmoid) sigmoid(gates, op.top_k);
   float total = 0.0f;
-  for (int64_t j = 0; j < op.top_k; ++j) {
-    gates[j] = (late ? choice : scores)[static_cast<size_t>(ids[j])];
-    total += gates[j];
-  }
-  if (late) softmax(gates, op.top_k);
-  for (int64_t j = 0; j < op.top_k; ++j) {
-    if (op.normalise && !late) gates[j] /= total + 1e-20f;
-    gates[j] *= op.scale;
-  }
+  for (int64_t j = 0; j < op.top_k; ++j) total += gates[j];
+  const bool divide = op.normalise && op.order != RouteOrder::topk_softmax;  // those add up to 1
+  const float whole = (total < op.floor ? op.floor : total) + op.eps;
+  for (int64_t j = 0; j < op.top_k; ++j) gates[j] = (divide ? gates[j] / whole : gates[j]) * op.scale;
 }
 
 // (token, choice) pairs one expert after the other: where each pair's row is, which pair each row is, and where each

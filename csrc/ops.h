@@ -360,7 +360,7 @@ struct ScanOp {  // state-space layers with a decay of each channel and state nu
   RowStep step;
 };
 
-enum class RouteOrder : int { softmax_topk, topk_softmax, sigmoid };
+enum class RouteOrder : int { softmax_topk, topk_softmax, sigmoid_topk, topk_sigmoid };
 
 struct RouteOp {
   const void* logits;  // [rows, experts]
@@ -368,7 +368,7 @@ struct RouteOp {
   int64_t* ids;        // [rows, top_k], best first
   float* gates;
   int64_t rows, experts, top_k, groups, top_groups;
-  float scale;
+  float scale, eps, floor;  // normalised gates are divided by max(their sum, floor) + eps
   Type type;
   RouteOrder order;
   bool normalise, group_sum2;

@@ -35,13 +35,14 @@ def relative(found, expected):
 
 
 @pytest.mark.parametrize(("experts", "top", "groups", "order"), [
-    (128, 8, 1, "softmax_topk"), (160, 6, 8, "softmax_topk"), (256, 8, 8, "sigmoid"), (32, 4, 1, "topk_softmax"),
+    (128, 8, 1, "softmax_topk"), (160, 6, 8, "softmax_topk"), (256, 8, 8, "sigmoid_topk"), (32, 4, 1, "topk_softmax"),
+    (64, 4, 1, "topk_sigmoid"),
 ])  # fmt: skip
 def test_route(experts, top, groups, order):
     bias = rand(experts, dtype=torch.float32, scale=0.1) if order != "softmax_topk" else None
     spec = RouteSpec(
-        experts, top, order=order, groups=groups, top_groups=min(groups, 4), group_sum2=order == "sigmoid", bias=bias,
-        scale=2.5,
+        experts, top, order=order, groups=groups, top_groups=min(groups, 4), group_sum2=order == "sigmoid_topk",
+        bias=bias, scale=2.5,
     )  # fmt: skip
     logits = rand(777, experts, dtype=torch.float32)
     ids, gates = triton_kernels().route(logits, spec)

@@ -283,20 +283,24 @@ class Paths:
 class RouteSpec:
     """How tokens choose experts: `top_k` of `experts`, scored by softmax or sigmoid.
 
-    order "softmax_topk": softmax over all, then top-k (renormalised if `normalise`);
-    "topk_softmax": top-k logits, then softmax over them. groups > 1: only experts of the best `top_groups`
-    groups compete (group score: max, or sum of its two best if `group_sum2`). `bias` is added for choosing only.
+    order "softmax_topk", "sigmoid_topk": all are scored, and the best scores are chosen. "topk_softmax",
+    "topk_sigmoid": the best logits are chosen, and only these are scored (scores may round to equal numbers where
+    logits do not). groups > 1: only experts of the best `top_groups` groups compete (group score: max, or sum of its
+    two best if `group_sum2`). `bias` is added for choosing only. `normalise`: gates are divided by
+    max(their sum, `floor`) + `eps`, but for "topk_softmax", whose sum is 1. They are multiplied by `scale` last.
     """
 
     experts: int
     top_k: int
-    order: Literal["softmax_topk", "topk_softmax", "sigmoid"] = "softmax_topk"
+    order: Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid"] = "softmax_topk"
     normalise: bool = True
     scale: float = 1.0
     groups: int = 1
     top_groups: int = 1
     group_sum2: bool = False
     bias: Tensor | None = None
+    eps: float = 1e-20
+    floor: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -470,18 +470,14 @@ def _rotate(x: Tensor, rope: RopeSpec, positions: Tensor) -> Tensor:
 
 
 def _route(logits: Tensor, spec: RouteSpec) -> tuple[Tensor, Tensor]:
-    if spec.order == "topk_softmax":
-        choice = logits if spec.bias is None else logits + spec.bias
-        ids = _largest(choice, spec.top_k)
-        return ids, row_stable.softmax(choice.gather(-1, ids)) * spec.scale
-    scores = row_stable.sigmoid(logits) if spec.order == "sigmoid" else row_stable.softmax(logits)
+    softmax, late = "softmax" in spec.order, spec.order.startswith("topk")
+    score = row_stable.softmax if softmax else row_stable.sigmoid
+    scores = logits if late else score(logits)
     choice = scores if spec.bias is None else scores + spec.bias
-    if spec.groups > 1:
-        choice = _best_groups(choice, spec)
-    ids = _largest(choice, spec.top_k)
-    gates = scores.gather(-1, ids)
-    if spec.normalise:
-        gates = gates / (row_stable.sum_last(gates) + 1e-20)
+    ids = _largest(choice if spec.groups == 1 else _best_groups(choice, spec), spec.top_k)
+    gates = score(scores.gather(-1, ids)) if late else scores.gather(-1, ids)
+    if spec.normalise and not (softmax and late):
+        gates = gates / (row_stable.sum_last(gates).clamp(min=spec.floor) + spec.eps)
     return ids, gates * spec.scale
 
 

@@ -149,7 +149,7 @@ class Feed:
 class Route:
     """How tokens choose experts; see RouteSpec."""
 
-    order: Literal["softmax_topk", "topk_softmax", "sigmoid"] = "softmax_topk"
+    order: Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid"] = "softmax_topk"
     normalise: Switch = True
     scale: str = ""
     bias: str = ""
@@ -162,7 +162,10 @@ class Route:
     inputs: bool = False
     """Gates multiply an expert's input."""
     score: str = ""
-    """The config key that says which order instead: a softmax over the chosen ones, or a sigmoid."""
+    """The config key that says which order instead: a softmax over the chosen ones, or their sigmoids."""
+    eps: float = 1e-20
+    floor: str = ""
+    """The config key of the least number that gates are divided by, 1e-12 if absent; none: 0."""
 
 
 @dataclass(frozen=True)

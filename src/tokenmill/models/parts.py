@@ -277,8 +277,8 @@ def _of_layer(c: ModelConfig, names: tuple[str, ...], index: int) -> ModelConfig
     return ModelConfig(data, architecture=c.architecture)
 
 
-_Order = Literal["softmax_topk", "topk_softmax", "sigmoid"]
-_SCORES: dict[str, str] = {"softmax": "topk_softmax", "sigmoid": "sigmoid"}
+_Order = Literal["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid"]
+_SCORES: dict[str, str] = {"softmax": "topk_softmax", "sigmoid": "topk_sigmoid"}
 
 
 def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
@@ -303,6 +303,8 @@ def _route(c: ModelConfig, b: Build, row: Mix, count: int) -> RouteSpec:
         top_groups=top_groups,
         group_sum2=route.grouped,
         bias=_flat(b, route.bias, count) if route.bias else None,
+        eps=route.eps,
+        floor=c.get(route.floor, float, 1e-12, low=0.0) if route.floor else 0.0,
     )
 
 

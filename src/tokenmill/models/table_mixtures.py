@@ -53,7 +53,7 @@ _MIXTRAL = Mix(
 _QWEN_KEYS = {**GATED, "max_position_embeddings": 32768, "use_sliding_window": False, "sliding_window": 4096,
               "decoder_sparse_step": 1, "norm_topk_prob": False, "mlp_only_layers": None}  # fmt: skip
 _QWEN_MIX = Mix(dense=rules.sparse_step, route=Route(normalise="norm_topk_prob"))
-DEEPSEEK_ROUTE = Route("sigmoid", "norm_topk_prob", "routed_scaling_factor", "gate.e_score_correction_bias",
+DEEPSEEK_ROUTE = Route("sigmoid_topk", "norm_topk_prob", "routed_scaling_factor", "gate.e_score_correction_bias",
                        grouped=True, wide=True)  # fmt: skip
 DEEPSEEK_MIX = Mix(
     count=("n_routed_experts", "num_local_experts"),
@@ -226,7 +226,7 @@ ROWS: dict[str, Family] = {
         ),
         Shape(
             attend=Attend(norms=HeadNorms("row"), rope=positions.minimax_rope),
-            mix=replace(_MIXTRAL, route=Route("sigmoid", bias="e_score_correction_bias")),
+            mix=replace(_MIXTRAL, route=Route("sigmoid_topk", bias="e_score_correction_bias", eps=0.0)),
             outside=Outside(drafts=Drafts(r"^model\.mtp\.")),
         ),
         "without its layers for drafts",
@@ -238,9 +238,10 @@ ROWS: dict[str, Family] = {
             defaults={**GATED, "num_key_value_heads": 4, "head_dim": None, "max_position_embeddings": 131072,
                       "rms_norm_eps": 1e-5, "use_bias": False, "tie_word_embeddings": True, "rope_theta": 500000.0,
                       "moe_k": 6, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1,
-                      "moe_layer_interval": 1, "num_experts": None, "num_experts_per_tok": None},
+                      "moe_layer_interval": 1, "num_experts": None, "num_experts_per_tok": None,
+                      "moe_norm_min": 1e-12},
             only={"moe_use_aux_free": (True,), "moe_gate": ("topk",), "use_rmsnorm": (True,),
-                  "compression_ratio": (1.0,), "moe_norm_min": (1e-12,)},
+                  "compression_ratio": (1.0,)},
             ignored=(*MOE, "moe_capacity", "num_nextn_predict_layers", "max_sequence_length",
                      "use_flash_attention",
                      "fuse_rms_norm", "rope_3d", "freq_allocation", "moe_multimodal_dispatch_use_allgather"),
@@ -253,7 +254,7 @@ ROWS: dict[str, Family] = {
                 count=("moe_num_experts", "num_experts"),
                 top_k=("moe_k", "num_experts_per_tok"),
                 dense=rules.ernie,
-                route=Route(bias="moe_statics.e_score_correction_bias", wide=True),
+                route=Route(bias="moe_statics.e_score_correction_bias", wide=True, eps=0.0, floor="moe_norm_min"),
                 shared=Shared("shared_experts", rules.product("moe_intermediate_size", "moe_num_shared_experts")),
             ),
             outside=Outside(head_bias="use_bias", drafts=Drafts(r"^model\.mtp_")),
@@ -311,7 +312,7 @@ ROWS: dict[str, Family] = {
                 count=("num_local_experts",),
                 inner="intermediate_size",
                 dense=rules.llama4_dense,
-                route=Route("sigmoid", normalise=False, inputs=True),
+                route=Route("topk_sigmoid", normalise=False, inputs=True),
                 shared=Shared("shared_expert", rules.intermediate),
                 load=load_transposed,
             ),

@@ -98,15 +98,15 @@ def test_latent_values_are_the_start_of_the_keys():
 
 def test_route_stays_within_the_best_groups():
     logits = torch.tensor([[5.0, -5.0, 2.0, 2.1, 1.0, 1.1]])
-    ids, gates = KERNELS.route(logits, RouteSpec(experts=6, top_k=2, order="sigmoid", groups=3, top_groups=1))
+    ids, gates = KERNELS.route(logits, RouteSpec(experts=6, top_k=2, order="sigmoid_topk", groups=3, top_groups=1))
     assert ids.tolist() == [[0, 1]]
     assert torch.allclose(gates.sum(), torch.tensor(1.0))
     ids, _ = KERNELS.route(
-        logits, RouteSpec(experts=6, top_k=2, order="sigmoid", groups=3, top_groups=1, group_sum2=True)
+        logits, RouteSpec(experts=6, top_k=2, order="sigmoid_topk", groups=3, top_groups=1, group_sum2=True)
     )
     assert ids.tolist() == [[3, 2]]
     bias = torch.tensor([-9.0, 0, 0, 0, 9.0, 0])
-    ids, gates = KERNELS.route(logits, RouteSpec(experts=6, top_k=1, order="sigmoid", normalise=False, bias=bias))
+    ids, gates = KERNELS.route(logits, RouteSpec(experts=6, top_k=1, order="sigmoid_topk", normalise=False, bias=bias))
     assert ids.tolist() == [[4]]
     assert torch.allclose(gates, torch.sigmoid(logits[:, 4:5]))
 

@@ -163,7 +163,7 @@ def test_attention(name):
         assert torch.equal(y, whole[key]), key
 
 
-@pytest.mark.parametrize("order", ["softmax_topk", "topk_softmax", "sigmoid"])
+@pytest.mark.parametrize("order", ["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid"])
 def test_experts(order):
     spec = RouteSpec(experts=6, top_k=3, order=order, groups=3, top_groups=2) if order != "topk_softmax" else RouteSpec(
         experts=6, top_k=3, order=order)  # fmt: skip

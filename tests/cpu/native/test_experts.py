@@ -19,6 +19,9 @@ REFERENCE = ReferenceKernels()
 FEW = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
+ORDERS = ["softmax_topk", "topk_softmax", "sigmoid_topk", "topk_sigmoid"]
+
+
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -26,16 +29,19 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 @FEW
 @given(
     tokens=st.integers(1, 20), experts=st.sampled_from([4, 8, 24]), top_k=st.integers(1, 4), groups=st.integers(1, 2),
-    order=st.sampled_from(["softmax_topk", "topk_softmax", "sigmoid"]), normalise=st.booleans(), sum2=st.booleans(),
+    order=st.sampled_from(ORDERS), normalise=st.booleans(), sum2=st.booleans(),
     bias=st.booleans(), seed=st.integers(0, 99), dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    divisor=st.sampled_from([(1e-20, 0.0), (0.0, 0.0), (1e-6, 0.0), (0.0, 1e-12)]), shift=st.sampled_from([0, 24, -56]),
 )  # fmt: skip
-def test_choices_are_the_references(kernels, tokens, experts, top_k, groups, order, normalise, sum2, bias, seed, dtype):
+def test_choices_are_the_references(
+    kernels, tokens, experts, top_k, groups, order, normalise, sum2, bias, seed, dtype, divisor, shift
+):
     spec = RouteSpec(
         experts, min(top_k, experts // groups), order, normalise, 1.5, groups, 1, sum2,
-        random(experts, seed=seed + 1) * 0.1 if bias else None,
+        random(experts, seed=seed + 1) * 0.1 if bias else None, *divisor,
     )  # fmt: skip
     logits = torch.stack([torch.randperm(experts, generator=torch.Generator().manual_seed(seed + t))
-                          for t in range(tokens)]).to(dtype) * 0.25  # fmt: skip
+                          for t in range(tokens)]).to(dtype) * 0.25 + shift  # fmt: skip
     (ids, gates), (want_ids, want_gates) = kernels.route(logits, spec), REFERENCE.route(logits, spec)
     assert torch.equal(ids, want_ids)
     torch.testing.assert_close(gates, want_gates, rtol=1e-5, atol=1e-7)
@@ -44,7 +50,7 @@ def test_choices_are_the_references(kernels, tokens, experts, top_k, groups, ord
     assert torch.equal(torch.cat(alone), gates)
 
 
-@pytest.mark.parametrize("order", ["softmax_topk", "topk_softmax", "sigmoid"])
+@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(("experts", "top_k", "groups"), [(4, 2, 1), (64, 8, 1), (64, 6, 8), (8, 8, 1)])
 def test_of_equal_experts_the_first_are_taken(kernels, experts, top_k, groups, order):
     """As logits in bfloat16 often are, and those of a router that was never trained."""

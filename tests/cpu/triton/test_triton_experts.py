@@ -30,9 +30,15 @@ ROUTES = {
     "biased": RouteSpec(12, 3, order="topk_softmax", bias=torch.randn(12)),
     "groups": RouteSpec(20, 3, normalise=False, groups=4, top_groups=2),
     "sums of two": RouteSpec(
-        24, 4, order="sigmoid", groups=4, top_groups=2, group_sum2=True, bias=torch.randn(24) * 0.1, scale=1.5
+        24, 4, order="sigmoid_topk", groups=4, top_groups=2, group_sum2=True, bias=torch.randn(24) * 0.1, scale=1.5
     ),
+    "sigmoids of the best": RouteSpec(16, 3, order="topk_sigmoid", eps=0.0),
+    "raw sigmoids": RouteSpec(16, 1, order="topk_sigmoid", normalise=False),
+    "biased sigmoids": RouteSpec(12, 4, order="topk_sigmoid", bias=torch.randn(12), eps=1e-6, scale=1.5),
+    "a little more": RouteSpec(12, 4, order="sigmoid_topk", bias=torch.randn(12) * 0.1, eps=1e-6),
+    "at least": RouteSpec(12, 4, bias=torch.randn(12) * 2, eps=0.0, floor=1e-12),
 }
+SOME = ["softmax", "biased", "sums of two", "sigmoids of the best", "biased sigmoids", "at least"]
 
 
 @pytest.mark.parametrize("name", ROUTES)
@@ -44,6 +50,20 @@ def test_route(name):
     assert torch.allclose(gates, weights, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", ROUTES)
+@pytest.mark.parametrize(("scale", "shift"), [(4.0, 24.0), (4.0, -56.0), (60.0, 0.0)])
+def test_scores_at_their_ends(name, scale, shift):
+    """Sigmoids that round to 1, sums that are next to nothing, all weight on one expert."""
+    spec = ROUTES[name]
+    logits = torch.randn(6, spec.experts) * scale + shift
+    ids, gates = route(logits, spec, pdl=False)
+    expected, weights = REFERENCE.route(logits, spec)
+    assert torch.equal(ids, expected)
+    torch.testing.assert_close(gates, weights, rtol=1e-4, atol=1e-30)
+    if spec.order.startswith("topk") and spec.bias is None:
+        assert torch.equal(ids, logits.topk(spec.top_k).indices)
+
+
 def test_equal_scores_take_the_lowest_and_nan_stays_inside():
     spec, logits = RouteSpec(6, 3), torch.zeros(2, 6)
     logits[1, 4] = float("nan")
@@ -53,7 +73,7 @@ def test_equal_scores_take_the_lowest_and_nan_stays_inside():
     assert torch.isnan(gates[1]).all()
 
 
-@pytest.mark.parametrize("name", ["softmax", "raw", "biased", "sums of two"])
+@pytest.mark.parametrize("name", ["raw", *SOME])
 @pytest.mark.parametrize(("tokens", "keep"), [(1, False), (3, True)])
 def test_pick_is_norm_router_and_route(name, tokens, keep):
     spec, scratch = ROUTES[name], Scratch(1 << 12, 8)
@@ -67,7 +87,7 @@ def test_pick_is_norm_router_and_route(name, tokens, keep):
     assert not scratch.counters(x.device).any()
 
 
-@pytest.mark.parametrize("name", ["softmax", "biased", "sums of two"])
+@pytest.mark.parametrize("name", SOME)
 @pytest.mark.parametrize(("tokens", "width"), [(3, 40), (19, 64)])
 def test_several_pick_together(name, tokens, width):
     spec = ROUTES[name]

@@ -11,7 +11,7 @@ from tokenmill.kernels.cpu.activation_codes import GATED
 from tokenmill.kernels.cpu.bound import BoundExperts
 from tokenmill.kernels.cpu.packed import TYPES
 
-_ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid": 2}
+_ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_topk": 2, "topk_sigmoid": 3}
 
 
 def route(logits: Tensor, kind: int, spec: RouteSpec) -> tuple[Tensor, Tensor]:
@@ -21,7 +21,8 @@ def route(logits: Tensor, kind: int, spec: RouteSpec) -> tuple[Tensor, Tensor]:
     rows, experts = logits.shape
     ids = torch.empty((rows, spec.top_k), dtype=torch.int64)
     gates = torch.empty((rows, spec.top_k), dtype=torch.float32)
-    how = (_ORDERS[spec.order], spec.normalise, spec.scale, spec.groups, spec.top_groups, spec.group_sum2)
+    weighing = (spec.normalise, spec.scale, spec.eps, spec.floor)
+    how = (_ORDERS[spec.order], *weighing, spec.groups, spec.top_groups, spec.group_sum2)
     _native.choose(
         logits.data_ptr(), rows, experts, kind, 0 if bias is None else bias.data_ptr(), ids.data_ptr(),
         gates.data_ptr(), spec.top_k, how,

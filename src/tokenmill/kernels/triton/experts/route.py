@@ -22,7 +22,8 @@ NEAR_NEXT = 20 << 20
 _PARTS = 132
 SHARED_PLAIN, SHARED_GATED = 1, 2
 """An expert that every token visits stands behind those that are chosen: with gate 1, with the router's last row."""
-_ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid": 2}
+_ORDERS = {"softmax_topk": 0, "topk_softmax": 1, "sigmoid_topk": 2, "topk_sigmoid": 3}
+"""Odd ones choose by logits."""
 
 
 @triton.jit
@@ -74,22 +75,37 @@ def _scored(logits, bias_ptr, e, E: tl.constexpr, ORDER: tl.constexpr, BIAS: tl.
     if ORDER == 0:
         scores = tl.exp(logits - tl.max(logits, axis=0))
         scores = scores / tl.sum(scores, axis=0)
-    elif ORDER == 1:
-        scores = logits
-    else:
+    elif ORDER == 2:
         scores = sigmoid(logits)
+    else:
+        scores = logits
     choice = scores
     if BIAS:
         choice += tl.load(bias_ptr + e, mask=e < E, other=0.0).to(tl.float32)
-    if ORDER == 1:
-        scores = choice
     return scores, choice
+
+
+@triton.jit
+def _weighed(
+    scores, chosen, scale, ORDER: tl.constexpr, NORMALISE: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr
+):
+    """The chosen experts' scores -> their gates. Those of others mean nothing."""
+    gates = scores
+    if ORDER == 1:
+        gates = tl.exp(scores - tl.max(tl.where(chosen, scores, float("-inf")), axis=0))
+        gates = gates / tl.sum(tl.where(chosen, gates, 0.0), axis=0)
+    elif ORDER == 3:
+        gates = sigmoid(scores)
+    if NORMALISE and ORDER != 1:
+        whole = tl.sum(tl.where(chosen, gates, 0.0), axis=0)
+        gates = gates / (tl.where(whole < FLOOR, FLOOR, whole) + EPS)
+    return gates * scale
 
 
 @triton.jit
 def _pick_experts(
     logits, bias_ptr, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr,
-    ORDER: tl.constexpr, NORMALISE: tl.constexpr, BIAS: tl.constexpr,
+    ORDER: tl.constexpr, NORMALISE: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr, BIAS: tl.constexpr,
     GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr,
 ):  # fmt: skip
     """logits [BE] in float32, -inf beyond E -> ids [BT] and gates [BT] of the best TOP, best first."""
@@ -100,24 +116,19 @@ def _pick_experts(
         choice = _within_groups(choice, e, E, GROUPS, TOP_GROUPS, SUM2, BG)
     free = e < E
     ids = tl.zeros((BT,), dtype=tl.int32)
-    gates = tl.full((BT,), float("-inf") if ORDER == 1 else 0.0, dtype=tl.float32)
+    chosen = tl.zeros((BT,), dtype=tl.float32)
     for j in tl.static_range(TOP):
         best = _lowest_best(choice, free, e)
         free = free & (e != best)
         ids = tl.where(t == j, best, ids)
-        gates = tl.where(t == j, tl.sum(tl.where(e == best, scores, 0.0), axis=0), gates)
-    if ORDER == 1:
-        gates = tl.exp(gates - tl.max(gates, axis=0))
-        gates = gates / tl.sum(gates, axis=0)
-    elif NORMALISE:
-        gates = gates / (tl.sum(gates, axis=0) + 1e-20)
-    return ids, gates * scale
+        chosen = tl.where(t == j, tl.sum(tl.where(e == best, scores, 0.0), axis=0), chosen)
+    return ids, _weighed(chosen, t < TOP, scale, ORDER, NORMALISE, EPS, FLOOR)
 
 
 @triton.jit
 def _rank(
     logits, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, ORDER: tl.constexpr, NORMALISE: tl.constexpr,
-    bias_ptr, BIAS: tl.constexpr,
+    EPS: tl.constexpr, FLOOR: tl.constexpr, bias_ptr, BIAS: tl.constexpr,
 ):  # fmt: skip
     """The same for one group, all at once: logits [BE] -> every expert's place in the order of choice, and its gate.
 
@@ -128,14 +139,7 @@ def _rank(
     ahead = (key[None, :] > key[:, None]) | ((key[None, :] == key[:, None]) & (e[None, :] < e[:, None]))
     place = tl.sum((ahead & (e < E)[None, :]).to(tl.int32), axis=1)
     chosen = (place < TOP) & (e < E)
-    if ORDER == 1:
-        gates = tl.exp(scores - tl.max(tl.where(chosen, scores, float("-inf")), axis=0))
-        gates = gates / tl.sum(tl.where(chosen, gates, 0.0), axis=0)
-    else:
-        gates = scores
-        if NORMALISE:
-            gates = gates / (tl.sum(tl.where(chosen, gates, 0.0), axis=0) + 1e-20)
-    return tl.where(chosen, place, TOP), gates * scale
+    return tl.where(chosen, place, TOP), _weighed(scores, chosen, scale, ORDER, NORMALISE, EPS, FLOOR)
 
 
 @triton.jit
@@ -151,8 +155,9 @@ def write_shared(id_ptr, gate_ptr, row, logit, E: tl.constexpr, TOP: tl.constexp
 def _route_kernel(
     logits_ptr, bias_ptr, near_ptr, id_ptr, gate_ptr, tokens, parts, lines, stride, scale,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
-    NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, SHARED: tl.constexpr, NEAR: tl.constexpr, PDL: tl.constexpr,
+    NORMALISE: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr, SHARED: tl.constexpr, NEAR: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     token = tl.program_id(0).to(tl.int64)
@@ -166,7 +171,7 @@ def _route_kernel(
     wait(PDL)
     logits = tl.load(logits_ptr + token * stride + e, mask=e < E, other=float("-inf")).to(tl.float32)
     ids, gates = _pick_experts(
-        logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
+        logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, EPS, FLOOR, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
     )
     WIDTH: tl.constexpr = TOP + (1 if SHARED > 0 else 0)
     tl.store(id_ptr + token * WIDTH + t, ids.to(id_ptr.dtype.element_ty), mask=t < TOP)
@@ -181,7 +186,8 @@ def constants(spec: RouteSpec, shared: int = 0) -> dict[str, object]:
     """What kernels that choose must know when they are compiled; shared: see SHARED_PLAIN and SHARED_GATED."""
     return {
         "E": spec.experts, "BE": pow2(spec.experts), "TOP": spec.top_k, "BT": pow2(spec.top_k),
-        "ORDER": _ORDERS[spec.order], "NORMALISE": spec.normalise, "BIAS": spec.bias is not None,
+        "ORDER": _ORDERS[spec.order], "NORMALISE": spec.normalise, "EPS": spec.eps, "FLOOR": spec.floor,
+        "BIAS": spec.bias is not None,
         "GROUPS": spec.groups, "TOP_GROUPS": spec.top_groups, "SUM2": spec.group_sum2, "BG": pow2(spec.groups),
         "SHARED": shared,
     }  # fmt: skip
@@ -227,8 +233,8 @@ def _pick_kernel(
     K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
     KEEP: tl.constexpr, SOONER: tl.constexpr, NEAR: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
-    NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
+    NORMALISE: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr, SHARED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     tile = tl.program_id(0)
@@ -284,12 +290,27 @@ def _pick_kernel(
         t = tl.arange(0, BT)
         logits = tl.load(part_ptr + token * STRIDE + e, mask=e < E, other=float("-inf"), cache_modifier=".cg")
         if GROUPS == 1 and BE <= 128:
-            place, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, bias_ptr, BIAS)
+            place, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, EPS, FLOOR, bias_ptr, BIAS)
             tl.store(id_ptr + token * WIDTH + place, e, mask=place < TOP)
             tl.store(gate_ptr + token * WIDTH + place, gates, mask=place < TOP)
         else:
             ids, chosen = _pick_experts(
-                logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
+                logits,
+                bias_ptr,
+                scale,
+                E,
+                BE,
+                TOP,
+                BT,
+                ORDER,
+                NORMALISE,
+                EPS,
+                FLOOR,
+                BIAS,
+                GROUPS,
+                TOP_GROUPS,
+                SUM2,
+                BG,
             )
             tl.store(id_ptr + token * WIDTH + t, ids, mask=t < TOP)
             tl.store(gate_ptr + token * WIDTH + t, chosen, mask=t < TOP)

@@ -36,8 +36,9 @@ def _pick_few_kernel(
     K: tl.constexpr, BK: tl.constexpr, BM: tl.constexpr, BH: tl.constexpr, SPLIT: tl.constexpr,
     ADD: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr, WIDE: tl.constexpr, NEAR: tl.constexpr,
     E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr, ORDER: tl.constexpr,
-    NORMALISE: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr,
-    BG: tl.constexpr, SHARED: tl.constexpr, PHASE: tl.constexpr, PDL: tl.constexpr,
+    NORMALISE: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr, BIAS: tl.constexpr, GROUPS: tl.constexpr,
+    TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr, SHARED: tl.constexpr, PHASE: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     program = tl.program_id(0)
@@ -101,12 +102,27 @@ def _pick_few_kernel(
                 logits += tl.load(add_ptr + e, mask=e < E, other=0.0).to(tl.float32)
             logits = tl.where(e < E, logits, float("-inf"))
             if GROUPS == 1 and BE <= 128:
-                spot, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, bias_ptr, BIAS)
+                spot, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, EPS, FLOOR, bias_ptr, BIAS)
                 tl.store(id_ptr + token * WIDTH + spot, e, mask=spot < TOP)
                 tl.store(gate_ptr + token * WIDTH + spot, gates, mask=spot < TOP)
             else:
                 ids, chosen = _pick_experts(
-                    logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
+                    logits,
+                    bias_ptr,
+                    scale,
+                    E,
+                    BE,
+                    TOP,
+                    BT,
+                    ORDER,
+                    NORMALISE,
+                    EPS,
+                    FLOOR,
+                    BIAS,
+                    GROUPS,
+                    TOP_GROUPS,
+                    SUM2,
+                    BG,
                 )
                 tl.store(id_ptr + token * WIDTH + t, ids, mask=t < TOP)
                 tl.store(gate_ptr + token * WIDTH + t, chosen, mask=t < TOP)
