@@ -6,6 +6,8 @@ Must not know: HTTP, any one API's shapes, formats by name.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -116,11 +118,12 @@ def plan_turn(
     span = thinking if may else None
     structure, calls = params.structured_outputs, form.calls
     if wish.wanted:
-        structure, calls = _structure(form, wish, structure, span, inside)
+        structure, calls = _structure(form, wish, structure, span, inside, marks)
     elif structure is not None and span is not None and span.answer:
-        structure = _tagged(_lead(span, inside, span.answer, _as_tree(structure)))
-    if isinstance(structure, dict) and isinstance(structure.get("structural_tag"), dict):
-        structure = {"structural_tag": _with_tokens(structure["structural_tag"], marks)}
+        tree, more = _as_tree(structure)
+        structure = _tagged(_lead(span, inside, span.answer, tree), more)
+    if isinstance(structure, dict) and (tag := _tag_of(structure)) is not None:
+        structure = {**structure, "structural_tag": _with_tokens(tag, marks)}
     reads = MessageFormat(thinking if separate else None, calls)
     turn = Turn(reads, wish.tools if wish.wanted else None, inside and separate)
     turn = replace(turn, most=None if wish.parallel and wish.named is None else 1, named=wish.named is not None)
@@ -158,7 +161,12 @@ def _check_names(wish: ToolWish, marks: Mapping[str, int]) -> None:
 
 
 def _structure(
-    form: MessageFormat, wish: ToolWish, given: dict[str, Any] | None, span: Thinking | None, inside: bool
+    form: MessageFormat,
+    wish: ToolWish,
+    given: dict[str, Any] | None,
+    span: Thinking | None,
+    inside: bool,
+    marks: Mapping[str, int],
 ) -> tuple[dict[str, Any] | None, Any]:
     """The structure that holds the model to its tools, and the format that its calls will have."""
     most = None if wish.parallel and wish.named is None else 1
@@ -170,8 +178,10 @@ def _structure(
     assert form.calls is not None
     if given is not None:
         tree, calls = held_calls(form.calls, loose, most=most)
-        answer = _lead(span, inside, span.answer if span is not None else "", _as_tree(given))
-        return _tagged({"type": "or", "elements": [answer, _lead(span, inside, "", tree)]}), calls
+        body, more = _as_tree(given)
+        _check_tokens(more.get("special_tokens"), literals(tree), marks)
+        answer = _lead(span, inside, span.answer if span is not None else "", body)
+        return _tagged({"type": "or", "elements": [answer, _lead(span, inside, "", tree)]}, more), calls
     if not wish.strict:
         return None, form.calls
     held = triggered_calls(form.calls, loose)
@@ -184,8 +194,20 @@ def _structure(
     return _tagged(held), form.calls
 
 
-def _tagged(tree: Tree) -> dict[str, Any]:
-    return {"structural_tag": {"type": "structural_tag", "format": tree}}
+def _tagged(tree: Tree, more: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """more: what a person's own tag says besides its format."""
+    return {"structural_tag": {**(more or {}), "type": "structural_tag", "format": tree}}
+
+
+def _check_tokens(given: Any, calls: list[str], marks: Mapping[str, int]) -> None:
+    """A tree has one table of tokens, so a person's must not change the texts of calls."""
+    for text, number in given.items() if isinstance(given, dict) else ():
+        if marks.get(text) != number and text and any(text in literal for literal in calls):
+            raise ParameterError(
+                f"structural_tag: special_tokens makes {quoted(text)} a token, which is text in this model's tool "
+                "calls.",
+                param="structured_outputs",
+            )
 
 
 def _lead(span: Thinking | None, inside: bool, head: str, body: Tree) -> Tree:
@@ -203,29 +225,39 @@ def _lead(span: Thinking | None, inside: bool, head: str, body: Tree) -> Tree:
     return {"type": "sequence", "elements": [first, *([const(head)] if head else []), body]}
 
 
-def _as_tree(structure: dict[str, Any]) -> Tree:
-    """A structure as a part of a tree."""
+def _as_tree(structure: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:
+    """A structure as a part of a tree, and what else it says."""
     given = {k: v for k, v in structure.items() if v is not None and v is not False}
     if set(given) == {"json"}:
-        return {"type": "json_schema", "json_schema": given["json"]}
+        return {"type": "json_schema", "json_schema": given["json"]}, {}
     if set(given) == {"json_object"}:
-        return {"type": "json_schema", "json_schema": {"type": "object"}}
+        return {"type": "json_schema", "json_schema": {"type": "object"}}, {}
     if set(given) == {"regex"}:
-        return {"type": "regex", "pattern": given["regex"]}
+        return {"type": "regex", "pattern": given["regex"]}, {}
     if set(given) == {"choice"} and isinstance(given["choice"], list):
-        return {"type": "or", "elements": [const(c) for c in given["choice"]]}
-    tag = given.get("structural_tag")
-    if set(given) == {"structural_tag"} and isinstance(tag, dict) and "format" in tag:
-        found: Tree = tag["format"]
-        return found
+        return {"type": "or", "elements": [const(c) for c in given["choice"]]}, {}
+    tag = _tag_of(given) if set(given) == {"structural_tag"} else None
+    if tag is not None and "format" in tag:
+        return tag["format"], {name: value for name, value in tag.items() if name not in ("type", "format")}
     raise ParameterError(
-        f"{', '.join(sorted(given))} cannot be combined with tools or this model's format; json, regex and choice can.",
+        f"{', '.join(sorted(given))} cannot be combined with tools or this model's format; json, regex, choice and a "
+        "structural_tag with a format can.",
         param="structured_outputs",
     )
+
+
+def _tag_of(structure: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The structural tag of a structure, which may be given as JSON text."""
+    tag = structure.get("structural_tag")
+    if isinstance(tag, str):
+        with contextlib.suppress(ValueError, RecursionError):
+            tag = json.loads(tag)
+    return tag if isinstance(tag, dict) else None
 
 
 def _with_tokens(tag: dict[str, Any], marks: Mapping[str, int]) -> dict[str, Any]:
     """Add the ids of the control tokens that a tree's texts contain."""
     texts = literals(tag.get("format"))
     used = {mark: number for mark, number in marks.items() if any(mark in text for text in texts)}
-    return {**tag, "special_tokens": {**used, **(tag.get("special_tokens") or {})}} if used else tag
+    given = tag.get("special_tokens") or {}
+    return {**tag, "special_tokens": {**used, **given}} if used and isinstance(given, dict) else tag

@@ -1,5 +1,5 @@
-"""From a request's `structured_outputs` to a Constraint. Owns: the cache of compiled grammars, and the budgets of
-compiling and of walking.
+"""From a request's `structured_outputs` to a Constraint. Owns: the cache of compiled grammars and of refusals, and the
+budgets of compiling and of walking.
 
 `prepare` lowers in a process of its own and compiles in one thread (the engine's library releases the interpreter's
 lock meanwhile). Afterwards, `constraint` only looks up and copies. Must not know: schemas' meaning, requests' other
@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,6 +46,9 @@ TEXT_FACTOR = 112
 """Bytes of a compiled JSON grammar per byte of its text, measured on schemas of 1 to 9 KB; regexes and choices take a
 tenth."""
 NICE = 10
+MOST_REFUSALS = 1024
+REFUSED_S = 600.0
+"""Refusals are told again without work, but not for good: some depend on how long the work took."""
 
 
 class Compiler:
@@ -56,6 +60,7 @@ class Compiler:
         self._make_vocabulary = vocabulary
         self._vocabulary: Vocabulary | None = None
         self._cache: OrderedDict[bytes, tuple[Compiled, int]] = OrderedDict()
+        self._refusals: OrderedDict[bytes, tuple[ParameterError, float]] = OrderedDict()
         self._lock = threading.Lock()
         self._building = threading.Lock()
         self._worker: ThreadPoolExecutor | None = None
@@ -64,9 +69,13 @@ class Compiler:
 
     def prepare(self, spec: Any, reasoning: ReasoningSpan | None = None) -> Future[None]:
         """Lower in the helper process and compile in a thread. The future raises what is wrong with `spec`."""
-        if self._is_ready(spec, reasoning):  # it does not wait behind others that compile
-            done: Future[None] = Future()
-            done.set_result(None)
+        done: Future[None] = Future()
+        try:
+            if self._is_ready(spec, reasoning):  # it does not wait behind others that compile
+                done.set_result(None)
+                return done
+        except ParameterError as error:
+            done.set_exception(error)
             return done
         with self._lock:
             if self._worker is None:
@@ -111,10 +120,7 @@ class Compiler:
         return Border(reasoning.open.encode(), reasoning.close.encode(), closing)
 
     def _is_ready(self, spec: Any, reasoning: ReasoningSpan | None) -> bool:
-        try:
-            found = self._find(_key(spec, reasoning))
-        except UserError:  # the future will say so
-            return False
+        found = self._find(_key(spec, reasoning))
         return found is not None and found.root is not None
 
     def _ready(self, spec: Any, reasoning: ReasoningSpan | None) -> Compiled:
@@ -124,12 +130,27 @@ class Compiler:
             with self._building:  # several requests with one new schema compile it once
                 found = self._find(key)
                 if found is None:
-                    found = self._built(self._helper.lower(spec, _plain(reasoning)), key)
+                    found = self._made_or_refused(spec, reasoning, key)
         found.share()  # replaces a dead lexer here, and not in the engine's thread
         return found
 
+    def _made_or_refused(self, spec: Any, reasoning: ReasoningSpan | None, key: bytes) -> Compiled:
+        try:
+            return self._built(self._helper.lower(spec, _plain(reasoning)), key)
+        except ParameterError as error:
+            with self._lock:
+                self._refusals[key] = ParameterError(str(error), param=error.param), time.monotonic() + REFUSED_S
+                while len(self._refusals) > MOST_REFUSALS:
+                    self._refusals.popitem(last=False)
+            raise
+
     def _find(self, key: bytes) -> Compiled | None:
+        """What is known of this structure: its grammar, nothing, or, as an error, that it was refused."""
         with self._lock:
+            refused = self._refusals.get(key)
+            if refused is not None and refused[1] > time.monotonic():
+                raise ParameterError(str(refused[0]), param=refused[0].param)
+            self._refusals.pop(key, None)
             entry = self._cache.get(key)
             if entry is None:
                 return None

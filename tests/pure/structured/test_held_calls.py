@@ -10,13 +10,14 @@ from bytewise import COMPILER, says, speak
 from jsonschema import Draft202012Validator
 from tests.pure.messages.writing import write_answer
 
+from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.server.assistant_turn import ToolWish, plan_turn
 from tokenmill.text.messages.describe import MessageFormat
 from tokenmill.text.messages.families import CALL_FORMATS, THINKING
 from tokenmill.text.messages.message import Call, Message
 from tokenmill.text.messages.parser import parse_message
-from tokenmill.text.messages.structural_tags import held_calls, triggered_calls
+from tokenmill.text.messages.structural_tags import held_calls, literals, triggered_calls
 
 TOOLS = {
     "get_weather": {
@@ -138,3 +139,56 @@ def test_wishes_that_cannot_be(wish, words):
         plan(MessageFormat(), ToolWish(TOOLS))
     with pytest.raises(Exception, match="strict"):
         plan(MessageFormat(None, CALL_FORMATS["pythonic"]), ToolWish(TOOLS, frozenset(TOOLS)))
+
+
+TAGGED = {
+    "type": "sequence",
+    "elements": [{"type": "const_string", "value": "<go>"}, {"type": "regex", "pattern": "[0-9]"}],
+}
+HARMONY = MessageFormat(THINKING["harmony"], CALL_FORMATS["harmony"])
+
+
+@pytest.mark.parametrize("form", [MessageFormat(None, CALL_FORMATS["hermes"]), HARMONY], ids=["hermes", "harmony"])
+@pytest.mark.parametrize("wish", [ToolWish(), ToolWish(TOOLS)], ids=["alone", "beside tools"])
+@pytest.mark.parametrize("written", [False, True], ids=["data", "text"])
+def test_a_tag_keeps_its_tokens(form, wish, written):
+    """A person's own table of tokens holds wherever the tag ends up."""
+    tag = {"type": "structural_tag", "format": TAGGED, "special_tokens": {"<go>": 7}}
+    _, params = plan(form, wish, structured_outputs={"structural_tag": json.dumps(tag) if written else tag})
+    begun = COMPILER.constraint(params.structured_outputs, params.reasoning)
+    if form is HARMONY:
+        head = list(b"<|channel|>final<|message|>")
+        assert begun.validate(head) == len(head)
+        begun.accept(head)
+    assert begun.validate([7, ord("3")]) == 2 and begun.validate(list(b"<g")) < 2
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"special_tokens": {"<tool_call>": 7}}, "'<tool_call>' a token, which is text in this model's tool calls"),
+        ({"special_tokens": [1]}, "must map texts"),
+        ({"begin": "x"}, "has no field 'begin'"),
+    ],
+)
+def test_what_a_tag_says_besides_its_format_is_never_lost(more, words):
+    tag = {"type": "structural_tag", "format": TAGGED, **more}
+    with pytest.raises(ParameterError, match=words):
+        _, params = plan(MessageFormat(None, CALL_FORMATS["hermes"]), ToolWish(TOOLS), structured_outputs={
+            "structural_tag": tag})  # fmt: skip
+        COMPILER.constraint(params.structured_outputs)
+
+
+def test_switches_beside_a_tag_stay():
+    _, params = plan(MessageFormat(), ToolWish(), structured_outputs={
+        "structural_tag": {"format": {"type": "json_schema", "json_schema": {"type": "array"}}},
+        "disable_any_whitespace": True})  # fmt: skip
+    assert params.structured_outputs["disable_any_whitespace"] is True
+
+
+def test_control_tokens_are_found_wherever_a_tree_holds_text():
+    tree = {"type": "tags_with_separator", "separator": "<s>", "tags": [
+        {"type": "tag", "begin": "<b>", "end": ["<e>", "<f>"], "content": {"type": "or", "elements": [
+            {"type": "token", "token": "<t>"}, {"type": "token", "token": 3},
+            {"type": "triggered_tags", "triggers": ["<g>"], "tags": []}]}}]}  # fmt: skip
+    assert sorted(literals(tree)) == ["<b>", "<e>", "<f>", "<g>", "<s>", "<t>"]

@@ -8,8 +8,9 @@ import threading
 import pytest
 from bytewise import COMPILER, END, allowed, byte_vocabulary, compiled, says
 
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.core.request import ReasoningSpan
+from tokenmill.structured import compile as compile_module
 from tokenmill.structured.compile import Compiler
 from tokenmill.structured.helper import LoweringProcess
 from tokenmill.structured.lowering import lower_spec
@@ -46,6 +47,51 @@ def test_a_grammar_that_is_known_does_not_wait_behind_others(compiler, monkeypat
     go_on.set()
     slow.result()
     assert isinstance(compiler.prepare({"json": {1: object()}}).exception(), ParameterError)
+
+
+REFUSALS = [
+    {"json": {"pattern": "(?=x)"}}, {"json": False}, {"regex": "("}, {"choice": []}, {"grammar": "root ::= nobody"},
+    {"structural_tag": {"format": {"type": "nothing"}}}, {"json": {"unevaluatedItems": 3}}, {},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("spec", REFUSALS)
+def test_a_refusal_is_worked_out_once(compiler, spec, monkeypatch):
+    asked = []
+    lower = compiler._helper.lower
+    monkeypatch.setattr(compiler._helper, "lower", lambda *given: (asked.append(1), lower(*given))[1])
+    first = compiler.prepare(spec).exception()
+    again = [compiler.prepare(spec) for _ in range(1000)]
+    assert all(future.done() for future in again), "they wait behind others"
+    for error in (again[0].exception(), again[-1].exception()):
+        assert isinstance(error, ParameterError) and error is not first
+        assert str(error) == str(first) and error.param == first.param
+    with pytest.raises(ParameterError):
+        compiler.constraint(spec)
+    assert len(asked) == 1
+    assert compiler.prepare({"regex": "b"}).exception() is None
+
+
+def test_refusals_are_few_and_not_for_good(compiler, monkeypatch):
+    clock, asked = [0.0], []
+    monkeypatch.setattr(compile_module, "MOST_REFUSALS", 3)
+    monkeypatch.setattr(compile_module.time, "monotonic", lambda: clock[0])
+
+    def lower(spec, reasoning):
+        asked.append(spec["regex"])
+        if spec["regex"] == "busy":
+            raise BusyError("not now")
+        raise ParameterError("no", param="structured_outputs")
+
+    monkeypatch.setattr(compiler._helper, "lower", lower)
+    for name in ("a", "b", "c", "d", "d", "a", "busy", "busy"):
+        with pytest.raises(UserError):
+            compiler.constraint({"regex": name})
+    assert asked == ["a", "b", "c", "d", "a", "busy", "busy"], "the oldest makes room; what is busy is asked again"
+    clock[0] = compile_module.REFUSED_S + 1
+    with pytest.raises(ParameterError):
+        compiler.constraint({"regex": "d"})
+    assert asked[-1] == "d"
 
 
 def test_a_schema_that_overruns_is_ended_and_others_go_on():

@@ -160,6 +160,8 @@ def literals(tree: Any) -> list[str]:
         return [text for part in tree for text in literals(part)]
     if not isinstance(tree, dict):
         return []
-    found = [tree[k] for k in ("value", "begin", "end") if isinstance(tree.get(k), str)]
-    found += [t for t in tree.get("triggers") or () if isinstance(t, str)]
+    found: list[str] = []
+    for key in ("value", "begin", "end", "separator", "token", "triggers"):
+        given = tree.get(key)
+        found += [text for text in (given if isinstance(given, list) else [given]) if isinstance(text, str)]
     return found + [text for k in ("elements", "content", "tags") for text in literals(tree.get(k))]
