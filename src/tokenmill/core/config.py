@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -362,10 +363,14 @@ def all_options(groups: Mapping[str, type] = GROUPS) -> dict[str, tuple[str, Fie
     """Flat option name -> (group name, field, type)."""
     found = {}
     for group, cls in groups.items():
-        hints = get_type_hints(cls)
+        hints = _hints(cls)
         for item in fields(cls):
             found[item.name] = (group, item, hints[item.name])
     return found
+
+
+_hints = cache(get_type_hints)
+"""Annotations are text: each is compiled and run."""
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:

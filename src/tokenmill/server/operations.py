@@ -16,7 +16,7 @@ import tokenmill
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
 from tokenmill.server.rights import models_of
-from tokenmill.server.routing import Api, get, json_answer
+from tokenmill.server.routing import Api, PlainRoute, get, json_answer
 from tokenmill.server.switch.listing import trouble_of_all
 
 _MODEL = re.compile(rb'[{,]model(?:_name)?="((?:[^"\\]|\\.)*)"')
@@ -70,7 +70,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
 def openapi(app: FastAPI) -> dict[str, Any]:
     """The document, with the schemas' definitions in one place and the answers for errors."""
-    document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+    routes = [route.described() for route in app.routes if isinstance(route, PlainRoute)]
+    document = get_openapi(title=app.title, version=app.version, routes=routes)
     shared = document.setdefault("components", {}).setdefault("schemas", {})
     for name, path in document["paths"].items():
         for operation in path.values():

@@ -10,11 +10,12 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from inspect import signature
+from types import FunctionType
 from typing import Any, cast
 
 import msgspec
 from fastapi import FastAPI, Request
+from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.routing import Match, Route
@@ -253,7 +254,7 @@ def tenant(request: Request) -> str:
 
 def of_model(handler: Handler, fields: tuple[str, ...] = ("model",)) -> Endpoint:
     """A handler in the form that routes take. `fields`: the body's fields that may name the model."""
-    if len(signature(handler).parameters) == 1:
+    if cast(FunctionType, handler).__code__.co_argcount == 1:
         return cast(Endpoint, handler)
     about = cast(ModelHandler, handler)
 
@@ -265,11 +266,55 @@ def of_model(handler: Handler, fields: tuple[str, ...] = ("model",)) -> Endpoint
     return endpoint
 
 
+class PlainRoute(Route):
+    """A route whose endpoint takes the request and reads it by itself. FastAPI's own route is made from it for the
+    document alone: it looks at signatures when it is made, which for all paths takes longer than the rest of the
+    application, and resolves dependencies for each request."""
+
+    def __init__(
+        self,
+        path: str,
+        endpoint: Endpoint,
+        methods: Collection[str],
+        documented: bool,
+        openapi_extra: dict[str, Any] | None,
+    ) -> None:
+        super().__init__(path, endpoint, methods=methods, include_in_schema=documented)
+        self.methods = set(methods)  # Starlette answers HEAD wherever it answers GET
+        self.openapi_extra = openapi_extra
+
+    def matches(self, scope: Any) -> Any:
+        found, child = super().matches(scope)
+        return found, {**child, "route": self}
+
+    def described(self) -> APIRoute:
+        """FastAPI's route of the same."""
+        return APIRoute(
+            self.path,
+            self.endpoint,
+            methods=self.methods,
+            response_class=Response,
+            include_in_schema=self.include_in_schema,
+            openapi_extra=self.openapi_extra,
+        )
+
+
+def add_route(
+    app: FastAPI,
+    methods: Collection[str],
+    path: str,
+    endpoint: Endpoint,
+    *,
+    documented: bool = True,
+    openapi_extra: dict[str, Any] | None = None,
+) -> None:
+    """A route whose endpoint does everything by itself."""
+    app.router.routes.append(PlainRoute(path, endpoint, methods, documented, openapi_extra))
+
+
 def get(app: FastAPI, path: str, handler: Handler, *, documented: bool = True) -> None:
     """A route without a body."""
-    app.add_api_route(
-        path, _judged(path, handler), methods=["GET"], response_class=Response, include_in_schema=documented
-    )
+    add_route(app, ("GET",), path, _judged(path, handler), documented=documented)
 
 
 def get_with_header(app: FastAPI, path: str, handler: Handler, header: bytes) -> None:
@@ -290,7 +335,7 @@ class _HeaderRoute(Route):
 
 def delete(app: FastAPI, path: str, handler: Handler) -> None:
     """A route that deletes something. A body is not read."""
-    app.add_api_route(path, _judged(path, handler), methods=["DELETE"], response_class=Response)
+    add_route(app, ("DELETE",), path, _judged(path, handler))
 
 
 def _judged(path: str, handler: Handler) -> Endpoint:
@@ -329,10 +374,5 @@ def post(
     """A route whose body is read by hand (strictly, from bytes) and documented from its schema. `fields`: the body's
     fields that may name the model."""
     content = {"application/json": {"schema": _described(schema)}}
-    app.add_api_route(
-        path,
-        of_model(handler, fields),
-        methods=["POST"],
-        response_class=Response,
-        openapi_extra={"requestBody": {"required": True, "content": content}},
-    )
+    extra = {"requestBody": {"required": True, "content": content}}
+    add_route(app, ("POST",), path, of_model(handler, fields), openapi_extra=extra)

@@ -59,7 +59,7 @@ def read_rules(decoder: Mapping[str, Any] | None) -> PieceRules | None:
 def byte_alphabet() -> dict[str, int]:
     """The printable stand-ins that byte-level vocabularies use for the 256 bytes: character -> byte."""
     shown = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    hidden = [byte for byte in range(256) if byte not in set(shown)]
+    hidden = sorted(set(range(256)).difference(shown))
     return {chr(byte): byte for byte in shown} | {chr(256 + i): byte for i, byte in enumerate(hidden)}
 
 

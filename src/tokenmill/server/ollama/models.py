@@ -33,7 +33,7 @@ from tokenmill.server.ollama.create import Reach, Recipe, copy_model, create, fr
 from tokenmill.server.ollama.schemas import CopyRequest, CreateRequest, DeleteRequest, PullRequest, Streaming
 from tokenmill.server.ollama.store_changes import Changes, Work, in_thread
 from tokenmill.server.ollama.stored_files import MAX_CONFIG, Stored, read_stored, text_of_header
-from tokenmill.server.routing import json_answer, post, read_body
+from tokenmill.server.routing import add_route, json_answer, post, read_body
 from tokenmill.server.sse import LineStream
 
 BLOBS = "/api/blobs/"
@@ -93,10 +93,10 @@ def add_model_routes(app: FastAPI, context: Context, changes: Changes) -> None:
     post(app, "/api/create", make, CreateRequest)
     post(app, "/api/copy", copy, CopyRequest)
     post(app, "/api/delete", delete, DeleteRequest)
-    app.add_api_route("/api/delete", delete, methods=["DELETE"], include_in_schema=False)
-    app.add_api_route("/api/push", push, methods=["POST"], include_in_schema=False)
-    app.add_api_route(BLOBS + "{digest}", have_blob, methods=["HEAD"], include_in_schema=False)
-    app.add_api_route(BLOBS + "{digest}", take_blob, methods=["POST"], include_in_schema=False)
+    add_route(app, ("DELETE",), "/api/delete", delete, documented=False)
+    add_route(app, ("POST",), "/api/push", push, documented=False)
+    add_route(app, ("HEAD",), BLOBS + "{digest}", have_blob, documented=False)
+    add_route(app, ("POST",), BLOBS + "{digest}", take_blob, documented=False)
 
 
 async def receive(store: Store, context: Context, request: Request) -> Response:

@@ -25,7 +25,7 @@ from tokenmill.server.responses.readers import add_readers
 from tokenmill.server.responses.runs import Run, clean_up, events, open_run, run_to_end
 from tokenmill.server.responses.schemas import ResponsesRequest
 from tokenmill.server.responses.socket import SocketConversation
-from tokenmill.server.routing import Api, Work, delete, get, json_answer, post, tenant
+from tokenmill.server.routing import Api, Work, add_route, delete, get, json_answer, post, tenant
 from tokenmill.server.sse import EventStream
 from tokenmill.server.websockets.socket import Patience
 from tokenmill.server.websockets.upgrade import upgraded
@@ -102,7 +102,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     get(app, f"{PATH}/{{response_id}}", read)
     get(app, f"{PATH}/{{response_id}}/input_items", items)
     delete(app, f"{PATH}/{{response_id}}", forget)
-    app.add_api_route(f"{PATH}/{{response_id}}/cancel", cancel, methods=["POST"], response_class=Response)
+    add_route(app, ("POST",), f"{PATH}/{{response_id}}/cancel", cancel)
     add_conversations(app, context)
 
 

@@ -17,7 +17,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.many_models.entry import Entry, State, UnreadyError
 from tokenmill.server.model_lookup import find_entry, refusal
 from tokenmill.server.rights import check_may_manage
-from tokenmill.server.routing import Api, get, judge_around
+from tokenmill.server.routing import Api, add_route, get, judge_around
 
 SLEEP, WAKE, ASLEEP = "/sleep", "/wake_up", "/is_sleeping"
 
@@ -69,7 +69,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         )
 
     for path, handler in ((SLEEP, sleep), (WAKE, wake_up)):
-        app.add_api_route(path, handler, methods=["POST"], response_class=Response)
+        add_route(app, ("POST",), path, handler)
     get(app, ASLEEP, is_sleeping)
 
 

@@ -21,7 +21,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.many_models.entry import Entry
 from tokenmill.server.model_lookup import find_entry
 from tokenmill.server.rights import may_manage
-from tokenmill.server.routing import Api, get, json_answer, tenant
+from tokenmill.server.routing import Api, add_route, get, json_answer, tenant
 from tokenmill.server.switch.listing import ListedModel, context_of, list_models, status
 from tokenmill.server.switch.loaded_model import parts_of
 from tokenmill.server.web.card import card, form_of, unloaded_card
@@ -69,7 +69,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
     get(app, "/v1/card", model_card)
     get(app, "/v1/requests", requests)
     for path, name in PATHS.items():
-        app.add_api_route(path, _sender(FILES[name]), methods=["GET", "HEAD"], include_in_schema=False)
+        add_route(app, ("GET", "HEAD"), path, _sender(FILES[name]), documented=False)
 
 
 def stand(shown: ListedModel) -> dict[str, Any]:
