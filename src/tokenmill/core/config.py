@@ -22,6 +22,8 @@ from tokenmill.core.files import home, in_home
 from tokenmill.core.text_values import read_written
 from tokenmill.core.vllm_arguments import SERVER, options_alone
 
+_types = cache(get_type_hints)  # annotations are text: each is compiled and run
+
 
 def option(default: Any, help: str, *aliases: str, choices: tuple[str, ...] = (), secret: bool = False) -> Any:
     """A field with its help text, other spellings and allowed values; a secret is not shown."""
@@ -363,14 +365,9 @@ def all_options(groups: Mapping[str, type] = GROUPS) -> dict[str, tuple[str, Fie
     """Flat option name -> (group name, field, type)."""
     found = {}
     for group, cls in groups.items():
-        hints = _hints(cls)
         for item in fields(cls):
-            found[item.name] = (group, item, hints[item.name])
+            found[item.name] = (group, item, _types(cls)[item.name])
     return found
-
-
-_hints = cache(get_type_hints)
-"""Annotations are text: each is compiled and run."""
 
 
 def without_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
