@@ -127,10 +127,11 @@ def startup(
         from tokenmill.measure import startup as starting
 
         result = starting.startup(keywords, repeat=repeat)
-    typer.echo(f"{config.model.model}: seconds since the process was started, the median of {repeat}")
+    typer.echo(f"{config.model.model}: seconds since the process was started, the median of {len(result['runs'])}")
     for stage, text in starting.STAGES.items():
         typer.echo(f"  {text:>20}  {result['stages_s'][stage]:.2f}")
     save(result, json_path, None)
+    end(result)
 
 
 @engine_flags

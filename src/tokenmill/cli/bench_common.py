@@ -52,12 +52,13 @@ def save(result: dict[str, Any], json_path: Path | None, plot_path: Path | None)
         plot(result, plot_path)
 
 
-def end(result: dict[str, Any]) -> None:
-    """End as after Ctrl-C, if that came before all was measured. The result is shown and written by now."""
+def end(result: dict[str, Any], what: str = "runs") -> None:
+    """End as after Ctrl-C, if that came before all was measured. The result is shown and written by now. what: it is
+    made of these."""
     from tokenmill.measure.result_files import STOPPED
 
     if STOPPED in result:
-        say("tokenmill: stopped; these are the runs that had ended")
+        say(f"tokenmill: stopped; these are the {what} that had ended")
         raise typer.Exit(INTERRUPTED)
 
 

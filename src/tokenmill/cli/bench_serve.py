@@ -150,7 +150,7 @@ def serve(
         result["notes"] = [*notes, *_utilise(result, device)]
     _show(result, [f"p{p:g}" for p in percentiles])
     save(result, json_path, plot)
-    end(result)
+    end(result, "runs" if sweep else "requests")
 
 
 def allow_sockets() -> None:
@@ -259,9 +259,10 @@ def _utilise(result: dict[str, Any], device: Any) -> list[str]:
     from tokenmill.measure import server_work
     from tokenmill.measure.ceilings import measure_device
     from tokenmill.measure.devices import ABOVE, products_in, recognise
+    from tokenmill.measure.result_files import STOPPED
 
     if result["flops"] is None:
-        return [server_work.UNTOLD]
+        return [server_work.CUT_OFF if STOPPED in result and result["bench"] == "serve" else server_work.UNTOLD]
     server_device = result["server_device"]
     kind, dtype = server_device.get("device", "cuda"), server_device.get("dtype") or "bfloat16"
     device = device or recognise(server_device.get("device_name", "") or "-")

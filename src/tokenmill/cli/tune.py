@@ -9,9 +9,10 @@ from typing import Any
 import typer
 
 from tokenmill.cli.bench import MADE, WORKLOAD, workloads
-from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, check_place, save
+from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, check_place, end, save
+from tokenmill.cli.errors import INTERRUPTED
 from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, with_flags
-from tokenmill.cli.loading import show_waiting
+from tokenmill.cli.loading import say, show_waiting
 from tokenmill.cli.named_files import write_whole
 from tokenmill.core.config import EngineConfig
 from tokenmill.core.errors import ParameterError
@@ -81,6 +82,7 @@ def tune(
         raise
     typer.echo(f"Written: {out}\n  tokenmill serve --config {out}")
     save(result, json_path, None)
+    end(result, "trials")
 
 
 def tune_kernels(config: EngineConfig, keywords: dict[str, Any], seconds: float) -> None:
@@ -91,8 +93,12 @@ def tune_kernels(config: EngineConfig, keywords: dict[str, Any], seconds: float)
     device = pick_device(config.execute.device)
     if not device.startswith("cuda"):
         raise ParameterError(f"--kernel-search looks among the products of a GPU; this engine runs on {device}.")
-    with show_waiting(f"Searching for {seconds / 60:g} minutes"):
-        llm = LLM(**{**keywords, "kernel_search_seconds": seconds})
+    try:
+        with show_waiting(f"Searching for {seconds / 60:g} minutes"):
+            llm = LLM(**{**keywords, "kernel_search_seconds": seconds})
+    except KeyboardInterrupt:
+        say("tokenmill: stopped; faster products that had been found are kept")
+        raise typer.Exit(INTERRUPTED) from None
     try:
         for reason in llm.built.facts.reasons:
             if "--kernel-search" in reason:
@@ -112,6 +118,7 @@ def as_yaml(result: dict[str, Any]) -> str:
         f"# {result['users']} users, {result['workload']}, on {result['device']}.",
         f"# {terms}: met by {found['share']:.0%} of the requests at {found['output_tokens_per_s']:.1f} output tokens/s "
         f"({result['worth']:.2f} times the options as given).",
+        *(["# The search was stopped before its time."] if result.get("stopped") else []),
     ]
     plain = {name.replace("_", "-"): value for name, value in result["options"].items() if value is not None}
     return "\n".join(lines) + "\n" + yaml.safe_dump(json.loads(json.dumps(plain)), sort_keys=True)

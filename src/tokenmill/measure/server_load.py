@@ -90,11 +90,13 @@ async def serve_load(
     progress: Progress | None = None,
     percentiles: Sequence[float] = (),
 ) -> dict[str, Any]:
-    """Put this load on the server, and sum up the results."""
+    """Put this load on the server, and sum up the results. If this is cancelled, the result holds the answers that had
+    ended."""
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60)
     async with aiohttp.ClientSession(connector=connector, auto_decompress=False) as session:
         target = await ready(session, target, conversations, warmup)
-        return await _run_load(session, target, conversations, pattern, slo or {}, progress or Silent(), percentiles)
+        shown = progress or Silent()
+        return await _run_load(session, target, conversations, pattern, slo or {}, shown, percentiles, cut=True)
 
 
 async def ready(
@@ -189,23 +191,29 @@ async def _run_load(
     slo: dict[str, float],
     progress: Progress,
     percentiles: Sequence[float] = (),
+    *,
+    cut: bool = False,
 ) -> dict[str, Any]:
-    """One timed run."""
+    """One timed run. cut: if it is cancelled, what it has is its result."""
     progress.start(describe(pattern), len(conversations))
     gate = asyncio.Semaphore(pattern.max_open) if pattern.max_open else None
     drive = Drive(session, target, pattern, progress, [], gate)
     before = await ask_totals(session, target)
-    start = time.perf_counter()
-    if pattern.kind == "closed":
-        await _closed(drive, conversations)
-        offered, span = None, float("inf")
-    else:
-        times = _times(conversations, pattern)
-        span = times[-1] or float("inf")
-        await _open(drive, conversations, [start + at for at in times])
-        offered = (len(times) - 1) / times[-1] if len(times) > 1 and times[-1] > 0 else None
+    start, times, stopped = time.perf_counter(), [0.0], False
+    try:
+        if pattern.kind == "closed":
+            await _closed(drive, conversations)
+        else:
+            times = _times(conversations, pattern)
+            await _open(drive, conversations, [start + at for at in times])
+    except asyncio.CancelledError:
+        if not (cut and drive.answers):
+            raise
+        stopped = True
+    offered = (len(times) - 1) / times[-1] if len(times) > 1 and times[-1] > 0 else None
     found = sum_up(drive.answers, start, slo, percentiles)
-    spent = await spent_since(session, target, before, found["output_tokens"])
+    # What the server did for answers that were cut off cannot be told from the rest.
+    spent = None if stopped else await spent_since(session, target, before, found["output_tokens"])
     return {
         "bench": "serve",
         "base_url": target.base_url,
@@ -213,10 +221,11 @@ async def _run_load(
         "workload": describe(pattern),
         **found,
         "offered_rate": offered,
-        "piled_up": piled_up(drive.answers, start, span),
+        "piled_up": piled_up(drive.answers, start, times[-1] or float("inf")),
         "mbu": None,
         "mfu": None,
         **(spent or {"flops": None, "bytes": None, "engines": None, "server_device": {}}),
+        **({STOPPED: True} if stopped else {}),
     }
 
 
@@ -234,12 +243,16 @@ async def _closed(drive: Drive, conversations: Sequence[Conversation]) -> None:
 async def _open(drive: Drive, conversations: Sequence[Conversation], times: Sequence[float]) -> None:
     """Start each conversation at its time, however busy the server is."""
     tasks = []
-    for conversation, at in zip(conversations, times, strict=True):
-        wait = at - time.perf_counter()
-        if wait > 0:
-            await asyncio.sleep(wait)
-        tasks.append(asyncio.create_task(drive.converse(conversation, at)))
-    await asyncio.gather(*tasks)
+    try:
+        for conversation, at in zip(conversations, times, strict=True):
+            wait = at - time.perf_counter()
+            if wait > 0:
+                await asyncio.sleep(wait)
+            tasks.append(asyncio.create_task(drive.converse(conversation, at)))
+        await asyncio.gather(*tasks)
+    finally:  # if it is cancelled between two of them
+        for task in tasks:
+            task.cancel()
 
 
 def _times(conversations: Sequence[Conversation], pattern: Pattern) -> list[float]:

@@ -31,6 +31,7 @@ _STEPS = "tokenmill:steps_total"
 _LINE = re.compile(r"^([\w:]+)(?:\{.*\})? (\S+)(?: \d+)?$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 UNTOLD = "mbu and mfu are null: the server's /metrics does not tell what its steps computed and moved"
+CUT_OFF = "mbu and mfu are null: the run was stopped, and the server also worked for answers that had not ended"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from typing import Any
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
 from tokenmill.engine.loading import find_model
+from tokenmill.measure.result_files import STOPPED
 from tokenmill.measure.stats import summary_ms
 
 STAGES = {
@@ -28,9 +29,15 @@ _MOST_SECONDS = 3600
 
 def startup(options: Mapping[str, Any], *, repeat: int = 3, prompt_tokens: int = 16) -> dict[str, Any]:
     """Start `repeat` fresh processes, one after the other. Returns the seconds to each stage, with the median run at
-    the top."""
+    the top. After Ctrl-C the result holds the runs that had ended."""
     find_model(make_config(**options))  # a missing model is reported at once
-    runs = [_child(options, prompt_tokens) for _ in range(repeat)]
+    runs: list[dict[str, float]] = []
+    try:
+        while len(runs) < repeat:
+            runs.append(_child(options, prompt_tokens))
+    except KeyboardInterrupt:
+        if not runs:
+            raise
     middle = sorted(runs, key=lambda run: run["first_token"])[len(runs) // 2]
     return {
         "bench": "startup",
@@ -39,6 +46,7 @@ def startup(options: Mapping[str, Any], *, repeat: int = 3, prompt_tokens: int =
         "stages_s": {stage: middle[stage] for stage in STAGES},
         "first_token_ms": summary_ms([run["first_token"] for run in runs]),
         "runs": runs,
+        **({STOPPED: True} if len(runs) < repeat else {}),
     }
 
 

@@ -18,6 +18,7 @@ from tokenmill.core.errors import TokenmillError, UserError
 from tokenmill.engine.llm import LLM
 from tokenmill.measure.closed_loop import closed_loop, share_within
 from tokenmill.measure.plan import Planner, Setup, read_model
+from tokenmill.measure.result_files import STOPPED
 from tokenmill.measure.simulate import predict
 from tokenmill.measure.throughput import WARM_TOKENS, Progress, Silent
 from tokenmill.measure.workloads import Job, Workload
@@ -72,6 +73,7 @@ class Tuner:
     trials: list[Trial] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
     planners: dict[str, Planner] = field(default_factory=dict)
+    best: Trial | None = None
 
     @property
     def in_time(self) -> bool:
@@ -79,9 +81,9 @@ class Tuner:
         return time.monotonic() - self.began + self.goal.trial_seconds <= self.goal.seconds
 
     def search(self) -> Trial:
-        """The best trial. The search starts from the given options, and changes one option at a time while that
-        helps."""
-        best = self.attempt({}, None)
+        """The best trial, which `best` is at any time. The search starts from the given options, and changes one option
+        at a time while that helps."""
+        self.best = best = self.attempt({}, None)
         if best.measured is None:
             raise UserError(f"The options as given do not run: {best.why}")
         for name, values in dimensions(self.base, self.goal, self.setup.device.kind).items():
@@ -89,7 +91,8 @@ class Tuner:
                 trial = self.attempt({**best.options, name: value}, best, name)
                 met, reached = best.score()
                 if trial.score() > (met, GAIN * reached):
-                    best, trial.kept = trial, True
+                    self.best = best = trial
+                    trial.kept = True
         return best
 
     def _promising(self, best: Trial, name: str, values: list[Any]) -> list[Any]:
@@ -113,6 +116,9 @@ class Tuner:
                 trial.measured = self._measure(options)
             except TokenmillError as error:
                 trial.why = str(error)
+            except KeyboardInterrupt:
+                trial.why = "stopped"
+                raise
         self.progress.advance()
         return trial
 
@@ -149,11 +155,18 @@ class Tuner:
 def tune(
     options: Mapping[str, Any], workload: Workload, goal: Goal, setup: Setup, progress: Progress | None = None
 ) -> dict[str, Any]:
-    """Search. Returns the best options, what they reached, and every trial."""
+    """Search. Returns the best options, what they reached, and every trial. After Ctrl-C: the best until then, if the
+    options as given had been measured."""
     tuner = Tuner(dict(options), workload, goal, setup, progress or Silent())
     count = 1 + sum(len(v) - 1 for v in dimensions(tuner.base, goal, setup.device.kind).values())
     tuner.progress.start("tuning", count)
-    best = tuner.search()
+    stopped = False
+    try:
+        best = tuner.search()
+    except KeyboardInterrupt:
+        if tuner.best is None:
+            raise
+        best, stopped = tuner.best, True
     first = tuner.trials[0]
     assert best.measured is not None and first.measured is not None
     return {
@@ -174,6 +187,7 @@ def tune(
             for t in tuner.trials
         ],
         "seconds": round(time.monotonic() - tuner.began, 1),
+        **({STOPPED: True} if stopped else {}),
     }
 
 

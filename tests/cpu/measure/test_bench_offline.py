@@ -23,6 +23,7 @@ from tokenmill.measure.devices import speeds
 from tokenmill.measure.plan import read_model
 from tokenmill.measure.plan_recorder import SharedPrefixes, grants_of
 from tokenmill.measure.roofline import Grant, floor, step_cost
+from tokenmill.measure.startup import STAGES
 from tokenmill.measure.throughput import compare_run, thinned
 from tokenmill.measure.throughput import measure as throughput
 from tokenmill.measure.workloads import Uniform
@@ -113,6 +114,29 @@ def test_what_was_measured_before_ctrl_c_is_kept(tiny, tmp_path, monkeypatch):
     out = tmp_path / "out.json"
     done = bench("throughput", tiny, *SMALL, "--json", out)
     assert done.exit_code == 130 and json.loads(out.read_text())["stopped"]
+
+
+def test_starts_that_ended_before_ctrl_c_are_kept(tiny, tmp_path, monkeypatch):
+    out, started = tmp_path / "out.json", []
+
+    def child(options, prompt_tokens):
+        if len(started) == runs:
+            raise KeyboardInterrupt
+        started.append(1)
+        return {stage: 1.0 + len(started) for stage in STAGES}
+
+    monkeypatch.setattr("tokenmill.measure.startup._child", child)
+    for runs in (2, 3, 0):
+        started.clear()
+        out.unlink(missing_ok=True)
+        done = bench("startup", tiny, "--device", "cpu", "--repeat", 3, "--json", out)
+        assert done.exit_code == (0 if runs == 3 else 130), done.output
+        assert out.exists() == (runs > 0)
+        if runs:
+            found = json.loads(out.read_text())
+            assert len(found["runs"]) == runs and found.get("stopped", False) is (runs == 2)
+            assert f"the median of {runs}" in done.output
+            assert ("these are the runs that had ended" in done.output) is (runs == 2)
 
 
 def test_only_what_is_on_can_be_switched_off():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import sys
 import threading
 from pathlib import Path
@@ -163,6 +164,50 @@ async def test_a_sweep_that_is_stopped_keeps_its_finished_runs():
                 assert found["stopped"] and len(found["runs"]) == 2 and found["bench"] == "sweep"
 
 
+class Presses:
+    """A progress that presses Ctrl-C after so many conversations."""
+
+    def __init__(self, after, press):
+        self.left, self.press = after, press
+
+    def start(self, name, total):
+        pass
+
+    def advance(self):
+        self.left -= 1
+        if not self.left:
+            self.press()
+
+
+ARRIVALS = [Pattern(users=2), Pattern(kind="constant", rate=200.0), Pattern(kind="constant", rate=200.0, max_open=1),
+            Pattern(kind="bursty", rate=100.0)]  # fmt: skip
+
+
+@pytest.mark.parametrize("pattern", ARRIVALS, ids=["closed", "open", "few at once", "bursty"])
+async def test_a_load_that_is_stopped_keeps_the_answers_that_had_ended(pattern):
+    async with running(Fake(first=0.001, gap=0.0)) as url:
+        task = asyncio.ensure_future(serve_load(
+            Target(url, ""), talks(400, tokens=2), pattern, warmup=0, progress=Presses(5, lambda: task.cancel())
+        ))  # fmt: skip
+        found = await task
+        assert found["stopped"] and 5 <= found["requests"] < 400 and not found["errors"]
+        assert found["completed"] == found["requests"] and found["output_tokens"] == 2 * found["completed"]
+        assert found["flops"] is None and found["seconds"] > 0
+        left = {other for other in asyncio.all_tasks() if "converse" in repr(other) or "user" in repr(other)}
+        await asyncio.gather(*left, return_exceptions=True)
+        assert all(other.cancelled() for other in left), "somebody still asks"
+
+
+async def test_a_load_that_is_stopped_before_any_answer_has_no_result():
+    async with running(Fake(first=30.0, gap=0.0)) as url:
+        task = asyncio.ensure_future(serve_load(Target(url, ""), talks(4), Pattern(users=2), warmup=0))
+        while not any("user" in repr(other) for other in asyncio.all_tasks()):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+
 def test_goodput_counts_requests_that_meet_every_term():
     def answer(first, gap, tokens, error=None):
         marks = [(first + gap * i, i + 1) for i in range(tokens)]
@@ -199,6 +244,18 @@ def server():
 
 def run(*arguments):
     return CliRunner().invoke(app, ["bench", "serve", *map(str, arguments)])
+
+
+def test_ctrl_c_prints_and_writes_what_had_ended(server, tmp_path, monkeypatch):
+    """The whole verb: a signal in the middle of a load."""
+    press = Presses(3, lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr("tokenmill.cli.bench_serve.BenchProgress.advance", lambda self: press.advance())
+    out = tmp_path / "out.json"
+    done = run(server, "--users", 1, "--num-prompts", 300, "--output-len", 2, "--json", out)
+    assert done.exit_code == 130 and "these are the requests that had ended" in done.output, done.output
+    assert "the run was stopped" in " ".join(done.output.split())
+    found = json.loads(out.read_text())
+    assert found["stopped"] and 3 <= found["completed"] < 300
 
 
 def test_the_command_writes_json_and_tells_the_figures(server, tmp_path):

@@ -94,6 +94,37 @@ def test_what_was_typed_is_not_searched():
     assert Trial({}).score() < score({"share": 0.0, "output_tokens_per_s": 9.0})
 
 
+class Stopped(Scripted):
+    """Ctrl-C comes in the run of this number."""
+
+    last = 0
+
+    def _measure(self, options):
+        if sum(trial.measured is not None for trial in self.trials) == self.last:
+            raise KeyboardInterrupt
+        return super()._measure(options)
+
+
+@pytest.mark.parametrize("last", [0, 1, 3])
+def test_trials_that_ended_before_ctrl_c_are_kept(tiny, tmp_path, monkeypatch, last):
+    monkeypatch.setattr("tokenmill.measure.tune.Tuner", Stopped)
+    monkeypatch.setattr(Stopped, "last", last)
+    monkeypatch.setattr("tokenmill.measure.calibrate.calibrated", lambda *_: HERE)
+    monkeypatch.setattr("tokenmill.measure.devices.efficiency_of", lambda device: SETUP.efficiency)
+    out, found = tmp_path / "tuned.yaml", tmp_path / "out.json"
+    flags = ["--slo", "ttft=1000000s", "--users", 4, "--input-len", 40, "--output-len", 10, "--num-prompts", 8]
+    flags += ["--device", "cpu", "--kv-cache-memory-bytes", 1 << 20, "--minutes", 1000, "--out", out, "--json", found]
+    done = CliRunner().invoke(app, ["tune", *map(str, [tiny, *flags])])
+    assert done.exit_code == 130, done.output
+    assert out.exists() == found.exists() == ("these are the trials that had ended" in done.output) == (last > 0)
+    if last:
+        result = json.loads(found.read_text())
+        measured = [trial["measured"] for trial in result["trials"] if trial["measured"] is not None]
+        assert len(measured) == last and result["measured"] in measured and result["stopped"]
+        assert result["trials"][-1]["why"] == "stopped" and "stopped" in done.output
+        assert "# The search was stopped" in out.read_text() and yaml.safe_load(out.read_text())["model"] == tiny
+
+
 @pytest.mark.skipif(not os.environ.get("TOKENMILL_RELIABILITY"), reason="measures this machine first: a minute")
 def test_tune_writes_what_serve_reads(tiny, tmp_path):
     out, found = tmp_path / "tuned.yaml", tmp_path / "out.json"

@@ -69,6 +69,24 @@ def run(device: Planted, every: list[Asked], seconds: float = 1e6) -> Report:
     return search(every, device, seconds, device.clock, room=ROOM)
 
 
+def test_what_is_found_is_known_if_the_search_is_broken_off() -> None:
+    every = [asked(8, (4096, 4096)), asked(8, (2048, 2048))]
+    best = next(way for way in candidates(every[0], ROOM) if way != every[0].now)
+    device, report = Planted(best), Report()
+    seen: list[str] = []
+
+    class Broken(Planted):
+        def result(self, one: Asked, way: Way) -> torch.Tensor:
+            seen.append(one.name)
+            if len(set(seen)) == 2:
+                raise KeyboardInterrupt
+            return device.result(one, way)
+
+    with pytest.raises(KeyboardInterrupt):
+        search(every, Broken(best), 1e6, device.clock, room=ROOM, report=report)
+    assert report.found == {seen[0]: best}
+
+
 @pytest.mark.parametrize("rows", [1, 16, 32, 64])
 @pytest.mark.parametrize("act", [None, "silu_mul"])
 def test_the_planted_way_is_found(rows: int, act: str | None) -> None:

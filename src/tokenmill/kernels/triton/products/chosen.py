@@ -87,11 +87,13 @@ class Ways:
     def search(self, forced: Callable[..., Tensor], seconds: float) -> Report:
         """Look for faster ways of the products that were made so far; forced: makes one in some way."""
         every = once_each(list(self.asked.values())) if not self.launch.steady else []
-        room = shared_memory()
-        report = search(every, Trials(forced), seconds, time.monotonic, room=room, small=self.launch.small)
+        room, report = shared_memory(), Report()
+        try:
+            search(every, Trials(forced), seconds, time.monotonic, room=room, small=self.launch.small, report=report)
+        finally:  # Ctrl-C may break it off
+            if self.found is not None:
+                self.found.add(report.found)
         self.take(self.own | report.found)
-        if self.found is not None:
-            self.found.add(report.found)
         return report
 
     def take(self, ways: Mapping[str, Sequence[Any]]) -> None:

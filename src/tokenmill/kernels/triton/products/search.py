@@ -115,10 +115,18 @@ def default_of(asked: Asked, *, small: bool) -> Way:
 
 
 def search(
-    every: list[Asked], bench: Bench, seconds: float, clock: Callable[[], float], *, room: int, small: bool = False
+    every: list[Asked],
+    bench: Bench,
+    seconds: float,
+    clock: Callable[[], float],
+    *,
+    room: int,
+    small: bool = False,
+    report: Report | None = None,
 ) -> Report:
-    """Look for `seconds`, the largest matrices first; each operation gets its share of what is left."""
-    report, end = Report(), clock() + seconds
+    """Look for `seconds`, the largest matrices first; each operation gets its share of what is left. report: what is
+    found goes there at once, so that it is known if the search is broken off."""
+    report, end = report or Report(), clock() + seconds
     todo = sorted((one for one in every if one.rows <= FEW), key=lambda one: (-one.weight, one.rows, one.name))
     for i, asked in enumerate(todo):
         now = clock()
