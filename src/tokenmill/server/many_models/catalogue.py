@@ -183,7 +183,8 @@ class Catalogue(Generic[U]):
         await self.sleepers.settled(entry)
         if entry.state in (State.READY, State.SLEEPING):
             self.drain(entry)
-        if entry.state is State.DRAINING and entry.task is not None:
+        entry.must_go = True
+        if entry.task is not None:  # it drains, or what is left of a broken one ends
             await asyncio.wait((entry.task,))
 
     async def _wait(self, entry: Entry[U]) -> None:
@@ -199,7 +200,8 @@ class Catalogue(Generic[U]):
                 if entry.state is State.SLEEPING and entry.spec.pin and entry.rest.by_hand:
                     raise UnreadyError(f"{entry.name!r} sleeps until somebody wakes it (POST /wake_up).", 5)
                 if entry.task is None:
-                    entry.task = asyncio.get_running_loop().create_task(self._load(entry))
+                    entry.task = asyncio.get_running_loop().create_task(self._load(entry, entry.state))
+                    life.state = State.LOADING  # at once: whoever unloads it must not take it for unloaded
                 task = entry.task
                 falls_asleep = entry.state is State.DRAINING
                 await asyncio.wait((task,))  # a caller that leaves does not cancel the task
@@ -218,10 +220,9 @@ class Catalogue(Generic[U]):
 
     # ------------------------------------------------------------ loading
 
-    async def _load(self, entry: Entry[U]) -> UnreadyError | None:
-        """Load or wake an entry. Returns the error or None, and never raises."""
-        life, before, tries = entry.life, entry.state, TRIES
-        life.state = State.LOADING
+    async def _load(self, entry: Entry[U], before: State) -> UnreadyError | None:
+        """Load or wake an entry whose state was `before`. Returns the error or None, and never raises."""
+        life, tries = entry.life, TRIES
         began = time.monotonic()
         try:
             if self.predict is not None and not entry.size:
@@ -256,16 +257,21 @@ class Catalogue(Generic[U]):
         finally:
             entry.reserved = entry.state is State.READY
             entry.task = None
+            self.notice_loss(entry)
             self.stir()
 
     async def _make_or_wake(self, entry: Entry[U]) -> None:
         """Make the entry's unit, or wake it if it sleeps. If its memory is not available now, it stays asleep."""
-        if entry.unit is None:
-            entry.unit = await self.make(entry)
-            return
         try:
-            await entry.unit.wake(TAGS)
+            if entry.unit is None:
+                entry.unit = await self.make(entry)
+            else:
+                await entry.unit.wake(TAGS)
+            if entry.lost is not None:
+                raise EngineDeadError(entry.lost)
         except UserError as error:
+            if entry.unit is None:
+                raise
             raise UnreadyError(f"{entry.name!r} cannot wake now: {error}", 5) from None
         except Exception:
             unit, entry.unit = entry.unit, None
@@ -373,7 +379,7 @@ class Catalogue(Generic[U]):
 
     def drain(self, entry: Entry[U], level: int = 0) -> None:
         """Take no new requests, then put the entry to sleep at this level (0: unload it)."""
-        entry.life.state, entry.stay, entry.rest.level = State.DRAINING, False, level
+        entry.life.state, entry.stay, entry.must_go, entry.rest.level = State.DRAINING, False, False, level
         if entry.life.expiry is not None:
             entry.life.expiry.cancel()
         entry.task = asyncio.get_running_loop().create_task(self.unload_now(entry))
@@ -381,7 +387,7 @@ class Catalogue(Generic[U]):
     async def unload_now(self, entry: Entry[U]) -> UnreadyError | None:
         while entry.busy:
             await self._change()
-            if entry.stay:  # another load gave up, so this entry may stay
+            if entry.stay and not entry.must_go:  # another load gave up, so this entry may stay
                 self.stays(entry)
                 return None
         if entry.rest.level:
@@ -397,6 +403,7 @@ class Catalogue(Generic[U]):
         entry.life.state, entry.task = State.READY, None
         entry.rest.over()
         self.arm(entry)
+        self.notice_loss(entry)
         self.stir()
 
     async def _close_unit(self, entry: Entry[U], unit: U | None) -> None:
@@ -406,7 +413,7 @@ class Catalogue(Generic[U]):
         except Exception:
             log.exception("a model could not be closed in an orderly way")
         finally:
-            entry.reserved = False
+            entry.reserved, entry.lost = False, None
             entry.rest.over()
             self.stir()
 
@@ -414,10 +421,16 @@ class Catalogue(Generic[U]):
         """The entry's engines cannot be kept alive. Its requests have got their errors. A later request loads it
         again."""
         if entry.state not in (State.READY, State.SLEEPING):
-            return  # the task that loads or unloads it handles this
+            entry.lost = reason  # the task that loads or unloads it handles this
+            return
         unit, entry.unit = entry.unit, None
         entry.failed(EngineDeadError(reason))
         entry.task = asyncio.get_running_loop().create_task(self._bury(entry, unit))
+
+    def notice_loss(self, entry: Entry[U]) -> None:
+        """A task leaves the entry loaded: its engines may have been lost meanwhile."""
+        if entry.lost is not None:
+            self.broken(entry, entry.lost)
 
     async def _bury(self, entry: Entry[U], unit: U | None) -> UnreadyError | None:
         await self._close_unit(entry, unit)

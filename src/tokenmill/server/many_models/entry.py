@@ -186,6 +186,10 @@ class Entry(Generic[U]):
         self.removed = False
         self.stay = False
         """It drains, but shall stay loaded after all."""
+        self.must_go = False
+        """It drains because somebody wants it gone, not only its room: it does not stay."""
+        self.lost: str | None = None
+        """Why its engines are gone for good, noted while a task loads, wakes or unloads it."""
 
     @property
     def state(self) -> State:
