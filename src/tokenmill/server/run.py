@@ -117,14 +117,14 @@ class ModelLoader:
         self._importing: asyncio.Future[None] | None = None
         self._shared: ServerContext | None = None
         self.models: Catalogue[Model] | None = None
-        self.survey = Survey((), None)
+        self.survey = Survey(lambda: (), None)
         self.broken: Callable[[str], None] = lambda reason: None
 
     def catalogue(self, specs: Sequence[Spec]) -> Catalogue[Model]:
         """The catalogue of all models. None of them is loaded yet."""
         given = self.server.models
         several = len(specs) > 1 or not specs[0].pin or self.server.store.allow_model_changes
-        self.survey = survey = Survey(specs, given.models_memory)
+        self.survey = survey = Survey(lambda: [entry.spec for entry in made.entries.values()], given.models_memory)
         bounds = Bounds(given.models_memory, given.models_queue, given.models_patience, given.models_sleep_memory)
         made: Catalogue[Model] = Catalogue(self.load, bounds, survey.size_of if several else None)
         survey.found_memory = made.limit
@@ -167,7 +167,7 @@ class ModelLoader:
     def _broken(self, entry: Entry[Model], reason: str) -> None:
         """One model's engines cannot be kept alive. A server with only this model gives up."""
         assert self.models is not None
-        if len(self.models.entries) == 1:
+        if list(self.models.entries.values()) == [entry]:
             self.broken(reason)
         else:
             log.error("a model gives up", extra={"data": {"model": entry.name, "reason": reason}})
@@ -209,7 +209,7 @@ async def _serve_loaded(shared: ServerContext, hooks: Hooks, shutdown: Shutdown,
     hooks.serving(url, first.unit.context.backend.info if first.unit is not None else None)
     log.info("serving", extra={"data": {"model": first.name, "url": url}})
     await shutdown.wait(shared.gate, hooks.ending)
-    for entry in shared.models.entries.values():
+    for entry in (*shared.models.entries.values(), *shared.models.removed):
         if entry.unit is not None:
             entry.unit.end_all("the server is shutting down")
     await http.stop()

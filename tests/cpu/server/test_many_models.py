@@ -111,7 +111,7 @@ async def test_what_is_predicted_is_what_is_measured(folders: dict[str, Path]) -
     async def ask(asked: Any) -> Any:
         return find_needs(*asked)
 
-    survey = Survey(specs, 2 << 30, ask)
+    survey = Survey(lambda: specs, 2 << 30, ask)
     models.predict = survey.size_of
     entry = models.first
     predicted = await survey.size_of(entry)

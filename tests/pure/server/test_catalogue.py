@@ -368,7 +368,7 @@ async def test_sizes_are_asked_for_once_and_shares_of_the_cache_are_set() -> Non
         return 100, [Need(30, 8, 2, fixed=config.cache.kv_cache_memory_bytes is not None) for config in what[0]]
 
     world, specs = World(held={"demo": 21}), [spec("demo", memory=None), spec("/nowhere/x", memory=None)]
-    survey = Survey(specs, None, ask)
+    survey = Survey(lambda: [entry.spec for entry in models.entries.values()], None, ask)
     models = Catalogue(world.make, predict=survey.size_of)
     survey.found_memory = models.limit
     world.gate.set()
@@ -387,7 +387,7 @@ async def test_models_that_cannot_be_counted_are_loaded_all_the_same() -> None:
         raise OSError("no more processes")
 
     world, specs = World(), [spec("a", memory=None)]
-    models = Catalogue(world.make, predict=Survey(specs, None, ask).size_of)
+    models = Catalogue(world.make, predict=Survey(lambda: specs, None, ask).size_of)
     world.gate.set()
     await models.load(models.add(specs[0]))
     assert world.alive() == ["a"] and models.memory_of("auto") is None

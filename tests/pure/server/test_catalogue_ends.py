@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
 from tests.pure.server.catalogue_stories import tell_story
 from tests.pure.server.conftest import until
 from tests.pure.server.server_catalogue_helpers import Unit, World, catalogue, spec
-from tokenmill.core.config import make_config
+from tokenmill.core.config import make_config, make_server_config
 from tokenmill.core.errors import EngineLostError
+from tokenmill.measure.memory_need import Need
 from tokenmill.server.many_models import catalogue as catalogue_module
 from tokenmill.server.many_models.catalogue import Catalogue
 from tokenmill.server.many_models.entry import Entry, GoneError, Spec, State, UnreadyError
+from tokenmill.server.many_models.survey import Survey
+from tokenmill.server.run import ModelLoader
 
 
 @pytest.mark.parametrize("part", range(4))
@@ -52,6 +56,44 @@ async def test_one_that_is_removed_while_a_load_is_asked_for_goes_too() -> None:
         await asked
     await going
     assert world.loads == ["b"] and not world.alive()
+
+
+async def test_a_model_that_is_gone_takes_no_share_and_another_of_its_name_is_counted_anew() -> None:
+    asked: list[tuple[list[int | None], int]] = []
+
+    async def ask(what: Any) -> tuple[int, list[Need]]:
+        asked.append(([config.model.max_model_len for config in what[0]], what[2]))
+        return 100, [Need(config.model.max_model_len, 8) for config in what[0]]
+
+    def long(name: str, length: int) -> Spec:
+        return Spec(make_config({}, model="/nowhere/x", served_model_name=name, max_model_len=length))
+
+    world = World()
+    survey = Survey(lambda: [entry.spec for entry in models.entries.values()], 1000, ask)
+    models = Catalogue(world.make, predict=survey.size_of)
+    world.gate.set()
+    models.add(long("other", 10))
+    await models.load(models.add(long("a", 20)))
+    await models.remove("a")
+    again = models.add(long("a", 30))
+    await models.load(again)
+    await models.load(models.entries["other"])
+    assert again.size == 30 and asked == [([20], 2), ([30], 2), ([10], 2)]
+    await models.remove("a")
+    await models.load(models.add(long("b", 40)))
+    assert asked[3:] == [([40], 2)]
+
+
+def test_engines_of_a_removed_model_end_no_server() -> None:
+    loader = ModelLoader(make_server_config({}), Exception, {})
+    told: list[str] = []
+    loader.broken = told.append
+    models: Catalogue[Any] = loader.catalogue([spec("a"), spec("b")])
+    b = models.entries.pop("b")
+    loader._broken(b, "its engines died too often")
+    assert b.lost is not None and not told
+    loader._broken(models.first, "its engines died too often")
+    assert told == ["its engines died too often"]
 
 
 async def reach(models: Catalogue[Unit], entry: Entry[Unit], world: World, what: str) -> asyncio.Future[None]:

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import multiprocessing
 import signal
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
 from tokenmill.core.config import EngineConfig
@@ -67,51 +67,54 @@ async def ask_child(asked: Asked) -> Counted:
 
 class Survey:
     """The sizes of a catalogue's entries. `ask` counts several models; `found_memory` receives the bytes that all
-    together may take."""
+    together may take; `served` gives the models that there are now, because models come and go."""
 
     def __init__(
         self,
-        specs: Sequence[Spec],
+        served: Callable[[], Iterable[Spec]],
         memory: int | None,
         ask: Callable[[Asked], Awaitable[Counted]] = ask_child,
     ) -> None:
-        self.specs = {spec.names[0]: spec for spec in specs}
-        self.memory, self.ask = memory, ask
+        self.served, self.memory, self.ask = served, memory, ask
         self.measured: dict[str, int] = {}
         """Free bytes by device."""
-        self.known: dict[str, Need] = {}
+        self.known: dict[str, tuple[EngineConfig, Need]] = {}
+        """By name, what was counted: another model of that name is counted anew."""
         self.lock = asyncio.Lock()
         self.found_memory: Callable[[str, int], None] = lambda place, memory: None
 
     async def size_of(self, entry: Entry[Any]) -> int:
         """An entry's bytes; 0: not known. An entry that sets no size of its K/V cache gets its share of memory."""
         async with self.lock:
-            if entry.name not in self.known:
-                await self._look(entry)
-        need = self.known[entry.name]
+            need = self._need(entry.spec) or await self._look(entry.spec)
         if need.whole and not need.fixed and need.kv:
             entry.spec = entry.spec.with_kv(need.kv)
+            self.known[entry.name] = entry.spec.engine, need
         entry.beside = max(0, need.beside)
         return need.whole
 
-    async def _look(self, entry: Entry[Any]) -> None:
-        """Count this entry, and all others of its device whose files are on this machine."""
-        self.specs.setdefault(entry.name, entry.spec)
-        batch, place = [entry.name], entry.spec.place
-        mates = [name for name, spec in self.specs.items() if spec.place == place]
-        batch += [n for n in mates if n not in self.known and n != entry.name and _is_here(self.specs[n])]
-        configs = [self.specs[name].engine for name in batch]
+    def _need(self, spec: Spec) -> Need | None:
+        """What was counted for this model. None: nothing yet."""
+        config, need = self.known.get(spec.names[0], (None, None))
+        return need if config == spec.engine else None
+
+    async def _look(self, spec: Spec) -> Need:
+        """Count this model, and all others of its device whose files are on this machine."""
+        place = spec.place
+        mates = [each for each in self.served() if each.place == place and each.names[0] != spec.names[0]]
+        batch = [spec, *(each for each in mates if self._need(each) is None and _is_here(each))]
         given = self.measured.get(place) if self.memory is None else self.memory
         try:
-            memory, needs = await self.ask((configs, given, len(mates)))
+            memory, needs = await self.ask(([each.engine for each in batch], given, 1 + len(mates)))
         except Exception:
             log.exception("models could not be counted: they are loaded without knowing their sizes")
-            self.known[entry.name] = Need()
-            return
-        self.known |= dict(zip(batch, needs, strict=True))
-        if given is None:
-            self.measured[place] = memory
-            self.found_memory(place, memory)
+            needs = [Need()]
+        else:
+            if given is None:
+                self.measured[place] = memory
+                self.found_memory(place, memory)
+        self.known |= {each.names[0]: (each.engine, need) for each, need in zip(batch, needs, strict=False)}
+        return needs[0]
 
 
 def _is_here(spec: Spec) -> bool:
