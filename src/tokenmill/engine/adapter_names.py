@@ -37,7 +37,7 @@ def located(path: str) -> str:
 
 def read_modules(given: Iterable[str]) -> list[tuple[str, str]]:
     """Read lora_modules: NAME=PATH, several with commas between them, or vLLM's JSON objects."""
-    found = []
+    found: list[tuple[str, str]] = []
     for text in given:
         if text.lstrip().startswith("{"):
             found.append(_from_json(text))
@@ -47,6 +47,9 @@ def read_modules(given: Iterable[str]) -> list[tuple[str, str]]:
             if not equals or not name or not path:
                 raise ParameterError(f"lora_modules takes NAME=PATH, not {_shown(part)}.", param="lora_modules")
             found.append((name, path))
+    for place, (name, _) in enumerate(found):
+        if any(name == before for before, _ in found[:place]):
+            raise ParameterError(f"lora_modules names {_shown(name)} twice.", param="lora_modules")
     return found
 
 

@@ -79,11 +79,14 @@ def left_out(config: EngineConfig) -> list[str]:
 
 
 def _check_names(given: str) -> None:
-    if not all(name.strip() for name in given.split(",")):
+    names = [name.strip() for name in given.split(",")]
+    if not all(names):
         raise ParameterError(
             f"--served-model-name {shown(given)}: a name is empty; leave the flag out for the model's own name.",
             param="served_model_name",
         )
+    if len(set(names)) < len(names):
+        raise ParameterError(f"--served-model-name {shown(given)}: a name stands twice.", param="served_model_name")
 
 
 def _check_files(files: FileOptions) -> None:

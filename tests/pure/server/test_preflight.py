@@ -39,6 +39,8 @@ REFUSED = {
     "two counts of engines": (["--engines", "2", "--dp", "3"], "say different things"),
     "no name": (["--served-model-name", ""], "a name is empty"),
     "a name of nothing": (["--served-model-name", "a,,b"], "a name is empty"),
+    "a name twice": (["--served-model-name", "a,b, a"], "a name stands twice"),
+    "an adapter twice": (["--enable-lora", "--lora-modules", "b=/x,b=/x"], "lora_modules names 'b' twice"),
     "a scheme": (["--quantization", "nope"], "quantization 'nope': weights are quantised at load to fp8, int8,"),
     "a scheme of the head": (["--quantization", "fp8,head=nope"], "quantised at load to fp8, int8,"),
     "a method of drafts": (["--speculative-config", '{"method": "nope"}'], "method 'nope' is not available"),

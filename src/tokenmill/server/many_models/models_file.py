@@ -101,8 +101,10 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
     except UserError as error:
         reason = str(error)
         raise ParameterError(reason if reason.startswith(where) else f"{where}: {reason}", param=error.param) from None
-    if "," in name or not name.strip() or any("," in alias for alias in spec.aliases):
+    if not all(each.strip() and "," not in each for each in (name, *spec.aliases)):
         raise ParameterError(f"{where}: a model's name must not be empty or contain a comma.", param="models")
+    if (twice := next((each for each in spec.names if spec.names.count(each) > 1), None)) is not None:
+        raise ParameterError(f"{where}: its name {twice!r} is given twice.", param="aliases")
     return spec
 
 
