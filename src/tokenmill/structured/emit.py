@@ -7,17 +7,16 @@ What has no such form is refused. Must not know: how people spell schemas.
 from __future__ import annotations
 
 from dataclasses import replace
-from decimal import Decimal
-from fractions import Fraction
 from itertools import combinations
-from math import inf
 from typing import Any, NoReturn
 
 from tokenmill.structured import regex
 from tokenmill.structured.algebra import Algebra, item_at, pointer, tidy_array, tidy_object, value_of
+from tokenmill.structured.counted import MAX_CHOICES, choices
 from tokenmill.structured.excluded_texts import without
 from tokenmill.structured.limits import MAX_COUNT, refuse
 from tokenmill.structured.matching import matches
+from tokenmill.structured.number_forms import MAX_LISTED, NumberForms
 from tokenmill.structured.prune import prune
 from tokenmill.structured.shapes import (
     ANY,
@@ -30,22 +29,15 @@ from tokenmill.structured.shapes import (
     At,
     Node,
     Non,
-    Number,
     Object,
     String,
     Sum,
     both,
     literal,
-    meet_numbers,
 )
 
-LARGEST = 1 << 53
-MAX_LISTED = 1000
-MAX_SPLIT = 8
 MAX_PLACES = 16
 """contains: the item must be among this many first ones."""
-MAX_GAPS = 24
-MAX_STEP = 10_000
 
 Plain = dict[str, Any]
 
@@ -57,7 +49,10 @@ class Emitter:
         self.algebra = algebra
         self.names: dict[Node, str] = {}
         self.queue: list[Node] = []
+        self.others: dict[frozenset[str], str] = {}
+        """Patterns of all names but these."""
         self.where: Node = ANY
+        self.numbers = NumberForms(self._refuse)
 
     def document(self, root: Node) -> Plain:
         """The schema of `root`."""
@@ -111,7 +106,7 @@ class Emitter:
         else:
             listed += sorted(found.flags)
         for number in found.numbers:
-            self._number(number, types, listed, options)
+            self.numbers.write(number, types, listed, options)
         for string in found.strings:
             self._string(string, types, listed, options)
         for array in found.arrays:
@@ -125,75 +120,6 @@ class Emitter:
         if not options:
             return None
         return options[0] if len(options) == 1 else {"anyOf": options}
-
-    # ------------------------------------------------------------ numbers
-
-    def _number(self, n: Number, types: list[str], listed: list[Any], options: list[Plain]) -> None:
-        if n == Number():
-            types.append("number")
-        elif n.lo is not None and n.lo == n.hi:
-            listed.append(self._exact(n.lo))
-        elif n.kind == "integer" and n.skips:
-            listed += self._integers(n)
-        elif n.skips or n.kind == "fraction":
-            options += self._between(n)
-        else:
-            made: Plain = {"type": "integer" if n.kind == "integer" else "number"}
-            n = _step_inside(n)
-            lo, hi = n.lo, n.hi
-            # Beyond 2^53 the engine counts inexactly: a narrower border is safe, a wider one is not.
-            hi = None if hi is None else min(hi, Fraction(LARGEST))
-            lo = None if lo is None else max(lo, Fraction(-LARGEST))
-            if lo is not None:
-                made["exclusiveMinimum" if n.lo_open and lo == n.lo else "minimum"] = self._exact(lo)
-            if hi is not None:
-                made["exclusiveMaximum" if n.hi_open and hi == n.hi else "maximum"] = self._exact(hi)
-            if n.step is not None:
-                odd = n.step.numerator
-                while odd % 2 == 0 or odd % 5 == 0:
-                    odd //= 2 if odd % 2 == 0 else 5
-                if odd > MAX_STEP:  # remainders are states of an automaton
-                    self._refuse(f"multipleOf has more than {MAX_STEP} remainders to follow")
-                made["multipleOf"] = self._exact(n.step)
-            options.append(made)
-
-    def _integers(self, n: Number) -> list[int]:
-        """All integers of the set, or only those near zero: a narrower set is safe."""
-        lo = -MAX_LISTED // 2 if n.lo is None else int(n.lo)
-        hi = max(lo, 0) + MAX_LISTED // 2 if n.hi is None else int(n.hi)
-        lo = max(lo, hi - MAX_LISTED) if n.lo is None else lo
-        step = n.step or Fraction(1)
-        return [
-            i
-            for i in range(lo, min(hi, lo + MAX_LISTED) + 1)
-            if (i / step).denominator == 1 and all((i / s).denominator > 1 for s in n.skips)
-        ]
-
-    def _between(self, n: Number) -> list[Plain]:
-        """Numbers between neighbouring integers or multiples, near zero: a narrower set is safe."""
-        grids = [*n.skips, *([Fraction(1)] if n.kind == "fraction" else [])]
-        if len(grids) != 1 or n.step is not None:
-            self._refuse("multiples of one number that are not multiples of another cannot be told apart")
-        first = -MAX_GAPS // 2
-        if n.hi is not None:
-            first = min(first, n.hi // grids[0] - MAX_GAPS)
-        if n.lo is not None:
-            first = max(first, n.lo // grids[0])
-        found: list[Plain] = []
-        for k in range(first, first + MAX_GAPS + 1):
-            gap = Number(lo=k * grids[0], lo_open=True, hi=(k + 1) * grids[0], hi_open=True)
-            part = meet_numbers(gap, Number(lo=n.lo, lo_open=n.lo_open, hi=n.hi, hi_open=n.hi_open))
-            if part is not None:
-                self._number(part, [], [], found)
-        return found
-
-    def _exact(self, value: Fraction) -> int | float:
-        if value.denominator == 1 and abs(value) <= LARGEST:
-            return int(value)
-        near = float(value) if abs(value) <= LARGEST else inf
-        if near == inf or abs(near) < 1e-9 or Fraction(Decimal(repr(near))) != value:
-            self._refuse("it holds a number that is too large or too long to be compared exactly")
-        return near
 
     # ------------------------------------------------------------ strings
 
@@ -310,7 +236,7 @@ class Emitter:
         values: list[Any] = ([None] if found.null else []) + sorted(found.flags)
         for n in found.numbers:
             point = n.lo is not None and n.lo == n.hi
-            values += [self._exact(n.lo)] if point and n.lo is not None else self._integers(n)
+            values += [self.numbers.exact(n.lo)] if point and n.lo is not None else self.numbers.integers(n)
         for s in found.strings:
             if s.values is None or s.named:
                 self._refuse("uniqueItems can only be enforced for short lists of scalars (give items an enum)")
@@ -378,32 +304,37 @@ class Emitter:
     def _counted(self, o: Object, props: dict[str, Node], options: list[Plain]) -> None:
         """min- and maxProperties: one alternative for each choice of the optional names."""
         optional = [n for n, v in props.items() if n not in o.required and v != NEVER]
-        if len(optional) > MAX_SPLIT:
-            self._refuse(f"minProperties and maxProperties need at most {MAX_SPLIT} optional properties")
-        open_ = bool(o.patterns) or o.extra != NEVER
-        for size in range(len(optional) + 1):
-            for chosen in combinations(optional, size):
-                there = o.required | frozenset(chosen)
-                kept = {n: v for n, v in props.items() if n in there}
-                if o.hi is not None and len(there) > o.hi:
-                    continue
-                if not open_ or len(there) == o.hi:
-                    if len(there) >= o.lo:
-                        options.append(self._written(Object((), (), NEVER, there), kept))
-                    continue
-                if o.lo - len(there) > 1:
-                    # The engine lets a free name come twice, which would count twice.
-                    self._refuse("minProperties can ask for one unlisted name at most")
-                absent = frozenset(props) - there
-                part = self._unlisted(o, there, props) if absent else Object((), o.patterns, o.extra, there)
-                options.append(self._written(part, kept, o.lo if o.lo > len(there) else 0, o.hi))
+        open_, sure = bool(o.patterns) or o.extra != NEVER, len(o.required)
+        found = choices(optional, o.lo - sure, None if o.hi is None else o.hi - sure, opened=open_)
+        if found is None:
+            self._refuse(f"minProperties and maxProperties leave more than {MAX_CHOICES} choices of optional names")
+        if not found and open_ and o.lo - sure > len(optional) + 1:
+            self._refuse("minProperties can ask for one unlisted name at most")  # it could come twice
+        for choice in found:
+            there = o.required | frozenset(choice.there)
+            kept = {n: v for n, v in props.items() if n in there or n in choice.free}
+            self.algebra.budget.spend(len(kept))
+            if choice.unlisted is None:
+                options.append(self._written(Object((), (), NEVER, there), kept))
+            elif o.hi is None and not choice.unlisted:
+                absent = dict.fromkeys(props, NEVER)
+                options.append(self._written(Object((), o.patterns, o.extra, there), {**absent, **kept}))
+            else:
+                part = self._unlisted(o, there, props) if len(kept) < len(props) else replace(o, required=there)
+                options.append(self._written(part, kept, o.lo if choice.unlisted else 0, o.hi))
 
     def _unlisted(self, o: Object, there: frozenset[str], props: dict[str, Node]) -> Object:
         """Free names as a pattern that no listed name fits: counting needs that every listed name is required, and a
         pattern speaks of listed names as well."""
+        listed = frozenset(props)
         if o.patterns:
-            self._refuse("minProperties and maxProperties cannot be enforced together with patternProperties")
-        return Object((), ((self._other_than(frozenset(props)), o.extra),), NEVER, there)
+            if o.extra != NEVER:
+                self._refuse("a count of names beside patternProperties needs additionalProperties: false")
+            free = [(self._without(p, listed), v) for p, v in o.patterns]
+            return Object((), tuple((p, v) for p, v in free if p is not None), NEVER, there)
+        if listed not in self.others:
+            self.others[listed] = self._other_than(listed)
+        return Object((), ((self.others[listed], o.extra),), NEVER, there)
 
     def _named(self, o: Object) -> Object | None:
         """propertyNames, turned into listed names or a pattern."""
@@ -448,9 +379,14 @@ class Emitter:
         force = self.algebra.force
         kept = [n for n, v in props.items() if v != NEVER and matches(pattern, n)]
         held = frozenset(n for n in kept if extra != ANY and force(both(props[n], extra)) != force(props[n]))
-        self.algebra.budget.spend(len(pattern) * sum(map(len, held)))
-        found = without(pattern, held) if held else pattern
+        found = self._without(pattern, held)
         return () if found is None else ((found, extra),)
+
+    def _without(self, pattern: str, texts: frozenset[str]) -> str | None:
+        """The pattern of the same texts but for these; None: nothing is left."""
+        held = frozenset(text for text in texts if matches(pattern, text))
+        self.algebra.budget.spend(len(pattern) * sum(map(len, held)))
+        return without(pattern, held) if held else pattern
 
     def _name_pattern(self, s: String) -> str:
         size = f"{{{s.lo},{'' if s.hi is None else s.hi}}}"
@@ -460,26 +396,6 @@ class Emitter:
         if s.named or s.avoid_patterns or len(every) != 1:
             self._refuse("propertyNames can only be enforced for a list, one pattern, or one range of lengths")
         return every[0]
-
-
-def _step_inside(n: Number) -> Number:
-    """Where an open whole border and the other one lie between the same two integers, the engine takes the border
-    itself in: it moves inside by less than any written number would (a narrower set is safe)."""
-    if n.kind == "integer" or n.lo is None or n.hi is None or n.step is not None or n.hi - n.lo >= 1:
-        return n
-    places = max(len(str(_decimal(b)).partition(".")[2]) for b in (n.lo, n.hi))
-    tiny = Fraction(1, 10 ** min(9, places + 6))
-    low = n.lo_open and n.lo >= 0 and n.lo.denominator == 1
-    high = n.hi_open and n.hi <= 0 and n.hi.denominator == 1
-    if (low or high) and n.hi - n.lo <= tiny:
-        refuse("the borders of a number lie too close to each other to be compared exactly.")
-    if low:
-        return replace(n, lo=n.lo + tiny, lo_open=False)
-    return replace(n, hi=n.hi - tiny, hi_open=False) if high else n
-
-
-def _decimal(value: Fraction) -> Decimal:
-    return Decimal(value.numerator) / Decimal(value.denominator)
 
 
 def _sayable(text: str) -> bool:
