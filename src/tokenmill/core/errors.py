@@ -75,6 +75,13 @@ class ContextError(TooLargeError):
         )
 
 
+class IdInUseError(ParameterError):
+    """Another open request has this id."""
+
+    def __init__(self, request_id: str) -> None:
+        super().__init__(f"The request id {shown(request_id)} is in use: choose another one.", param="request_id")
+
+
 class BusyError(UserError):
     """There is no room, time or process for the request now; it may be accepted later."""
 

@@ -15,7 +15,7 @@ import msgspec
 
 from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
-from tokenmill.core.errors import EngineDeadError, ParameterError
+from tokenmill.core.errors import EngineDeadError, IdInUseError
 from tokenmill.core.params import LoRARequest, RequestOutputKind
 from tokenmill.core.pooled import EmbeddingOutput, EmbeddingRequestOutput
 from tokenmill.core.request import Request, RequestOutput, SamplingParams, TextDelta
@@ -226,7 +226,7 @@ class AsyncLLM:
     def _owner(self, request: Request) -> Iterator[Service]:
         """Choose the engine for this request; it counts as that engine's while the context is open."""
         if request.id in self.owners:
-            raise ParameterError(f"The request id {request.id!r} is in use: choose another one.", param="request_id")
+            raise IdInUseError(request.id)
         number = 0
         if self.router is not None:
             for each, service in enumerate(self.services):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from time import perf_counter
 
 from tokenmill.core.constraint import Constraint
-from tokenmill.core.errors import EngineDeadError
+from tokenmill.core.errors import EngineDeadError, IdInUseError
 from tokenmill.core.execution import Executor, Ticket
 from tokenmill.core.experts import Balancer, NoBalance
 from tokenmill.core.request import Request, TokenDelta
@@ -45,7 +45,10 @@ class Engine:
     def add(self, request: Request, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not. pooling: how to pool an embedding (None:
         generate)."""
-        self.scheduler.add(self.admission.check(request, len(self.scheduler.roster.groups), pooling))
+        open_requests = self.scheduler.roster.groups
+        if request.id in open_requests:
+            raise IdInUseError(request.id)
+        self.scheduler.add(self.admission.check(request, len(open_requests), pooling))
 
     def abort(self, request_id: str, index: int | None = None, reason: str = "abort") -> list[TokenDelta]:
         """End a request, or one of its outputs; returns the terminal deltas."""

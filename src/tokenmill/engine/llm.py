@@ -72,6 +72,7 @@ class LLM:
         self.engine = self.built.engine
         self.driver = Driver(self.engine, self.built.tokenizer)
         self.reader = PromptReader(self.built.tokenizer, self.built.facts.max_model_len)
+        self._by_hand = LLMEngine(self.built, self.driver, self.reader)
         self._names = itertools.count(1)
         self._weights = WeightUpdates(self.built)
         self._profiler = Profiler()
@@ -265,9 +266,9 @@ class LLM:
 
     @property
     def llm_engine(self) -> LLMEngine:
-        """The engine, to be stepped by hand."""
+        """The engine, to be stepped by hand: always the same object."""
         self._check_open()
-        return LLMEngine(self.built, self.driver, self.reader)
+        return self._by_hand
 
     def get_metrics(self) -> list[Metric]:
         """The engine's current numbers, under the names of the server's metrics."""
@@ -396,7 +397,8 @@ class LLM:
         return list(given)
 
     def _request(self, text: str | None, ids: list[int], params: SamplingParams, **fields: Any) -> Request:
-        name, context = str(next(self._names)), self.built.context
+        in_use, context = self.driver.deliveries.asked, self.built.context  # by ids that callers of llm_engine chose
+        name = next(name for name in map(str, self._names) if name not in in_use)
         return make_request(name, text, ids, params, context=context, arrival=time.perf_counter(), **fields)
 
     def _pooler(self, use_tqdm: bool | Callable[..., Any], lora_request: LoRARequest | None = None) -> Pooler:

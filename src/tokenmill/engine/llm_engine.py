@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable
 from typing import Any
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import IdInUseError
 from tokenmill.core.params import LoRARequest
 from tokenmill.core.request import RequestOutput, SamplingParams, TextDelta
 from tokenmill.engine.build import Built, build_llm
@@ -44,7 +44,7 @@ class LLMEngine:
     ) -> str:
         """Accept a request, or raise a UserError that says why not; returns its id."""
         if request_id in self.open:
-            raise ParameterError(f"The request id {request_id!r} is in use: choose another one.", param="request_id")
+            raise IdInUseError(request_id)
         text, ids, salt = self.reader.read(prompt, params)
         request = make_request(
             request_id,

@@ -11,6 +11,7 @@ import select
 from collections import deque
 from typing import Any
 
+from tokenmill.core.errors import IdInUseError
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.engine.engine import Engine
 from tokenmill.engine.routing import Router, asked_of
@@ -44,6 +45,8 @@ class Replicas:
 
     def add(self, request: Request, pooling: str | None = None) -> None:
         """Accept a request, or raise a UserError that says why not."""
+        if request.id in self.owners:
+            raise IdInUseError(request.id)
         for number, part in enumerate(self.parts):
             self.router.cached(number, *part.scheduler.tables.cache.listener.take())
         number = self.router.pick_engine(range(len(self.parts)), asked_of(request))

@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.core.errors import BusyError, EngineDeadError, ParameterError, SequenceError, UserError
+from tokenmill.core.errors import BusyError, EngineDeadError, IdInUseError, SequenceError, UserError
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.build import Built
 from tokenmill.engine.deliveries import Deliveries
@@ -115,7 +115,7 @@ class Service:
         if self.dead is not None:
             raise EngineDeadError(self.dead)
         if name in self.callers:
-            raise ParameterError(f"The request id {name!r} is in use: choose another one.", param="request_id")
+            raise IdInUseError(name)
         left = command.num_outputs
         caller = self.callers[name] = Caller(asyncio.get_running_loop(), asyncio.Queue(), set(range(left)))
         self.commands.put(command)

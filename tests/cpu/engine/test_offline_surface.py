@@ -320,6 +320,19 @@ def test_an_engine_by_hand(tiny):
     assert "hush" not in repr(EngineArgs(hf_token="hush")) and EngineArgs(num_blocks=3) == EngineArgs(num_blocks=3)
 
 
+def test_the_engine_of_an_llm_is_always_the_same(llm):
+    llm.llm_engine.add_request("open", "The mill", greedy(5))
+    with pytest.raises(ParameterError, match="in use"):
+        llm.llm_engine.add_request("open", "again")
+    name = str(int(llm.generate("x", greedy(1), use_tqdm=False)[0].request_id) + 1)
+    llm.llm_engine.add_request(name, "The mill", greedy(5))  # what generate would have called its next request
+    assert llm.generate("x", greedy(1), use_tqdm=False)[0].request_id != name
+    found = {}
+    while llm.llm_engine.has_unfinished_requests():
+        found |= {output.request_id: output for output in llm.llm_engine.step()}
+    assert {each: len(output.outputs[0].token_ids) for each, output in found.items()} == {"open": 5, name: 5}
+
+
 async def test_what_an_async_engine_yields(tiny):
     engine = AsyncLLMEngine.from_engine_args(AsyncEngineArgs(model=str(tiny), disable_log_requests=True, **SMALL))
     outputs = {}

@@ -17,7 +17,15 @@ from functools import partial
 
 import msgspec
 
-from tokenmill.core.errors import BusyError, EngineDeadError, EngineLostError, ParameterError, SequenceError, UserError
+from tokenmill.core.errors import (
+    BusyError,
+    EngineDeadError,
+    EngineLostError,
+    IdInUseError,
+    ParameterError,
+    SequenceError,
+    UserError,
+)
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.admission import Admission, work_of
 from tokenmill.engine.deliveries import Deliveries
@@ -118,7 +126,7 @@ class Fleet:
         if self.rest.asleep:
             raise BusyError("The model sleeps.")
         if request.id in self.open_requests:
-            raise ParameterError(f"The request id {request.id!r} is in use.", param="request_id")
+            raise IdInUseError(request.id)
         if (stream.rank or 0) >= len(self.engines):
             raise ParameterError(f"There are {len(self.engines)} engines, counted from 0.", param="data_parallel_rank")
         admission = self.admission
@@ -135,7 +143,7 @@ class Fleet:
 
         outputs = check() if work_of(request) <= QUICK else await asyncio.to_thread(check)
         if request.id in self.open_requests:  # another request with this id came during the check
-            raise ParameterError(f"The request id {request.id!r} is in use.", param="request_id")
+            raise IdInUseError(request.id)
         request = self.adapters.current(request)
         entry = Open(request, pooling, stream, Timeline(time.monotonic()), emitted=[[] for _ in range(outputs)])
         self.open_requests[request.id] = entry
