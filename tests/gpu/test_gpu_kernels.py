@@ -223,14 +223,3 @@ def test_shared_prefix(seqs, form):
     found = kernels.attention(q, spec, ctx)
     assert relative(found, REFERENCE.attention(q.float(), spec, ctx)) < 1e-2
     assert int(kernels._stepping._common[1]) == 11
-    ctx = batch.step([("new", 300), *((name, 1) for name, _ in names), ("more", 90)])
-    plan = ctx.groups[0]
-    plan.tables[1 : 1 + seqs, :11] = plan.tables[1:2, :11]
-    q, plan.shared = kernels.prepare_qkv(rand(seqs + 390, 48 * 128), spec, ctx), True
-    expected = REFERENCE.attention(q.float(), spec, ctx)
-    assert relative(kernels.attention(q, spec, ctx), expected) < 1e-2
-    assert int(kernels._stepping._common[1]) == 0, "the first table begins otherwise"
-    plan.tables[:1, :11], ctx.groups[0] = plan.tables[1:2, :11], replace(plan)
-    one = slice(300, 300 + seqs)
-    assert relative(kernels.attention(q, spec, ctx)[one], expected[one]) < 1e-2
-    assert int(kernels._stepping._common[1]) == 11

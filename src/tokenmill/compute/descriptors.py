@@ -248,9 +248,9 @@ class GroupPlan:
     tables [S, max_entries] block ids; first [S, max_entries] first position of each entry, or None when entry j
     starts at j * block_size everywhere (the contiguous case); entries [S] counts; slots [T] block * size + offset.
     `first` ascends within each row's counted entries; positions that no entry covers are not attended to. `shared` is a
-    hint: tables of sequences with one new token all begin with the same entries, so a backend may read those once.
-    `reach` is a hint, too: an upper bound of the positions read by sequences with several new tokens (0: unknown).
-    `paths`: given if some sequences are nodes of trees; None: every key lies at the position that it stands at.
+    hint: all tables begin with the same entries, so a backend may read those once for all sequences. `reach` is a hint,
+    too: an upper bound of the positions read by sequences with several new tokens (0: unknown). `paths`: given if some
+    sequences are nodes of trees; None: every key lies at the position that it stands at.
     """
 
     tables: Tensor

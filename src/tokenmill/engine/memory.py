@@ -130,10 +130,10 @@ def peak_step_bytes(
     short = [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]
     every = [(*cut, False, False) for cut in cuts + short]
     every += [(*cut, True, False) for cut in cuts[-1:] if config.adapters.enable_lora]
-    windows = any(0 < group.window < max_len for group in layout.groups)
-    every += [(*cut, False, True) for cut in (*short[:1], *((*short[-1:], cuts[-1]) if windows else ()))]
-    for rows, tokens, adapted, pretends in every:
-        grew, failure = _try_step(made, peak_plan(rows, tokens, max_len, layout), device, (adapted, pretends))
+    if any(0 < group.window < max_len for group in layout.groups):
+        every += [(*cut, False, True) for cut in (*short[:1], *short[-1:], cuts[-1])]
+    for rows, tokens, adapted, moved in every:
+        grew, failure = _try_step(made, peak_plan(rows, tokens, max_len, layout), device, (adapted, moved))
         peak = max(peak, grew)
         if failure is not None:
             raise UserError(f"A full step of {step_tokens} tokens cannot be computed: {failure}")
@@ -147,7 +147,7 @@ def _try_step(
     how: tuple[bool, bool],
 ) -> tuple[int, str | None]:
     """The memory that this step takes, and why it failed. Its pages and states are gone before the next one's are made.
-    how: does it run as with adapters, and does it pretend (Rows.pretends)?"""
+    how: does it run as with adapters, and as if windows had moved (Rows.pretends)?"""
     (model, kernels, layout), (plan, need, length) = made, peak
     specs, count, results = model.spec.states, len(plan.rows), list[StepResult]()
     states = StatePool(specs, count, 0, device, kernels.copy_rows_) if specs else None

@@ -23,8 +23,6 @@ Spans = list[tuple[int, int, int]]
 """(query_start, query count, kv_len) of each sequence, as in ForwardContext."""
 Flags = tuple[bool, ...]
 """One for each KV group; () stands for none."""
-SHARERS = 8
-"""Rows with one token that share a prefix beside rows with more tokens: below that two launches more do not pay."""
 SHARED_ENTRIES = 8
 """Telling the kernels that all rows share a prefix pays off from so many equal leading table entries on."""
 
@@ -89,11 +87,8 @@ def make_batch(plan: StepPlan, rows: Rows, pool: KVPool, kernels: Kernels) -> Ba
         left = send(torch.tensor(places_left(plan, pool.states.first), dtype=torch.int64), device)
     size = sum(plan.counts), longest
     tokens, token_rows, ctx = lay_out(rows, pool, kernels, packed, size, kinds, adapted=adapted, left=left)
-    single, least = [row for row, count in zip(plan.rows, plan.counts, strict=True) if count == 1], SHARERS
-    if longest == 1:
-        least = 2
     for group, made in enumerate(ctx.groups):
-        made.shared = rows.pretends or (len(single) >= least and share_prefix(rows, group, single))
+        made.shared = longest == 1 and share_prefix(rows, group, plan.rows)
         made.reach = reach(plan, rows, group, block)
     ends = list(accumulate(plan.counts))
     if device.type == "cpu":

@@ -69,8 +69,8 @@ class Rows:
         """By KV group: recorded steps treat all tables as shifted. Otherwise the first sequence that leaves its window
         would wait for new recordings. (Not so for prompts: whole tables tell where windows begin.)"""
         self.pretends = False
-        """Report all tables of windows as shifted, and all rows as sharing a prefix, so that kernels of such steps are
-        compiled before they are needed."""
+        """Report all tables of windows as shifted, so that kernels of such steps are compiled before they are
+        needed."""
         self.pools: dict[int, str] = {}
         self.sums: dict[int, Tensor] = {}
         self.num_prompt = [0] * max_rows

@@ -133,40 +133,6 @@ def test_a_shared_prefix_is_read_once(lengths):
     assert entries == (8 if min(lengths) > 128 else 0)
 
 
-@pytest.mark.parametrize("first", ["prompt", "one", "stranger"])
-@pytest.mark.parametrize("sinks", [False, True])
-def test_a_shared_prefix_is_read_once_beside_prompts(first, sinks):
-    """Sequences with one new token share; those with more neither count nor change, wherever they stand. stranger: the
-    first table, with which others are compared, begins otherwise."""
-    spec, kernels = make_spec(softcap=8.0, sinks=torch.randn(4) if sinks else None), TritonKernels()
-    batch = PagedBatch((spec.kv,), kernels, blocks=128)
-    known = [("a", 142), ("b", 130), ("c", 150), *([("p", 131)] if first == "prompt" else [])]
-    REFERENCE.prepare_qkv(torch.randn(sum(n for _, n in known), 128), spec, batch.step(known))
-    new = [("a", 1), ("p", 7), ("b", 1), ("q", 40), ("c", 1)]
-    ctx = batch.step(new if first == "one" else [new[1], new[0], *new[2:]])
-    plan, single = ctx.groups[0], [0, 2, 4] if first == "one" else [1, 2, 4]
-    plan.tables[single, :8] = plan.tables[single[:1], :8]
-    if first == "prompt":
-        plan.tables[0, :8] = plan.tables[single[0], :8]
-    q = kernels.prepare_qkv(torch.randn(50, 128), spec, ctx)
-    expected = REFERENCE.attention(q, spec, replace(ctx, kernels=REFERENCE))
-    plan.shared = True
-    found = kernels.attention(q, spec, ctx)
-    assert int(kernels._stepping._common[1]) == (0 if first == "stranger" else 8)
-    assert torch.allclose(found, expected, atol=2e-5)
-    assert not kernels.launch.scratch.counters(q.device).any()
-
-
-def test_nobody_may_share_a_prefix_where_all_have_several_tokens():
-    spec, kernels = make_spec(), TritonKernels()
-    batch = PagedBatch((spec.kv,), kernels)
-    ctx = batch.step([("a", 140), ("b", 150)])
-    q = kernels.prepare_qkv(torch.randn(290, 128), spec, ctx)
-    expected = REFERENCE.attention(q, spec, replace(ctx, kernels=REFERENCE))
-    ctx.groups[0].shared = True
-    assert torch.allclose(kernels.attention(q, spec, ctx), expected, atol=2e-5)
-
-
 def test_rows_that_fill_up_a_step_leave_a_prefix_shared():
     spec, kernels = make_spec(), TritonKernels()
     batch = PagedBatch((spec.kv,), kernels)

@@ -1,4 +1,4 @@
-"""A prefix that all sequences with one new token share (cascade). Owns: finding it, and reading it once for them.
+"""A prefix that all sequences of a decode step share (cascade). Owns: finding it, and reading it once for all of them.
 
 Its keys are read once per 128 (sequence, head) rows instead of once per sequence. What it leaves are parts, like those
 of decode.py, which joins them with each sequence's own.
@@ -16,21 +16,16 @@ from tokenmill.kernels.triton.attention.paging import FLOOR, bend, product
 from tokenmill.kernels.triton.attention.stored import kinds_of, scale_strides, scales_of, spot_in, widened
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, shared_memory, wait
 
-NOBODY = tl.constexpr(1 << 30)
-"""What no sequence has lowered."""
 LEAST = 8
 """Table entries below which sharing does not pay."""
 
 
 @triton.jit(do_not_specialize=["table_stride"])
-def _common_kernel(table_ptr, len_ptr, start_ptr, common_ptr, table_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr,
-                   LEAST: tl.constexpr, MIXED: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
+def _common_kernel(table_ptr, len_ptr, common_ptr, table_stride, SIZE: tl.constexpr, BLOCK: tl.constexpr,
+                   LEAST: tl.constexpr, PDL: tl.constexpr):  # fmt: skip
     begin(PDL)
     seq = tl.program_id(0)
     wait(PDL)
-    if MIXED:
-        if tl.load(start_ptr + seq + 1) - tl.load(start_ptr + seq) != 1:
-            return  # several new tokens. (Its table may be the first, which others are compared with: that is no harm.)
     length = tl.load(len_ptr + seq)
     if (length <= 1) & (seq > 0):
         return  # the spare row, which fills up a recorded step: what the others share is read for nothing, too
@@ -51,37 +46,34 @@ def _common_kernel(table_ptr, len_ptr, start_ptr, common_ptr, table_stride, SIZE
     tl.atomic_min(common_ptr, same)
 
 
-def common_entries(plan: GroupPlan, ctx: ForwardContext, *, pdl: bool, mixed: bool = False) -> Tensor:
+def common_entries(plan: GroupPlan, ctx: ForwardContext, *, pdl: bool) -> Tensor:
     """-> [1] int32: leading table entries that are the same in all sequences but those of one key, which are read by
-    nobody (0 if they are few). mixed: sequences with several new tokens do not count."""
-    common = torch.full((1,), NOBODY.value, dtype=torch.int32, device=plan.tables.device)
+    nobody (0 if they are few)."""
+    common = torch.full((1,), 1 << 30, dtype=torch.int32, device=plan.tables.device)
     _common_kernel[(plan.tables.shape[0],)](
-        plan.tables, ctx.kv_len, ctx.query_start, common, plan.tables.stride(0), SIZE=ctx.block_size, BLOCK=128,
-        LEAST=LEAST, MIXED=mixed, PDL=pdl, num_warps=1, launch_pdl=pdl,
+        plan.tables, ctx.kv_len, common, plan.tables.stride(0), SIZE=ctx.block_size, BLOCK=128, LEAST=LEAST, PDL=pdl,
+        num_warps=1, launch_pdl=pdl,
     )  # fmt: skip
     return common
 
 
 @triton.jit(do_not_specialize=["S"])
 def _shared_kernel(
-    q_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, start_ptr, common_ptr, part_ptr, top_ptr,
+    q_ptr, key_ptr, value_ptr, key_scale_ptr, value_scale_ptr, table_ptr, len_ptr, common_ptr, part_ptr, top_ptr,
     S, key_block, key_head, key_row, value_block, value_head, value_row,
     key_scale_block, key_scale_head, key_scale_row, value_scale_block, value_scale_head, value_scale_row,
     scale, softcap,
     H: tl.constexpr, GROUP: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, SIZE: tl.constexpr,
     BS: tl.constexpr, BG: tl.constexpr, BN: tl.constexpr, BD: tl.constexpr, BV: tl.constexpr,
     BEFORE: tl.constexpr, PARTS: tl.constexpr, SOFTCAP: tl.constexpr, K_KIND: tl.constexpr, V_KIND: tl.constexpr,
-    MIXED: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     tile = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     wait(PDL)
-    common = tl.load(common_ptr)
-    if MIXED:
-        common = tl.where(common < NOBODY, common, 0)
-    length = common * SIZE
+    length = tl.load(common_ptr) * SIZE
     chunk = tl.cdiv(tl.cdiv(length, BN), BEFORE) * BN
     low = split * chunk
     high = tl.minimum(low + chunk, length)
@@ -93,12 +85,8 @@ def _shared_kernel(
     d = tl.arange(0, BD)
     v = tl.arange(0, BV)
     n = tl.arange(0, BN)
-    query = seq
-    if MIXED:
-        query = tl.load(start_ptr + seq, mask=real, other=0)
-        real &= tl.load(start_ptr + seq + 1, mask=real, other=0) - query == 1
     q = tl.load(
-        q_ptr + query[:, None].to(tl.int64) * (H * D) + head[:, None] * D + d[None, :],
+        q_ptr + seq[:, None].to(tl.int64) * (H * D) + head[:, None] * D + d[None, :],
         mask=real[:, None] & (d < D)[None, :], other=0.0,
     )  # fmt: skip
     acc = tl.zeros((BS * BG, BV), dtype=tl.float32)
@@ -155,26 +143,25 @@ def can_share(spec: AttentionSpec, plan: GroupPlan, size: int) -> bool:
 
 def attend_shared(
     q: Tensor, spec: AttentionSpec, ctx: ForwardContext, common: Tensor, scratch: Scratch, *,
-    before: int, parts: int, pdl: bool, mixed: bool = False,
+    before: int, parts: int, pdl: bool,
 ) -> None:  # fmt: skip
-    """Parts 0 .. before - 1 of `parts`: q [S, H, Dk] against the first `common` [1] entries of the first table. mixed:
-    q [T, H, Dk], of which the sequences with one new token count."""
+    """Parts 0 .. before - 1 of `parts`: q [S, H, Dk] against the first `common` [1] entries of the first table."""
     kv, plan = ctx.kv[spec.layer], ctx.groups[spec.group]
     seqs, heads = plan.tables.shape[0], spec.kv.heads
     group = spec.heads // heads
     packed = pow2(group)
-    together = max(16 // packed, ROWS // packed if mixed else min(ROWS // packed, pow2(seqs)), 1)
+    together = max(16 // packed, min(ROWS // packed, pow2(seqs)), 1)
     partial = scratch.partial(q.device)
     block_n, stages = shared_config(together * packed, spec, q.element_size())
     _shared_kernel[(triton.cdiv(seqs, together), heads, before)](
-        q, kv.key, kv.value, *scales_of(kv), plan.tables, ctx.query_start, common,
+        q, kv.key, kv.value, *scales_of(kv), plan.tables, ctx.kv_len, common,
         partial, partial[seqs * spec.heads * parts * spec.kv.value_dim :],
         seqs, *kv.key.stride()[:3], *kv.value.stride()[:3], *scale_strides(kv), spec.scale, spec.softcap,
         H=spec.heads, GROUP=group, D=spec.kv.key_dim, DV=spec.kv.value_dim, SIZE=ctx.block_size,
         BS=together, BG=packed, BN=block_n,
         BD=max(16, pow2(spec.kv.key_dim)), BV=max(16, pow2(spec.kv.value_dim)),
         BEFORE=before, PARTS=parts, SOFTCAP=spec.softcap > 0, **kinds_of(kv),
-        MIXED=mixed, WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl,
+        WIDE=INTERPRETED or q.dtype == torch.float32, STAGES=stages, PDL=pdl,
         num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
 

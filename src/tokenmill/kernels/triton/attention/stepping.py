@@ -17,11 +17,6 @@ from tokenmill.kernels.triton.common import INTERPRETED
 from tokenmill.kernels.triton.launch import Launch
 
 _WIDEST_HEAD = 512
-MIXED_PARTS = 4
-"""How many programs share the reading of the prefix where other sequences have several new tokens: such steps have any
-numbers of sequences, and one kernel serves them all."""
-MANY = 1 << 12
-"""Sequences times heads from which on each sequence's own keys are read by one program a head."""
 
 
 def has_heads(spec: AttentionSpec, q: Tensor) -> bool:
@@ -59,7 +54,7 @@ class Stepping:
                 q, out, spec, ctx, pdl=self.launch.pdl, mixed=True, config=(64, 32, 4, 2) if self.launch.small else None
             )
         if mixed:
-            self._attend_one(q, out, spec, ctx, mixed=True)
+            attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, mixed=True)
 
     def takes_new_keys(self, qkv: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> bool:
         """Can one launch prepare queries, keys and values, and attend?"""
@@ -81,24 +76,25 @@ class Stepping:
             return False
         return plan.shared and can_share(spec, plan, size) and ctx.kv_len.shape[0] >= 2
 
-    def _attend_one(
-        self, q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext, *, mixed: bool = False
-    ) -> None:
-        """The sequences with one new token. mixed: others have more."""
-        plan, seqs, how = ctx.groups[spec.group], ctx.kv_len.shape[0], {"pdl": self.launch.pdl, "mixed": mixed}
+    def _attend_one(self, q: Tensor, out: Tensor, spec: AttentionSpec, ctx: ForwardContext) -> None:
+        plan, seqs = ctx.groups[spec.group], ctx.kv_len.shape[0]
         if not self._shares(plan, spec, ctx, q.element_size()):
-            attend_one(q, out, spec, ctx, self.launch.scratch, **how)
+            attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl)
             return
-        before, units = (MIXED_PARTS, MANY) if mixed else (shared_parts(seqs, spec), seqs * spec.kv.heads)
-        splits, *rest = decode_config(units, plan.tables.shape[1] * ctx.block_size, spec, beside=True)
+        before = shared_parts(seqs, spec)
+        splits, *rest = decode_config(seqs * spec.kv.heads, plan.tables.shape[1] * ctx.block_size, spec, beside=True)
         room = self.launch.scratch.floats // (seqs * spec.heads * (spec.kv.value_dim + 2))
         splits = max(1, min(splits, room - before)) if seqs * spec.kv.heads <= self.launch.scratch.num_counters else 1
         if room < before + splits:
-            attend_one(q, out, spec, ctx, self.launch.scratch, **how)
+            attend_one(q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl)
             return
         if self._common is None or self._common[0] is not plan:
-            self._common = plan, common_entries(plan, ctx, **how)
+            self._common = plan, common_entries(plan, ctx, pdl=self.launch.pdl)
         common = self._common[1]
-        attend_shared(q, spec, ctx, common, self.launch.scratch, before=before, parts=before + splits, **how)
+        attend_shared(
+            q, spec, ctx, common, self.launch.scratch, before=before, parts=before + splits, pdl=self.launch.pdl
+        )
         config = (splits, rest[0], rest[1], rest[2], rest[3], rest[4])
-        attend_one(q, out, spec, ctx, self.launch.scratch, before=before, shared=common, config=config, **how)
+        attend_one(
+            q, out, spec, ctx, self.launch.scratch, pdl=self.launch.pdl, before=before, shared=common, config=config
+        )
