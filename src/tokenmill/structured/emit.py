@@ -275,6 +275,8 @@ class Emitter:
         for name in sorted(o.required):
             if name not in known:
                 props[name] = value_of(o, name, known)
+        patterns = [found for p, v in o.patterns for found in self._free(p, v, props)]
+        o = replace(o, patterns=tuple((p, v) for p, v in patterns if (v, o.extra) != (NEVER, NEVER)))
         open_ = bool(o.patterns) or o.extra != NEVER
         possible = [n for n, v in props.items() if v != NEVER]
         lo = o.lo if o.lo > len(o.required) else 0

@@ -7,6 +7,7 @@ skipped. `format` is enforced, by a narrower known format where the wide one is 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
@@ -16,6 +17,7 @@ from urllib.parse import unquote
 from tokenmill.core.nesting import deeper_than
 from tokenmill.structured import regex
 from tokenmill.structured.algebra import Algebra, pointer, refuse_keyword, tidy_array, tidy_object, value_of
+from tokenmill.structured.evaluated import Evaluated
 from tokenmill.structured.limits import (
     MAX_COUNT,
     MAX_DEPTH,
@@ -101,12 +103,11 @@ REFUSED = {
     "$dynamicRef": "dynamic references are not supported",
     "$recursiveRef": "dynamic references are not supported",
     "maxContains": "counting items by kind is not regular",
-    "unevaluatedItems": "what other keywords leave open cannot be followed; use items",
     "disallow": "it is draft 3's; use not",
     "extends": "it is draft 3's; use allOf",
     "divisibleBy": "it is draft 3's; use multipleOf",
 }
-IN_PLACE = ("$ref", "allOf", "anyOf", "oneOf", "not", "if", "dependentSchemas", "dependencies", "additionalProperties")
+UNEVALUATED = ("unevaluatedProperties", "unevaluatedItems")
 
 
 def parse(given: Any) -> Any:
@@ -146,27 +147,37 @@ class SchemaReader:
         self.document = document
         self.closed = closed
         self.algebra = Algebra(self.read)
+        self.evaluated = Evaluated(self, IN_PLACE)
 
     # ------------------------------------------------------------ places
 
     def read(self, path: Path) -> Sum:
         """What the subschema at `path` admits."""
-        schema = self._at(path)
+        schema = self.at(path)
         if isinstance(schema, bool):
             return WHOLE if schema else NEVER
+        if any(k in schema and not _says_nothing(schema, k) for k in UNEVALUATED):
+            return self.algebra.union([found for found, _ in self.evaluated.cases(path)])
+        found = self.typed(schema, path)
+        for keyword, read in IN_PLACE.items():
+            if keyword in schema:
+                found = self.algebra.meet(found, read(self, schema[keyword], (*path, keyword)))
+        return found
+
+    def at(self, path: Path) -> Any:
+        """The subschema at `path`: true, false, or an object of keywords that are not refused by name."""
+        schema = self._found(path)
+        if isinstance(schema, bool):
+            return schema
         if not isinstance(schema, dict):
             refuse(f"the schema at {pointer(path)} must be an object, true or false.")
         self.algebra.budget.spend(len(schema))
         for keyword, why in REFUSED.items():
             if keyword in schema and not _says_nothing(schema, keyword):
                 refuse_keyword((*path, keyword), why)
-        found = self._typed(schema, path)
-        for keyword, read in _IN_PLACE.items():
-            if keyword in schema:
-                found = self.algebra.meet(found, read(self, schema[keyword], (*path, keyword)))
-        return found
+        return schema
 
-    def _at(self, path: Path) -> Any:
+    def _found(self, path: Path) -> Any:
         found = self.document
         for i, step in enumerate(path):
             if isinstance(found, dict) and step in found:
@@ -177,7 +188,8 @@ class SchemaReader:
                 refuse(f"there is nothing at {pointer(path[: i + 1])}, where a reference points.")
         return found
 
-    def _ref(self, target: Any, path: Path) -> Sum:
+    def target(self, target: Any, path: Path) -> Path:
+        """Where a reference at `path` points."""
         if not isinstance(target, str):
             _invalid(path, "a string")
         place = self.document
@@ -192,11 +204,12 @@ class SchemaReader:
         if fragment and not fragment.startswith("/"):
             refuse_keyword(path, "anchors are not supported; refer by path (#/$defs/...)")
         steps = [unquote(s).replace("~1", "/").replace("~0", "~") for s in fragment.split("/")[1:]]
-        return self.algebra.force(At(tuple(steps)))
+        return tuple(steps)
 
     # ------------------------------------------------------------ by type
 
-    def _typed(self, schema: dict, path: Path) -> Sum:
+    def typed(self, schema: dict, path: Path) -> Sum:
+        """What the keywords about values of one type admit."""
         given = schema.get("type", list(TYPES))
         types = [given] if isinstance(given, str) else given
         if not isinstance(types, list) or not types or any(t not in TYPES for t in types):
@@ -270,8 +283,8 @@ class SchemaReader:
                 some.add(At((*path, "contains")))
         return tidy_array(
             Array(
-                tuple(self._child((*path, keyword, str(i))) for i in range(len(first))),
-                self._child((*path, rest)) if rest in schema else ANY,
+                tuple(self.child((*path, keyword, str(i))) for i in range(len(first))),
+                self.child((*path, rest)) if rest in schema else ANY,
                 _count(schema, path, "minItems") or 0,
                 _count(schema, path, "maxItems"),
                 frozenset(some),
@@ -289,38 +302,42 @@ class SchemaReader:
         for name in (*listed, *required):
             _check_literal(name, path)
         extra = "additionalProperties"
-        if "unevaluatedProperties" in schema and not _says_nothing(schema, "unevaluatedProperties"):
-            if any(k in schema for k in IN_PLACE):
-                refuse_keyword((*path, "unevaluatedProperties"), "what other keywords leave open cannot be followed")
-            extra = "unevaluatedProperties"
         patterns: dict[str, Node] = {}
         for given in by_pattern:
             place = (*path, "patternProperties", given)
             pattern = _pattern(given, place)
-            patterns[pattern] = both(patterns.get(pattern, ANY), self._child(place))
-        closed = self.closed and extra not in schema and bool(listed or by_pattern)
+            patterns[pattern] = both(patterns.get(pattern, ANY), self.child(place))
+        told = extra in schema or "unevaluatedProperties" in schema
+        closed = self.closed and not told and bool(listed or by_pattern)
         found = Object(
             (),
             tuple(patterns.items()),
-            self._child((*path, extra)) if extra in schema else NEVER if closed else ANY,
+            self.child((*path, extra)) if extra in schema else NEVER if closed else ANY,
             frozenset(required),
             _count(schema, path, "minProperties") or 0,
             _count(schema, path, "maxProperties"),
             frozenset((At((*path, "propertyNames")),) if "propertyNames" in schema else ()),
         )
         bare = Object(patterns=found.patterns, extra=ANY)
-        props = {n: both(self._child((*path, "properties", n)), value_of(bare, n)) for n in listed}
+        props = {n: both(self.child((*path, "properties", n)), value_of(bare, n)) for n in listed}
         props |= {n: value_of(found, n) for n in required if n not in props}  # in the order that the schema gives
         return tidy_object(replace(found, props=tuple(props.items())))
 
-    def _child(self, path: Path) -> Node:
+    def child(self, path: Path) -> Node:
         """A subschema as a node; the trivial ones are known at once."""
-        schema = self._at(path)
+        schema = self._found(path)
         if schema is True or schema == {}:
             return ANY
         return NEVER if schema is False else At(path)
 
+    def pattern(self, given: Any, path: Path) -> str:
+        """A pattern of names for whole names."""
+        return _pattern(given, path)
+
     # ------------------------------------------------------------ in place
+
+    def _ref(self, target: Any, path: Path) -> Sum:
+        return self.algebra.force(At(self.target(target, path)))
 
     def _enum(self, values: Any, path: Path) -> Sum:
         if not isinstance(values, list) or not values:
@@ -338,17 +355,17 @@ class SchemaReader:
 
     def _all_of(self, given: Any, path: Path) -> Sum:
         found = WHOLE
-        for part in self._parts(given, path):
+        for part in self.parts(given, path):
             found = self.algebra.meet(found, self.algebra.force(part))
         return found
 
     def _any_of(self, given: Any, path: Path) -> Sum:
-        return self.algebra.union([self.algebra.force(p) for p in self._parts(given, path)])
+        return self.algebra.union([self.algebra.force(p) for p in self.parts(given, path)])
 
     def _one_of(self, given: Any, path: Path) -> Sum:
         """Each option without those that it overlaps with."""
         algebra = self.algebra
-        options = [algebra.force(p) for p in self._parts(given, path)]
+        options = [algebra.force(p) for p in self.parts(given, path)]
         found = []
         for i, option in enumerate(options):
             for j, other in enumerate(options):
@@ -357,17 +374,18 @@ class SchemaReader:
             found.append(option)
         return algebra.union(found)
 
-    def _parts(self, given: Any, path: Path) -> list[Node]:
+    def parts(self, given: Any, path: Path) -> list[Node]:
+        """The schemas of a list, as nodes."""
         if not isinstance(given, list) or not given:
             _invalid(path, "a list of schemas")
-        return [self._child((*path, str(i))) for i in range(len(given))]
+        return [self.child((*path, str(i))) for i in range(len(given))]
 
     def _not(self, given: Any, path: Path) -> Sum:
         return self.algebra.outside(self.algebra.force(At(path)), path)
 
     def _if(self, given: Any, path: Path) -> Sum:
         place = path[:-1]
-        schema = self._at(place)
+        schema = self._found(place)
         if "then" not in schema and "else" not in schema:
             return WHOLE
         algebra = self.algebra
@@ -379,7 +397,7 @@ class SchemaReader:
             unmet = algebra.meet(unmet, algebra.force(At((*place, "else"))))
         return algebra.union([met, unmet])
 
-    def _dependencies(self, given: Any, path: Path) -> Sum:
+    def dependencies(self, given: Any, path: Path) -> Sum:
         """If a name is there, other names must be there, or the whole must fit a schema."""
         if not isinstance(given, dict):
             _invalid(path, "an object")
@@ -398,7 +416,7 @@ class SchemaReader:
         return found
 
 
-_IN_PLACE = {
+IN_PLACE: dict[str, Callable[[SchemaReader, Any, Path], Sum]] = {
     "const": SchemaReader._const,
     "enum": SchemaReader._enum,
     "$ref": SchemaReader._ref,
@@ -407,9 +425,9 @@ _IN_PLACE = {
     "oneOf": SchemaReader._one_of,
     "not": SchemaReader._not,
     "if": SchemaReader._if,
-    "dependencies": SchemaReader._dependencies,
-    "dependentRequired": SchemaReader._dependencies,
-    "dependentSchemas": SchemaReader._dependencies,
+    "dependencies": SchemaReader.dependencies,
+    "dependentRequired": SchemaReader.dependencies,
+    "dependentSchemas": SchemaReader.dependencies,
 }
 
 

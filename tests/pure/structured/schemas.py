@@ -77,6 +77,7 @@ def _array(rng: random.Random, s: dict[str, Any], depth: int) -> None:
         _maybe(rng, s, 0.6, "items", lambda: _schema(rng, depth - 1))
         _maybe(rng, s, 0.3, "prefixItems", lambda: [_schema(rng, depth - 1) for _ in range(rng.randint(1, 2))])
         _maybe(rng, s, 0.2, "contains", lambda: _schema(rng, depth - 1))
+        _maybe(rng, s, 0.05, "unevaluatedItems", lambda: rng.choice([False, _schema(rng, 0)]))
     _maybe(rng, s, 0.3, "minItems", lambda: rng.randint(0, 2))
     _maybe(rng, s, 0.5, "maxItems", lambda: rng.randint(0, 3))
     _maybe(rng, s, 0.15, "uniqueItems", lambda: True)
@@ -90,6 +91,7 @@ def _object(rng: random.Random, s: dict[str, Any], depth: int) -> None:
         _maybe(rng, s, 0.4, "additionalProperties", lambda: rng.choice([False, True, _schema(rng, depth - 1)]))
         names = [{"pattern": rng.choice(PATTERNS)}, {"maxLength": 2}, {"enum": ["a", "b", "q"]}, _schema(rng, 0)]
         _maybe(rng, s, 0.1, "propertyNames", lambda: rng.choice(names))
+        _maybe(rng, s, 0.1, "unevaluatedProperties", lambda: rng.choice([False, _schema(rng, 0)]))
         _maybe(rng, s, 0.1, "dependentSchemas", lambda: {name(): _schema(rng, depth - 1)})
     _maybe(rng, s, 0.4, "required", lambda: sorted({name() for _ in range(rng.randint(1, 2))}))
     _maybe(rng, s, 0.15, "minProperties", lambda: rng.randint(0, 2))

@@ -445,8 +445,6 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"type": "array", "items": {"type": "string"}, "uniqueItems": True}, "#", "uniqueItems"),
     ({"contains": {}, "maxContains": 2}, "#/maxContains", "maxContains"),
     ({"contains": {}, "minContains": 2}, "#/minContains", "minContains"),
-    ({"unevaluatedItems": False}, "#/unevaluatedItems", "unevaluatedItems"),
-    ({"allOf": [{}], "unevaluatedProperties": False}, "#/unevaluatedProperties", "unevaluatedProperties"),
     ({"$dynamicRef": "#x"}, "#/$dynamicRef", "$dynamicRef"),
     ({"items": {"pattern": "(?!a)b"}}, "#/items/pattern", "look-around"),
     ({"items": {"pattern": "(a)\\1"}}, "#/items/pattern", "back-references"),
