@@ -1,6 +1,6 @@
 """The hash oracle at length, JSON on stdout; exits 1 on any wrong text.
 
-python bench/oracle.py [STORIES] [FIRST SEED] [--kind KIND]     KIND: trees, device_drafts, crowded_beams, plain
+python bench/oracle.py [STORIES] [FIRST SEED] [--kind KIND]     KIND: trees, device_drafts, crowded_beams, plain, lives
 (default: all by turns)
 """
 
@@ -12,25 +12,36 @@ import pathlib
 import sys
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 
 from tests.pure.scheduler.oracle import run_story
+from tests.pure.scheduler.oracle_lives import run_lives
 
-KINDS: tuple[dict[str, bool], ...] = ({}, {"device_drafts": True}, {"crowded_beams": True}, {"trees": True})
-"""What stories are told by turns."""
-NAMES = [next(iter(kind), "plain") for kind in KINDS]
+from tokenmill.scheduler.scheduler import Scheduler
+
+Tell = Callable[[int], Scheduler]
+KINDS: dict[str, Tell] = {
+    "plain": run_story,
+    "device_drafts": partial(run_story, device_drafts=True),
+    "crowded_beams": partial(run_story, crowded_beams=True),
+    "trees": partial(run_story, trees=True),
+    "lives": run_lives,
+}
+"""What stories are told by turns, each from its seed."""
 
 
-def main(count: int, first: int, kinds: tuple[dict[str, bool], ...] = KINDS) -> int:
+def main(count: int, first: int, kinds: tuple[Tell, ...] = tuple(KINDS.values())) -> int:
     """Run `count` random stories; -> how many went wrong."""
     totals: dict[str, int] = {}
     wrong: list[int] = []
     start = time.perf_counter()
     for seed in range(first, first + count):
         try:
-            scheduler = run_story(seed, **kinds[seed % len(kinds)])
+            scheduler = kinds[seed % len(kinds)](seed)
         except Exception:
             wrong.append(seed)
             traceback.print_exc()
@@ -51,7 +62,7 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stories", nargs="?", type=int, default=10_000)
     parser.add_argument("first", nargs="?", type=int, default=0)
-    parser.add_argument("--kind", choices=NAMES)
+    parser.add_argument("--kind", choices=list(KINDS))
     given = parser.parse_args()
-    told = KINDS if given.kind is None else (KINDS[NAMES.index(given.kind)],)
+    told = tuple(KINDS.values()) if given.kind is None else (KINDS[given.kind],)
     sys.exit(1 if main(given.stories, given.first, told) else 0)

@@ -87,7 +87,7 @@ class AdapterSlots:
         held = self.held.get(adapter)
         if held is not None and not held.rows:
             del self.held[adapter]
-            self.free.append(held.slot)
+            self.free.append(self._emptied(held.slot))
 
     def forget(self) -> None:
         """Forget what lies in the slots: no row is running, and every adapter will be loaded again."""
@@ -108,8 +108,13 @@ class AdapterSlots:
             return self.free.pop()
         victim = self._idle(adapter)
         assert victim is not None, "has_room comes first"
-        slot = self.held.pop(victim).slot
+        slot = self._emptied(self.held.pop(victim).slot)
         for held in self.held.values():
             if held.drained_for == adapter:
                 held.drained_for = 0
+        return slot
+
+    def _emptied(self, slot: int) -> int:
+        """A slot whose adapter has gone. It may have gone before a plan could load it, and then it never will be."""
+        self.pending = [load for load in self.pending if load[0] != slot]
         return slot

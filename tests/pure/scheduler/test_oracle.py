@@ -8,6 +8,7 @@ import os
 import pytest
 
 from tests.pure.scheduler.oracle import run_story
+from tests.pure.scheduler.oracle_lives import run_lives
 from tokenmill.core.request import Request, SamplingParams, TokenDelta
 from tokenmill.core.sequence import Sequence, SequenceGroup
 from tokenmill.core.step import RowSampling, StepPlan, StepResult
@@ -45,6 +46,12 @@ def test_beams_of_many_requests_share_few_rows() -> None:
     """Siblings wait for one another, and rows for siblings: somebody always goes on."""
     for seed in range(STORIES // 5):
         run_story(seed, crowded_beams=True)
+
+
+def test_deaths_adapters_and_an_emptied_cache() -> None:
+    """Stories of several lives (oracle_lives.py)."""
+    for seed in range(STORIES // 5):
+        run_lives(seed)
 
 
 def test_drafts_of_the_device_cost_no_plan_in_flight() -> None:
