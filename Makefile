@@ -18,7 +18,7 @@ LINTED := src tests tools bench examples train
 
 help:
 	@echo "make run      set up, build the CPU kernels, start 'tokenmill $(RUN)' with the demo model (RUN='serve demo' ...)"
-	@echo "make test     set up, all CPU tests, then make check"
+	@echo "make test     set up, all CPU tests, make check beside them"
 	@echo "make test-nightly  the CPU tests with whole products of families, modes, fields and shapes (hours)"
 	@echo "make test-web     the page in Chromium, with how quick it is and axe-core (wants a quiet machine); pictures in out/web/"
 	@echo "make test-clients      published clients (openai 2.x and 3.x, Node, langchain-openai) against 'serve demo'"
@@ -52,12 +52,18 @@ AGAIN = { echo "== NOTE: these failed beside others and are asked once more, alo
 # of a file share is made once; who has ended takes from the others.
 SPREAD = -n 3 --dist worksteal
 
+# Checks have one core to do for a minute or two. Beside tests they take what these leave, and print when all tests ended.
+BESIDE = nice $(MAKE) --no-print-directory check
+
 test: setup-tests
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || [ ! -d tests/web ] || \
 		echo "== NOTE: no chromium here, so the web tests are skipped (apt-get install chromium)"
-	@echo "== tests"
-	$(SUITE) $(SPREAD) --cache-clear || $(AGAIN)
-	@$(MAKE) --no-print-directory check
+	@mkdir -p out
+	@echo "== tests, and make check beside them"
+	@$(BESIDE) > out/check.log 2>&1 & checks=$$!; trap "kill $$checks" INT TERM; \
+	$(SUITE) $(SPREAD) --cache-clear; tests=$$?; \
+	wait $$checks; checked=$$?; cat out/check.log; \
+	[ $$tests = 0 ] || $(AGAIN); tests=$$?; exit $$((tests + checked))
 
 # What `make test` thins out: every family in every mode, every shape in every field, three times the examples of the document.
 test-nightly: setup-tests
