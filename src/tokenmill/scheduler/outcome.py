@@ -101,12 +101,14 @@ class Outcome:
         return delta
 
     def _force(self, seq: Sequence, constraint: Constraint, delta: TokenDelta) -> None:
-        """Append the tokens that the constraint forces, without a model step."""
-        group = seq.group
+        """Append the tokens that the constraint forces, without a model step. A token that ends the text is sampled
+        all the same: sampling knows what that means."""
+        group, ends = seq.group, seq.group.sampling.end_ids
         if seq.inflight or delta.logprobs is not None or group.sampling.forbids:
             return
         forced = constraint.forced()
         forced = forced[: group.max_len - len(seq.tokens) - 1]
+        forced = forced[: next((n for n, token in enumerate(forced) if token in ends), len(forced))]
         if forced:
             constraint.accept(forced)
             seq.drafts = []

@@ -161,14 +161,16 @@ class ConstrainedDrafter(NoisyDrafter):
         return drafts
 
 
-def ideal(model: HashModel, prompt: list[int], seed: int, most: int, rules: Rules | None) -> list[int]:
+def ideal(
+    model: HashModel, prompt: list[int], seed: int, most: int, rules: Rules | None, ends: tuple[int, ...] = (0,)
+) -> list[int]:
     tokens = list(prompt)
     while len(tokens) - len(prompt) < most:
         token = choose(model.token(model.views(tokens), seed), rules and rules.mask())
         tokens.append(token)
         if rules is not None:
             rules.accept([token])
-        if token == 0:
+        if token in ends:
             break
     return tokens[len(prompt) :]
 
@@ -232,7 +234,8 @@ def run_story(seed: int) -> Scheduler:
         count = rng.choice([1, 1, 3])
         request.params = SamplingParams(n=1 if beams else count)
         search = BeamSearch(2, 1.0, False, frozenset({0}), most) if beams else Sampling()
-        sampling = RowSampling(end_ids=[0], num_candidates=search.width)
+        stops = () if beams else random.Random(own).choice([(), (7, 8, 9)])  # stop_token_ids
+        sampling = RowSampling(end_ids=[0, *stops], num_candidates=search.width)
         group = SequenceGroup(request, search, sampling, len(prompt) + most, num_outputs=2 if beams else count)
         group.constraint = None if rules is None else rules.fork()
         if beams:
@@ -241,7 +244,7 @@ def run_story(seed: int) -> Scheduler:
             wanted |= {(name, k): tokens for k, tokens in enumerate(found)}
         else:
             for k in range(count):
-                wanted[name, k] = ideal(model, prompt, derive_seed(own, k), most, rules and rules.fork())
+                wanted[name, k] = ideal(model, prompt, derive_seed(own, k), most, rules and rules.fork(), (0, *stops))
         coming.append(group)
     texts: dict[tuple[str, int], list[int]] = {key: [] for key in wanted}
     ends = 0
