@@ -115,13 +115,18 @@ def default_gemv(weight: NarrowMatrix, *, gated: bool) -> Way:
 
 
 def default_stream(rows: int, width: int, inner: int, *, gated: bool) -> Way:
-    """Tiles of 128 rows of the weight where these fill the device, or where many rows share them, else of 64; more
-    parts of K as long as the device has room for their programs."""
+    """Few rows: tiles of 128 rows of the weight where these fill the device, else of 64. Many: tiles of 128 x 128, of
+    which one program fits on a multiprocessor, or of 256 rows where only these fit all at once. More parts of K as long
+    as the device has room for their programs."""
     blocks = -(-inner // BLOCK)
     if rows > _FEW:
-        each, height, beside = (128, 128, _RESIDENT // 2) if gated else (128, 64, _RESIDENT)
-        split = max(1, min(2, blocks // 4, beside // (-(-width // each) * -(-rows // height))))
-        return "stream", 256 if gated else 128, height, split, 4, 8 if gated else 4, 168 if gated else 104
+        if gated:
+            return ("stream", 256, 128, 1, 4, 8, 168) if rows <= 256 else ("stream", 128, 128, 1, 4, 4, 168)
+        tall = -(-width // 128)
+        if tall * -(-rows // 128) > _RESIDENT // 2 >= tall * -(-rows // 256):
+            return "stream", 128, 256, 1, 2, 8, 168
+        split = max(1, min(2, blocks // 4, _RESIDENT // 2 // (tall * -(-rows // 128))))
+        return "stream", 128, 128, split, 4, 8, 104
     high = gated or width >= 128 * _RESIDENT
     tiles = -(-width // (64 if gated or not high else 128))
     split = max(1, min(8, blocks // 4, round((_RESIDENT if rows <= 32 else _RESIDENT // 2) / tiles)))
