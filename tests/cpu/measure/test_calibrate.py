@@ -139,6 +139,9 @@ def test_this_machine_is_measured_and_predicted_from(monkeypatch, tmp_path):
         timing=calibrate.Timing(rounds=2, round_s=1e-4, warm_s=1e-4, lasting_s=1e-4, passes=2),
     )
     monkeypatch.setattr(calibrate, "SIZES", {"cpu": small, "short": replace(small, rows=(1,))})
+    for module, few in ((calibrate, {"_READ_S": 0.0}), (ceilings, {"_READ_BYTES": {"cpu": 4 << 20}, "_SHAPE_S": 0.01})):
+        for name, value in few.items():
+            monkeypatch.setattr(module, name, value)
     host = calibrate_host.Sizes(1, 2, (1, 2), 6, 1)
     monkeypatch.setattr(calibrate_host, "SIZES", {"cpu": host, "short": replace(host, rows=(1,), words=False)})
     found = calibrate.measure_calibrated("cpu", ("float32", "int8"))
