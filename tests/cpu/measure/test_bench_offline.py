@@ -14,7 +14,7 @@ from tokenmill.compute.forward import KVFormat
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
 from tokenmill.core.step import RowSampling, RowStart, StepPlan, TableEdit
-from tokenmill.measure import plots
+from tokenmill.measure import ceilings, plots
 from tokenmill.measure.ablate import ablate, switches
 from tokenmill.measure.calibration import Speeds
 from tokenmill.measure.ceilings import load_measured, measure
@@ -37,6 +37,13 @@ def bench(*arguments):
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     return make_tiny(tmp_path_factory.mktemp("tiny") / "m", layers=1, hidden=32, heads=2, kv_heads=1)
+
+
+@pytest.fixture(autouse=True)
+def small_ceilings(monkeypatch):
+    """Ceilings are measured with few bytes and short products: how high they are is not what is tested."""
+    monkeypatch.setattr(ceilings, "_READ_BYTES", {"cpu": 4 << 20})
+    monkeypatch.setattr(ceilings, "_SHAPE_S", 0.01)
 
 
 SMALL = ("--device", "cpu", "--kv-cache-memory-bytes", 1 << 20, "--max-num-seqs", 4)
