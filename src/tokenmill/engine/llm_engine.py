@@ -43,8 +43,6 @@ class LLMEngine:
         priority: int = 0,
     ) -> str:
         """Accept a request, or raise a UserError that says why not; returns its id."""
-        if request_id in self.open:
-            raise IdInUseError(request_id)
         text, ids, salt = self.reader.read(prompt, params)
         request = make_request(
             request_id,
@@ -57,6 +55,8 @@ class LLMEngine:
             salt=salt,
             adapter=self._adapter(lora_request),
         )
+        if request_id in self.open:  # its last output may not have been returned yet
+            raise IdInUseError(request_id)
         accumulator = Accumulator(request)
 
         def hear(delta: TextDelta) -> None:

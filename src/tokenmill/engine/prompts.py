@@ -172,6 +172,8 @@ def make_request(
     context: the model's context, if an answer that does not fit shall end there; None: such a request is refused."""
     if not isinstance(params, SamplingParams):
         raise ParameterError(f"sampling_params must be a SamplingParams, not {type(params).__name__}.")
+    if not isinstance(request_id, str):
+        raise ParameterError(f"request_id must be text, got {shown(request_id)}.", param="request_id")
     params.check()  # fields may have been set since its construction
     if (keep := params.truncate_prompt_tokens) is not None:
         if keep == -1:  # as many tokens as fit together with the answer
@@ -234,7 +236,9 @@ def _check_names(options: Mapping[str, Any]) -> None:
 
 
 def check_priority(priority: int, policy: str) -> int:
-    """Refuse a priority that the policy would ignore."""
+    """Refuse a priority that the policy would ignore, or could not compare with others."""
+    if isinstance(priority, bool) or not isinstance(priority, int):
+        raise ParameterError(f"priority must be an integer, got {shown(priority)}.", param="priority")
     if priority and policy != "priority":
         raise ParameterError("priority needs scheduling_policy='priority'.", param="priority")
     return priority

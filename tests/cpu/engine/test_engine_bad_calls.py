@@ -198,6 +198,10 @@ def _endless() -> dict:
 
 WRONG_KINDS = {
     "priority": (lambda llm: llm.generate("x", priority=5), "priority"),
+    "a priority as text": (lambda llm: llm.generate("x", priority=["high"]), "priority must be an integer"),
+    "no priority": (lambda llm: llm.generate("x", priority=[None]), "priority must be an integer"),
+    "half a priority": (lambda llm: llm.llm_engine.add_request("a", "x", priority=float("nan")), "priority must be"),
+    "a request id": (lambda llm: llm.llm_engine.add_request(["a"], "x"), "request_id must be text"),
     "a conversation without end": (lambda llm: llm.chat([_endless()]), "nested without end"),
     "labels as a number": (lambda llm: llm.classify("x", labels=5), "labels"),
     "labels without order": (lambda llm: llm.classify("x", labels={"a", "b"}), "labels"),
@@ -210,7 +214,7 @@ WRONG_KINDS = {
 
 
 def test_values_of_another_kind_are_told_by_their_names(tiny):
-    with open_llm(tiny, enable_sleep_mode=True) as llm:
+    with open_llm(tiny, enable_sleep_mode=True, scheduling_policy="priority") as llm:
         before = run(llm, ["x"], greedy(3))[0].outputs[0].token_ids
         llm.sleep(1)
         with pytest.raises(UserError, match="tags"):
