@@ -22,6 +22,7 @@ from tokenmill.structured.shapes import (
     Array,
     At,
     Both,
+    Held,
     Node,
     Non,
     Object,
@@ -217,7 +218,8 @@ class Algebra:
         if any(self.empty(item_at(a, i), depth - 1) for i in places):
             return True
         fixed = a.hi is not None and a.hi <= len(a.prefix)
-        return any(fixed and all(self.empty(both(p, s), depth - 1) for p in a.prefix[: a.hi]) for s in a.some)
+        some = [held.node for held in a.some if held.lo]
+        return any(fixed and all(self.empty(both(p, s), depth - 1) for p in a.prefix[: a.hi]) for s in some)
 
     def _no_object(self, o: Object, depth: int) -> bool:
         known = dict(o.props)
@@ -249,7 +251,15 @@ def value_of(o: Object, name: str, known: dict[str, Node] | None = None) -> Node
 
 def tidy_array(a: Array) -> Array | None:
     """A canonical form; None if it is certainly empty."""
-    hi, rest, prefix = a.hi, a.rest, a.prefix
+    lo, hi, rest, prefix = a.lo, a.hi, a.rest, a.prefix
+    some = {held for held in a.some if (held.lo or held.hi is not None) and held.node != NEVER}
+    for held in a.some:
+        if (held.hi is not None and held.hi < held.lo) or (held.lo and held.node == NEVER):
+            return None
+        lo = max(lo, held.lo)
+        if held.node == ANY:
+            some.discard(held)
+            hi = held.hi if hi is None else hi if held.hi is None else min(hi, held.hi)
     first = next((i for i, p in enumerate(prefix) if p == NEVER), None)
     if first is not None:
         prefix, rest = prefix[:first], NEVER
@@ -257,13 +267,11 @@ def tidy_array(a: Array) -> Array | None:
         hi = len(prefix)
     if hi is not None and hi <= len(prefix):
         prefix, rest = prefix[:hi], NEVER
-    if (hi is not None and hi < a.lo) or (a.repeats and (a.unique or (hi is not None and hi < 2))):
-        return None
-    if a.some and hi == 0:
+    if (hi is not None and hi < lo) or (a.repeats and (a.unique or (hi is not None and hi < 2))):
         return None
     while prefix and prefix[-1] == rest:
         prefix = prefix[:-1]
-    return Array(prefix, rest, a.lo, hi, a.some, a.unique, a.repeats)
+    return Array(prefix, rest, lo, hi, frozenset(some), a.unique, a.repeats)
 
 
 def tidy_object(o: Object) -> Object | None:
@@ -296,12 +304,18 @@ def _outside_array(a: Array, path: Path) -> list[Array]:
     if a.rest not in (ANY, NEVER):
         if a.prefix:
             refuse_keyword(path, "it would have to exclude arrays by what follows their first items")
-        found.append(Array(rest=ANY, some=frozenset((non(a.rest, path),))))
+        found.append(Array(rest=ANY, some=frozenset((Held(non(a.rest, path)),))))
     if a.lo:
         found.append(Array(rest=ANY, hi=a.lo - 1))
     if a.hi is not None:
         found.append(Array(rest=ANY, lo=a.hi + 1))
-    found += [Array(rest=non(s, path)) for s in a.some]
+    for held in a.some:
+        if held.lo == 1:
+            found.append(Array(rest=non(held.node, path)))
+        elif held.lo:
+            found.append(Array(rest=ANY, some=frozenset((Held(held.node, 0, held.lo - 1),))))
+        if held.hi is not None:
+            found.append(Array(rest=ANY, some=frozenset((Held(held.node, held.hi + 1),))))
     if a.unique:
         found.append(Array(rest=ANY, repeats=True, lo=2))
     if a.repeats:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
+from math import comb
 from typing import Any, NoReturn
 
 from tokenmill.structured import regex
@@ -27,6 +28,7 @@ from tokenmill.structured.shapes import (
     WHOLE_OBJECT,
     Array,
     At,
+    Held,
     Node,
     Non,
     Object,
@@ -34,10 +36,11 @@ from tokenmill.structured.shapes import (
     Sum,
     both,
     literal,
+    non,
 )
 
-MAX_PLACES = 16
-"""contains: the item must be among this many first ones."""
+MAX_PLACES, MAX_PLACINGS = 16, 300
+"""contains: the items that it counts are among this many first ones; so many choices of places are tried."""
 
 Plain = dict[str, Any]
 
@@ -226,7 +229,11 @@ class Emitter:
         return found
 
     def _has_some(self, a: Array, values: list[Any]) -> bool:
-        return all(any(not self.algebra.empty(both(literal(v), s), 99) for v in values) for s in a.some)
+        for held in a.some:
+            count = sum(not self.algebra.empty(both(literal(v), held.node), 99) for v in values)
+            if count < held.lo or (held.hi is not None and count > held.hi):
+                return False
+        return True
 
     def _values(self, node: Node) -> list[Any]:
         """All values of a node, if they are a short list of scalars."""
@@ -244,19 +251,31 @@ class Emitter:
         return values
 
     def _placed(self, a: Array) -> list[Array]:
-        """contains: one alternative for each place where the item can be."""
-        some = next(iter(a.some))
-        others = a.some - {some}
-        if not a.prefix and self.algebra.force(a.rest) == self.algebra.force(some):
-            simpler = tidy_array(Array((), a.rest, max(a.lo, 1), a.hi, others, a.unique))
+        """contains: one alternative for each choice of places where the items that it counts can be."""
+        held = min(a.some, key=lambda h: (h.hi is not None, h.lo, hash(h)))
+        others, node = a.some - {held}, held.node
+        if not a.prefix and self.algebra.force(a.rest) == self.algebra.force(node):
+            highs = [h for h in (a.hi, held.hi) if h is not None]
+            simpler = tidy_array(Array((), a.rest, a.lo, min(highs) if highs else None, others, a.unique))
             return [] if simpler is None else [simpler]
-        found = []
-        for i in range(MAX_PLACES if a.hi is None else min(a.hi, MAX_PLACES)):
-            prefix = [item_at(a, j) for j in range(max(i + 1, len(a.prefix)))]
-            prefix[i] = both(prefix[i], some)
-            if not self.algebra.empty(prefix[i]):
-                found.append(tidy_array(Array(tuple(prefix), a.rest, max(a.lo, i + 1), a.hi, others, a.unique)))
+        other = ANY if held.hi is None else non(node, node.path if isinstance(node, At | Non) else ())
+        rest, found = both(a.rest, other), []
+        for places in self._places(held, a.hi):
+            size = max(len(a.prefix), places[-1] + 1 if places else 0)
+            prefix = tuple(both(item_at(a, j), node if j in places else other) for j in range(size))
+            if not any(self.algebra.empty(prefix[j]) for j in places):
+                lo = max(a.lo, places[-1] + 1 if places else 0)
+                found.append(tidy_array(Array(prefix, rest, lo, a.hi, others, a.unique)))
         return [f for f in found if f is not None]
+
+    def _places(self, held: Held, longest: int | None) -> list[tuple[int, ...]]:
+        """Where counted items can be: as many of the first places as leave few choices (a narrower set is safe)."""
+        most = MAX_PLACES if longest is None else min(longest, MAX_PLACES)
+        sizes = range(held.lo, 1 + (held.lo if held.hi is None else max(held.lo, min(held.hi, most))))
+        fit = [n for n in range(held.lo, most + 1) if sum(comb(n, size) for size in sizes) <= MAX_PLACINGS]
+        if not fit:
+            self._refuse("contains counts more items than can be followed (minContains, maxContains)")
+        return [places for size in sizes for places in combinations(range(fit[-1]), size)]
 
     # ------------------------------------------------------------ objects
 

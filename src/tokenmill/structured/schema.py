@@ -35,6 +35,7 @@ from tokenmill.structured.shapes import (
     WHOLE,
     Array,
     At,
+    Held,
     Node,
     Number,
     Object,
@@ -102,7 +103,6 @@ FORMAT_PATTERNS = {
 REFUSED = {
     "$dynamicRef": "dynamic references are not supported",
     "$recursiveRef": "dynamic references are not supported",
-    "maxContains": "counting items by kind is not regular",
     "disallow": "it is draft 3's; use not",
     "extends": "it is draft 3's; use allOf",
     "divisibleBy": "it is draft 3's; use multipleOf",
@@ -274,13 +274,10 @@ class SchemaReader:
         if not isinstance(first, list):
             _invalid((*path, keyword), "a list of schemas")
         rest = "additionalItems" if keyword == "items" else "items"
-        some: set[Node] = set()
+        some: set[Held] = set()
+        least, most = _count(schema, path, "minContains"), _count(schema, path, "maxContains")
         if "contains" in schema:
-            least = _count(schema, path, "minContains")
-            if least not in (None, 0, 1):
-                refuse_keyword((*path, "minContains"), "counting items by kind is not regular")
-            if least != 0:
-                some.add(At((*path, "contains")))
+            some.add(Held(self.child((*path, "contains")), 1 if least is None else least, most))
         return tidy_array(
             Array(
                 tuple(self.child((*path, keyword, str(i))) for i in range(len(first))),
@@ -433,8 +430,6 @@ IN_PLACE: dict[str, Callable[[SchemaReader, Any, Path], Sum]] = {
 
 def _says_nothing(schema: dict, keyword: str) -> bool:
     """Does a keyword that cannot be enforced admit everything here?"""
-    if keyword == "maxContains":
-        return "contains" not in schema
     return schema[keyword] is True or schema[keyword] == {}
 
 

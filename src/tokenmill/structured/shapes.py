@@ -75,14 +75,23 @@ class String:
 
 
 @dataclass(frozen=True, slots=True)
+class Held:
+    """lo..hi items are in `node`."""
+
+    node: Node
+    lo: int = 1
+    hi: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Array:
-    """Items by position, then `rest`; `some`: for each of these, at least one item is in it."""
+    """Items by position, then `rest`; `some`: how many of them are in certain sets."""
 
     prefix: tuple[Node, ...] = ()
     rest: Node = None  # type: ignore[assignment]
     lo: int = 0
     hi: int | None = None
-    some: frozenset[Node] = frozenset()
+    some: frozenset[Held] = frozenset()
     unique: bool = False
     repeats: bool = False
 
