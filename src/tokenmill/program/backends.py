@@ -6,6 +6,7 @@ Both backends take token ids, so a program's text is tokenised once and shares i
 from __future__ import annotations
 
 import json
+import time
 import urllib.error
 import urllib.request
 from collections import deque
@@ -81,7 +82,8 @@ class EngineBackend:
 
     def start(self, ids: list[int], params: SamplingParams, tell: Tell) -> None:
         self.count += 1
-        request = make_request(f"program-{id(self)}-{self.count}", None, ids, params)
+        name = f"program-{id(self)}-{self.count}"
+        request = make_request(name, None, ids, params, arrival=time.perf_counter())
         accumulator = Accumulator(request)
 
         def hear(delta: TextDelta) -> None:

@@ -135,6 +135,17 @@ def test_a_generation_of_the_llm_comes_between(llm, session):
     assert talk["answer"] == "20 + 5 = 25."
 
 
+def test_generations_come_in_turn(llm, session):
+    """First come, first served, whoever shares the engine."""
+    llm.llm_engine.add_request("first", "Once upon a time", SamplingParams(max_tokens=2))
+    talk = session.talk("x").gen(max_tokens=2)
+    first, own = (group.request.arrival for group in llm.engine.scheduler.roster.groups.values())
+    assert 0 < first < own
+    assert talk["answer"]
+    while llm.llm_engine.has_unfinished_requests():
+        llm.llm_engine.step()
+
+
 def test_two_sessions_on_one_llm(llm):
     one, two = Session(llm), Session(llm)
     talks = [s.talk().user(f"What is {n} plus 5?").gen(max_tokens=30) for n, s in ((10, one), (11, two), (12, one))]
