@@ -18,6 +18,11 @@ import pytest
 
 EXACT = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 """Operations of the language on integers that may overflow."""
+NUMBERS = {bool, int, float}
+ARITHMETIC = {
+    f"__{side}{name}__": name.replace("and", "and_") for name in ("add", "sub", "mul", "and") for side in ("", "r")
+}
+"""Operators that the language hands on through several functions."""
 
 
 def quicken() -> None:
@@ -45,6 +50,9 @@ def _patch_language_once(interpreter: Any) -> None:
 
     def patch_builtin(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
         semantic, plain = interpreter.TritonSemantic(builder), getattr(member, "__wrapped__", member)
+        if obj is lang.tensor and name in ARITHMETIC:
+            scope.set_attr(obj, name, _operator(lang, getattr(semantic, ARITHMETIC[name]), name))
+            return
 
         def called(*args: Any, **named: Any) -> Any:
             named["_semantic"] = semantic
@@ -54,6 +62,18 @@ def _patch_language_once(interpreter: Any) -> None:
 
     interpreter._patch_attr = patch_builtin
     interpreter._patch_lang = lambda fn: patched_once()
+
+
+def _operator(lang: Any, meaning: Any, name: str) -> Any:
+    """The operator of a tensor, without the functions between it and what it means."""
+    constexpr, more, swapped = lang.constexpr, (True,) * (meaning.__name__ != "and_"), name.startswith("__r")
+
+    def called(self: Any, other: Any, _semantic: Any = None) -> Any:
+        if type(other) is constexpr:
+            other = other.value
+        return meaning(other, self, *more) if swapped else meaning(self, other, *more)
+
+    return called
 
 
 def _describe_types_once(interpreter: Any) -> None:
@@ -128,8 +148,9 @@ def _pass_tensors_on(interpreter: Any) -> None:
 
 
 def _leave_fitting_to_numpy(interpreter: Any) -> None:
-    """Operands of an operation on pairs get the type of what comes out; numpy repeats their numbers by itself."""
-    lang, semantic = interpreter.tl, interpreter.TritonSemantic
+    """Operands of an operation on pairs get the type of what comes out; numpy repeats their numbers by itself. Two of
+    one type keep it unless they are divided, and a number is made a tensor once for each type that it meets."""
+    lang, semantic, tensor = interpreter.tl, interpreter.TritonSemantic, interpreter.tl.tensor
     fit, operands = semantic.broadcast_impl_value, semantic.binary_op_type_checking_impl
 
     @functools.cache
@@ -163,11 +184,39 @@ def _leave_fitting_to_numpy(interpreter: Any) -> None:
         alike = one.is_block() and other.is_block() and one.shape.values == other.shape.values
         return (lhs, rhs) if alike else fit(self, lhs, rhs)
 
-    def checked(self: Any, *args: Any, **named: Any) -> Any:
+    constants: dict[tuple[str, type, Any], Any] = {}
+
+    def checked(self: Any, lhs: Any, rhs: Any, *rules: Any, **named: Any) -> Any:
         if "operands" not in self.__dict__:
             self.operands = Operands(self.builder)
-        return operands(self.operands, *args, **named)
+        if len(rules) > 2 or named or type(lhs) is not tensor:
+            return operands(self.operands, lhs, rhs, *rules, **named)
+        if type(lhs.dtype) is not lang.dtype:
+            if rules[:1] == (True,) and type(rhs) is tensor and type(rhs.dtype) is lang.dtype and rhs.dtype.is_int():
+                return self.operands.broadcast_impl_value(lhs, rhs)
+            return operands(self.operands, lhs, rhs, *rules)
+        if type(rhs) is tensor:
+            if lhs.dtype is rhs.dtype:
+                return self.operands.broadcast_impl_value(lhs, rhs)
+        elif type(rhs) in NUMBERS:
+            key = lhs.dtype.name, type(rhs), rhs
+            if key in constants:
+                return lhs, tensor(constants[key], lhs.type)
+            found = operands(self.operands, lhs, rhs, *rules)
+            if found[0] is lhs:
+                constants[key] = found[1].handle
+            return found
+        return operands(self.operands, lhs, rhs, *rules)
 
+    constant, constant_tensors = semantic.scalar_constant, {}
+
+    def constant_once(self: Any, value: Any, dtype: Any) -> Any:
+        key = type(value), value, dtype and dtype.name
+        if key not in constant_tensors:
+            constant_tensors[key] = constant(self, value, dtype)
+        return constant_tensors[key]
+
+    semantic.scalar_constant = constant_once
     semantic.broadcast_impl_value = fitted
     semantic.binary_op_type_checking_impl = checked
 
