@@ -236,6 +236,8 @@ class Evaluated:
 
 _BY_KEYWORD: dict[str, Callable[[Evaluated, Any, Path], list[Case]]] = {
     "$ref": Evaluated._ref,
+    "$dynamicRef": Evaluated._ref,
+    "$recursiveRef": Evaluated._ref,
     "allOf": Evaluated._all_of,
     "anyOf": Evaluated._any_of,
     "oneOf": Evaluated._one_of,

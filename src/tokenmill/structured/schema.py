@@ -12,7 +12,6 @@ from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, NoReturn
-from urllib.parse import unquote
 
 from tokenmill.core.nesting import deeper_than
 from tokenmill.structured import regex
@@ -27,6 +26,7 @@ from tokenmill.structured.limits import (
     MAX_SPEC_BYTES,
     refuse,
 )
+from tokenmill.structured.references import References
 from tokenmill.structured.shapes import (
     ANY,
     BOOLEANS,
@@ -101,8 +101,6 @@ FORMAT_PATTERNS = {
     "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:\x23|{_POINTER})",
 }
 REFUSED = {
-    "$dynamicRef": "dynamic references are not supported",
-    "$recursiveRef": "dynamic references are not supported",
     "disallow": "it is draft 3's; use not",
     "extends": "it is draft 3's; use allOf",
     "divisibleBy": "it is draft 3's; use multipleOf",
@@ -148,6 +146,7 @@ class SchemaReader:
         self.closed = closed
         self.algebra = Algebra(self.read)
         self.evaluated = Evaluated(self, IN_PLACE)
+        self.references: References | None = None
 
     # ------------------------------------------------------------ places
 
@@ -192,19 +191,9 @@ class SchemaReader:
         """Where a reference at `path` points."""
         if not isinstance(target, str):
             _invalid(path, "a string")
-        place = self.document
-        for step in path[:-1]:
-            place = place[step] if isinstance(place, dict) else place[int(step)]
-            if isinstance(place, dict) and isinstance(place.get("$id"), str):
-                refuse_keyword(path, "an $id below the root changes what references mean")
-        root = self.document.get("$id") or self.document.get("id") if isinstance(self.document, dict) else None
-        base, _, fragment = target.partition("#")
-        if base and base != (root if isinstance(root, str) else "").rstrip("#"):
-            refuse_keyword(path, "only references within the schema are followed (#/...)")
-        if fragment and not fragment.startswith("/"):
-            refuse_keyword(path, "anchors are not supported; refer by path (#/$defs/...)")
-        steps = [unquote(s).replace("~1", "/").replace("~0", "~") for s in fragment.split("/")[1:]]
-        return tuple(steps)
+        if self.references is None:
+            self.references = References(self.document)
+        return self.references.resolve(target, path)
 
     # ------------------------------------------------------------ by type
 
@@ -417,6 +406,8 @@ IN_PLACE: dict[str, Callable[[SchemaReader, Any, Path], Sum]] = {
     "const": SchemaReader._const,
     "enum": SchemaReader._enum,
     "$ref": SchemaReader._ref,
+    "$dynamicRef": SchemaReader._ref,
+    "$recursiveRef": SchemaReader._ref,
     "allOf": SchemaReader._all_of,
     "anyOf": SchemaReader._any_of,
     "oneOf": SchemaReader._one_of,
