@@ -21,6 +21,7 @@ from tokenmill.structured.shapes import (
     WHOLE,
     Array,
     At,
+    Beside,
     Both,
     Held,
     Node,
@@ -171,6 +172,7 @@ class Algebra:
                 max(a.lo, b.lo),
                 min(highs) if highs else None,
                 a.names | b.names,
+                a.some | b.some,
             )
         )
 
@@ -223,7 +225,13 @@ class Algebra:
 
     def _no_object(self, o: Object, depth: int) -> bool:
         known = dict(o.props)
-        return any(self.empty(value_of(o, n, known), depth - 1) for n in o.required)
+        if any(self.empty(value_of(o, n, known), depth - 1) for n in o.required):
+            return True
+        return any(
+            all(self.empty(both(known[n], beside.node), depth - 1) for n in able)
+            for beside in o.some
+            if (able := able_names(o, beside)) is not None
+        )
 
 
 def _products(meet: Callable, left: tuple, right: tuple) -> tuple:
@@ -274,15 +282,24 @@ def tidy_array(a: Array) -> Array | None:
     return Array(prefix, rest, lo, hi, frozenset(some), a.unique, a.repeats)
 
 
+def able_names(o: Object, beside: Beside) -> list[str] | None:
+    """The listed names that can be what `beside` asks for; None: others can be, too."""
+    if o.patterns or o.extra != NEVER:
+        return None
+    return [n for n, v in o.props if n not in beside.names and v != NEVER]
+
+
 def tidy_object(o: Object) -> Object | None:
     """A canonical form; None if it is certainly empty."""
+    if any(beside.node == NEVER or able_names(o, beside) == [] for beside in o.some):
+        return None
     known = dict(o.props)
     if any(value_of(o, name, known) == NEVER for name in o.required):
         return None
     if o.hi is not None and (o.hi < o.lo or o.hi < len(o.required)):
         return None
     lo = 0 if o.lo <= len(o.required) else o.lo
-    return Object(o.props, o.patterns, o.extra, o.required, lo, o.hi, o.names)
+    return replace(o, lo=lo)
 
 
 def _meet_patterns(a: Object, b: Object) -> tuple[tuple[str, Node], ...]:
@@ -324,11 +341,16 @@ def _outside_array(a: Array, path: Path) -> list[Array]:
 
 
 def _outside_object(o: Object, path: Path) -> list[Object]:
-    if o.patterns or o.names or (o.extra != ANY and not (o.extra == NEVER and not o.props)):
-        refuse_keyword(path, "it would have to exclude objects by names that are not listed")
+    if o.patterns or o.names:
+        refuse_keyword(path, "it would have to exclude objects by patterns of their names")
     found: list[Object] = []
-    if o.extra == NEVER:
+    if o.extra == NEVER and not o.props:
         found.append(Object(extra=ANY, lo=1))
+    elif o.extra != ANY:
+        listed = frozenset(name for name, _ in o.props)
+        found.append(Object(extra=ANY, some=frozenset((Beside(listed, non(o.extra, path)),))))
+    for beside in o.some:
+        found.append(Object(tuple((n, ANY) for n in sorted(beside.names)), extra=non(beside.node, path)))
     for name, node in o.props:
         if node != ANY:
             found.append(Object(((name, non(node, path)),), extra=ANY, required=frozenset((name,))))

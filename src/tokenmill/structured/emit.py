@@ -39,6 +39,7 @@ from tokenmill.structured.shapes import (
     non,
 )
 
+MAX_SPLIT = 8
 MAX_PLACES, MAX_PLACINGS = 16, 300
 """contains: the items that it counts are among this many first ones; so many choices of places are tried."""
 
@@ -294,6 +295,10 @@ class Emitter:
         for name in sorted(o.required):
             if name not in known:
                 props[name] = value_of(o, name, known)
+        if o.some:
+            for part in self._beside(replace(o, props=tuple(props.items()))):
+                self._object(part, types, options)
+            return
         patterns = [found for p, v in o.patterns for found in self._free(p, v, props)]
         o = replace(o, patterns=tuple((p, v) for p, v in patterns if (v, o.extra) != (NEVER, NEVER)))
         open_ = bool(o.patterns) or o.extra != NEVER
@@ -304,6 +309,38 @@ class Emitter:
             options.append(self._written(o, props))
         else:
             self._counted(o, props, options)
+
+    def _beside(self, o: Object) -> list[Object]:
+        """A name beside some others: one alternative for each name that can be it."""
+        beside = min(o.some, key=lambda b: (sorted(b.names), hash(b.node)))
+        known = dict(o.props)
+        props = {**known, **{n: value_of(o, n, known) for n in sorted(beside.names - set(known))}}
+        o = replace(o, props=tuple(props.items()), some=o.some - {beside})
+        found = []
+        for name in [n for n, v in o.props if n not in beside.names and v != NEVER]:
+            changed = {**props, name: both(props[name], beside.node)}
+            if not self.algebra.empty(changed[name]):
+                found.append(replace(o, props=tuple(changed.items()), required=o.required | {name}))
+        if o.patterns:
+            self._refuse("objects cannot be told by names that are not listed beside patternProperties")
+        held = both(o.extra, beside.node)
+        if o.extra != NEVER and not self.algebra.empty(held):
+            if self.algebra.force(held) != self.algebra.force(o.extra):
+                self._refuse("objects cannot be told by the values of names that are not listed")
+            found += self._with_unlisted(o, props)
+        return [made for part in found if (made := tidy_object(part)) is not None]
+
+    def _with_unlisted(self, o: Object, props: dict[str, Node]) -> list[Object]:
+        """Objects with an unlisted name: counting it needs that all listed ones are there or absent."""
+        optional = [n for n, v in props.items() if n not in o.required and v != NEVER]
+        if len(optional) > MAX_SPLIT:
+            self._refuse(f"objects can be told by an unlisted name beside at most {MAX_SPLIT} optional ones")
+        found = []
+        for chosen in (frozenset(c) for size in range(len(optional) + 1) for c in combinations(optional, size)):
+            there = o.required | chosen
+            kept = tuple((n, v if n in there else NEVER) for n, v in props.items())
+            found.append(replace(o, props=kept, required=there, lo=max(o.lo, len(there) + 1)))
+        return found
 
     def _written(self, o: Object, props: dict[str, Node], lo: int = 0, hi: int | None = None) -> Plain:
         made: Plain = {"type": "object"}
@@ -392,7 +429,7 @@ class Emitter:
             self._refuse("propertyNames cannot be enforced together with patternProperties")
         if patterns and o.extra != NEVER:
             free = self._free("|".join(f"(?:{p})" for p in patterns), o.extra, dict(props))
-        return Object(tuple(props), free, NEVER, o.required, o.lo, o.hi)
+        return replace(o, props=tuple(props), patterns=free, extra=NEVER, names=frozenset())
 
     def _free(self, pattern: str, extra: Node, props: dict[str, Node]) -> tuple[tuple[str, Node], ...]:
         """Unlisted names of a pattern. A pattern speaks of listed names as well, so it leaves out those of which it

@@ -97,8 +97,17 @@ class Array:
 
 
 @dataclass(frozen=True, slots=True)
+class Beside:
+    """A name that is not among `names` has a value in `node`."""
+
+    names: frozenset[str]
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
 class Object:
-    """Known names, names by pattern, all `extra` ones; `names`: what every name must be in."""
+    """Known names, names by pattern, all `extra` ones; `names`: what every name must be in; `some`: all of these are
+    so."""
 
     props: tuple[tuple[str, Node], ...] = ()
     patterns: tuple[tuple[str, Node], ...] = ()
@@ -107,6 +116,7 @@ class Object:
     lo: int = 0
     hi: int | None = None
     names: frozenset[Node] = frozenset()
+    some: frozenset[Beside] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

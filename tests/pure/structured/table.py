@@ -377,6 +377,59 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"type": "integer", "not": {"multipleOf": 2}, "minimum": 0, "maximum": 9}, [1, 3], [2, 0]),
         ({"not": {"const": 3}, "type": "number"}, [2, 4, 3.5], [3]),
     ],
+    "closed objects told apart": [
+        (
+            {
+                "oneOf": [
+                    {"type": "object", "properties": {"a": {}}, "additionalProperties": False},
+                    {"type": "object", "properties": {"b": {}}, "additionalProperties": False},
+                ]
+            },
+            [{"a": 1}, {"b": 1}],
+            [{}, {"a": 1, "b": 1}, {"c": 1}, 1],
+        ),
+        (
+            {"not": {"properties": {"a": {}}, "additionalProperties": False}, "type": "object"},
+            [{"b": 1}, {"a": 1, "b": 2}],
+            [{}, {"a": 1}],
+        ),
+        (
+            {
+                "not": {"properties": {"a": {}}, "additionalProperties": {"type": "integer"}},
+                "type": "object",
+                "properties": {"b": {}, "c": {}},
+                "additionalProperties": False,
+            },
+            [{"b": "x"}, {"b": 1, "c": None}],
+            [{}, {"b": 1}, {"b": 1, "c": 2}],
+        ),
+        (
+            {
+                "if": {"properties": {"a": {}}, "additionalProperties": False},
+                "then": {"required": ["a"]},
+                "else": {"required": ["b"]},
+                "type": "object",
+            },
+            [{"a": 1}, {"b": 1}, {"b": 1, "a": 1}],
+            [{}, {"c": 1}],
+        ),
+        ({"not": {"const": {"a": 1}}, "type": "object"}, [{}, {"a": 2}, {"a": 1, "b": 1}], [{"a": 1}]),
+        (
+            {"not": {"not": {"properties": {"a": {}}, "additionalProperties": False}}, "type": "object"},
+            [{}, {"a": 1}],
+            [{"b": 1}],
+        ),
+        (
+            {
+                "not": {"maxProperties": 1, "properties": {"a": {}}, "additionalProperties": False},
+                "type": "object",
+                "maxProperties": 2,
+                "properties": {"a": {}},
+            },
+            [{"b": 1}, {"a": 1, "b": 1}],
+            [{}, {"a": 1}],
+        ),
+    ],
     "conditional": [
         ({"if": {"exclusiveMaximum": 0}, "then": {"minimum": -10}, "else": {"multipleOf": 2}}, [-1, 4, 0], [-100, 3]),
         ({"if": {"const": 0}, "then": {"type": "string"}}, [1, "x"], [0]),
@@ -548,6 +601,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ({"allOf": [{"anyOf": [{"$ref": "#"}]}]}, "#", "itself"),
     ({"minProperties": 2}, "#", "minProperties"),
     ({"not": {"patternProperties": {"a": {}}}}, "#/not", "not"),
+    ({"not": {"additionalProperties": {"type": "integer"}}, "type": "object"}, "#", "values of names"),
     ({"not": {"format": "email"}, "type": "string"}, "#/not", "format"),
     ({"not": {"format": "date"}, "enum": ["2024-01-01", "x"]}, "#/not", "format"),
     ({"if": {"format": "uuid"}, "then": {"maxLength": 3}}, "#/if", "format"),
