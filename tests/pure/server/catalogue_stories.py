@@ -1,17 +1,13 @@
-"""Random stories of a catalogue: requests, loads, removals, sleep and deaths at every moment, on a clock of its own.
-
-The clock jumps to the next timer whenever nothing runs, so a story takes no time and depends on its seed alone.
-"""
+"""Random stories of a catalogue: requests, loads, removals, sleep and deaths at every moment, on a clock that jumps."""
 
 from __future__ import annotations
 
 import asyncio
 import random
-import selectors
-import types
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from tests.pure.server.jumping_clock import run_on_jumping_clock
 from tokenmill.core.config import make_config
 from tokenmill.core.errors import EngineLostError, UserError
 from tokenmill.core.sleeping import TAGS
@@ -23,29 +19,6 @@ from tokenmill.server.many_models.entry import Entry, GoneError, Spec, State, Un
 SIZE = 10
 END_S = 10_000.0
 """Nothing in a story takes that long: what has not ended by then never will."""
-
-
-class JumpingSelector(selectors.DefaultSelector):  # type: ignore[name-defined, misc]
-    """Waits for nothing: time passes instead."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        found: list[Any] = super().select(0)
-        if not found:
-            self.now += timeout or 0.0
-        return found
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop on that clock."""
-
-    def __init__(self) -> None:
-        self.clock = JumpingSelector()
-        super().__init__(self.clock)
-
-    def time(self) -> float:
-        return self.clock.now
 
 
 class StoryUnit:
@@ -219,13 +192,9 @@ class Story:
 
 
 def tell_story(seed: int, patch: Any) -> None:
-    """One story. patch: pytest's monkeypatch, which gives the catalogue the story's clock."""
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        clock = types.SimpleNamespace(monotonic=runner.get_loop().time)
-        patch.setattr(catalogue_module, "time", clock)
-        patch.setattr(entry_module, "time", clock)
+    """One story. patch: pytest's monkeypatch."""
 
-        async def tell() -> None:
-            await Story(seed).tell()
+    async def tell() -> None:
+        await Story(seed).tell()
 
-        runner.run(tell())
+    run_on_jumping_clock(tell(), patch, catalogue_module, entry_module)

@@ -454,13 +454,16 @@ class Fleet:
         orphans = [self.open_requests[i] for i in engine.requests if i in self.open_requests]
         engine.requests.clear()
         tried = self.trials.current if engine.number == self.trials.engine else None
+        if tried is not None and orphans != [tried]:
+            self.trials.contest(orphans)
+            tried = None
         for entry in sorted(orphans, key=lambda e: e.timeline.arrival):
             entry.engine = -1
             entry.deaths += 1
             entry.timeline.replays += 1
             if self.broken is None:
                 self.deliveries.safely(entry.request.id, self._blame if entry is tried else self._replay, entry)
-        self.trials.lost(engine, explained=tried in orphans)
+        self.trials.lost(engine, explained=tried is not None)
 
     def _broken(self, reason: str) -> None:
         if self.loaded is not None and not self.loaded.done():

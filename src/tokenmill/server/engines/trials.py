@@ -1,13 +1,14 @@
 """Finding the request that kills engines. Owns: the suspects, and which of them runs apart from the others.
 
-When engines die again and again, the requests that ran on them are not all given up. One engine is set aside, and each
-suspect is tried on it alone. A request that gets past the point where engines died joins the others again. A request
-under which the engine dies is given up, and the other suspects go free. Must not know: links, HTTP.
+When engines die again and again, the requests that ran on them are not all given up. One engine is set aside, and the
+suspects are tried on it, one after the other. A request that gets past the point where engines died has passed and goes
+on there. If the engine dies under one alone, that one is given up, and the other suspects go free. If it dies under one
+and others that had passed, each of them is tried anew, to its end and alone. Must not know: links, HTTP.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from tokenmill.server.engines.state import Engine, Open
@@ -40,6 +41,12 @@ class Trials:
         else:
             self.waiting.append(entry)
 
+    def contest(self, entries: Iterable[Open]) -> None:
+        """The engine for trials has died under several requests: that is no proof against the one on trial."""
+        self.current = None
+        for entry in entries:
+            entry.contested = True
+
     def lost(self, engine: Engine, *, explained: bool) -> None:
         """An engine has died, and all its requests were replayed. `explained`: the guilty request is known."""
         if not self.waiting:
@@ -49,7 +56,7 @@ class Trials:
         if explained or engine.trouble is not None:  # or there is no engine for trials
             free, self.waiting = self.waiting, []
             for entry in free:
-                entry.deaths = self.most - 1  # one more death makes it a suspect again
+                entry.deaths, entry.contested = self.most - 1, False  # one more death makes it a suspect again
                 self.dispatch(entry)
         self.go_on()
 
@@ -81,5 +88,6 @@ class Trials:
             entry = min(self.waiting, key=lambda each: each.num_said)  # prompts do most harm
             self.waiting.remove(entry)
             self.current = entry
-            self.left = None if entry.deaths > 3 * self.most else PASSED * entry.num_outputs
+            to_its_end = entry.contested or entry.deaths > 3 * self.most
+            self.left = None if to_its_end else PASSED * entry.num_outputs
             self.dispatch(entry, self.engine)
