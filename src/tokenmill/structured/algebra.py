@@ -220,8 +220,10 @@ class Algebra:
         if any(self.empty(item_at(a, i), depth - 1) for i in places):
             return True
         fixed = a.hi is not None and a.hi <= len(a.prefix)
-        some = [held.node for held in a.some if held.lo]
-        return any(fixed and all(self.empty(both(p, s), depth - 1) for p in a.prefix[: a.hi]) for s in some)
+        some = [held for held in a.some if held.lo]
+        return any(
+            fixed and all(self.empty(both(p, h.node), depth - 1) for p in a.prefix[h.first : a.hi]) for h in some
+        )
 
     def _no_object(self, o: Object, depth: int) -> bool:
         known = dict(o.props)
@@ -264,10 +266,11 @@ def tidy_array(a: Array) -> Array | None:
     for held in a.some:
         if (held.hi is not None and held.hi < held.lo) or (held.lo and held.node == NEVER):
             return None
-        lo = max(lo, held.lo)
+        lo = max(lo, held.first + held.lo) if held.lo else lo
         if held.node == ANY:
             some.discard(held)
-            hi = held.hi if hi is None else hi if held.hi is None else min(hi, held.hi)
+            most = None if held.hi is None else held.first + held.hi
+            hi = most if hi is None else hi if most is None else min(hi, most)
     first = next((i for i, p in enumerate(prefix) if p == NEVER), None)
     if first is not None:
         prefix, rest = prefix[:first], NEVER
@@ -319,20 +322,18 @@ def _outside_array(a: Array, path: Path) -> list[Array]:
         if node != ANY:
             found.append(Array((*[ANY] * i, non(node, path)), ANY, i + 1))
     if a.rest not in (ANY, NEVER):
-        if a.prefix:
-            refuse_keyword(path, "it would have to exclude arrays by what follows their first items")
-        found.append(Array(rest=ANY, some=frozenset((Held(non(a.rest, path)),))))
+        found.append(Array(rest=ANY, some=frozenset((Held(non(a.rest, path), first=len(a.prefix)),))))
     if a.lo:
         found.append(Array(rest=ANY, hi=a.lo - 1))
     if a.hi is not None:
         found.append(Array(rest=ANY, lo=a.hi + 1))
     for held in a.some:
         if held.lo == 1:
-            found.append(Array(rest=non(held.node, path)))
+            found.append(Array((ANY,) * held.first, non(held.node, path)))
         elif held.lo:
-            found.append(Array(rest=ANY, some=frozenset((Held(held.node, 0, held.lo - 1),))))
+            found.append(Array(rest=ANY, some=frozenset((replace(held, lo=0, hi=held.lo - 1),))))
         if held.hi is not None:
-            found.append(Array(rest=ANY, some=frozenset((Held(held.node, held.hi + 1),))))
+            found.append(Array(rest=ANY, some=frozenset((replace(held, lo=held.hi + 1, hi=None),))))
     if a.unique:
         found.append(Array(rest=ANY, repeats=True, lo=2))
     if a.repeats:

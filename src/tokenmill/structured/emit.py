@@ -231,7 +231,7 @@ class Emitter:
 
     def _has_some(self, a: Array, values: list[Any]) -> bool:
         for held in a.some:
-            count = sum(not self.algebra.empty(both(literal(v), held.node), 99) for v in values)
+            count = sum(not self.algebra.empty(both(literal(v), held.node), 99) for v in values[held.first :])
             if count < held.lo or (held.hi is not None and count > held.hi):
                 return False
         return True
@@ -255,15 +255,19 @@ class Emitter:
         """contains: one alternative for each choice of places where the items that it counts can be."""
         held = min(a.some, key=lambda h: (h.hi is not None, h.lo, hash(h)))
         others, node = a.some - {held}, held.node
-        if not a.prefix and self.algebra.force(a.rest) == self.algebra.force(node):
+        if not (a.prefix or held.first) and self.algebra.force(a.rest) == self.algebra.force(node):
             highs = [h for h in (a.hi, held.hi) if h is not None]
             simpler = tidy_array(Array((), a.rest, a.lo, min(highs) if highs else None, others, a.unique))
             return [] if simpler is None else [simpler]
         other = ANY if held.hi is None else non(node, node.path if isinstance(node, At | Non) else ())
         rest, found = both(a.rest, other), []
-        for places in self._places(held, a.hi):
-            size = max(len(a.prefix), places[-1] + 1 if places else 0)
-            prefix = tuple(both(item_at(a, j), node if j in places else other) for j in range(size))
+        for chosen in self._places(held, None if a.hi is None else max(0, a.hi - held.first)):
+            places = [held.first + place for place in chosen]
+            size = max(len(a.prefix), places[-1] + 1 if places else 0, 0 if other == ANY else held.first)
+            asked = [ANY] * held.first + [other] * max(0, size - held.first)
+            for place in places:
+                asked[place] = node
+            prefix = tuple(both(item_at(a, j), asked[j]) for j in range(size))
             if not any(self.algebra.empty(prefix[j]) for j in places):
                 lo = max(a.lo, places[-1] + 1 if places else 0)
                 found.append(tidy_array(Array(prefix, rest, lo, a.hi, others, a.unique)))

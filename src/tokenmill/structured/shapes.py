@@ -76,11 +76,12 @@ class String:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """lo..hi items are in `node`."""
+    """lo..hi items are in `node`; the first so many do not count."""
 
     node: Node
     lo: int = 1
     hi: int | None = None
+    first: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -377,6 +377,23 @@ TABLE: dict[str, list[tuple[Any, list[Any], list[Any]]]] = {
         ({"type": "integer", "not": {"multipleOf": 2}, "minimum": 0, "maximum": 9}, [1, 3], [2, 0]),
         ({"not": {"const": 3}, "type": "number"}, [2, 4, 3.5], [3]),
     ],
+    "arrays told apart by what follows": [
+        (
+            {"not": {"prefixItems": [{}], "items": {"type": "integer"}}, "type": "array"},
+            [[1, "x"], [1, 2, "x"], ["x", 1, None]],
+            [[], ["x"], [1, 2]],
+        ),
+        (
+            {"not": {"not": {"prefixItems": [{"const": 1}], "items": {"type": "integer"}}}, "type": "array"},
+            [[], [1], [1, 2, 3]],
+            [[2], [1, "x"]],
+        ),
+        (
+            {"oneOf": [{"prefixItems": [{}], "items": {"type": "integer"}}, {"minItems": 2}], "type": "array"},
+            [[], [1], [1, "x"]],
+            [[1, 2], ["x", 1, 2]],
+        ),
+    ],
     "closed objects told apart": [
         (
             {
