@@ -14,7 +14,7 @@ from tokenmill.core.sleeping import TAGS
 from tokenmill.server.many_models import catalogue as catalogue_module
 from tokenmill.server.many_models import entry as entry_module
 from tokenmill.server.many_models.catalogue import Bounds, Catalogue
-from tokenmill.server.many_models.entry import Entry, GoneError, Spec, State, UnreadyError
+from tokenmill.server.many_models.entry import Entry, GoneError, Spec, UnreadyError
 
 SIZE = 10
 END_S = 10_000.0
@@ -26,7 +26,8 @@ class StoryUnit:
 
     def __init__(self, story: Story, entry: Entry[StoryUnit]) -> None:
         self.story, self.entry = story, entry
-        self.closed = self.asleep = self.dead = False
+        self.closed = self.dead = False
+        self.asleep: set[str] = set()
         self.open = 0
         self.turn = asyncio.Lock()
 
@@ -37,7 +38,7 @@ class StoryUnit:
         return SIZE
 
     def kept_bytes(self) -> int:
-        return 3 if self.asleep else 0
+        return len(self.asleep)
 
     def die(self) -> None:
         self.dead = True
@@ -46,13 +47,13 @@ class StoryUnit:
     async def sleep(self, level: int) -> None:
         async with self.turn:
             await self._work()
-            self.asleep = True
+            self.asleep = set(TAGS)
 
     async def wake(self, tags: Sequence[str]) -> list[str]:
         async with self.turn:
             await self._work()
-            self.asleep = False
-        return []
+            self.asleep -= set(tags)
+        return sorted(self.asleep)
 
     async def abort_all(self) -> None:
         """Requests end soon by themselves."""
@@ -81,7 +82,7 @@ class Story:
         self.names = "abcde"[: self.dice.randint(2, 5)]
         memory = self.dice.choice([1, 2, 3]) * SIZE
         patience, queue = self.dice.choice([0.0, 0.1, 2.0]), self.dice.choice([2, 100])
-        self.models: Catalogue[StoryUnit] = Catalogue(self.make, Bounds(memory, queue, patience, sleep_memory=6))
+        self.models: Catalogue[StoryUnit] = Catalogue(self.make, Bounds(memory, queue, patience, sleep_memory=4))
         self.memory = memory
         for name in self.names:
             self.models.add(self.spec(name))
@@ -154,7 +155,7 @@ class Story:
             elif what == "sleep" and entry.spec.sleeps:
                 await self.models.sleepers.sleep(entry, self.dice.choice([1, 2]))
             elif what == "wake":
-                await self.models.sleepers.wake(entry, TAGS)
+                await self.models.sleepers.wake(entry, self.dice.choice([TAGS, TAGS[:1], TAGS[1:]]))
             elif what == "die" and unit is not None and not unit.dead and not unit.closed:
                 unit.die()
             elif what == "keep":
@@ -173,7 +174,7 @@ class Story:
                 asyncio.get_running_loop().call_later(self.dice.choice([0.0, 0.05, 1.0]), tasks[-1].cancel)
             if self.dice.random() < 0.7:
                 await asyncio.sleep(self.dice.choice([0, 0, 0.02, 0.3]))
-            awake = [unit for unit in self.units if not unit.closed and not unit.asleep and not unit.dead]
+            awake = [unit for unit in self.units if not unit.closed and len(unit.asleep) < len(TAGS) and not unit.dead]
             assert len(awake) * SIZE <= self.memory, "more models are awake than fit"
         done, waiting = await asyncio.wait(tasks, timeout=END_S)
         assert not waiting, "somebody waits for ever"
@@ -186,7 +187,7 @@ class Story:
         mine = [entry.unit for entry in entries]
         assert all(unit in mine for unit in self.units if not unit.closed), "a model lives on, and nobody has it"
         assert not any(unit.dead for unit in mine if unit is not None), "a dead model counts as loaded"
-        assert all(entry.state is State.READY for entry in entries if entry.reserved)
+        assert all(entry.reserved == entry.awake for entry in entries)
         await self.models.close()
         assert all(unit.closed for unit in self.units)
 

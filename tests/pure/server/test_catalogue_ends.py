@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from tests.pure.server.conftest import until
 from tests.pure.server.server_catalogue_helpers import Unit, World, catalogue, spec
 from tokenmill.core.config import make_config, make_server_config
 from tokenmill.core.errors import EngineLostError
+from tokenmill.core.sleeping import TAGS
 from tokenmill.measure.memory_need import Need
 from tokenmill.server.many_models import catalogue as catalogue_module
 from tokenmill.server.many_models.catalogue import Catalogue
@@ -94,6 +96,36 @@ def test_engines_of_a_removed_model_end_no_server() -> None:
     assert b.lost is not None and not told
     loader._broken(models.first, "its engines died too often")
     assert told == ["its engines died too often"]
+
+
+async def test_a_model_of_which_a_part_is_awake_takes_its_memory_and_can_be_laid_down_again() -> None:
+    world = World()
+    sleeper = Spec(make_config({}, model="a", enable_sleep_mode=True), memory=10)
+    models = catalogue(world, sleeper, spec("b"), memory=10, patience_s=0.0)
+    a, b = models.entries["a"], models.entries["b"]
+    await models.load(a)
+    unit, slept = a.unit, []
+    assert unit is not None
+
+    async def sleep(level: int) -> None:
+        slept.append(level)
+
+    async def wake(tags: Sequence[str]) -> list[str]:
+        return [tag for tag in TAGS if tag not in tags]
+
+    unit.sleep, unit.wake = sleep, wake  # type: ignore[method-assign]
+    await models.sleepers.sleep(a, 1)
+    await models.enter(b)
+    with pytest.raises(UnreadyError, match="no room"):
+        await models.sleepers.wake(a, TAGS[:1])
+    assert a.rest.asleep == TAGS and not a.reserved
+    models.leave(b)
+    await models.sleepers.wake(a, TAGS[:1])  # `b` makes room
+    assert a.state is State.SLEEPING and a.rest.asleep == TAGS[1:] and a.reserved and b.unit is None
+    await models.sleepers.sleep(a, 1)
+    assert slept == [1, 1] and a.rest.asleep == TAGS and not a.reserved
+    await models.sleepers.sleep(a, 1)
+    assert slept == [1, 1]
 
 
 async def reach(models: Catalogue[Unit], entry: Entry[Unit], world: World, what: str) -> asyncio.Future[None]:

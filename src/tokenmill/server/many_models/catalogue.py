@@ -227,9 +227,7 @@ class Catalogue(Generic[U]):
         try:
             if self.predict is not None and not entry.size:
                 entry.size = await self.predict(entry)
-            async with self.room:
-                await self._make_room(entry)
-                entry.reserved = True
+            await self.take_room(entry)
             while True:
                 try:
                     await self._make_or_wake(entry)
@@ -255,8 +253,7 @@ class Catalogue(Generic[U]):
             self._ready(entry, began, woken=before is State.SLEEPING)
             return None
         finally:
-            entry.reserved = entry.state is State.READY
-            entry.task = None
+            entry.reserved, entry.task = entry.awake, None
             self.notice_loss(entry)
             self.stir()
 
@@ -292,6 +289,12 @@ class Catalogue(Generic[U]):
         if not entry.spec.pin:
             life.keep = entry.spec.keep
         self.arm(entry)
+
+    async def take_room(self, entry: Entry[U]) -> None:
+        """Wait for room. From then on the entry's memory counts as taken."""
+        async with self.room:
+            await self._make_room(entry)
+            entry.reserved = True
 
     async def _make_room(self, entry: Entry[U]) -> None:
         """Wait until this entry may be loaded beside the other loaded ones."""

@@ -14,6 +14,7 @@ from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from tokenmill.core.config import EngineConfig, ServerConfig
+from tokenmill.core.sleeping import TAGS
 from tokenmill.engine.adapter_names import read_modules
 from tokenmill.server.adapters import AdapterBook
 
@@ -205,6 +206,11 @@ class Entry(Generic[U]):
     def idle(self) -> bool:
         """Could it be unloaded or put to sleep now?"""
         return self.state is State.READY and not self.busy and not self.life.waiting and not self.spec.pin
+
+    @property
+    def awake(self) -> bool:
+        """Is it loaded, and not wholly asleep?"""
+        return self.state is State.READY or (self.state is State.SLEEPING and self.rest.asleep != TAGS)
 
     @property
     def may_end(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from tokenmill.core.errors import EngineDeadError, UserError
 from tokenmill.core.sleeping import TAGS
-from tokenmill.server.many_models.entry import Entry, State, UnreadyError
+from tokenmill.server.many_models.entry import Entry, State, Unit, UnreadyError
 
 log = logging.getLogger("tokenmill.server")
 _FOLDERS = re.compile(r"(?<![\w.:/~-])[~/](?:[^/\s'\"]*/)+(?=[^/\s])")
@@ -34,6 +34,7 @@ class Models(Protocol):
     def stir(self) -> None: ...
     async def unload_now(self, entry: Entry[Any]) -> UnreadyError | None: ...
     async def load(self, entry: Entry[Any], keep: float | None = None) -> None: ...
+    async def take_room(self, entry: Entry[Any]) -> None: ...
 
 
 class Sleepers:
@@ -54,12 +55,12 @@ class Sleepers:
             raise UserError(f"{entry.name!r} is not loaded: there is nothing to put to sleep.")
         if entry.state is State.SLEEPING:
             unit, entry.rest.by_hand = entry.unit, True
-            if level > entry.rest.level:
+            if level > entry.rest.level or entry.awake:  # deeper, or parts of it are awake
                 await unit.sleep(level)
                 if entry.state is not State.SLEEPING:  # a request woke it meanwhile
                     return
                 entry.rest.level, entry.rest.kept = level, unit.kept_bytes()
-            entry.rest.asleep = TAGS
+            entry.rest.asleep, entry.reserved = TAGS, False
             return
         self.models.drain(entry, level)
         entry.rest.by_hand = True
@@ -75,15 +76,27 @@ class Sleepers:
         if entry.state is not State.SLEEPING or entry.unit is None:
             return
         if set(entry.rest.asleep) - set(tags):
-            left = tuple(await entry.unit.wake(tags))
-            if entry.state is State.SLEEPING:  # otherwise a request has woken all of it
-                entry.rest.asleep = left
+            await self._wake_part(entry, entry.unit, tags)
             return
         by_hand, entry.rest.by_hand = entry.rest.by_hand, False
         try:
             await self.models.load(entry)
         finally:
             entry.rest.by_hand = by_hand and entry.state is State.SLEEPING
+
+    async def _wake_part(self, entry: Entry[Any], unit: Unit, tags: Sequence[str]) -> None:
+        """Wake a part, which takes room as the whole would. A request may wake all of it meanwhile."""
+        await self.models.take_room(entry)
+        try:
+            if entry.state is State.SLEEPING and entry.unit is unit:
+                left = tuple(await unit.wake(tags))
+                if entry.state is State.SLEEPING:
+                    entry.rest.asleep = left
+        except UserError as error:
+            raise UnreadyError(f"{entry.name!r} cannot wake now: {error}", 5) from None
+        finally:
+            if entry.task is None:  # otherwise the task that loads or unloads it says so at its end
+                entry.reserved = entry.awake
 
     async def settled(self, entry: Entry[Any]) -> None:
         """Wait until the entry neither loads nor falls asleep."""
