@@ -335,7 +335,6 @@ class Request(msgspec.Struct, kw_only=True):
     salt: str = ""
     adapter: int = 0
     seed: int = 0
-    deadline: float | None = None
     emitted: list[list[int]] = []
     ended: list[int] = []
     mus: list[float | None] = []

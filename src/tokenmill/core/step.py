@@ -77,7 +77,6 @@ class RowStart(msgspec.Struct, kw_only=True):
     adapter: int = 0
     """The slot of its adapter; 0: it has none."""
     pool: str | None = None
-    key: int = 0
     mu: float | None = None
     """Mirostat's state behind these tokens; None: none has been sampled yet."""
 

@@ -124,7 +124,7 @@ class AsyncLLM:
     async def reset_prefix_cache(self) -> bool:
         """Forget all cached prefixes."""
         for service in self.services:
-            await service.call(service.engine.scheduler.tables.cache.clear)
+            await service.call(service.engine.forget_prefixes)
         return True
 
     async def update_weights(self, weights: Weights) -> int:

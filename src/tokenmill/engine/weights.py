@@ -141,7 +141,7 @@ class WeightUpdates:
             taken = self._copy(runner, Overlay(source, given), set(given))
         finally:
             source.close()
-        engine.scheduler.tables.cache.clear()
+        engine.forget_prefixes()
         runner.forget_weights()
         self.built.adapters.forget_fits()
         return taken

@@ -50,8 +50,6 @@ class RadixCache:
         self.windows = windows
         self.block_size = block_size
         self.roots: dict[str, Node] = {}
-        self.queries = 0
-        self.hits = 0
         self.drop_snapshot: Callable[[Node], object] = lambda node: None
         self.listener: Listener = NoListener()
         for pool in {id(p): p for p in pools}.values():

@@ -108,8 +108,8 @@ class Backend(Protocol):
         `stream`. With `pooling`, the only delta carries a vector."""
         ...
 
-    def abandon(self, request_id: str, index: int | None = None) -> None:
-        """End this request (or only this output) now, because nobody reads it any more. Unknown ids are ignored."""
+    def abandon(self, request_id: str) -> None:
+        """End this request now, because nobody reads it any more. Unknown ids are ignored."""
         ...
 
     def health(self) -> str | None:

@@ -168,17 +168,14 @@ class Fleet:
         if entry is not None:
             self._fail(entry, None, "abort")
 
-    def abandon(self, request_id: str, index: int | None = None) -> None:
+    def abandon(self, request_id: str) -> None:
         entry = self.open_requests.get(request_id)
         if entry is None:
             return
         try:
-            self._tell_end(entry, index)
+            self._tell_end(entry)
         finally:
-            if index is None:
-                self._forget(entry)
-            elif index not in entry.ended:
-                self._ended(entry, index)
+            self._forget(entry)
 
     def health(self) -> str | None:
         if self.broken is not None:

@@ -19,7 +19,7 @@ class NoModelBackend:
     async def open(self, request: Request, stream: DeltaStream, pooling: str | None = None) -> Timeline:
         raise EngineDeadError("no model is loaded")
 
-    def abandon(self, request_id: str, index: int | None = None) -> None:
+    def abandon(self, request_id: str) -> None:
         """There are no requests."""
 
     def health(self) -> str | None:
