@@ -7,6 +7,8 @@ import json
 
 import pytest
 
+from tokenmill.core.errors import ParameterError
+from tokenmill.server.ollama.keep_alive import seconds_of
 from tokenmill.server.ollama.stored_files import read_stored
 from tokenmill.testing.fake_generator import FakeOptions
 
@@ -216,3 +218,16 @@ async def test_tags_tell_the_files(start, tmp_path, monkeypatch):
 
 def is_frozen(value):
     return value.__dataclass_params__.frozen
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("5m", 300), ("1h30m", 5400), (".5s", 0.5), ("5.", 5), ("+5", 5), (0.0, 0), ("0s", 0), (1e12, -1), ("-1m", -1),
+     *((wrong, None) for wrong in ("--5", "+-5m", "", ".", "m", "5 m", "5d", "1h-30m"))],
+)  # fmt: skip
+def test_durations(said: float | str, seconds: float | None) -> None:
+    if seconds is not None:
+        assert seconds_of(said) == seconds
+        return
+    with pytest.raises(ParameterError, match="keep_alive must be"):
+        seconds_of(said)

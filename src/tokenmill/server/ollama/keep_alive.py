@@ -24,7 +24,8 @@ from tokenmill.server.routing import json_answer
 
 FOREVER = "2999-12-31T00:00:00Z"
 UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_PART = r"([0-9]{1,12}(?:\.[0-9]{0,9})?)(ns|us|µs|ms|s|m|h)"
+_NUMBER = r"([0-9]{1,12}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})"
+_PART = _NUMBER + r"(ns|us|µs|ms|s|m|h)"
 _NOTHING = (b"", b'""', b"[]", b"null")
 MOST_S = 100 * 365 * 86400.0
 """Longer times mean for ever."""
@@ -35,8 +36,8 @@ def seconds_of(said: float | str) -> float:
     if isinstance(said, str):
         text = said.strip()
         sign = -1.0 if text.startswith("-") else 1.0
-        bare = text.lstrip("+-")
-        if re.fullmatch(r"[0-9]{1,12}(\.[0-9]{0,9})?", bare):
+        bare = text[1:] if text.startswith(("+", "-")) else text
+        if re.fullmatch(_NUMBER, bare):
             found = sign * float(bare)
         elif re.fullmatch(f"(?:{_PART})+", bare):
             found = sign * sum(float(count) * UNITS[unit] for count, unit in re.findall(_PART, bare))
