@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.kept_helpers import kept_helpers
 from tokenmill.core.config import make_server_config
 from tokenmill.server.app import make_app, make_context
 from tokenmill.server.context import Context
@@ -20,6 +21,8 @@ from tokenmill.server.responses.conversation import Conversation
 from tokenmill.server.run import _bind
 from tokenmill.testing.fake_generator import FakeFleet, FakeOptions, fake_fleet
 from tokenmill.testing.hostile import STANDING
+
+__all__ = ["kept_helpers"]
 
 
 @dataclass
