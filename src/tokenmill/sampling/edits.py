@@ -297,9 +297,12 @@ def _penalise_(changed: ChangedLines, users: list[int], longest: int) -> None:
     seen = torch.zeros(shape, device=rows.device).scatter_add_(1, ids, known.float()) > 0
     counts = torch.zeros(shape, device=rows.device).scatter_add_(1, ids, new.float())
     repetition, frequency, presence = (t[rows][:, None] for t in (table.repetition, table.frequency, table.presence))
+    limits = torch.finfo(changed.x.dtype)
+    repetition = repetition.clamp(min=limits.tiny)  # a penalty next to 0 must not make infinity or NaN
 
     def penalise_(x: Tensor) -> None:
-        x.copy_(torch.where(seen, torch.where(x > 0, x / repetition, x * repetition), x))
+        raised = (x / repetition).clamp(max=limits.max)
+        x.copy_(torch.where(seen, torch.where(x > 0, raised, x * repetition), x))
         x.sub_(frequency * counts).sub_(presence * (counts > 0))
 
     _on_lines_(changed, users, penalise_)

@@ -7,7 +7,8 @@ all that tie with the last kept token are kept, so a result never depends on how
     min-p      s >= log(min_p)
     top-k      s >= the k-th largest s
     top-p      the probability of all strictly likelier tokens is < top_p (the likeliest token always stays)
-    typical-p  with surprise = |-log p - entropy|: the probability of all strictly less surprising tokens is < typical_p
+    typical-p  with surprise = |-log p - entropy|: the probability of all strictly less surprising tokens is
+               < typical_p; the largest that stays is 0 again
 """
 
 from __future__ import annotations
@@ -106,3 +107,4 @@ def typical_p_(s: Tensor, p: Tensor) -> None:
     last = (mass < (wide(p) * spread.total)[:, None]).sum(-1)
     border = order.gather(1, last.clamp(max=s.shape[1] - 1)[:, None])
     s.masked_fill_(surprise > surprise.gather(1, border), -math.inf)
+    s.sub_(s.amax(-1, keepdim=True))  # the likeliest may be too little of a surprise

@@ -31,7 +31,7 @@ def xtc_(s: Tensor, probability: Tensor, threshold: Tensor, keys: Tensor) -> Non
     """s [n, V] whose largest is 0, parameters [n] and keys [n]; afterwards the largest that stays is 0 again."""
     weights = s.exp()
     bound = (wide(threshold) * wide(line_sums(weights))).float()[:, None]
-    above = weights >= bound
+    above = (weights >= bound) & (s > -math.inf)  # a threshold of 0 takes in whatever is left, not what is forbidden
     least = torch.where(above, s, math.inf).amin(-1, keepdim=True)
     cut = (coins(keys) < wide(probability))[:, None]
     s.masked_fill_(cut & above & (s > least), -math.inf)

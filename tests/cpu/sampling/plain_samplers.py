@@ -67,6 +67,13 @@ def top_p(c: Pairs, most: float) -> Pairs:
     return kept
 
 
+def typical_p(c: Pairs, most: float) -> Pairs:
+    p, even = chances(c), entropy(c)
+    surprise = [abs(-math.log(q) - even) for q in p]
+    return [x for x, mine in zip(c, surprise, strict=True)
+            if math.fsum(q for q, other in zip(p, surprise, strict=True) if other < mine) < most]  # fmt: skip
+
+
 def epsilon_cutoff(c: Pairs, epsilon: float) -> Pairs:
     return [x for n, (x, p) in enumerate(zip(c, chances(c), strict=True)) if n == 0 or p >= epsilon / 10_000]
 

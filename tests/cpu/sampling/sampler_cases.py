@@ -38,6 +38,19 @@ CASES: dict[str, tuple[RowSampling, Kept]] = {
     "epsilon": (row(epsilon_cutoff=250.0), lambda c: plain.epsilon_cutoff(hot(c), 250.0)),
     "eta": (row(eta_cutoff=900.0), lambda c: plain.eta_cutoff(hot(c), 900.0)),
     "top_a": (row(top_a=0.6), lambda c: plain.top_a(hot(c), 0.6)),
+    "typical": (row(typical_p=0.4), lambda c: plain.typical_p(hot(c), 0.4)),
+    "typical before cut-offs": (
+        row(typical_p=0.3, epsilon_cutoff=3000.0, top_a=0.9),
+        lambda c: plain.top_a(plain.epsilon_cutoff(plain.typical_p(hot(c), 0.3), 3000.0), 0.9),
+    ),
+    "typical before min_p": (
+        row(typical_p=0.4, min_p=0.5, order=["typical_p", "min_p", "temperature"]),
+        lambda c: hot(plain.min_p(plain.typical_p(c, 0.4), 0.5)),
+    ),
+    "typical before sigma": (
+        row(typical_p=0.5, top_n_sigma=0.5, smoothing_factor=0.3, order=["typical_p", "top_n_sigma", "smoothing"]),
+        lambda c: plain.smoothing(plain.top_n_sigma(plain.typical_p(c, 0.5), 0.5), 0.3, 1.0),
+    ),
     "xtc": (row(xtc_probability=1.0, xtc_threshold=0.08), lambda c: plain.xtc(hot(c), 0.08)),
     "xtc off": (row(xtc_probability=1.0, xtc_threshold=0.51), hot),
     "all": (

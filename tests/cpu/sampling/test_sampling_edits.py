@@ -121,6 +121,16 @@ def test_order_is_bias_then_penalties() -> None:
     assert edit_rows([(both, [3], [])], torch.full((1, SIZE), -1.0))[0].tolist() == [-1.0] * 3 + [1.5] + [-1.0] * 4
 
 
+def test_penalties_next_to_0_leave_no_infinity_and_no_nan() -> None:
+    """The largest of several tokens that were raised without bounds is a tie, and what is forbidden stays so."""
+    for penalty in (5e-324, 1e-40, 1e-30):
+        params = RowSampling(allowed_ids=[0, 1, 2, 3], repetition_penalty=penalty, presence_penalty=2.0)
+        logits = torch.tensor([[-5.0, 1e9, 2e9, 0.5] + [1.0] * (SIZE - 4)])
+        found = edit_rows([(params, [0, 1, 2, 5], [2])], logits)[0]
+        assert not found.isnan().any() and (found[4:] == -math.inf).all() and found[:4].isfinite().all()
+        assert found[1] > 1e30 and found[2] > 1e30 and abs(found[0]) < 1e-20 and found[3] == 0.5
+
+
 def test_seen_tokens_that_are_forbidden_stay_forbidden() -> None:
     params = RowSampling(allowed_ids=[0], repetition_penalty=1.3, presence_penalty=-2.0, frequency_penalty=-2.0)
     found = edit_rows([(params, [2, 3], [3, 4])], torch.randn(1, SIZE))

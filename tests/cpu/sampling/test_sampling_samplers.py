@@ -51,6 +51,17 @@ def test_xtc_tosses_a_coin_per_position() -> None:
     assert_follows(draws(row(xtc_probability=0.3, xtc_threshold=0.08), x, DRAWS), mixed)
 
 
+@pytest.mark.parametrize("before", [{}, {"top_k": 2}, {"min_p": 0.9}])
+def test_a_threshold_of_0_takes_in_no_token_that_is_forbidden(before: dict[str, float]) -> None:
+    """XTC leaves the least likely of those that are left, which need not be all."""
+    x = torch.full((1, 6), -math.inf)
+    x[0, 2:4] = torch.tensor([1.5, 1.5 if "min_p" in before else 1.0])
+    found = draws(row(xtc_probability=1.0, xtc_threshold=0.0, **before), x, 50)
+    assert set(found) <= {2, 3} and ("min_p" in before or set(found) == {3})
+    x[0, 3] = -math.inf
+    assert set(draws(row(xtc_probability=1.0, xtc_threshold=0.0, **before), x, 50)) == {2}
+
+
 def test_coins_are_uniform_and_no_part_of_the_noise() -> None:
     found = coins(torch.arange(DRAWS) * 0x9E3779B97F4A7C1)
     counts = np.histogram(found.numpy(), bins=20, range=(0, 1))[0]
