@@ -178,6 +178,26 @@ async def test_suspects_may_leave_while_they_wait(start: Starter) -> None:
     assert fleet.trials.engine == -1 and not fleet.trials.waiting
 
 
+async def test_who_is_tried_next_is_not_given_up_for_one_that_left(start: Starter) -> None:
+    """A caller leaves whose request is on trial. The engine has not read that yet, and dies of it."""
+    bodies = [{"prompt": "abc", "max_tokens": 300, "seed": i} for i in range(3)]
+    served = await start(FakeOptions(step_s=0.003), FleetOptions(max_restarts_per_minute=99))
+    fleet = served.fake.fleet
+    tasks = [asyncio.create_task(served.post(PATH, body)) for body in bodies]
+    await until(lambda: len(fleet.open_requests) == 3)
+    for _ in range(2):
+        await kill(served, 12)
+    await until(lambda: fleet.trials.current is not None)
+    left = fleet.trials.current
+    assert left is not None
+    task = tasks[left.request.seed]
+    fleet.abandon(left.request.id)
+    assert fleet.trials.current not in (None, left)
+    served.fake.link().die()
+    task.cancel()
+    assert [(await each).status_code for each in tasks if each is not task] == [200] * 2
+
+
 async def test_too_many_deaths_end_everything_with_an_error(start: Starter) -> None:
     served = await start(FakeOptions(step_s=0.005), FleetOptions(max_deaths_per_request=99, max_restarts_per_minute=2))
     told: list[str] = []

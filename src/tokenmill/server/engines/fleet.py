@@ -451,7 +451,7 @@ class Fleet:
         orphans = [self.open_requests[i] for i in engine.requests if i in self.open_requests]
         engine.requests.clear()
         tried = self.trials.current if engine.number == self.trials.engine else None
-        if tried is not None and orphans != [tried]:
+        if tried is not None and (orphans != [tried] or self.trials.doubt):
             self.trials.contest(orphans)
             tried = None
         for entry in sorted(orphans, key=lambda e: e.timeline.arrival):

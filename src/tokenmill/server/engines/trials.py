@@ -31,6 +31,8 @@ class Trials:
     engine: int = -1
     current: Open | None = None
     left: int | None = None
+    doubt: bool = False
+    """The caller of the one before has left, and the engine may still die of its request."""
     waiting: list[Open] = field(default_factory=list)
     passed: int = 0
 
@@ -42,13 +44,14 @@ class Trials:
             self.waiting.append(entry)
 
     def contest(self, entries: Iterable[Open]) -> None:
-        """The engine for trials has died under several requests: that is no proof against the one on trial."""
+        """The engine for trials has died, and the one on trial need not be the cause."""
         self.current = None
         for entry in entries:
             entry.contested = True
 
     def lost(self, engine: Engine, *, explained: bool) -> None:
         """An engine has died, and all its requests were replayed. `explained`: the guilty request is known."""
+        self.doubt = False
         if not self.waiting:
             return
         if self.engine < 0:
@@ -62,7 +65,10 @@ class Trials:
 
     def said(self, entry: Open, tokens: int) -> None:
         """Count tokens of the request on trial."""
-        if entry is self.current and self.left is not None:
+        if entry is not self.current:
+            return
+        self.doubt = False  # the engine goes on without the one before
+        if self.left is not None:
             self.left -= tokens
             if self.left <= 0:
                 self.passed += 1
@@ -73,7 +79,8 @@ class Trials:
         if entry in self.waiting:
             self.waiting.remove(entry)
         if entry is self.current:
-            self.current = None
+            passed = self.left is not None and self.left <= 0
+            self.current, self.doubt = None, not passed and len(entry.ended) < entry.num_outputs
             self.go_on()
 
     def go_on(self) -> None:
