@@ -10,7 +10,11 @@ import pytest
 CPU = Path(__file__).parents[1]
 sys.path[:0] = [str(Path(__file__).parent), str(CPU / "models"), str(CPU / "kernels")]
 
+from tests.kept_helpers import kept_helpers  # noqa: E402
+
 from tokenmill.testing.tiny import make_tiny  # noqa: E402
+
+__all__ = ["kept_helpers"]
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,11 @@ VICTIM = "the-victim"
 SPEC = {"regex": "[a-c]{3}x"}
 
 
+@pytest.fixture
+def kept_helpers() -> None:
+    """How helpers end is a subject here."""
+
+
 async def said(llm: AsyncLLM, number: int, name: str) -> str:
     """The last text of a request, or what ended it."""
     text = ""
