@@ -52,8 +52,6 @@ class Open:
     prompt_rows: int = 0
     skip_rows: int = 0
     deaths: int = 0
-    contested: bool = False
-    """Its trial was no proof: the engine died with it and with others that had passed."""
     sent: bool = False
     ack: asyncio.Future[None] | None = None
 

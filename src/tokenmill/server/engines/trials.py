@@ -33,6 +33,8 @@ class Trials:
     left: int | None = None
     doubt: bool = False
     """The caller of the one before has left, and the engine may still die of its request."""
+    contested: set[str] = field(default_factory=set)
+    """Requests whose trial was no proof: the engine died with others, too."""
     waiting: list[Open] = field(default_factory=list)
     passed: int = 0
 
@@ -46,8 +48,7 @@ class Trials:
     def contest(self, entries: Iterable[Open]) -> None:
         """The engine for trials has died, and the one on trial need not be the cause."""
         self.current = None
-        for entry in entries:
-            entry.contested = True
+        self.contested.update(entry.request.id for entry in entries)
 
     def lost(self, engine: Engine, *, explained: bool) -> None:
         """An engine has died, and all its requests were replayed. `explained`: the guilty request is known."""
@@ -58,8 +59,9 @@ class Trials:
             self.engine = engine.number
         if explained or engine.trouble is not None:  # or there is no engine for trials
             free, self.waiting = self.waiting, []
+            self.contested.clear()
             for entry in free:
-                entry.deaths, entry.contested = self.most - 1, False  # one more death makes it a suspect again
+                entry.deaths = self.most - 1  # one more death makes it a suspect again
                 self.dispatch(entry)
         self.go_on()
 
@@ -76,6 +78,7 @@ class Trials:
 
     def over(self, entry: Open) -> None:
         """The request has passed its trial, or it has ended."""
+        self.contested.discard(entry.request.id)
         if entry in self.waiting:
             self.waiting.remove(entry)
         if entry is self.current:
@@ -95,6 +98,6 @@ class Trials:
             entry = min(self.waiting, key=lambda each: each.num_said)  # prompts do most harm
             self.waiting.remove(entry)
             self.current = entry
-            to_its_end = entry.contested or entry.deaths > 3 * self.most
+            to_its_end = entry.request.id in self.contested or entry.deaths > 3 * self.most
             self.left = None if to_its_end else PASSED * entry.num_outputs
             self.dispatch(entry, self.engine)
