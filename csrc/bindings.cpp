@@ -15,12 +15,11 @@
 #include <utility>
 #include <vector>
 
-#include "coding.h"
 #include "group.h"
 #include "machine.h"
-#include "numbers.h"
 #include "ops.h"
 #include "pack.h"
+#include "sparse.h"
 #include "threads.h"
 
 #if defined(__linux__)
@@ -298,7 +297,7 @@ void advance_rows(Address row_ids, Address ids, int64_t count, Address tokens,
 void check_format(int format, int64_t k, int group) {
   require(format >= 0 && format < static_cast<int>(Format::count), "unknown weight format");
   const auto kind = static_cast<Format>(format);
-  if (plain(kind)) return;
+  if (plain(kind) || sparse(kind)) return;
   if (kind == Format::fp8) {
     require(group >= 0 && group % kGroup == 0, "scales are shared by multiples of 32 columns, or by rows");
     return;
@@ -320,10 +319,10 @@ struct Matrix {
     for (const auto& [data, rows, format, group] : from) {
       require(data != 0 && rows > 0 && n % kTileColumns == 0, "all parts but the last are whole tiles");
       check_format(format, k, group);
-      const bool whole = plain(static_cast<Format>(format)) || static_cast<Format>(format) == Format::fp8;
-      require(from.size() == 1 || !whole, "only integers are multiplied in parts");
-      require(!(apart > 0.0f) || static_cast<Format>(format) == Format::int8, "only int8 keeps activations apart");
-      parts.push_back({raw(data), rows, group, static_cast<Format>(format), apart});
+      const auto kind = static_cast<Format>(format);
+      require(from.size() == 1 || !(plain(kind) || sparse(kind) || kind == Format::fp8), "only integers are multiplied in parts");
+      require(!(apart > 0.0f) || kind == Format::int8, "only int8 keeps activations apart");
+      parts.push_back({raw(data), rows, group, kind, apart});
       n += rows;
     }
   }
@@ -660,9 +659,12 @@ void register_packing(nb::module_& m) {
     return packed_bytes(static_cast<Format>(format), n, k, group);
   });
   m.def("pack_dense", [](Address weight, int type, int64_t n, int64_t k, int64_t stride, int format, Address out) {
-    run(1e9, [&] {
-      pack_dense(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), raw(out));
-    });
+    run(1e9, [&] { pack_dense(raw(weight), static_cast<Type>(type), n, k, stride, static_cast<Format>(format), raw(out)); });
+  });
+  m.def("pack_sparse", [](Address weight, int64_t n, int64_t k, int64_t stride, int format, Address out) {
+    int64_t bytes = 0;
+    run(1e9, [&] { bytes = pack_sparse(at<const uint16_t>(weight), n, k, stride, static_cast<Format>(format), raw(out)); });
+    return bytes;
   });
   m.def("pack_quantised",
         [](Address q, Address scales, int64_t n, int64_t k, int group, int format, Address out, Address zeros) {
@@ -727,6 +729,7 @@ NB_MODULE(_native, m) {
   m.attr("TILE_COLUMNS") = kTileColumns;
   m.attr("GROUP") = kGroup;
   m.attr("MAX_HEAD_DIM") = kMaxHeadDim;
+  m.def("expands", &machine_expands);
   m.def("isa", [] { return std::string(isa_name(current_isa())); });
   m.def("isas", [] {
     std::vector<std::string> names;
@@ -742,14 +745,12 @@ NB_MODULE(_native, m) {
   m.def("threads", &threads);
   m.def("thread_limit", &thread_limit);
   m.def("set_threads", &set_threads, nb::call_guard<nb::gil_scoped_release>());
-
   nb::class_<Tape>(m, "Tape")
       .def(nb::init<>())
       .def("begin", &Tape::begin)
       .def("end", &Tape::end)
       .def("size", &Tape::size)
       .def("replay", &Tape::replay);
-
   nb::class_<NormSpec>(m, "Norm");
   m.def("make_norm", &make_norm);
   m.def("norm", &norm);
@@ -767,7 +768,6 @@ NB_MODULE(_native, m) {
   m.def("gather_rows", &gather_rows, nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg(), nb::arg() = 0);
   m.def("gather_tables", &gather_tables);
   m.def("advance_rows", &advance_rows);
-
   nb::class_<Matrix>(m, "Matrix")
       .def(nb::init<const std::vector<std::tuple<Address, int64_t, int, int>>&, int64_t, Address, float>(), nb::arg(),
            nb::arg(), nb::arg(), nb::arg() = 0.0f)

@@ -12,6 +12,7 @@
 #include "machine.h"
 #include "ops.h"
 #include "pack.h"
+#include "sparse.h"
 #include "threads.h"
 
 using namespace tokenmill;
@@ -135,6 +136,17 @@ void elementwise(Random& random) {
 
 // A packed matrix of random codes, whatever the format: bits at random, scales small and finite.
 Bytes packed(Random& random, Format format, int64_t n, int64_t k, int group) {
+  if (sparse(format)) {  // half of them zeros
+    Bytes weight(static_cast<size_t>(n * k) * 2);
+    auto* numbers = reinterpret_cast<uint16_t*>(weight.data());
+    for (int64_t i = 0; i < n * k; ++i) {
+      const float x = random.coin() ? random.value(0.1f) : 0.0f;
+      numbers[i] = format == Format::f16_sparse ? float_to_half(x) : to_bf16(x).bits;
+    }
+    Bytes data(static_cast<size_t>(pack_sparse(numbers, n, k, k, format, nullptr)));
+    pack_sparse(numbers, n, k, k, format, data.data());
+    return data;
+  }
   Bytes data(static_cast<size_t>(packed_bytes(format, n, k, group)) + 4096 + 64);
   if (plain(format)) {
     const Type type = format == Format::bf16 ? Type::bf16 : Type::f32;
@@ -182,7 +194,7 @@ Bytes packed(Random& random, Format format, int64_t n, int64_t k, int group) {
 }
 
 void linear(Random& random, Format format) {
-  const bool dense = plain(format);
+  const bool dense = plain(format) || sparse(format);
   const bool fixed = !dense && format != Format::fp8 && (coding(format).columns || scales_of_scales(coding(format)));
   const int group = dense || fixed ? 32 : random.of({32, 64, 128});
   const int64_t k = scales_of_scales(coding(format)) ? 256 * (1 + random.below(2)) : group * (1 + random.below(6));

@@ -57,9 +57,14 @@ struct WideStep {  // bf16 weights, float32 activations
   static constexpr int kPerStep = 2;
   template <int R, int V>
   static TM_INLINE void run(F (&acc)[R][V], const uint8_t* w, const float* x, int64_t stride) {
+    Line line[V];
+    for (int v = 0; v < V; ++v) line[v] = load_line(w + v * kLine);
+    multiply(acc, line, x, stride);
+  }
+  template <int R, int V>
+  static TM_INLINE void multiply(F (&acc)[R][V], const Line (&line)[V], const float* x, int64_t stride) {
     for (int v = 0; v < V; ++v) {
-      const Line line = load_line(w + v * kLine);
-      const F even = even_half(line), odd = odd_half(line);
+      const F even = even_half(line[v]), odd = odd_half(line[v]);
       for (int r = 0; r < R; ++r) {
         acc[r][v] = fma(even, splat(x[r * stride]), acc[r][v]);
         acc[r][v] = fma(odd, splat(x[r * stride + 1]), acc[r][v]);
@@ -82,6 +87,18 @@ struct HalfStep {  // f16 weights, float32 activations
       }
     }
   }
+#if defined(TM_EXPANDS)
+  template <int R, int V>
+  static TM_INLINE void multiply(F (&acc)[R][V], const Line (&line)[V], const float* x, int64_t stride) {
+    for (int v = 0; v < V; ++v) {
+      const F even = first_halves(line[v]), odd = second_halves(line[v]);
+      for (int r = 0; r < R; ++r) {
+        acc[r][v] = fma(even, splat(x[r * stride]), acc[r][v]);
+        acc[r][v] = fma(odd, splat(x[r * stride + 1]), acc[r][v]);
+      }
+    }
+  }
+#endif
 };
 
 struct EightStep {  // e4m3 weights, float32 activations
@@ -110,6 +127,10 @@ struct PairStep {  // bf16 weights, bf16 activations, one instruction for two pr
   static TM_INLINE void run(F (&acc)[R][V], const uint8_t* w, const bf16* x, int64_t stride) {
     Line line[V];
     for (int v = 0; v < V; ++v) line[v] = load_line(w + v * kLine);
+    multiply(acc, line, x, stride);
+  }
+  template <int R, int V>
+  static TM_INLINE void multiply(F (&acc)[R][V], const Line (&line)[V], const bf16* x, int64_t stride) {
     for (int r = 0; r < R; ++r) {
       const Line pair = splat_pair(x + r * stride);
       for (int v = 0; v < V; ++v) acc[r][v] = dot_pairs(acc[r][v], line[v], pair);

@@ -3,6 +3,7 @@
 
 #include "coding.h"
 #include "ops.h"
+#include "sparse.h"
 #include "threads.h"
 #include "numbers.h"
 

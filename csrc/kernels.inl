@@ -4,6 +4,7 @@
 #include "choose.inl"
 #include "qkv.inl"
 #include "dense.inl"
+#include "sparse.inl"
 #include "attention.inl"
 #include "quantised.inl"
 #include "linear.inl"

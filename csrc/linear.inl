@@ -169,6 +169,7 @@ TM_INLINE Cut cut(const LinearOp& op) {
   const Part& part = *op.parts;
   const Coding kind = coding(part.format);
   const int64_t bytes = plain(part.format) ? plain_steps(part.format, op.k) * kStepBytes
+                        : sparse(part.format) ? sparse_begin(part.weight, 1) - sparse_begin(part.weight, 0)
                         : part.format == Format::fp8 ? eight_tile(op.k, part.group)
                             : tile_size(kind, op.k, part.group);
   const int64_t tiles = divide_up(gated(op.act) ? op.n / 2 : op.n, kTileColumns);
@@ -217,6 +218,31 @@ TM_INLINE void linear_dense(const LinearOp& op) {
   });
 }
 
+template <class Step>
+TM_INLINE void sparse_sums(const LinearOp& op, const Prepared& in, int64_t tile, int64_t row, int64_t rows, float* c) {
+  const auto* base = static_cast<const uint8_t*>(op.parts->weight);
+  const uint8_t* at = base + sparse_begin(base, tile);
+  const auto* x = static_cast<const typename Step::X*>(in.x) + row * in.stride;
+  const int64_t steps = divide_up(op.k, Step::kPerStep);
+#if defined(TM_EXPANDS)
+  if (rows <= kFewSparse && expands()) return expand_rows<Step>(at, steps, x, in.stride, rows, c);
+#endif
+  alignas(64) uint8_t lines[kDenseSteps * kStepBytes];
+  for (int64_t s = 0; s < steps; s += kDenseSteps) {
+    const int64_t some = at_most(kDenseSteps, steps - s);
+    at = spread_out(at, some, lines);
+    dense_tile<Step>(lines, some, x + s * Step::kPerStep, in.stride, rows, c, kTileColumns, s > 0);
+  }
+}
+
+template <class T, class Step>
+TM_INLINE void linear_sparse(const LinearOp& op) {
+  const Prepared in = prepare_dense<T, typename Step::X>(op);
+  run_tiles<T>(op, [&](int64_t tile, int64_t row, int64_t rows, float* c) {
+    sparse_sums<Step>(op, in, tile, row, rows, c);
+  });
+}
+
 template <class T>
 TM_INLINE void linear_quantised(const LinearOp& op) {
   const Prepared in = prepare_quantised<T>(op);
@@ -236,6 +262,9 @@ void linear_typed(const LinearOp& op) {
     case Format::bf16:
       return kPairs && std::is_same<T, bf16>::value ? linear_dense<T, PairStep>(op) : linear_dense<T, WideStep>(op);
     case Format::f16: return linear_dense<T, HalfStep>(op);
+    case Format::bf16_sparse:
+      return kPairs && std::is_same<T, bf16>::value ? linear_sparse<T, PairStep>(op) : linear_sparse<T, WideStep>(op);
+    case Format::f16_sparse: return linear_sparse<T, HalfStep>(op);
     case Format::fp8: return linear_eight<T>(op);
     default: return linear_quantised<T>(op);
   }

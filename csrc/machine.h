@@ -47,6 +47,15 @@ inline Isa machine_isa() {
 #endif
 }
 
+// Puts one instruction numbers of 16 bits where a mask says? Only then are matrices without zeros fast.
+inline bool machine_expands() {
+#if defined(__x86_64__)
+  return machine_isa() >= Isa::avx512 && __builtin_cpu_supports("avx512vbmi2");
+#else
+  return false;
+#endif
+}
+
 inline const char* isa_name(Isa isa) {
 #if defined(__aarch64__)
   constexpr const char* kNames[] = {"scalar", "neon", "neon_dot", "neon_bf16"};

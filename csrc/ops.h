@@ -140,7 +140,8 @@ struct AdvanceOp {  // tokens[row, length[row]] = id; length and computed grow b
 // Integers, table, nvfp4 and fp8 are ours; the others hold what the GGUF types of these names hold (Q4_0 is int4, Q8_0 int8).
 enum class Format : int {
   f32, bf16, int8, int4, int4_zero, q4_1, q5_0, q5_1, q2_k, q3_k, q4_k, q5_k, q6_k, iq4_nl, iq4_xs, mxfp4,
-  int2, int2_zero, int3, int3_zero, int5_zero, int6_zero, int8_zero, table, nvfp4, fp8, f16, count
+  int2, int2_zero, int3, int3_zero, int5_zero, int6_zero, int8_zero, table, nvfp4, fp8, f16,
+  bf16_sparse, f16_sparse, count
 };
 
 struct Part {          // rows of a matrix in one format; all parts but the last are whole tiles

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "planes.h"
+#include "sparse.h"
 #include "threads.h"
 
 namespace tokenmill {
@@ -135,9 +136,10 @@ void read_eights(const uint8_t* tile, int group, int64_t column, int64_t k, floa
 }
 
 void read_row(const Part& part, int64_t row, int64_t k, float* out) {
-  const uint8_t* tile = static_cast<const uint8_t*>(part.weight) +
-                        row / kTileColumns * tile_bytes(part.format, k, part.group);
-  const int64_t c = row % kTileColumns;
+  const auto* base = static_cast<const uint8_t*>(part.weight);
+  const int64_t c = row % kTileColumns, number = row / kTileColumns;
+  if (sparse(part.format)) return read_sparse(base + sparse_begin(base, number), part.format, c, k, out);
+  const uint8_t* tile = base + number * tile_bytes(part.format, k, part.group);
   if (part.format == Format::f32) {
     for (int64_t i = 0; i < k; ++i) out[i] = reinterpret_cast<const float*>(tile)[i * kTileColumns + c];
   } else if (part.format == Format::bf16) {

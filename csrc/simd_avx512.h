@@ -5,6 +5,8 @@
 
 #include "numbers.h"
 
+#define TM_EXPANDS  // sixteen bits at a time where the machine has VBMI2: asked at run time
+
 namespace tokenmill {
 namespace TM_NS {
 
@@ -125,6 +127,8 @@ TM_INLINE F load_power(const uint8_t* p) {  // 2^(byte - 128); 0 and 1 are denor
   return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(plain, small, _mm512_set1_epi32(0x00200000), e));
 }
 
+TM_INLINE F first_halves(Line x) { return _mm512_cvtph_ps(_mm512_castsi512_si256(x)); }  // 16 of half precision
+TM_INLINE F second_halves(Line x) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)); }
 TM_INLINE Line load_line(const void* p) { return _mm512_loadu_si512(p); }
 TM_INLINE Line low_nibbles(Line x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
 TM_INLINE Line high_nibbles(Line x) { return low_nibbles(_mm512_srli_epi16(x, 4)); }

@@ -25,6 +25,7 @@ Format = Literal["f32", "bf16", "f16", "int2", "int3", "int4", "int5", "int6", "
 FORMATS: dict[str, int] = {"f32": 0, "bf16": 1, "int8": 2, "int4": 3, "int2": 16, "int3": 18, "f16": 26}
 WITH_ZEROS: dict[str, int] = {"int2": 17, "int3": 19, "int4": 4, "int5": 20, "int6": 21, "int8": 22}
 TABLE, NVFP4, FP8 = 23, 24, 25
+SPARSE: dict[torch.dtype, int] = {torch.bfloat16: 27, torch.float16: 28}
 BLOCKS: dict[str, int] = {
     "Q8_0": 2,
     "Q4_0": 3,
@@ -47,6 +48,8 @@ STORED: dict[torch.dtype, int] = {**TYPES, torch.int8: 2, torch.uint8: 3}
 """What keys and values may be stored as."""
 ALIGNMENT = 64
 HUGE_PAGE = 1 << 21
+_TRIED, _ZEROS = 64, 0.3
+"""A matrix is packed without zeros if they are such a part of so many of its rows."""
 _PIECE = 1 << 23
 """Bytes that are packed at a time."""
 _PRIVATE: dict[str, int] = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
@@ -101,6 +104,25 @@ def pack_dense(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
     kind = TYPES.get(weight.dtype, 0)
     _native.pack_dense(weight.data_ptr(), kind, n, k, stride, FORMATS[fmt], buffer.data_ptr())
     return PackedMatrix([Part(buffer, n, FORMATS[fmt])], k, bias)
+
+
+def pack_sparse(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix | None:
+    """weight [n, k] in bfloat16 or float16 -> the same numbers, packed without zeros; None: too few are zeros, or this
+    machine is slow at it."""
+    if weight.dtype not in SPARSE or not _native.expands():
+        return None
+    n, k = weight.shape
+    some = weight[:: max(1, n // _TRIED)]
+    if float((some == 0).sum()) < _ZEROS * some.numel():
+        return None
+    weight = weight if weight.stride(1) == 1 else weight.contiguous()
+    fmt, about = SPARSE[weight.dtype], (weight.data_ptr(), n, k, weight.stride(0))
+    size = _native.pack_sparse(*about, fmt, 0)
+    if size > (1.0 - _ZEROS / 2) * weight.nbytes:
+        return None
+    buffer = _buffer(size)
+    _native.pack_sparse(*about, fmt, buffer.data_ptr())
+    return PackedMatrix([Part(buffer, n, fmt)], k, bias)
 
 
 def pack_quantised(
@@ -174,7 +196,7 @@ def _dense(m: StoredMatrix) -> PackedMatrix | None:
     weight = m.part("numbers")
     if weight.dtype not in _PLAIN or weight.device.type != "cpu" or 0 in weight.shape:
         return None
-    return pack_dense(weight, m.bias)
+    return pack_sparse(weight, m.bias) or pack_dense(weight, m.bias)
 
 
 def _integers(m: StoredMatrix) -> PackedMatrix | None:
