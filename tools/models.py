@@ -213,7 +213,7 @@ def describe(shape: Shape) -> str:
         said.append(
             "experts"
             + (" and shared ones" if mix.shared else "")
-            + (", sigmoid scores" if mix.route.order == "sigmoid" else "")
+            + (", sigmoid scores" if "sigmoid" in mix.route.order else "")
         )
     return ", ".join(said) or "Llama's"
 
