@@ -57,7 +57,7 @@ REFUSED = {
     "adapters of nobody": (["--lora-modules", "a=b"], "--lora-modules needs enable_lora (--enable-lora)"),
     "an adapter without a path": (["--enable-lora", "--lora-modules", "a"], "--lora-modules takes NAME=PATH"),
     "an adapter that is not there": (["--enable-lora", "--lora-modules", "a=/nowhere"], "there is no such adapter"),
-    "an adapter twice": (["demo", "--enable-lora", "--lora-modules", "a=/", "a=/"], "names 'a' twice"),
+    "an adapter twice, as two words": (["demo", "--enable-lora", "--lora-modules", "a=/", "a=/"], "names 'a' twice"),
     "an adapter's name": (["--enable-lora", "--lora-modules", "..=/"], "an adapter's name is"),
     "groups of whole numbers": (["--kv-cache-group", "32"], "--kv-cache-group needs --kv-cache-dtype"),
     "experts of one rank": (["--enable-expert-parallel"], "which is 1"),
