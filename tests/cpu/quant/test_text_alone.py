@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.thinned import WHOLE
 from typer.testing import CliRunner
 
 from tokenmill.cli.verbs import app
@@ -18,7 +19,6 @@ from tokenmill.quant import left_out
 from tokenmill.quantize import recipes
 from tokenmill.quantize.recipes import Recipe, complete_recipe
 from tokenmill.testing.tiny import make_tiny
-from tests.thinned import WHOLE
 
 TEXT = "A mill grinds grain. The picture shows a red circle on the left and a blue square on the right. " * 4
 DATA_FREE = [m for m in recipes.METHODS if m not in recipes.CALIBRATED]
