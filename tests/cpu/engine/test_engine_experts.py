@@ -65,8 +65,9 @@ def test_moving_experts_change_no_byte() -> None:
 def test_moves_balance_ranks_and_a_rank_that_dies_meanwhile_ends_its_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     """One kind of prompt makes some experts hot: behind the moves ranks have more even counts of tokens."""
     with open_llm(MOE, kernels="auto", max_model_len=128, dtype="bfloat16", **several(2)) as llm:
-        # This model answers it with the same words again and again, so the next steps are like the counted ones.
-        prompts, params = ["and and and and and and"] * 4, [greedy(17)] * 4
+        # One token again and again, whatever the weights would say: the next steps are like the counted ones.
+        prompts = [{"prompt_token_ids": [100] * 6}] * 4
+        params = [SamplingParams(temperature=0, max_tokens=17, allowed_token_ids=[100], ignore_eos=True)] * 4
         balance, seen = llm.engine.balance, []
         decide = balance._decide
         monkeypatch.setattr(balance, "_decide", lambda: (decide(), seen.append(balance.balancedness)))
