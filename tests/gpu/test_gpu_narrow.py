@@ -36,6 +36,8 @@ def check(kind, rows, width, inner, fusion, rounds=0.0):
     """rounds: by how much rounding many rows may move a result, where a 4 bit weight lets them be rounded."""
     from tokenmill.kernels.triton import TritonKernels
 
+    # Both halves of what is gated are off, 1.6 times as much on average; of two rows a few large numbers decide.
+    gated = 2 if rows > 16 else 3
     kernels, weight = TritonKernels(), matrix(kind, width, inner, bias=fusion == "all")
     if rounds:
         weight = replace(weight, row_steps=(weight.scales.float() * 8).amax(0) / 448)
@@ -49,7 +51,7 @@ def check(kind, rows, width, inner, fusion, rounds=0.0):
         norm=None if norm is None else replace(norm, weight=norm.weight.float()), act=act,
         residual=None if residual is None else residual.float(),
     )  # fmt: skip
-    limit = (rounds if rows > 256 else ROUNDED.get(kind, 0.0)) * (2 if act else 1) if rows > 1 else 0.0
+    limit = (rounds if rows > 256 else ROUNDED.get(kind, 0.0)) * (gated if act else 1) if rows > 1 else 0.0
     for _ in range(2):
         found = kernels.product(x, weight, norm=norm, act=act, residual=residual)
         assert relative(found, exact) < max(0.02 if act else 0.012, limit)

@@ -12,6 +12,7 @@ from paged_batch import PagedBatch  # noqa: E402
 from tokenmill.compute.forward import ConvSpec, DeltaSpec, NormSpec, ScanSpec, SpaceSpec, StateSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
+from tokenmill.kernels.triton.states import chunks  # noqa: E402
 
 STEPS = [
     [("a", 20)],
@@ -44,6 +45,13 @@ def run(kernels, compute, parts, steps=STEPS):
     return found, kept[[*range(len(batch.seqs)), *((4, 5, 6, 7) if len(steps[-1]) == 2 else ())]]
 
 
+@pytest.fixture(params=[chunks.BASE, chunks.EXACT_BASE])
+def base(request, monkeypatch):
+    """A chunk's triangle is cut as devices cut it for 16 bits, and for 32: here all is in float32."""
+    monkeypatch.setattr(chunks, "EXACT_BASE", request.param)
+
+
+@pytest.mark.usefixtures("base")
 @pytest.mark.parametrize(("heads", "steady"), [(HEADS[0], False), (HEADS[1], False), (HEADS[1], True)])
 def test_delta_rule(heads, steady):
     spec, (hk, hv, dk, dv) = delta(heads), heads
@@ -68,6 +76,7 @@ def test_delta_rule(heads, steady):
     assert kernels.counters()["delta_rule"]["fallbacks"] == 0
 
 
+@pytest.mark.usefixtures("base")
 def test_delta_rule_with_keys_that_hardly_differ():
     """What each token writes then depends on all before it, and nothing is forgotten."""
     spec = DeltaSpec(1, 1, 16, 16, rate=torch.full((1,), 1e-3), shift=torch.full((1,), -5.0))

@@ -29,6 +29,9 @@ from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of
 SIZE = 64
 BASE, WARPS = 4, 4
 """Lines of a chunk that are solved one after the other (products do the rest), and by how many warps."""
+EXACT_BASE, EXACT_WARPS = 16, 8
+"""The same in float32, whose products are single multiplications, written out: half as many for a thread to make, and
+half as many products, as otherwise they compile for minutes."""
 WIDEST = 256
 """Keys and values of more numbers are left to the other kernel."""
 
@@ -206,11 +209,12 @@ def chunked_delta_(
     sizes = {"HK": spec.key_heads, "HV": heads, "TILED": spec.tiled, "DK": spec.key_dim, "DV": spec.value_dim}
     sizes |= {"SIZE": SIZE, "SHORT": SHORT}
     exact = INTERPRETED or kind == torch.float32
+    base, warps = (EXACT_BASE, EXACT_WARPS) if kind == torch.float32 else (BASE, WARPS)
     rows, columns = max(16, pow2(spec.key_dim)), max(16, pow2(spec.value_dim))
     _prepare_kernel[(numbers, heads)](
         mixed, gates, spec.rate, spec.shift, ctx.borders(), w, u, p, scales, sequences, mixed.stride(0),
-        gates.stride(0), **sizes, BK=rows, BV=columns, FIND=pow2_of(sequences), BASE=BASE,
-        LEVELS=(SIZE // BASE).bit_length() - 1, EXACT=exact, num_warps=WARPS,
+        gates.stride(0), **sizes, BK=rows, BV=columns, FIND=pow2_of(sequences), BASE=base,
+        LEVELS=(SIZE // base).bit_length() - 1, EXACT=exact, num_warps=warps,
     )  # fmt: skip
     columns = min(32, columns)
     _walk_kernel[(triton.cdiv(spec.value_dim, columns), heads, sequences)](
