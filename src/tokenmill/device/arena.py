@@ -118,7 +118,11 @@ class CudaPages:
         finally:
             self._call("cuMemRelease", handle)  # the map keeps the pages
         access = _Access(_Location(_ON_DEVICE, self.index), _READ_WRITE)
-        self._call("cuMemSetAccess", where, length, ctypes.byref(access), ctypes.c_size_t(1))
+        try:
+            self._call("cuMemSetAccess", where, length, ctypes.byref(access), ctypes.c_size_t(1))
+        except BaseException:  # nobody knows of these pages yet, and nothing else could be mapped there
+            self.unmap(address, size)
+            raise
 
     def unmap(self, address: int, size: int) -> None:
         self._call("cuMemUnmap", ctypes.c_uint64(address), ctypes.c_size_t(size))

@@ -55,8 +55,9 @@ def note_of(config: EngineConfig, gpu: Gpu, raw: Mapping[str, Any]) -> Path:
     # Where Triton looks is a part of it: what is noted of one folder says nothing of another.
     about = replace(gpu, free=0), options, model, weights, __version__, sys.version, str(knobs.cache.dir)
     digest.update(msgspec.json.encode(about, order="deterministic", enc_hook=str))
-    for source in sorted((PACKAGE / "kernels" / "triton").rglob("*.py")):
-        digest.update(source.read_bytes())
+    for kind in ("*.py", "*.json"):  # measured ways decide how kernels are cut
+        for source in sorted((PACKAGE / "kernels" / "triton").rglob(kind)):
+            digest.update(source.read_bytes())
     return cache_dir() / "kernels" / f"{digest.hexdigest()}.json"
 
 

@@ -19,6 +19,7 @@ import pytest
 
 from tokenmill.core.config import EngineConfig, make_config
 from tokenmill.device.gpu import Gpu
+from tokenmill.engine import ahead_notes
 from tokenmill.engine import compile_ahead as module
 from tokenmill.engine.ahead_notes import UNRELATED, is_kept, keep, note_of
 from tokenmill.engine.ahead_worker import CACHED, COMPILED, FAILED, Farm
@@ -322,6 +323,13 @@ def test_a_load_is_known_by_what_its_kernels_follow_from(on_gpu: Path, monkeypat
     ]  # fmt: skip
     monkeypatch.setenv("TRITON_CACHE_DIR", str(on_gpu / "triton"))
     different.append(note())
+    package = on_gpu / "package"
+    monkeypatch.setattr(ahead_notes, "PACKAGE", package)
+    for name in ("linear.py", "measured.json"):  # a kernel, and how kernels are cut
+        source = package / "kernels" / "triton" / "products" / name
+        source.parent.mkdir(parents=True, exist_ok=True)
+        source.write_text("{}")
+        different.append(note())
     assert len(set(different)) == len(different)
 
 

@@ -190,3 +190,18 @@ def test_structures_are_as_the_driver_lays_them_out():
     assert arena._Properties.win32.offset == 16 and ctypes.sizeof(arena._Access) == 12
     made = arena._Properties(type=1, location=arena._Location(1, 3))
     assert struct.unpack_from("iiii", bytes(made)) == (1, 0, 1, 3)
+
+
+def test_pages_that_may_not_be_used_are_given_back():
+    """Else a second try would find them in its way, and the device would miss them."""
+    called = []
+
+    class Driver:
+        def __getattr__(self, name):
+            return lambda *given: called.append(name) or (2 if name == "cuMemSetAccess" else 0)
+
+    pages = object.__new__(arena.CudaPages)
+    pages.index, pages.properties, pages.cuda = 0, arena._Properties(), Driver()
+    with pytest.raises(UserError, match="no room"):
+        pages.map(1 << 21, 1 << 21)
+    assert called == ["cuMemCreate", "cuMemMap", "cuMemRelease", "cuMemSetAccess", "cuMemUnmap"]
