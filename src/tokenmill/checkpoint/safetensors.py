@@ -8,6 +8,7 @@ Must not know: models, devices, what a tensor is for.
 from __future__ import annotations
 
 import json
+import logging
 import mmap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from torch import Tensor
 from tokenmill.checkpoint.shards import check_part, check_shape, no_tensor, place, read_index
 from tokenmill.core.errors import ModelError
 from tokenmill.core.files import LOOK, open_regular, present, told_by
+
+log = logging.getLogger("tokenmill.checkpoint")
 
 MAX_HEADER_BYTES = 16 << 20
 MAX_RANK = 16
@@ -228,6 +231,11 @@ def open_safetensors(folder: Path) -> SafetensorsCheckpoint | None:
     """The folder's safetensors weights. None: it has none."""
     if present(index := folder / "model.safetensors.index.json"):
         table = read_index(index)
+        single = folder / "model.safetensors"
+        if present(single) and single not in table.values():
+            log.warning(
+                "%s lies beside an index that does not name it: the index counts, the file is not read.", single
+            )
         return SafetensorsCheckpoint(folder, sorted(set(table.values())), table)
     if present(single := folder / "model.safetensors"):
         return SafetensorsCheckpoint(folder, [single])

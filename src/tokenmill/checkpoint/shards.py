@@ -33,11 +33,12 @@ def _shard(index: Path, name: str) -> Path:
 
 
 def place(where: Path, held: Mapping[Path, Iterable[str]], index: Mapping[str, Path] | None) -> dict[str, Path]:
-    """tensor name -> the file that it is read from, of what each file holds."""
+    """tensor name -> the file that it is read from, of what each file holds. A tensor that the index forgets counts
+    too: a model may take it or leave it, and so must not miss it in silence."""
     placed: dict[str, Path] = {}
     for path, names in held.items():
         for name in names:
-            if index is not None and index.get(name) != path:
+            if index is not None and index.get(name, path) != path:
                 continue  # a shard may repeat tensors that the index places elsewhere
             if name in placed:
                 raise ModelError(f"{where}: tensor {name!r} is in both {placed[name].name} and {path.name}")

@@ -42,6 +42,8 @@ def _load(path: Path) -> dict[str, Tensor]:
         dense = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_quantized
         if not isinstance(name, str) or not dense:
             raise ModelError(f"{path}: entry {str(name)[:80]!r} is not a named dense tensor")
+        if value.is_meta:
+            raise ModelError(f"{path}: entry {name[:80]!r} has a shape and no numbers")
         if value.numel() * value.element_size() > value.untyped_storage().nbytes():
             # One stored number may be expanded to any size, so that a few bytes would fill the memory.
             raise ModelError(f"{path}: entry {name[:80]!r} has {value.numel()} numbers, and the file holds fewer")

@@ -20,6 +20,7 @@ from tokenmill.compute.model import Checkpoint, Group
 from tokenmill.core.errors import ModelError
 from tokenmill.parallel.group import SoloGroup
 from tokenmill.parallel.stages import Place, weigh
+from tokenmill.quant.dense import check_real
 from tokenmill.quant.detect import (
     Share,
     WeightRequest,
@@ -284,6 +285,13 @@ def bare(weight: Any) -> Any:
     return getattr(weight, "base", weight)
 
 
+def _converted(found: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
+    if dtype is None:
+        return found
+    check_real(found, name, dtype)
+    return found.to(dtype)
+
+
 class _Checked:
     """A checkpoint that notes what is pulled, refuses missing or misshapen tensors, and converts to the dtype asked
     for."""
@@ -295,8 +303,7 @@ class _Checked:
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
         self._note(name, shape)
-        found = self.inner.tensor(name, shape, dtype)
-        return found if dtype is None else found.to(dtype)
+        return _converted(self.inner.tensor(name, shape, dtype), name, dtype)
 
     def part(
         self,
@@ -308,8 +315,7 @@ class _Checked:
         dtype: torch.dtype | None = None,
     ) -> Tensor:
         self._note(name, shape)
-        found = self.inner.part(name, dim, start, stop, shape, dtype)
-        return found if dtype is None else found.to(dtype)
+        return _converted(self.inner.part(name, dim, start, stop, shape, dtype), name, dtype)
 
     def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
         """The quantised blocks of a matrix, if the checkpoint has any."""

@@ -14,8 +14,23 @@ from torch import Tensor
 
 from tokenmill.compute.adapters import Delta
 from tokenmill.compute.forward import Act, ForwardContext, Kernels, NormSpec, StoredMatrix, Weight
+from tokenmill.core.errors import ModelError
 from tokenmill.quant.base import WeightBase
 from tokenmill.quant.packed import joined_bias
+
+
+def check_real(found: Tensor, name: str, dtype: torch.dtype | None) -> None:
+    """Refuse a stored tensor that is asked for in a float type and holds no real numbers: whole numbers are codes
+    whose scales are missing, and a cast would take them for the numbers themselves."""
+    wanted = dtype is None or dtype.is_floating_point
+    if wanted and (not found.is_floating_point() or found.dtype == torch.float8_e8m0fnu):
+        raise codes_alone(found, name)
+
+
+def codes_alone(found: Tensor, name: str) -> ModelError:
+    """The error for a tensor of codes that would be read as the numbers themselves."""
+    what = str(found.dtype).removeprefix("torch.")
+    return ModelError(f"'{name}' holds {what}, and there are no scales beside it: the checkpoint is not whole.")
 
 
 def as_held(numbers: Tensor, dtype: torch.dtype) -> Tensor:

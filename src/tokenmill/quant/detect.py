@@ -30,7 +30,7 @@ from tokenmill.quant import (
     ternary,
     torchao,
 )
-from tokenmill.quant.dense import DenseWeight, as_held
+from tokenmill.quant.dense import DenseWeight, as_held, check_real
 from tokenmill.quant.gguf_weight import BlockWeight
 from tokenmill.quant.grid import GridWeight, Unrounded
 from tokenmill.quant.rank_share import BlockPart, Part, part_of
@@ -171,10 +171,11 @@ def _dense_part(
         raise ModelError(f"'{request.name}': {size} {'columns' if dim else 'rows'} cannot be split over {parts} ranks.")
     start, stop = part * (size // parts), (part + 1) * (size // parts)
     name, bias, read = f"{request.name}.weight", None, _read_as(dtype)
-    if request.transposed:
-        weight = as_held(ckpt.part(name, 1 - dim, start, stop, (inner, out), read), dtype).t()
-    else:
-        weight = as_held(ckpt.part(name, dim, start, stop, (out, inner), read), dtype)
+    along, stored = (1 - dim, (inner, out)) if request.transposed else (dim, (out, inner))
+    found = ckpt.part(name, along, start, stop, stored, read)
+    check_real(found, name, dtype)
+    weight = as_held(found, dtype)
+    weight = weight.t() if request.transposed else weight
     if request.bias and dim == 0:
         bias = ckpt.part(f"{request.name}.bias", 0, start, stop, (out,), dtype).to(device)
     elif request.bias:
@@ -214,6 +215,7 @@ def numbers(
 ) -> Tensor:
     """Read a tensor of weights that are multiplied in `dtype`, in the type that `as_held` keeps."""
     found = ckpt.tensor(name, shape, _read_as(dtype))
+    check_real(found, name, dtype)
     check_numbers(ckpt, name, how)
     return as_held(found, dtype)
 

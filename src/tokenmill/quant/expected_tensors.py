@@ -15,6 +15,7 @@ from torch import Tensor
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
 from tokenmill.quant import gptq_awq
+from tokenmill.quant.dense import codes_alone
 
 _FACTORS = (
     *("weight_scale", "weight_scale_inv", "weight_scale_2", "weight_global_scale", "_weight_scale", "scales", "SCB"),
@@ -73,8 +74,7 @@ def check_plain(stored: Tensor, name: str) -> None:
     """Refuse codes that would be read as the numbers themselves."""
     if stored.is_floating_point() and stored.element_size() > 1:
         return
-    what = str(stored.dtype).removeprefix("torch.")
-    raise ModelError(f"'{name}' holds {what}, and there are no scales beside it: the checkpoint is not whole.")
+    raise codes_alone(stored, name)
 
 
 def _check_factor(ckpt: Checkpoint, name: str, part: str) -> None:

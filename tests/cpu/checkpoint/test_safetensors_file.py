@@ -307,3 +307,22 @@ def test_the_same_tensor_in_two_files(tmp_path: Path) -> None:
         save_file({"a": torch.zeros(1)}, tmp_path / f"{name}.safetensors")
     with pytest.raises(ModelError, match="in both"):
         open_checkpoint(tmp_path)
+
+
+def test_a_tensor_that_the_index_forgets_is_read_all_the_same(tmp_path: Path) -> None:
+    """A bias that a model may have or lack must not vanish in silence."""
+    tensors = shards(tmp_path, {"a": "model-1.safetensors", "c": "model-2.safetensors"})
+    assert same(open_checkpoint(tmp_path).tensor("b"), tensors["b"])
+    shards(tmp_path, {"a": "model-1.safetensors", "c": "model-2.safetensors"})
+    save_file({"b": torch.zeros(1), "c": tensors["c"]}, tmp_path / "model-2.safetensors")
+    with pytest.raises(ModelError, match="'b' is in both"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_whole_file_beside_an_index_of_others_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tensors = shards(tmp_path)
+    open_checkpoint(tmp_path)
+    assert not caplog.messages
+    save_file({"a": torch.zeros(1)}, tmp_path / "model.safetensors")
+    assert same(open_checkpoint(tmp_path).tensor("a"), tensors["a"])
+    assert len(caplog.messages) == 1 and "the file is not read" in caplog.messages[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from paged_batch import PagedBatch
@@ -32,6 +34,29 @@ def test_a_missing_tensor_names_its_full_path():
 def test_a_wrong_shape_names_both_shapes():
     with pytest.raises(ModelError, match=r"'a\.weight' has shape \[2, 3\], but the config asks for \[3, 2\]"):
         build({"a.weight": torch.ones(2, 3)}).weight("a", (3, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.int64, torch.bool, torch.complex64, torch.float8_e8m0fnu])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_codes_are_not_taken_for_numbers(dtype, rank):
+    """Codes without scales would be read as the numbers themselves, as a matrix, a part of one, a bias or a norm."""
+
+    class Stored(DictCheckpoint):
+        def tensor(self, name, shape=None, dtype=None):
+            return self.tensors[name]  # as files give it
+
+    plain, codes = torch.ones(4, 4), torch.ones(4, 4, dtype=dtype)
+    share = (0, 0, 2) if rank else None
+    refused = {
+        "a.weight": lambda b: b.weight("a", (4, 4), share=share),
+        "a.bias": lambda b: b.weight("a", (4, 4), bias=True, share=share),
+        "n.weight": lambda b: b.norm("n", 4, 1e-6),
+        "e": lambda b: b.numbers("e", (4, 4)),
+    }
+    for name, read in refused.items():
+        stored = codes if name in ("a.weight", "e") else codes[0]
+        with pytest.raises(ModelError, match=f"'{name}' holds {str(dtype).removeprefix('torch.')}"):
+            read(replace(build({}), checkpoint=Stored({"a.weight": plain, "a.bias": plain[0], name: stored})))
 
 
 def test_leftovers_are_listed_but_for_computed_buffers():
