@@ -77,17 +77,23 @@ def rope_settings(
     _check_names(kind, values, also)
     longest = _number("max_position_embeddings", config.get("max_position_embeddings") or 2048, low=1)
     name = "original_max_position_embeddings"
-    partial = values.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1.0
+    # A zero is not absent: it is out of bounds, or leaves nothing that rotates, and is refused by its name.
+    partial = _said(values.get("partial_rotary_factor"), config.get("partial_rotary_factor"), 1.0)
     if kind == "proportional":
         values = {**values, "partial_rotary_factor": partial}
     return RopeSettings(
         kind={"su": "longrope", "deepseek_yarn": "yarn"}.get(kind, kind),
-        theta=_number("rope_theta", values.get("rope_theta") or config.get("rope_theta") or theta, low=1.0),
+        theta=_number("rope_theta", _said(values.get("rope_theta"), config.get("rope_theta"), theta), low=1.0),
         dim=head_dim if kind == "proportional" else int(head_dim * _number("partial_rotary_factor", partial, high=1.0)),
         max_positions=int(longest),
-        original_positions=int(_number(name, config.get(name) or values.get(name) or longest, low=2)),
+        original_positions=int(_number(name, _said(config.get(name), values.get(name), longest), low=2)),
         values=tuple(sorted((k, _frozen(v)) for k, v in values.items())),
     )
+
+
+def _said(*values: Any) -> Any:
+    """The first of these that is not null."""
+    return next((value for value in values if value is not None), None)
 
 
 def _check_names(kind: str, values: Mapping[str, Any], also: tuple[str, ...]) -> None:
@@ -195,8 +201,8 @@ def _llama3(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
 
 def _yarn(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
     factor, dim = _factor(settings), settings.dim
-    gain = settings.value("attention_factor", 0.0)
-    if not gain:
+    gain = _stated_gain(settings)
+    if gain is None:
         mscale, everywhere = settings.value("mscale", 0.0), settings.value("mscale_all_dim", 0.0)
         gain = _mscale(factor, mscale) / _mscale(factor, everywhere) if mscale and everywhere else _mscale(factor, 1.0)
 
@@ -217,8 +223,8 @@ def _yarn(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
 
 def _longrope(settings: RopeSettings, positions: int) -> tuple[Tensor, float]:
     factor = _factor(settings)
-    gain = settings.value("attention_factor", 0.0)
-    if not gain:
+    gain = _stated_gain(settings)
+    if gain is None:
         gain = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(settings.original_positions))
     which = "long" if positions > settings.original_positions else "short"
     gain = settings.value(f"{which}_mscale", gain)
@@ -232,6 +238,12 @@ def _proportional(settings: RopeSettings, positions: int) -> tuple[Tensor, float
     inverse = _base(settings)
     inverse[turning:] = 0.0
     return inverse / settings.value("factor", 1.0), 1.0
+
+
+def _stated_gain(settings: RopeSettings) -> float | None:
+    """The gain on cos and sin, if the config states it. With a zero, attention would not see positions or content."""
+    stated = dict(settings.values).get("attention_factor")
+    return None if stated is None else _number("attention_factor", stated, low=1e-6)
 
 
 def _factor(settings: RopeSettings) -> float:

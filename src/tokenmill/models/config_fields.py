@@ -279,10 +279,11 @@ def check_fields(config: Mapping[str, Any], architecture: str) -> list[str]:
 
 
 def _check_only(name: str, value: Any, known: tuple[Any, ...]) -> None:
-    if value is not None and not any(
+    # Transformers takes a null of this key for false, and of all others for the family's default.
+    if (value is not None or name == "is_causal") and not any(
         value == one and isinstance(value, bool) == isinstance(one, bool) for one in known
     ):
-        only = " or ".join("null" if one is None else str(one).lower() for one in (*known, None)[: len(known) or 1])
+        only = " or ".join("null" if one is None else str(one).lower() for one in known or (None,))
         raise ModelError(f"config.json: '{name}' = {_short(value)} is not supported (only {only}).")
 
 

@@ -126,6 +126,7 @@ def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) 
     lender = plan.lends(index)
     output = RowLinear(inside, heads.width, hidden, "o_proj", bias=bias)
     if lender is not None:
+        _check_lent(c, plan, index, lender)
         b.book.used.update(inside.path(f"{name}.weight") for name in ("k_proj", "v_proj", "k_norm", "v_norm"))
         query = ColumnLinear(inside, hidden, {"q_proj": heads.parts[0]}, bias=bias)
         return Borrowing(query, output, replace(plan.made[lender], rope=rope), q_norm)
@@ -134,6 +135,13 @@ def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) 
     qkv = ColumnLinear(inside, hidden, dict(zip(names, heads.parts, strict=False)), bias=bias)
     ones = NormSpec(torch.ones(heads.dim, dtype=b.dtype, device=b.device), plan.eps)
     return Attention(qkv, output, spec, touches=[_values(spec, ones, same=same)])
+
+
+def _check_lent(c: ModelConfig, plan: Plan, index: int, lender: int) -> None:
+    """Refuse heads that do not fit the keys and values which they borrow."""
+    if plan.heads(c, plan, index) != plan.heads(c, plan, lender):
+        name = "per_layer_config" if c.has("per_layer_config") else "layer_types"
+        raise c.refuse(name, f"gives layer {index} other heads than layer {lender}, whose keys and values it reads.")
 
 
 def _values(spec: AttentionSpec, norm: NormSpec, *, same: bool) -> Touch:

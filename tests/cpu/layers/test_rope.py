@@ -97,6 +97,12 @@ def test_deepseek_scales_the_softmax():
         ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0, "short_factor": [1.0]}}, "short_factor"),
         ({"rope_theta": True}, "rope_theta"),
         ({"rope_theta": -1}, "rope_theta"),
+        ({"rope_theta": 0}, "rope_theta"),
+        ({"rope_theta": 1e4, "rope_parameters": {"rope_theta": 0.0}}, "rope_theta"),
+        ({"partial_rotary_factor": 0.0}, "partial_rotary_factor"),
+        ({"partial_rotary_factor": 0.5, "rope_parameters": {"partial_rotary_factor": 0}}, "partial_rotary_factor"),
+        ({"original_max_position_embeddings": 0}, "original_max_position_embeddings"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0, "attention_factor": 0.0}}, "attention_factor"),
         ({"partial_rotary_factor": 0.3}, "even number"),
     ],
 )

@@ -240,7 +240,7 @@ def test_names_that_change_other_families_are_refused_unless_they_are_off(archit
             check_fields({**config, name: value}, architecture)
         if name not in ("is_causal",):
             check_fields({**config, name: False}, architecture)
-        check_fields({**config, name: None}, architecture)
+            check_fields({**config, name: None}, architecture)
 
 
 def test_an_architecture_and_another_ones_model_type_contradict():
@@ -248,3 +248,18 @@ def test_an_architecture_and_another_ones_model_type_contradict():
         with pytest.raises(ModelError, match="contradict"):
             check_fields({"model_type": kind}, "LlamaForCausalLM")
     assert check_fields({"model_type": "something_else"}, "LlamaForCausalLM") == []
+
+
+def test_a_null_that_transformers_takes_for_false_is_refused():
+    for value in (None, False):
+        with pytest.raises(ModelError, match="'is_causal'"):
+            check_fields({"is_causal": value}, "LlamaForCausalLM")
+
+
+@pytest.mark.parametrize(
+    "kinds", [["full_attention", "sliding_attention"] * 2, ["full_attention"] * 4], ids=["swapped", "full"]
+)
+def test_heads_that_do_not_fit_the_keys_they_borrow_are_refused(kinds, models):
+    _, config, tensors = models("Gemma4ForCausalLM")
+    with pytest.raises(ModelError, match=r"'per_layer_config'.* gives layer [23] other heads than layer"):
+        load({**config, "layer_types": kinds}, tensors, max_positions=16, kernels=KERNELS)
