@@ -183,7 +183,7 @@ class RaggedTokens(Layout[Key]):
         if packed is None:
             packed = self.packed[key[0]] = torch.zeros((3, key[0]), dtype=torch.int64)
         if key[3] or self.filled.get(key[0]) != wanted:
-            self.filled[key[0]] = ([], []) if key[3] else wanted
+            self.filled.pop(key[0], None)  # what fails half-way is written again
             self.grants[key[0]] = list(accumulate(plan.counts)), torch.tensor(wanted)
             members = [row for row, n in zip(plan.rows, plan.counts, strict=True) for _ in range(n)]
             places = [k for n in plan.counts for k in range(n)]
@@ -192,6 +192,7 @@ class RaggedTokens(Layout[Key]):
                 self._fill_paths(key[0], plan)
             else:
                 self._fill_members(key[0], plan)
+                self.filled[key[0]] = wanted
         if self.pool.states is not None:
             tokens, count = key[0], key[2]
             if (tokens, count) not in self.recurring:

@@ -93,9 +93,10 @@ class SingleTokens(Layout[Key]):
         if row_ids is None:
             row_ids = self.row_ids[rung] = torch.full((rung,), self.rows.spare, device=self.rows.device)
         if self.filled.get(rung) != wanted:
-            self.filled[rung] = list(wanted)
+            self.filled.pop(rung, None)  # what fails half-way is written again
             padded = wanted + [self.rows.spare] * (rung - len(wanted))
             row_ids.copy_(send(torch.tensor(padded, dtype=torch.int64), self.rows.device))
+            self.filled[rung] = list(wanted)
 
     def computing(self, key: Key) -> Callable[[], Made]:
         """Computes from row numbers to logits, or to hidden states if what follows these cannot be recorded."""

@@ -55,11 +55,12 @@ class Choosing:
         wanted = row_list + [rows.spare] * (rung - count)
         words = [DRAWN if bits[row] & features.SAMPLED else 0 for row in wanted]
         if placed.filled != (wanted, words):
-            placed.filled = wanted, words
+            placed.filled = [], []  # what fails half-way is written again
             sent = send(torch.tensor([wanted, words], dtype=torch.int64), rows.device)
             placed.row_ids.copy_(sent[0])
             placed.twice.view(2, rung).copy_(sent[0])
             placed.words.copy_(sent[1])
+            placed.filled = wanted, words
         return placed, any(words)
 
     def choose(
