@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import cast
 
+import torch
+
 from tokenmill.compute.forward import Act, ForwardContext, NormSpec
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.attention import Heads
@@ -79,6 +81,11 @@ def rms(c: ModelConfig, name: str, *, offset: float = 0.0) -> Callable[[Build], 
 def layer_norm(size: int, eps: float, *, bias: bool = True) -> Callable[[Build, str], NormSpec]:
     """A constructor for layer norms of this size: (where, name) -> descriptor."""
     return lambda b, name: b.norm(name, size, eps, layer=True, bias=bias)
+
+
+def rounded_root(number: int, dtype: torch.dtype) -> float:
+    """The root of the size, rounded to the compute dtype, because Gemma 3n and 4 were trained so."""
+    return float(torch.tensor(number**0.5, dtype=dtype))
 
 
 class Parallel:

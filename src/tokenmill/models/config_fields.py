@@ -64,7 +64,7 @@ _FILES: dict[str, Fields] = {
                   "qk_rope_head_dim": 64, "v_head_dim": 128, "routed_scaling_factor": 1.0, "topk_method": "greedy"},
         only={"lm_head_bias": (False,), "norm_topk_prob": (False,), "scoring_func": ("softmax",),
               "moe_layer_freq": (1,), "num_nextn_predict_layers": (0,)},
-        ignored=(*MOE, "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size", "num_experts"),
+        ignored=(*MOE, "head_dim", "qk_head_dim", "aux_loss_alpha", "seq_aux", "ep_size"),
         layers="full_attention",
     ),
     "DeepseekV3ForCausalLM": Fields(

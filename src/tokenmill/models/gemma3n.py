@@ -17,11 +17,11 @@ from tokenmill.layers.block import Block
 from tokenmill.layers.build import Build
 from tokenmill.layers.mlp import MLP, gated_mlp, mostly_closed
 from tokenmill.layers.streams import Streams, Ways
-from tokenmill.models.common import read_act, read_heads, read_sizes
+from tokenmill.models.common import read_act, read_heads, read_sizes, rounded_root
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.gemma4_inputs import LayerInput, LayerInputs, make_own
-from tokenmill.models.gemma4_parts import NORMS, Plan, first_shared, make_attention, rounded_root
+from tokenmill.models.gemma4_parts import NORMS, Plan, first_shared, make_attention
 from tokenmill.models.positions import gemma3_rope
 from tokenmill.models.rules import layer_kind
 

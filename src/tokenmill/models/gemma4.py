@@ -13,12 +13,12 @@ from tokenmill.compute.forward import ForwardContext, NormSpec
 from tokenmill.core.errors import ModelError
 from tokenmill.layers.block import Block, read, through, whole
 from tokenmill.layers.build import Build
-from tokenmill.models.common import read_sizes
+from tokenmill.models.common import read_sizes, rounded_root
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.gemma4_feed import Beside, make_beside, make_feed
 from tokenmill.models.gemma4_inputs import LayerInput, LayerInputs, make_own
-from tokenmill.models.gemma4_parts import NORMS, make_attention, read_plan, rounded_root
+from tokenmill.models.gemma4_parts import NORMS, make_attention, read_plan
 
 
 class Layer:

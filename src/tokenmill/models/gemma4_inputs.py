@@ -14,8 +14,9 @@ from torch import Tensor
 from tokenmill.compute.forward import ForwardContext, NormSpec, Weight
 from tokenmill.layers.build import Build
 from tokenmill.layers.embedding import Embedding
+from tokenmill.models.common import rounded_root
 from tokenmill.models.config import ModelConfig
-from tokenmill.models.gemma4_parts import Plan, rounded_root
+from tokenmill.models.gemma4_parts import Plan
 
 
 @dataclass(slots=True)

@@ -72,11 +72,6 @@ def first_shared(c: ModelConfig, kinds: list[str]) -> int:
     return shared
 
 
-def rounded_root(number: int, dtype: torch.dtype) -> float:
-    """The root of the size, rounded to the compute dtype, because these models were trained so."""
-    return float(torch.tensor(number**0.5, dtype=dtype))
-
-
 def _heads(c: ModelConfig, plan: Plan, index: int) -> Heads:
     """The heads of this layer. Layers with full attention may have other sizes and counts."""
     own: dict[str, int] = {}
@@ -111,8 +106,7 @@ class Borrowing(Projected):
         q = self.query.weight.matmul(x, ctx, norm=norm).view(x.shape[0], self.spec.heads, -1)
         q = ctx.kernels.norm(q, self.norm)
         assert self.spec.rope is not None
-        mixed = ctx.kernels.attend(rotate(q, self.spec.rope, ctx.positions), self.spec, ctx)
-        return mixed
+        return ctx.kernels.attend(rotate(q, self.spec.rope, ctx.positions), self.spec, ctx)
 
 
 def make_attention(c: ModelConfig, b: Build, at: Build, plan: Plan, index: int) -> Block:
@@ -146,8 +140,7 @@ def _check_lent(c: ModelConfig, plan: Plan, index: int, lender: int) -> None:
 
 def _values(spec: AttentionSpec, norm: NormSpec, *, same: bool) -> Touch:
     """The norm of values, which has no weights. `same`: values are the keys before the keys are normed."""
-    dim = spec.kv.key_dim
-    start, width = spec.heads * dim, spec.kv.heads * dim
+    start, width = spec.heads * (dim := spec.kv.key_dim), spec.kv.heads * dim
 
     def touched(qkv: Tensor, ctx: ForwardContext) -> Tensor:
         values = qkv[:, start : start + width] if same else qkv[:, start + width :]

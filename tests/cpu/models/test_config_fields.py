@@ -263,3 +263,10 @@ def test_heads_that_do_not_fit_the_keys_they_borrow_are_refused(kinds, models):
     _, config, tensors = models("Gemma4ForCausalLM")
     with pytest.raises(ModelError, match=r"'per_layer_config'.* gives layer [23] other heads than layer"):
         load({**config, "layer_types": kinds}, tensors, max_positions=16, kernels=KERNELS)
+
+
+@pytest.mark.parametrize("name", ["num_experts", "num_local_experts"])
+def test_a_second_count_of_experts_adds_nothing_or_is_refused(name):
+    check_fields({"n_routed_experts": 8, name: 8}, "DeepseekV2ForCausalLM")
+    with pytest.raises(ModelError, match=f"'{name}'"):
+        check_fields({"n_routed_experts": 8, name: 9}, "DeepseekV2ForCausalLM")
