@@ -178,6 +178,8 @@ def gpt_neo(c: ModelConfig, index: int) -> Kind:
         raise c.refuse("attention_types", "must hold lists of kinds, each with a count.") from None
     if len(kinds) != c.need("num_hidden_layers", int) or not set(kinds) <= {"global", "local"}:
         raise c.refuse("attention_types", "must name 'global' or 'local' for each layer.")
+    if c.get("attention_layers", list, kinds) != kinds:
+        raise c.refuse("attention_layers", "contradicts 'attention_types'.")
     return Kind(c.get("window_size", int, 256) if kinds[index] == "local" else 0)
 
 

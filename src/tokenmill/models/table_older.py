@@ -191,6 +191,8 @@ ROWS: dict[str, Family] = {
                     "num_hidden_layers", "num_attention_heads"),
             defaults={"activation_function": "gelu", "scale_embedding": True, "tie_word_embeddings": True,
                       "max_position_embeddings": 2048},
+            # Transformers sets the row of this number in the table of positions to zero; the first two are not used.
+            only={"pad_token_id": (0, 1)},
             layers="full_attention",
         ),
         Shape(

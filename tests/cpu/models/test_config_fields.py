@@ -270,3 +270,14 @@ def test_a_second_count_of_experts_adds_nothing_or_is_refused(name):
     check_fields({"n_routed_experts": 8, name: 8}, "DeepseekV2ForCausalLM")
     with pytest.raises(ModelError, match=f"'{name}'"):
         check_fields({"n_routed_experts": 8, name: 9}, "DeepseekV2ForCausalLM")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "name", "value"),
+    [("GPTNeoForCausalLM", "attention_layers", ["local", "global"]), ("XGLMForCausalLM", "pad_token_id", 3)],
+)
+def test_keys_that_change_one_family_alone_are_refused_there(architecture, name, value, models):
+    _, config, tensors = models(architecture)
+    load({**config, name: None}, tensors, max_positions=16, kernels=KERNELS)
+    with pytest.raises(ModelError, match=f"'{name}'"):
+        load({**config, name: value}, tensors, max_positions=16, kernels=KERNELS)
