@@ -215,6 +215,8 @@ def test_bad_calls_are_told(folder, tmp_path):
         llm.wake_up("weights")
         llm.wake_up(["kv_cache"])
         engine, session = llm.llm_engine, Session(llm)
+        (output,) = engine.step()
+        assert output.finished and output.outputs[0].finish_reason == "length"
         engine.add_request("open", [1, 2, 3], greedy(40))
         talk = session.talk("a").gen(max_tokens=40, ignore_eos=True)
         llm.sleep(2, mode="abort")

@@ -222,6 +222,14 @@ def test_goodput_counts_requests_that_meet_every_term():
 
 
 @pytest.fixture
+def hears_ctrl_c():
+    """A shell's job in the background is deaf to it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
 def server():
     """A fake server in a thread of its own, for the command line."""
     started, stop, found = threading.Event(), None, {}
@@ -246,6 +254,7 @@ def run(*arguments):
     return CliRunner().invoke(app, ["bench", "serve", *map(str, arguments)])
 
 
+@pytest.mark.usefixtures("hears_ctrl_c")
 def test_ctrl_c_prints_and_writes_what_had_ended(server, tmp_path, monkeypatch):
     """The whole verb: a signal in the middle of a load."""
     press = Presses(3, lambda: signal.raise_signal(signal.SIGINT))

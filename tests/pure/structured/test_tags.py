@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from bytewise import COMPILER, says
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import BusyError, ParameterError
 from tokenmill.structured.compiled_grammar import UNFORCED
 from tokenmill.structured.lowering import lower_spec
 
@@ -119,7 +119,7 @@ def test_text_that_is_forced_for_ever_stops_nobody(name):
     """The engine would look for its end for ever, and hold the interpreter's lock meanwhile."""
     try:
         constraint = COMPILER.constraint(ENDLESS[name])
-    except ParameterError:
+    except (ParameterError, BusyError):  # a busy machine may not get to its end
         return
     constraint.accept(list(b"k" + b"a" * 29 if "tree" in name else b"k" + b"a" * 30))
     for _ in range(5):
