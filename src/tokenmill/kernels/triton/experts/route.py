@@ -143,6 +143,26 @@ def _rank(
 
 
 @triton.jit
+def _choose(
+    logits, bias_ptr, ids, gates, scale, E: tl.constexpr, BE: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr,
+    ORDER: tl.constexpr, NORMALISE: tl.constexpr, EPS: tl.constexpr, FLOOR: tl.constexpr, BIAS: tl.constexpr,
+    GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr, SUM2: tl.constexpr, BG: tl.constexpr,
+):  # fmt: skip
+    """Store a token's best experts and their gates, by whichever of the two takes less time."""
+    if GROUPS == 1 and BE <= 128:
+        place, gate = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, EPS, FLOOR, bias_ptr, BIAS)
+        tl.store(ids + place, tl.arange(0, BE), mask=place < TOP)
+        tl.store(gates + place, gate, mask=place < TOP)
+    else:
+        t = tl.arange(0, BT)
+        best, gate = _pick_experts(
+            logits, bias_ptr, scale, E, BE, TOP, BT, ORDER, NORMALISE, EPS, FLOOR, BIAS, GROUPS, TOP_GROUPS, SUM2, BG
+        )  # fmt: skip
+        tl.store(ids + t, best, mask=t < TOP)
+        tl.store(gates + t, gate, mask=t < TOP)
+
+
+@triton.jit
 def write_shared(id_ptr, gate_ptr, row, logit, E: tl.constexpr, TOP: tl.constexpr, SHARED: tl.constexpr):
     """The expert that every token visits, behind the TOP others."""
     if SHARED > 0:
@@ -287,33 +307,9 @@ def _pick_kernel(
     if tl.atomic_add(count_ptr + token, 1, sem="acq_rel") == COUNT - 1:
         tl.store(count_ptr + token, 0)
         e = tl.arange(0, BE)
-        t = tl.arange(0, BT)
         logits = tl.load(part_ptr + token * STRIDE + e, mask=e < E, other=float("-inf"), cache_modifier=".cg")
-        if GROUPS == 1 and BE <= 128:
-            place, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, EPS, FLOOR, bias_ptr, BIAS)
-            tl.store(id_ptr + token * WIDTH + place, e, mask=place < TOP)
-            tl.store(gate_ptr + token * WIDTH + place, gates, mask=place < TOP)
-        else:
-            ids, chosen = _pick_experts(
-                logits,
-                bias_ptr,
-                scale,
-                E,
-                BE,
-                TOP,
-                BT,
-                ORDER,
-                NORMALISE,
-                EPS,
-                FLOOR,
-                BIAS,
-                GROUPS,
-                TOP_GROUPS,
-                SUM2,
-                BG,
-            )
-            tl.store(id_ptr + token * WIDTH + t, ids, mask=t < TOP)
-            tl.store(gate_ptr + token * WIDTH + t, chosen, mask=t < TOP)
+        _choose(logits, bias_ptr, id_ptr + token * WIDTH, gate_ptr + token * WIDTH, scale, E, BE, TOP, BT, ORDER,
+                NORMALISE, EPS, FLOOR, BIAS, GROUPS, TOP_GROUPS, SUM2, BG)  # fmt: skip
         logit = 0.0
         if SHARED == 2:
             logit = tl.load(part_ptr + token * STRIDE + E, cache_modifier=".cg")

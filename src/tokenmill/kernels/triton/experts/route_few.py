@@ -17,8 +17,7 @@ from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, multipr
 from tokenmill.kernels.triton.experts.grid_barrier import arrive, meet
 from tokenmill.kernels.triton.experts.route import (
     NEAR_EXPERTS,
-    _pick_experts,
-    _rank,
+    _choose,
     _room,
     bring,
     constants,
@@ -81,7 +80,6 @@ def _pick_few_kernel(
         meet(count_ptr, arrive(count_ptr, SPLIT))
     if PHASE != 0:
         s = tl.arange(0, SPLIT)
-        t = tl.arange(0, BT)
         for token in range(program, tokens, SPLIT):
             parts = tl.load(part_ptr + (token * SPLIT + s[:, None]) * BE + e[None, :], cache_modifier=".cg")
             logits = tl.sum(parts, axis=0)
@@ -101,31 +99,8 @@ def _pick_few_kernel(
             if ADD:
                 logits += tl.load(add_ptr + e, mask=e < E, other=0.0).to(tl.float32)
             logits = tl.where(e < E, logits, float("-inf"))
-            if GROUPS == 1 and BE <= 128:
-                spot, gates = _rank(logits, scale, E, BE, TOP, ORDER, NORMALISE, EPS, FLOOR, bias_ptr, BIAS)
-                tl.store(id_ptr + token * WIDTH + spot, e, mask=spot < TOP)
-                tl.store(gate_ptr + token * WIDTH + spot, gates, mask=spot < TOP)
-            else:
-                ids, chosen = _pick_experts(
-                    logits,
-                    bias_ptr,
-                    scale,
-                    E,
-                    BE,
-                    TOP,
-                    BT,
-                    ORDER,
-                    NORMALISE,
-                    EPS,
-                    FLOOR,
-                    BIAS,
-                    GROUPS,
-                    TOP_GROUPS,
-                    SUM2,
-                    BG,
-                )
-                tl.store(id_ptr + token * WIDTH + t, ids, mask=t < TOP)
-                tl.store(gate_ptr + token * WIDTH + t, chosen, mask=t < TOP)
+            _choose(logits, bias_ptr, id_ptr + token * WIDTH, gate_ptr + token * WIDTH, scale, E, BE, TOP, BT, ORDER,
+                    NORMALISE, EPS, FLOOR, BIAS, GROUPS, TOP_GROUPS, SUM2, BG)  # fmt: skip
             write_shared(id_ptr, gate_ptr, token, logit, E, TOP, SHARED)
 
 
