@@ -24,7 +24,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import DeltaSpec, ForwardContext
 from tokenmill.kernels.triton.common import INTERPRETED, pow2, sigmoid
-from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of, pow2_of, softplus
+from tokenmill.kernels.triton.states.recurrent import SHORT, find_part, parts_of, softplus
 
 SIZE = 64
 BASE, WARPS = 4, 4
@@ -82,11 +82,11 @@ def _inverse(a, SIZE: tl.constexpr, BASE: tl.constexpr, LEVELS: tl.constexpr, EX
 def _prepare_kernel(
     mixed_ptr, gate_ptr, rate_ptr, shift_ptr, start_ptr, w_ptr, u_ptr, p_ptr, scales_ptr, sequences, mixed_stride,
     gate_stride, HK: tl.constexpr, HV: tl.constexpr, TILED: tl.constexpr, DK: tl.constexpr, DV: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, SIZE: tl.constexpr, FIND: tl.constexpr, SHORT: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, SIZE: tl.constexpr, SHORT: tl.constexpr,
     BASE: tl.constexpr, LEVELS: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     number, head = tl.program_id(0), tl.program_id(1)
-    sequence, part = find_part(start_ptr, number, sequences, SIZE, FIND)
+    sequence, part = find_part(start_ptr, number, sequences, SIZE)
     first = tl.load(start_ptr + sequence)
     count = tl.load(start_ptr + sequence + 1) - first
     if (count > SHORT) & (part * SIZE < count):
@@ -213,7 +213,7 @@ def chunked_delta_(
     rows, columns = max(16, pow2(spec.key_dim)), max(16, pow2(spec.value_dim))
     _prepare_kernel[(numbers, heads)](
         mixed, gates, spec.rate, spec.shift, ctx.borders(), w, u, p, scales, sequences, mixed.stride(0),
-        gates.stride(0), **sizes, BK=rows, BV=columns, FIND=pow2_of(sequences), BASE=base,
+        gates.stride(0), **sizes, BK=rows, BV=columns, BASE=base,
         LEVELS=(SIZE // base).bit_length() - 1, EXACT=exact, num_warps=warps,
     )  # fmt: skip
     columns = min(32, columns)

@@ -44,7 +44,7 @@ def _delta(
         chunked_delta_(mixed, gates, spec, state, ctx, out, small=launch.small)
     if not chunked or len(ctx.kv_len) > 1:
         most = SHORT if chunked else ALL
-        delta_rule_(mixed, gates, spec, state, ctx, out, most=most, pdl=launch.pdl)
+        delta_rule_(mixed, gates, spec, state, ctx, out, most=most, steady=launch.steady, pdl=launch.pdl)
     return out
 
 

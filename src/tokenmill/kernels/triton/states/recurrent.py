@@ -21,6 +21,8 @@ SHORT = 17
 """Of so many tokens or fewer, a sequence is computed token by token where chunks.py may take others: a token and the
 most drafts that may follow it, as the state behind each of them is left."""
 ALL = 1 << 30
+MANY = 16
+"""Sequences of one token from which programs take twice as many columns of a matrix: enough of them fill the device."""
 CONV_ROWS, CONV_COLUMNS = 16, 128
 """Tokens and channels of a program, where sequences have several tokens."""
 
@@ -34,17 +36,16 @@ def softplus(x):
 
 
 @triton.jit
-def find_part(start_ptr, part, sequences, SIZE: tl.constexpr, FIND: tl.constexpr):
-    """The sequence of this part, and which of its parts it is; there may be no such tokens."""
-    s = tl.arange(0, FIND)
-    begins = tl.load(start_ptr + s, mask=s < sequences, other=1 << 30)
-    sequence = tl.sum((begins // SIZE + s <= part).to(tl.int32), axis=0) - 1
+def find_part(start_ptr, part, sequences, SIZE: tl.constexpr):
+    """The sequence of this part, and which of its parts it is; there may be no such tokens. (A loop: were the number of
+    sequences a constant, a step with more of them than any before it would wait for a compiler.)"""
+    begun = 0
+    for block in range(0, sequences, 64):
+        s = block + tl.arange(0, 64)
+        begins = tl.load(start_ptr + s, mask=s < sequences, other=1 << 30)
+        begun += tl.sum((begins // SIZE + s <= part).to(tl.int32), axis=0)
+    sequence = begun - 1
     return sequence, part - tl.load(start_ptr + sequence) // SIZE - sequence
-
-
-def pow2_of(sequences: int) -> int:
-    """What `find_part` looks through: few sizes, each of which is compiled."""
-    return max(64, pow2(sequences)) if sequences <= 64 else max(1024, pow2(sequences))
 
 
 def parts_of(tokens: int, sequences: int, size: int) -> int:
@@ -102,7 +103,7 @@ def _conv_one(
 @triton.jit(do_not_specialize=["sequences"])
 def _conv_kernel(
     x_ptr, weight_ptr, bias_ptr, state_ptr, out_ptr, start_ptr, row_ptr, position_ptr, left_ptr, sequences, C,
-    x_stride, TAPS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, ONE: tl.constexpr, FIND: tl.constexpr,
+    x_stride, TAPS: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, ONE: tl.constexpr,
     LEFT: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
@@ -113,7 +114,7 @@ def _conv_kernel(
                   x_stride, c, real_c, TAPS, BIAS, ACT, LEFT, PDL)  # fmt: skip
         return
     wait(PDL)
-    sequence, part = find_part(start_ptr, tl.program_id(0), sequences, BT, FIND)
+    sequence, part = find_part(start_ptr, tl.program_id(0), sequences, BT)
     first = tl.load(start_ptr + sequence)
     count = tl.load(start_ptr + sequence + 1) - first
     if part * BT < count:
@@ -176,12 +177,29 @@ def short_conv_(
     _conv_kernel[grid](
         x, weight, bias, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions, ctx.rows.left, sequences,
         channels, x.stride(0), LEFT=ctx.rows.left is not None, TAPS=taps, BIAS=bias is not None, ACT=silu, ONE=one,
-        FIND=1 if one else pow2_of(sequences), BT=rows, BC=columns, PDL=pdl, num_warps=2 if one else 4, launch_pdl=pdl,
+        BT=rows, BC=columns, PDL=pdl, num_warps=2 if one else 4, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
 # ------------------------------------------------------------ the gated delta rule
+
+
+@triton.jit
+def _delta_token(
+    s, keys, values, gates, rate, shift, head, real_k, real_v, HK: tl.constexpr, HV: tl.constexpr, DK: tl.constexpr,
+):  # fmt: skip
+    """A head's matrix behind one more token, and its query over the root of its size."""
+    q = tl.load(keys, mask=real_k, other=0.0).to(tl.float32)
+    key = tl.load(keys + HK * DK, mask=real_k, other=0.0).to(tl.float32)
+    value = tl.load(values, mask=real_v, other=0.0).to(tl.float32)
+    beta = sigmoid(tl.load(gates + head).to(tl.float32))
+    decay = tl.exp(-rate * softplus(tl.load(gates + HV + head).to(tl.float32) + shift))
+    q = q / (tl.sqrt(tl.sum(q * q, axis=0) + 1e-6) * tl.sqrt(DK * 1.0))
+    key = key / tl.sqrt(tl.sum(key * key, axis=0) + 1e-6)
+    s *= decay
+    delta = (value - tl.sum(s * key[:, None], axis=0)) * beta
+    return s + key[:, None] * delta[None, :], q
 
 
 @triton.jit
@@ -199,7 +217,9 @@ def _delta_kernel(
     places = state_ptr + head * (DK * DV) + k[:, None] * DV + v[None, :]
     size = HV * DK * DV
     inside = real_k[:, None] & real_v[None, :]
-    s = tl.load(places + row * size, mask=inside & known, other=0.0)
+    # Read before it is known whether a state is there: what another load would have to wait for.
+    s = tl.load(places + row * size, mask=inside & (count > 0), other=0.0)
+    s = tl.where(known, s, 0.0)
     wait(PDL)
     if count > 0:
         key_head = head % HK if TILED else head // (HV // HK)
@@ -207,25 +227,25 @@ def _delta_kernel(
         values = mixed_ptr + first.to(tl.int64) * mixed_stride + 2 * HK * DK + head * DV + v
         gates = gate_ptr + first.to(tl.int64) * gate_stride
         out = out_ptr + (first.to(tl.int64) * HV + head) * DV + v
-        for t in range(count):
-            q = tl.load(keys, mask=real_k, other=0.0).to(tl.float32)
-            key = tl.load(keys + HK * DK, mask=real_k, other=0.0).to(tl.float32)
-            value = tl.load(values, mask=real_v, other=0.0).to(tl.float32)
-            beta = sigmoid(tl.load(gates + head).to(tl.float32))
-            decay = tl.exp(-rate * softplus(tl.load(gates + HV + head).to(tl.float32) + shift))
-            q = q / (tl.sqrt(tl.sum(q * q, axis=0) + 1e-6) * tl.sqrt(DK * 1.0))
-            key = key / tl.sqrt(tl.sum(key * key, axis=0) + 1e-6)
-            s *= decay
-            delta = (value - tl.sum(s * key[:, None], axis=0)) * beta
-            s += key[:, None] * delta[None, :]
-            y = tl.sum(s * q[:, None], axis=0)
-            tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_v)
-            keys, values, gates, out = keys + mixed_stride, values + mixed_stride, gates + gate_stride, out + HV * DV
-            if LEFT:
-                left = tl.load(left_ptr + first + t)
-                tl.store(places + left * size, s, mask=inside & (left >= 0))
-        if not LEFT:
+        if MOST == 1 and not LEFT:  # the matrix goes out before its query is answered
+            s, q = _delta_token(s, keys, values, gates, rate, shift, head, real_k, real_v, HK, HV, DK)
             tl.store(places + row * size, s, mask=inside)
+            tl.store(out, tl.sum(s * q[:, None], axis=0).to(out_ptr.dtype.element_ty), mask=real_v)
+        else:
+            for t in range(count):
+                s, q = _delta_token(s, keys, values, gates, rate, shift, head, real_k, real_v, HK, HV, DK)
+                tl.store(out, tl.sum(s * q[:, None], axis=0).to(out_ptr.dtype.element_ty), mask=real_v)
+                keys, values, gates, out = (
+                    keys + mixed_stride,
+                    values + mixed_stride,
+                    gates + gate_stride,
+                    out + HV * DV,
+                )
+                if LEFT:
+                    left = tl.load(left_ptr + first + t)
+                    tl.store(places + left * size, s, mask=inside & (left >= 0))
+            if not LEFT:
+                tl.store(places + row * size, s, mask=inside)
 
 
 def delta_rule_(
@@ -237,17 +257,21 @@ def delta_rule_(
     out: Tensor,
     *,
     most: int,
+    steady: bool,
     pdl: bool,
 ) -> None:
-    """See kernels/states.py; fills `out` for sequences of at most `most` tokens, and leaves others alone."""
+    """See kernels/states.py; fills `out` for sequences of at most `most` tokens, and leaves others alone. steady: by
+    one kernel, whatever the step."""
     assert ctx.rows is not None, "recurrent layers find their states by row"
-    columns = min(32, pow2(spec.value_dim))
-    grid = (triton.cdiv(spec.value_dim, columns), spec.value_heads, ctx.rows.sequences.shape[0])
+    sequences, one = ctx.rows.sequences.shape[0], ctx.max_query == 1 and not steady
+    wide = one and sequences >= MANY and spec.key_dim <= 128
+    columns = min(64 if wide else 32, pow2(spec.value_dim))
+    grid = (triton.cdiv(spec.value_dim, columns), spec.value_heads, sequences)
     _delta_kernel[grid](
         mixed, gates, spec.rate, spec.shift, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
         ctx.rows.left, mixed.stride(0), gates.stride(0), LEFT=ctx.rows.left is not None, HK=spec.key_heads,
         HV=spec.value_heads, TILED=spec.tiled, DK=spec.key_dim, DV=spec.value_dim, BK=pow2(spec.key_dim), BV=columns,
-        MOST=most, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        MOST=1 if one else most, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 
