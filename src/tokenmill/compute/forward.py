@@ -34,6 +34,7 @@ from tokenmill.compute.descriptors import (
     StateSpec,
     StepRows,
 )
+from tokenmill.compute.lines import RoundsLines
 from tokenmill.compute.matrix import StoredMatrix
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class Again(Protocol):
     def __call__(self) -> None: ...
 
 
-class Kernels(Protocol):
+class Kernels(RoundsLines, Protocol):
     """Coarse operations; each engine has its own. `kernels/reference.py` is the specification, and backends override
     it.
 

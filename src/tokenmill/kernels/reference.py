@@ -30,9 +30,11 @@ from tokenmill.compute.forward import (
     SpanTensors,
     Weight,
 )
+from tokenmill.compute.lines import LineGrid
 from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels import accept, adapters, grid, lookup, paged, row_stable, states, stored_kv
 from tokenmill.kernels.plain import PRODUCTS
+from tokenmill.kernels.round_lines import round_lines
 from tokenmill.kernels.spans import gather_spans
 
 T = TypeVar("T")
@@ -140,6 +142,11 @@ class ReferenceKernels:
     def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
         """weight [N, K] -> q int8 and scales float16; 32 columns share a scale, as most formats have it."""
         return grid.quantise(weight, bits, group or grid.ACTIVATION_GROUP)
+
+    def round_lines(self, lines: Tensor, grid: LineGrid, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes and errors [n, out] of lines [n, out], one line after the other."""
+        self.count("round_lines")
+        return round_lines(lines, grid, upper)
 
     def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""

@@ -11,37 +11,37 @@ import math
 import torch
 from torch import Tensor
 
+from tokenmill.compute.lines import LineGrid, RoundsLines
 from tokenmill.core.errors import ModelError
+from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.quantize.codes import Codes, Spec, fitted
 from tokenmill.quantize.inputs import Inputs
 
 _BLOCK = 128
 
 
-def gptq(weight: Tensor, spec: Spec, inputs: Inputs, damping: float = 0.01) -> Codes:
-    """weight [out, in] float32 -> codes. Scales are computed first, so that columns may be rounded in any order."""
+def gptq(
+    weight: Tensor, spec: Spec, inputs: Inputs, damping: float = 0.01, kernels: RoundsLines | None = None
+) -> Codes:
+    """weight [out, in] float32 -> codes. Scales are computed first, so that columns may be rounded in any order.
+    kernels: of the weight's device; None: plain torch."""
     scales, zeros = fitted(weight, spec, inputs.hessian.diagonal() / max(inputs.count, 1))
     order, upper = _factored(inputs, damping)
-    group = order // spec.group
-    codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
-    codes[:, order] = in_turn(weight[:, order].T, scales[:, group].T, zeros[:, group].T.float(), upper, spec.bits).T
-    return Codes(codes, scales, zeros, spec)
+    grid = LineGrid(scales.T.contiguous(), zeros.T.float().contiguous(), order // spec.group, (1 << spec.bits) - 1)
+    codes = torch.empty(weight.T.shape, dtype=torch.uint8, device=weight.device)
+    codes[order] = in_turn(weight.T[order], grid, upper, kernels or ReferenceKernels())
+    return Codes(codes.T.contiguous(), scales, zeros, spec)
 
 
-def in_turn(w: Tensor, steps: Tensor, zeros: Tensor, upper: Tensor, bits: int) -> Tensor:
-    """Codes [in, out] of w [in, out], line by line; the lines below make up for the error of each. steps and zeros
-    [in, out]: the grid of every number. (Columns of the weight lie as lines, and nothing waits for the device.)"""
-    w, steps, zeros = w.clone(memory_format=torch.contiguous_format), steps.contiguous(), zeros.contiguous()
-    codes, most = torch.empty(w.shape, dtype=torch.uint8, device=w.device), (1 << bits) - 1
-    for start in range(0, len(w), _BLOCK):
-        block, of_block = slice(start, start + _BLOCK), upper[start : start + _BLOCK, start : start + _BLOCK]
-        lines, errors = w[block], torch.empty_like(w[block])
-        for n, (line, step, zero, error) in enumerate(zip(lines, steps[block], zeros[block], errors, strict=True)):
-            code = torch.div(line, step).add_(zero).round_().clamp_(0, most)
-            codes[start + n] = code
-            torch.div(line - code.sub_(zero).mul_(step), of_block[n, n], out=error)
-            lines[n + 1 :].addr_(of_block[n, n + 1 :], error, alpha=-1)
-        w[start + _BLOCK :].addmm_(upper[block, start + _BLOCK :].T, errors, alpha=-1)
+def in_turn(columns: Tensor, grid: LineGrid, upper: Tensor, kernels: RoundsLines) -> Tensor:
+    """Codes [in, out] of a weight's columns [in, out], one after the other; the later ones make up for the error of
+    each. upper [in, in]: see `factor`."""
+    left = columns.clone(memory_format=torch.contiguous_format)
+    codes = torch.empty(left.shape, dtype=torch.uint8, device=left.device)
+    for start in range(0, len(left), _BLOCK):
+        block, rest = slice(start, start + _BLOCK), slice(start + _BLOCK, None)
+        codes[block], errors = kernels.round_lines(left[block], grid.of(block), upper[block, block])
+        left[rest].addmm_(upper[block, rest].T, errors, alpha=-1)
     return codes
 
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free, claimed, empty, ended_in_order, hidden, settle
+from tokenmill.compute.lines import RoundsLines
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.quant import left_out
@@ -231,7 +232,7 @@ class _Run:
                 if recipe.method in recipes.FOLDING:
                     self.made.moved += fold(stream, layer, self._fit)
                 self.made.unreached += layer.missed
-                self._hold(name, layer.weights, layer.inputs, layer.changed)
+                self._hold(name, layer.weights, layer.inputs, layer.changed, stream.kernels)
             tensors = load_file(path)
             hidden = {name for name in self.chosen if _replaced(name, tensors)}
             stream.advance(index, tensors, hidden, recipes.config(recipe, self.made.bits or self._even(), []))
@@ -282,14 +283,19 @@ class _Run:
         return max([float(weight.abs().max()), *(float(self._read(other).abs().max()) for other in others)])
 
     def _hold(
-        self, file: str, weights: dict[str, Tensor], inputs: dict[str, Inputs], changed: dict[str, Tensor]
+        self,
+        file: str,
+        weights: dict[str, Tensor],
+        inputs: dict[str, Inputs],
+        changed: dict[str, Tensor],
+        kernels: RoundsLines | None = None,
     ) -> None:
         """Round these weights, write them to a file, and record that this is done."""
         tensors = {name: tensor.cpu() for name, tensor in changed.items()}
         for name, weight in weights.items():
             kind = self.ckpt.tensor(name).dtype
             held = recipes.hold(
-                self.job.recipe, weight, self._bits(name), inputs.get(name), kind, self._largest(name, weight)
+                self.job.recipe, weight, self._bits(name), inputs.get(name), kind, self._largest(name, weight), kernels
             )
             base = name.removesuffix(".weight")
             tensors |= {f"{base}.{part}": tensor.cpu().contiguous() for part, tensor in held.tensors.items()}

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tokenmill.compute.lines import RoundsLines
 from tokenmill.core.errors import UserError
 from tokenmill.quant import compressed as ct
 from tokenmill.quant import left_out
@@ -169,9 +170,10 @@ def hold(
     inputs: Inputs | None,
     kind: torch.dtype = torch.bfloat16,
     largest: float | None = None,
+    kernels: RoundsLines | None = None,
 ) -> Held:
     """The weight [out, in] float32 in the form of this recipe's files. kind: its original type. largest: the largest
-    magnitude of all matrices that are multiplied with it as one."""
+    magnitude of all matrices that are multiplied with it as one. kernels: of its device; None: plain torch."""
     if recipe.method in SHARED:
         return stored_forms.nvfp4(weight, largest)
     if recipe.method in NORMAL:
@@ -189,7 +191,7 @@ def hold(
         sparse = method(weight, sparse_methods.parse_sparsity(recipe.sparsity), inputs)
         return stored_forms.plain(sparse, kind) if recipe.form == "plain" else stored_forms.bitmask(sparse, kind)
     spec = spec_of(recipe, bits)
-    damped = _needing(partial(gptq, damping=recipe.damping))
+    damped = _needing(partial(gptq, damping=recipe.damping, kernels=kernels))
     codes = (damped if recipe.method in DAMPED else INTEGERS[recipe.method])(weight, spec, inputs)
     return _WRITERS[recipe.form](codes)
 
