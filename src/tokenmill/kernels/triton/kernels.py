@@ -25,6 +25,7 @@ from tokenmill.compute.forward import (
     RouteSpec,
     SpanTensors,
 )
+from tokenmill.compute.lines import LineGrid
 from tokenmill.kernels.triton import pointwise
 from tokenmill.kernels.triton.attention.decode import attend_one
 from tokenmill.kernels.triton.attention.latent import attend_latent, prepare_latent, serves
@@ -34,6 +35,7 @@ from tokenmill.kernels.triton.attention.stored import can_store
 from tokenmill.kernels.triton.experts.mixture import pack_mixture
 from tokenmill.kernels.triton.experts.route import route
 from tokenmill.kernels.triton.multiply import ProductKernels
+from tokenmill.kernels.triton.quantised.round_lines import can_round, round_lines
 from tokenmill.kernels.triton.sampling.choose import choose, greedy
 from tokenmill.kernels.triton.sampling.cuts import least_kept
 from tokenmill.kernels.triton.states.copying import RowTable, copy_rows_, row_table
@@ -249,6 +251,17 @@ class TritonKernels(ProductKernels):
     def pack_mixture(self, mixture: Mixture) -> FusedMixture | None:
         """The whole layer, if there are kernels for the format of its experts."""
         return pack_mixture(self.launch, mixture)
+
+    # ------------------------------------------------------------ making codes
+
+    @else_reference
+    def round_lines(self, lines: Tensor, grid: LineGrid, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """All lines, in one launch."""
+        if not can_round(lines, grid, upper):
+            self.count("round_lines", fallback=True)
+            return super().round_lines(lines, grid, upper)
+        self.count("round_lines")
+        return round_lines(lines, grid, upper)
 
     # ------------------------------------------------------------ states
 
