@@ -200,7 +200,7 @@ def test_nothing_lies_askew_or_in_the_way(serve: Servers, tab: Tabs) -> None:
     """Rows have one middle, columns one line between them, notes cover nothing that is being used."""
     server = serve(FakeOptions(script=STORY))
     page = tab(server.url)
-    row = [box(page, f".composer-row {part}") for part in ("select", ".chip", "[aria-label='Add text files']")]
+    row = [box(page, f".composer-row {part}") for part in ("select", ".chip", "[aria-label='Add text or PDF files']")]
     middles = [place["y"] + place["height"] / 2 for place in row]
     assert max(middles) - min(middles) < 1.5
     assert page.locator(".model-choice").evaluate("e => getComputedStyle(e).borderTopWidth") == "0px"

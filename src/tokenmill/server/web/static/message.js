@@ -42,7 +42,7 @@ function Question({ node, busy }) {
 // A text file: a chip that opens.
 export function FileChip({ file, onRemove }) {
   const [open, setOpen] = useState(false);
-  return html`<span class="file"><button type="button" aria-label=${`Show ${file.name}`} onClick=${() => setOpen(true)}><${Icon} name="file" /><span dir="auto">${file.name}</span><small>${bytes(new Blob([file.text]).size)}</small></button>
+  return html`<span class="file"><button type="button" onClick=${() => setOpen(true)}><${Icon} name="file" /><span class="unseen">Show </span><span dir="auto">${file.name}</span> <small>${bytes(new Blob([file.text]).size)}</small></button>
     ${onRemove && html`<${IconButton} icon="close" label=${`Remove ${file.name}`} onClick=${onRemove} />`}
     ${open && html`<${Dialog} title=${file.name} wide onClose=${() => setOpen(false)}><pre class="file-text" tabindex="0" aria-label="Text of the file" dir="auto">${file.text}</pre><//>`}
   </span>`;

@@ -104,7 +104,7 @@ let timer = 0;
 export function toast(text, label = "", action = null) {
   clearTimeout(timer);
   toasts.set({ text, label, action, id: toasts.get().id + 1 });
-  timer = setTimeout(() => toasts.set({ text: "", label: "", action: null }), action ? 8000 : 3500);
+  timer = setTimeout(() => toasts.set({ text: "", label: "", action: null }), Math.max(action ? 8000 : 3500, text.length * 60));
 }
 
 export function Toasts() {
