@@ -17,6 +17,8 @@ from tokenmill.core.files import present, read_object
 FolderCheckpoint = SafetensorsCheckpoint | TorchBinCheckpoint | DummyCheckpoint
 LOAD_FORMATS = ("auto", "safetensors", "pt", "dummy")
 MAX_CONFIG_BYTES = 4 << 20
+BESIDE = "quantize_config.json"
+"""What AutoGPTQ says of its files where config.json has no `quantization_config`."""
 
 
 def open_checkpoint(
@@ -45,8 +47,11 @@ def open_checkpoint(
 
 
 def read_config(path: Path | str) -> dict[str, Any]:
-    """Read a folder's config.json. A ModelError names the file."""
-    return read_object(Path(path) / "config.json", MAX_CONFIG_BYTES)
+    """Read a folder's config.json, with what older tools say in a file beside it. A ModelError names the file."""
+    config, beside = read_object(Path(path) / "config.json", MAX_CONFIG_BYTES), Path(path) / BESIDE
+    if any(config.get(key) for key in ("quantization_config", "compression_config")) or not present(beside):
+        return config
+    return {**config, "quantization_config": {"quant_method": "gptq", **read_object(beside, MAX_CONFIG_BYTES)}}
 
 
 def read_generation_config(path: Path | str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch import Tensor
 from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
-from tokenmill.quant.base import known
+from tokenmill.quant.base import check_range, known
 from tokenmill.quant.grid import GridWeight
 from tokenmill.quant.half_scales import held
 from tokenmill.quant.table import TableWeight, nibbles
@@ -71,7 +71,7 @@ def load(
     rows, columns = shape
     state = _state(ckpt, name)
     block = state.get("blocksize")
-    if state.get("quant_type") not in _KINDS or not isinstance(block, int) or block < 1:
+    if state.get("quant_type") not in _KINDS or type(block) is not int or block < 1:
         raise ModelError(f"'{name}' has no readable state of bitsandbytes (nf4 or fp4 in blocks).")
     if state.get("shape") != [rows, columns]:
         raise ModelError(f"'{name}' has shape {state.get('shape')}, but the config asks for {list(shape)}.")
@@ -83,6 +83,7 @@ def load(
     table = ckpt.tensor(f"{name}.weight.quant_map", (16,)).float()
     table = table.cpu() if known(table) else table
     scales = _scales(ckpt, name, rows * columns // block, state).view(rows, columns // block)
+    check_range(float(table.abs().max()) if known(table) else 1.0, scales, f"{name}.weight.absmax")
     codes = nibbles(raw.reshape(rows, columns // 2), high_first=True)
     return TableWeight(codes, table, scales, dtype, bias, str(state["quant_type"]).upper())
 
@@ -113,10 +114,17 @@ def _scales(ckpt: Checkpoint, name: str, count: int, state: dict[str, Any]) -> T
         return stored_scales.float()
     table = ckpt.tensor(f"{name}.weight.nested_quant_map", (256,)).float()
     size, offset = state.get("nested_blocksize"), state.get("nested_offset")
-    if not isinstance(size, int) or size < 1 or not isinstance(offset, int | float):
+    if type(size) is not int or size < 1 or not _is_number(offset):
         raise ModelError(f"'{name}' has scales of scales, but no readable nested_blocksize and nested_offset.")
     nested = ckpt.tensor(f"{name}.weight.nested_absmax", (-(-count // size),)).float()
     return table[stored_scales.int()] * nested.repeat_interleave(size)[:count] + offset
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    """Is this a number of float32?"""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= torch.finfo(torch.float32).max
 
 
 def _eight(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:

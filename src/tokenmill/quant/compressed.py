@@ -192,6 +192,9 @@ def _zeros(ckpt: Checkpoint, name: str, bits: int, rows: int, repeat: tuple[int,
         found.numel() != 1 and (found.numel(), found.shape[0]) != (rows * groups, rows)
     ):
         raise ModelError(f"'{full}' has shape {list(found.shape)} of {found.dtype}, which does not fit.")
+    half = 1 << (bits - 1)
+    if known(found) and (int(found.min()) < -half or int(found.max()) >= half):
+        raise ModelError(f"'{full}' has zero points that are no numbers of {bits} bits.")
     found = found.to(torch.int16).reshape(-1, groups if found.numel() > 1 else 1).expand(rows, groups)
     return found.repeat_interleave(times, 1).contiguous() if not known(found) or bool(found.any()) else None
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.quant import gptq_awq
+from tokenmill.quant import gptq_awq, ternary
+from tokenmill.quant.base import known
 from tokenmill.quant.dense import codes_alone
 
 _FACTORS = (
@@ -22,10 +23,17 @@ _FACTORS = (
     *("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", "weight._scale"),
     *("weight._shift", "scale", "zero", "vals"),
 )
+_NUMBERS = (*_FACTORS, "lookup_table", "_weight_zero_point")
+"""Everything besides codes from which a matrix is made. Floats among it must be numbers."""
 _EXPONENTS = ("weight_scale", "weight_scale_inv")
 """Factors that may be powers of two, one byte each."""
+_OF_ALL = ("weight_scale_2", "weight_global_scale")
+"""One number for a matrix, which its reader checks."""
+_NAN = 255
+"""The byte of a power of two that means "not a number"."""
 _WORDS = ("gptq", "awq", "auto-round", "intel/auto-round")
 """Methods whose tensors lie as gptq_awq.py says."""
+_PACKED = ("qweight", "scales")
 _BY_GROUP = ("group", "dynamic")
 """compressed-tensors' words for an order in which the group of each column is listed."""
 
@@ -55,11 +63,15 @@ class NotingCheckpoint:
 def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> None:
     """Refuse the quantised matrix under `name` if a tensor is missing or has the wrong type, or if its groups are not
     those of config.json. how: quantization_config."""
-    for part in _FACTORS:
+    for part in _NUMBERS:
         if ckpt.has(f"{name}.{part}") and ckpt.shape(f"{name}.{part}") is not None:
             _check_factor(ckpt, name, part)
     if how.get("quant_method") in _WORDS:
         _check_words(ckpt, name, how, columns)
+    elif _is_gptq(ckpt, name):
+        raise _unsaid(f"{name}.qweight", "of 'gptq', and so not if zero points are stored less 1 (checkpoint_format)")
+    elif ternary.stored(ckpt, name) and how.get("quant_method") != ternary.METHOD:
+        raise _unsaid(f"{name}.weight", "of 'bitnet', and so not if its scale multiplies or divides (linear_class)")
     elif (schemes := _integers(how)) and (seen := Seen.of(ckpt, name, columns)) is not None:
         _check_schemes(schemes, seen, name)
 
@@ -78,10 +90,20 @@ def check_plain(stored: Tensor, name: str) -> None:
 
 
 def _check_factor(ckpt: Checkpoint, name: str, part: str) -> None:
-    dtype = ckpt.tensor(f"{name}.{part}").dtype
-    exponents = part in _EXPONENTS or (part == "weight.absmax" and ckpt.has(f"{name}.weight.nested_absmax"))
-    if not dtype.is_floating_point and not (exponents and dtype == torch.uint8):
+    found = ckpt.tensor(f"{name}.{part}")
+    dtype, exponents = found.dtype, part in _EXPONENTS
+    whole = part == "_weight_zero_point" or (part == "weight.absmax" and ckpt.has(f"{name}.weight.nested_absmax"))
+    if not dtype.is_floating_point and not whole and not (exponents and dtype == torch.uint8):
         raise ModelError(f"'{name}.{part}' must hold floats, not {str(dtype).removeprefix('torch.')}.")
+    if known(found) and part not in _OF_ALL and not _all_numbers(found, exponents):
+        raise ModelError(f"'{name}.{part}' holds infinities or NaN, which are not numbers: the file is damaged.")
+
+
+def _all_numbers(found: Tensor, exponents: bool) -> bool:
+    """Are these numbers of float32? Whole numbers are, unless they are powers of two."""
+    if found.dtype.is_floating_point and found.dtype != torch.float8_e8m0fnu:
+        return bool(torch.isfinite(found.float()).all())
+    return not exponents or not bool((found.view(torch.uint8) == _NAN).any())
 
 
 def _check_words(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> None:
@@ -93,7 +115,10 @@ def _check_words(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: i
             f"'{name}.g_idx' is missing: config.json says that columns are in an order of their own (desc_act)."
         )
     size = how.get("group_size", how.get("q_group_size"))
-    if type(size) is not int or size < 1 or str(how.get("version")).lower() == "gemv":
+    if str(how.get("version")).lower() == "gemv":
+        return
+    size = columns if size == -1 else size  # one scale for each row
+    if type(size) is not int or size < 1:
         return
     # Some matrices may have another size, but in none does the last group end early.
     if gptq_awq.varied(how):
@@ -102,6 +127,18 @@ def _check_words(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: i
         raise _other_groups(f"{name}.scales", scales, size)
     if size and (uneven := _uneven(f"{name}.scales", size, columns)) is not None:
         raise uneven
+
+
+def _is_gptq(ckpt: Checkpoint, name: str) -> bool:
+    """Do words and scales lie as GPTQ tools store them? (In AWQ's versions eight rows or columns share a word.)"""
+    words, scales = (ckpt.shape(f"{name}.{part}") if ckpt.has(f"{name}.{part}") else None for part in _PACKED)
+    if words is None or scales is None or len(words) != 2 or len(scales) != 2:
+        return False
+    return words[1] == scales[1] and words[0] != scales[0]
+
+
+def _unsaid(what: str, unknown: str) -> ModelError:
+    return ModelError(f"config.json does not say by its quant_method that '{what}' is {unknown}.")
 
 
 def _other_groups(what: str, shape: Iterable[int], size: int) -> ModelError:
@@ -118,7 +155,8 @@ def _uneven(what: str, size: int, columns: int) -> ModelError | None:
 def _integers(how: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The schemes of integer weights in compressed-tensors' config, which may have several groups of matrices."""
     groups = how.get("config_groups")
-    schemes = [scheme.get("weights") for scheme in groups.values()] if isinstance(groups, Mapping) else []
+    every = groups.values() if isinstance(groups, Mapping) else ()
+    schemes = [scheme.get("weights") for scheme in every if isinstance(scheme, Mapping)]
     return [each for each in schemes if isinstance(each, Mapping) and each.get("type", "int") == "int"]
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.kernels.fp8 import BLOCK, FP8, round_rows, widen
+from tokenmill.kernels.fp8 import BLOCK, FP8, LARGEST, round_rows, widen
+from tokenmill.quant.base import check_range
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import Unrounded
 from tokenmill.quant.packed import PackedWeight, joined_bias
@@ -66,8 +67,9 @@ class Fp8Weight(PackedWeight):
         data = torch.cat([d.view(torch.uint8) for d, _ in parts]).view(FP8)
         return self._like(data, torch.cat([s for _, s in parts]), joined_bias(every, data.device))
 
-    def take(self, index: Tensor) -> Self:
-        """Rows in the order of index. Blocks of scales must stay whole and aligned."""
+    def take(self, index: Tensor) -> Any:
+        """Rows in the order of index. If that cuts blocks of scales, each row keeps its own scale, or, where it has
+        several, its numbers are held unquantised."""
         data, scales = self._parts()
         index = index.to(data.device)
         bias = None if self.bias is None else self.bias[index]
@@ -76,9 +78,11 @@ class Fp8Weight(PackedWeight):
             return self._like(rows, scales[index], bias)
         heads = index[::BLOCK]
         line = heads.repeat_interleave(BLOCK)[: len(index)] + torch.arange(len(index), device=index.device) % BLOCK
-        if bool((heads % BLOCK).any()) or not torch.equal(line, index):
-            raise ModelError("A weight with scales per block of 128 rows cannot be taken apart inside a block.")
-        return self._like(rows, scales[heads // BLOCK], bias)
+        if not bool((heads % BLOCK).any()) and torch.equal(line, index):
+            return self._like(rows, scales[heads // BLOCK], bias)
+        if scales.shape[1] == 1:
+            return type(self)(rows, scales[index // BLOCK], self.dtype, bias)
+        return DenseWeight(self.stored_rows(index), bias, self.dtype)
 
     def split(self, dim: int, part: int, parts: int) -> Self:
         """An equal part along out (0) or in (1), cut between blocks."""
@@ -148,6 +152,7 @@ def load(
     scales = ckpt.tensor(f"{name}.{next(s for s in _SCALES if ckpt.has(f'{name}.{s}'))}")
     if scales.dtype == torch.uint8:
         scales = scales.contiguous().view(torch.float8_e8m0fnu)
+    check_range(LARGEST, scales.float(), name)
     if tuple(scales.shape) == (shape[0], shape[1] // _FINE) and shape[1] % _FINE == 0 and shape[1] > _FINE:
         return _fine(data, scales.float(), dtype, bias)
     scales = scales.float()
@@ -159,7 +164,7 @@ def load(
         return Fp8Weight(data, scales.reshape(1, 1).expand(shape[0], 1), dtype, bias)
     if tuple(scales.shape) == grid:
         return Fp8Weight(data, scales, dtype, bias, blocks=True)
-    if scales.numel() == shape[0]:
+    if tuple(scales.shape) in ((shape[0],), (shape[0], 1)):
         return Fp8Weight(data, scales.reshape(-1, 1), dtype, bias)
     raise ModelError(f"'{name}' has float8 weights {list(shape)} with scales {list(scales.shape)}; neither per row "
                      f"nor per block of {BLOCK}.")  # fmt: skip

@@ -19,9 +19,10 @@ from torch import Tensor
 from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
-from tokenmill.kernels.fp8 import FP8
+from tokenmill.kernels.fp8 import FP8, LARGEST
+from tokenmill.quant.base import check_range
 from tokenmill.quant.fp8 import Fp8Weight
-from tokenmill.quant.half_scales import held
+from tokenmill.quant.half_scales import held, with_zeros
 
 METHODS = ("hqq", "quanto")
 _GROUP = 32
@@ -90,8 +91,9 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
     codes = torch.cat([raw >> bits * i & ((1 << bits) - 1) for i in range(8 // bits)])
     if scale.numel() != shift.numel():
         raise ModelError(f"'{parts}' and its scales do not fit {list(shape)}.")
-    shift = shift.view_as(scale)
-    zero = torch.where(scale != 0, shift / scale, 0.0)
+    if codes.ndim != 2 or scale.numel() != len(codes):
+        raise ModelError(f"'{parts}' does not lie in rows of as many codes as share a scale.")
+    codes, scale, zero = with_zeros(codes, scale.reshape(-1, 1), -shift.reshape(-1, 1))
     return _affine(codes, scale, zero, shape, (dtype, bias), parts, bits)
 
 
@@ -99,6 +101,7 @@ def _rows(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtyp
     rows, columns = shape
     data, scale = ckpt.tensor(f"{name}.weight._data", shape), ckpt.tensor(f"{name}.weight._scale", (rows, 1))
     if data.dtype == FP8:
+        check_range(LARGEST, scale, f"{name}.weight._scale")
         return Fp8Weight(data, scale, dtype, bias)
     if data.dtype != torch.int8:
         raise ModelError(f"'{name}.weight._data' is stored as {data.dtype}; int8 and float8 (e4m3) can be read.")

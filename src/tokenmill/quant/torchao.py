@@ -20,10 +20,10 @@ from torch import Tensor
 from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
-from tokenmill.kernels.fp8 import BLOCK, FP8
-from tokenmill.quant.base import known
+from tokenmill.kernels.fp8 import BLOCK, FP8, LARGEST
+from tokenmill.quant.base import check_range, known
 from tokenmill.quant.fp8 import Fp8Weight
-from tokenmill.quant.half_scales import held
+from tokenmill.quant.half_scales import held, with_zeros
 from tokenmill.quant.table import nibbles
 
 METHOD = "torchao"
@@ -32,6 +32,8 @@ _BESIDE = ("act_quant_scale", "act_quant_zero_point")
 _OTHERS = ("act_pre_scale", "scale_and_zero", "per_tensor_scale")
 """Tensors that other classes write beside their numbers."""
 _GROUPS = (256, 128, 64, 32)
+_LARGEST_ZERO = 1 << 14
+"""No file has larger zero points: codes have at most 8 bits."""
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -72,6 +74,8 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype
         raise ModelError(
             f"'{name}._weight_zero_point' has shape {list(zero.shape)} of {zero.dtype}, which does not fit."
         )
+    if zero is not None and known(zero) and int(zero.long().abs().max()) > _LARGEST_ZERO:
+        raise ModelError(f"'{name}._weight_zero_point' has zero points beyond {_LARGEST_ZERO}.")
     zero = None if zero is None or (known(zero) and not bool(zero.any())) else zero.to(torch.int16)
     bits = _bits(data, zero) if known(data) else 8
     return _grid(data, scale, zero, bits, (dtype, bias), name)
@@ -81,6 +85,7 @@ def _float8(
     data: Tensor, scale: Tensor, shape: tuple[int, int], kind: tuple[torch.dtype, Tensor | None], name: str
 ) -> Fp8Weight:
     blocks = tuple(-(-size // BLOCK) for size in shape)
+    check_range(LARGEST, scale.float(), f"{name}._weight_scale")
     if scale.numel() == 1:
         return Fp8Weight(data, scale.float().expand(shape[0], 1), *kind)
     if tuple(scale.shape) == (shape[0], 1):
@@ -114,9 +119,16 @@ def _pairs(
         )
     codes = nibbles(data.view(torch.uint8)).to(torch.int8)
     codes = torch.where(codes > 7, codes - 16, codes)
-    steps, moved = scale.float().T, zero.float().T
-    points = None if known(moved) and not bool(moved.any()) else torch.where(steps != 0, -moved / steps, 0.0)
-    return _grid(codes, steps, points, 4, kind, name)
+    if codes.shape[1] % scale.shape[0]:
+        raise _uneven(name, scale)
+    codes, steps, points = with_zeros(codes, scale.float().T, zero.float().T)
+    return _grid(codes, steps, None if known(points) and not bool(points.any()) else points, 4, kind, name)
+
+
+def _uneven(name: str, scale: Tensor) -> ModelError:
+    return ModelError(
+        f"'{name}._weight_scale' has shape {list(scale.shape)}; a group must be a multiple of 32 columns."
+    )
 
 
 def _grid(
@@ -133,9 +145,7 @@ def _grid(
         scale, zero = scale.expand(rows, 1), None if zero is None else zero.expand(rows, 1)
     count = scale.shape[1]
     if scale.shape[0] != rows or not count or columns % count or (count > 1 and columns // count % 32):
-        raise ModelError(
-            f"'{name}._weight_scale' has shape {list(scale.shape)}; a group must be a multiple of 32 columns."
-        )
+        raise _uneven(name, scale)
     group = columns // count
     size = next((g for g in _GROUPS if group % g == 0), group)
     scale = scale.repeat_interleave(group // size, 1)

@@ -20,6 +20,7 @@ from tokenmill.kernels import ReferenceKernels
 from tokenmill.kernels.fp8 import FP8, round_rows, widen
 from tokenmill.kernels.grid import widen as widen_grid
 from tokenmill.quant import compressed, detect, fp8, gptq_awq
+from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.fp8 import Fp8Weight
 from tokenmill.quant.grid import GridWeight
 from tokenmill.testing.tiny import make_tiny
@@ -54,8 +55,12 @@ def test_blocks_join_split_and_move_whole() -> None:
     assert torch.equal(a.rows(torch.tensor([200, 3])), a.dense()[[200, 3]])
     wide = block_weight(128, 512)
     assert torch.equal(wide.split(1, 1, 2).dense(), wide.dense()[:, 256:])
-    with pytest.raises(ModelError, match="inside a block"):
-        a.take(torch.tensor([5, 6]))
+    for cut in (torch.tensor([5, 6]), torch.arange(255, -1, -1), torch.arange(0, 256, 2)):
+        for weight in (a, block_weight(256, 96, bias=True)):
+            taken = weight.take(cut)
+            assert torch.equal(taken.dense(), weight.dense()[cut]), "blocks that are cut apart"
+            assert weight.bias is None or torch.equal(taken.bias, weight.bias[cut])
+            assert isinstance(taken, Fp8Weight if weight.shape[1] <= 128 else DenseWeight)
     with pytest.raises(ModelError, match="Blocks of 128"):
         a.split(1, 1, 2)
     assert not isinstance(b.concat([a]), Fp8Weight)  # a border inside a block: they multiply side by side

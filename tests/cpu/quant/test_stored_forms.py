@@ -158,7 +158,7 @@ LIES: dict[str, tuple[Callable[[], Made], str, Any, str]] = {
     "torchao act": (torchao_pairs, "_weight_act_pre_scale", torch.zeros(1), "act_pre_scale"),
     "table rows": (squeezed, "lookup_table", lambda t: t[:-1], "does not fit"),
     "table width": (squeezed, "lookup_table", lambda t: t[:, :9], "does not fit"),
-    "table type": (squeezed, "lookup_table", lambda t: t.int(), "does not fit"),
+    "table type": (squeezed, "lookup_table", lambda t: t.int(), "must hold floats"),
     "table words": (squeezed, "qweight", lambda t: t[:-1], "does not fit"),
     "table word type": (squeezed, "qweight", lambda t: t.float(), "does not fit"),
     "outlier rows": (squeezed, "rows", lambda t: t[:-1], "is not"),
