@@ -18,6 +18,8 @@ from tokenmill.quantize.codes import Codes, Spec, fitted
 from tokenmill.quantize.inputs import Inputs
 
 _BLOCK = 128
+_TRIES = 24
+"""So often damping may become ten times as large. Then it is the largest part of every finite matrix."""
 
 
 def gptq(
@@ -58,14 +60,20 @@ def factor(hessian: Tensor, damping: float, order: Tensor | None = None) -> tupl
     diagonal = hessian.diagonal()
     step = float(diagonal.mean()) or 1.0
     if not math.isfinite(step):
-        raise ModelError("The inputs of a matrix are not finite: it cannot be calibrated.")
+        raise _unusable()
     order = diagonal.argsort(descending=True) if order is None else order
-    sorted_hessian = hessian[order][:, order].double()
-    eye = torch.eye(len(order), dtype=torch.float64, device=hessian.device)
-    while True:
+    back = order.flip(0)
+    turned = hessian[back][:, back].double()
+    ones = torch.eye(len(order), dtype=turned.dtype, device=turned.device)
+    for _ in range(_TRIES):
         try:
-            lower = torch.linalg.cholesky(sorted_hessian + eye * (damping * step))
-            inverse = torch.cholesky_inverse(lower)
-            return order, torch.linalg.cholesky(inverse, upper=True).float()
-        except RuntimeError:  # (LinAlgError is one) not positive definite: too few inputs, or all are alike
+            # Turned round, the lower factor of the turned matrix is upper: H = R R^T, so H^-1 = U^T U for U = R^-1.
+            root = torch.linalg.cholesky(turned + ones * (damping * step)).flip(0, 1)
+            return order, torch.linalg.solve_triangular(root, ones, upper=True).float()
+        except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # too few inputs, or all are alike
             damping *= 10.0
+    raise _unusable()
+
+
+def _unusable() -> ModelError:
+    return ModelError("The inputs of a matrix are not finite: it cannot be calibrated.")

@@ -91,12 +91,30 @@ def test_a_part_of_each_row_becomes_zero(method: str, share: float) -> None:
     assert (made == 0).sum(1).tolist() == [round(share * 640)] * 8
 
 
+@pytest.mark.parametrize("place", [(3, 3), (3, 4)])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_inputs_that_are_not_finite_end(bad: float) -> None:
+def test_inputs_that_are_not_finite_end(bad: float, place: tuple[int, int]) -> None:
     inputs = seen()
-    inputs.hessian[3, 3] = bad
+    inputs.hessian[place] = inputs.hessian[place[::-1]] = bad
     with pytest.raises(ModelError, match="not finite"):
         factor(inputs.hessian, 0.01)
+
+
+def test_factors_are_of_the_inverse(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of matrices that need more damping than asked for; a lack of memory is not taken for that."""
+    hessian, alike = seen().hessian, 2 * torch.eye(128) - 1.0  # the latter wants a damping above 126
+    for given, damping in ((hessian, 0.01), (alike, 1000.0)):
+        order, upper = factor(given, 0.01)
+        wanted = given[order][:, order].double() + damping * float(given.diagonal().mean()) * torch.eye(128)
+        assert torch.equal(upper, upper.triu()) and bool((upper.diagonal() > 0).all())
+        assert torch.allclose(upper.T.double() @ upper.double() @ wanted, torch.eye(128).double(), atol=1e-4)
+
+    def full(*given: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.linalg, "cholesky", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        factor(hessian, 0.01)
 
 
 def damaged(source: Path, target: Path, name: str, bad: float) -> Path:
