@@ -216,5 +216,5 @@ def _words(ckpt: Checkpoint, name: str, shape: tuple[int, ...] | None = None) ->
 
 def _interleaved(words: Tensor) -> Tensor:
     """words [n, m] int32 of AWQ -> [n, 8 m] uint8."""
-    shifts = 4 * torch.tensor(_INTERLEAVED, dtype=torch.int32)
+    shifts = 4 * torch.tensor(_INTERLEAVED, dtype=torch.int32, device=words.device)
     return ((words[..., None] >> shifts) & 15).to(torch.uint8).flatten(1)

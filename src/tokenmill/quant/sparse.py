@@ -62,18 +62,18 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Tensor:
     if int(mask.sum()) != values.numel():
         raise ModelError(f"'{name}.bitmask' has {int(mask.sum())} places for {values.numel()} numbers.")
     bits = values.view(torch.uint8) if values.element_size() == 1 else values  # torch cannot scatter every type
-    whole = torch.zeros(rows, columns, dtype=bits.dtype)
+    whole = torch.zeros(rows, columns, dtype=bits.dtype, device=bits.device)
     whole[mask] = bits
     return whole.view(values.dtype)
 
 
 def unpack_mask(packed: Tensor, columns: int) -> Tensor:
     """Mask bits: packed [out, n] uint8 -> [out, columns] bool."""
-    shifts = torch.arange(8, dtype=torch.uint8)
+    shifts = torch.arange(8, dtype=torch.uint8, device=packed.device)
     return ((packed[..., None] >> shifts) & 1).flatten(1)[:, :columns].bool()
 
 
 def pack_mask(mask: Tensor) -> Tensor:
     """Mask bits: mask [out, in] bool -> [out, ceil(in / 8)] uint8."""
     bits = torch.nn.functional.pad(mask.to(torch.uint8), (0, -mask.shape[1] % 8)).view(mask.shape[0], -1, 8)
-    return (bits << torch.arange(8, dtype=torch.uint8)).sum(-1).to(torch.uint8)
+    return (bits << torch.arange(8, dtype=torch.uint8, device=bits.device)).sum(-1).to(torch.uint8)

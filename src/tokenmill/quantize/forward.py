@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -9,13 +10,14 @@ from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, GroupPlan, Kernels, KVFormat, KVView, StepRows
 from tokenmill.compute.model import CausalLM
+from tokenmill.device.memory import free_bytes
 from tokenmill.kvcache.pool import KVPool, make_layout
 from tokenmill.kvcache.states import StatePool
 
 BLOCK = 16
 BATCH_TOKENS = 4096
-
-
+_SHARE = 1 / 8
+"""The part of a device's free memory that hidden states may take. (Two copies of them exist while a layer runs.)"""
 EXACT = KVFormat("float32")
 Note = Callable[[list[KVView]], None]
 
@@ -28,23 +30,52 @@ def forward_in_parts(
     kv_format: KVFormat = EXACT,
     note: Note | None = None,
 ) -> Tensor:
-    """x: tokens [N, L] for the first layer, or hidden states [N, L, hidden]. Returns hidden states [N, L, hidden].
-    note: is called with the pages after each part."""
+    """x: tokens [N, L] for the first layer, or hidden states [N, L, hidden]. Returns hidden states [N, L, hidden], on
+    the device if they take little of its memory. note: is called with the pages after each part."""
+    made: list[Tensor] = []
+
+    def take(start: int, states: Tensor) -> None:
+        if not made:
+            made.append(_room(states, len(x), device))
+        made[0][start : start + len(states)] = states
+
+    forward_each(model, x, kernels, device, take, kv_format, note)
+    return made[0]
+
+
+def forward_each(
+    model: CausalLM,
+    x: Tensor,
+    kernels: Kernels,
+    device: torch.device,
+    take: Callable[[int, Tensor], None],
+    kv_format: KVFormat = EXACT,
+    note: Note | None = None,
+) -> None:
+    """The same, but each part's hidden states [n, L, hidden] are given to `take`, with the number of their first
+    sequence."""
     count, length = x.shape[:2]
     size = max(1, BATCH_TOKENS // length)
     layout = make_layout(model.spec.kv_specs, BLOCK, kv_format)
     held = -(-length // BLOCK)
     states = StatePool(model.spec.states, size, 0, str(device), kernels.copy_rows_) if model.spec.states else None
     pool = KVPool(layout, [size * held] * len(layout.page_bytes), str(device), states)
-    out = []
     with torch.inference_mode():
         for start in range(0, count, size):
             part = x[start : start + size].to(device)
             context = _context(pool, kernels, part.shape[:2], device)
-            out.append(model.forward(part.flatten(0, 1), context).view(*part.shape[:2], -1).cpu())
+            take(start, model.forward(part.flatten(0, 1), context).view(*part.shape[:2], -1))
             if note is not None:
                 note(pool.views)
-    return torch.cat(out)
+
+
+def _room(first: Tensor, count: int, device: torch.device) -> Tensor:
+    """Where the hidden states of `count` sequences may lie; first: those of some. Copies to the host and back would
+    take longer than many layers' work, so it is the device, unless they need much of its memory."""
+    shape = (count, *first.shape[1:])
+    near = device.type == "cpu" or math.prod(shape) * first.element_size() <= free_bytes(str(device)) * _SHARE
+    with torch.inference_mode(False):
+        return torch.empty(shape, dtype=first.dtype, device=device if near else "cpu")
 
 
 def logits(model: CausalLM, hidden: Tensor, kernels: Kernels, device: torch.device) -> Tensor:

@@ -24,7 +24,7 @@ from tokenmill.parallel.stages import Place
 from tokenmill.quant.convert import checked
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quantize import folds
-from tokenmill.quantize.forward import Note, forward_in_parts
+from tokenmill.quantize.forward import Note, forward_each, forward_in_parts
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.watched_weights import InputRecord, WatchingBuild
 
@@ -70,6 +70,30 @@ class Overlaid:
         return self.tensor(name, shape, dtype).narrow(dim, start, stop - start)
 
 
+class Nearby:
+    """A Checkpoint whose tensors come to a device as they are stored. There they are widened, and codes unpacked."""
+
+    def __init__(self, inner: Checkpoint, device: torch.device) -> None:
+        self.inner, self.device = inner, device
+        self.names, self.has, self.shape, self.close = inner.names, inner.has, inner.shape, inner.close
+
+    def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
+        """The tensor."""
+        return self.inner.tensor(name, shape, dtype).to(self.device)
+
+    def part(
+        self,
+        name: str,
+        dim: int,
+        start: int,
+        stop: int,
+        shape: tuple[int, ...] | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
+        """A part of it."""
+        return self.inner.part(name, dim, start, stop, shape, dtype).to(self.device)
+
+
 @dataclass(frozen=True, slots=True)
 class PlainBuild(Build):
     """A Build that widens weights to their dense numbers, without any kernel's packed form."""
@@ -111,8 +135,12 @@ class Stream:
         seen = InputRecord(wanted=frozenset(chosen))
         model = self._build(index, self.ckpt, seen=seen)
         mine = [name for name in seen.built if name in chosen]
-        weights = {name: checked(self.ckpt.tensor(name), name).to(self.device, torch.float32) for name in mine}
-        _finite(forward_in_parts(model, self.x, self.kernels, self.device), index)
+        weights = {name: widened(self.ckpt.tensor(name), name, self.device) for name in mine}
+        fine: list[Tensor] = []
+        forward_each(
+            model, self.x, self.kernels, self.device, lambda _, states: fine.append(torch.isfinite(states).all())
+        )
+        _check_finite(fine, index)
         missed = [name for name in mine if name not in seen.inputs]
         found = folds.find_folds(seen.fed, set(mine) - set(missed), self.ckpt.has)
         return Layer(index, weights, dict(seen.inputs), found, missed=missed)
@@ -121,7 +149,8 @@ class Stream:
         """Run layer `index`, and advance past it. `seen` records the inputs of its weights, `note` gets its pages.
         Returns the kinds of its K/V."""
         model = self._build(index, self.ckpt, seen=seen)
-        self.x = _finite(forward_in_parts(model, self.x, self.kernels, self.device, note=note), index)
+        self.x = forward_in_parts(model, self.x, self.kernels, self.device, note=note)
+        _check_finite([torch.isfinite(self.x).all()], index)
         return {spec.kind for spec in model.spec.kv_specs}
 
     def advance(self, index: int, tensors: Mapping[str, Tensor], hidden: set[str], how: dict[str, Any] | None) -> None:
@@ -146,14 +175,14 @@ class Stream:
             forward_in_parts(self._build(layer.index, ckpt), x, self.kernels, self.device)
             for ckpt in (self.ckpt, Overlaid(self.ckpt, tensors))
         )
-        change = one.float() - (x.float() if x.is_floating_point() else 0.0)
+        change = one.float() - (x.to(one.device).float() if x.is_floating_point() else 0.0)
         return bool((other - one).norm() <= _SAME * change.norm())
 
     def _build(
         self, index: int, ckpt: Any, *, seen: InputRecord | None = None, config: dict[str, Any] | None = None
     ) -> Any:
         options: dict[str, Any] = {
-            "checkpoint": ckpt,
+            "checkpoint": Nearby(ckpt, self.device),
             "dtype": torch.float32,
             "device": self.device,
             "max_positions": max(16, self.x.shape[1]),
@@ -164,11 +193,15 @@ class Stream:
         return build_stage(config or self.config, build)
 
 
-def _finite(states: Tensor, index: int) -> Tensor:
-    """The states behind layer `index`, if they say anything about its inputs."""
-    if not bool(torch.isfinite(states).all()):
+def widened(stored: Tensor, name: str, device: torch.device) -> Tensor:
+    """A stored weight in float32 on a device, if it can be rounded."""
+    return checked(stored.to(device), name).float()
+
+
+def _check_finite(fine: list[Tensor], index: int) -> None:
+    """Refuse states behind layer `index` that say nothing about its inputs. fine: are those of a part finite?"""
+    if not bool(torch.stack(fine).all()):
         raise ModelError(f"Layer {index} computes infinite numbers or NaN on the text: the model is damaged.")
-    return states
 
 
 def layer_count(config: Mapping[str, Any]) -> int:

@@ -165,7 +165,9 @@ def influences(stream: Stream) -> list[float | None]:
         before = stream.x
         stream.advance(index, {}, set(), None)
         middle = 0 < index < stream.count - 1
-        cosine = torch.cosine_similarity(before.float(), stream.x.float(), dim=-1) if middle else None
+        cosine = (
+            torch.cosine_similarity(before.to(stream.x.device).float(), stream.x.float(), dim=-1) if middle else None
+        )
         found.append(None if cosine is None else 1.0 - float(cosine.mean(dtype=torch.float64)))
     return found
 
@@ -256,7 +258,7 @@ def _prove(config: dict[str, Any], made: dict[str, Any], run: _Run, folder: Path
                 raise ModelError(f"{message} (layer {old} would read other positions).")
     finally:
         ckpt.close()
-    wanted = run.stream.x[:_PROVEN].float()
+    wanted = run.stream.x[:_PROVEN].to(stream.x.device).float()
     if not (stream.x.float() - wanted).norm() <= _SAME * wanted.norm():
         raise ModelError(f"{message}.")
 

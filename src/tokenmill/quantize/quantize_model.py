@@ -37,7 +37,6 @@ from tokenmill.quant.convert import (
     Tell,
     check_lost,
     check_upright,
-    checked,
     copy_rest,
     linear_names,
     roundable,
@@ -47,7 +46,7 @@ from tokenmill.quantize import folds, kv_scales, recipes
 from tokenmill.quantize.codes import nearest
 from tokenmill.quantize.fused import joined
 from tokenmill.quantize.inputs import Inputs
-from tokenmill.quantize.layer_stream import Layer, Stream, fold
+from tokenmill.quantize.layer_stream import Layer, Stream, fold, widened
 from tokenmill.quantize.methods import clipped
 from tokenmill.quantize.mixed_bits import share_bits
 from tokenmill.quantize.recipes import Recipe
@@ -273,7 +272,7 @@ class _Run:
         return {name: int(self.job.recipe.bits) for name in self.chosen}
 
     def _read(self, name: str) -> Tensor:
-        return checked(self.ckpt.tensor(name), name).to(self.job.device, torch.float32)
+        return widened(self.ckpt.tensor(name), name, torch.device(self.job.device))
 
     def _largest(self, name: str, weight: Tensor) -> float | None:
         """The largest magnitude of all weights that are multiplied with this one as one, if the method asks for it."""

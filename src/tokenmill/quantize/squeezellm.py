@@ -25,7 +25,7 @@ _ROUNDS = 20
 def squeezellm(weight: Tensor, bits: int, inputs: Inputs | None) -> Held:
     """weight [out, in] float32 -> a table of 2^bits entries per row, and the outliers."""
     energy = torch.ones(weight.shape[1]) if inputs is None or not inputs.count else inputs.hessian.diagonal().cpu()
-    weight = weight.cpu()
+    device, weight = weight.device, weight.cpu()
     apart = _apart(weight, energy)
     inner = torch.where(apart, 0.0, weight)
     weights = torch.where(apart, 0.0, energy.clamp(min=1e-9).expand_as(weight))
@@ -42,7 +42,7 @@ def squeezellm(weight: Tensor, bits: int, inputs: Inputs | None) -> Held:
         "cols": column.int(),
         "vals": rest[row, column],
     }
-    return Held(tensors, near + rest)
+    return Held(tensors, (near + rest).to(device))
 
 
 def k_means(values: Tensor, weights: Tensor, count: int) -> Tensor:

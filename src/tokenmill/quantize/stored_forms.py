@@ -68,9 +68,10 @@ def gptq(codes: Codes) -> Held:
 
 def awq(codes: Codes) -> Held:
     """AutoAWQ's version gemm."""
+    order = torch.tensor(_AWQ_ORDER, device=codes.codes.device)
 
     def together(columns: Tensor) -> Tensor:
-        return packed.pack(columns.unflatten(1, (-1, 8))[..., _AWQ_ORDER].flatten(1), 4)
+        return packed.pack(columns.unflatten(1, (-1, 8))[..., order].flatten(1), 4)
 
     tensors = {
         "qweight": together(codes.codes.T),
@@ -97,16 +98,17 @@ def bitsandbytes_eight(weight: Tensor) -> Held:
 
 def nf4(weight: Tensor, double: bool = True) -> Held:
     """bitsandbytes' NF4. double: scales are rounded, too."""
-    return _blocks_of_64(weight, torch.tensor(NF4), "nf4", double)
+    return _blocks_of_64(weight, NF4, "nf4", double)
 
 
 def fp4(weight: Tensor, double: bool = True) -> Held:
     """bitsandbytes' FP4. double: scales are rounded, too."""
-    return _blocks_of_64(weight, torch.tensor((*_FP4, *(-x for x in _FP4))), "fp4", double)
+    return _blocks_of_64(weight, (*_FP4, *(-x for x in _FP4)), "fp4", double)
 
 
-def _blocks_of_64(weight: Tensor, table16: Tensor, kind: str, double: bool) -> Held:
+def _blocks_of_64(weight: Tensor, entries: tuple[float, ...], kind: str, double: bool) -> Held:
     """The nearest entries of a table in blocks of 64, with their scales, which may be rounded."""
+    table16 = torch.tensor(entries, device=weight.device)
     blocks = weight.reshape(-1, _NF4_BLOCK)
     scales = blocks.abs().amax(1)
     state = {"quant_type": kind, "blocksize": _NF4_BLOCK, "dtype": "bfloat16", "shape": list(weight.shape)}
@@ -129,7 +131,7 @@ def _blocks_of_64(weight: Tensor, table16: Tensor, kind: str, double: bool) -> H
 def _doubled(scales: Tensor) -> tuple[Tensor, dict[str, Tensor], dict[str, object]]:
     """Scales as 8 bit numbers in blocks of 256: their values, tensors, and the entries of the stored state."""
     offset = float(scales.mean())
-    table = torch.linspace(-1.0, 1.0, 256)
+    table = torch.linspace(-1.0, 1.0, 256).to(scales.device)  # the host's: devices differ in the last bit
     nested = torch.nn.functional.pad(scales - offset, (0, -len(scales) % _NESTED_BLOCK)).view(-1, _NESTED_BLOCK)
     wide = nested.abs().amax(1).clamp(min=1e-12)
     entries = ((nested / wide[:, None] + 1.0) * 127.5).round().clamp(0, 255).to(torch.uint8).flatten()[: len(scales)]
@@ -230,7 +232,7 @@ def _better(parts: Tensor, one: Tensor, other: Tensor) -> Tensor:
 
 def _fours(x: Tensor) -> tuple[Tensor, Tensor]:
     """The nearest four bit floats: codes and values."""
-    levels = torch.tensor(FP4[:8])
+    levels = torch.tensor(FP4[:8], device=x.device)
     at = torch.bucketize(x.abs().contiguous(), (levels[1:] + levels[:-1]) / 2)
     return (at + 8 * (x < 0)).to(torch.uint8), levels[at] * x.sign()
 
