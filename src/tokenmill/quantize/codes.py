@@ -43,15 +43,26 @@ class Codes:
         return ((parts - self.zeros.float()[..., None]) * self.scales.float()[..., None]).flatten(1)
 
 
-def grid(weight: Tensor, spec: Spec, shrink: Tensor | float = 1.0) -> tuple[Tensor, Tensor]:
+def grid(weight: Tensor, spec: Spec, shrink: float = 1.0) -> tuple[Tensor, Tensor]:
     """weight [out, in] -> scales and zeros [out, groups] that span each group's range times `shrink`."""
-    parts = weight.unflatten(1, (-1, spec.group))
+    return _spanning(_range(weight.unflatten(1, (-1, spec.group)), spec), spec, shrink)
+
+
+def _range(parts: Tensor, spec: Spec) -> tuple[Tensor, Tensor]:
+    """The lowest and the highest number of each group; of symmetric grids, the largest magnitude twice."""
+    if spec.symmetric:
+        top = parts.abs().amax(-1)
+        return top, top
+    return parts.amin(-1).clamp(max=0.0), parts.amax(-1).clamp(min=0.0)
+
+
+def _spanning(ends: tuple[Tensor, Tensor], spec: Spec, shrink: float) -> tuple[Tensor, Tensor]:
+    """Scales and zeros of grids that span this part of a range."""
+    low, high = ends[0] * shrink, ends[1] * shrink
     most = (1 << spec.bits) - 1
     if spec.symmetric:
-        top = parts.abs().amax(-1) * shrink
-        scales = _representable(top * 2 / most)
+        scales = _representable(high * 2 / most)
         return scales, torch.full_like(scales, (most + 1) // 2)
-    low, high = parts.amin(-1).clamp(max=0.0) * shrink, parts.amax(-1).clamp(min=0.0) * shrink
     wanted = torch.maximum(
         (high - low) / most, high / (most - spec.lowest)
     )  # the zero point may lie above the lowest code
@@ -79,16 +90,24 @@ def nearest(weight: Tensor, spec: Spec) -> Codes:
 def fitted(weight: Tensor, spec: Spec, importance: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Round to the best of the grids by SHRINKS: the one with the least squared error, weighted with `importance`
     [in]."""
-    best = least = None
+    parts = weight.unflatten(1, (-1, spec.group))
+    each = None if importance is None else importance.view(-1, spec.group)
+    ends, best, least = _range(parts, spec), None, None
     for shrink in SHRINKS:
-        scales, zeros = grid(weight, spec, shrink)
-        error = (rounded(weight, scales, zeros, spec).dense() - weight).square()
-        error = (error if importance is None else error * importance).unflatten(1, (-1, spec.group)).sum(-1)
+        scales, zeros = _spanning(ends, spec, shrink)
+        error = _errors(parts, scales[..., None], zeros[..., None], spec).square_()
+        lost = (error if each is None else error.mul_(each)).sum(-1)
         if best is None or least is None:
-            best, least = (scales, zeros), error
+            best, least = (scales, zeros), lost
             continue
-        better = error < least
+        better = lost < least
         best = (torch.where(better, scales, best[0]), torch.where(better, zeros, best[1]))
-        least = torch.where(better, error, least)
+        least = torch.where(better, lost, least)
     assert best is not None
     return best
+
+
+def _errors(parts: Tensor, scales: Tensor, zeros: Tensor, spec: Spec) -> Tensor:
+    """What rounding to the nearest code adds to each number, in one tensor of that size."""
+    codes = (parts / scales).add_(zeros).round_().clamp_(0, (1 << spec.bits) - 1)
+    return codes.sub_(zeros).mul_(scales).sub_(parts)
