@@ -5,21 +5,29 @@
 const ROUNDS = 12;
 const GAP = { across: 34, along: 34 };
 
-// `sizes`: {w, h} by node; `label(edge)`: {w, h} of its text. -> {places, edges, w, h}, top to bottom.
+// `size(id)`: {w, h} of a node; `label(edge)`: {w, h} of its text. -> {places, links, loops, w, h}, top to bottom; null if an
+// edge joins a group and its own part.
 export function layOut(chart, size, label) {
-  const turned = circles(chart);
-  const links = chart.edges.filter((e) => e.from !== e.to).map((edge) => {
-    const back = turned.has(edge);
-    return { edge, back, from: back ? edge.to : edge.from, to: back ? edge.from : edge.to };
+  const whole = anchored(chart);
+  if (!whole) return null;
+  const { anchors, ways } = whole;
+  const turned = circles(anchors.home, ways);
+  const links = ways.map((way) => {
+    const back = turned.has(way);
+    const [from, to] = back ? [way.edge.to, way.edge.from] : [way.edge.from, way.edge.to];
+    return { edge: way.edge, back, from: anchors.of(from, 1), to: anchors.of(to, -1) };
   });
   const step = links.some((l) => l.edge.lines.length) ? 2 : 1; // texts of edges have ranks of their own
-  const rank = ranks(chart, links, step);
+  const rank = ranks(anchors.home, links, step);
   const layers = [];
   const put = (cell) => {
     (layers[cell.rank] ??= []).push(cell);
     return cell;
   };
-  const cells = new Map([...chart.nodes.keys()].map((id) => [id, put({ id, rank: rank.get(id), ...size(id), up: [], down: [], path: groupsOf(chart.home.get(id)) })]));
+  const cells = new Map([...anchors.home].map(([id, home]) => {
+    const own = chart.nodes.has(id) ? { id, ...size(id) } : { anchor: home.id, w: 8, h: 0 };
+    return [id, put({ ...own, rank: rank.get(id), up: [], down: [], path: groupsOf(home) })];
+  }));
   for (const link of links) {
     link.cells = [cells.get(link.from)];
     const [a, b] = [rank.get(link.from), rank.get(link.to)];
@@ -39,13 +47,42 @@ export function layOut(chart, size, label) {
   for (const group of chart.groups) borders(group, layers);
   order(layers, chart.groups);
   across(layers);
-  const h = along(layers, step);
+  along(layers, step);
+  const shown = layers.flat().filter((c) => !c.anchor && !c.border);
+  const top = Math.min(...shown.map((c) => c.y - c.h / 2));
+  for (const cell of layers.flat()) cell.y -= top;
   const right = Math.max(...layers.flat().map((c) => c.x + c.w / 2));
-  return { places: cells, links, loops: chart.edges.filter((e) => e.from === e.to), w: right, h };
+  const h = Math.max(...shown.map((c) => c.y + c.h / 2));
+  return { places: cells, links: links.filter((link) => !link.edge.anchor), loops: chart.edges.filter((e) => e.from === e.to), w: right, h };
+}
+
+// An edge of a group begins and ends at an anchor: a place without size below all of the group, or above it.
+function anchored({ nodes, edges, groups, home }) {
+  const known = new Map([...nodes.keys()].map((id) => [id, home.get(id)]));
+  const named = new Map(groups.map((each) => [each.id, each]));
+  const around = (id) => groupsOf(named.get(id) ?? home.get(id));
+  const inside = (one, other) => named.has(one) && around(other).includes(named.get(one));
+  if (edges.some((e) => inside(e.from, e.to) || inside(e.to, e.from))) return null;
+  const of = (id, side) => (named.has(id) ? `${id}\n${side}` : id);
+  const ways = edges.filter((e) => e.from !== e.to).map((edge) => ({ edge, from: of(edge.from, 1), to: of(edge.to, -1) }));
+  const turned = circles(known, ways);
+  for (const group of [...groups].reverse()) { // the inner ones first: their anchors are parts of the outer ones
+    if (!edges.some((e) => e.from === group.id || e.to === group.id)) continue;
+    const parts = [...known].filter(([, at]) => groupsOf(at).includes(group)).map(([id]) => id);
+    if (!parts.length) return null;
+    for (const side of [-1, 1]) {
+      const [near, far] = side < 0 ? ["to", "from"] : ["from", "to"];
+      const anchor = of(group.id, side);
+      const ends = parts.filter((id) => !ways.some((way) => way[near] === id && parts.includes(way[far]) && !turned.has(way)));
+      ways.push(...ends.map((id) => ({ edge: { [near]: id, [far]: anchor, anchor, kind: "hidden", span: 1, lines: [] }, [near]: id, [far]: anchor })));
+      known.set(anchor, group);
+    }
+  }
+  return { anchors: { home: known, of }, ways };
 }
 
 // Edges that lead back to where one came from.
-function circles({ nodes, edges }) {
+function circles(nodes, edges) {
   const turned = new Set();
   const state = new Map();
   const walk = (id) => {
@@ -62,7 +99,7 @@ function circles({ nodes, edges }) {
 }
 
 // The longest way from the top, then each as near to what it leads to as it can be.
-function ranks({ nodes }, links, step) {
+function ranks(nodes, links, step) {
   const rank = new Map([...nodes.keys()].map((id) => [id, 0]));
   const settle = (move) => {
     for (let again = true, n = 0; again && n <= nodes.size; n += 1) again = links.map(move).some(Boolean);
@@ -163,7 +200,8 @@ function across(layers) {
     const down = round % 2 === 0;
     for (const layer of down ? layers : [...layers].reverse()) {
       const both = round > ROUNDS * 2;
-      nearest(layer, layer.map((cell) => {
+      nearest(layer, layer.map((cell, i) => {
+        if (lonely(cell)) return (layer[i - 1] ?? layer[i + 1] ?? cell).x;
         const near = both ? [...cell.up, ...cell.down] : down ? cell.up : cell.down;
         return near.length ? mean(near) : cell.x;
       }));
@@ -176,6 +214,9 @@ function across(layers) {
   for (const cell of layers.flat()) cell.x -= left;
 }
 
+// A cell without edges stays beside its neighbour in the rank, and pushes nobody.
+const lonely = (cell) => !cell.up.length && !cell.down.length;
+
 // The places nearest to the wished ones that keep order and gaps: neighbours that would overlap move as one.
 function nearest(layer, wishes) {
   const blocks = [];
@@ -183,7 +224,7 @@ function nearest(layer, wishes) {
   layer.forEach((cell, i) => {
     if (i) shift += (layer[i - 1].w + cell.w) / 2 + GAP.across * (cell.id && layer[i - 1].id ? 1 : 0.6);
     cell.shift = shift;
-    const weight = cell.border ? 8 : cell.id ? 1 : 3;
+    const weight = lonely(cell) ? 0.01 : cell.border ? 8 : cell.id ? 1 : 3;
     let block = { sum: (wishes[i] - shift) * weight, weight, cells: [cell] };
     while (blocks.length && blocks.at(-1).sum / blocks.at(-1).weight >= block.sum / block.weight) {
       const last = blocks.pop();
@@ -194,7 +235,7 @@ function nearest(layer, wishes) {
   for (const { sum, weight, cells } of blocks) for (const cell of cells) cell.x = sum / weight + cell.shift;
 }
 
-// Places of the ranks. -> how long the whole is.
+// Places of the ranks.
 function along(layers, step) {
   let y = 0;
   for (const layer of layers) {
@@ -202,5 +243,4 @@ function along(layers, step) {
     for (const cell of layer) cell.y = y + h / 2;
     y += h + GAP.along / (step === 2 ? 1.5 : 0.75);
   }
-  return y - GAP.along / (step === 2 ? 1.5 : 0.75);
 }

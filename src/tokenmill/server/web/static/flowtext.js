@@ -10,6 +10,8 @@ const PLAIN = /^\s*([<ox](?=[-=]))?(-{2,}[>ox]|-{3,}|={2,}[>ox]|={3,}|-\.+-[>ox]
 const NAMED = /^\s*([<ox](?=[-=]))?(?:--\s*([^-=.>|ox\s].*?|[ox]\S.*?)\s*(-{2,}[>ox]|-{3,})|==\s*([^=>|\s].*?)\s*(={2,}[>ox]|={3,})|-\.\s*([^-.>\s].*?)\s*(\.+-[>ox]?))\s*/;
 const IGNORED = /^(?:classDef|class|style|linkStyle|click|accTitle|accDescr|direction)\b/;
 
+export const tooMuch = ({ nodes, edges, groups }) => nodes.size > MOST || edges.length > 1.5 * MOST || groups.length > MOST / 2;
+
 // Text of a node or an edge, as lines.
 export function linesOf(text) {
   const bare = text.trim().replace(/^"([\s\S]*)"$/, "$1").replace(/^`([\s\S]*)`$/, "$1");
@@ -45,11 +47,13 @@ export function readFlow(source) {
     } else if (line === "end") {
       if (!open.pop()) return null;
     } else if (!statement(chart, line, open)) return null;
-    if (chart.nodes.size > MOST || chart.edges.length > 1.5 * MOST) return null;
+    if (tooMuch(chart)) return null;
   }
-  const names = new Set(chart.groups.map((each) => each.id));
-  if (open.length || !chart.nodes.size || [...chart.nodes.keys()].some((id) => names.has(id))) return null;
-  return chart;
+  for (const { id } of chart.groups) { // whoever names a group means it
+    if (chart.home.has(id)) return null;
+    chart.nodes.delete(id);
+  }
+  return open.length || !chart.nodes.size ? null : chart;
 }
 
 // Semicolons end statements, except within quotes and brackets.

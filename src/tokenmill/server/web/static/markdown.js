@@ -70,7 +70,7 @@ function finish(code) {
 async function drawn(code) {
   try {
     const { draw } = await import("./diagram.js");
-    const picture = draw(code.textContent);
+    const picture = await draw(code.textContent);
     if (!picture) return;
     const box = code.closest(".code");
     const head = box.querySelector(".code-head");
