@@ -128,4 +128,8 @@ def test_without_leave_there_is_nothing_to_press(town: Callable[[bool], str], ta
     if AXE.is_file():
         check_axe(page, "models, dark")
     assert page.evaluate("document.documentElement.scrollWidth") == 360, "nothing sticks out"
+    fast = row(models, "fast-3b")
+    tops = {round(fast.locator(part).bounding_box()["y"]) for part in ("td:nth-of-type(2)", ".model-memory > span")}
+    assert tops == {round(fast.locator(".standing").bounding_box()["y"])}, "facts are one line"
+    assert fast.locator(".memory-bar").bounding_box()["width"] == fast.bounding_box()["width"]
     assert httpx.post(f"{url}sleep?model=fast-3b").status_code == 404

@@ -65,7 +65,7 @@ function Row({ model, chosen, adapters, all, rights, busy, onAsk }) {
       ${adapters.length > 0 && html`<div class="model-adapters"><span class="hint">${plural(adapters.length, "adapter")}</span>${adapters.map((a) => pick(a.id))}</div>`}</th>
     <td>${formOf(form)}</td>
     <td class="number">${form.context ? html`${neat(form.context)}<span class="in-words"> tokens</span>` : ""}</td>
-    <td class="number">${size ? html`<span>${bytes(size)}</span>` : ""}${here(state) && size > 0 && html`<${Bar} parts=${held(model)} all=${all} label=${name} />`}</td>
+    <td class="number model-memory">${size ? html`<span>${bytes(size)}</span>` : ""}${here(state) && size > 0 && html`<${Bar} parts=${held(model)} all=${all} label=${name} />`}</td>
     <td class="standing">${standing(model)}</td>
     <td class="model-asks">${choices(model, rights).map((ask) => html`<button type="button" key=${ask} class="quiet" aria-label=${`${ASKS[ask].word} ${name}`} disabled=${busy} onClick=${() => onAsk(ask, name)}>${ASKS[ask].word}</button>`)}</td>
   </tr>`;
