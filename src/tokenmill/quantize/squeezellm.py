@@ -20,15 +20,19 @@ from tokenmill.quantize.stored_forms import Held
 OUTLIERS = 0.005
 """The part of all numbers that is stored apart."""
 _ROUNDS = 20
+_LEAST = 1e-10
+"""A centre whose values have a smaller part of a row's weight stays: differences of running sums would be noise."""
+_ROWS = 2048
+"""Rows whose tables are searched at once: their running sums take several times the memory of their numbers."""
 
 
 def squeezellm(weight: Tensor, bits: int, inputs: Inputs | None) -> Held:
     """weight [out, in] float32 -> a table of 2^bits entries per row, and the outliers."""
-    energy = torch.ones(weight.shape[1]) if inputs is None or not inputs.count else inputs.hessian.diagonal().cpu()
-    device, weight = weight.device, weight.cpu()
+    known = inputs is not None and inputs.count
+    energy = inputs.hessian.diagonal() if inputs is not None and known else torch.ones_like(weight[0])
     apart = _apart(weight, energy)
     inner = torch.where(apart, 0.0, weight)
-    weights = torch.where(apart, 0.0, energy.clamp(min=1e-9).expand_as(weight))
+    weights = torch.where(apart, 0.0, energy.clamp(min=1e-9))
     table = k_means(inner, weights, 1 << bits).half().float()
     codes = _assigned(inner, table)
     near = table.gather(1, codes)
@@ -42,24 +46,33 @@ def squeezellm(weight: Tensor, bits: int, inputs: Inputs | None) -> Held:
         "cols": column.int(),
         "vals": rest[row, column],
     }
-    return Held(tensors, (near + rest).to(device))
+    return Held(tensors, near + rest)
 
 
 def k_means(values: Tensor, weights: Tensor, count: int) -> Tensor:
     """values and weights [rows, n] -> [rows, count] ascending centres with the least weighted squared error."""
+    parts = zip(values.split(_ROWS), weights.split(_ROWS), strict=True)
+    return torch.cat([_centres(*part, count) for part in parts])
+
+
+def _centres(values: Tensor, weights: Tensor, count: int) -> Tensor:
+    """`k_means` of some rows. A centre's values lie side by side in the sorted row, so differences of running sums say
+    all of them, and a round reads two numbers for each centre instead of the whole row."""
     ordered, order = values.sort(1)
-    share = weights.gather(1, order).cumsum(1)
-    share = share / share[:, -1:].clamp(min=1e-30)
-    wanted = ((torch.arange(count) + 0.5) / count).expand(len(values), -1).contiguous()
-    start = torch.searchsorted(share.contiguous(), wanted).clamp(max=values.shape[1] - 1)
-    by_share = ordered.gather(1, start)
-    low, high = values.amin(1, keepdim=True), values.amax(1, keepdim=True)
-    evenly = low + (high - low) * torch.linspace(0.0, 1.0, count)
-    centres = ((by_share + evenly) / 2).sort(1).values
+    mass = weights.gather(1, order).double()
+    behind = [torch.nn.functional.pad(each.cumsum(1), (1, 0)) for each in (mass * ordered, mass)]
+    places = (torch.arange(count, device=values.device) + 0.5) / count
+    whole = behind[1][:, -1:].clamp(min=1e-30)
+    start = torch.searchsorted(behind[1][:, 1:].contiguous(), whole * places).clamp(max=values.shape[1] - 1)
+    low, high = ordered[:, :1], ordered[:, -1:]
+    evenly = low + (high - low) * torch.linspace(0.0, 1.0, count).to(values.device)
+    centres = ((ordered.gather(1, start) + evenly) / 2).sort(1).values
     for _ in range(_ROUNDS):
-        codes = _assigned(values, centres)
-        sums, total = (torch.zeros_like(centres).scatter_add_(1, codes, t) for t in (values * weights, weights))
-        centres = torch.where(total > 0, sums / total.clamp(min=1e-30), centres).sort(1).values
+        ends = torch.searchsorted(ordered, (centres[:, 1:] + centres[:, :-1]) / 2, right=True)
+        ends = torch.cat((torch.zeros_like(ends[:, :1]), ends, torch.full_like(ends[:, :1], values.shape[1])), 1)
+        sums, total = (each.gather(1, ends).diff(dim=1) for each in behind)
+        found = (sums / total.clamp(min=1e-30)).float()
+        centres = torch.where(total > whole * _LEAST, found, centres).sort(1).values
     return centres
 
 
@@ -72,7 +85,7 @@ def _assigned(values: Tensor, centres: Tensor) -> Tensor:
 def _apart(weight: Tensor, energy: Tensor) -> Tensor:
     """Outliers: half of them the largest numbers, half of them those whose rounding would cost most."""
     count = max(1, round(OUTLIERS * weight.numel() / 2))
-    apart = torch.zeros(weight.numel(), dtype=torch.bool)
+    apart = torch.zeros(weight.numel(), dtype=torch.bool, device=weight.device)
     for score in (weight.abs(), weight.square() * energy):
         apart[score.flatten().topk(count).indices] = True
     return apart.view_as(weight)

@@ -202,6 +202,22 @@ def test_tables_of_rows_lose_less_than_even_steps(problem: tuple[Tensor, Inputs]
     assert float(near.mean()) < float((weight - even).square().mean())
 
 
+def test_tables_hold_the_means_of_what_is_nearest(monkeypatch: Any) -> None:
+    """Also where rows are searched in parts, and numbers without weight count for nothing."""
+    random = torch.Generator().manual_seed(5)
+    values, weights = torch.randn(9, 300, generator=random), torch.rand(9, 300, generator=random) + 0.01
+    values[:, :3], weights[:, :3] = 3.0, 0.0
+    monkeypatch.setattr(squeezellm, "_ROUNDS", 300)
+    wanted = torch.cat([squeezellm.k_means(values[n : n + 1], weights[n : n + 1], 8) for n in range(9)])
+    monkeypatch.setattr(squeezellm, "_ROWS", 4)
+    assert torch.equal(squeezellm.k_means(values, weights, 8), wanted)
+    nearest_one = (values[:, :, None] - wanted[:, None]).abs().argmin(-1)
+    for n in range(8):
+        mine = weights * (nearest_one == n)
+        means, used = (mine * values).sum(1) / mine.sum(1).clamp(min=1e-9), mine.sum(1) > 0
+        assert torch.allclose(means[used], wanted[:, n][used], atol=1e-5) and int(used.sum()) > 6
+
+
 def test_bits_go_where_they_count() -> None:
     lost = {(name, bits): weight * 4.0**-bits for name, weight in (("a", 1.0), ("b", 900.0)) for bits in range(2, 9)}
     bits = share_bits(lost, {"a": 100, "b": 100}, 4.5)
