@@ -65,9 +65,7 @@ class FileOptions:
     generation_config: str = option(
         "auto", "Folder whose generation_config.json gives the defaults; auto: the model's; vllm: none."
     )
-    override_generation_config: dict[str, Any] | None = option(
-        None, "Entries that replace those of generation_config.json (JSON)."
-    )
+    override_generation_config: dict[str, Any] | None = option(None, "Entries that replace its own (JSON).")
     model_impl: str = option("auto", "Whose layers to use.", choices=("auto", "tokenmill", "vllm", "transformers"))
     sleep_folder: str | None = option(None, "Folder for the weights of sleeping models on a CPU (default: /var/tmp).")
     stored_as: str | None = option(
@@ -126,8 +124,9 @@ class ExecuteOptions:
         "Switch these off on a GPU, to measure their worth: `fusion`, `cascade`, `dependent-launch`, `many-rows`, "
         "`all-reduce` (comma separated).",
     )
-    check_weights: bool = option(
-        False, "Check every number of the weights at load, and refuse a file that holds NaN or infinity."
+    check_weights: bool = option(False, "Refuse, at load, a file whose weights hold NaN or infinity.")
+    pruned_weights: str = option(
+        "auto", "Hold zeros of pruned weights (auto: on a GPU; packed: none).", choices=("auto", "packed", "dense")
     )
     disable_log_stats: bool = option(False, "Accepted for compatibility.")
     enable_sleep_mode: bool = option(False, "The model's memory may be given back and taken again (sleep, wake_up).")

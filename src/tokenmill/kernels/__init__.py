@@ -21,12 +21,18 @@ def has_kernels(device: str) -> bool:
 
 
 def make_kernels(
-    device: str, *, steady: bool = False, without: Collection[str] = (), cache: Path | None = None
+    device: str,
+    *,
+    steady: bool = False,
+    without: Collection[str] = (),
+    cache: Path | None = None,
+    pruned: str = "auto",
 ) -> Kernels:
     """A new set of kernels for a device: native ones on CPUs, Triton on NVIDIA's GPUs, plain torch on any other.
 
     steady: rows do not depend on their company (on a CPU they never do). without: some of bounds.LEFT_OUT, GPU only.
-    cache: the folder that keeps what was found to be fastest, GPU only.
+    cache: the folder that keeps what was found to be fastest, GPU only. pruned: are matrices with many zeros held
+    without them ("packed"), with them ("dense"), or as the backend likes ("auto")?
     """
     if not has_kernels(device):
         if steady:
@@ -39,9 +45,9 @@ def make_kernels(
             native = importlib.import_module("tokenmill.kernels.cpu").CpuKernels
         except (ImportError, AttributeError):
             return ReferenceKernels()
-        return native()
+        return native(pruned=pruned)
     try:
         triton = importlib.import_module("tokenmill.kernels.triton").TritonKernels
     except ImportError:
         return ReferenceKernels()
-    return triton(device, steady=steady, without=without, cache=cache)
+    return triton(device, steady=steady, without=without, cache=cache, pruned=pruned)

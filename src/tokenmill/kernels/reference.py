@@ -34,6 +34,7 @@ from tokenmill.compute.lines import LineGrid
 from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels import accept, adapters, grid, lookup, paged, row_stable, states, stored_kv
 from tokenmill.kernels.plain import PRODUCTS
+from tokenmill.kernels.prune_lines import prune_lines
 from tokenmill.kernels.round_lines import round_lines
 from tokenmill.kernels.spans import gather_spans
 
@@ -147,6 +148,13 @@ class ReferenceKernels:
         """Codes and errors [n, out] of lines [n, out], one line after the other."""
         self.count("round_lines")
         return round_lines(lines, grid, upper)
+
+    def prune_lines(
+        self, lines: Tensor, upper: Tensor, gone: Tensor | None, zeros: int = 0, of: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """What is left of lines [n, out], and errors, one line after the other."""
+        self.count("prune_lines")
+        return prune_lines(lines, upper, gone, zeros, of)
 
     def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """x [T, D] -> [T, D], or [T, D / 2] for the gated kinds."""

@@ -128,8 +128,11 @@ class DenseWeight(WeightBase):
         return self.table is not None and self.table.dtype != self.dtype
 
     def pieces(self) -> tuple[Any, dict[str, Tensor | None]] | None:
-        """The matrix and its bias. None: it is packed."""
-        return None if self.table is None else ("dense", {"table": self.table, "bias": self.bias})
+        """The matrix and its bias, or what a packed form says of them."""
+        if self.table is not None:
+            return "dense", {"table": self.table, "bias": self.bias}
+        found: tuple[Any, dict[str, Tensor | None]] | None = self.packed.pieces()
+        return found
 
     def bytes(self) -> int:
         """Bytes of matrix and bias."""

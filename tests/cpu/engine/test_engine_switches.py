@@ -59,6 +59,7 @@ CHANGES_NOTHING: dict[str, tuple[Any, ...]] = {
     "enforce_eager": (False, True),
     "deterministic": (False, True),
     "check_weights": (False, False, True),
+    "pruned_weights": ("auto", "auto", "dense", "packed"),
     "enable_sleep_mode": (False, False, True),
     "check_structured": (0.0, 1.0),
     "speculative_config": (None, None, DRAFTS, {"method": "ngram"}, {**DRAFTS, "num_speculative_tokens": 16},
@@ -89,6 +90,7 @@ ELSEWHERE = {
 REFUSALS = (
     "--kv-cache-group needs --kv-cache-dtype",
     "need the in-process executor",
+    "multiplies matrices with their zeros",
 )
 """How combinations that exclude each other are told."""
 

@@ -37,7 +37,7 @@ from tokenmill.kernels.cpu.adapters import Addends, BoundSites
 from tokenmill.kernels.cpu.bound import BoundExperts, BoundLayer, BoundNorms, BoundPlan
 from tokenmill.kernels.cpu.choose import choose, greedy
 from tokenmill.kernels.cpu.mixture import add_experts, route, visit
-from tokenmill.kernels.cpu.packed import PACKERS, TYPES, PackedMatrix, pack_dense, quantise
+from tokenmill.kernels.cpu.packed import PACKERS, SPARSE, TYPES, PackedMatrix, pack_dense, pack_numbers, quantise
 from tokenmill.kernels.cpu.replay import record
 from tokenmill.kernels.cpu.rows import advance_, gather_rows
 from tokenmill.kernels.reference import ReferenceKernels
@@ -53,8 +53,9 @@ class CpuKernels(ReferenceKernels):
     threads: of the native pool, which all engines of a process share; 0: as many as torch was told to use, but no more
     than the cores that this process may run on."""
 
-    def __init__(self, threads: int = 0) -> None:
+    def __init__(self, threads: int = 0, pruned: str = "auto") -> None:
         super().__init__()
+        self.pruned = pruned
         self.records = True
         _native.set_threads(threads or min(torch.get_num_threads(), _native.thread_limit()))
         self._calls: dict[str, list[int]] = {}
@@ -181,7 +182,14 @@ class CpuKernels(ReferenceKernels):
     def pack(self, matrix: StoredMatrix) -> PackedMatrix | None:
         """The kinds that have a native layout (packed.py); None: this one has not."""
         make, bias = PACKERS.get(matrix.kind), matrix.bias
-        return None if make is None or (bias is not None and bias.dtype not in TYPES) else make(matrix)
+        if make is None or (bias is not None and bias.dtype not in TYPES):
+            return None
+        if matrix.kind != "dense":
+            return make(matrix)
+        made = pack_numbers(matrix, self.pruned)
+        if made is not None and made.parts[0].format in SPARSE.values():
+            self.count("pack_pruned")
+        return made
 
     def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
         """weight [N, K] -> q int8 and scales float16."""

@@ -106,10 +106,10 @@ def pack_dense(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix:
     return PackedMatrix([Part(buffer, n, FORMATS[fmt])], k, bias)
 
 
-def pack_sparse(weight: Tensor, bias: Tensor | None = None) -> PackedMatrix | None:
+def pack_sparse(weight: Tensor, bias: Tensor | None = None, *, slowly: bool = False) -> PackedMatrix | None:
     """weight [n, k] in bfloat16 or float16 -> the same numbers, packed without zeros; None: too few are zeros, or this
-    machine is slow at it."""
-    if weight.dtype not in SPARSE or not _native.expands():
+    machine is slow at it (unless `slowly`)."""
+    if weight.dtype not in SPARSE or not (slowly or _native.expands()):
         return None
     n, k = weight.shape
     some = weight[:: max(1, n // _TRIED)]
@@ -192,11 +192,13 @@ def _pack_alike(fmt: int, raws: list[Tensor], k: int, done: Callable[[], None]) 
     return Part(buffer, sum(map(len, raws)), fmt, _native.GROUP)
 
 
-def _dense(m: StoredMatrix) -> PackedMatrix | None:
+def pack_numbers(m: StoredMatrix, pruned: str = "auto") -> PackedMatrix | None:
+    """Numbers as they are; pruned: see make_kernels."""
     weight = m.part("numbers")
     if weight.dtype not in _PLAIN or weight.device.type != "cpu" or 0 in weight.shape:
         return None
-    return pack_sparse(weight, m.bias) or pack_dense(weight, m.bias)
+    found = None if pruned == "dense" else pack_sparse(weight, m.bias, slowly=pruned == "packed")
+    return found or pack_dense(weight, m.bias)
 
 
 def _integers(m: StoredMatrix) -> PackedMatrix | None:
@@ -267,7 +269,7 @@ _KINDS: dict[str, Format] = {
 }  # fmt: skip
 
 PACKERS: dict[str, Callable[[StoredMatrix], PackedMatrix | None]] = {
-    "dense": _dense,
+    "dense": pack_numbers,
     **{kind + zeros: _integers for kind in _KINDS for zeros in ("", "-zeros")},
     "table": _table,
     "fp8": _eights,

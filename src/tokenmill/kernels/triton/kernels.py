@@ -35,6 +35,7 @@ from tokenmill.kernels.triton.attention.stored import can_store
 from tokenmill.kernels.triton.experts.mixture import pack_mixture
 from tokenmill.kernels.triton.experts.route import route
 from tokenmill.kernels.triton.multiply import ProductKernels
+from tokenmill.kernels.triton.quantised.prune_lines import can_prune, prune_lines
 from tokenmill.kernels.triton.quantised.round_lines import can_round, round_lines
 from tokenmill.kernels.triton.sampling.choose import choose, greedy
 from tokenmill.kernels.triton.sampling.cuts import least_kept
@@ -54,7 +55,7 @@ class TritonKernels(ProductKernels):
     device: becomes the current one. steady: a row's bytes depend neither on the rows beside it nor on how its prompt
     was cut (weights of 16 and 32 bits; latent attention's products per head excepted). without: "fusion", "cascade"
     (reading a shared prefix once), "dependent-launch", "many-rows" (wide.py). cache: the folder that keeps ways which
-    were found here.
+    were found here. pruned: see make_kernels.
     """
 
     def __init__(
@@ -64,10 +65,11 @@ class TritonKernels(ProductKernels):
         steady: bool = False,
         without: Collection[str] = (),
         cache: Path | None = None,
+        pruned: str = "auto",
     ) -> None:
         if ":" in device:
             torch.cuda.set_device(device)  # Triton launches on the current device
-        super().__init__(steady=steady, without=without, cache=cache)
+        super().__init__(steady=steady, without=without, cache=cache, pruned=pruned)
         self.trees = self.chooses = True
         self._stepping = Stepping(self.launch, cascade="cascade" not in without)
         self._moved: dict[int, Parts] = {}
@@ -262,6 +264,17 @@ class TritonKernels(ProductKernels):
             return super().round_lines(lines, grid, upper)
         self.count("round_lines")
         return round_lines(lines, grid, upper)
+
+    @else_reference
+    def prune_lines(
+        self, lines: Tensor, upper: Tensor, gone: Tensor | None, zeros: int = 0, of: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """All lines, in one launch."""
+        if not can_prune(lines, upper):
+            self.count("prune_lines", fallback=True)
+            return super().prune_lines(lines, upper, gone, zeros, of)
+        self.count("prune_lines")
+        return prune_lines(lines, upper, gone, zeros, of)
 
     # ------------------------------------------------------------ states
 

@@ -26,6 +26,10 @@ from tokenmill.kernels.triton.products.search import Report
 from tokenmill.kernels.triton.products.steady import steady
 from tokenmill.kernels.triton.products.thin import can_adapt, thin
 from tokenmill.kernels.triton.products.ways_by_shape import FEW, Way
+from tokenmill.kernels.triton.pruned.expand import with_zeros
+from tokenmill.kernels.triton.pruned.layout import PrunedMatrix
+from tokenmill.kernels.triton.pruned.product import norms_inside as pruned_norms
+from tokenmill.kernels.triton.pruned.product import pack_here, pruned_product, pruned_way
 from tokenmill.kernels.triton.quantised.narrow import PACKERS, NarrowMatrix
 from tokenmill.kernels.triton.quantised.narrow_linear import (
     measured_narrow,
@@ -41,10 +45,11 @@ from tokenmill.kernels.triton.unfit import UNFIT, Kind, is_unfit, kind_of, note_
 class ProductKernels(ReferenceKernels):
     """Products of dense and packed weights, with their adapters. The options are those of TritonKernels."""
 
-    def __init__(self, *, steady: bool, without: Collection[str], cache: Path | None) -> None:
+    def __init__(self, *, steady: bool, without: Collection[str], cache: Path | None, pruned: str) -> None:
         super().__init__()
         self.launch = launch_here(self.count, without, steady=steady, narrow_ways=measured_narrow)
         self.unfit: set[Kind] = set()
+        self.prunes = pruned == "packed" and not steady
         self.ways = Ways(self.launch, None if steady else cache, many_rows="many-rows" not in without)
 
     def product(
@@ -59,8 +64,8 @@ class ProductKernels(ReferenceKernels):
         delta: Delta | None = None,
     ) -> Tensor:
         """residual + act(norm(x) @ weight.T + bias)."""
-        narrow = type(weight) is NarrowMatrix
-        if not narrow and (not isinstance(weight, Tensor) or weight.ndim == 3):
+        packed = isinstance(weight, (NarrowMatrix, PrunedMatrix))
+        if not packed and (not isinstance(weight, Tensor) or weight.ndim == 3):
             if isinstance(weight, StoredMatrix):  # no form for this kind here: its numbers are made at every call
                 self.count("unpacked_product", fallback=True)
             return super().product(x, weight, bias, norm=norm, act=act, residual=residual, delta=delta)
@@ -72,13 +77,13 @@ class ProductKernels(ReferenceKernels):
             return found
         if not self.launch.fuses and (norm or act or residual is not None):
             return self._around(self.product(x if norm is None else self.norm(x, norm), weight, bias), act, residual)
-        asked = (x, narrow, *weight.shape, act, norm is not None)
+        asked = (x, packed, *weight.shape, act, norm is not None)
         found = self._if_it_fits("linear", asked, lambda: self._product(x, weight, bias, norm, act, residual))
         if found is not None:
             return found
         self.count("linear", fallback=True)
         x = x if norm is None else self.norm(x, norm)
-        if narrow:
+        if packed:
             every = torch.arange(weight.shape[0], device=x.device)
             weight, bias = weight.rows(every, x.dtype), weight.bias
         return self._library(x, weight, bias, act, residual)
@@ -171,6 +176,8 @@ class ProductKernels(ReferenceKernels):
             return self._steady(x, weight, bias, norm, act, residual)
         if isinstance(weight, NarrowMatrix):
             return self._packed(x, weight, norm, act, residual)
+        if isinstance(weight, PrunedMatrix):
+            return self._pruned(x, weight, norm, act, residual)
         way = self.ways.of(x, weight, bias, norm, act, fused=act is not None or residual is not None)
         if way[0] in ("blas", "wide"):
             return self._wide_linear(x, weight, bias, norm, act, residual, way)
@@ -215,12 +222,34 @@ class ProductKernels(ReferenceKernels):
             return self._finished(scaled_product(x, weight, norm, pdl=pdl), act, residual)
         return narrow_linear(self.launch, x, weight, norm, act, residual, way)
 
+    def _pruned(
+        self, x: Tensor, weight: PrunedMatrix, norm: NormSpec | None, act: Act | None, residual: Tensor | None
+    ) -> Tensor:
+        """The same with a 2:4 matrix."""
+        way = pruned_way(x, weight)
+        if way == "expand":
+            whole: Any = with_zeros(weight, pdl=self.launch.pdl)
+            if weight.scales is None:
+                return self._product(x, whole.to(x.dtype), weight.bias, norm, act, residual)
+            whole = NarrowMatrix(whole, weight.scales, None, weight.bias, weight.shape, 8, 0)
+            return self._packed(x, whole, norm, act, residual)
+        self.count("pruned_linear")
+        if norm is not None and not pruned_norms(way, weight, norm):
+            x, norm = self.norm(x, norm), None
+        residual = None if residual is None else residual.contiguous()
+        return pruned_product(self.launch, x, weight, norm, act, residual, way)
+
     def quantise(self, weight: Tensor, bits: int, group: int = 0) -> tuple[Tensor, Tensor]:
         """As specified; unasked, 8 bits have one scale a row, which is what tensor cores multiply."""
         return super().quantise(weight, bits, group or (weight.shape[1] if bits == 8 else 0))
 
-    def pack(self, matrix: StoredMatrix) -> NarrowMatrix | None:
-        """The kinds of 8 and 4 bits that have a layout (narrow.py); None: this one has not."""
+    def pack(self, matrix: StoredMatrix) -> NarrowMatrix | PrunedMatrix | None:
+        """2:4 matrices (pruned/layout.py) and the kinds of 8 and 4 bits that have a layout (narrow.py); None: this one
+        has not."""
+        pruned = pack_here(matrix) if self.prunes else None
+        if pruned is not None:
+            self.count("pack_pruned")
+            return pruned
         make = PACKERS.get(matrix.kind)
         return None if make is None else make(matrix)
 

@@ -1,0 +1,169 @@
+"""Matrices in which at least two of every four numbers are zero (2:4). Owns: their layout in memory, and packing.
+
+    stored  [N, K / 2], the two numbers of each four that are kept, in order; where cuSPARSELt multiplies them, its own
+            form [N, K / 2 + more]: the same numbers first, row by row, then where they belong in its own way
+    places  where they belong, four bits for each four columns: the column of the first number, then that of the second.
+            int32 [N / 16, blocks, words], in the order in which sparse_cores.py takes them, a word for each thread: 32
+            for a block of 64 columns of 16 bits, 64 for one of 128 columns of 8 (`_taken`)
+Must not know: kernels, layers.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tokenmill.compute.matrix import StoredMatrix
+from tokenmill.kernels.triton.common import INTERPRETED, capability
+from tokenmill.kernels.triton.pruned.library import compress, is_usable
+from tokenmill.kernels.triton.quantised.narrow import pack8
+
+ROWS, COLUMNS = 32, 128
+"""Both sizes of a matrix are multiples of these."""
+TILE = 16
+"""Rows that are multiplied together."""
+_TRIED = 8
+"""Rows that are looked at first: nearly every matrix has four neighbours there that are not zero."""
+_PIECE = 4096
+"""Rows that are packed at a time."""
+NUMBERS = {"dense": "numbers", "fp8": "codes"}
+"""Kinds of stored matrices that are held so, and the part that has their numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrunedMatrix:
+    """A packed matrix. scales: float32 [N], of float8; else None."""
+
+    stored: Tensor
+    places: Tensor
+    scales: Tensor | None
+    bias: Tensor | None
+    shape: tuple[int, int]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The type of its numbers."""
+        return self.stored.dtype
+
+    @property
+    def in_library(self) -> bool:
+        """Does cuSPARSELt take it?"""
+        return self.stored.shape[1] > self.shape[1] // 2
+
+    @property
+    def kept(self) -> Tensor:
+        """The numbers [N, K / 2] that may not be zero."""
+        rows, columns = self.shape
+        return self.stored.view(-1)[: rows * columns // 2].view(rows, columns // 2)
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Dense rows [n, K]."""
+        ids = ids.to(self.places.device)
+        found = self._numbers(ids)
+        return found.to(dtype) if self.scales is None else (found.float() * self.scales[ids, None]).to(dtype)
+
+    def _numbers(self, ids: Tensor) -> Tensor:
+        """Rows with their zeros, as they are stored."""
+        small = self.stored.element_size() == 1
+        bits = torch.uint8 if small else self.dtype  # not every device gathers float8
+        kept = self.kept.view(bits)[ids].view(len(ids), -1, 2)
+        word, shift = (table.to(ids.device)[ids % TILE] for table in _found(small))
+        words = self.places[ids // TILE]
+        code = (words.gather(2, word[:, None].expand(-1, words.shape[1], -1)) >> shift[:, None]) & 15
+        code = code.flatten(1).long()
+        found = torch.zeros(*code.shape, 4, dtype=bits, device=kept.device)
+        found.scatter_(2, torch.stack((code & 3, code >> 2), dim=2), kept)
+        return found.flatten(1).view(self.dtype)
+
+    def pieces(self) -> tuple[Any, dict[str, Tensor | None]]:
+        """Those of the matrix with its zeros: experts are stacked so."""
+        whole = self._numbers(torch.arange(self.shape[0], device=self.places.device))
+        if self.scales is None:
+            return "dense", {"table": whole, "bias": self.bias}
+        return pack8(whole, self.scales[:, None], self.bias).pieces()
+
+    def bytes(self) -> int:
+        """Bytes that a product reads."""
+        return sum(t.nbytes for t in (self.kept, self.places, self.scales, self.bias) if t is not None)
+
+
+@functools.cache
+def _taken(small: bool) -> tuple[Tensor, Tensor]:
+    """Of a tile of 16 rows and a block of 16 fours (small: of 8 bits, 32 fours): the row and the four that each bit
+    field [words, 8] of the block's words is of. A thread reads 16 bytes of a row, which are neighbours, so that what is
+    next to each other in memory is not what is next to each other within a multiplication."""
+    word, field = torch.arange(64 if small else 32)[:, None], torch.arange(8)[None]
+    row = word % 32 // 4 + 8 * (field // 4)
+    return row, (8 if small else 4) * (field % 4) + word // 32 * 4 + word % 4
+
+
+@functools.cache
+def _found(small: bool) -> tuple[Tensor, Tensor]:
+    """The inverse: the word of each row and four [16, fours] of a block, and by how much it is shifted."""
+    row, four = _taken(small)
+    word, shift = torch.empty(2, TILE, 32 if small else 16, dtype=torch.int64)
+    word[row, four] = torch.arange(len(row))[:, None].expand(row.shape)
+    shift[row, four] = (4 * torch.arange(8))[None].expand(row.shape)
+    return word, shift.int()
+
+
+def two_of_four(mask: Tensor) -> bool:
+    """Are at most two of every four entries [N, K] true?"""
+    some = mask[:: max(1, len(mask) // _TRIED)]
+    return all(bool((part.unflatten(1, (-1, 4)).sum(2) <= 2).all()) for part in (some, mask))
+
+
+def pack_pruned(matrix: StoredMatrix) -> PrunedMatrix | None:
+    """The matrix, if it has such zeros and a kernel takes its type and size; else None."""
+    name = NUMBERS.get(matrix.kind)
+    if name is None or matrix.shape[0] % ROWS or matrix.shape[1] % COLUMNS:
+        return None
+    numbers, scales = matrix.part(name), matrix.find("scales")
+    small = numbers.element_size() == 1
+    types = (torch.float8_e4m3fn,) if matrix.kind == "fp8" else (torch.bfloat16, torch.float16)
+    if numbers.dtype not in types or (scales is not None and scales.shape[1] > 1) or not _has_cores(numbers):
+        return None
+    bits = numbers.view(torch.uint8) if small else numbers
+    mask = (bits & 127) != 0 if small else numbers != 0
+    if not two_of_four(mask):
+        return None
+    pieces = [_packed(*piece) for piece in zip(bits.split(_PIECE), mask.split(_PIECE), strict=True)]
+    kept, code = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+    kept = kept.view(numbers.dtype)
+    places = _words(code, small=small)
+    if is_usable(kept.dtype):
+        kept = compress(kept, code, matrix.shape)
+    scales = None if scales is None else scales.float().flatten().contiguous()
+    return PrunedMatrix(kept, places, scales, matrix.bias, matrix.shape)
+
+
+def _has_cores(numbers: Tensor) -> bool:
+    """Does the device that holds them multiply them without zeros? (A trace without numbers cannot tell.)"""
+    if numbers.is_meta or not (numbers.is_cuda or INTERPRETED):
+        return False
+    return INTERPRETED or capability() >= ((8, 9) if numbers.element_size() == 1 else (8, 0))
+
+
+def _packed(numbers: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """numbers [n, K] and which are kept -> the two of each four [n, K / 2], and where they belong, uint8 [n, K / 4]."""
+    column = torch.arange(4, device=mask.device, dtype=torch.int16)
+    order = torch.where(mask.unflatten(1, (-1, 4)), column, column + 4).sort(2).values[..., :2]  # zeros fill up
+    place = (order & 3).sort(2).values.long()
+    kept = numbers.unflatten(1, (-1, 4)).gather(2, place).flatten(1)
+    return kept, (place[..., 0] | (place[..., 1] << 2)).to(torch.uint8)
+
+
+def _words(code: Tensor, *, small: bool) -> Tensor:
+    """Places [N, K / 4] as `places` has them."""
+    row, four = (table.to(code.device) for table in _taken(small))
+    shift = 4 * torch.arange(8, device=code.device)
+    pieces = []
+    for piece in code.split(_PIECE):
+        tiles = piece.view(-1, TILE, piece.shape[1] // (32 if small else 16), 32 if small else 16).transpose(1, 2)
+        word = (tiles[:, :, row, four].long() << shift).sum(3)
+        pieces.append(torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32))
+    return torch.cat(pieces)

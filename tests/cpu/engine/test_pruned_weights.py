@@ -1,0 +1,39 @@
+"""`--pruned-weights`: the same answers however zeros are held, and a word on what was found."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from tokenmill import LLM, SamplingParams
+from tokenmill.core.errors import UserError
+
+pytestmark = pytest.mark.skipif(importlib.util.find_spec("tokenmill._native") is None, reason="kernels are not built")
+
+
+@pytest.mark.parametrize(("zeros", "said"), [(0.6, "matrices are held without their zeros"), (0.0, "has no effect")])
+def test_the_option_says_what_it_found(tmp_path, zeros, said):
+    config = LlamaConfig(hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+                         num_key_value_heads=2, vocab_size=128, max_position_embeddings=256)  # fmt: skip
+    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    for name, parameter in model.named_parameters():
+        if "proj" in name:
+            parameter.data = (torch.randn(parameter.shape) * (torch.rand(parameter.shape) > zeros) / 20).bfloat16()
+    model.save_pretrained(tmp_path)
+    found = {}
+    for wanted in ("packed", "dense", "auto"):
+        llm = LLM(model=str(tmp_path), skip_tokenizer_init=True, pruned_weights=wanted, kv_cache_memory_bytes=1 << 22)
+        out = llm.generate({"prompt_token_ids": [5, 9, 77]}, SamplingParams(temperature=0, max_tokens=8, logprobs=1))
+        found[wanted] = out[0].outputs[0].logprobs
+        reasons = [reason for reason in llm.built.facts.reasons if "zeros" in reason]
+        assert (any(said in reason for reason in reasons)) if wanted == "packed" else not reasons
+        llm.close()
+    assert found["packed"] == found["dense"] == found["auto"]
+
+
+def test_plain_torch_multiplies_zeros():
+    with pytest.raises(UserError, match="--kernels reference multiplies matrices with their zeros"):
+        LLM(model="demo", kernels="reference", pruned_weights="packed")
