@@ -1,5 +1,5 @@
-"""Lines that are rounded one after the other, as GPTQ does: each passes its error on to those behind it. Owns: the grid
-on which codes lie, and the operation of `Kernels` that rounds.
+"""Lines that are rounded or pruned one after the other, as GPTQ and SparseGPT do: each passes its error on to those
+behind it. Owns: the grid on which codes lie, and the operations of `Kernels` on lines.
 
 A line is a column of a weight, [out]. Needs no torch. Must not know: how scales are found, who implements it.
 """
@@ -29,7 +29,7 @@ class LineGrid:
 
 
 class RoundsLines(Protocol):
-    """Kernels, as far as they round lines."""
+    """Kernels, as far as they round and prune lines."""
 
     def round_lines(self, lines: Tensor, grid: LineGrid, upper: Tensor) -> tuple[Tensor, Tensor]:
         """Codes uint8 and errors float32, both [n, out], of lines [n, out]. For each line i in order, with g =
@@ -40,4 +40,16 @@ class RoundsLines(Protocol):
             lines[j] -= upper[i, j] * error, for every later line j
 
         upper [n, n]: only the upper triangle is read. `lines` itself stays as it is."""
+        ...
+
+    def prune_lines(
+        self, lines: Tensor, upper: Tensor, gone: Tensor | None, zeros: int = 0, of: int = 0
+    ) -> tuple[Tensor, Tensor]:
+        """What is left of lines [n, out], and errors, both float32 [n, out]. For each line i in order:
+
+            error = lines[i] / upper[i, i] where it is pruned, else 0
+            lines[j] -= upper[i, j] * error, for every later line j
+
+        gone [n, out] bool: what is pruned. None: of every `of` lines those `zeros` with the least lines[i]^2 / upper[i,
+        i]^2 when the first of them is reached; of equals the first."""
         ...

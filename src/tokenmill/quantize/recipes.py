@@ -184,7 +184,7 @@ def hold(
         return TABLES[recipe.method](weight, bits, inputs)
     if recipe.method in sparse_methods.METHODS:
         method = (
-            partial(sparse_methods.sparsegpt, damping=recipe.damping)
+            partial(sparse_methods.sparsegpt, damping=recipe.damping, kernels=kernels)
             if recipe.method in DAMPED
             else sparse_methods.METHODS[recipe.method]
         )

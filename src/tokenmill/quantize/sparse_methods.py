@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tokenmill.compute.lines import RoundsLines
 from tokenmill.core.errors import ParameterError
+from tokenmill.kernels.reference import ReferenceKernels
 from tokenmill.quantize.gptq import factor
 from tokenmill.quantize.inputs import Inputs
 
@@ -67,30 +69,30 @@ def wanda(weight: Tensor, sparsity: Sparsity, inputs: Inputs | None) -> Tensor:
     return weight.masked_fill(lowest(weight.abs() * inputs.hessian.diagonal().sqrt(), sparsity), 0.0)
 
 
-def sparsegpt(weight: Tensor, sparsity: Sparsity, inputs: Inputs | None, damping: float = 0.01) -> Tensor:
-    """Zero the numbers that cost least; the columns that follow make up for them (Frantar, Alistarh, 2023)."""
+def sparsegpt(
+    weight: Tensor,
+    sparsity: Sparsity,
+    inputs: Inputs | None,
+    damping: float = 0.01,
+    kernels: RoundsLines | None = None,
+) -> Tensor:
+    """Zero the numbers that cost least; the columns that follow make up for them (Frantar, Alistarh, 2023). kernels: of
+    the weight's device; None: plain torch."""
     if inputs is None or not inputs.count:
         return magnitude(weight, sparsity, None)
+    kernels = kernels or ReferenceKernels()
     _, upper = factor(inputs.hessian, damping, torch.arange(weight.shape[1], device=weight.device))
-    w = weight.clone()
-    gone = torch.zeros_like(w, dtype=torch.bool)
-    block = _BLOCK - _BLOCK % max(sparsity.of, 1)
-    for start in range(0, w.shape[1], block):
-        stop = min(start + block, w.shape[1])
-        errors = torch.zeros(w.shape[0], stop - start, device=w.device)
-        cost = upper.diagonal()[start:stop].square()
+    left = weight.T.clone(memory_format=torch.contiguous_format)  # columns lie as lines
+    made, block = torch.empty_like(left), _BLOCK - _BLOCK % max(sparsity.of, 1)
+    for start in range(0, len(left), block):
+        here, rest = slice(start, start + block), slice(start + block, None)
+        gone = None
         if not sparsity.of:
-            gone[:, start:stop] = lowest(w[:, start:stop].square() / cost, sparsity, start)
-        for at in range(start, stop):
-            if sparsity.of and (at - start) % sparsity.of == 0:
-                end = min(at + sparsity.of, stop)
-                gone[:, at:end] = lowest(w[:, at:end].square() / cost[at - start : end - start], sparsity)
-            lost = torch.where(gone[:, at], w[:, at], 0.0)
-            error = lost / upper[at, at]
-            w[:, at:stop] -= error[:, None] * upper[at, at:stop]
-            errors[:, at - start] = error
-        w[:, stop:] -= errors @ upper[start:stop, stop:]
-    return w.masked_fill(gone, 0.0)
+            cost = left[here].square() / upper.diagonal()[here].square()[:, None]
+            gone = lowest(cost.T, sparsity, start).T
+        made[here], errors = kernels.prune_lines(left[here], upper[here, here], gone, int(sparsity.zeros), sparsity.of)
+        left[rest].addmm_(upper[here, rest].T, errors, alpha=-1)
+    return made.T.contiguous()
 
 
 METHODS = {"magnitude": magnitude, "wanda": wanda, "sparsegpt": sparsegpt}

@@ -1,4 +1,4 @@
-"""GPTQ with a block of columns in one launch, in the interpreter, against plain torch."""
+"""GPTQ and SparseGPT with a block of columns in one launch, in the interpreter, against plain torch."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tokenmill.quantize.codes import Codes, Spec
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
 from tokenmill.quantize.recipes import Recipe, complete_recipe, hold
+from tokenmill.quantize.sparse_methods import parse_sparsity, sparsegpt
 
 CASES = [
     (bits, group, symmetric, columns, rows)
@@ -93,3 +94,46 @@ def test_a_recipe_hands_kernels_on() -> None:
         kernels, recipe = TritonKernels(), complete_recipe(Recipe(method="gptq", form=form))
         hold(recipe, weight, 4, inputs, kernels=kernels)
         assert kernels.counters()["round_lines"] == {"calls": 1, "fallbacks": 0}
+    kernels = TritonKernels()
+    hold(complete_recipe(Recipe(method="sparsegpt")), weight, 4, inputs, kernels=kernels)
+    assert kernels.counters()["prune_lines"] == {"calls": 1, "fallbacks": 0}
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "rows", "columns"),
+    [("2:4", 33, 160), ("1:3", 7, 240), ("19:24", 5, 240), ("8:32", 32, 128), ("0.5", 40, 160), ("0.3", 1, 64)],
+)
+def test_pruned_is_what_plain_torch_prunes(sparsity: str, rows: int, columns: int) -> None:
+    """Also with columns without inputs, whose numbers cost the same, and numbers that are zero already."""
+    weight, inputs = problem(rows, columns)
+    weight[:, 5:7], asked, kernels = 0.25, parse_sparsity(sparsity), TritonKernels()
+    weight[0] = 0.0
+    dead = torch.ones(columns)
+    dead[5:7] = 0.0
+    inputs.hessian *= dead * dead[:, None]
+    with Bounds().watching() as bounds:
+        found = sparsegpt(weight, asked, inputs, kernels=kernels)
+    block = 128 - 128 % max(asked.of, 1)
+    assert bounds.launches == {"_prune_kernel": -(-columns // block)}
+    assert kernels.counters()["prune_lines"] == {"calls": -(-columns // block), "fallbacks": 0}
+    wanted = sparsegpt(weight, asked, inputs)
+    assert ((found == 0) != (wanted == 0)).float().mean() <= 1e-3
+    lost, least = (inputs.loss(made - weight) for made in (found, wanted))
+    assert abs(lost - least) <= 1e-3 * least
+    if asked.of:
+        assert ((found.unflatten(1, (-1, asked.of)) == 0).sum(-1)[1:] == asked.zeros).all()
+
+
+def test_pruned_lines_of_other_strides_and_types() -> None:
+    random, kernels, plain = torch.Generator().manual_seed(0), TritonKernels(), ReferenceKernels()
+    wide = torch.randn(8, 40, generator=random)
+    upper = (torch.randn(12, 12, generator=random).triu() / 4 + torch.eye(12))[:8, :8]
+    gone = torch.rand(20, 8, generator=random).T < 0.4
+    for lines in (wide[:, 3:23], torch.randn(20, 8, generator=random).T):
+        before, mask = lines.clone(), gone.clone()
+        for given in ((lines, upper, gone), (lines, upper.T.contiguous().T, None, 3, 4)):
+            for found, wanted in zip(kernels.prune_lines(*given), plain.prune_lines(*given), strict=True):
+                assert torch.allclose(found, wanted, atol=1e-5)
+        assert torch.equal(lines, before) and torch.equal(gone, mask)
+    assert kernels.prune_lines(wide.double(), upper.double(), None, 1, 2)[0].dtype == torch.float64
+    assert kernels.counters()["prune_lines"]["fallbacks"] == 1
