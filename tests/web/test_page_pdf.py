@@ -23,6 +23,7 @@ from tests.web.pdf_files import (
     stream,
     text_file,
 )
+from tokenmill.server.web.files import STATIC, read_file
 
 READ = """const found = [];
     for (const text of a) {
@@ -131,6 +132,28 @@ def test_composed_fonts_say_their_letters_by_a_map(modules: Any) -> None:
     assert shown(modules, b"BT /F 10 Tf (A) Tj <C4A5B7BB> Tj ET", *plain) == "A磨坊"
 
 
+def test_letters_from_right_to_left_are_read_in_order(modules: Any) -> None:
+    """Files place them as they look, from left to right; some place whole words from right to left."""
+    table = b"1 beginbfrange <05D0> <05EA> <05D0> <0020> <007E> <0020> endbfrange 1 beginbfchar <0001> <FEFB> endbfchar"
+    fonts = [COMPOSED[0], b"<</DW 500>>", stream(table)]
+
+    def seen(text: str) -> bytes:
+        return b"<" + text.encode("utf-16be").hex().encode() + b"> Tj "
+
+    shalom = "\u05e9\u05dc\u05d5\u05dd"
+    left = shalom[::-1]
+    cases = {
+        seen(left): shalom,
+        seen(f"12.5 {left} ({left})"): f"({shalom}) {shalom} 12.5",
+        seen(f"They say {left} {left} now"): f"They say {shalom} {shalom} now",
+        seen(f"Tel {left} {left} {left}"): f"{shalom} {shalom} {shalom} Tel",
+        seen(left) + b"-50 0 Td " + seen(left): f"{shalom} {shalom}",
+        seen("\x01" + left): f"{shalom}\u0644\u0627",
+    }
+    for operators, wanted in cases.items():
+        assert shown(modules, b"BT /F 10 Tf " + operators + b"ET", *fonts) == wanted
+
+
 def test_pages_have_headings_and_forms_are_read(modules: Any) -> None:
     form = stream(b"BT /F 10 Tf (Inner) Tj ET", b"/Subtype/Form/Matrix[1 0 0 1 0 -40]")
     objects = objects_of(stream(b"BT /F 10 Tf (Outer) Tj ET /X Do /X Do"), FONT, form, b"<</Type/Page/Parent 2 0 R>>")
@@ -138,6 +161,27 @@ def test_pages_have_headings_and_forms_are_read(modules: Any) -> None:
     assert texts(modules, file_of(objects)) == [
         "## Page 1\n\nOuter\n\nInner\nInner\n\n## Page 2\n\n(no text)\n",
     ]
+
+
+def test_a_damaged_page_takes_nothing_else_with_it(modules: Any) -> None:
+    deep = stream(b"BT /F 10 Tf (Begun) Tj " + b"[" * 80)
+    objects = [
+        *objects_of(deep),
+        b"<<>>",
+        PAGE.replace(b"4 0 R", b"8 0 R"),
+        stream(b"BT /F 10 Tf (Whole) Tj /None 9 Tf (!) Tj ET"),
+    ]
+    objects[1] = b"<</Kids[3 0 R 7 0 R]>>"
+    first = "## Page 1\n\nBegun\n\n(the rest of this page is damaged)\n"
+    assert texts(modules, file_of(objects)) == [f"{first}\n## Page 2\n\nWhole!\n"]
+
+
+def test_fields_that_were_filled_in_are_read(modules: Any) -> None:
+    look = stream(b"/Tx BMC BT /F 9 Tf (Ann Miller) Tj ET EMC", b"/Subtype/Form/Resources<</Font<</F 5 0 R>>>>")
+    note = b"<</Subtype/Widget/Rect[90 700 200 712]/AP<</N 7 0 R>>>>"
+    objects = objects_of(stream(b"BT /F 10 Tf 1 0 0 1 50 700 Tm (Name:) Tj ET"), FONT, note, look)
+    objects[2] = PAGE.replace(b">>/Contents", b">>/Annots[6 0 R]/Contents")
+    assert texts(modules, file_of(objects)) == ["## Page 1\n\nName: Ann Miller\n"]
 
 
 OPERATORS = stream(b"BT /F 10 Tf (A) Tj ET")
@@ -249,7 +293,8 @@ def test_a_pdf_is_sent_as_its_text(serve: Servers, tab: Tabs) -> None:
     page.get_by_role("button", name="Show mill.pdf").click()
     page.get_by_role("dialog").get_by_text("Grain and flour").wait_for()
     page.keyboard.press("Escape")
-    assert {"pdf.js", "pdffile.js", "pdffont.js"} <= set(fetched)
+    modules = {"pdf.js", "pdffile.js", "pdffont.js"}
+    assert modules <= set(fetched) and sum(len(read_file(STATIC / name).packed) for name in modules) < 16_000
     say(page, "What is in it?")
     ended(page)
     assert (

@@ -45,8 +45,9 @@ async function readPdf(file, { signal, tell }) {
   });
   try {
     const progress = (page, pages) => tell(`page ${page} of ${pages}`);
-    const { text, unknown } = await pdf.readPdf(new Uint8Array(await file.arrayBuffer()), { progress, signal });
-    const note = unknown ? `${file.name}: ${plural(unknown, "sign")} of a font without letters became \ufffd.` : "";
+    const { text, unknown, faults } = await pdf.readPdf(new Uint8Array(await file.arrayBuffer()), { progress, signal });
+    const lost = [unknown && `${plural(unknown, "sign")} whose letters the file does not tell became \ufffd`, faults && `${plural(faults, "damaged page")} could be read in part only`].filter(Boolean);
+    const note = lost.length ? `${file.name}: ${lost.join(", ")}.` : "";
     return { name: file.name || "pasted.pdf", text, note };
   } catch (error) {
     if (error.name === "AbortError") throw error;

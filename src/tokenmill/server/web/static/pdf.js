@@ -9,24 +9,28 @@ const MOST_TEXT = 2 << 20; // characters, as of any text file
 const DEEPEST = 12; // forms within forms
 const TURN_MS = 12; // longer the page does not wait
 
-// `progress(page, pages)` is called before each page; `signal` ends it. -> {text, unknown: signs whose letter the file does not tell}.
+// `progress(page, pages)` is called before each page; `signal` ends it. -> {text, unknown: signs whose letter the file does not
+// tell, faults: damaged pages}; throws a Refusal that goes on after the file's name.
 export async function readPdf(bytes, { progress = () => {}, signal } = {}) {
   const objects = new Objects(bytes, turns(signal));
   try {
     const pages = await pagesOf(objects, await objects.open());
     const parts = [];
-    let [unknown, letters, room] = [0, 0, MOST_TEXT];
+    let [unknown, letters, faults, room] = [0, 0, 0, MOST_TEXT];
     for (const [i, page] of pages.entries()) {
       progress(i + 1, pages.length);
-      const text = tidy(await pageText(objects, page, room));
+      const [seen, broken] = await pageText(objects, page, room);
+      const text = tidy(seen);
+      faults += broken;
       unknown += text.split(UNKNOWN).length - 1;
       letters += text.replace(/\s/g, "").length;
       room -= text.length;
-      parts.push(`## Page ${i + 1}\n\n${text || "(no text)"}\n`);
+      parts.push(`## Page ${i + 1}\n\n${text}${broken ? "\n\n(the rest of this page is damaged)" : text ? "" : "(no text)"}\n`);
     }
+    if (!letters && faults) throw new Error("no page");
     if (!letters) throw new Refusal("holds no text, only pictures: run it through text recognition (OCR) first.");
     if (unknown > letters / 2) throw new Refusal("does not say which letters its signs are, so that only a picture of it could be read.");
-    return { text: parts.join("\n"), unknown };
+    return { text: parts.join("\n"), unknown, faults };
   } catch (error) {
     if (error instanceof Refusal || error.name === "AbortError") throw error;
     throw new Refusal("is damaged: it cannot be read.");
@@ -75,39 +79,85 @@ async function pagesOf(objects, root) {
   return found;
 }
 
+// -> [what a page says, whether it ends in a fault].
 async function pageText(objects, { page, resources }, room) {
-  const contents = await objects.in(page, "/Contents");
   const lines = new Lines(room);
-  const parts = [];
-  for (const each of [contents].flat()) {
-    const stream = await objects.get(each);
-    if (stream?.dict) parts.push(await objects.data(stream), Uint8Array.of(10));
+  try {
+    const parts = [];
+    for (const each of [await objects.in(page, "/Contents")].flat()) {
+      const stream = await objects.get(each);
+      if (stream?.dict) parts.push(await objects.data(stream), Uint8Array.of(10));
+    }
+    await run(objects, joined(parts), resources, lines, [1, 0, 0, 1, 0, 0], 0);
+    for (const each of [(await objects.in(page, "/Annots")) ?? []].flat()) await fieldText(objects, await objects.get(each), lines);
+  } catch (error) {
+    if (error instanceof Refusal || error.name === "AbortError") throw error;
+    return [lines.text, true];
   }
-  await run(objects, joined(parts), resources, lines, [1, 0, 0, 1, 0, 0], 0);
-  return lines.text;
+  return [lines.text, false];
+}
+
+// What was filled into a form or written over a page.
+async function fieldText(objects, note, lines) {
+  const looks = note instanceof Map ? await objects.in(note, "/AP") : null;
+  const rect = looks instanceof Map ? await objects.in(note, "/Rect") : null;
+  if (Array.isArray(rect)) await form(objects, await objects.in(looks, "/N"), new Map(), lines, [1, 0, 0, 1, rect[0], rect[1]], 0);
+}
+
+// Letters that run from the right to the left.
+const RIGHT = "\u0590-\u065f\u066a-\u06ef\u06fa-\u08ff\ufb1d-\ufdff\ufe70-\ufefc";
+const [FROM_RIGHT, ALL_RIGHT] = [new RegExp(`[${RIGHT}]`), new RegExp(`[${RIGHT}]`, "g")];
+const RIGHT_RUN = new RegExp(`[${RIGHT}](?:[${RIGHT}\\P{L}]*[${RIGHT}])?`, "gu");
+const LEFT_RUN = new RegExp(`(?![${RIGHT}])[\\p{L}\\p{N}](?:[^${RIGHT}]*(?![${RIGHT}])[\\p{L}\\p{N}])?`, "gu");
+const LONGEST = 2000; // of a line that is worth it
+const PAIRS = "()[]{}<>«»";
+
+const backwards = (text) => text.match(/\P{M}\p{M}*|\p{M}+/gu).reverse().join("").replace(/[()[\]{}<>«»]/g, (c) => PAIRS[PAIRS.indexOf(c) ^ 1]);
+const turned = (text) => backwards(text).replace(LEFT_RUN, backwards);
+
+// A line as one reads it, from how it looks: files place letters from left to right.
+function asRead(line) {
+  if (line.length > LONGEST || !FROM_RIGHT.test(line)) return line;
+  const right = line.match(ALL_RIGHT).length;
+  return 2 * right > line.match(/\p{L}/gu).length ? turned(line) : line.replace(RIGHT_RUN, turned);
 }
 
 // Text as it is shown, with the spaces and ends of lines that only places tell.
 class Lines {
   constructor(room) {
-    Object.assign(this, { text: "", room, end: null });
+    Object.assign(this, { done: "", line: "", room, start: null, end: null });
   }
 
-  // `matrix` places the text, `size` is how high it is there and `wide` how wide a letter of one em.
-  add(text, matrix, size, wide) {
+  get text() {
+    return this.done + asRead(this.line);
+  }
+
+  // `from` and `to` are where the text begins and ends, `size` is how high it is there and `wide` how wide one em.
+  add(text, from, to, size, wide) {
     if (!text) return;
-    const [ux, uy] = [matrix[0], matrix[1]].map((each) => each / (Math.hypot(matrix[0], matrix[1]) || 1));
+    const [ux, uy] = [from[0], from[1]].map((each) => each / (Math.hypot(from[0], from[1]) || 1));
+    const along = (a, b) => (a[4] - b[4]) * ux + (a[5] - b[5]) * uy;
+    let gap = "";
     if (this.end) {
-      const [dx, dy] = [matrix[4] - this.end.x, matrix[5] - this.end.y];
-      const along = dx * ux + dy * uy;
-      const across = Math.abs(dy * ux - dx * uy);
+      const { at } = this.end;
+      const across = Math.abs((from[5] - at[5]) * ux - (from[4] - at[4]) * uy);
       const high = Math.max(size, this.end.size);
-      if (across > high / 2 || along < -2 * wide || ux * this.end.ux + uy * this.end.uy < 0.9) this.text += across > 1.8 * high ? "\n\n" : "\n";
-      else if (along > 0.15 * wide && !/^\s|\s$/.test(this.text.slice(-1) + text[0])) this.text += along > 2 * wide ? "\t" : " ";
+      const beside = across <= high / 2 && ux * this.end.ux + uy * this.end.uy >= 0.9;
+      const by = along(from, at);
+      if (beside && by < -2 * wide && FROM_RIGHT.test(text) && along(to, this.start) < wide / 2) {
+        this.line = `${text}${along(this.start, to) > 0.15 * wide ? " " : ""}${this.line}`;
+        this.start = from;
+        return;
+      }
+      if (!beside || by < -2 * wide) {
+        this.done += `${asRead(this.line)}${across > 1.8 * high ? "\n\n" : "\n"}`;
+        Object.assign(this, { line: "", start: from });
+      } else if (by > 0.15 * wide && !/^\s|\s$/.test(this.line.slice(-1) + text[0])) gap = by > 2 * wide ? "\t" : " ";
     }
-    this.text += text;
-    this.end = { ux, uy, size };
-    if (this.text.length > this.room) throw new Refusal(`holds more than ${MOST_TEXT >> 20} MiB of text.`);
+    this.line += gap + text;
+    this.start ??= from;
+    this.end = { at: to, ux, uy, size };
+    if (this.done.length + this.line.length > this.room) throw new Refusal(`holds more than ${MOST_TEXT >> 20} MiB of text.`);
   }
 }
 
@@ -129,13 +179,12 @@ async function run(objects, bytes, resources, lines, ctm, depth) {
     const scale = Math.abs(size);
     let [text, width] = ["", 0];
     for (const [code, length] of font.codes(string)) {
-      text += font.text(code);
+      const letter = font.text(code);
+      text += letter[1] && FROM_RIGHT.test(letter) ? [...letter].reverse().join("") : letter; // the line is turned as a whole
       width += font.width(code) * size + spacing + (code === 32 && length === 1 ? wordSpacing : 0);
     }
-    lines.add(text, at, scale * Math.hypot(at[2], at[3]), scale * state.stretch * Math.hypot(at[0], at[1]));
     forward(width || 0);
-    const after = times(matrix, state.ctm);
-    if (lines.end && text) Object.assign(lines.end, { x: after[4], y: after[5] });
+    lines.add(text, at, times(matrix, state.ctm), scale * Math.hypot(at[2], at[3]), scale * state.stretch * Math.hypot(at[0], at[1]));
   };
   const operators = {
     q: () => { if (kept.length < 1000) kept.push(state); state = { ...state }; },
@@ -183,7 +232,7 @@ const fonts = new WeakMap(); // by their dictionary: pages share them
 
 async function fontOf(objects, resources, name) {
   const dict = await named(objects, resources, "/Font", name);
-  if (!(dict instanceof Map)) return null;
+  if (!(dict instanceof Map)) return readFont(objects, new Map());
   if (!fonts.has(dict)) fonts.set(dict, await readFont(objects, dict));
   return fonts.get(dict);
 }

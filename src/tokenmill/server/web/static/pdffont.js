@@ -34,7 +34,13 @@ function standard() {
 }
 
 const number = (bytes) => bytes.reduce((sum, byte) => sum * 256 + byte, 0);
-const utf16 = (bytes) => new TextDecoder("utf-16be").decode(bytes);
+
+// The text in bytes, its last letter so many further.
+function utf16(bytes, further = 0) {
+  if (!(bytes instanceof Uint8Array)) return "";
+  const last = number(bytes.subarray(-2)) + further;
+  return new TextDecoder("utf-16be").decode(Uint8Array.from([...bytes.subarray(0, -2), (last >> 8) & 255, last & 255]));
+}
 
 // A CMap: {map: code -> text, spaces: which codes are how long}.
 function cmap(data) {
@@ -46,15 +52,13 @@ function cmap(data) {
       held.push(item);
       continue;
     }
-    if (item === "endcodespacerange") for (let i = 0; i + 1 < held.length; i += 2) spaces.push([number(held[i]), number(held[i + 1]), held[i].length]);
-    if (item === "endbfchar") for (let i = 0; i + 1 < held.length; i += 2) map.set(number(held[i]), utf16(held[i + 1]));
+    const texts = held.filter((each) => each instanceof Uint8Array || Array.isArray(each));
+    if (item === "endcodespacerange") for (let i = 0; i + 1 < texts.length; i += 2) spaces.push([number(texts[i]), number(texts[i + 1]), texts[i].length]);
+    if (item === "endbfchar") for (let i = 0; i + 1 < texts.length; i += 2) map.set(number(texts[i]), utf16(texts[i + 1]));
     if (item === "endbfrange") {
-      for (let i = 0; i + 2 < held.length; i += 3) {
-        const [from, to, text] = [number(held[i]), number(held[i + 1]), held[i + 2]];
-        for (let code = from; code <= to && left > 0; code += 1, left -= 1) {
-          if (Array.isArray(text)) map.set(code, utf16(text[code - from] ?? new Uint8Array()));
-          else map.set(code, utf16(Uint8Array.from([...text.subarray(0, -2), ...(([high, low]) => [high, low])([((number(text.subarray(-2)) + code - from) >> 8) & 255, (number(text.subarray(-2)) + code - from) & 255])])));
-        }
+      for (let i = 0; i + 2 < texts.length; i += 3) {
+        const [from, to, text] = [number(texts[i]), number(texts[i + 1]), texts[i + 2]];
+        for (let code = from; code <= to && left > 0; code += 1, left -= 1) map.set(code, Array.isArray(text) ? utf16(text[code - from]) : utf16(text, code - from));
       }
     }
     held = [];
@@ -73,7 +77,7 @@ export async function readFont(objects, dict) {
   const made = (await objects.in(dict, "/Subtype")) === "/Type0" ? await composed(objects, dict, encoding) : await simple(objects, dict, encoding);
   const kept = new Map();
   const text = (code) => (unicode.get(code) || "").replace(/\0/g, "") || made.text(code) || UNKNOWN;
-  return { ...made, text: (code) => kept.get(code) ?? kept.set(code, text(code).replace(/[ﬀ-ﬆ]/g, (c) => c.normalize("NFKC")).normalize("NFC")).get(code) };
+  return { ...made, text: (code) => kept.get(code) ?? kept.set(code, text(code).replace(/[ﬀ-ﬆ\ufb50-\ufdff\ufe70-\ufefc]/g, (c) => c.normalize("NFKC")).normalize("NFC")).get(code) };
 }
 
 async function simple(objects, dict, encoding) {
@@ -92,7 +96,8 @@ async function simple(objects, dict, encoding) {
   const first = (await objects.in(dict, "/FirstChar")) ?? 0;
   const matrix = await objects.in(dict, "/FontMatrix"); // of a font whose letters are drawn by operators
   const scale = Array.isArray(matrix) ? Math.abs(matrix[0]) : 0.001;
-  const known = Array.isArray(widths) ? await Promise.all(widths.slice(0, 256).map((each) => objects.get(each))) : [];
+  const known = [];
+  for (const each of Array.isArray(widths) ? widths.slice(0, 256) : []) known.push(await objects.get(each));
   const mono = /Cour|Mono/.test(await objects.in(dict, "/BaseFont"));
   return {
     codes: (bytes) => [...bytes].map((code) => [code, 1]),
