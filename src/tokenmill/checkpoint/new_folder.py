@@ -142,12 +142,19 @@ def claimed(target: Path, ending: str, *, folder: bool = True) -> Iterator[Path]
 
 @contextmanager
 def sole_writer(folder: Path) -> Iterator[None]:
-    """Make a folder unless it is there, and be the only process that writes into it. What is in it stays."""
+    """Make a folder unless it is there, and be the only process that writes into it. What is in it stays. If nothing
+    is in it after an error, a new folder goes."""
+    new = not os.path.lexists(folder)
     with _refusing(folder, "folder"):
         folder.mkdir(parents=True, exist_ok=True)
         lock = _claim(folder.resolve(), folder=True)
     try:
         yield
+    except BaseException:
+        if new:
+            with suppress(OSError):
+                folder.rmdir()
+        raise
     finally:
         _release(lock)
 

@@ -30,7 +30,7 @@ def distill(  # noqa: PLR0913
     data: Path = typer.Option(..., "--data", metavar="FILE", help="Text, or JSON lines with `text` or `prompt`."),
     kind: Kind = typer.Option("draft", "--kind", help="A small model, Medusa heads, or an EAGLE-3 head."),
     answers: int = typer.Option(
-        0, "--answers", help="Learn from the model's own answers to each, of this many tokens."
+        0, "--answers", min=0, help="Learn from the model's own answers to each, of this many tokens."
     ),
     steps: int = typer.Option(2000, "--steps", min=1, help="Steps of learning."),
     minutes: float = typer.Option(
@@ -45,7 +45,9 @@ def distill(  # noqa: PLR0913
     every: int = typer.Option(200, "--checkpoint-every", min=1, help="Steps between checkpoints."),
     resume: bool = typer.Option(False, "--resume", help="Continue from the last checkpoint in DST."),
     device: str = typer.Option("auto", "--device", help="`cpu`, `cuda`, or `auto`."),
-    seed: int = typer.Option(0, "--seed", min=0, help="Seed of the order of lines and the first weights."),
+    seed: int = typer.Option(
+        0, "--seed", min=0, max=(1 << 63) - 1, help="Seed of the order of lines and the first weights."
+    ),
 ) -> None:
     """Train a drafter for a model, which --speculative-config then uses to make the model faster.
 
@@ -61,10 +63,12 @@ def distill(  # noqa: PLR0913
         raise ParameterError(f"{target} is not empty: name another folder, or go on with --resume.")
     with show_waiting("Loading"):
         from tokenmill.core.config import make_config
+        from tokenmill.device.memory import pick_device
         from tokenmill.distill.students import DraftStudent, Eagle3Student, MedusaStudent, Student
         from tokenmill.distill.teacher import Teacher
         from tokenmill.distill.texts import cut, encode_all, read_texts
         from tokenmill.distill.train import Course, train
+    pick_device(device)
     texts = read_texts(data)
     with sole_writer(target):
         pieces, prompts = (

@@ -64,22 +64,27 @@ def prune(
     alone = next((name for name in chosen if name in REPAIR_FLAGS and repair is None), None)
     if alone is not None:
         raise ParameterError(f"{spelling(alone)} goes with --repair.")
+    if "multiple" in chosen and not channels:
+        raise ParameterError("--multiple has no effect without --channels.")
+    if "importance" in chosen and not channels and not heads:
+        raise ParameterError("--importance has no effect without --channels or --heads.")
     check_free(target)
     with show_waiting("Getting ready"):
+        from tokenmill.device.memory import pick_device
         from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.quantize import calibration_text
         from tokenmill.quantize.prune_model import Cut, prune_model
+    device = pick_device(chosen.get("device", "cpu"))
     found = find_source(source)
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
-    learn = None if repair is None else _repair(found, repair, chosen)
+    learn = None if repair is None else _repair(found, repair, chosen, device)
     cut = Cut(channels, heads, layers, chosen.get("multiple"), chosen.get("importance", "obs"))
     samples, length = chosen.get("samples", 128), chosen.get("length", 512)
     with show_waiting("Reading the text"):
         tokens = calibration_text.sequences(
             calibration_text.read(chosen.get("calibration")), found.tokenizer().encode, samples, length
         )
-    device = chosen.get("device", "cpu")
     with progress("Pruning") as tell:
         left = prune_model(found.path, target, cut, tokens, device, tell)
     _show(found.path, target, left)
@@ -87,26 +92,26 @@ def prune(
         learn(target)
 
 
-def _repair(found: FolderSource, data: Path, chosen: dict[str, Any]) -> Callable[[Path], None]:
+def _repair(found: FolderSource, data: Path, chosen: dict[str, Any], device: str) -> Callable[[Path], None]:
     """The settings for learning, read and checked before anything is removed."""
     with show_waiting("Getting ready"):
         from tokenmill.cli.distill import percent, show_progress
-        from tokenmill.distill.repair import check, repair
+        from tokenmill.distill.repair import check, lines_of, repair
         from tokenmill.distill.texts import read_texts
         from tokenmill.distill.train import Course
-    steps, batch, line, rate = (
-        chosen.get(name, usual) for name, usual in (("steps", 1000), ("batch", 8), ("line", 256), ("rate", 3e-4))
-    )
+    usual = {"steps": 1000, "batch": 8, "line": 256, "rate": 3e-4, "minutes": 0.0}
+    steps, batch, line, rate, minutes = ({**usual, **chosen}[name] for name in usual)
     for name, value, least, most in (("steps", steps, 1, 1 << 31), ("batch", batch, 1, 4096),
-                                     ("line", line, 16, 65536), ("rate", rate, 1e-7, 1.0)):  # fmt: skip
+                                     ("line", line, 16, 65536), ("rate", rate, 1e-7, 1.0),
+                                     ("minutes", minutes, 0.0, 1e9)):  # fmt: skip
         if not least <= value <= most:
             raise ParameterError(f"--{name} {value:g}: use {least:g} to {most:g}.")
     check(found.config())
-    texts = read_texts(data, "--repair")
-    course = Course(steps, batch, rate, steps, seconds=60 * max(0.0, chosen.get("minutes", 0.0)))
+    lines = lines_of(found, read_texts(data, "--repair"), line)
+    course = Course(steps, batch, rate, steps, seconds=60 * minutes)
 
     def learn(target: Path) -> None:
-        right = repair(found.path, target, texts, course, line, chosen.get("device", "cpu"), show_progress)
+        right = repair(found.path, target, lines, course, device, show_progress)
         typer.echo(f"says what the original says at {percent(right)} of held-out tokens")
 
     return learn
@@ -121,6 +126,8 @@ def _show(source: Path, target: Path, left: Left) -> None:
     typer.echo(f"{target}: {size(weights(target))} of weights instead of {size(weights(source))}")
     if left.channels is not None:
         typer.echo(f"{left.channels} channels are left (multiples of {left.multiple})")
+    if left.heads is not None:
+        typer.echo(f"{left.heads.keys} key heads are left, with {left.heads.queries} query heads")
     gone = [(n, value) for n, value in enumerate(left.influence) if n not in left.layers]
     if gone:
         typer.echo("layers gone (influence): " + ", ".join(f"{n} ({value:.4f})" for n, value in gone))

@@ -34,13 +34,13 @@ def quality(  # noqa: PLR0913
         look_for(name)
     with show_waiting("Reading"):
         from tokenmill.core.config import make_config
+        from tokenmill.device.memory import pick_device
         from tokenmill.measure.quality import Questions, compare, read_tasks
         from tokenmill.quantize import calibration_text
 
         cache = None if kv_cache_dtype is None else make_config(kv_cache_dtype=kv_cache_dtype).cache
-        asked = Questions(
-            calibration_text.read(text, "--text"), None if tasks is None else read_tasks(tasks), speed, device, cache
-        )
+        words, questions = calibration_text.read(text, "--text"), None if tasks is None else read_tasks(tasks)
+        asked = Questions(words, questions, speed, pick_device(device), cache)
         found = compare(against, models, asked)
     if as_json:
         typer.echo(json.dumps([asdict(one) for one in found], indent=2))

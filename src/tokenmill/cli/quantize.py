@@ -99,6 +99,8 @@ def quantize(
     In the former the embeddings, the output head, norms and routers keep their precision; in GGUF files embeddings and
     head get 6 bits or 8, as usual there."""
     pattern = _pattern(skip)
+    if target.suffix == ".gguf" and not str(format).startswith("gguf-"):
+        raise ParameterError(f"{target} ends in .gguf: choose the file's form, --format gguf-q4_k or another one.")
     text = _read_text(perplexity) if perplexity is not None else None
     (check_new if str(format).startswith("gguf-") else check_free)(target)
     with show_waiting("Getting ready"):
@@ -121,7 +123,7 @@ def quantize(
     format = format or "int4"
     if group is not None and format not in GROUPED:
         raise ParameterError(f"--group has no effect with --format {format}: leave it out.")
-    group = group or 32
+    group = 32 if group is None else group
     found = find_source(source)
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
@@ -168,6 +170,7 @@ def _stacked(folder: Path) -> int:
 
 def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: dict[str, Any]) -> dict[str, Any]:
     """The weights of columns: read from a file, or measured if that was asked for or is necessary."""
+    from tokenmill.device.memory import pick_device
     from tokenmill.quant import importance
     from tokenmill.quantize import calibration_text
     from tokenmill.quantize.gguf_importance import measure
@@ -180,20 +183,28 @@ def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: di
     if not chosen and not kind.startswith(BLIND):
         return {}
     save = chosen.get("save_imatrix")
-    if save is not None and save.exists():
-        raise ParameterError(f"--save-imatrix {save} exists already; name a file that does not.")
+    if save is not None:
+        _check_saved(save)
     file = chosen.get("calibration")
     samples, length = int(chosen.get("samples", SAMPLES)), int(chosen.get("length", LENGTH))
-    if samples < 1 or length < 8:
-        raise ParameterError("--samples takes 1 sequence or more, --length 8 tokens or more.")
+    device = pick_device(chosen.get("device", "cpu"))
     with show_waiting("Reading the text"):
         tokens = calibration_text.sequences(calibration_text.read(file), found.tokenizer().encode, samples, length)
     with progress("Measuring") as tell:
-        sums = measure(found.path, tokens, chosen.get("device", "cpu"), tell)
+        sums = measure(found.path, tokens, device, tell)
     typer.echo(f"Columns count by their inputs on {tokens.numel():,} tokens of {file or 'the text in the package'}.")
     if save is not None:
         importance.write(save, sums, str(file or "tokenmill"), (tokens.shape[0], tokens.shape[1]))
     return {name: each.means() for name, each in sums.items()}
+
+
+def _check_saved(save: Path) -> None:
+    """Refuse a file for importance that exists, cannot be made, or has a name that tells no form."""
+    if save.suffix not in (".gguf", ".dat"):
+        raise ParameterError(f"--save-imatrix {save} must end in .gguf or .dat: the name tells the form.")
+    if save.exists():
+        raise ParameterError(f"--save-imatrix {save} exists already; name a file that does not.")
+    check_new(save)
 
 
 def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | None, counts: dict[str, Any]) -> None:
@@ -210,16 +221,18 @@ def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | N
 
 def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pattern[str] | None) -> None:
     """Round (or prune) by a method. Without one, by the usual method of the form."""
+    from tokenmill.device.memory import pick_device
     from tokenmill.engine.model_source import FolderSource, find_source
     from tokenmill.quantize import calibration_text, recipes
     from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 
     given = dict(chosen)
-    calibration, device = chosen.pop("calibration", None), chosen.pop("device", "cpu")
+    calibration, device = chosen.pop("calibration", None), pick_device(chosen.pop("device", "cpu"))
     settings = {"method": FORMS.get(chosen["form"], "rtn"), "smaller": "group" not in chosen, **chosen}
     recipe = recipes.complete_recipe(recipes.Recipe(**settings))
     if (name := recipes.without_effect(recipe, given)) is not None:
-        raise ParameterError(f"{spelling(name)} has no effect with --method {recipe.method}: leave it out.")
+        how = f"--method {recipe.method} --format {recipe.form}"
+        raise ParameterError(f"{spelling(name)} has no effect with {how}: leave it out.")
     found = find_source(source)
     if not isinstance(found, FolderSource):
         raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")

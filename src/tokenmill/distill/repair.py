@@ -20,8 +20,9 @@ from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.distill.cutting import FAMILIES, last_norm, layer_tensors, shape_of
 from tokenmill.distill.students import DraftStudent
 from tokenmill.distill.teacher import Teacher
-from tokenmill.distill.texts import cut, encode_all
+from tokenmill.distill.texts import Lines, cut, encode_all
 from tokenmill.distill.train import Course, Told, train
+from tokenmill.engine.model_source import ModelSource
 
 
 class PrunedStudent(DraftStudent):
@@ -56,16 +57,20 @@ def check(raw: dict[str, Any]) -> None:
         )
 
 
-def repair(
-    original: Path, folder: Path, texts: list[str], course: Course, length: int, device: str,
-    tell: Callable[[Told], None],
-) -> list[float]:  # fmt: skip
-    """Teach the copy in `folder` in lines of `length` tokens -> the share of held-out tokens where it says what the
-    original says. Its files change when the learning has ended, all at once."""
-    teacher = Teacher(make_config(model=str(original), device=device), course.batch, length)
-    tokenizer = teacher.source.tokenizer()
+def lines_of(source: ModelSource, texts: list[str], length: int) -> tuple[Lines, Lines]:
+    """Lines of `length` tokens to learn from and to be judged by, as the model in `source` reads the texts. Too few are
+    refused."""
+    tokenizer = source.tokenizer()
     pieces = encode_all(texts, lambda text: tokenizer.encode(text, add_special_tokens=False), list(tokenizer.eos_ids))
-    lines = cut(pieces, length, flag="--repair")
+    return cut(pieces, length, flags=("--repair", "--line"))
+
+
+def repair(
+    original: Path, folder: Path, lines: tuple[Lines, Lines], course: Course, device: str, tell: Callable[[Told], None]
+) -> list[float]:
+    """Teach the copy in `folder` -> the share of held-out tokens where it says what the original says. Its files change
+    when the learning has ended, all at once."""
+    teacher = Teacher(make_config(model=str(original), device=device), course.batch, lines[0].tokens.shape[1])
     working = folder.parent / f".{folder.name}.repair"
     shutil.rmtree(working, ignore_errors=True)
     try:

@@ -88,7 +88,8 @@ class Teacher:
         for spec in layout.groups:
             blocks[spec.pool] += batch * held
         self.pool = KVPool(layout, blocks, self.device)
-        self.rows = Rows(batch, length, layout, model.spec.vocab_size, self.device, blocks)
+        scratch = [blocks[spec.pool] for spec in layout.groups]
+        self.rows = Rows(batch, length, layout, model.spec.vocab_size, self.device, scratch)
         self.held = held
 
     @property

@@ -59,10 +59,13 @@ class Lines:
 
 
 def cut(
-    pieces: list[list[int]], length: int, prompts: list[int] | None = None, flag: str = "--data"
+    pieces: list[list[int]],
+    length: int,
+    prompts: list[int] | None = None,
+    flags: tuple[str, str] = ("--data", "--length"),
 ) -> tuple[Lines, Lines]:
     """Token lists, each of which begins with a prompt of so many tokens, -> lines to learn from, and lines to be judged
-    by; what is left at the end goes."""
+    by; what is left at the end goes. flags: what named the text and the lines' length."""
     flat = torch.tensor([token for piece in pieces for token in piece], dtype=torch.int64)
     own = [
         n >= start for piece, start in zip(pieces, prompts or [0] * len(pieces), strict=True) for n in range(len(piece))
@@ -70,7 +73,8 @@ def cut(
     count = flat.shape[0] // length
     if count < 2:
         raise ParameterError(
-            f"{flag}: {flat.shape[0]} tokens are too few for lines of {length}: give more text, or a smaller --length."
+            f"{flags[0]}: {flat.shape[0]} tokens are too few for lines of {length}: give more text, or a smaller "
+            f"{flags[1]}."
         )
     lines = Lines(*(x[: count * length].view(count, length) for x in (flat, torch.tensor(own))))
     held = torch.arange(count) % min(HELD_OUT, count) == 0

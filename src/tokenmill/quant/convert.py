@@ -20,13 +20,15 @@ from torch import Tensor
 from tokenmill.checkpoint.folder import open_checkpoint, read_config
 from tokenmill.checkpoint.new_folder import check_free, new_folder
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError, UserError
+from tokenmill.core.errors import ModelError, UserError, shown
 from tokenmill.kernels import fp8
 from tokenmill.quant import compressed, left_out
 from tokenmill.quant.rounding import round_best
 
 SHARD_BYTES = 2 << 30
 MAX_COPIED_BYTES = 64 << 20
+GROUPS = (256, 128, 64, 32)
+"""Columns that may share a scale."""
 REPORT = "quantization_report.json"
 KEPT = re.compile(
     r"(embed|wte|wpe|word_embeddings|norm[^.]*\.weight$|\bln_|lm_head|embed_out|router|(^|\.)gate(\.wg)?\.weight$|"
@@ -97,7 +99,7 @@ def _check(source: Path, target: Path, recipe: Recipe) -> dict[str, Any]:
         method = method.get("quant_method", "?") if isinstance(method, dict) else method
         raise ModelError(f"{source} is already quantised ({method}); start from the unquantised model.")
     check_upright(config, source)
-    if recipe.group < 32 or recipe.group % 32 or recipe.group > 256 or 256 % recipe.group:
+    if recipe.group not in GROUPS:
         raise UserError(f"--group {recipe.group}: use 32, 64, 128 or 256.")
     check_free(target)
     return config
@@ -114,11 +116,18 @@ def check_upright(config: dict[str, Any], source: Path) -> None:
 def roundable(ckpt: Checkpoint, skip: re.Pattern[str] | None, apart: Set[str] = frozenset()) -> set[str]:
     """Matrices that can be rounded: not among those always kept, not skipped, not of another part. None left is an
     error."""
-    names = {name for name in linear_names(ckpt) - apart if not KEPT.search(name)}
-    names = {name for name in names if skip is None or not skip.search(name)}
+    every = {name for name in linear_names(ckpt) - apart if not KEPT.search(name)}
+    names = {name for name in every if skip is None or not skip.search(name)}
+    if skip is not None and every and names == every:
+        raise without_match(skip)
     if not names:
         raise ModelError("There is no weight to quantise here (or --skip leaves none).")
     return names
+
+
+def without_match(skip: re.Pattern[str]) -> UserError:
+    """The error for a --skip that leaves out nothing."""
+    return UserError(f"--skip {shown(skip.pattern)} has no effect: it matches no weight that would be rounded.")
 
 
 def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
@@ -130,9 +139,15 @@ def names_to_round(ckpt: Checkpoint, recipe: Recipe) -> set[str]:
         if shape[1] % recipe.group and not recipe.fp8:
             raise UserError(
                 f"{name} has rows of {shape[1]}, which are not whole groups of {recipe.group}: "
-                f"choose another --group, or leave it out with --skip."
+                f"{other_group(shape[1])}leave it out with --skip."
             )
     return names
+
+
+def other_group(columns: int) -> str:
+    """What else can be done about a group that does not divide so many columns: choose one that does, if there is
+    one."""
+    return "" if columns % GROUPS[-1] else "choose another --group, or "
 
 
 def checked(weight: Tensor, name: str) -> Tensor:

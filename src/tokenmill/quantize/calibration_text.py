@@ -17,6 +17,8 @@ from tokenmill.core.text_file import read_text_file
 
 MOST = 64 << 20
 """Most characters."""
+LEAST_LENGTH, MOST_COUNTED = 8, 1 << 16
+"""The fewest tokens of a sequence; the most tokens, and sequences."""
 
 
 def read(path: Path | None, flag: str = "--calibration") -> str:
@@ -37,8 +39,17 @@ def lead_and_rest(text: str, encode: Callable[[str], list[int]]) -> tuple[list[i
     return ids[:count], ids[count:]
 
 
+def check_counts(samples: int, length: int) -> None:
+    """Refuse a number of sequences, or of their tokens, with which nothing can be measured."""
+    if not (0 < samples <= MOST_COUNTED and LEAST_LENGTH <= length <= MOST_COUNTED):
+        raise ParameterError(
+            f"--samples takes 1 to {MOST_COUNTED} sequences, --length {LEAST_LENGTH} to {MOST_COUNTED} tokens."
+        )
+
+
 def sequences(text: str, encode: Callable[[str], list[int]], count: int, length: int) -> Tensor:
     """At most `count` sequences of `length` tokens [N, length], taken evenly from the whole text."""
+    check_counts(count, length)
     lead, ids = lead_and_rest(text, encode)
     if len(ids) < 32:
         raise ParameterError(f"The text to calibrate with has {len(ids)} tokens: give a longer one.")

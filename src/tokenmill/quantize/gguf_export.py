@@ -25,7 +25,7 @@ from tokenmill.checkpoint.new_folder import check_new
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, UserError
 from tokenmill.models.config_fields import complete
-from tokenmill.quant.convert import LayerError, Tell, check_lost, checked
+from tokenmill.quant.convert import LayerError, Tell, check_lost, checked, without_match
 from tokenmill.quant.gguf_rounding import ENCODERS
 from tokenmill.quantize.gguf_proof import prove
 from tokenmill.text.gguf_write import tokenizer_metadata
@@ -145,7 +145,7 @@ def _plan(
         where = place(name, arch, config, path)
         if where is not None:
             found.setdefault(where.name, []).append((name, where))
-    stored = []
+    stored, matched = [], False
     for target, sources in found.items():
         sources.sort(key=lambda item: item[1].expert or 0)
         shapes = {ckpt.shape(name) for name, _ in sources}
@@ -157,7 +157,12 @@ def _plan(
         shape = (len(sources), *shape) if stacked else shape
         skipped = skip is not None and any(skip.search(name) for name, _ in sources)
         layers = int(config["num_hidden_layers"])
-        stored.append(Stored(target, sources, shape, _type(target, shape, kind, layers, skipped=skipped)))
+        usual = _type(target, shape, kind, layers, skipped=False)
+        found_type = _type(target, shape, kind, layers, skipped=True) if skipped else usual
+        matched = matched or found_type != usual
+        stored.append(Stored(target, sources, shape, found_type))
+    if skip is not None and not matched:
+        raise without_match(skip)
     return stored
 
 

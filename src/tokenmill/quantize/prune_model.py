@@ -95,8 +95,10 @@ def _check(cut: Cut) -> None:
     for name, share in (("channels", cut.channels), ("heads", cut.heads)):
         if not 0.0 <= share < 1.0:
             raise UserError(f"--{name} {share:g}: use a part between 0 and 1.")
-    if cut.layers < 0 or (cut.multiple is not None and cut.multiple < 1):
-        raise UserError(f"--layers {cut.layers} --multiple {cut.multiple or 0}: use positive numbers.")
+    if cut.layers < 0:
+        raise UserError(f"--layers {cut.layers}: use a positive number.")
+    if cut.multiple is not None and cut.multiple < 1:
+        raise UserError(f"--multiple {cut.multiple}: use a positive number.")
     if cut.method not in METHODS:
         raise UserError(f"--importance {cut.method}: use {', '.join(METHODS)}.")
 

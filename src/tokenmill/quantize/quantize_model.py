@@ -39,6 +39,7 @@ from tokenmill.quant.convert import (
     check_upright,
     copy_rest,
     linear_names,
+    other_group,
     roundable,
     write_json,
 )
@@ -142,11 +143,14 @@ def _chosen(part: Part, job: QuantizeJob, stored: set[str]) -> tuple[QuantizeJob
     groups is an error. stored: their stored names."""
     names = {name for name in part.ckpt.names() if part.stored(name) in stored}
     shapes = {name: shape for name in sorted(names) if (shape := part.ckpt.shape(name)) is not None}
-    job = replace(job, recipe=recipes.dividing(job.recipe, {shape[1] for shape in shapes.values()}))
+    widths = {shape[1] for shape in shapes.values()}
+    recipes.check_zeros(job.recipe, widths)
+    job = replace(job, recipe=recipes.dividing(job.recipe, widths))
     group, rows = recipes.columns(job.recipe), recipes.rows(job.recipe)
     for name, shape in shapes.items():
         if shape[1] % group or shape[0] % rows:
-            other = "choose another --group, or " if job.recipe.method in recipes.INTEGERS else ""
+            grouped = job.recipe.method in recipes.INTEGERS and shape[1] % group
+            other = other_group(shape[1]) if grouped else ""
             raise UserError(
                 f"{name} has shape {list(shape)}, which is not in whole groups of {group} columns"
                 f"{f' and {rows} rows' if rows > 1 else ''}: {other}leave it out with --skip."

@@ -18,7 +18,8 @@ from tokenmill.compute.lines import RoundsLines
 from tokenmill.core.errors import UserError
 from tokenmill.quant import compressed as ct
 from tokenmill.quant import left_out
-from tokenmill.quantize import sparse_methods, squeezellm, stored_forms
+from tokenmill.quant.convert import GROUPS
+from tokenmill.quantize import calibration_text, sparse_methods, squeezellm, stored_forms
 from tokenmill.quantize.codes import Codes, Spec, nearest
 from tokenmill.quantize.gptq import gptq
 from tokenmill.quantize.inputs import Inputs
@@ -94,7 +95,6 @@ METHODS = (*INTEGERS, *WHOLE, *TABLES, *sparse_methods.METHODS)
 _WRITERS = {"compressed-tensors": stored_forms.compressed, "gptq": stored_forms.gptq, "awq": stored_forms.awq}
 _BITS = {"compressed-tensors": range(2, 9), "gptq": (2, 3, 4, 8), "awq": (4,)}
 _COLUMNS = {"mxfp4": 32, "nvfp4": 16, "nf4": 64, "fp4": 64, "squeezellm": 32}
-GROUPS = (256, 128, 64, 32)
 _OWN_BITS = {**dict.fromkeys(("mxfp4", "nvfp4", "nf4", "fp4"), 4),
              **dict.fromkeys(("smoothquant", "int8", "fp8", "fp8-tensor", "fp8-block", "llm.int8"), 8)}  # fmt: skip
 """The bits of methods that have a fixed number."""
@@ -130,8 +130,7 @@ def complete_recipe(recipe: Recipe) -> Recipe:
                             "need --format compressed-tensors.")  # fmt: skip
         if recipe.group not in GROUPS:
             raise UserError(f"--group {recipe.group}: use 32, 64, 128 or 256.")
-    if not (0 < recipe.samples <= 1 << 16 and 8 <= recipe.length <= 1 << 16):
-        raise UserError("--samples takes 1 to 65536 sequences, --length 8 to 65536 tokens.")
+    calibration_text.check_counts(recipe.samples, recipe.length)
     if not 0.0 < recipe.damping <= 1.0:
         raise UserError(f"--damping {recipe.damping:g}: use a part between 0 and 1.")
     return replace(recipe, form=form)
@@ -209,11 +208,23 @@ def columns(recipe: Recipe) -> int:
     return recipe.group if recipe.method in INTEGERS else _COLUMNS.get(recipe.method, 1)
 
 
+def check_zeros(recipe: Recipe, widths: Set[int]) -> None:
+    """Refuse a part that makes no number zero in matrices of so many columns, or leaves nothing else."""
+    if recipe.method not in sparse_methods.METHODS or not widths:
+        return
+    sparsity = sparse_methods.parse_sparsity(recipe.sparsity)
+    gone = [] if sparsity.of else [(round(sparsity.share * columns), columns) for columns in sorted(widths)]
+    if gone and not any(count for count, _ in gone):
+        raise UserError(f"--sparsity {recipe.sparsity} makes none of {gone[-1][1]} columns zero: name a larger part.")
+    if any(count == columns for count, columns in gone):
+        raise UserError(f"--sparsity {recipe.sparsity} makes all of {gone[0][1]} columns zero: name a smaller part.")
+
+
 def dividing(recipe: Recipe, widths: Set[int]) -> Recipe:
     """The recipe with the largest group that divides all these column counts, if a smaller one is allowed."""
     if not recipe.smaller or recipe.method not in INTEGERS:
         return recipe
-    group = next((g for g in GROUPS if g <= recipe.group and all(n % g == 0 for n in widths)), recipe.group)
+    group = next((g for g in GROUPS if g <= recipe.group and all(n % g == 0 for n in widths)), GROUPS[-1])
     return replace(recipe, group=group)
 
 

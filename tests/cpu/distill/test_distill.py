@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from typer.testing import CliRunner
 
 from tokenmill import LLM, SamplingParams
 from tokenmill.cli.verbs import app
+from tokenmill.core.config import make_config
 from tokenmill.core.drafting import AllOfThem
 from tokenmill.core.errors import ParameterError
+from tokenmill.distill.teacher import Teacher
 from tokenmill.distill.texts import cut, read_texts
 from tokenmill.measure.conversations import Reader
 from tokenmill.measure.quality import read_tasks
@@ -144,3 +147,23 @@ def test_lines_end_at_line_feeds_alone(tmp_path):
     texts.write_text('{"text": "one"}\n\n{"text": 2}\n')
     with pytest.raises(ParameterError, match="line 3: needs a string"):
         read_texts(texts)
+
+
+def test_a_teacher_whose_layers_see_windows(tmp_path, teacher):
+    """Layers with windows and others keep their K/V in tables of their own, on pages of one pool."""
+    from transformers import AutoModelForCausalLM, Gemma3TextConfig
+
+    torch.manual_seed(0)
+    config = Gemma3TextConfig(
+        vocab_size=320, hidden_size=96, num_hidden_layers=3, num_attention_heads=3, num_key_value_heads=1, head_dim=32,
+        intermediate_size=112, sliding_window=16, max_position_embeddings=128,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    )  # fmt: skip
+    theirs = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+    theirs.save_pretrained(tmp_path)
+    shutil.copy(teacher / "teacher" / "tokenizer.json", tmp_path)
+    ours = Teacher(make_config(model=str(tmp_path), device="cpu", dtype="float32"), 2, 48)
+    tokens = torch.randint(0, 320, (2, 48), generator=torch.Generator().manual_seed(1))
+    found = ours.states(tokens, torch.ones_like(tokens, dtype=torch.bool), logits=True)
+    with torch.no_grad():
+        assert torch.allclose(found.logits, theirs(tokens).logits, atol=2e-3)

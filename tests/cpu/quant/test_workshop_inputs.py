@@ -1,0 +1,115 @@
+"""What a person can get wrong with the verbs that make models: one sentence names the flag, and nothing is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tokenmill.cli.verbs import app
+from tokenmill.testing.tiny import make_tiny
+
+FEW = ("--samples", "2", "--length", "32")
+SHORT = ("--steps", "1", "--batch", "1", "--length", "16")
+TEXT = "Words go in at the top; tokens fall out at the bottom. " * 40
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("workshop")
+    make_tiny(folder / "tiny", hidden=64, layers=4)
+    make_tiny(folder / "odd", hidden=80, heads=5, kv_heads=5, architecture="llama")
+    (folder / "text.txt").write_text(TEXT)
+    (folder / "word.txt").write_text("a")
+    return folder
+
+
+def run(place: Path, target: Path, *words: str) -> tuple[int, str]:
+    """{place} and {target} stand for the folders."""
+    filled = [word.format(place=place, target=target) for word in words]
+    result = CliRunner().invoke(app, filled)
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, " ".join(result.output.split())
+
+
+QUANTIZE = ("quantize", "{place}/tiny", "{target}")
+PRUNE = ("prune", "{place}/tiny", "{target}")
+DISTILL = ("distill", "{place}/tiny", "{target}", "--data", "{place}/text.txt", *SHORT)
+ON_DEVICE = {
+    "rounding": (*QUANTIZE, "--method", "rtn"),
+    "calibrating": (*QUANTIZE, "--method", "gptq", *FEW),
+    "a GGUF file": ("quantize", "{place}/tiny", "{target}.gguf", "--format", "gguf-q4_k", *FEW),
+    "pruning": (*PRUNE, "--layers", "1", *FEW),
+    "repairing": (*PRUNE, "--layers", "1", "--repair", "{place}/text.txt", "--line", "16", *FEW),
+    "comparing": ("quality", "{place}/tiny", "--against", "{place}/tiny", "--no-speed"),
+    "distilling": DISTILL,
+}
+
+
+@pytest.mark.parametrize("verb", ON_DEVICE)
+@pytest.mark.parametrize("device", ["meta", "cuda:99", "no device"])
+def test_devices_that_are_not_there(verb: str, device: str, place: Path, tmp_path: Path) -> None:
+    code, told = run(place, tmp_path / "out", *ON_DEVICE[verb], "--device", device)
+    assert (code == 2 and "Unknown device" in told) or "can be used here" in told or "no device" in told, told
+    assert not list(tmp_path.iterdir())
+
+
+REFUSED = {
+    "no group": ((*QUANTIZE, "--format", "int8", "--group", "0"), "--group 0: use 32"),
+    "a pattern without match": ((*QUANTIZE, "--format", "int8", "--skip", "none"), "--skip 'none' has no effect"),
+    "such a pattern for a method": ((*QUANTIZE, "--method", "rtn", "--skip", "norm"), "--skip 'norm' has no effect"),
+    "such a pattern for a file": (
+        ("quantize", "{place}/tiny", "{target}.gguf", "--format", "gguf-f16", "--skip", "mlp"),
+        "--skip 'mlp' has no effect",
+    ),
+    "a folder with a file's name": (("quantize", "{place}/tiny", "{target}.gguf", "--format", "int8"), "ends in .gguf"),
+    "importance of no form": (("quantize", "{place}/tiny", "{target}.gguf", "--format", "gguf-q4_k", "--save-imatrix",
+                               "{target}.txt"), "must end in .gguf or .dat"),
+    "no group divides": (("quantize", "{place}/odd", "{target}", "--method", "rtn"),
+                         "not in whole groups of 32 columns: leave it out with --skip"),
+    "another group would not do": (("quantize", "{place}/odd", "{target}", "--format", "int4"),
+                                   "not whole groups of 32: leave it out with --skip"),
+    "another group would": ((*QUANTIZE, "--method", "rtn", "--group", "256"), "choose another --group"),
+    "a form without K/V": ((*QUANTIZE, "--method", "rtn", "--format", "gptq", "--kv-scales"),
+                           "--kv-scales has no effect with --method rtn --format gptq"),
+    "no zeros": ((*QUANTIZE, "--method", "magnitude", "--sparsity", "0.0001"), "makes none of 128 columns zero"),
+    "only zeros": ((*QUANTIZE, "--method", "magnitude", "--sparsity", "0.9999"), "makes all of 64 columns zero"),
+    **{f"{name} for {flag}": ((*words, flag, value), "--samples takes 1 to 65536")
+       for flag, value in (("--samples", "0"), ("--length", "1"), ("--length", "9999999"))
+       for name, words in (("pruning", (*PRUNE, "--channels", "0.3")), ("a method", (*QUANTIZE, "--method", "gptq")),
+                           ("a file", ("quantize", "{place}/tiny", "{target}.gguf", "--format", "gguf-q4_k")))},
+    "no layers": ((*PRUNE, "--layers", "-1"), "--layers -1: use a positive number"),
+    "multiples of nothing": ((*PRUNE, "--channels", "0.3", "--multiple", "0"), "--multiple 0: use a positive number"),
+    "multiples of what stays": ((*PRUNE, "--layers", "1", "--multiple", "64"), "--multiple has no effect"),
+    "importance of what stays": ((*PRUNE, "--layers", "1", "--importance", "wanda"), "--importance has no effect"),
+    "time before now": ((*PRUNE, "--layers", "1", "--repair", "{place}/text.txt", "--minutes", "-1"), "--minutes -1"),
+    "no time": ((*PRUNE, "--layers", "1", "--repair", "{place}/text.txt", "--minutes", "nan"), "--minutes nan"),
+    "a word to learn from": ((*PRUNE, "--layers", "1", "--repair", "{place}/word.txt"), "or a smaller --line"),
+    "a word for a drafter": (("distill", "{place}/tiny", "{target}", "--data", "{place}/word.txt", *SHORT),
+                             "or a smaller --length"),
+    "answers of no length": ((*DISTILL, "--answers", "-1"), "--answers"),
+    "a seed beyond 63 bits": ((*DISTILL, "--seed", str(1 << 70)), "--seed"),
+    "a teacher that is not there": (("distill", "{place}/none", "{target}", "--data", "{place}/text.txt", *SHORT),
+                                    "neither an existing folder"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_one_sentence_and_nothing_left(name: str, place: Path, tmp_path: Path) -> None:
+    words, told = REFUSED[name]
+    code, said = run(place, tmp_path / "out", *words)
+    assert code == 2 and told in said, said
+    assert not list(tmp_path.iterdir()), "nothing stays"
+
+
+def test_a_folder_that_was_there_stays(place: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    words, _ = REFUSED["a word for a drafter"]
+    assert run(place, tmp_path / "out", *words)[0] == 2
+    assert (tmp_path / "out").is_dir()
+
+
+def test_heads_that_are_left_are_told(place: Path, tmp_path: Path) -> None:
+    code, told = run(place, tmp_path / "out", *PRUNE, "--heads", "0.5", *FEW)
+    assert code == 0 and "1 key heads are left, with 2 query heads" in told, told
