@@ -30,6 +30,8 @@ from tokenmill.kernels.triton.experts.sorting import Sorted, sort_pairs
 from tokenmill.kernels.triton.launch import Launch
 from tokenmill.kernels.triton.quantised.narrow import BLOCK
 
+EVEN = 8
+"""The router's rows are filled up to a multiple of so many: of odd numbers cuBLAS makes old, slow products."""
 FEW_TOKENS = 64
 """Tokens up to which every program of the router may read its rows again."""
 
@@ -50,7 +52,8 @@ class StackedMixture:
         if shared == SHARED_GATED:
             gate = _plain(mixture.shared_gate)
             assert self.router is not None and gate is not None
-            self.router = torch.cat((self.router[0], gate[0])), self.router[1]
+            rows = torch.cat((self.router[0], gate[0]))
+            self.router = torch.nn.functional.pad(rows, (0, 0, 0, -len(rows) % EVEN)), self.router[1]
         self.barrier_count = torch.zeros(1, dtype=torch.int32, device=self._stacked(ups).device)
 
     def __call__(

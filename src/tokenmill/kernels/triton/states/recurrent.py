@@ -133,13 +133,19 @@ def _conv_kernel(
         y = tl.zeros((BT, BC), dtype=tl.float32)
         if BIAS:
             y += tl.load(bias_ptr + c, mask=real_c, other=0.0)[None, :]
-        for k in tl.static_range(TAPS):
-            at = t + k - (TAPS - 1)
-            here = real & (at >= 0)[:, None]
-            before = real & (at < 0)[:, None] & known
-            value = tl.load(x_ptr + at.to(tl.int64)[:, None] * x_stride + c[None, :], mask=here, other=0.0)
-            value += tl.load(state_ptr + (at + TAPS - 1)[:, None] * C + c[None, :], mask=before, other=0.0)
-            y += value.to(tl.float32) * tl.load(weight_ptr + k * C + c, mask=real_c, other=0.0)[None, :]
+        places_x = x_ptr + t.to(tl.int64)[:, None] * x_stride + c[None, :]
+        if part > 0:  # BT is TAPS at least: none of these reads the state
+            for k in tl.static_range(TAPS):
+                value = tl.load(places_x + (k - (TAPS - 1)) * x_stride, mask=real, other=0.0)
+                y += value.to(tl.float32) * tl.load(weight_ptr + k * C + c, mask=real_c, other=0.0)[None, :]
+        else:
+            for k in tl.static_range(TAPS):
+                at = t + k - (TAPS - 1)
+                here = real & (at >= 0)[:, None]
+                before = real & (at < 0)[:, None] & known
+                value = tl.load(places_x + (k - (TAPS - 1)) * x_stride, mask=here, other=0.0)
+                value += tl.load(state_ptr + (at + TAPS - 1)[:, None] * C + c[None, :], mask=before, other=0.0)
+                y += value.to(tl.float32) * tl.load(weight_ptr + k * C + c, mask=real_c, other=0.0)[None, :]
         if ACT:
             y = y * sigmoid(y)
         place = (first + t).to(tl.int64)[:, None] * C + c[None, :]
