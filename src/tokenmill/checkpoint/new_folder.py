@@ -28,6 +28,8 @@ OLD_S = 3600.0
 """A folder of another machine whose newest file is older than this is no longer being written."""
 MOST_NAME = 1000
 """Most characters of a name in a message."""
+_OF_TORCH = "inline_container"
+"""What torch's error of a full disk names: its own file, and no reason."""
 _FLAGS = os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
 _ENDS = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
 """Signals that end a process which does not handle them. A terminal that is closed sends the second."""
@@ -91,9 +93,10 @@ def new_file(target: Path, *, fresh: bool = False) -> Iterator[Path]:
                 check_new(target)
             yield partial
             partial.replace(target)
-        except (OSError, SafetensorError, RuntimeError) as error:  # torch's own of a full disk
+        except (OSError, SafetensorError, RuntimeError) as error:
             reason = _reason(error).splitlines()[0]
-            left = "nothing is left of it" if fresh else "what was there before stays"
+            reason = "the disk is full" if _OF_TORCH in reason else reason
+            left = "what was there before stays" if os.path.lexists(target) else "nothing is left of it"
             raise UserError(f"{target} cannot be written ({reason}); {left}.") from error
         finally:
             partial.unlink(missing_ok=True)

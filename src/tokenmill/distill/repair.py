@@ -80,6 +80,8 @@ def repair(
         _replace(folder, working / "model.safetensors")
     except OSError as error:
         raise UserError(f"{folder} cannot be written ({error.strerror or error}); it is as it was cut.") from error
+    except UserError as error:
+        raise UserError(f"{error} {folder} is as it was cut.") from error
     finally:
         shutil.rmtree(working, ignore_errors=True)
     return right

@@ -179,7 +179,7 @@ def _write(checkpoint: Checkpoint, folder: Path, changes: dict[str, Change], par
             if name in waiting:
                 if waiting[name].dtype not in WIDE:
                     raise ModelError(f"{name} is stored as {waiting[name].dtype}: merge into the unquantised model.")
-                waiting[name] = change(waiting[name])
+                waiting[name] = _merged(change, waiting[name], name)
                 done += 1
                 tell(name, done, len(changes))
         save_file({k: v.clone() for k, v in waiting.items()}, folder / f"part-{len(files):05}", {"format": "pt"})
@@ -196,6 +196,15 @@ def _write(checkpoint: Checkpoint, folder: Path, changes: dict[str, Change], par
         where = {key: name for keys, name in zip(files, names, strict=True) for key in keys}
         table = {"metadata": {"total_size": total}, "weight_map": where}
         (folder / "model.safetensors.index.json").write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")
+
+
+def _merged(change: Change, weight: Tensor, name: str) -> Tensor:
+    """The changed tensor; refused if its type cannot hold it."""
+    found = change(weight)
+    if not bool(torch.isfinite(found).all()):
+        kind = str(found.dtype).removeprefix("torch.")
+        raise ModelError(f"{name} with this adapter has infinite numbers or NaN in {kind}, as the base stores it.")
+    return found
 
 
 def _shards(checkpoint: Checkpoint) -> Iterator[dict[str, Tensor]]:

@@ -16,7 +16,7 @@ from tokenmill import LLM, SamplingParams
 from tokenmill.cli.verbs import app
 from tokenmill.core.config import make_config
 from tokenmill.core.drafting import AllOfThem
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.distill.teacher import Teacher
 from tokenmill.distill.texts import cut, read_texts
 from tokenmill.measure.conversations import Reader
@@ -167,3 +167,15 @@ def test_a_teacher_whose_layers_see_windows(tmp_path, teacher):
     found = ours.states(tokens, torch.ones_like(tokens, dtype=torch.bool), logits=True)
     with torch.no_grad():
         assert torch.allclose(found.logits, theirs(tokens).logits, atol=2e-3)
+
+
+def test_a_copy_that_cannot_learn_is_as_it_was_cut(tmp_path, teacher, monkeypatch):
+    def fails(*_, **__):
+        raise UserError("The loss is not finite any more: try a smaller --rate.")
+
+    monkeypatch.setattr("tokenmill.distill.repair.train", fails)
+    words = ["prune", str(teacher / "teacher"), str(tmp_path / "out"), "--layers", "1", "--samples", "2"]
+    words += ["--length", "32", "--repair", str(teacher / "text.txt"), "--steps", "1", "--line", "16"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 2 and "out is as it was cut" in " ".join(done.output.split()), done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

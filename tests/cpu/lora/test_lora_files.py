@@ -269,6 +269,15 @@ def test_merged_weights_say_the_same(base: Path, tmp_path: Path, dora: bool) -> 
         merge(base, folder, tmp_path / "merged")
 
 
+def test_what_the_base_type_cannot_hold_is_not_merged(base: Path, tmp_path: Path) -> None:
+    from tokenmill.lora.merge import merge
+
+    folder = write_adapter(tmp_path / "one", base, rank=2, size=1e19)
+    with pytest.raises(UserError, match="with this adapter has infinite numbers or NaN in"):
+        merge(base, folder, tmp_path / "merged")
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+
+
 @pytest.mark.parametrize("changed", ["embeddings", "saved embeddings", "head", "both"])
 def test_a_head_that_was_the_embeddings_is_merged_alone(changed: str, tmp_path: Path) -> None:
     """A tied head has no adapter of the embeddings', nor they one of the head's: merged, each has its own matrix."""

@@ -146,3 +146,14 @@ def test_a_file_stays_until_its_successor_is_whole(tmp_path: Path, error: BaseEx
         file.write_text("sec")
         raise error
     assert target.read_text() == "first" and list(tmp_path.iterdir()) == [target]
+
+
+def test_a_full_disk_in_the_words_of_torch(tmp_path: Path) -> None:
+    """Its error names a line of its own source."""
+    for before, left in ((None, "nothing is left of it"), (b"old", "what was there before stays")):
+        if before is not None:
+            (tmp_path / "file").write_bytes(before)
+        with pytest.raises(UserError, match=rf"cannot be written \(the disk is full\); {left}"):
+            with new_file(tmp_path / "file"):
+                raise RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 115904 vs 115792")
+        assert [path.read_bytes() for path in tmp_path.iterdir()] == ([] if before is None else [before])
