@@ -68,6 +68,11 @@ def compute(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 class _Operations(TorchDispatchMode):
     """Tensors that are made there out of nothing, or brought there."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and bringing in the compiler takes seconds."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return compute(func, args, kwargs or {})
 

@@ -27,9 +27,9 @@ KINDS: list[tuple[str, dict[str, Any]]] = [
     ("nf4", {"double": False}),
 ]  # fmt: skip
 WHOLE: list[tuple[str, dict[str, Any], bool]] = [
-    ("gptq", {}, True), ("gptq", {"form": "gptq"}, False), ("gptq", {"form": "awq"}, True),
+    ("gptq", {"kv_scales": True}, True), ("gptq", {"form": "gptq"}, False), ("gptq", {"form": "awq"}, True),
     ("rtn", {"bits": 4.5}, True), ("smoothquant", {}, False), ("sparsegpt", {"form": "compressed-tensors"}, True),
-    ("squeezellm", {}, True), ("rtn", {"kv_scales": True}, False),
+    ("squeezellm", {}, True),
     *([("awq", {"form": "awq"}, True)] if os.environ.get("TOKENMILL_QUANTISE") else []),  # seconds of searching
 ]  # fmt: skip
 """Between them all readers of forms that calibration goes on from, folds, mixed bits, and scales of K/V. The last says
