@@ -205,6 +205,9 @@ HOSTILE = {
     "other filter": text_file(b"").replace(b"/Length 0", b"/Filter/LZWDecode/Length 0"),
     "too many pages": file_of([CATALOG, b"<</Kids[" + b"<<>>" * 2100 + b"]>>"]),
     "too much text": text_file(b"BT /F 10 Tf " + (b"(" + b"word " * 1000 + b") Tj ") * 500 + b"ET", pack=True),
+    "a string without end": text_file(b"BT /F 10 Tf (" + bytes(3 << 20)),
+    "a list without end": text_file(b"BT /F 10 Tf [" + b"1 " * (1 << 19)),
+    "objects without end": b"%PDF-1.4\n" + b"".join(b"%d 0 obj[(\n" % i for i in range(1 << 17)),
     "no letters": text_file(
         b"BT /F 10 Tf <00010002> Tj ET", COMPOSED[0].replace(b"/ToUnicode 7 0 R", b""), COMPOSED[1]
     ),
@@ -215,6 +218,7 @@ SENTENCES = {
     "no file": "is no PDF file, whatever its name says.",
     "bomb": "takes more than 128 MiB of work to read.",
     "forms within forms": "takes more than 128 MiB of work to read.",
+    "objects without end": "takes more than 128 MiB of work to read.",
     "other filter": "is packed in a way that is not read here (LZWDecode).",
     "too many pages": "has more than 2,000 pages.",
     "too much text": "holds more than 2 MiB of text.",

@@ -6,6 +6,9 @@
 export class Refusal extends Error {} // what a person reads; anything else that is thrown means: damaged
 const MOST_BYTES = 128 << 20; // unpacked and walked over, all streams together
 const DEEPEST = 60; // arrays and dictionaries within each other
+const MOST_ITEMS = 200_000; // in one of them: what is read at once may not take long
+const LONGEST = 1 << 20; // bytes of a string
+const MOST_PACKED = 1 << 16; // objects in a stream
 
 class Ref {
   constructor(number) {
@@ -35,8 +38,10 @@ export function joined(parts) {
 }
 
 function find(bytes, word, from, to = bytes.length) {
-  const codes = [...word].map((c) => c.charCodeAt(0));
-  for (let at = bytes.indexOf(codes[0], from); at >= 0 && at < to; at = bytes.indexOf(codes[0], at + 1)) if (codes.every((c, i) => bytes[at + i] === c)) return at;
+  for (let at = Math.max(0, from); at < to; at += 1 << 16) {
+    const found = latin(bytes.subarray(at, Math.min(at + (1 << 16), to) + word.length - 1)).indexOf(word);
+    if (found >= 0) return at + found;
+  }
   return -1;
 }
 
@@ -57,6 +62,7 @@ export class Reader {
   next(depth = 0) {
     this.skip();
     const { bytes, at } = this;
+    if (!depth) this.items = 0;
     if (at >= bytes.length) return undefined;
     if (depth > DEEPEST) throw new Error("too deep");
     const c = String.fromCharCode(bytes[at]);
@@ -83,12 +89,13 @@ export class Reader {
   word() {
     const start = this.at;
     while (this.at < this.bytes.length && !KIND[this.bytes[this.at]]) this.at += 1;
-    return latin(this.bytes.subarray(start, this.at));
+    return latin(this.bytes.subarray(start, Math.min(this.at, start + 200))); // a longer one means nothing
   }
 
   list(end, depth) {
     const items = [];
     for (let item = this.next(depth + 1); item !== end && item !== undefined; item = this.next(depth + 1)) {
+      if ((this.items += 1) > MOST_ITEMS) throw new Error("too many items");
       if (item === "R" && items.length > 1) items.splice(-2, 2, new Ref(items.at(-2)));
       else items.push(item === "null" ? null : item);
     }
@@ -102,8 +109,9 @@ export class Reader {
       let c = bytes[at];
       if (c === 40) open += 1;
       if (c === 41) open -= 1;
-      if (!open || at >= bytes.length) {
+      if (!open || at >= bytes.length || made.length > LONGEST) {
         this.at = at + 1;
+        if (made.length > LONGEST) throw new Error("too long");
         return Uint8Array.from(made);
       }
       if (c === 92) {
@@ -122,9 +130,10 @@ export class Reader {
   }
 
   hex() {
-    const end = this.bytes.indexOf(62, this.at);
-    const digits = latin(this.bytes.subarray(this.at + 1, end < 0 ? undefined : end)).replace(/[^0-9a-f]/gi, "");
-    this.at = end < 0 ? this.bytes.length : end + 1;
+    const held = this.bytes.subarray(this.at + 1, this.at + 2 * LONGEST);
+    const end = held.indexOf(62);
+    const digits = latin(end < 0 ? held : held.subarray(0, end)).replace(/[^0-9a-f]/gi, "");
+    this.at += (end < 0 ? held.length : end) + 2;
     return Uint8Array.from({ length: Math.ceil(digits.length / 2) }, (_, i) => parseInt(digits.slice(2 * i, 2 * i + 2).padEnd(2, "0"), 16));
   }
 }
@@ -229,6 +238,7 @@ export class Objects {
     for (let from = 0; from < bytes.length; from += 1 << 18) {
       const text = latin(bytes.subarray(from, from + (1 << 18) + 64));
       for (const found of text.matchAll(/(\d{1,10})\s{1,9}\d{1,5}\s{1,9}obj|trailer/g)) {
+        await this.breathe();
         const at = from + found.index;
         if (found[1]) this.places.set(Number(found[1]), { at });
         else this.trailerAt(at + 7);
@@ -331,7 +341,7 @@ export class Objects {
     const data = await this.data(stream).catch((error) => this.tried(() => { throw error; })) ?? [];
     const first = await this.in(stream.dict, "/First");
     const reader = new Reader(data);
-    while (reader.at < first) {
+    while (reader.at < first && found.size < MOST_PACKED) {
       const [inner, offset] = [reader.next(), reader.next()];
       if (typeof offset !== "number") break;
       if (!found.has(inner)) found.set(inner, () => this.read(first + offset, (each) => each.next(), data));
@@ -350,8 +360,8 @@ export class Objects {
       await this.breathe();
       const told = (await this.get(parms[i])) ?? new Map();
       const filter = await this.get(filters[i]);
-      if (filter === "/FlateDecode") out = predicted((await this.inflate(out, 1 << 14)) ?? (await this.inflate(out, 512, true)), told);
-      else if (filter === "/ASCII85Decode") out = this.un85(out);
+      if (filter === "/FlateDecode") out = await this.predicted((await this.inflate(out, 1 << 14)) ?? (await this.inflate(out, 512, true)), told);
+      else if (filter === "/ASCII85Decode") out = await this.un85(out);
       else throw new Refusal(`is packed in a way that is not read here (${filter.slice(1)}).`);
     }
     return out;
@@ -363,7 +373,7 @@ export class Objects {
     if (typeof length === "number" && length >= 0) {
       const reader = new Reader(this.bytes, start + length);
       reader.skip();
-      if (find(this.bytes, "endstream", reader.at, reader.at + 1) === reader.at) return start + length;
+      if (reader.word() === "endstream") return start + length;
     }
     const end = find(this.bytes, "endstream", start);
     this.spend((end < 0 ? this.bytes.length : end) - start);
@@ -400,39 +410,47 @@ export class Objects {
     return joined(parts);
   }
 
-  un85(bytes) {
-    const text = latin(bytes).replace(/~[^]*|\s/g, "").replaceAll("z", "!!!!!");
-    this.spend(text.length);
-    const out = [];
-    for (let at = 0; at < text.length; at += 5) {
-      const five = text.slice(at, at + 5);
-      let value = 0;
-      for (const c of five.padEnd(5, "u")) value = value * 85 + c.charCodeAt(0) - 33;
-      out.push(...[24, 16, 8, 0].slice(0, five.length - 1).map((shift) => Math.floor(value / 2 ** shift) & 255));
+  async un85(bytes) {
+    const whole = bytes.reduce((n, byte) => n + (byte === 122 ? 4 : 1), 4);
+    this.spend(whole);
+    const out = new Uint8Array(whole);
+    let [value, held, to] = [0, 0, 0];
+    const write = (n) => [24, 16, 8, 0].slice(0, n).forEach((shift) => { out[to++] = Math.floor(value / 2 ** shift); });
+    for (let at = 0; at < bytes.length && bytes[at] !== 126; at += 1) {
+      if (at % 4096 === 0) await this.breathe();
+      if (bytes[at] === 122 && !held) to += 4;
+      if (bytes[at] < 33 || bytes[at] > 117) continue;
+      value = value * 85 + bytes[at] - 33;
+      if ((held += 1) < 5) continue;
+      write(4);
+      [value, held] = [0, 0];
     }
-    return Uint8Array.from(out);
+    for (let n = held; held && n < 5; n += 1) value = value * 85 + 84;
+    write(held && held - 1);
+    return out.subarray(0, to);
   }
-}
 
-// Rows that were written as differences.
-function predicted(data, parms) {
-  const [kind, colors, bits, columns] = ["/Predictor", "/Colors", "/BitsPerComponent", "/Columns"].map((key, i) => Number(parms.get(key) ?? [1, 1, 8, 1][i]));
-  if (!(kind > 9)) return data;
-  const pixel = Math.max(1, (colors * bits) >> 3);
-  const row = Math.min(data.length, Math.max(1, Math.ceil((colors * bits * columns) / 8)));
-  const rows = Math.ceil(data.length / (row + 1));
-  const out = new Uint8Array(rows * row);
-  for (let r = 0; r < rows; r += 1) {
-    const [from, to] = [r * (row + 1) + 1, r * row];
-    const way = data[from - 1];
-    for (let i = 0; i < row && from + i < data.length; i += 1) {
-      const left = i < pixel ? 0 : out[to + i - pixel];
-      const above = r ? out[to + i - row] : 0;
-      const corner = r && i >= pixel ? out[to + i - row - pixel] : 0;
-      out[to + i] = data[from + i] + [0, left, above, (left + above) >> 1, way === 4 ? paeth(left, above, corner) : 0][way];
+  // Rows that were written as differences.
+  async predicted(data, parms) {
+    const [kind, colors, bits, columns] = ["/Predictor", "/Colors", "/BitsPerComponent", "/Columns"].map((key, i) => Number(parms.get(key) ?? [1, 1, 8, 1][i]));
+    if (!(kind > 9)) return data;
+    const pixel = Math.max(1, (colors * bits) >> 3);
+    const row = Math.min(data.length, Math.max(1, Math.ceil((colors * bits * columns) / 8)));
+    const rows = Math.ceil(data.length / (row + 1));
+    const out = new Uint8Array(rows * row);
+    for (let r = 0; r < rows; r += 1) {
+      if (r % 1024 === 0) await this.breathe();
+      const [from, to] = [r * (row + 1) + 1, r * row];
+      const way = data[from - 1];
+      for (let i = 0; i < row && from + i < data.length; i += 1) {
+        const left = i < pixel ? 0 : out[to + i - pixel];
+        const above = r ? out[to + i - row] : 0;
+        const corner = r && i >= pixel ? out[to + i - row - pixel] : 0;
+        out[to + i] = data[from + i] + (way === 1 ? left : way === 2 ? above : way === 3 ? (left + above) >> 1 : way === 4 ? paeth(left, above, corner) : 0);
+      }
     }
+    return out;
   }
-  return out;
 }
 
 function paeth(left, above, corner) {

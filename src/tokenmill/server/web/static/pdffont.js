@@ -2,6 +2,8 @@
 import { latin, Reader } from "./pdffile.js";
 
 const MOST = 200_000; // entries of a font's tables
+const MOST_BYTES = 4 << 20; // of a CMap
+const MOST_SPACES = 100;
 export const UNKNOWN = "\ufffd";
 
 // Adobe's standard encoding from 0xa1 on; below, it is ASCII with two other quotes.
@@ -45,7 +47,7 @@ function utf16(bytes, further = 0) {
 // A CMap: {map: code -> text, spaces: which codes are how long}.
 function cmap(data) {
   const [map, spaces] = [new Map(), []];
-  const reader = new Reader(data);
+  const reader = new Reader(data.subarray(0, MOST_BYTES));
   let [held, left] = [[], MOST];
   for (let item = reader.next(); item !== undefined && left > 0; item = reader.next()) {
     if (typeof item !== "string" || item[0] === "/") {
@@ -63,7 +65,7 @@ function cmap(data) {
     }
     held = [];
   }
-  return { map, spaces };
+  return { map, spaces: spaces.slice(0, MOST_SPACES) };
 }
 
 // East Asian encodings that browsers know, by the names that PDF has for them.
