@@ -14,7 +14,7 @@ Must not know: files, names, layers.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import inf
+from math import inf, nan
 from typing import Self
 
 import torch
@@ -213,7 +213,10 @@ def _as_integers(part: Blocks, kernels: Kernels) -> tuple[Tensor, Tensor, bool]:
         scales, exact = _half_scales(grid)
         if scales is not None:
             return grid.q, scales, exact
-    q, scales = kernels.quantise(part.dense() if grid is None else grid.dense(), 8, GROUP)
+    wide = part.dense() if grid is None else grid.dense()
+    q, scales = kernels.quantise(wide, 8, GROUP)
+    if known(wide) and not bool(torch.isfinite(wide).all()):
+        scales = torch.full_like(scales, nan)  # integers would hide that the file's numbers are none
     return q, scales, False
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -180,3 +181,23 @@ def test_signs_settle_into_the_same_numbers(backend: str) -> None:
     made = BlockWeight([Blocks(BY_NAME["Q1_0"], torch.from_numpy(raw.reshape(24, -1)))], torch.float32)
     settled = made.settle(ReferenceKernels() if backend == "reference" else make_kernels("cpu"))
     assert torch.equal(settled.dense(), made.dense())
+
+
+@pytest.mark.parametrize("kind", sorted(set(BY_NAME) - {"F32", "F16", "BF16"}))
+def test_damage_stays_visible(kind: str) -> None:
+    """Whatever a type settles into: a row with a scale that is no number gives no numbers, and only that row."""
+    rng, block = np.random.default_rng(1), BY_NAME[kind]
+    size = block.size * (512 // block.elements)
+    tried = torch.from_numpy(rng.integers(0, 256, (4096, size), dtype=np.uint8))
+    with np.errstate(all="ignore"):
+        whole = torch.isfinite(Blocks(block, tried).dense()).all(1)
+    if bool(whole.all()):
+        pytest.skip("all bytes mean numbers")
+    raw = tried[whole][:1].repeat(24, 1)
+    raw[3] = tried[~whole][0]
+    for kernels in (make_kernels("cpu"), ReferenceKernels()):
+        with np.errstate(all="ignore"):
+            settled = BlockWeight([Blocks(block, raw)], torch.float32).settle(kernels)
+        found = settled.rows(torch.arange(24)).isfinite().all(1)
+        product = settled.matmul(torch.ones(2, 512), SimpleNamespace(kernels=kernels)).isfinite().all(0)
+        assert found.tolist() == product.tolist() == [row != 3 for row in range(24)]
