@@ -155,7 +155,7 @@ def _stored_part(ckpt: Checkpoint, request: WeightRequest, share: Share) -> Part
     if blocks is not None:
         return BlockPart.of(ckpt, name, shape, share, blocks.type.elements)
     turned = gptq_awq.stored(ckpt, name)
-    if turned and gptq_awq.upright(ckpt, name, shape[0]):
+    if turned and gptq_awq.upright(ckpt, name, shape):
         return None  # the scales of a row are padded
     return part_of(ckpt, name, shape, share, turned=turned)
 

@@ -81,7 +81,8 @@ def _kind(config: Mapping[str, Any]) -> str:
 
 def _form(config: Mapping[str, Any]) -> str:
     """The file's form by either of GPTQModel's names."""
-    return str(config.get("checkpoint_format") or config.get("format") or "gptq").lower()
+    said = (config.get(name) for name in ("checkpoint_format", "format"))
+    return str(next((each for each in said if each is not None), "gptq")).lower()
 
 
 def second_version(config: Mapping[str, Any]) -> bool:
@@ -94,13 +95,15 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
     return ckpt.has(f"{name}.qweight") and ckpt.shape(f"{name}.qweight") is not None
 
 
-def upright(ckpt: Checkpoint, name: str, rows: int) -> bool:
-    """Do the tensors under `name` lie as a matrix with this many rows does (AWQ's version gemv)?"""
-    return _upright(ckpt.shape(f"{name}.scales") or (), rows)
+def upright(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> bool:
+    """Do the tensors under `name` lie as a matrix [out, in] does (AWQ's version gemv)?"""
+    return _upright(*(ckpt.shape(f"{name}.{part}") or () for part in ("scales", "qweight")), shape)
 
 
-def _upright(shape: Sequence[int], rows: int) -> bool:
-    return len(shape) == 2 and shape[0] == rows and shape[1] != rows
+def _upright(scales: Sequence[int], words: Sequence[int], shape: tuple[int, int]) -> bool:
+    rows, columns = shape
+    square = tuple(words) == (rows, columns // 8)  # as many scales in a row as rows
+    return len(scales) == 2 and scales[0] == rows and (scales[1] != rows or square)
 
 
 def load(
@@ -116,7 +119,7 @@ def load(
     rows, columns = shape
     words = _words(ckpt, f"{name}.qweight")
     scales = ckpt.tensor(f"{name}.scales")
-    if _upright(scales.shape, rows):
+    if _upright(scales.shape, words.shape, shape):
         return _gemv(ckpt, name, words, shape, (dtype, bias), how)
     groups = scales.shape[0] if scales.ndim == 2 else 0
     if scales.ndim != 2 or scales.shape[1] != rows or not groups or columns % groups or (columns // groups) % 32:

@@ -180,6 +180,7 @@ REFUSED = {
     "bitblas": {"quant_method": "gptq", "bits": 4, "use_bitblas_format": True},
     "rotation": {"quant_method": "gptq", "bits": 4, "rotation": "hadamard"},
     "form": {"quant_method": "gptq", "bits": 4, "format": "marlin"},
+    "no form": {"quant_method": "gptq", "bits": 4, "checkpoint_format": False},
     "axis": {"quant_method": "hqq", "quant_config": {"mlp.up_proj": {"weight_quant_params": {"axis": 0}}}},
     "view_as_float": {"quant_method": "hqq", "quant_config": {"weight_quant_params": {"view_as_float": True}}},
     "scale_quant_params": {"quant_method": "hqq", "quant_config": {"weight_quant_params": {},
@@ -220,7 +221,7 @@ def gemv(columns: int, group: int) -> Made:
     return tensors, (codes - zeros[:, index]) * scales[:, index].float(), config
 
 
-@pytest.mark.parametrize(("columns", "group"), [(256, 32), (256, 64), (256, 128), (256, -1), (1152, 64)])
+@pytest.mark.parametrize(("columns", "group"), [(256, 32), (256, 64), (256, 128), (256, -1), (1152, 64), (2048, 32)])
 def test_gemv_whole_and_over_ranks(columns: int, group: int) -> None:
     tensors, dense, config = gemv(columns, group)
     shape = (OUT, columns)
