@@ -93,6 +93,30 @@ def test_state_space(shape, dtype, steady):
     assert kernels.counters()["state_space"]["fallbacks"] == 0
 
 
+@pytest.mark.parametrize("kept_as", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("rows", [3, 16, 60])
+@pytest.mark.parametrize("kind", ["delta", "space"])
+def test_one_token_of_each_row(kind, rows, kept_as):
+    """Steps of one token, of few rows and of many, with states in 32 and in 16 bits."""
+    fixed = torch.rand(32) * 4, torch.randn(32), torch.randn(32)
+    wide, narrow, parts = (8192, 64, (32, 128, 128)) if kind == "delta" else (32 * 64 + 256, 32, (32, 128, 64))
+
+    def spec(device):
+        on = [one.to(device) for one in fixed]
+        return DeltaSpec(16, 32, 128, 128, *on[:2]) if kind == "delta" else SpaceSpec(32, 64, 1, 128, *on)
+
+    given = [(torch.randn(rows, wide).bfloat16(), torch.randn(rows, narrow).bfloat16()) for _ in range(3)]
+    found = []
+    for kernels, device in ((ReferenceKernels(), "cpu"), (make_kernels(), "cuda")):
+        batch = PagedBatch((), kernels, states=(StateSpec(((kept_as, parts),)),), device=device, rows=64)
+        outs = []
+        for mixed, more in given:
+            ctx = batch.step([(str(row), 1) for row in range(rows)])
+            outs.append(kernels.recur_((mixed.to(device), more.to(device)), spec(device), batch.states[0][0], ctx))
+        found.append((torch.cat(outs).float().cpu(), batch.states[0][0][:rows].float().cpu()))
+    assert error(found[1][0], found[0][0]) < 1e-2 and error(found[1][1], found[0][1]) < 1e-2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_short_conv(dtype):
     x, weight, bias = torch.randn(TOTAL, 8200).to(dtype), torch.randn(4, 8192), torch.randn(8192)

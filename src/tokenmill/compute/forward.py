@@ -249,6 +249,9 @@ class Kernels(RoundsLines, Protocol):
     On a CPU every result of a row has the same bytes, whatever other rows are in the call.
     """
 
+    state_dtype: str
+    """The type in which recurrent layers' matrices are kept between steps."""
+
     waits: int
     """How often operations have waited for the device so far; steps that wait cannot be recorded."""
 

@@ -68,9 +68,7 @@ class FileOptions:
     override_generation_config: dict[str, Any] | None = option(None, "Entries that replace its own (JSON).")
     model_impl: str = option("auto", "Whose layers to use.", choices=("auto", "tokenmill", "vllm", "transformers"))
     sleep_folder: str | None = option(None, "Folder for the weights of sleeping models on a CPU (default: /var/tmp).")
-    stored_as: str | None = option(
-        None, "Refuse a model whose weights are not stored in this format: awq, gptq, compressed-tensors, gguf, ..."
-    )
+    stored_as: str | None = option(None, "Refuse weights that are not stored so: awq, gptq, compressed-tensors, ...")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +86,9 @@ class CacheOptions:
     kv_cache_memory_bytes: int | None = option(None, "Bytes for the K/V cache (default: measured).")
     gpu_memory_utilization: float = option(0.9, "Part of the device's memory to use in all.")
     num_gpu_blocks_override: int | None = option(None, "Exactly this many K/V blocks per pool.", "num_blocks")
+    mamba_ssm_cache_dtype: str = option(
+        "auto", "Type of recurrent states (auto: float32).", choices=("auto", "float32", "bfloat16", "float16")
+    )
     enable_prefix_caching: bool = option(True, "Reuse K/V of equal prefixes.")
 
 
@@ -125,9 +126,6 @@ class ExecuteOptions:
         "`all-reduce` (comma separated).",
     )
     check_weights: bool = option(False, "Refuse, at load, a file whose weights hold NaN or infinity.")
-    pruned_weights: str = option(
-        "auto", "Hold zeros of pruned weights (auto: on a GPU; packed: none).", choices=("auto", "packed", "dense")
-    )
     disable_log_stats: bool = option(False, "Accepted for compatibility.")
     enable_sleep_mode: bool = option(False, "The model's memory may be given back and taken again (sleep, wake_up).")
     check_structured: float = option(
@@ -178,8 +176,11 @@ class AdapterOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningOptions:
-    """How kernels of a GPU are made and chosen."""
+    """How kernels are made and chosen."""
 
+    pruned_weights: str = option(
+        "auto", "Hold zeros of pruned weights (auto: on a GPU; packed: none).", choices=("auto", "packed", "dense")
+    )
     compile_ahead: bool = option(True, "Compile kernels for a GPU in processes of their own while the model loads.")
     kernel_search: str = option(
         "off", "Look for faster products on a GPU at load; what is found is kept.", choices=("off", "load")

@@ -146,7 +146,7 @@ ENGINE: Mapping[str, Other] = {
     **_refused("scales of stored keys and values are made per token and head", "calculate_kv_scales",
                "kv_cache_dtype_skip_layers", "quantization_param_path"),
     **_refused("states of recurrent layers have one form", mamba_cache_dtype=("auto", "float32"),
-               mamba_ssm_cache_dtype=("auto", "float32"), mamba_block_size=(), mamba_cache_mode=("none", "all")),
+               mamba_block_size=(), mamba_cache_mode=("none", "all")),
     **_refused("files are chosen by what a folder holds", "model_loader_extra_config", "ignore_patterns",
                model_loader_extra_config=({},), ignore_patterns=("original/**/*", ["original/**/*"]),
                model_weights=()),

@@ -219,8 +219,7 @@ def load_runner(
         _check_damage(config, checkpoint, source, reasons)
     finally:
         checkpoint.close()
-    _tell(model.spec.extras, reasons)
-    _tell_pruned(config, kernels, reasons)
+    _tell(config, model, kernels, reasons)
     record = not config.execute.enforce_eager and _recordable(kernels, model, device)
     drafts = load_drafter(
         config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
@@ -370,8 +369,12 @@ def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype,
     )
 
 
-def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:
+def _tell(config: EngineConfig, model: CausalLM, kernels: Kernels, reasons: list[str]) -> None:
     """Report what was not built as asked for."""
+    _check_states(config.cache.mamba_ssm_cache_dtype, model)
+    if config.tuning.pruned_weights == "packed":
+        _tell_pruned(kernels, reasons)
+    extras: Mapping[str, Any] = model.spec.extras
     if changed := extras.get("changed"):
         reasons.append(f"{', '.join(changed)} weights are held as int8: no kernel reads them as stored")
     if extras.get("kv_scales"):
@@ -383,13 +386,21 @@ def _tell(extras: Mapping[str, Any], reasons: list[str]) -> None:
         reasons.append(f"every rank computes all of {', '.join(repeated)}")
 
 
-def _tell_pruned(config: EngineConfig, kernels: Kernels, reasons: list[str]) -> None:
+def _tell_pruned(kernels: Kernels, reasons: list[str]) -> None:
     """Report what `--pruned-weights packed` found."""
-    if config.execute.pruned_weights != "packed":
-        return
     found = kernels.counters().get("pack_pruned", {}).get("calls", 0)
     none = "--pruned-weights packed has no effect: no matrix has the zeros (a GPU: two of every four; a CPU: 30 %)"
     reasons.append(f"{found} matrices are held without their zeros (experts on a GPU with them)" if found else none)
+
+
+def _check_states(wanted: str, model: CausalLM) -> None:
+    """Refuse a type of states for a model that has none."""
+    kept = [spec.parts[-1][0] for spec in model.spec.states if len(spec.parts) > 1]  # alone: of a convolution
+    if wanted not in ("auto", "float32", *kept):
+        raise ParameterError(
+            f"--mamba-ssm-cache-dtype {wanted}: no layer of this model has such states: leave it out.",
+            param="mamba_ssm_cache_dtype",
+        )
 
 
 def _builder(config: EngineConfig, raw: dict[str, Any], reasons: list[str]) -> Callable[..., CausalLM]:
@@ -408,19 +419,32 @@ def _kernels(config: EngineConfig, device: str, reasons: list[str]) -> Kernels:
     execute = config.execute
     if not has_kernels(device):
         reasons.append(f"plain torch computes on {device}: there are no kernels of our own for it, and it is slower")
-    without, pruned = left_out(config), execute.pruned_weights
+    without, pruned = left_out(config), config.tuning.pruned_weights
     if pruned == "packed" and (execute.kernels == "reference" or (execute.deterministic and device != "cpu")):
         with_it = "--kernels reference" if execute.kernels == "reference" else "--deterministic on a GPU"
         raise ParameterError(
             f"{with_it} multiplies matrices with their zeros: leave --pruned-weights out.", param="pruned_weights"
         )
-    if execute.kernels == "reference":
-        if execute.deterministic and device != "cpu":
-            raise ParameterError(
-                "--deterministic on a GPU needs its own kernels: leave --kernels reference out.", param="deterministic"
-            )
-        return ReferenceKernels()
-    return make_kernels(device, steady=execute.deterministic, without=without, cache=cache_dir(), pruned=pruned)
+    made: Kernels = ReferenceKernels()
+    if execute.kernels != "reference":
+        made = make_kernels(device, steady=execute.deterministic, without=without, cache=cache_dir(), pruned=pruned)
+    elif execute.deterministic and device != "cpu":
+        raise ParameterError(
+            "--deterministic on a GPU needs its own kernels: leave --kernels reference out.", param="deterministic"
+        )
+    made.state_dtype = _state_dtype(config, device)
+    return made
+
+
+def _state_dtype(config: EngineConfig, device: str) -> str:
+    """The type of recurrent states between steps."""
+    wanted = config.cache.mamba_ssm_cache_dtype.replace("auto", "float32")
+    if wanted != "float32" and device == "cpu" and config.execute.kernels != "reference":
+        raise ParameterError(
+            f"--mamba-ssm-cache-dtype {wanted}: on a CPU states are float32: leave it out.",
+            param="mamba_ssm_cache_dtype",
+        )
+    return wanted
 
 
 def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:

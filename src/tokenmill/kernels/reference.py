@@ -48,6 +48,7 @@ class ReferenceKernels:
         """instead: nobody chose plain torch, the device has nothing else; then all calls count as fallbacks."""
         self.instead = instead
         self._counters: dict[str, dict[str, int]] = {}
+        self.state_dtype = "float32"
         self.waits = 0
         self.chooses = False
         self.records = False

@@ -2,7 +2,8 @@
 
 Sequences are computed one after the other, and so are their tokens. So a result has the same bytes however a sequence
 is cut into steps and whatever else is computed with it. A row whose first token is at position 0 begins with a state of
-zeros. Its state is left with the row; where drafts are tried, the states behind earlier tokens go to places of their
+zeros. States are computed in float32, and kept between steps in a type that may be narrower. A state is left with the
+row; where drafts are tried, the states behind earlier tokens go to places of their
 own.
 """
 
@@ -58,7 +59,7 @@ def short_conv_(inputs: Sequence[Tensor], spec: ConvSpec, state: Tensor, ctx: Fo
 def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
     """The gated delta rule: mixed [T, (q | k | v)], gates [T, (beta | rate)] -> [T, Hv, Dv], computed in float32.
 
-    Of each value head's matrix S [Dk, Dv] (state [R + 1, Hv, Dk, Dv], float32), with k and q of length 1:
+    Of each value head's matrix S [Dk, Dv] (state [R + 1, Hv, Dk, Dv]), with k and q of length 1:
     S = exp(-spec.rate softplus(rate + spec.shift)) S;  S += k (sigmoid(beta) (v - k S));  out = (q / sqrt(Dk)) S.
     """
     mixed, gates = inputs
@@ -75,7 +76,7 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
     beta = row_stable.sigmoid(beta)
     out = torch.empty_like(v)
     for row, tokens, begins, left in spans_of(ctx):
-        s = torch.zeros_like(state[row]) if begins else state[row].clone()
+        s = _matrix(state[row], begins)
         for t, place in enumerate(left, tokens.start):
             s *= decay[t][:, None, None]
             delta = (v[t] - (s * k[t][:, :, None]).sum(1)) * beta[t][:, None]
@@ -89,7 +90,7 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
 def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
     """A state space with one decay a head: mixed [T, (x | b | c)], rates [T, H] -> [T, H * P], computed in float32.
 
-    Of each head's matrix S [N, P] (state [R + 1, H, N, P], float32), with pace = softplus(rates + spec.shift) held
+    Of each head's matrix S [N, P] (state [R + 1, H, N, P]), with pace = softplus(rates + spec.shift) held
     between spec.low and spec.high: S = exp(-spec.rate pace) S + b (pace x);  out = c S + spec.skip x.
     """
     mixed, rates = inputs
@@ -102,7 +103,7 @@ def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: 
     decay = torch.exp(-spec.rate * pace)
     out = x * spec.skip[:, None]
     for row, tokens, begins, left in spans_of(ctx):
-        s = torch.zeros_like(state[row]) if begins else state[row].clone()
+        s = _matrix(state[row], begins)
         for t, place in enumerate(left, tokens.start):
             s *= decay[t][:, None, None]
             s += b[t][:, :, None] * (x[t] * pace[t][:, None])[:, None, :]
@@ -115,7 +116,7 @@ def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: 
 def selective_scan_(inputs: Sequence[Tensor], spec: ScanSpec, state: Tensor, ctx: ForwardContext) -> Tensor:
     """A state space with a decay of each number: x and rates [T, C], mixed [T, (b | c)] -> [T, C], in float32.
 
-    Of each channel's numbers s [N] (state [R + 1, N, C], float32), with pace = softplus(rates):
+    Of each channel's numbers s [N] (state [R + 1, N, C]), with pace = softplus(rates):
     s = exp(-spec.rate pace) s + b (pace x);  out = c s + spec.skip x.
     """
     x, rates, mixed = inputs
@@ -123,7 +124,7 @@ def selective_scan_(inputs: Sequence[Tensor], spec: ScanSpec, state: Tensor, ctx
     b, c = (part.float() for part in mixed.chunk(2, dim=-1))
     out = value * spec.skip
     for row, tokens, begins, left in spans_of(ctx):
-        s = torch.zeros_like(state[row]) if begins else state[row].clone()
+        s = _matrix(state[row], begins)
         for t, place in enumerate(left, tokens.start):
             s *= torch.exp(-spec.rate * pace[t])
             s += b[t][:, None] * (pace[t] * value[t])
@@ -131,6 +132,11 @@ def selective_scan_(inputs: Sequence[Tensor], spec: ScanSpec, state: Tensor, ctx
             if place >= 0:
                 state[place] = s
     return out.to(x.dtype)
+
+
+def _matrix(state: Tensor, begins: bool) -> Tensor:
+    """A row's state to go on with, in float32."""
+    return torch.zeros(state.shape, device=state.device) if begins else state.float().clone()
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class GatedDelta(Projected):
         self.norm: NormSpec = b.norm("norm", heads.value_dim, eps)
         self.output = RowLinear(b, heads.widths[1], hidden, "out_proj")
         kept = str(b.dtype).removeprefix("torch.")
-        parts = ((kept, (heads.taps - 1, mine.channels)), ("float32", mine.state))
+        parts = ((kept, (heads.taps - 1, mine.channels)), (b.kernels.state_dtype, mine.state))
         self.state = b.add_state(StateSpec(parts))
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:

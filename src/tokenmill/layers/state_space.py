@@ -119,7 +119,8 @@ class StateSpace(Projected):
             at = heads.each(heads.dim).index(0, b.group).to(b.device)
             self.norm = replace(self.norm, weight=self.norm.weight[at])
         self.output = RowLinear(b, heads.width, hidden, "out_proj", bias=around.out_bias)
-        self.state = b.add_state(StateSpec((self.conv.part, ("float32", (mine.heads, mine.keys, mine.dim)))))
+        matrices = b.kernels.state_dtype, (mine.heads, mine.keys, mine.dim)
+        self.state = b.add_state(StateSpec((self.conv.part, matrices)))
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Space of norm(x), before the output matrix; x [T, hidden]."""
@@ -174,7 +175,7 @@ class SelectiveScan(Projected):
         self.output = RowLinear(b, sizes.channels, hidden, "out_proj", bias=around.out_bias)
         self.norms = norms
         self.sizes = replace(sizes, channels=len(own))
-        self.state = b.add_state(StateSpec((self.conv.part, ("float32", (sizes.keys, len(own))))))
+        self.state = b.add_state(StateSpec((self.conv.part, (b.kernels.state_dtype, (sizes.keys, len(own))))))
 
     def inside(self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None = None) -> Tensor:
         """Scan of norm(x), before the output matrix; x [T, hidden]."""

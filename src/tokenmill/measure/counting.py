@@ -306,17 +306,19 @@ def count_model(
     *,
     dtype: torch.dtype,
     checkpoint: Checkpoint | None = None,
-    quantization: str | None = None,
-    max_positions: int | None = None,
     ranks: int = 1,
     step: tuple[int, int] = (2048, 256),
     kind: str = "gpu",
+    state_dtype: str = "float32",
+    **more: Any,
 ) -> Sheet:
     """Build the model of this config.json without data, and find what a token costs on one of `ranks` ranks.
 
     `checkpoint`: open weight files, whose shapes and formats then count. `step`: tokens and sampled lines of the
-    largest step, for its temporary memory. `kind`: cpu or gpu, which hold some formats differently."""
+    largest step, for its temporary memory. `kind`: cpu or gpu, which hold some formats differently. `more`: of
+    build_model (quantization, max_positions)."""
     kernels = CountingKernels(kind)
+    kernels.state_dtype = state_dtype
     with torch.no_grad():
         try:
             model = build_model(
@@ -326,8 +328,7 @@ def count_model(
                 device=META,
                 kernels=kernels,
                 group=CountingGroup(ranks, kernels),
-                quantization=quantization,
-                max_positions=max_positions,
+                **more,
             )
         except (NotImplementedError, RuntimeError) as error:  # the reader of this form looks at numbers
             raise ModelError(f"This checkpoint's weights cannot be counted without reading them: {error}") from error

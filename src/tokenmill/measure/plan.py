@@ -165,6 +165,7 @@ def read_model(config: EngineConfig, kind: str, ranks: int = 1, source: ModelSou
             ranks=ranks,
             step=(step_tokens, config.schedule.max_num_seqs),
             kind=kind,
+            state_dtype=config.cache.mamba_ssm_cache_dtype.replace("auto", "float32"),
         )
     finally:
         if checkpoint is not None:

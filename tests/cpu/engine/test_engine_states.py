@@ -13,6 +13,7 @@ from families_helpers import CASES, prompt
 from parity import make
 
 from tokenmill import LLM, SamplingParams
+from tokenmill.core.errors import UserError
 from tokenmill.engine.prompts import make_request
 
 
@@ -37,6 +38,26 @@ def test_says_what_transformers_says(hybrid: tuple[Path, Any]) -> None:
         for _ in range(48):
             said.append(int(reference(torch.tensor([said]), use_cache=False).logits[0, -1].argmax()))
     assert found == said[len(tokens) :]
+
+
+def test_states_may_be_kept_in_16_bits(hybrid: tuple[Path, Any]) -> None:
+    prompts = [prompt(30), prompt(30)[:17], prompt(9)]
+    found, memory = {}, {}
+    for kept_as in ("auto", "float16", "bfloat16"):
+        with open_hybrid(hybrid[0], kernels="reference", mamba_ssm_cache_dtype=kept_as) as llm:
+            outs = run(llm, prompts * 2, SamplingParams(temperature=0, max_tokens=8, logprobs=1))
+            found[kept_as] = [next(iter(step.values())).logprob for out in outs for step in out.outputs[0].logprobs]
+            memory[kept_as] = sum(spec.size_bytes for spec in llm.engine.executor.runner.model.spec.states)
+    assert memory["float16"] == memory["bfloat16"] < 0.75 * memory["auto"]  # convolutions keep theirs
+    first = torch.tensor([found[name][::8] for name in ("auto", "float16", "bfloat16")])
+    assert float((first[1] - first[0]).abs().max()) < 0.01 and float((first[2] - first[0]).abs().max()) < 0.1
+
+
+def test_on_a_cpu_states_are_float32(hybrid: tuple[Path, Any]) -> None:
+    with pytest.raises(UserError, match="--mamba-ssm-cache-dtype bfloat16: on a CPU states are float32"):
+        open_hybrid(hybrid[0], kernels="auto", mamba_ssm_cache_dtype="bfloat16")
+    with pytest.raises(UserError, match="--mamba-ssm-cache-dtype float16: no layer of this model has such states"):
+        open_llm("demo", kernels="reference", mamba_ssm_cache_dtype="float16")
 
 
 def test_steps_of_one_token_are_recorded(hybrid: tuple[Path, Any]) -> None:

@@ -76,6 +76,7 @@ ELSEWHERE = {
     *("model", "tokenizer", "load_format", "revision", "hf_overrides", "seed", "served_model_name"),  # what, not how
     *("skip_tokenizer_init", "max_model_len", "num_gpu_blocks_override", "max_waiting"),  # each run sets them
     *("kv_cache_memory_bytes", "gpu_memory_utilization", "device", "disable"),  # how much, where; a GPU's
+    *("mamba_ssm_cache_dtype",),  # a GPU's, and hybrids'
     *("compile_ahead", "kernel_search", "kernel_search_seconds"),  # a GPU's, too
     *("trust_remote_code", "disable_log_stats"),  # do nothing
     *("tokenizer_revision", "download_dir", "hf_token", "stored_as", "sleep_folder"),  # where files are

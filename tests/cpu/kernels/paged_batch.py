@@ -30,9 +30,9 @@ class PagedBatch:
     def __init__(
         self, specs: tuple[KVSpec, ...], kernels: Kernels, *, dtype: torch.dtype = torch.float32, block_size: int = 16,
         blocks: int = 64, drop: bool = True, device: str = "cpu", states: tuple[StateSpec, ...] = (),
-        stored: KVFormat | None = None,
+        stored: KVFormat | None = None, rows: int = 8,
     ) -> None:  # fmt: skip
-        """stored: how pages hold numbers, where `dtype` does not say it."""
+        """stored: how pages hold numbers, where `dtype` does not say it. rows: those that have states."""
         if stored is None and dtype.itemsize == 1:
             stored = KVFormat(str(dtype).removeprefix("torch."))
         self.stored = stored
@@ -41,7 +41,7 @@ class PagedBatch:
         self.kv = [self._view(spec, blocks, dtype) for spec in specs]
         self.free = [random.Random(i).sample(range(blocks), blocks) for i in range(len(self.groups))]
         self.seqs: dict[str, Tables] = {}
-        self.states = StatePool(states, 8, 0, device, ReferenceKernels().copy_rows_).views
+        self.states = StatePool(states, rows, 0, device, ReferenceKernels().copy_rows_).views
         for part in (part for layer in self.states for part in layer):
             part.fill_(float("nan"))
 

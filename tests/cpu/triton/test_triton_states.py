@@ -27,10 +27,10 @@ def delta(heads: tuple[int, int, int, int]) -> DeltaSpec:
     return DeltaSpec(*heads, rate=torch.rand(heads[1]) * 4, shift=torch.randn(heads[1]), tiled=heads[0] == 2)
 
 
-def run(kernels, compute, parts, steps=STEPS):
+def run(kernels, compute, parts, steps=STEPS, kept_as="float32"):
     """What `compute(ctx, state, count, name)` gives in each step, and the states that it leaves with the rows and
     behind some of the last step's tokens."""
-    batch = PagedBatch((), kernels, states=(StateSpec((("float32", parts),)),))
+    batch = PagedBatch((), kernels, states=(StateSpec(((kept_as, parts),)),), rows=20)
     found = []
     for grants in steps:
         ctx, count = batch.step(grants), sum(n for _, n in grants)
@@ -181,6 +181,40 @@ def test_selective_scan():
     torch.testing.assert_close(torch.cat(mine), torch.cat(theirs), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(states, expected, atol=1e-5, rtol=1e-5)
     assert kernels.counters()["selective_scan"]["fallbacks"] == 0
+
+
+CROWD = [[(f"s{n}", 1 + n % 2) for n in range(18)], *[[(f"s{n}", 1) for n in range(18)]] * 2]
+"""So many sequences of one token that programs take more columns."""
+KINDS = {
+    "delta": (delta((1, 2, 16, 128)), (32 + 256, 4), (2, 16, 128)),
+    "space": (SpaceSpec(2, 64, 1, 8, *torch.rand(3, 2)), (128 + 16, 2), (2, 8, 64)),
+    "scan": (ScanSpec(torch.rand(6, 70), torch.randn(70)), (70, 70, 12), (6, 70)),
+}
+"""Spec, widths of what is given, and the shape of a state."""
+
+
+@pytest.mark.parametrize("kept_as", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("steps", [STEPS, CROWD], ids=("cut", "crowd"))
+def test_states_that_are_kept_in_16_bits(kind, kept_as, steps):
+    spec, widths, parts = KINDS[kind]
+    given = [torch.randn(sum(n for _, n in grants), sum(widths)).split(widths, dim=-1) for grants in steps]
+
+    def compute(kernels):
+        left = iter(given)
+        return lambda ctx, state, count: kernels.recur_(next(left), spec, state, ctx)
+
+    kernels = TritonKernels()
+    mine, states = run(kernels, compute(kernels), parts, steps, kept_as)
+    theirs, expected = run(ReferenceKernels(), compute(ReferenceKernels()), parts, steps, kept_as)
+    exact, _ = run(ReferenceKernels(), compute(ReferenceKernels()), parts, steps)
+    near = {"float32": 5e-5, "bfloat16": 1.0 / 128, "float16": 1.0 / 1024}[kept_as]  # a last bit here and there
+    assert states.dtype == getattr(torch, kept_as)
+    torch.testing.assert_close(states.float(), expected.float(), atol=near, rtol=near)
+    for one, other, whole in zip(mine, theirs, exact, strict=True):
+        torch.testing.assert_close(one, other, atol=2 * near, rtol=2 * near)
+        assert float((other - whole).norm()) <= 8 * near * float(whole.norm())
+    assert not any(count["fallbacks"] for count in kernels.counters().values())
 
 
 @pytest.mark.parametrize("kernels", [TritonKernels(), ReferenceKernels()], ids=("triton", "reference"))

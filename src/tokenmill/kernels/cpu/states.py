@@ -56,7 +56,13 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
     """See kernels/states.py."""
     mixed, gates = inputs
     kind = TYPES.get(mixed.dtype)
-    if kind is None or spec.key_dim > _native.MOST_KEYS or mixed.stride(1) != 1 or gates.stride(1) != 1:
+    if (
+        kind is None
+        or state.dtype != torch.float32
+        or spec.key_dim > _native.MOST_KEYS
+        or mixed.stride(1) != 1
+        or gates.stride(1) != 1
+    ):
         return None
     out = torch.empty(len(mixed), spec.value_heads, spec.value_dim, dtype=mixed.dtype)
     heads = spec.key_heads, spec.value_heads, spec.key_dim, spec.value_dim
@@ -70,7 +76,7 @@ def delta_rule_(inputs: Sequence[Tensor], spec: DeltaSpec, state: Tensor, ctx: F
 def state_space_(inputs: Sequence[Tensor], spec: SpaceSpec, state: Tensor, ctx: ForwardContext) -> Tensor | None:
     """See kernels/states.py."""
     mixed, rates = inputs
-    kind = TYPES.get(mixed.dtype)
+    kind = TYPES.get(mixed.dtype) if state.dtype == torch.float32 else None
     if kind is None or mixed.stride(1) != 1 or rates.stride(1) != 1 or rates.dtype != mixed.dtype:
         return None
     out = torch.empty(len(mixed), spec.heads * spec.head_dim, dtype=mixed.dtype)
@@ -88,7 +94,7 @@ def selective_scan_(inputs: Sequence[Tensor], spec: ScanSpec, state: Tensor, ctx
     kind = TYPES.get(x.dtype)
     if kind is None or any(one.dtype != x.dtype or one.stride(1) != 1 for one in inputs):
         return None
-    if state.shape[1] > _native.MOST_SCANNED:
+    if state.shape[1] > _native.MOST_SCANNED or state.dtype != torch.float32:
         return None
     out = torch.empty(x.shape, dtype=x.dtype)
     tensors = *(one.data_ptr() for one in inputs), out.data_ptr(), state.data_ptr()

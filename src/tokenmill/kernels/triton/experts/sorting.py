@@ -106,8 +106,8 @@ def sort_pairs(ids: Tensor, experts: int, per_tile: int, scratch: Scratch, *, pd
     table = torch.empty((tiles, 3), dtype=torch.int32, device=device)
     _count_kernel[(blocks,)](
         ids, rank, starts, table, scratch.counters(device), pairs, blocks, tiles,
-        E=experts, BE=wide, BP=block, ROUNDS=rounds, BM=per_tile, BB=max(32 if wide <= 128 else 16, 4096 // wide), PDL=pdl,
-        num_warps=8, launch_pdl=pdl,
+        E=experts, BE=wide, BP=block, ROUNDS=rounds, BM=per_tile,
+        BB=max(32 if wide <= 128 else 16, 4096 // wide), PDL=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
     _place_kernel[(triton.cdiv(pairs, block),)](
         ids, rank, starts, order, pairs, E=experts, BE=wide, BP=block, ROUNDS=rounds, PDL=pdl,

@@ -11,7 +11,7 @@ second walks the chunks of a row:
 
     u = U - W S;  out = exp(G) q S + P u;  S = exp(G[last]) S + sum of exp(G[last] - G[i]) k[i] u[i]
 
-S stays in float32; products of 16 bit models round what they multiply to 16 bits, those that make T to TF32.
+S is computed in float32; products of 16 bit models round what they multiply to 16 bits, those that make T to TF32.
 Must not know: layers, families. recurrent.py says how parts of sequences are numbered.
 """
 
@@ -151,7 +151,7 @@ def _walk_kernel(
         row = tl.load(row_ptr + sequence)
         places = state_ptr + (row * HV + head) * (DK * DV) + k[:, None] * DV + v[None, :]
         inside = (k < DK)[:, None] & real_v
-        s = tl.load(places, mask=inside & known, other=0.0)
+        s = tl.load(places, mask=inside & known, other=0.0).to(tl.float32)
         number = first // SIZE + sequence
         for part in tl.range(0, tl.cdiv(count, SIZE), num_stages=STAGES):
             at = (number + part).to(tl.int64) * HV + head

@@ -62,7 +62,8 @@ def _space(
     if chunked:
         chunked_space_(mixed, rates, spec, state, ctx, out)
     if not chunked or len(ctx.kv_len) > 1:
-        state_space_(mixed, rates, spec, state, ctx, out, most=SHORT if chunked else ALL, pdl=launch.pdl)
+        most = SHORT if chunked else ALL
+        state_space_(mixed, rates, spec, state, ctx, out, most=most, steady=launch.steady, pdl=launch.pdl)
     return out
 
 

@@ -224,7 +224,7 @@ def _delta_kernel(
     size = HV * DK * DV
     inside = real_k[:, None] & real_v[None, :]
     # Read before it is known whether a state is there: what another load would have to wait for.
-    s = tl.load(places + row * size, mask=inside & (count > 0), other=0.0)
+    s = tl.load(places + row * size, mask=inside & (count > 0), other=0.0).to(tl.float32)
     s = tl.where(known, s, 0.0)
     wait(PDL)
     if count > 0:
@@ -254,6 +254,11 @@ def _delta_kernel(
                 tl.store(places + row * size, s, mask=inside)
 
 
+def columns_of(sequences: int, lines: int, width: int, *, one: bool) -> int:
+    """Columns of a matrix [lines, width] that a program takes; one: of a token of each sequence."""
+    return min(64 if one and sequences >= MANY and lines <= 128 else 32, pow2(width))
+
+
 def delta_rule_(
     mixed: Tensor,
     gates: Tensor,
@@ -270,8 +275,7 @@ def delta_rule_(
     one kernel, whatever the step."""
     assert ctx.rows is not None, "recurrent layers find their states by row"
     sequences, one = ctx.rows.sequences.shape[0], ctx.max_query == 1 and not steady
-    wide = one and sequences >= MANY and spec.key_dim <= 128
-    columns = min(64 if wide else 32, pow2(spec.value_dim))
+    columns = columns_of(sequences, spec.key_dim, spec.value_dim, one=one)
     grid = (triton.cdiv(spec.value_dim, columns), spec.value_heads, sequences)
     _delta_kernel[grid](
         mixed, gates, spec.rate, spec.shift, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,

@@ -14,10 +14,21 @@ from torch import Tensor
 
 from tokenmill.compute.forward import ForwardContext, SpaceSpec
 from tokenmill.kernels.triton.common import begin, least_of, most_of, pow2, wait
-from tokenmill.kernels.triton.states.recurrent import find_state, softplus
+from tokenmill.kernels.triton.states.recurrent import columns_of, find_state, softplus
 
 HIGHEST = 3.0e38
 """A bound that is none."""
+
+
+@triton.jit
+def _space_token(s, keys, values, paces, rate, shift, low, high, real_n, real_p, KEYS: tl.constexpr):
+    """A head's matrix behind one more token, and what reads it: c and x."""
+    b = tl.load(keys, mask=real_n, other=0.0).to(tl.float32)
+    c = tl.load(keys + KEYS, mask=real_n, other=0.0).to(tl.float32)
+    x = tl.load(values, mask=real_p, other=0.0).to(tl.float32)
+    pace = softplus(tl.load(paces).to(tl.float32) + shift)
+    pace = least_of(most_of(pace, low), high)
+    return s * tl.exp(-rate * pace) + b[:, None] * (x * pace)[None, :], c, x
 
 
 @triton.jit
@@ -36,28 +47,30 @@ def _space_kernel(
     places = state_ptr + head * (N * P) + n[:, None] * P + p[None, :]
     size = H * N * P
     inside = real_n[:, None] & real_p[None, :]
-    s = tl.load(places + row * size, mask=inside & known, other=0.0)
+    s = tl.load(places + row * size, mask=inside & (count > 0), other=0.0).to(tl.float32)
+    s = tl.where(known, s, 0.0)
     wait(PDL)
     if count > 0:
         values = mixed_ptr + first.to(tl.int64) * mixed_stride + head * P + p
         keys = mixed_ptr + first.to(tl.int64) * mixed_stride + H * P + head // (H // G) * N + n
         paces = pace_ptr + first.to(tl.int64) * pace_stride + head
         out = out_ptr + (first.to(tl.int64) * H + head) * P + p
-        for t in range(count):
-            b = tl.load(keys, mask=real_n, other=0.0).to(tl.float32)
-            c = tl.load(keys + G * N, mask=real_n, other=0.0).to(tl.float32)
-            x = tl.load(values, mask=real_p, other=0.0).to(tl.float32)
-            pace = softplus(tl.load(paces).to(tl.float32) + shift)
-            pace = least_of(most_of(pace, low), high)
-            s = s * tl.exp(-rate * pace) + b[:, None] * (x * pace)[None, :]
+        if MOST == 1 and not LEFT:  # the matrix goes out before it is read
+            s, c, x = _space_token(s, keys, values, paces, rate, shift, low, high, real_n, real_p, G * N)
+            tl.store(places + row * size, s, mask=inside)
             y = tl.sum(s * c[:, None], axis=0) + skip * x
             tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_p)
-            keys, values, paces, out = keys + mixed_stride, values + mixed_stride, paces + pace_stride, out + H * P
-            if LEFT:
-                left = tl.load(left_ptr + first + t)
-                tl.store(places + left * size, s, mask=inside & (left >= 0))
-        if not LEFT:
-            tl.store(places + row * size, s, mask=inside)
+        else:
+            for t in range(count):
+                s, c, x = _space_token(s, keys, values, paces, rate, shift, low, high, real_n, real_p, G * N)
+                y = tl.sum(s * c[:, None], axis=0) + skip * x
+                tl.store(out, y.to(out_ptr.dtype.element_ty), mask=real_p)
+                keys, values, paces, out = keys + mixed_stride, values + mixed_stride, paces + pace_stride, out + H * P
+                if LEFT:
+                    left = tl.load(left_ptr + first + t)
+                    tl.store(places + left * size, s, mask=inside & (left >= 0))
+            if not LEFT:
+                tl.store(places + row * size, s, mask=inside)
 
 
 def state_space_(
@@ -69,17 +82,20 @@ def state_space_(
     out: Tensor,
     *,
     most: int,
+    steady: bool,
     pdl: bool,
 ) -> None:
-    """See kernels/states.py; fills `out` for sequences of `most` tokens or fewer, and leaves others alone."""
+    """See kernels/states.py; fills `out` for sequences of `most` tokens or fewer, and leaves others alone. steady: by
+    one kernel, whatever the step."""
     assert ctx.rows is not None, "recurrent layers find their states by row"
-    columns = min(32, pow2(spec.head_dim))
-    grid = (triton.cdiv(spec.head_dim, columns), spec.heads, ctx.rows.sequences.shape[0])
+    sequences, one = ctx.rows.sequences.shape[0], ctx.max_query == 1 and not steady
+    columns = columns_of(sequences, spec.keys, spec.head_dim, one=one)
+    grid = (triton.cdiv(spec.head_dim, columns), spec.heads, sequences)
     _space_kernel[grid](
         mixed, rates, spec.rate, spec.shift, spec.skip, state, out, ctx.borders(), ctx.rows.sequences, ctx.positions,
         ctx.rows.left, mixed.stride(0), rates.stride(0), float(spec.low), min(float(spec.high), HIGHEST),
         LEFT=ctx.rows.left is not None, H=spec.heads, P=spec.head_dim, G=spec.groups, N=spec.keys, BN=pow2(spec.keys),
-        BP=columns, MOST=most, PDL=pdl, num_warps=4, launch_pdl=pdl,
+        BP=columns, MOST=1 if one else most, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
 
 
@@ -99,7 +115,8 @@ def _scan_kernel(
     first, count, row, known = find_state(start_ptr, row_ptr, position_ptr, sequence, 1 << 30)
     places = state_ptr + n[:, None] * C + c[None, :]
     size = N * C
-    s = tl.load(places + row * size, mask=inside & known, other=0.0)
+    s = tl.load(places + row * size, mask=inside & (count > 0), other=0.0).to(tl.float32)
+    s = tl.where(known, s, 0.0)
     wait(PDL)
     if count > 0:
         values = x_ptr + first.to(tl.int64) * x_stride + c

@@ -6,8 +6,8 @@ chunk, and u what each token writes (its values times its pace):
     out[t] = exp(G[t]) c[t] S + sum over i <= t of exp(G[t] - G[i]) (c[t] . b[i]) u[i] + skip x[t]
     S = exp(G[last]) S + sum of exp(G[last] - G[i]) b[i] u[i]
 
-S stays in float32; products of 16 bit models round what they multiply to 16 bits. Chunks begin with a row's tokens of a
-step, so where bytes must not depend on how a sequence is cut, space.py goes token by token.
+S is computed in float32; products of 16 bit models round what they multiply to 16 bits. Chunks begin with a row's
+tokens of a step, so where bytes must not depend on how a sequence is cut, space.py goes token by token.
 Must not know: layers, families.
 """
 
@@ -46,7 +46,7 @@ def _chunked_space_kernel(
         row = tl.load(row_ptr + sequence)
         places = state_ptr + (row * H + head) * (N * P) + n[:, None] * P + p[None, :]
         inside = real_n[:, None] & real_p[None, :]
-        s = tl.load(places, mask=inside & known, other=0.0)
+        s = tl.load(places, mask=inside & known, other=0.0).to(tl.float32)
         for part in range(0, tl.cdiv(count, SIZE)):
             real = part * SIZE + r < count
             token = (first + part * SIZE + r).to(tl.int64)
