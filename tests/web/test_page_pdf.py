@@ -297,8 +297,8 @@ def test_a_pdf_is_sent_as_its_text(serve: Servers, tab: Tabs) -> None:
     page.get_by_role("button", name="Show mill.pdf").click()
     page.get_by_role("dialog").get_by_text("Grain and flour").wait_for()
     page.keyboard.press("Escape")
-    modules = {"pdf.js", "pdffile.js", "pdffont.js"}
-    assert modules <= set(fetched) and sum(len(read_file(STATIC / name).packed) for name in modules) < 16_000
+    modules = {"pdf.js", "pdffile.js", "pdffont.js", "pdfsyntax.js"}
+    assert modules <= set(fetched) and sum(len(read_file(STATIC / name).packed) for name in modules) < 14_000
     say(page, "What is in it?")
     ended(page)
     assert (

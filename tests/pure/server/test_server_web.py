@@ -108,10 +108,21 @@ def test_everything_that_the_page_loads_is_here() -> None:
 
 @pytest.mark.parametrize("name", OWN)
 def test_own_files_call_nobody_and_stay_readable(name: str) -> None:
-    text = FILES[name].body.decode()
+    text = (STATIC / name).read_text(encoding="utf-8")
     assert not re.search(r"https?://|//cdn|@import|url\((?!\"vendor/)", text), name
     assert not re.search(r"\beval\(|new Function|innerHTML|document\.write", text), name
     assert len(text.splitlines()) <= 400
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_served_is_the_source_without_comments(name: str) -> None:
+    served = iter(FILES[name].body.decode().splitlines())
+    for line in (STATIC / name).read_text(encoding="utf-8").splitlines():
+        code = line.strip()
+        if code and not code.startswith("//"):
+            rest = code.removeprefix(next(served))
+            assert rest == "" or rest.startswith(" // "), (name, line)
+    assert next(served, None) is None
 
 
 # ---------------------------------------------------------------- figures

@@ -1,8 +1,9 @@
 // The text of PDF files. Owns: pages, what their operators show, lines and spaces. It is fetched when a PDF file is chosen.
 //
 // It runs in the page, because a worker would want a policy for the addresses of scripts; so it gives the page its turns.
-import { joined, Objects, Reader, Refusal } from "./pdffile.js";
+import { Objects, Refusal } from "./pdffile.js";
 import { readFont, UNKNOWN } from "./pdffont.js";
+import { joined, Reader } from "./pdfsyntax.js";
 
 const MOST_PAGES = 2000;
 const MOST_TEXT = 2 << 20; // characters, as of any text file

@@ -1,5 +1,5 @@
 // Letters of PDF files. Owns: from the codes of a font to Unicode, and how wide they are. Knows nothing of pages.
-import { latin, Reader } from "./pdffile.js";
+import { latin, Reader } from "./pdfsyntax.js";
 
 const MOST = 200_000; // entries of a font's tables
 const MOST_BYTES = 4 << 20; // of a CMap
