@@ -24,6 +24,7 @@ from tokenmill.cli.bench_common import (
 from tokenmill.cli.command import Verb, Verbs
 from tokenmill.cli.errors import with_exit_codes
 from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, with_flags
+from tokenmill.cli.interrupts import hear_time_limits
 from tokenmill.cli.loading import show_waiting
 from tokenmill.core.errors import ParameterError
 
@@ -35,6 +36,7 @@ app = typer.Typer(
 @app.callback()
 def group() -> None:
     """Measure speed; results go to a JSON file."""
+    hear_time_limits()
 
 
 MADE = {

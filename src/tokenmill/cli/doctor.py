@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import signal
 import time
 from typing import Any
 
 import typer
 
 from tokenmill.cli.errors import FAILED, INTERRUPTED
+from tokenmill.cli.interrupts import hear_time_limits
 from tokenmill.cli.loading import show_waiting
 from tokenmill.core.errors import ParameterError
 
@@ -64,7 +64,7 @@ def _measure(device: str, as_json: bool) -> None:
     picked, found = pick_device(device), dict[str, Any]()
     types = TYPES["cpu" if picked == "cpu" else "gpu"]
     start, stopped = time.perf_counter(), False
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))  # a time limit ends it like Ctrl-C
+    hear_time_limits()
     try:
         with show_waiting("Measuring") as now:
             measure_calibrated(picked, types, told=_told, now=now, found=found)

@@ -1,5 +1,7 @@
-"""Ctrl-C in a conversation. Owns: where it is heard. It stops what can be stopped, once; everywhere else it is dropped,
-so that no conversation is lost between two steps.
+"""Ctrl-C. Owns: where a conversation hears it, and that a time limit is heard as one where figures would be lost.
+
+In a conversation it stops what can be stopped, once; everywhere else it is dropped, so that no conversation is lost
+between two steps.
 
 Must not know: conversations, engines.
 """
@@ -13,6 +15,20 @@ from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Self
+
+
+def hear_time_limits() -> None:
+    """From now on SIGTERM, which `timeout` and batch systems send, ends what is measured as Ctrl-C does: what there is
+    so far is shown and saved. A second one, too."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _as_ctrl_c)
+
+
+def _as_ctrl_c(number: int, frame: FrameType | None) -> None:
+    if callable(signal.getsignal(signal.SIGINT)):
+        signal.raise_signal(signal.SIGINT)
+    else:  # it is ignored in the background, where a time limit counts all the same
+        raise KeyboardInterrupt
 
 
 class Interrupts:

@@ -12,6 +12,7 @@ from tokenmill.cli.bench import MADE, WORKLOAD, workloads
 from tokenmill.cli.bench_common import JSON, BenchProgress, check_outputs, check_place, end, save
 from tokenmill.cli.errors import INTERRUPTED
 from tokenmill.cli.flags import MODEL, engine_flags, flag, resolve_options, with_flags
+from tokenmill.cli.interrupts import hear_time_limits
 from tokenmill.cli.loading import say, show_waiting
 from tokenmill.cli.named_files import write_whole
 from tokenmill.core.config import EngineConfig
@@ -42,6 +43,7 @@ def tune(
     """Search for the options that give these users the most tokens within the objective. Given ones stay.
 
     With --kernel-search load, search instead for the fastest products of MODEL on this GPU, for all of --minutes."""
+    hear_time_limits()
     config, keywords = resolve_options(model, options)
     if config.tuning.kernel_search != "off":
         tune_kernels(config, keywords, 60 * search.get("minutes", 5.0))

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tokenmill.cli.interrupts import Interrupts
+from tokenmill.cli.interrupts import Interrupts, hear_time_limits
 
 
 @pytest.fixture(autouse=True)
@@ -80,3 +80,17 @@ def test_failures_of_work_are_raised() -> None:
 def test_without_a_terminal_the_first_one_ends_everything() -> None:
     with Interrupts(ours=False), pytest.raises(KeyboardInterrupt):
         press()
+
+
+@pytest.mark.parametrize("ignored", [False, True], ids=("in front", "in the background"))
+def test_a_time_limit_is_heard_as_ctrl_c(ignored: bool) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    if ignored:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        hear_time_limits()
+        for _ in range(2):
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
