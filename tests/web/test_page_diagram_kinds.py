@@ -145,6 +145,9 @@ def test_pies_and_plans_are_read(modules: Any) -> None:
         (9, ["crit"]),
         (9, ["milestone"]),
     ]
+    text = "gantt\nexcludes weekends\nA :2024-01-05, 3d"
+    found = using(modules, "gantt", "return m.readGantt(a).tasks[0];", text)
+    assert (found["to"] - found["from"]) / day == 5, "Friday, Monday, Tuesday"
     text = "gantt\ndateFormat HH:mm\nRise: 06:30, 15m\nWork: 8h"
     found = using(modules, "gantt", "return m.readGantt(a);", text)
     assert found["tasks"][1]["to"] - found["tasks"][0]["from"] == 8.25 * 3_600_000
@@ -175,7 +178,8 @@ NONE = [
     "gantt\nA : 2026-01-01",
     "gantt\nA : after b, 2d",
     "gantt\nA : 2026-13-01, 2d",
-    "gantt\nexcludes weekends\nA : 2026-01-01, 2d",
+    "gantt\nexcludes friday\nA : 2026-01-01, 2d",
+    "gantt\nexcludes weekends\nA : 2026-01-01, 9999w",
     "gantt\ndateFormat X\nA : 5, 2d",
     "flowchart TD\nsubgraph A\nB\nend\nA --> B",
     "constructor\nA",
@@ -204,6 +208,18 @@ def test_each_kind_is_drawn_with_words_or_not_at_all(modules: Any) -> None:
         assert found and found[0].startswith(wanted) and not found[1], (text, found)
 
 
+NESTED = """graph TD
+subgraph Front
+    UI --> API
+end
+subgraph Back
+    subgraph Data
+        DB
+    end
+    Svc --> Data
+end
+Front --> Back
+API --> Svc"""
 GROUPS = "\nA[Client] --> S\nsubgraph S [The server]\nB --> C\nB --> D\nend\n"
 GROUPS += "S -->|kept| E\nE --> S\nsubgraph W\nF\nend\nS -.-> W"
 
@@ -237,6 +253,7 @@ def test_edges_of_groups_end_at_their_frames(modules: Any, direction: str) -> No
 
 def test_a_node_without_edges_stays_beside_the_others(modules: Any) -> None:
     code = "return Number((await m.draw(a)).getAttribute('width'));"
+    assert using(modules, "diagram", "return Boolean(await m.draw(a));", NESTED)
     text = "graph TD\nA --> B & C\nD\nB --> E & F\nC --> G & H\n"
     assert using(modules, "diagram", code, text) < 650
     assert (

@@ -49,9 +49,10 @@ export function readFlow(source) {
     } else if (!statement(chart, line, open)) return null;
     if (tooMuch(chart)) return null;
   }
-  for (const { id } of chart.groups) { // whoever names a group means it
-    if (chart.home.has(id)) return null;
+  for (const { id, parent } of chart.groups) { // whoever names a group means it
+    if (chart.home.has(id) && chart.home.get(id) !== parent) return null;
     chart.nodes.delete(id);
+    chart.home.delete(id);
   }
   return open.length || !chart.nodes.size ? null : chart;
 }

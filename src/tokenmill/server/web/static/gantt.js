@@ -6,6 +6,7 @@ const ROW = 26;
 const WIDE = 460; // of the time
 const HOUR = 3_600_000;
 const DAY = 24 * HOUR;
+const LONGEST = 5000 * DAY; // of a task whose weekends are counted
 const UNITS = { ms: 1, s: 1000, m: 60_000, h: HOUR, d: DAY, w: 7 * DAY };
 const FORMATS = { "YYYY-MM-DD": /^(\d{4})-(\d\d)-(\d\d)$/, "YYYY-MM-DD HH:mm": /^(\d{4})-(\d\d)-(\d\d) (\d\d):(\d\d)$/, "HH:mm": /^(\d\d):(\d\d)$/ };
 const IGNORED = /^(?:axisFormat|tickInterval|todayMarker|weekday|accTitle|accDescr|click)\b/;
@@ -17,12 +18,12 @@ function timeOf(text, form) {
   return month > 12 || day > 31 || hours > 24 || minutes > 59 ? null : Date.UTC(year, month - 1, day, hours, minutes);
 }
 
-// [{name, kinds, from, to, section}] with its title. What it cannot read in whole it does not read at all (null): days that
-// are left out are such a thing.
+// [{name, kinds, from, to, section}] with its title. What it cannot read in whole it does not read at all (null): other days
+// than weekends that are left out are such a thing.
 export function readGantt(source) {
   const [first, ...lines] = source.replace(/%%[^\n]*/g, "").split("\n").map((line) => line.trim()).filter(Boolean);
   if (first !== "gantt") return null;
-  const found = { title: "", tasks: [], form: "YYYY-MM-DD" };
+  const found = { title: "", tasks: [], form: "YYYY-MM-DD", rests: false };
   const known = new Map();
   let section = "";
   for (const line of lines) {
@@ -30,6 +31,7 @@ export function readGantt(source) {
     if (said?.[1] === "title") found.title = said[2];
     else if (said?.[1] === "dateFormat") found.form = said[2].trim();
     else if (said) section = said[2];
+    else if (line === "excludes weekends") found.rests = true;
     else if (!IGNORED.test(line)) {
       const task = Object.hasOwn(FORMATS, found.form) && taskOf(line, found, known);
       if (!task || found.tasks.length >= MOST) return null;
@@ -40,7 +42,7 @@ export function readGantt(source) {
   return found.tasks.length ? found : null;
 }
 
-function taskOf(line, { form, tasks }, known) {
+function taskOf(line, { form, tasks, rests }, known) {
   const cut = line.lastIndexOf(" :") >= 0 ? line.lastIndexOf(" :") + 1 : line.indexOf(":");
   if (cut < 1) return null;
   const words = line.slice(cut + 1).split(",").map((each) => each.trim());
@@ -55,7 +57,9 @@ function taskOf(line, { form, tasks }, known) {
   if (before?.includes(undefined)) return null;
   const from = after ? Math.max(...before.map((each) => each.to)) : start === undefined ? tasks.at(-1)?.to : timeOf(start, form);
   const long = /^(\d+(?:\.\d+)?)(ms|[smhdw])$/.exec(end);
-  const to = long ? from + long[1] * UNITS[long[2]] : timeOf(end, form);
+  let to = long ? from + long[1] * UNITS[long[2]] : timeOf(end, form);
+  if (rests && to - from > LONGEST) return null;
+  for (let day = from + DAY; rests && long && day <= to; day += DAY) if (new Date(day).getUTCDay() % 6 === 0) to += DAY;
   return from === null || from === undefined || to === null || !(to >= from) ? null : { name: line.slice(0, cut).trim(), kinds, from, to, id };
 }
 
