@@ -29,7 +29,7 @@ TYPES = {
 _INLINE = re.compile(rb"<script(?![^>]*\bsrc=)[^>]*>(.*?)</script>", re.S)
 _FOR_READERS = {
     ".js": re.compile(rb"(?<=[;{},)]) // .*$|^\s*//.*\n|^\s+", re.M),
-    ".css": re.compile(rb" ?/\*.*?\*/\s*|^\s+|(?<=[{};]) | (?=[{}])", re.M | re.S),
+    ".css": re.compile(rb" ?/\*.*?\*/\s*|^\s+|(?<=[{};:]) | (?=[{}])", re.M | re.S),
 }
 """What is there for who reads the sources, comments and space: a tenth of what would go over the wire."""
 FENCES = {
