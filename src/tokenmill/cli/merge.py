@@ -8,7 +8,6 @@ import typer
 
 from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.cli.loading import show_waiting, size
-from tokenmill.core.errors import UserError
 
 
 def merge(
@@ -22,12 +21,9 @@ def merge(
     check_free(target)
     with show_waiting("Merging"):
         from tokenmill.engine.adapter_names import located
-        from tokenmill.engine.model_source import FolderSource, find_source
         from tokenmill.lora.merge import merge as merge_folders
+        from tokenmill.measure.whole_source import whole_source
 
-        found = find_source(base)
-        if not isinstance(found, FolderSource):
-            raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
-        count = merge_folders(found.path, Path(located(adapter)), target)
+        count = merge_folders(whole_source(base).path, Path(located(adapter)), target)
     written = sum(path.stat().st_size for path in target.iterdir())
     typer.echo(f"{target}: {count} tensors changed, {size(written)}")

@@ -11,7 +11,7 @@ import typer
 from tokenmill.checkpoint.new_folder import check_free
 from tokenmill.cli.flags import flag, spelling, with_flags
 from tokenmill.cli.loading import progress, show_waiting, size
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError
 
 if TYPE_CHECKING:
     from tokenmill.engine.model_source import FolderSource
@@ -71,13 +71,11 @@ def prune(
     check_free(target)
     with show_waiting("Getting ready"):
         from tokenmill.device.memory import pick_device
-        from tokenmill.engine.model_source import FolderSource, find_source
+        from tokenmill.measure.whole_source import whole_source
         from tokenmill.quantize import calibration_text
         from tokenmill.quantize.prune_model import Cut, prune_model
     device = pick_device(chosen.get("device", "cpu"))
-    found = find_source(source)
-    if not isinstance(found, FolderSource):
-        raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
+    found = whole_source(source)
     learn = None if repair is None else _repair(found, repair, chosen, device)
     cut = Cut(channels, heads, layers, chosen.get("multiple"), chosen.get("importance", "obs"))
     samples, length = chosen.get("samples", 128), chosen.get("length", 512)

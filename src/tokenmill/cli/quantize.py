@@ -11,7 +11,7 @@ import typer
 from tokenmill.checkpoint.new_folder import check_free, check_new
 from tokenmill.cli.flags import flag, spelling, with_flags
 from tokenmill.cli.loading import progress, show_waiting, size
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError
 from tokenmill.core.text_file import read_text_file
 
 if TYPE_CHECKING:
@@ -99,12 +99,10 @@ def quantize(
     In the former the embeddings, the output head, norms and routers keep their precision; in GGUF files embeddings and
     head get 6 bits or 8, as usual there."""
     pattern = _pattern(skip)
-    if target.suffix == ".gguf" and not str(format).startswith("gguf-"):
-        raise ParameterError(f"{target} ends in .gguf: choose the file's form, --format gguf-q4_k or another one.")
     text = _read_text(perplexity) if perplexity is not None else None
     (check_new if str(format).startswith("gguf-") else check_free)(target)
     with show_waiting("Getting ready"):
-        from tokenmill.engine.model_source import FolderSource, find_source
+        from tokenmill.measure.whole_source import whole_source
         from tokenmill.quant.convert import Recipe, convert
     chosen = chosen or {}
     counted = str(format).startswith("gguf-") and format not in EXACT
@@ -115,6 +113,7 @@ def quantize(
     if strange and format is not None and format not in FORMS:
         raise ParameterError(f"{spelling(strange[0])} goes with --format {', '.join(FORMS)}, not {format}.")
     if strange or format in FORMS or (chosen and not counted):
+        _check_suffix(target, format)
         groups = {} if group is None else {"group": group}
         _by_method(source, target, {"form": format or "", **groups, **chosen}, pattern)
         if text is not None:
@@ -124,13 +123,10 @@ def quantize(
     if group is not None and format not in GROUPED:
         raise ParameterError(f"--group has no effect with --format {format}: leave it out.")
     group = 32 if group is None else group
-    found = find_source(source)
-    if not isinstance(found, FolderSource):
-        raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
+    _check_suffix(target, format)
+    found = whole_source(source)
     if format.startswith("gguf-"):
         kind = format.removeprefix("gguf-")
-        if target.suffix != ".gguf":
-            raise ParameterError(f"{target} must end in .gguf: it is one file.")
         counts = _importance(found, kind, imatrix, chosen)
         _write_gguf(found.path, target, kind, pattern, counts)
         if text is not None:
@@ -142,6 +138,15 @@ def quantize(
     _show(found.path, target, errors)
     if text is not None:
         _compare(str(found.path), str(target), text)
+
+
+def _check_suffix(target: Path, form: str | None) -> None:
+    """Refuse a folder with a file's name, and a file with a folder's."""
+    one = str(form).startswith("gguf-")
+    if one and target.suffix != ".gguf":
+        raise ParameterError(f"{target} must end in .gguf: it is one file.")
+    if not one and target.suffix == ".gguf":
+        raise ParameterError(f"{target} ends in .gguf: choose the file's form, --format gguf-q4_k or another one.")
 
 
 def _apart(folder: Path) -> frozenset[str]:
@@ -222,7 +227,7 @@ def _write_gguf(source: Path, target: Path, kind: str, skip: re.Pattern[str] | N
 def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pattern[str] | None) -> None:
     """Round (or prune) by a method. Without one, by the usual method of the form."""
     from tokenmill.device.memory import pick_device
-    from tokenmill.engine.model_source import FolderSource, find_source
+    from tokenmill.measure.whole_source import whole_source
     from tokenmill.quantize import calibration_text, recipes
     from tokenmill.quantize.quantize_model import QuantizeJob, quantize_model
 
@@ -233,9 +238,7 @@ def _by_method(source: str, target: Path, chosen: dict[str, Any], pattern: re.Pa
     if (name := recipes.without_effect(recipe, given)) is not None:
         how = f"--method {recipe.method} --format {recipe.form}"
         raise ParameterError(f"{spelling(name)} has no effect with {how}: leave it out.")
-    found = find_source(source)
-    if not isinstance(found, FolderSource):
-        raise UserError(f"{found.path} is a GGUF file; start from the unquantised model's folder.")
+    found = whole_source(source)
     tokens = None
     if recipes.calibrates(recipe):
         with show_waiting("Reading the text"):

@@ -167,7 +167,8 @@ def check_lost(error: float, name: str) -> None:
 
 def linear_names(ckpt: Checkpoint) -> set[str]:
     """Every matrix that multiplies, recognised by its shape and name."""
-    matrices = (name for name in ckpt.names() if name.endswith(".weight") and len(ckpt.shape(name) or ()) == 2)
+    shapes = {name: ckpt.shape(name) or () for name in ckpt.names() if name.endswith(".weight")}
+    matrices = (name for name, shape in shapes.items() if len(shape) == 2 and 0 not in shape)
     return {
         name for name in matrices if not re.search(r"(embed_tokens|embed_positions|wte|wpe|word_embed|embed_in)", name)
     }

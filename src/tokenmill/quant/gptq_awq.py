@@ -97,7 +97,8 @@ def stored(ckpt: Checkpoint, name: str) -> bool:
 
 def upright(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> bool:
     """Do the tensors under `name` lie as a matrix [out, in] does (AWQ's version gemv)?"""
-    return _upright(*(ckpt.shape(f"{name}.{part}") or () for part in ("scales", "qweight")), shape)
+    scales, words = (ckpt.shape(f"{name}.{part}") or () for part in ("scales", "qweight"))
+    return _upright(scales, words, shape)
 
 
 def _upright(scales: Sequence[int], words: Sequence[int], shape: tuple[int, int]) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tests.thinned import WHOLE
 from typer.testing import CliRunner
 
@@ -133,9 +133,13 @@ def test_groups_that_divide() -> None:
 
 
 def test_experts_in_one_tensor_are_told(tmp_path: Path) -> None:
-    tiny = make_tiny(tmp_path / "tiny", hidden=64)
-    tensors = load_file(tiny / "model.safetensors")
-    save_file({**tensors, "model.layers.0.mlp.experts.up_proj": torch.zeros(2, 8, 64)}, tiny / "model.safetensors")
+    from transformers import GptOssConfig, GptOssForCausalLM
+
+    config = GptOssConfig(vocab_size=64, hidden_size=64, num_hidden_layers=1, num_attention_heads=2, head_dim=32,
+                          num_key_value_heads=1, intermediate_size=64, num_local_experts=2, num_experts_per_tok=1,
+                          layer_types=["full_attention"], max_position_embeddings=64, rope_parameters={
+                              "rope_type": "default", "rope_theta": 1e4}, rope_scaling=None)  # fmt: skip
+    GptOssForCausalLM(config).save_pretrained(tmp_path / "tiny")
     for form in (["--format", "int8"], ["--method", "int8"]):
-        result = CliRunner().invoke(app, ["quantize", str(tiny), str(tmp_path / form[0]), *form])
-        assert result.exit_code == 0 and "1 tensors hold several experts each" in result.output, result.output
+        result = CliRunner().invoke(app, ["quantize", str(tmp_path / "tiny"), str(tmp_path / form[0]), *form])
+        assert result.exit_code == 0 and "2 tensors hold several experts each" in result.output, result.output

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tokenmill.cli.verbs import app
@@ -12,6 +18,8 @@ from tokenmill.testing.tiny import make_tiny
 
 FEW = ("--samples", "2", "--length", "32")
 SHORT = ("--steps", "1", "--batch", "1", "--length", "16")
+UP, EMPTY = "model.layers.1.mlp.up_proj.weight", torch.zeros(0, 64)
+Change = Callable[[dict[str, torch.Tensor], dict[str, Any]], Any]
 TEXT = "Words go in at the top; tokens fall out at the bottom. " * 40
 
 
@@ -101,6 +109,57 @@ def test_one_sentence_and_nothing_left(name: str, place: Path, tmp_path: Path) -
     code, said = run(place, tmp_path / "out", *words)
     assert code == 2 and told in said, said
     assert not list(tmp_path.iterdir()), "nothing stays"
+
+
+BROKEN: dict[str, tuple[Change, str]] = {
+    "a tensor is missing": (lambda tensors, config: tensors.pop(UP), f"has no tensor '{UP}'"),
+    "a tensor has no elements": (lambda tensors, config: tensors.update({"model.layers.1.mlp.x.weight": EMPTY}), ""),
+    "another shape": (lambda tensors, config: tensors.update({UP: torch.zeros(128, 32)}), "has shape [128, 32]"),
+    "a tensor too many": (lambda tensors, config: tensors.update({"model.layers.1.mlp.x.weight": torch.ones(8, 64)}),
+                          "tensors that this architecture does not use: model.layers.1.mlp.x.weight"),
+    "a layer too many": (lambda tensors, config: config.update(num_hidden_layers=3), "does not use: model.layers.3"),
+    "a layer too few": (lambda tensors, config: config.update(num_hidden_layers=5), "has no tensor 'model.layers.4"),
+    "another vocabulary": (lambda tensors, config: config.update(vocab_size=512), "the config asks for [512, 64]"),
+    "whole numbers": (lambda tensors, config: tensors.update({UP: torch.zeros(128, 64, dtype=torch.int32)}),
+                      f"'{UP}' holds int32"),
+}  # fmt: skip
+MAKERS = {
+    "rounding": ("--format", "int8"),
+    "a method": ("--method", "nvfp4"),
+    "calibrating": ("--method", "wanda", *FEW),
+    "a file": ("--format", "gguf-q8_0"),
+    "pruning": ("--layers", "1", *FEW),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_sources_that_are_not_whole(name: str, place: Path, tmp_path: Path) -> None:
+    """What would be made of them could not be loaded."""
+    change, told = BROKEN[name]
+    source = tmp_path / "source"
+    shutil.copytree(place / "tiny", source)
+    tensors, config = load_file(source / "model.safetensors"), json.loads((source / "config.json").read_text())
+    change(tensors, config)
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    (source / "config.json").write_text(json.dumps(config))
+    for maker, words in MAKERS.items():
+        target = tmp_path / ("out.gguf" if maker == "a file" else maker)
+        verb = "prune" if maker == "pruning" else "quantize"
+        code, said = run(place, target, verb, str(source), "{target}", *words)
+        if not told and code == 0:
+            continue  # nothing is lost with it
+        assert code == 2 and told in said, (maker, said)
+        assert [path.name for path in tmp_path.iterdir() if "out" in path.name or path.name == maker] == []
+
+
+def test_sources_of_families_that_are_not_built_here(place: Path, tmp_path: Path) -> None:
+    """Other engines may know them."""
+    source = tmp_path / "source"
+    shutil.copytree(place / "tiny", source)
+    config = json.loads((source / "config.json").read_text())
+    config |= {"architectures": ["NobodysForCausalLM"], "model_type": "nobodys"}
+    (source / "config.json").write_text(json.dumps(config))
+    assert run(place, tmp_path / "out", "quantize", str(source), "{target}", "--format", "int8")[0] == 0
 
 
 def test_a_folder_that_was_there_stays(place: Path, tmp_path: Path) -> None:
