@@ -110,7 +110,7 @@ def _check_weights(weights: Mapping[str, Any]) -> None:
         raise _refused(f"scales per {strategy} (readable: {', '.join(readable[kind])})")
     if (kind, bits, strategy) == ("float", 8, "group") and weights.get("group_size") != 32:
         raise _refused(f"8 bit float weights in groups of {weights.get('group_size')} (readable: 32)")
-    if strategy == "block" and list(weights.get("block_structure") or ()) != [128, 128]:
+    if strategy == "block" and weights.get("block_structure") not in ([128, 128], "128x128"):  # older tools write this
         raise _refused(f"blocks of {weights.get('block_structure')} (readable: [128, 128])")
 
 

@@ -34,8 +34,10 @@ _NAN = 255
 _WORDS = ("gptq", "awq", "auto-round", "intel/auto-round")
 """Methods whose tensors lie as gptq_awq.py says."""
 _PACKED = ("qweight", "scales")
-_BY_GROUP = ("group", "dynamic")
+_BY_GROUP = ("group", "dynamic", True)
 """compressed-tensors' words for an order in which the group of each column is listed."""
+_CODES = ("weight", "weight_packed", "qweight", "W_q", "_weight_qdata", "weight._data", "weight._data._data")
+"""What holds a matrix's numbers. No form has two of them."""
 
 
 class NotingCheckpoint:
@@ -63,6 +65,8 @@ class NotingCheckpoint:
 def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> None:
     """Refuse the quantised matrix under `name` if a tensor is missing or has the wrong type, or if its groups are not
     those of config.json. how: quantization_config."""
+    if len(both := [part for part in _CODES if ckpt.has(f"{name}.{part}")]) > 1:
+        raise ModelError(f"'{name}' is stored twice: as {both[0]} and as {both[1]}.")
     for part in _NUMBERS:
         if ckpt.has(f"{name}.{part}") and ckpt.shape(f"{name}.{part}") is not None:
             _check_factor(ckpt, name, part)

@@ -208,3 +208,26 @@ def test_what_older_tools_say_beside_config(tmp_path: Path) -> None:
     assert (found["quant_method"], found["checkpoint_format"]) == ("gptq", "gptq_v2")
     (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "awq", "bits": 4}}')
     assert check_config(read_config(tmp_path))["quant_method"] == "awq"
+
+
+@pytest.mark.parametrize("form", ["gptq 4", "awq gemm", "packed 4", "nvfp4", "mxfp4", "hqq 4", "quanto 4", "torchao 4"])
+def test_a_matrix_that_is_stored_twice(form: str) -> None:
+    tensors, dense, config = FORMS[form][0]()
+    with pytest.raises(ModelError, match="is stored twice: as weight and as"):
+        read({**tensors, "weight": dense}, config, tuple(dense.shape))
+
+
+def test_older_spellings_of_compressed_tensors() -> None:
+    data, scales = torch.ones(256, 256).to(torch.float8_e4m3fn), torch.rand(2, 2)
+    weights: dict[str, Any] = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": "128x128"}
+    config = forms.tensors_config("float-quantized", weights)
+    found = read({"weight": data, "weight_scale": scales}, config, (256, 256)).dense()
+    assert torch.equal(found, scales.repeat_interleave(128, 0).repeat_interleave(128, 1))
+    for odd in ("64x64", "128", None, [128], 128, {}):
+        weights["block_structure"] = odd
+        with pytest.raises(ModelError, match="has blocks of"):
+            check_config({"quantization_config": forms.tensors_config("float-quantized", weights)})
+    tensors, _, config = forms.packed_integers(4)
+    config["config_groups"]["group_0"]["weights"]["actorder"] = True
+    with pytest.raises(ModelError, match="weight_g_idx' is missing"):
+        read(tensors, config)
