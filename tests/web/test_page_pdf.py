@@ -344,6 +344,16 @@ def test_reading_may_be_stopped_and_stays_with_its_conversation(serve: Servers, 
     page.evaluate("release()")
     page.get_by_role("button", name="Stop reading a.pdf").wait_for(state="detached")
     assert page.locator(".composer .files").count() == 0
+    page.set_viewport_size({"width": 360, "height": 740})
+    page.evaluate(HOLD)
+    choose(page, (f"{'a long name ' * 9}.pdf", file))
+    stop = page.get_by_role("button", name="Stop reading a long")
+    box = stop.bounding_box()
+    assert box is not None and box["x"] + box["width"] < 350
+    stop.click()
+    page.evaluate("release()")
+    stop.wait_for(state="detached")
+    page.set_viewport_size({"width": 1280, "height": 800})
     page.evaluate(HOLD)
     choose(page, ("b.pdf", file))
     page.get_by_text("page 1 of 1").wait_for()
