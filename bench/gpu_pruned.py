@@ -25,8 +25,8 @@ from tokenmill.kernels.triton.pruned import few_rows, library
 ROTATED = 400_000_000
 TYPES = {"bf16": "bfloat16", "fp8": "float8_e4m3fn"}
 LAYER = ("qkv", "o", "gate_up", "down")
-CONFIGS = [(warps, unroll) for warps in (1, 2, 4, 8, 16) for unroll in (1, 2, 4)]
-"""Warps of a program, and blocks of a warp that are read at once."""
+CONFIGS = [(side, deep, unroll) for side in (1, 2, 4, 8) for deep in (1, 2, 4, 8, 16) for unroll in (1, 2, 4)]
+"""Warps side by side, warps behind each other, and blocks of a warp that are read at once."""
 
 
 def stored(kind: str, out: int, inner: int, *, pruned: bool) -> StoredMatrix:
@@ -72,6 +72,8 @@ def main() -> None:
     for kind, name, rows in itertools.product(("bf16", "fp8"), LAYER, (1, 32, 64) if given.tune else ()):
         found = []
         for config in CONFIGS:
+            if not 2 <= config[0] * config[1] <= 16 or (rows <= 8 and config[0] > 2):
+                continue
             few_rows.default_config = lambda *_, config=config, **__: config
             try:
                 found.append((replayed(calls(kind, name, rows, pruned=True)) * 1e6, config))

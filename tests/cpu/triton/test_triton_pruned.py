@@ -12,7 +12,9 @@ from triton_narrow_helpers import REFERENCE, relative
 from tokenmill.compute.forward import NormSpec
 from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.pruned.activations import lay_out
 from tokenmill.kernels.triton.pruned.expand import with_zeros
+from tokenmill.kernels.triton.pruned.few_rows import few_rows
 from tokenmill.kernels.triton.pruned.layout import PrunedMatrix, pack_pruned
 from tokenmill.kernels.triton.pruned.product import finished
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows
@@ -100,3 +102,19 @@ def test_sums_are_finished(act):
     whole = y * steps[:, None] * packed.scales + packed.bias
     exact = residual + (whole if act is None else REFERENCE.activate(whole, act))
     assert relative(finished(y, steps, packed, act, residual, torch.float32, pdl=False), exact) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "act"),
+    [((2, 2, 1), torch.bfloat16, None), ((4, 1, 1), FP8, "silu_mul"), ((2, 1, 1), FP8, None)],
+)
+def test_warps_side_by_side_and_behind_each_other(config, dtype, act):
+    numbers = two_of_four(128, 384, dtype)
+    matrix = stored(numbers)
+    packed = pack_pruned(matrix)
+    assert packed is not None
+    x = torch.randn(11, 384).bfloat16()
+    laid, steps = lay_out(x, dtype, None, pdl=False)
+    found = few_rows(laid, 11, steps, packed, act, None, torch.float32, pdl=False, config=config)
+    y = x.float() @ matrix.dense().float().t()
+    assert relative(found, y if act is None else REFERENCE.activate(y, act)) < 0.01
