@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,11 @@ from families_helpers import CASES, prompt
 from parity import make
 
 from tokenmill import LLM, SamplingParams
+from tokenmill.compute.descriptors import StateSpec
 from tokenmill.core.errors import UserError
+from tokenmill.engine import loading
 from tokenmill.engine.prompts import make_request
+from tokenmill.parallel.stages import Mesh
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +60,26 @@ def test_states_may_be_kept_in_16_bits(hybrid: tuple[Path, Any]) -> None:
 def test_on_a_cpu_states_are_float32(hybrid: tuple[Path, Any]) -> None:
     with pytest.raises(UserError, match="--mamba-ssm-cache-dtype bfloat16: on a CPU states are float32"):
         open_hybrid(hybrid[0], kernels="auto", mamba_ssm_cache_dtype="bfloat16")
-    with pytest.raises(UserError, match="--mamba-ssm-cache-dtype float16: no layer of this model has such states"):
-        open_llm("demo", kernels="reference", mamba_ssm_cache_dtype="float16")
+    for named in ("float16", "float32"):
+        with pytest.raises(UserError, match=f"--mamba-ssm-cache-dtype {named}: no layer of this model has such states"):
+            open_llm("demo", kernels="reference", mamba_ssm_cache_dtype=named)
+
+
+def test_bytes_that_depend_on_cuts_are_not_deterministic(hybrid: tuple[Path, Any]) -> None:
+    with pytest.raises(UserError, match="float16 rounds states where steps cut a prompt, which --deterministic"):
+        open_hybrid(hybrid[0], kernels="reference", mamba_ssm_cache_dtype="float16", deterministic=True)
+
+
+def test_a_stage_may_have_no_states() -> None:
+    def stage(*kept: str) -> Any:
+        states = [StateSpec((("bfloat16", (3, 8)), (each, (2, 4)))) for each in kept]
+        return SimpleNamespace(spec=SimpleNamespace(states=states))
+
+    for mine, others in ((1, 0), (0, 1)):
+        mesh: Any = SimpleNamespace(agree=lambda values, others=others: [min(values[0], others)])
+        loading._check_states("float16", stage(*["float16"] * (1 - mine)), mesh)
+    with pytest.raises(UserError, match="no layer of this model has such states"):
+        loading._check_states("float16", stage(), Mesh())
 
 
 def test_steps_of_one_token_are_recorded(hybrid: tuple[Path, Any]) -> None:

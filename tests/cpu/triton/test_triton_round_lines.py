@@ -137,3 +137,13 @@ def test_pruned_lines_of_other_strides_and_types() -> None:
         assert torch.equal(lines, before) and torch.equal(gone, mask)
     assert kernels.prune_lines(wide.double(), upper.double(), None, 1, 2)[0].dtype == torch.float64
     assert kernels.counters()["prune_lines"]["fallbacks"] == 1
+
+
+@pytest.mark.parametrize(("lines", "rows", "zeros", "of"), [(6, 7, 2, 4), (10, 3, 2, 4), (1, 1, 1, 4), (5, 1, 2, 3)])
+def test_the_last_neighbours_may_be_fewer(lines: int, rows: int, zeros: int, of: int) -> None:
+    random = torch.Generator().manual_seed(lines)
+    given = torch.randn(lines, rows, generator=random)
+    upper = (torch.randn(lines, lines, generator=random) / 8).triu() + torch.eye(lines)
+    made = [kernels.prune_lines(given, upper, None, zeros, of) for kernels in (TritonKernels(), ReferenceKernels())]
+    for found, wanted in zip(*made, strict=True):
+        assert torch.allclose(found, wanted, atol=1e-5)

@@ -71,9 +71,9 @@ class PrunedMatrix:
         small = self.stored.element_size() == 1
         bits = torch.uint8 if small else self.dtype  # not every device gathers float8
         kept = self.kept.view(bits)[ids].view(len(ids), -1, 2)
-        word, shift = (table.to(ids.device)[ids % TILE] for table in _found(small))
-        words = self.places[ids // TILE]
-        code = (words.gather(2, word[:, None].expand(-1, words.shape[1], -1)) >> shift[:, None]) & 15
+        four = torch.arange(self.shape[1] // 4, device=ids.device)
+        word, shift = _found(ids[:, None] % TILE, four, small=small)
+        code = (self.places[ids // TILE].flatten(1).gather(1, word) >> shift) & 15
         code = code.flatten(1).long()
         found = torch.zeros(*code.shape, 4, dtype=bits, device=kept.device)
         found.scatter_(2, torch.stack((code & 3, code >> 2), dim=2), kept)
@@ -101,14 +101,13 @@ def _taken(small: bool) -> tuple[Tensor, Tensor]:
     return row, (8 if small else 4) * (field % 4) + word // 32 * 4 + word % 4
 
 
-@functools.cache
-def _found(small: bool) -> tuple[Tensor, Tensor]:
-    """The inverse: the word of each row and four [16, fours] of a block, and by how much it is shifted."""
-    row, four = _taken(small)
-    word, shift = torch.empty(2, TILE, 32 if small else 16, dtype=torch.int64)
-    word[row, four] = torch.arange(len(row))[:, None].expand(row.shape)
-    shift[row, four] = (4 * torch.arange(8))[None].expand(row.shape)
-    return word, shift.int()
+def _found(row: Tensor, four: Tensor, *, small: bool) -> tuple[Tensor, Tensor]:
+    """The inverse: the word of a row of a tile and of a four, counted from the tile's first one, and by how much it is
+    shifted. (Computed, because a recorded step that reads rows may copy no table to the device.)"""
+    fours = 8 if small else 4  # of a thread
+    part = four % fours
+    word = four // (4 * fours) * (8 * fours) + part // 4 * 32 + row % 8 * 4 + part % 4
+    return word, 4 * (four % (4 * fours) // fours + row // 8 * 4)
 
 
 def two_of_four(mask: Tensor) -> bool:

@@ -37,7 +37,7 @@ def _prune_kernel(
             if i == first:
                 cost = tl.div_rn(left * left, (pivots * pivots)[:, None] + tl.zeros_like(left))
             own = tl.sum(tl.where(this, cost, 0.0), axis=0)[None, :]
-            near = (n[:, None] >= first) & (n[:, None] < first + of)
+            near = ((n >= first) & (n < first + of) & (n < lines))[:, None]  # the last ones may be fewer
             below = (cost < own) | ((cost == own) & (n[:, None] < i))  # of equals the first goes
             gone = tl.sum((near & below).to(tl.int32), axis=0) < zeros
         else:
