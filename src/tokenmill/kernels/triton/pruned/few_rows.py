@@ -40,8 +40,8 @@ def _four(pointers, real, EVERY: tl.constexpr):
 
 @triton.jit
 def _weights(kept_ptr, place_ptr, tile, block, lane, BLOCKS: tl.constexpr, WORDS: tl.constexpr, EVEN: tl.constexpr):
-    """The words of each warp's tile and block: of eight rows, of the other eight, and where they belong. A last warp may
-    have no block left: its weights are zero."""
+    """The words of each warp's tile and block: of eight rows, of the other eight, and where they belong. A last warp
+    may have no block left: its weights are zero."""
     real = block < BLOCKS
     rows = kept_ptr + (tile * 16 + lane // 4).to(tl.int64) * (BLOCKS * 16) + block * 16 + lane % 4 * 4
     places = place_ptr + (tile.to(tl.int64) * BLOCKS + block) * (32 * WORDS) + lane
@@ -72,8 +72,8 @@ def _whole(parts, COUNT: tl.constexpr, LEVELS: tl.constexpr, DEEP: tl.constexpr,
 def _few_kernel(
     x_ptr, step_ptr, kept_ptr, place_ptr, scale_ptr, bias_ptr, residual_ptr, out_ptr, M, N, BLOCKS: tl.constexpr,
     SIDE: tl.constexpr, DEEP: tl.constexpr, TILES: tl.constexpr, LEVELS: tl.constexpr, TYPE: tl.constexpr,
-    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, RESIDUAL: tl.constexpr, UNROLL: tl.constexpr,
-    WIDE: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, SCALE: tl.constexpr, RESIDUAL: tl.constexpr,
+    UNROLL: tl.constexpr, WIDE: tl.constexpr, PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """x, kept and places as words of 32 bits."""
     begin(PDL)
