@@ -63,8 +63,12 @@ def switches(config: EngineConfig) -> list[Switch]:
         found.append(Switch("speculation", {"speculative_config": None}))
     if config.model.quantization:
         found.append(Switch("quantised weights", {"quantization": None}))
+    if config.tuning.pruned_weights == "packed":
+        found.append(Switch("zeros of pruned weights left out", {"pruned_weights": "dense"}))
     if config.cache.kv_cache_dtype != "auto":
         found.append(Switch("K/V type", {"kv_cache_dtype": "auto"}))
+    if config.cache.mamba_ssm_cache_dtype not in ("auto", "float32"):
+        found.append(Switch("type of recurrent states", {"mamba_ssm_cache_dtype": "auto"}))
     return found
 
 

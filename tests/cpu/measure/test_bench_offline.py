@@ -151,6 +151,7 @@ def test_only_what_is_on_can_be_switched_off():
                          enable_chunked_prefill=False)  # fmt: skip
     assert switches(config) == []
     config = make_config({}, device="cpu", kv_cache_dtype="float32", executor="process", max_model_len=512,
+                         pruned_weights="packed", mamba_ssm_cache_dtype="float16",
                          speculative_config={"method": "ngram"})  # fmt: skip
     assert {s.name: s.off for s in switches(config)} == {
         "prefix cache": {"enable_prefix_caching": False},
@@ -162,7 +163,9 @@ def test_only_what_is_on_can_be_switched_off():
         "recorded steps": {"enforce_eager": True},
         "overlapped planning": {"pipeline_depth": 1},
         "speculation": {"speculative_config": None},
+        "zeros of pruned weights left out": {"pruned_weights": "dense"},
         "K/V type": {"kv_cache_dtype": "auto"},
+        "type of recurrent states": {"mamba_ssm_cache_dtype": "auto"},
     }
 
 
