@@ -460,12 +460,12 @@ def _state_dtype(config: EngineConfig, device: str) -> str:
 
 def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:
     """The type to compute in: the one asked for, or else the config's. If it must be another, `reasons` says so."""
-    if wanted != "auto":
-        return DTYPES[wanted]
     text = raw.get("text_config") if isinstance(raw.get("text_config"), dict) else {}
-    named = raw.get("dtype") or raw.get("torch_dtype") or (text or {}).get("dtype") or "float32"
+    said = raw.get("dtype") or raw.get("torch_dtype") or (text or {}).get("dtype") or "float32"
+    named = said if wanted == "auto" else wanted
     dtype = DTYPES.get(str(named).removeprefix("torch."), torch.float32)
     if dtype == torch.float16 and device == "cpu":
-        reasons.append("computed in float32: CPUs compute float16 slowly; weights stay float16")
+        held = "; weights stay float16" if str(said).removeprefix("torch.") == "float16" else ""
+        reasons.append(f"computed in float32: CPUs compute float16 slowly{held}")
         return torch.float32
     return dtype

@@ -11,8 +11,11 @@ from family_cases import ALL
 from parity import load, ours, theirs
 from torch import Tensor
 
+from tokenmill import LLM, SamplingParams
 from tokenmill.compute.model import CausalLM
+from tokenmill.engine.loading import compute_dtype
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.testing.tiny import make_tiny
 
 NATIVE = pytest.importorskip("tokenmill.kernels.cpu", reason="the native kernels were not built")
 FEW = ("olmo2-0", "phi-0", "gpt_bigcode-1", "granitemoe-0", "dbrx-0", "llama4-0", "deepseek_v3-0", "falcon_h1-0")
@@ -55,3 +58,19 @@ def test_transformers_says_the_same(tmp_path):
     kernels = NATIVE.CpuKernels(1)
     found = ours(load(config, halved(tensors), kernels=kernels), {"a": prompt(40)}, [[("a", 40)]], kernels)["a"]
     torch.testing.assert_close(found, theirs(model, prompt(40)), atol=1e-4, rtol=1e-4)
+
+
+def test_float16_that_is_asked_for_is_float32_on_a_cpu(tmp_path):
+    """vLLM's command lines often say so. Whatever the files hold, requests are answered, and the reason is told."""
+    folder, params = make_tiny(tmp_path / "tiny"), SamplingParams(temperature=0.0, max_tokens=4)
+    answers = {}
+    for dtype in ("float32", "float16"):
+        with LLM(model=str(folder), dtype=dtype, device="cpu", max_model_len=64, num_blocks=16) as llm:
+            (out,) = llm.generate(["some words"], params, use_tqdm=False)
+            answers[dtype] = out.outputs[0].token_ids
+    assert answers["float16"] == answers["float32"] and len(answers["float16"]) > 0
+    for said, more in (("float16", "; weights stay float16"), ("torch.bfloat16", "")):
+        told: list[str] = []
+        assert compute_dtype("float16", {"torch_dtype": said}, "cpu", told) == torch.float32
+        assert told == [f"computed in float32: CPUs compute float16 slowly{more}"]
+        assert compute_dtype("float16", {"torch_dtype": said}, "cuda", []) == torch.float16
