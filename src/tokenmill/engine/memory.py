@@ -24,6 +24,9 @@ SHORT_STEPS = (4, 8, 16, 32, 64, 256, 2300, 2400, 2812, 3000, 3324, 3580)
 """Sizes of steps that run once while loading on a GPU. Each has two rows, and half as many tokens plus one. At 1151,
 1407, 1663 or 1791 tokens a product's tiles fill all multiprocessors, for hidden sizes from 2304 to 3840, and another
 kernel makes it."""
+PRUNED_ROWS = (16, 32)
+"""Rows of further steps where 2:4 matrices are packed: their kernel for few rows is another one for each power of two,
+and a head that is held so sees rows, not tokens."""
 STATES_SHARE = 0.5
 """The share of the cache's memory that the states of rows may always take: rows need pages, too."""
 USUAL_TOKENS = 1024
@@ -121,14 +124,15 @@ def peak_step_bytes(
     step_tokens: int,
 ) -> int:
     """Run the largest possible step, and measure the memory that it takes besides weights and cache."""
-    model, _, layout = made
+    model, kernels, layout = made
     peak, most = 0, config.schedule.max_num_seqs
     if each := row_bytes(model.spec.states):
         most = min(most, max(2, int(free_bytes(device) * TRIED_SHARE) // each - 1))
     # The most rows, ordinary prompts, the longest chunk, and short ones: together they compile what mixed steps run.
     cuts = [(rows, step_tokens) for rows in sorted({min(n, most) for n in (most, 64, 2)})]
     short = [(min(2, most), n) for n in SHORT_STEPS if n < step_tokens]
-    every = [(*cut, False, False) for cut in cuts + short]
+    heads = PRUNED_ROWS if kernels.counters().get("pack_pruned") else ()
+    every = [(*cut, False, False) for cut in (*cuts, *short, *((min(n, most), 2 * n) for n in heads))]
     every += [(*cut, True, False) for cut in cuts[-1:] if config.adapters.enable_lora]
     if any(0 < group.window < max_len for group in layout.groups):
         every += [(*cut, False, True) for cut in (*short[:1], *short[-1:], cuts[-1])]

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tokenmill import LLM, SamplingParams
+from tokenmill.core.config import make_config
 from tokenmill.core.errors import UserError
+from tokenmill.engine import memory
+from tokenmill.kernels.reference import ReferenceKernels
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("tokenmill._native") is None, reason="kernels are not built")
 
@@ -37,3 +41,23 @@ def test_the_option_says_what_it_found(tmp_path, zeros, said):
 def test_plain_torch_multiplies_zeros():
     with pytest.raises(UserError, match="--kernels reference multiplies matrices with their zeros"):
         LLM(model="demo", kernels="reference", pruned_weights="packed")
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_steps_before_the_first_request_have_all_few_rows(monkeypatch, packed):
+    """A head that is held 2:4 has a kernel for each power of two rows: none is compiled while a request waits."""
+    tried: list[int] = []
+
+    def note(made, peak, device, how):
+        tried.append(len(peak[0].rows))
+        return 0, None
+
+    monkeypatch.setattr(memory, "_try_step", note)
+    kernels = ReferenceKernels()
+    if packed:
+        kernels.count("pack_pruned")
+    made = SimpleNamespace(spec=SimpleNamespace(states=[])), kernels, SimpleNamespace(groups=[], page_bytes=[])
+    made[2].block_size = 16
+    config = make_config({}, model="demo", max_num_seqs=128)
+    memory.peak_step_bytes(config, made, "cpu", 4096, 4096)
+    assert {2, 64, 128} <= set(tried) and ({16, 32} <= set(tried)) == packed
