@@ -51,6 +51,8 @@ _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _ROUTER = re.compile(r"blk\.\d+\.ffn_gate_inp\.weight")
 _SENSITIVE = re.compile(r"blk\.(\d+)\.(attn_v|ffn_down|ffn_down_exps)\.weight")
 _HEADS = ("token_embd.weight", "output.weight")
+_LEAST = 32
+"""The fewest numbers of a block."""
 _PIECE = 1 << 22
 """The most numbers that are rounded at once."""
 _SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps",
@@ -94,7 +96,7 @@ def export(
             raise UserError("The importance names no matrix of this model: it is of another one.")
         prove(config, arch, [item.name for item in stored], str(source))
         metadata, note = _metadata(source, config, arch, kind)
-        note = " ".join(filter(None, (note, _note_smaller_blocks(stored, kind)))) or None
+        note = "; ".join(filter(None, (note, _note_smaller_blocks(stored, kind)))) or None
         errors: list[LayerError] = []
         entries = []
         for item in stored:
@@ -163,6 +165,9 @@ def _plan(
         stored.append(Stored(target, sources, shape, found_type))
     if skip is not None and not matched:
         raise without_match(skip)
+    if kind not in ("f16", "bf16") and all(item.type in _PLAIN for item in stored):
+        raise UserError(f"{path}: no matrix would be rounded, as rows are no multiples of {_LEAST} (or by --skip): "
+                        "--format gguf-f16 says so.")  # fmt: skip
     return stored
 
 
@@ -171,7 +176,7 @@ def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped:
     an MLP get more bits than other matrices."""
     if len(shape) < 2 or _ROUTER.fullmatch(name):
         return "F32"
-    if kind in ("f16", "bf16") or skipped or shape[-1] % 32:
+    if kind in ("f16", "bf16") or skipped or shape[-1] % _LEAST:
         return "BF16" if kind == "bf16" else "F16"
     wide = shape[-1] % 256 == 0
     if kind == "q8_0":
@@ -189,14 +194,20 @@ def _type(name: str, shape: tuple[int, ...], kind: str, layers: int, *, skipped:
 
 
 def _note_smaller_blocks(stored: list[Stored], kind: str) -> str | None:
-    """A sentence about matrices that had to take a type with smaller blocks, or None."""
+    """A sentence about matrices that had to take a type with smaller blocks, or to stay in 16 bits, or None."""
+    odd = [item for item in stored if len(item.shape) > 1 and item.shape[-1] % _LEAST and item.type == "F16"]
+    told = []
+    if odd and kind != "f16":
+        told = [
+            f"{len(odd)} of {len(stored)} tensors have rows that are no multiples of {_LEAST}: they stay in 16 bits"
+        ]
     if kind not in _MIXES and kind != "q6_k":
-        return None
+        return "".join(told) or None
     found = [item.type for item in stored if item.shape[-1] % 256 and item.type in {*_BY_32.values()} - {kind.upper()}]
-    if not found:
-        return None
-    types = ", ".join(sorted(set(found)))
-    return f"{len(found)} of {len(stored)} tensors have rows that are not whole blocks of 256: they are {types}."
+    if found:
+        types = ", ".join(sorted(set(found)))
+        told.append(f"{len(found)} of {len(stored)} have rows that are not whole blocks of 256: they are {types}")
+    return "; ".join(told) or None
 
 
 def _told(tell: Tell, name: str, total: int, done: int) -> None:

@@ -28,6 +28,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("workshop")
     make_tiny(folder / "tiny", hidden=64, layers=4)
     make_tiny(folder / "odd", hidden=80, heads=5, kv_heads=5, architecture="llama")
+    make_tiny(folder / "odder", hidden=40, heads=5, kv_heads=5, architecture="llama")
     (folder / "text.txt").write_text(TEXT)
     (folder / "word.txt").write_text("a")
     return folder
@@ -78,6 +79,8 @@ REFUSED = {
                          "not in whole groups of 32 columns: leave it out with --skip"),
     "another group would not do": (("quantize", "{place}/odd", "{target}", "--format", "int4"),
                                    "not whole groups of 32: leave it out with --skip"),
+    "no block divides": (("quantize", "{place}/odder", "{target}.gguf", "--format", "gguf-q4_k"),
+                         "no matrix would be rounded, as rows are no multiples of 32"),
     "another group would": ((*QUANTIZE, "--method", "rtn", "--group", "256"), "choose another --group"),
     "a form without K/V": ((*QUANTIZE, "--method", "rtn", "--format", "gptq", "--kv-scales"),
                            "--kv-scales has no effect with --method rtn --format gptq"),
@@ -172,3 +175,9 @@ def test_a_folder_that_was_there_stays(place: Path, tmp_path: Path) -> None:
 def test_heads_that_are_left_are_told(place: Path, tmp_path: Path) -> None:
     code, told = run(place, tmp_path / "out", *PRUNE, "--heads", "0.5", *FEW)
     assert code == 0 and "1 key heads are left, with 2 query heads" in told, told
+
+
+def test_rows_that_no_block_divides_are_told(place: Path, tmp_path: Path) -> None:
+    words = ("quantize", "{place}/odd", "{target}.gguf", "--format", "gguf-q4_k")
+    code, told = run(place, tmp_path / "out", *words)
+    assert code == 0 and "14 of 21 tensors have rows that are no multiples of 32: they stay in 16 bits" in told, told
