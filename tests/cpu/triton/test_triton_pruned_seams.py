@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ pytest.importorskip("triton")
 from tokenmill.compute.forward import NormSpec
 from tokenmill.compute.matrix import StoredMatrix
 from tokenmill.kernels.reference import ReferenceKernels
+from tokenmill.kernels.triton.experts import mixture
 from tokenmill.kernels.triton.kernels import TritonKernels
 from tokenmill.kernels.triton.pruned import layout, library
 from tokenmill.kernels.triton.pruned.layout import PrunedMatrix, pack_pruned
+from tokenmill.quant.dense import DenseWeight
 
 
 class Copies(TorchDispatchMode):
@@ -75,6 +79,18 @@ def test_few_rows_of_another_type_meet_zeros_in_plain_torch(monkeypatch: pytest.
     found = kernels.product(x, matrix, norm=norm, residual=residual)
     wanted = ReferenceKernels().product(x, numbers.float(), norm=norm, residual=residual)
     assert found.dtype == torch.float32 and torch.allclose(found, wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("around", [lambda w: w, lambda w: SimpleNamespace(parts=[SimpleNamespace(base=w)])])
+def test_what_is_brought_near_is_what_is_read(monkeypatch: pytest.MonkeyPatch, around: Callable[[Any], Any]) -> None:
+    """A mixture of one token has the next matrix brought near, at every step."""
+    numbers = torch.eye(64).repeat(1, 4).bfloat16()
+    pruned, full = (
+        DenseWeight(table).settle(TritonKernels("cpu", pruned="packed")) for table in (numbers, numbers + 1)
+    )
+    assert mixture._read_next(full) is full.table  # type: ignore[attr-defined]
+    monkeypatch.setattr(PrunedMatrix, "pieces", lambda self: pytest.fail("its zeros were put back"))
+    assert mixture._read_next(around(pruned)) is pruned.packed.stored  # type: ignore[attr-defined]
 
 
 def test_algorithms_are_named_where_they_were_measured() -> None:

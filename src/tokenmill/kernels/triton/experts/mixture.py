@@ -28,6 +28,7 @@ from tokenmill.kernels.triton.experts.route import SHARED_GATED, SHARED_PLAIN, p
 from tokenmill.kernels.triton.experts.route_few import pick_few, splits
 from tokenmill.kernels.triton.experts.sorting import Sorted, sort_pairs
 from tokenmill.kernels.triton.launch import Launch
+from tokenmill.kernels.triton.pruned.layout import PrunedMatrix
 from tokenmill.kernels.triton.quantised.narrow import BLOCK
 
 EVEN = 8
@@ -154,7 +155,7 @@ class StackedMixture:
         """Ids and gates of norm(x)."""
         if self.router is None:
             return self._route(x if norm is None else ctx.kernels.norm(x, norm), ctx)
-        return self._pick(x, ctx, norm, _table(ahead), keep=False)[:2]
+        return self._pick(x, ctx, norm, _read_next(ahead), keep=False)[:2]
 
     @staticmethod
     def _stacked(weight: Stacked) -> Tensor:
@@ -241,6 +242,14 @@ def _table(weight: Weight | None) -> Tensor | None:
     parts = [] if weight is None else getattr(weight, "parts", [weight])
     found = parts[0].pieces() if parts else None
     return None if found is None else found[1]["table"]
+
+
+def _read_next(weight: Weight | None) -> Tensor | None:
+    """What a product with this weight reads, at every step: the zeros of a 2:4 matrix are not put back for it."""
+    parts = getattr(weight, "parts", [weight])
+    first = parts[0] if parts else None
+    packed = getattr(getattr(first, "base", first), "packed", None)
+    return packed.stored if isinstance(packed, PrunedMatrix) else _table(weight)
 
 
 def form_of(weights: list[Weight]) -> Any | None:
