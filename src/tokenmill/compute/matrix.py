@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -43,6 +44,8 @@ class StoredMatrix:
     dense: Callable[[], Tensor]
     bias: Tensor | None = None
     taken: Callable[[], None] | None = None
+    dtype: torch.dtype | None = None
+    """The type in which dense numbers are multiplied."""
 
     def find(self, name: str) -> Tensor | None:
         """The part of this name, if there is one."""

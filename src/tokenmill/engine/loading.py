@@ -219,8 +219,7 @@ def load_runner(
         _check_damage(config, checkpoint, source, reasons)
     finally:
         checkpoint.close()
-    _check_states(config.cache.mamba_ssm_cache_dtype, model, mesh)
-    _tell(config, model, kernels, reasons)
+    _tell(config, model, kernels, mesh, reasons)
     record = not config.execute.enforce_eager and _recordable(kernels, model, device)
     drafts = load_drafter(
         config, read_speculation(config.speculate), Target(model, source, dtype, device, kernels, record)
@@ -370,8 +369,9 @@ def adapter_sites(config: EngineConfig, raw: dict[str, Any], dtype: torch.dtype,
     )
 
 
-def _tell(config: EngineConfig, model: CausalLM, kernels: Kernels, reasons: list[str]) -> None:
+def _tell(config: EngineConfig, model: CausalLM, kernels: Kernels, mesh: Mesh, reasons: list[str]) -> None:
     """Report what was not built as asked for."""
+    _check_states(config.cache.mamba_ssm_cache_dtype, model, mesh)
     if config.tuning.pruned_weights == "packed":
         _tell_pruned(kernels, reasons)
     extras: Mapping[str, Any] = model.spec.extras

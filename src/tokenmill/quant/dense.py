@@ -57,7 +57,8 @@ class DenseWeight(WeightBase):
     def settle(self, kernels: Kernels) -> Weight:
         """Replace the numbers by the backend's packed form. If it has none, they take the compute dtype."""
         if self.table is not None:
-            stored = StoredMatrix("dense", self.shape, (("numbers", self.table),), self.dense, self.bias)
+            numbers = ("numbers", self.table)
+            stored = StoredMatrix("dense", self.shape, (numbers,), self.dense, self.bias, dtype=self.dtype)
             self.packed = kernels.pack(stored)
             self.table = None if self.packed is not None else self.table.to(self.dtype)
         return self

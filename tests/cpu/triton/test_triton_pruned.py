@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -58,6 +60,7 @@ def test_other_matrices_stay_as_they_are():
     full[63, 252:] = 1.0  # three of four, in the last place
     assert pack_pruned(stored(full)) is None
     assert pack_pruned(stored(numbers.float())) is None
+    assert pack_pruned(replace(stored(numbers.half()), dtype=torch.float32)) is None, "multiplied in another type"
     assert pack_pruned(stored(numbers[:63])) is None and pack_pruned(stored(numbers[:, :192].contiguous())) is None
     assert isinstance(TritonKernels("cpu", pruned="packed").pack(stored(numbers)), PrunedMatrix)
     assert TritonKernels("cpu").pack(stored(numbers)) is None

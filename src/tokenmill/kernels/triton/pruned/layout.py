@@ -124,6 +124,8 @@ def pack_pruned(matrix: StoredMatrix) -> PrunedMatrix | None:
     numbers, scales = matrix.part(name), matrix.find("scales")
     small = numbers.element_size() == 1
     types = (torch.float8_e4m3fn,) if matrix.kind == "fp8" else (torch.bfloat16, torch.float16)
+    if matrix.dtype not in (None, numbers.dtype):  # it would be given its zeros again for every product
+        return None
     if numbers.dtype not in types or (scales is not None and scales.shape[1] > 1) or not _has_cores(numbers):
         return None
     bits = numbers.view(torch.uint8) if small else numbers
