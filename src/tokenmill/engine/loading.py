@@ -446,16 +446,13 @@ def _state_dtype(config: EngineConfig, device: str) -> str:
     wanted = config.cache.mamba_ssm_cache_dtype.replace("auto", "float32")
     if wanted == "float32":
         return wanted
-    option, why = f"--mamba-ssm-cache-dtype {wanted}", ""
     if device == "cpu" and config.execute.kernels != "reference":
-        why = f"{option}: on a CPU states are float32: leave it out."
+        why = ": on a CPU states are float32: leave it out."
     elif config.execute.deterministic:
-        why = (
-            f"{option} rounds states where steps cut a prompt, which --deterministic rules out: leave one of them out."
-        )
-    if why:
-        raise ParameterError(why, param="mamba_ssm_cache_dtype")
-    return wanted
+        why = " rounds states where steps cut a prompt, which --deterministic rules out: leave one of them out."
+    else:
+        return wanted
+    raise ParameterError(f"--mamba-ssm-cache-dtype {wanted}{why}", param="mamba_ssm_cache_dtype")
 
 
 def compute_dtype(wanted: str, raw: dict[str, Any], device: str, reasons: list[str]) -> torch.dtype:

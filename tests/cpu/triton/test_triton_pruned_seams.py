@@ -62,7 +62,10 @@ def test_rows_of_an_embedding_need_nothing_from_the_host(dtype: torch.dtype) -> 
 
 @pytest.mark.parametrize("small", [False, True])
 def test_every_place_is_found(small: bool) -> None:
-    row, four = layout._taken(small)
+    """In the order of sparse tensor cores: each bit field of a block's words is of this row and this four."""
+    place, field = torch.arange(64 if small else 32)[:, None], torch.arange(8)[None]
+    row = place % 32 // 4 + 8 * (field // 4)
+    four = (8 if small else 4) * (field % 4) + place // 32 * 4 + place % 4
     word, shift = layout._found(row, four, small=small)
     assert torch.equal(word, torch.arange(len(row))[:, None].expand(row.shape))
     assert torch.equal(shift, (4 * torch.arange(8))[None].expand(row.shape))

@@ -4,13 +4,12 @@
             form [N, K / 2 + more]: the same numbers first, row by row, then where they belong in its own way
     places  where they belong, four bits for each four columns: the column of the first number, then that of the second.
             int32 [N / 16, blocks, words], in the order in which sparse_cores.py takes them, a word for each thread: 32
-            for a block of 64 columns of 16 bits, 64 for one of 128 columns of 8 (`_taken`)
+            for a block of 64 columns of 16 bits, 64 for one of 128 columns of 8 (`_found`)
 Must not know: kernels, layers.
 """
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -91,19 +90,11 @@ class PrunedMatrix:
         return sum(t.nbytes for t in (self.kept, self.places, self.scales, self.bias) if t is not None)
 
 
-@functools.cache
-def _taken(small: bool) -> tuple[Tensor, Tensor]:
-    """Of a tile of 16 rows and a block of 16 fours (small: of 8 bits, 32 fours): the row and the four that each bit
-    field [words, 8] of the block's words is of. A thread reads 16 bytes of a row, which are neighbours, so that what is
-    next to each other in memory is not what is next to each other within a multiplication."""
-    word, field = torch.arange(64 if small else 32)[:, None], torch.arange(8)[None]
-    row = word % 32 // 4 + 8 * (field // 4)
-    return row, (8 if small else 4) * (field % 4) + word // 32 * 4 + word % 4
-
-
 def _found(row: Tensor, four: Tensor, *, small: bool) -> tuple[Tensor, Tensor]:
-    """The inverse: the word of a row of a tile and of a four, counted from the tile's first one, and by how much it is
-    shifted. (Computed, because a recorded step that reads rows may copy no table to the device.)"""
+    """The word that says where a four of a row of a tile belongs, counted from the tile's first one, and by how much it
+    is shifted there. A thread reads 16 bytes of a row, which are neighbours, so that what is next to each other in
+    memory is not what is next to each other within a multiplication. (Computed, because a recorded step that reads rows
+    may copy no table to the device.)"""
     fours = 8 if small else 4  # of a thread
     part = four % fours
     word = four // (4 * fours) * (8 * fours) + part // 4 * 32 + row % 8 * 4 + part % 4
@@ -160,11 +151,13 @@ def _packed(numbers: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
 
 def _words(code: Tensor, *, small: bool) -> Tensor:
     """Places [N, K / 4] as `places` has them."""
-    row, four = (table.to(code.device) for table in _taken(small))
-    shift = 4 * torch.arange(8, device=code.device)
+    fours, words = code.shape[1], 64 if small else 32
+    row, four = torch.arange(TILE, device=code.device)[:, None], torch.arange(fours, device=code.device)
+    at, shift = (part.flatten() for part in _found(row, four, small=small))
     pieces = []
     for piece in code.split(_PIECE):
-        tiles = piece.view(-1, TILE, piece.shape[1] // (32 if small else 16), 32 if small else 16).transpose(1, 2)
-        word = (tiles[:, :, row, four].long() << shift).sum(3)
+        tiles = piece.view(-1, TILE * fours).long() << shift
+        word = torch.zeros(len(tiles), TILE * fours // 8, dtype=torch.int64, device=code.device)
+        word.scatter_add_(1, at.expand_as(tiles), tiles)
         pieces.append(torch.where(word >= 1 << 31, word - (1 << 32), word).to(torch.int32))
-    return torch.cat(pieces)
+    return torch.cat(pieces).view(len(code) // TILE, -1, words)

@@ -59,10 +59,10 @@ def pruned_way(x: Tensor, weight: PrunedMatrix) -> str:
     rows = len(x)
     if weight.scales is None and x.dtype != weight.dtype:
         return "expand"
-    recorded = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
     if weight.in_library:
         library.ready(weight.dtype)
-        if rows > (16 if weight.scales is None else 8) and (recorded or rows >= _UNRECORDED):
+        many = rows > (16 if weight.scales is None else 8)
+        if many and (rows >= _UNRECORDED or torch.cuda.is_current_stream_capturing()):
             return "library"
     return "few" if rows <= FEW else "expand"
 
