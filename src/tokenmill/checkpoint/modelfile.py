@@ -5,6 +5,7 @@ Must not know: what names, parameters and templates mean.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from tokenmill.core.errors import UserError
 MOST_CHARS = 4 << 20
 QUOTES = '"""'
 BLANKS = " \t\r\f\v"
+_BLANK = re.compile(f"[{BLANKS}]+")
 KNOWN = ("FROM", "PARAMETER", "TEMPLATE", "SYSTEM", "ADAPTER", "LICENSE", "MESSAGE")
 ROLES = ("system", "user", "assistant")
 REFUSED = {
@@ -56,7 +58,7 @@ def read_modelfile(text: str) -> Modelfile:
 
 def write_modelfile(found: Modelfile) -> str:
     """Write a Modelfile with these contents. A ModelfileError names a text that no Modelfile can hold."""
-    lines = [f"FROM {found.base}"] if found.base else []
+    lines = [f"FROM {_quoted(found.base)}"] if found.base else []
     for word, text in (("TEMPLATE", found.template), ("SYSTEM", found.system)):
         if text is not None:
             lines.append(f"{word} {_quoted(text)}")
@@ -136,9 +138,9 @@ def _value(lines: list[str], at: int, rest: str, number: int, word: str) -> tupl
 
 
 def _split(text: str) -> tuple[str, str]:
-    """The first word, and the text after it."""
-    parts = text.split(None, 1)
-    return parts[0], parts[1] if len(parts) > 1 else ""
+    """The first word, and the text after it. What Unicode calls a blank besides these is a character like others."""
+    word, *rest = _BLANK.split(text, 1)
+    return word, rest[0] if rest else ""
 
 
 def _two(number: int, word: str, value: str, wanted: str) -> tuple[str, str]:

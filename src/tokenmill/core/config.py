@@ -8,7 +8,6 @@ environment. Options are never patched: resolving makes new objects and keeps re
 from __future__ import annotations
 
 import difflib
-import math
 import os
 from collections.abc import Mapping
 from dataclasses import Field, dataclass, field, fields, replace
@@ -16,9 +15,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from tokenmill.core.bounds import ALL, MOST, POSITIVE
 from tokenmill.core.errors import ParameterError, shown
 from tokenmill.core.files import home, in_home
+from tokenmill.core.option_values import but_got, check_option
 from tokenmill.core.text_values import read_written
 from tokenmill.core.vllm_arguments import SERVER, options_alone
 
@@ -420,7 +419,7 @@ def _read_groups(
         chosen[known[name][0]][name] = value
     for values in chosen.values():
         for name, value in values.items():
-            _check(name, value, known[name][1], known[name][2])
+            check_option(name, value, known[name][1], known[name][2])
     return {group: groups[group](**values) for group, values in chosen.items()}
 
 
@@ -432,41 +431,8 @@ def override(config: EngineConfig, group: str, **values: Any) -> EngineConfig:
 def _from_environment(name: str, text: str, item: Field, kind: Any) -> Any:
     found, wanted = read_written(text, kind)
     if found is None:
-        raise ParameterError(f"TOKENMILL_{name.upper()} must be {wanted}{_got(text, item)}.", param=name)
+        raise ParameterError(f"TOKENMILL_{name.upper()} must be {wanted}{but_got(text, item)}.", param=name)
     return found
-
-
-def _got(value: object, item: Field) -> str:
-    return f", got {shown(value)}" if item.repr else ""
-
-
-def _check(name: str, value: Any, item: Field, kind: Any) -> None:
-    choices = item.metadata["choices"]
-    if choices and value is not None and value not in choices:
-        raise ParameterError(f"{name} must be one of {', '.join(choices)}{_got(value, item)}.", param=name)
-    allowed = getattr(kind, "__args__", (kind,))
-    numeric = [k for k in allowed if k in (int, float)]
-    if value is None and name.endswith("_parallel_size"):
-        raise ParameterError(f"{name} must be a number{_got(value, item)}.", param=name)
-    if numeric and bool not in allowed and value is not None:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ParameterError(f"{name} must be a number{_got(value, item)}.", param=name)
-        if int in numeric and float not in numeric and not isinstance(value, int):
-            raise ParameterError(f"{name} must be an integer{_got(value, item)}.", param=name)
-        positive, most = name in POSITIVE, MOST.get(name)
-        if not (value > 0 if positive else value >= 0) and value != ALL.get(name):
-            wanted = "be positive" if positive else "not be negative"
-            raise ParameterError(f"{name} must {wanted}{_got(value, item)}.", param=name)
-        if value == math.inf or (most is not None and value > most):
-            wanted = "finite" if most is None else f"at most {most}"
-            raise ParameterError(f"{name} must be {wanted}{_got(value, item)}.", param=name)
-    if allowed == (bool,) and not isinstance(value, bool):
-        raise ParameterError(f"{name} must be true or false{_got(value, item)}.", param=name)
-    if str in allowed and not isinstance(value, (str, os.PathLike)) and (value is not None or len(allowed) == 1):
-        raise ParameterError(f"{name} must be text{_got(value, item)}.", param=name)
-    if list[str] in allowed and value is not None:
-        if not isinstance(value, (list, tuple)) or not all(isinstance(item, str) for item in value):
-            raise ParameterError(f"{name} must be text or a list of texts{_got(value, item)}.", param=name)
 
 
 def wanted_faults() -> str:

@@ -10,19 +10,31 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from tokenmill.core.errors import ParameterError, why
+from tokenmill.core.errors import ParameterError, shown, why
+
+LONGEST = 1024
+"""A longer path is cut in messages: somebody has put the text itself where its file belongs."""
 
 
 def read_text_file(path: Path | str, flag: str, most: int, *, param: str | None = None) -> str:
     """The text, of at most `most` characters. flag: what named the file."""
+    told = f"{flag} {_told(str(path))} cannot be read"
     try:
         with open(path, encoding="utf-8") as file:
             kind = os.fstat(file.fileno())
             if stat.S_ISBLK(kind.st_mode) or (stat.S_ISCHR(kind.st_mode) and not file.isatty()):
-                raise ParameterError(f"{flag} {path} cannot be read: it is a device.", param=param)
+                raise ParameterError(f"{told}: it is a device.", param=param)
             return read_all(file, f"{flag} {path}", most, kind.st_size)
+    except ParameterError:
+        raise
     except (OSError, UnicodeDecodeError) as error:
-        raise ParameterError(f"{flag} {path} cannot be read: {why(error)}.", param=param) from error
+        raise ParameterError(f"{told}: {why(error)}.", param=param) from error
+    except ValueError as error:  # a NUL, or half of a pair of surrogates
+        raise ParameterError(f"{told}: no file can have this name.", param=param) from error
+
+
+def _told(path: str) -> str:
+    return path if path.isprintable() and len(path) <= LONGEST else shown(path)
 
 
 def lines_of(text: str) -> Iterator[tuple[int, str]]:

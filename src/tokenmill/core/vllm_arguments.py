@@ -237,7 +237,7 @@ def options_alone(given: Mapping[str, Any], *lists: Mapping[str, Other]) -> dict
         other = next((each[name] for each in lists or (ENGINE,) if name in each), None)
         if other is None:
             kept[name] = _plain(name, value)
-            if name == "quantization" and value in STORED_AS:
+            if name == "quantization" and kept[name] is None and value is not None:
                 kept["stored_as"] = value
         elif other.asks(value):
             raise ParameterError(f"{name} = {_shown(value)} cannot be used: {other.why}.", param=name)
@@ -264,15 +264,15 @@ def _plain(name: str, value: Any) -> Any:
     """A value in our spelling, given as programs for vLLM write it."""
     if name == "dtype" and not isinstance(value, str):
         return str(value).removeprefix("torch.")  # torch.bfloat16
-    if name == "quantization" and value in STORED_AS:
+    if name == "quantization" and isinstance(value, str) and value in STORED_AS:
         return None
-    if name == "load_format" and value in LOAD_AS:
+    if name == "load_format" and isinstance(value, str) and value in LOAD_AS:
         return "auto"
     if name == "kv_cache_dtype" and value == "fp8_e4m3":
         return "fp8"
     if name == "hf_token" and value is True:
         return None  # the one that is stored, or HF_TOKEN
-    if name == "served_model_name" and isinstance(value, (list, tuple)):
+    if name == "served_model_name" and isinstance(value, (list, tuple)) and all(isinstance(n, str) for n in value):
         return ",".join(value)
     if name == "hf_overrides" and callable(value):
         raise ParameterError("hf_overrides must be a dict here: a callable cannot reach other processes.", param=name)

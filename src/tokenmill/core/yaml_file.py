@@ -40,7 +40,9 @@ def read_mapping(path: Path, flag: str, kind: str) -> Any:
         return yaml.load(data.decode("utf-8"), Loader)
     except (OSError, UnicodeDecodeError) as error:
         raise ParameterError(f"{flag} {path} cannot be read: {why(error)}.") from error
-    except (yaml.YAMLError, RecursionError) as error:
+    except ParameterError:
+        raise
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: 2024-02-31, or 5000 digits
         raise ParameterError(f"{flag} {path} is {kind}: {_problem(error)}.") from None
 
 
@@ -49,5 +51,5 @@ def _problem(error: Exception) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deeply"
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or type(error).__name__
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or str(error)[:100].partition(";")[0]
     return problem if mark is None else f"{problem} (line {mark.line + 1})"

@@ -351,4 +351,4 @@ def _unquoted(word: str, line: int) -> str:
 
 
 def _wrong(line: int, what: str) -> TemplateError:
-    return TemplateError(f"TEMPLATE, line {line}: {what}; {OWN}.", param="template")
+    return TemplateError(f"TEMPLATE, line {line}: {' '.join(what.split())}; {OWN}.", param="template")

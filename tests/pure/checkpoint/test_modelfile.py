@@ -17,7 +17,7 @@ WORD = st.text(st.sampled_from("abcXYZ019_-./:"), min_size=1, max_size=12)
 @given(
     st.builds(
         Modelfile,
-        base=WORD,
+        base=WORD | LINES.filter(str.strip),
         parameters=st.lists(st.tuples(st.sampled_from(["stop", "temperature"]), LINES.filter(bool)), max_size=3),
         system=st.none() | LINES,
         template=st.none() | LINES,
@@ -38,7 +38,7 @@ def test_what_is_written_is_read_again(said: Modelfile) -> None:
 
 def texts(said: Modelfile) -> list[str]:
     pairs = [text for _, text in (*said.parameters, *said.messages)]
-    return [*pairs, said.system or "", said.template or "", *said.license, *said.adapters]
+    return [*pairs, said.base, said.system or "", said.template or "", *said.license, *said.adapters]
 
 
 def test_the_forms_of_values() -> None:
@@ -71,6 +71,9 @@ BAD = [
     ("FROM a\nhello", "line 2: 'hello' is not an instruction"),
     ("FROM a\n" + "x" * 99, "line 2: '" + "x" * 37),
     ("FROM a\n\u0405YSTEM a", "line 2: '\\u0405YSTEM' is not an instruction"),
+    ("FROM a\n\u00a0", "line 2: '\\xa0' is not an instruction"),
+    ("FROM a\n\x1c\n", "line 2: '\\x1c' is not an instruction"),
+    ("FROM\u2003a", "line 1: 'FROM\\u2003a' is not an instruction"),
     ("FROM a\nPARAMETER", "line 2: PARAMETER needs a value"),
     ("FROM a\nPARAMETER stop", "line 2: PARAMETER needs a name and a value"),
     ('FROM a\nPARAMETER stop ""', "line 2: PARAMETER needs a name and a value"),

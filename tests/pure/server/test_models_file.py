@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from tokenmill.cli.verbs import app
-from tokenmill.core.config import make_server_config
+from tokenmill.core.config import all_options, make_server_config
 from tokenmill.core.errors import UserError
 from tokenmill.server.access import Rights, digest, shown_key
-from tokenmill.server.many_models.models_file import name_models, read_models
+from tokenmill.server.many_models.models_file import FIELDS, OWN, name_models, read_models
 
 FILE = """
 models:
@@ -73,8 +74,16 @@ def test_json_is_read_as_well(tmp_path: Path) -> None:
         ("models: {a: {served_model_name: b}}", "aliases give more"),
         ("models: {a: {max_model_len: no}}", "models.a: max_model_len must be"),
         ("models: {a: {pin: 3}}", "pin must be true or false"),
-        ("models: {a: {ttl: -1}}", "ttl must be a number that is not negative"),
+        ("models: {a: {ttl: -1}}", "ttl must be a number (seconds, not negative), got -1"),
+        ("models: {a: {ttl: 5m}}", "ttl must be a number"),
+        ("models: {a: {ttl: 60, pin: true}}", "models.a: ttl has no effect beside pin"),
         ("models: {a: {memory: .nan}}", "memory must be a number"),
+        ("models: {a: {memory: 0}}", "memory must be a number (bytes, at least 1), got 0"),
+        ("models: {a: {model: ''}}", "models.a: model is empty"),
+        (f"models: {{a: {{generation_config: {'x' * 2000}}}}}", "cannot be used: File name too long"),
+        (f"models: {{a: {{ttl: {'9' * 5000}}}}}", "is neither YAML nor JSON"),
+        ("models: {a: {ttl: 2024-02-31}}", "is neither YAML nor JSON: day is out of range"),
+        ('models: {a: {chat_template: "\\0"}}', "no file can have this name"),
         ("models: {a: {groups: [1]}}", "groups must be a list of names"),
         ("models: {a: {chat_template: /nowhere/x}}", "models.a: --chat-template /nowhere/x cannot be read"),
         ("models: {a: {tool_call_parser: zzz}}", "models.a: "),
@@ -97,6 +106,18 @@ def test_what_is_wrong_is_refused_in_a_sentence(tmp_path: Path, text: str, said:
         read(tmp_path, text)
     assert said in str(found.value) and "\n" not in str(found.value)
     assert "sk-" not in str(found.value)
+
+
+VALUES = ("true", "3", "-1", "1.5", "1e400", "''", "[]", "[1]", "[[a]]", "['', a]", "{}", "{1: 2}", "2024-01-01",
+          "!!set {a}", "!!binary aGk=", "&a [*a]")  # fmt: skip
+
+
+@pytest.mark.parametrize("field", [*FIELDS, *sorted(OWN), *all_options()])
+def test_a_value_of_any_type_is_taken_or_refused(tmp_path: Path, field: str) -> None:
+    """YAML brings types that no flag can have."""
+    for value in VALUES:
+        with contextlib.suppress(UserError):
+            read(tmp_path, f"models: {{a: {{model: /x, {field}: {value}}}}}")
 
 
 def test_several_names_are_several_models() -> None:

@@ -144,6 +144,8 @@ BAD = {
     "{{ if .Prompt }}{{ else }}{{ else }}{{ end }}": "a second `else`",
     "{{ }}": "empty",
     "{{ & }}": "cannot be read",
+    "{{ %\nx }}": "`% x` cannot be read",
+    "{{ `a\nb` .Zzz }}": "has no counterpart",
     "{{ if .System }}{{ .Response }}{{ else }}x{{ end }}": "has an `else`",
     "\n\n{{ .Zzz }}": "line 3: `.Zzz`",
     "{{ if .Prompt }}" * 40 + "{{ end }}" * 40: "more than 32 levels",
@@ -158,6 +160,7 @@ def test_what_has_no_counterpart_is_named(template: str) -> None:
     with pytest.raises(TemplateError) as told:
         to_jinja(template)
     assert BAD[template] in str(told.value) and "the model's own chat template" in str(told.value)
+    assert "\n" not in str(told.value)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tokenmill.core.config import (
     all_options,
     make_config,
 )
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ParameterError, UserError, shown, why
 from tokenmill.core.spellings import one_spelling
 from tokenmill.core.yaml_file import read_mapping
 from tokenmill.engine.checks import check_options
@@ -101,11 +101,22 @@ def _spec(name: str, given: Any, options: Mapping[str, Any], server: ServerConfi
     except UserError as error:
         reason = str(error)
         raise ParameterError(reason if reason.startswith(where) else f"{where}: {reason}", param=error.param) from None
+    except OSError as error:  # a path that is too long, or in a folder that is closed to us
+        raise ParameterError(f"{where}: {shown(error.filename)} cannot be used: {why(error)}.", param="model") from None
     if not all(each.strip() and "," not in each for each in (name, *spec.aliases)):
         raise ParameterError(f"{where}: a model's name must not be empty or contain a comma.", param="models")
+    _check_effects(where, spec)
     if (twice := next((each for each in spec.names if spec.names.count(each) > 1), None)) is not None:
         raise ParameterError(f"{where}: its name {twice!r} is given twice.", param="aliases")
     return spec
+
+
+def _check_effects(where: str, spec: Spec) -> None:
+    """Refuse what has no effect, and a model that is none."""
+    if not spec.engine.model.model.strip():
+        raise ParameterError(f"{where}: model is empty: name a folder, a .gguf file or a model.", param="model")
+    if spec.pin and spec.ttl:
+        raise ParameterError(f"{where}: ttl has no effect beside pin: a pinned model stays loaded.", param="ttl")
 
 
 def _server_of(server: ServerConfig, mine: Mapping[str, Any]) -> ServerConfig:
@@ -129,12 +140,13 @@ def _own(where: str, own: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in own.items():
         if name in ("pin", "alone"):
             if not isinstance(value, bool):
-                raise ParameterError(f"{where}: {name} must be true or false, got {value!r}.", param=name)
+                raise ParameterError(f"{where}: {name} must be true or false, got {shown(value)}.", param=name)
             found[name] = value
         elif name in ("ttl", "memory"):
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or not 0 <= value < 1e18:
-                raise ParameterError(f"{where}: {name} must be a number that is not negative.", param=name)
+            number, least = isinstance(value, int | float) and not isinstance(value, bool), int(name == "memory")
+            if not number or not least <= value < 1e18:
+                wanted = "seconds, not negative" if name == "ttl" else "bytes, at least 1"
+                raise ParameterError(f"{where}: {name} must be a number ({wanted}), got {shown(value)}.", param=name)
             found[name] = float(value) if name == "ttl" else int(value)
         else:
             texts = [value] if isinstance(value, str) else value
