@@ -109,6 +109,10 @@ class AdapterSites(Protocol):
         share: which share of that, as (dimension, part, parts). flipped: it is stored as [in, out]."""
         ...
 
+    def adds(self, path: str, bias: Tensor) -> None:
+        """The model itself adds this bias to the product of the weight stored as `path`."""
+        ...
+
     def embedding(self, path: str, shape: tuple[int, int]) -> AdapterSite | None:
         """A table of embeddings [vocabulary, width]."""
         ...

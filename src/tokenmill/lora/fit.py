@@ -18,6 +18,7 @@ from tokenmill.compute.forward import Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.lora.peft import Adapter, LowRank, all_finite
 from tokenmill.lora.sites import Place, Sites
+from tokenmill.lora.weight import Source
 from tokenmill.quant.dense import DenseWeight
 
 _SLICE = 1024
@@ -205,7 +206,7 @@ class Fitter:
         source, start = place.source, place.site.borders[place.part]
         if place.weight is None or bias.shape != (source.shape[0],):
             raise self._refuse(module, f"has no bias of shape {list(bias.shape)}")
-        own = bias.float() if source.rows is None else bias.float()[source.rows]
+        own = self._besides_added(source, bias.float())
         if place.bias is not None:
             own = own - place.bias[start : start + len(own)].cpu()
         if source.first:
@@ -218,9 +219,8 @@ class Fitter:
         if place.site.parts > 1:
             raise self._refuse(module, "is multiplied together with others: it cannot be replaced (modules_to_save)")
         fill = self._fill(place.site, module)
-        if source.rows is not None:
-            weight = weight[source.rows]
-            bias = None if bias is None else bias[source.rows]
+        weight = weight if source.rows is None else weight[source.rows]
+        bias = None if bias is None else self._besides_added(source, bias.float())
         if source.columns is not None:
             weight = weight[:, source.columns[0] : source.columns[1]]
             bias = bias if source.first else None
@@ -229,6 +229,12 @@ class Fitter:
         dtype, device = self.sites.dtype, self.sites.device
         own = None if bias is None else bias.to(device, dtype)
         fill.whole = DenseWeight(weight.to(device, dtype).contiguous(), own)
+
+    def _besides_added(self, source: Source, bias: Tensor) -> Tensor:
+        """The product's rows of a bias in the file, without what the model adds to the product itself."""
+        added = self.sites.added.get(source.path)
+        bias = bias if added is None else bias - added.cpu()
+        return bias if source.rows is None else bias[source.rows]
 
     def _refuse(self, module: str, why: str) -> ModelError:
         return ModelError(f"{self.adapter.where}: {module[:160]} {why}.")

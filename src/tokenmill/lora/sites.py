@@ -75,6 +75,8 @@ class Sites:
         self.places: dict[str, list[Place]] = {}
         self.embeddings: dict[str, Place] = {}
         self.sites: list[AdapterSite] = []
+        self.added: dict[str, Tensor] = {}
+        """Biases that the model itself adds to a product, by the stored matrix."""
         self._names: Names | None = None
         self._plain: set[int] | None = None
 
@@ -103,6 +105,10 @@ class Sites:
         self.sites.append(site)
         self.embeddings[path] = Place(site, 0, Source(path, shape), None)
         return site
+
+    def adds(self, path: str, bias: Tensor) -> None:
+        """The model itself adds this bias to the product stored as `path` (a tied head's)."""
+        self.added[path] = bias
 
     def settle(self, weight: LoraWeight, bias: Tensor | None) -> AdapterSite:
         """A product in its final form."""

@@ -64,6 +64,8 @@ class LoraWeight(WeightBase):
         self.register = register
         self.site: AdapterSite | None = None
         self.shape = base.shape
+        self.told_bias: Tensor | None = None
+        """The base's bias in float32. Shifts are made from it; new weights are copied into it like into others."""
 
     @property
     def changed(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -162,8 +164,9 @@ class LoraWeight(WeightBase):
     def settle(self, kernels: Kernels) -> Weight:
         """The base in its final form, with a site."""
         bias = bias_of(self.base)
+        self.told_bias = None if bias is None else bias.clone()
         self.base = self.base.settle(kernels)
-        self.site = self.register.settle(self, bias)
+        self.site = self.register.settle(self, self.told_bias)
         return self
 
     def rows(self, ids: Tensor) -> Tensor:

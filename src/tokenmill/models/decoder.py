@@ -88,6 +88,8 @@ class Decoder:
         """The bias of a tied head, because the embedding's matrix has none."""
         if self.is_last and sizes.tied and ends.head_bias:
             self.bias = b.tensor(f"{ends.head}.bias", (sizes.vocab,), torch.float32)
+            if b.adapters is not None:
+                b.adapters.adds(b.path(ends.head), self.bias)
         self.norm: NormSpec | None = None
         self.after: Weight | None = None
         if self.is_last:

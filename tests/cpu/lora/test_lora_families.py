@@ -150,6 +150,17 @@ def test_what_a_config_says(name: str, tmp_path: Path) -> None:
     compare(CASES[family], tmp_path, **said)
 
 
+@pytest.mark.parametrize(
+    "said",
+    [{"target_modules": ["lm_head"], "use_dora": True}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]},
+     {"target_modules": ["q_proj"], "bias": "all"}],
+    ids=["changed", "replaced", "its bias alone"],
+)  # fmt: skip
+def test_a_tied_head_with_a_bias_of_its_own(said: dict[str, Any], tmp_path: Path) -> None:
+    """Its bias is added behind the product, which has none; the adapter's file holds it all the same."""
+    compare(FIRST["Ernie4_5_MoeForCausalLM"], tmp_path, **said)
+
+
 MERGED: dict[str, tuple[str, dict[str, Any]]] = {
     "both kinds of biases": ("qwen2", {"target_modules": ["q_proj"], "bias": "lora_only", "lora_bias": True,
                                        "init_lora_weights": True}),

@@ -327,6 +327,33 @@ def test_new_weights_of_the_base(base: Path, adapters: dict[str, Path], tmp_path
     assert found.logprobs == expected.logprobs
 
 
+def test_new_biases_of_the_base(tmp_path: Path) -> None:
+    """What an adapter does to biases is counted from those that are there now."""
+    bases, made = [], torch.Generator().manual_seed(5)
+    for name in ("one", "two"):
+        folder = make_tiny(tmp_path / name, architecture="llama")
+        config, file = folder / "config.json", folder / "model.safetensors"
+        config.write_text(json.dumps({**json.loads(config.read_text()), "attention_bias": True}))
+        tensors = load_file(file)
+        shifted = [key for key in tensors if "self_attn" in key]
+        tensors |= {key.replace("weight", "bias"): torch.randn(len(tensors[key]), generator=made) for key in shifted}
+        save_file(tensors, file)
+        bases.append((folder, tensors))
+    dora = write_adapter(tmp_path / "dora", bases[0][0], dora=True)
+    plain = write_adapter(tmp_path / "plain", bases[0][0], bias="lora_only")
+    hold(**{f"{Q}.bias": torch.ones(64)})(plain)
+    requests = [LoRARequest(path.name, i, str(path)) for i, path in enumerate((dora, plain), 1)]
+    found = []
+    for (folder, _), new in ((bases[0], bases[1][1]), (bases[1], None)):
+        with open_llm(folder, enable_lora=True, dtype="bfloat16") as llm:
+            if new is not None:
+                llm.generate(["some words"] * 2, greedy(1), False, lora_request=requests)
+                llm.update_weights(new)
+            outputs = llm.generate(["some words"] * 2, greedy(4, logprobs=1), False, lora_request=requests)
+            found.append([output.outputs[0].logprobs for output in outputs])
+    assert found[0] == found[1]
+
+
 def test_the_demo_models_adapters() -> None:
     """Both in one batch with the base: each in its own way, and the base as ever."""
     with LLM(model="demo", enable_lora=True, max_loras=2) as llm, LLM(model="demo") as plain:
