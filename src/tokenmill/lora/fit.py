@@ -266,7 +266,7 @@ def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterat
     own = sites.numbers(prefix)
     if not own and sites.partial:
         return
-    for names in (("gate_up_proj",), ("gate_proj", "up_proj"), ("down_proj",)):
+    for names in (("gate_up_proj",), ("gate_proj", "up_proj"), ("down_proj",), ("up_proj",)):
         found = [sites.find(f"{prefix}.{own[0] if own else 0}.{name}") for name in names]
         if not all(found):
             continue
@@ -275,7 +275,7 @@ def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterat
             break
     else:
         raise ModelError(f"{adapter.where}: {module[:160]} fits no stacked experts of this model.")
-    parameter = f"{prefix}.{'down_proj' if names[0] == 'down_proj' else 'gate_up_proj'}"
+    parameter = f"{prefix}.{'gate_up_proj' if len(names) > 1 else names[0]}"
     config = adapter.config
     assert config is not None, "stacked experts come in PEFT's folders alone"
     rank = config.rank_of(parameter)

@@ -16,8 +16,9 @@ _SAME = {
     "w3": "up_proj",
     "w2": "down_proj",
     "shared_mlp": "shared_experts",
+    "embed_out": "lm_head",
 }
-"""Mixtures: names of checkpoints and of the classes that read them."""
+"""Mixtures, and heads: names of checkpoints and of the classes that read them."""
 
 
 def tail(path: str) -> str | None:
@@ -31,7 +32,7 @@ def tail(path: str) -> str | None:
 
 
 def alike(path: str) -> str:
-    """A name with one spelling for what mixtures of experts call differently."""
+    """A name with one spelling for what is called differently."""
     return ".".join(_SAME.get(part, part) for part in path.split("."))
 
 

@@ -138,6 +138,7 @@ SAID: dict[str, tuple[str, dict[str, Any]]] = {
     "saved embeddings": ("qwen2", {"target_modules": ["q_proj"], "modules_to_save": ["embed_tokens", "lm_head"]}),
     "a tied pair": ("gemma2", {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True}),
     "flipped": ("gpt2", {"target_modules": ["c_attn", "c_proj"], "use_dora": True, "fan_in_fan_out": True}),
+    "a head by its newer name": ("gpt-neox", {"target_modules": ["query_key_value", "lm_head"]}),
     "a saved square that is flipped": ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["attn.c_proj"]}),
     "a saved matrix that is flipped": ("gpt2", {"target_modules": ["c_attn"], "modules_to_save": ["c_fc"]}),
 }  # fmt: skip
@@ -182,15 +183,18 @@ def test_what_is_merged_is_what_peft_computes(name: str, tmp_path: Path) -> None
     assert (theirs(again.eval(), tokens) - expected).abs().max() <= WITHIN
 
 
-@pytest.mark.parametrize("name", ["Qwen3MoeForCausalLM", "MixtralForCausalLM"])
+@pytest.mark.parametrize("name", ["Qwen3MoeForCausalLM", "MixtralForCausalLM", "NemotronHForCausalLM"])
 @pytest.mark.parametrize("native", [False, True], ids=["reference", "native"])
 def test_experts_that_are_one_parameter(name: str, native: bool, tmp_path: Path) -> None:
     """PEFT's target_parameters: a stack of experts, before the activation and before the gates."""
     reference, config, tensors = FIRST[name].make(tmp_path / "base")
     tokens = [3 + 7 * i % 60 for i in range(19)]
     plain = theirs(reference, tokens)
-    said = {"target_parameters": ["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], "target_modules": ["q_proj"]}
-    wrapped = grown(reference, tmp_path / "adapter", **said, rank_pattern={r".*down_proj": 3})
+    stacks = [".".join(key.split(".")[3:]) for key, each in reference.named_parameters() if each.ndim == 3]
+    wanted = sorted({key for key in stacks if ".experts." in key}, reverse=True)
+    assert len(wanted) == 2
+    said = {"target_parameters": wanted, "target_modules": ["q_proj"]}
+    wrapped = grown(reference, tmp_path / "adapter", **said, rank_pattern={r".*down_proj": 3, r".*\.up_proj": 2})
     expected = theirs(wrapped, tokens)
     kernels: Any = ReferenceKernels()
     if native:

@@ -394,6 +394,8 @@ class CpuKernels(ReferenceKernels):
         rows = ctx.rows
         if rows is not None and rows.adapters is not None:  # whose adapters change experts is computed once more
             at = torch.where(rows.adapters[rows.tokens] > 0)[0]
+            if not len(at):
+                return out
             own = x.view(len(ids), -1)[at].view(-1, x.shape[1])
             weigh = None if gates is None else gates[at]
             again = super().experts(own, weights, ids[at], weigh, act, ctx.of(at), first)
