@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -49,7 +49,10 @@ def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
         scored = [(piece.text, piece.score) for piece in model.pieces]
         core = models.Unigram(scored, unk_id=model.unk_id, byte_fallback=model.byte_fallback)
     tokenizer = Tokenizer(core)
-    tokenizer.normalizer = _sentencepiece_normalizer(model)
+    late = _late(model)
+    tokenizer.normalizer = _sentencepiece_normalizer(model, late)
+    if model.kind is ModelKind.UNIGRAM and model.byte_fallback:  # its search would take a byte's name for the byte
+        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"<(?=0x[0-9A-F]{2}>)"), "isolated")
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if model.add_prefix:
         steps.append(decoders.Strip(" ", 1, 0))
@@ -57,10 +60,8 @@ def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
     for kind in (PieceKind.UNKNOWN, PieceKind.CONTROL):
         names = [piece.text for piece in model.pieces if piece.kind is kind]
         tokenizer.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
-    # A user-defined run of spaces can only be found after spaces have become marks, if they may stand in a row at all.
-    for name in (piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED):
-        late = SPACE_MARK in name and not (model.trim_spaces and set(name) == {SPACE_MARK})
-        tokenizer.add_tokens([AddedToken(name, special=False, normalized=late)])
+    for name in _user_defined(model):
+        tokenizer.add_tokens([AddedToken(name, special=False, normalized=name in late)])
     return tokenizer
 
 
@@ -81,25 +82,53 @@ def from_marked_merges(
     return tokenizer
 
 
-def _sentencepiece_normalizer(model: SentencePieceModel) -> normalizers.Normalizer:
-    steps: list[normalizers.Normalizer] = []
-    if model.charsmap:
-        steps.append(normalizers.Precompiled(model.charsmap))
+def _user_defined(model: SentencePieceModel) -> list[str]:
+    """The user-defined pieces that a text can hold: none has a space once spaces are marks."""
+    return [piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED and " " not in piece.text]
+
+
+def _late(model: SentencePieceModel) -> frozenset[str]:
+    """The user-defined pieces that are looked for in normalised text. Found before, they would keep the mark from the
+    beginning of a text, get one behind them and lose spaces beside them. And a run of spaces is only there after spaces
+    have become marks, if they may stand in a row at all."""
+    replaced = normalizers.Sequence(_charsmap(model))
+
+    def is_late(name: str) -> bool:
+        if SPACE_MARK in name:
+            return not (model.trim_spaces and set(name) == {SPACE_MARK})
+        edged = (model.add_prefix or model.trim_spaces) and not model.cut_first
+        return edged and replaced.normalize_str(name) == name
+
+    return frozenset(filter(is_late, _user_defined(model)))
+
+
+def _charsmap(model: SentencePieceModel) -> list[normalizers.Normalizer]:
+    """A model's own replacements. The library applies them to what a reader sees as one character, and of a line's two
+    ends it would drop one."""
+    if not model.charsmap:
+        return []
+    found = normalizers.Precompiled(model.charsmap)
+    first = [normalizers.Replace("\r", " ")] if found.normalize_str("\r") == " " else []
+    return [*first, found]
+
+
+def _sentencepiece_normalizer(model: SentencePieceModel, late: Collection[str]) -> normalizers.Normalizer:
+    steps = _charsmap(model)
     if model.trim_spaces:  # spaces alone: other white space is text
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(rf"{START} | \z"), "")]
     if model.add_prefix:
-        steps.append(_prefix(model))
+        steps.append(_prefix(model, late))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
 
 
-def _prefix(model: SentencePieceModel) -> normalizers.Normalizer:
-    """What puts a mark before a text. Added tokens with marks are normalised like texts, but get none."""
-    marked = [p.text for p in model.pieces if p.kind is PieceKind.USER_DEFINED and SPACE_MARK in p.text]
-    if not marked:
+def _prefix(model: SentencePieceModel, late: Collection[str]) -> normalizers.Normalizer:
+    """What puts a mark before a text. Late pieces are normalised like texts, but get none."""
+    names = sorted(late)
+    if not names:
         return normalizers.Prepend(SPACE_MARK)
     if model.charsmap:  # it may make spaces of marks
-        marked += [name.replace(SPACE_MARK, " ") for name in marked]
-    kept = "|".join(map(re.escape, marked))
+        names += [name.replace(SPACE_MARK, " ") for name in names if SPACE_MARK in name]
+    kept = "|".join(map(re.escape, names))
     return normalizers.Replace(Regex(rf"{START}(?!(?:{kept})\z)(?=[\s\S])"), SPACE_MARK)
 
 

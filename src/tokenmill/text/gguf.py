@@ -155,6 +155,7 @@ def _sentencepiece(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenize
         unk_id=unknown,
         add_prefix=read.flag("add_space_prefix", True),
         trim_spaces=read.flag("remove_extra_whitespaces", False),
+        cut_first=True,
     )
     return build.from_sentencepiece(model)
 

@@ -39,7 +39,7 @@ def plain_twin(tokenizer: Tokenizer) -> Tokenizer:
     twin.add_special_tokens(marked)
     twin.encode_special_tokens = True
     if isinstance(twin.model, models.Unigram):
-        _hide_pieces(twin, control_ids(tokenizer))
+        _hide_pieces(twin, control_ids(tokenizer) | {_unknown_id(tokenizer)})
     return twin
 
 
@@ -55,7 +55,7 @@ def _shared(tokenizer: Tokenizer) -> Tokenizer | None:
     return twin if same else None
 
 
-def _hide_pieces(twin: Tokenizer, ids: Collection[int]) -> None:
+def _hide_pieces(twin: Tokenizer, ids: Collection[int | None]) -> None:
     # Unigram finds any vocabulary piece inside a text, control pieces too: respell those so that nobody can type them.
     state = json.loads(twin.model.__getstate__())
     nonce = secrets.token_hex(16)

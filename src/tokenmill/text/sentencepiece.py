@@ -57,6 +57,9 @@ class SentencePieceModel:
     charsmap: bytes = b""
     add_prefix: bool = True
     trim_spaces: bool = True
+    cut_first: bool = False
+    """A text is cut at user-defined pieces before anything is put before its parts. GGUF files mean it so: there such
+    pieces are often tokens that were added later."""
 
 
 def read_sentencepiece(data: bytes) -> SentencePieceModel:

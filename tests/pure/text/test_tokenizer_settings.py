@@ -128,3 +128,33 @@ def test_settings_say_whether_a_text_gets_a_space(said: bool | None, tmp_path: P
         # without its space a text is what follows a line break that is cut off
         expected = judge.encode(f"\n{text}")[2:] if said is False else judge.encode(text)
         assert ours.encode(text) == expected and ours.decode(expected) == text, text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize(("prefix", "trim"), [(True, True), (True, False), (False, True), (False, False)])
+def test_user_defined_pieces_stand_where_sentencepiece_finds_them(
+    kind: str, prefix: bool, trim: bool, tmp_path: Path
+) -> None:
+    data = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=data, model_type=kind, vocab_size=330, byte_fallback=True,
+        normalization_rule_name="nmt_nfkc", add_dummy_prefix=prefix, remove_extra_whitespaces=trim,
+        hard_vocab_limit=False, user_defined_symbols=["<x>", "[y]"], minloglevel=3,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
+    for text in ("<x>12", "a <x> b", "a<x>12 [y][y]<x>", " <x>  [y] ", "a\r\nb", "a \r\n<x>"):
+        assert ours.encode(text) == judge.encode(text), text
+
+
+def test_the_name_of_a_byte_or_of_the_unknown_token_is_text(tmp_path: Path) -> None:
+    data = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=data, model_type="unigram", vocab_size=330, byte_fallback=True,
+        normalization_rule_name="identity", hard_vocab_limit=False, minloglevel=3,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    ours = load_tokenizer(tmp_path)
+    for text in ("a <0x41> b", "<0x0A><0x0A>", "a <unk> b"):
+        assert ours.decode(ours.encode(text, allow_special=False)) == text
