@@ -24,6 +24,7 @@ from tokenmill.engine.build import Built
 from tokenmill.engine.executor import InProcessExecutor
 from tokenmill.engine.inplace import LayerMaker, fill, layer_order
 from tokenmill.engine.loading import DTYPES, adapter_sites, read_config
+from tokenmill.layers.build import ignorable
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import text_alone
 from tokenmill.models.text_names import text_names
@@ -141,9 +142,6 @@ class WeightUpdates:
             taken = self._copy(runner, Overlay(source, given), set(given))
         finally:
             source.close()
-        engine.forget_prefixes()
-        runner.forget_weights()
-        self.built.adapters.forget_fits()
         return taken
 
     @torch.inference_mode()
@@ -158,16 +156,31 @@ class WeightUpdates:
             raw, config, dtype, facts.device, runner.kernels, partial(adapter_sites, config, {}, dtype, facts.device)
         )
         used: set[str] = set()
-        for i in touched:
-            new, names = maker.build(model, checkpoint, i)
-            self.names[i] = names
-            used |= names
-            if names & given:
-                fill(model, new, i)
-        if left := sorted(given - used):
+        filled = False
+        try:
+            for i in touched:
+                new, names = maker.build(model, checkpoint, i)
+                self.names[i] = names
+                used |= names
+                if names & given:
+                    fill(model, new, i)
+                    self.changed |= names & given
+                    filled = True
+        except UserError as error:
+            more = " Layers before it have their new weights already: give the whole update again." if filled else ""
+            raise UserError(f"{error}{more}") from error
+        finally:
+            if filled:
+                self._forget(runner)
+        if left := sorted(name for name in given - used if not ignorable(name)):
             raise UserError(f"no layer is made of {', '.join(left[:4])}; the other tensors were taken.")
-        self.changed |= given
         return len(given)
+
+    def _forget(self, runner: Runner) -> None:
+        """Drop what was computed from the weights of before, even if not all of them have changed."""
+        self.built.engine.forget_prefixes()
+        runner.forget_weights()
+        self.built.adapters.forget_fits()
 
     def _check_whole(self, names: set[str], given: set[str]) -> None:
         """Check that all tensors of a layer are given, unless the rest of it is still the checkpoint's."""
@@ -197,6 +210,8 @@ def _read(weights: Weights) -> dict[str, Tensor]:
         name, tensor = pair
         if not isinstance(tensor, Tensor):
             raise UserError(f"{name} must be a tensor, not {type(tensor).__name__}.")
+        if tensor.layout is not torch.strided:
+            raise UserError(f"{name} must hold all its numbers: a sparse tensor cannot be read.")
         if name in given:
             raise UserError(f"{name} is given twice.")
         given[name] = tensor.detach()

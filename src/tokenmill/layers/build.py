@@ -45,6 +45,11 @@ _KV_WISHES = ("kv_cache_scheme", "kv_cache_quant_algo")
 """Keys of quantization_config that ask for K/V in 8 bits."""
 
 
+def ignorable(name: str) -> bool:
+    """Is this a tensor that no model reads?"""
+    return bool(_IGNORABLE.search(name) or _KV_SCALES.search(name))
+
+
 @dataclass(slots=True)
 class Following:
     """The matrix that is multiplied after a layer. It is another layer's, and is named here so that it can be fetched
@@ -260,7 +265,7 @@ class Build:
     def leftovers(self) -> list[str]:
         """Tensors that nobody asked for. Empty tensors do not count."""
         left = sorted(n for n in self.checkpoint.names() if n not in self.book.used)
-        left = [n for n in left if not _IGNORABLE.search(n) and not _KV_SCALES.search(n)]
+        left = [n for n in left if not ignorable(n)]
         return [n for n in left if 0 not in (self.checkpoint.shape(n) or ())]
 
     def kv_scales(self) -> bool:

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from tokenmill import AsyncLLM, SamplingParams
 from tokenmill.core.errors import UserError
-from tokenmill.engine.inplace import inside
+from tokenmill.engine.inplace import LayerMaker, inside
 from tokenmill.testing.tiny import make_tiny
 
 FAMILIES = ("mistral-window", "qwen3-moe", "gemma3", "gpt2", "opt", "falcon-7b", "deepseek-v2", "gpt-oss", "qwen3-next",
@@ -144,6 +144,35 @@ def test_what_does_not_fit_changes_nothing(folders):
         assert llm.update_weights({norm: torch.ones(32)}) == 1
     with open_llm(old, executor="process") as far, pytest.raises(UserError, match="inprocess"):
         far.update_weights({norm: torch.ones(32)})
+
+
+def test_an_update_that_breaks_off_leaves_nothing_of_before(folders, tmp_path, monkeypatch):
+    """Neither cached prefixes nor what is known about changes, whatever ended it."""
+    old, new = folders
+    tensors = load_file(new / "model.safetensors")
+    odd, buffer = tmp_path / "odd", {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(4)}
+    shutil.copytree(old, odd)
+    save_file({**load_file(old / "model.safetensors"), **buffer}, odd / "model.safetensors")
+    with open_llm(new) as fresh, open_llm(odd) as llm:
+        wanted, before = said(fresh), said(llm)
+        assert said(llm) == before != wanted
+        build, made = LayerMaker.build, []
+
+        def end_after_the_first(self, *given):
+            made.append(given)
+            if len(made) == 2:
+                raise UserError("The memory is full.")
+            return build(self, *given)
+
+        monkeypatch.setattr(LayerMaker, "build", end_after_the_first)
+        with pytest.raises(UserError, match="is full. Layers before it have their new weights already: give the"):
+            llm.update_weights(tensors)
+        monkeypatch.undo()
+        assert said(llm) not in (before, wanted)
+        assert llm.update_weights({**tensors, **buffer}) == len(tensors) + 1
+        assert said(llm) == wanted
+        with pytest.raises(UserError, match="sparse"):
+            llm.update_weights({"model.norm.weight": torch.ones(32).to_sparse()})
 
 
 def test_a_tied_head_may_come_twice(folders):
