@@ -391,7 +391,8 @@ class ScoredRows:
 
 
 class TextDelta(msgspec.Struct, kw_only=True):
-    """What one step added to one output of a request, as text. `finish_reason` is set on its last delta only."""
+    """What one step added to one output of a request, as text. `finish_reason` is set on its last delta only. `score`:
+    the sum of log-probabilities of all its tokens so far, where candidates are ranked by it."""
 
     request_id: str
     index: int

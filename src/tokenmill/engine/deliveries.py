@@ -22,12 +22,13 @@ Hear = Callable[[TextDelta], None]
 
 @dataclass(slots=True)
 class Track:
-    """The decoding state of one output of a request."""
+    """The decoding state of one output of a request. score: the sum of log-probabilities that rank candidates."""
 
     decoder: StreamDecoder | None
     stop: StopChecker | None
     num_tokens: int = 0
     ended: bool = False
+    score: float = 0.0
 
 
 @dataclass(slots=True)
@@ -157,7 +158,9 @@ class Deliveries:
         if delta.logprobs is not None and request.params.logprobs is not None:
             out.logprobs = [self._logprobs(row, shown) for row in delta.logprobs[: len(out.token_ids)]]
         elif delta.logprobs is not None:
-            out.score = sum(row.logprobs[0] for row in delta.logprobs[: len(out.token_ids)])
+            for row in delta.logprobs[: len(out.token_ids)]:
+                track.score += row.logprobs[0]
+            out.score = track.score
         if delta.prompt_logprobs is not None:
             out.prompt_logprobs = ScoredRows(delta.prompt_logprobs, partial(self._logprobs, shown=shown))
         if stopped is not None:

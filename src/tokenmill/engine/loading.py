@@ -102,6 +102,8 @@ class Facts(msgspec.Struct):
     """The model gives vectors and no text."""
     catches_up: str = "on"
     """How the drafter takes in what it has missed (compute/drafting.py)."""
+    draft_window: int = 0
+    """The smallest window of the drafter's layers; 0: none of them has one."""
     snapshots: int | None = None
     """How many slots there are for kept states; None: this model's rows have no states."""
     trail: int | None = None
@@ -265,6 +267,7 @@ def load_runner(
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
     facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
     facts.snapshots, facts.trail = (slots, trail) if stateful else (None, None)
+    facts.draft_window = min((each.window for each in drafts.kv_specs if each.kind == "window"), default=0)
     return runner, msgspec.to_builtins(facts)
 
 

@@ -55,11 +55,12 @@ class Accumulator:
         if delta.logprobs is not None:
             out.logprobs = (out.logprobs or []) + delta.logprobs
         if delta.score is not None:
-            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + delta.score
+            out.cumulative_logprob = delta.score
         elif delta.logprobs is not None:
-            pairs = zip(delta.logprobs, delta.token_ids, strict=False)
-            gained = sum(entry[token].logprob for entry, token in pairs)
-            out.cumulative_logprob = (out.cumulative_logprob or 0.0) + gained
+            total = out.cumulative_logprob or 0.0
+            for entry, token in zip(delta.logprobs, delta.token_ids, strict=False):
+                total += entry[token].logprob  # one by one: its last bit must not depend on how many come at a time
+            out.cumulative_logprob = total
         if delta.prompt_logprobs is not None:
             self._unread.append(delta.prompt_logprobs)
         self.metrics.num_cached_tokens = max(self.metrics.num_cached_tokens, delta.num_cached_tokens)

@@ -195,11 +195,12 @@ class HashExecutor:
                 seen[self._slot(row, self.memory.follows, position)] = position, tokens[position]
         for i in plan.proposes:
             row = self.rows[plan.rows[i]]
-            for position in range(len(row.tokens) - 2):
+            table = row.tables[self.memory.follows]
+            for position in range(table[0][1], len(row.tokens) - 2):
                 kept = seen.get(self._slot(row, self.memory.follows, position))
                 assert kept == (position, row.tokens[position]), f"the drafter holds {kept} at {position}"
             tokens = row.tokens + (row.guessed + [RUBBISH] * plan.depth)[: plan.depth]
-            end = min(len(row.tokens) + plan.depth - 1, len(row.tables[self.memory.follows]) * self.block_size)
+            end = min(len(row.tokens) + plan.depth - 1, table[-1][1] + self.block_size)
             depths = [] if row.parents is None else Tree(row.guessed, row.parents, plan.depth).depths()
             for position in range(max(0, len(row.tokens) - 2), end):
                 n = position - len(row.tokens)

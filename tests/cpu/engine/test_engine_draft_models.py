@@ -256,3 +256,29 @@ def test_a_table_of_positions_ends_behind_the_last_guess(folders, tmp_path):
             assert len(run(llm, [STEM * 3], greedy(n))[0].outputs[0].token_ids) == n
         assert len(run(llm, [STEM * 3], greedy(27))[0].outputs[0].token_ids) == 27
         assert llm.engine.scheduler.counters.failures == 0
+
+
+def test_a_window_that_has_moved_on_is_not_followed(tmp_path):
+    """Its model's places for the tokens that it has missed are gone: the row gets no drafts, a new one does."""
+    folder = make_tiny(tmp_path / "m", architecture="llama")
+    said = json.loads((folder / "config.json").read_text())
+    said |= {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 12}
+    (folder / "config.json").write_text(json.dumps(said))
+    config = {"model": str(folder), "num_speculative_tokens": MOST}
+    with open_llm(folder, enforce_eager=True) as llm:
+        wanted = [exact(o) for o in run(llm, PROMPTS[:2], greedy(60))]
+    with open_llm(folder, block_size=4, speculative_config=config) as llm:
+        ahead, counters, steps = llm.engine.scheduler.ahead, llm.engine.scheduler.counters, iter(range(1000))
+        ahead.control = AllOfThem()  # as if too much ran beside
+
+        def timed(plan, now):
+            if next(steps) == 40:
+                all_of_them(llm)
+
+        ahead.committed = timed
+        found = run(llm, PROMPTS[:2], greedy(60))
+        assert ahead.control.depth(1) and counters.drafted == counters.failures == 0
+        late = run(llm, [[3, 4, 5]], greedy(60))
+        assert counters.accepted > 20 and late[0].metrics.accepted_tokens == counters.accepted
+        check_nothing_left(llm.engine)
+    assert [exact(o) for o in found] == wanted

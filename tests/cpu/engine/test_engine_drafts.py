@@ -133,10 +133,8 @@ def test_drafts_leave_every_feature_alone(title, depth, tiny, parrot):
                 llm.engine.step()
             check_nothing_left(llm.engine)
         assert [exact(o) for o in found] == [exact(o) for o in wanted]
-        for a, b in zip(found, wanted, strict=True):  # added up in other groups: the last bit may differ
-            assert [o.cumulative_logprob for o in a.outputs] == [
-                o.cumulative_logprob and pytest.approx(o.cumulative_logprob, rel=1e-12) for o in b.outputs
-            ]
+        for a, b in zip(found, wanted, strict=True):  # to the last bit, however many tokens came at a time
+            assert [o.cumulative_logprob for o in a.outputs] == [o.cumulative_logprob for o in b.outputs]
 
 
 ENGINES = {

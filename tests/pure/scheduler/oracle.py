@@ -317,10 +317,10 @@ def run_story(
         grown = cache(lambda tokens, seed: drafter.grow(list(tokens), seed, most_guesses, levels))
         for rank in ranks:
             rank.guess = lambda tokens, seed: grown(tuple(tokens), seed)
-    plain = [group for group, window in enumerate(windows) if not window]
-    follows = bool(plain) and guessing and rng.random() < 0.6
+    follows = guessing and rng.random() < 0.6
+    followed = own.randrange(len(windows))
     for rank in ranks if follows else ():
-        rank.memory.follows = plain[0]
+        rank.memory.follows = followed
     recalls = follows and random.Random(~seed).random() < 0.4 and not trees
     for rank in ranks:
         rank.memory.recalls = recalls
@@ -334,6 +334,7 @@ def run_story(
         step_guesses=rng.choice([1, 3, 64]),
         follows=follows,
         catches_up="anew" if recalls else "on",
+        draft_window=windows[followed] if follows else 0,
         cohorts=0 if executor.chains else rng.choice([1, 2, 3]),
         whole=(rng.random() < 0.1, rng.random() < 0.1),
     )

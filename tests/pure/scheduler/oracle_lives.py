@@ -182,7 +182,7 @@ class Lives:
         self.fails = dice.random() < 0.3
         kind = dice.choice(["plain", "host", "device"])
         most = dice.randint(1, 4)
-        self.follows = kind == "device" and not windows[0] and dice.random() < 0.6
+        self.follows = kind == "device" and dice.random() < 0.6
         self.limits = Limits(
             max_rows=dice.choice([1, 2, 4, 16]),
             max_step_tokens=dice.choice([1, 3, 8, 64]),
@@ -191,6 +191,7 @@ class Lives:
             max_guesses=most if kind == "device" else 0,
             step_guesses=dice.choice([1, 3, 64]),
             follows=self.follows,
+            draft_window=windows[0] if self.follows else 0,
             max_adapters=dice.choice([1, 2, 3]),
         )
         self.states = dice.choice([1, 8, 24]), dice.choice([1, 4, 12]), dice.choice([0, 1, 3, 12])
