@@ -165,7 +165,7 @@ def test_an_update_that_breaks_off_leaves_nothing_of_before(folders, tmp_path, m
             return build(self, *given)
 
         monkeypatch.setattr(LayerMaker, "build", end_after_the_first)
-        with pytest.raises(UserError, match="is full. Layers before it have their new weights already: give the"):
+        with pytest.raises(UserError, match=r"is full\. Layers before it have their new weights already"):
             llm.update_weights(tensors)
         monkeypatch.undo()
         assert said(llm) not in (before, wanted)
