@@ -11,13 +11,15 @@ import msgspec
 import pytest
 
 from tests.pure.server.conftest import until
-from tokenmill.core.config import AdapterOptions
+from tests.pure.server.server_many_helpers import build  # noqa: F401
+from tokenmill.core.config import AdapterOptions, make_config
 from tokenmill.core.errors import EngineDeadError, ParameterError, TooLargeError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.server import adapters
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.engines import adapters as traffic
 from tokenmill.server.engines.adapters import AdapterTraffic
+from tokenmill.server.many_models.entry import Spec
 
 
 @dataclass
@@ -108,3 +110,23 @@ async def test_adapters_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
         await way.load("c", Path("/a"))
     way.unload("a")
     assert way.book.add("c", Path("/a")).number == 3
+
+
+async def test_a_name_is_taken_while_its_adapter_is_read(build: Any, tmp_path: Path) -> None:  # noqa: F811
+    """Neither another model's adapter nor a new model gets it meanwhile."""
+    (tmp_path / "own").mkdir()
+    city = build(memory=None, engine={"enable_lora": True}, lora_folder=str(tmp_path))
+    models, path = city.shared.models, "/v1/load_lora_adapter"
+    for name in ("red", "green"):
+        await city.post("/v1/completions", {"model": name, "prompt": "x"})
+    bodies = [{"lora_name": "new", "lora_path": "own", "model": name} for name in ("red", "green")]
+    answers = await asyncio.gather(*(city.post(path, body) for body in bodies))
+    assert sorted(answer.status_code for answer in answers) == [200, 400]
+    assert sum("new" in each.book.by_name for each in models.entries.values()) == 1
+    loading = asyncio.create_task(city.post(path, {"lora_name": "third", "lora_path": "own", "model": "red"}))
+    await until(lambda: "third" in models.coming)
+    with pytest.raises(ParameterError, match="'third'"):
+        models.add(Spec(make_config({}, model="blue", served_model_name="third"), city.shared.config))
+    assert (await loading).status_code == 200
+    failed = await city.post(path, {"lora_name": "none", "lora_path": "absent", "model": "red"})
+    assert failed.status_code == 404 and not models.coming.books

@@ -32,16 +32,17 @@ def add_routes(app: FastAPI, context: Context) -> None:
         traffic, root = _traffic(context, request), context.config.limits.lora_folder
         body = await read_body(context, request, LoadAdapterRequest)
         context.check_model(body.model)
-        other = context.shared.models.find(body.lora_name)
-        alias = body.lora_name.removesuffix(LATEST)  # the name without Ollama's tag, which may be another model's
-        hidden = alias != body.lora_name and context.shared.models.find(alias) is not None
-        if hidden or (other is not None and other.book is not traffic.book):
-            raise HttpError(
-                400, f"The name {body.lora_name!r} is served already: choose another one.", param="lora_name"
-            )
+        models, name = context.shared.models, body.lora_name
+        other = models.find(name)
+        alias = name.removesuffix(LATEST)  # the name without Ollama's tag, which may be another model's
+        hidden = alias != name and models.find(alias) is not None
+        taken = other is not None and other.book is not traffic.book
+        if hidden or taken or models.coming.elsewhere(name, traffic.book):
+            raise HttpError(400, f"The name {name!r} is served already: choose another one.", param="lora_name")
         try:
-            path = await asyncio.to_thread(folder_of, root, body.lora_path)
-            await traffic.load(body.lora_name, path, instead=body.load_inplace)
+            with models.coming.held(name, traffic.book):
+                path = await asyncio.to_thread(folder_of, root, body.lora_path)
+                await traffic.load(name, path, instead=body.load_inplace)
         except NoSuchAdapterError as error:
             raise HttpError(404, str(error), param=error.param) from None
         except UserError as error:

@@ -20,6 +20,7 @@ from typing import Generic
 
 from tokenmill.core.errors import EngineDeadError, EngineLostError, ParameterError, UserError
 from tokenmill.core.sleeping import TAGS
+from tokenmill.server.many_models.coming_names import ComingNames
 from tokenmill.server.many_models.entry import Entry, GoneError, Spec, State, U, UnreadyError
 from tokenmill.server.many_models.sleepers import Sleepers, client_text, oldest
 
@@ -62,6 +63,7 @@ class Catalogue(Generic[U]):
         self.entries: dict[str, Entry[U]] = {}
         self.names: dict[str, Entry[U]] = {}
         """Entries by every name and alias."""
+        self.coming = ComingNames()
         self.removed: set[Entry[U]] = set()
         """Removed entries that are not unloaded yet."""
         self.room = asyncio.Lock()
@@ -112,7 +114,7 @@ class Catalogue(Generic[U]):
     def add(self, spec: Spec) -> Entry[U]:
         """Add a model. It is loaded when a request asks for it."""
         for name in (*spec.names, *spec.adapters):
-            if self.find(name) is not None:
+            if self.find(name) is not None or name in self.coming:
                 raise ParameterError(f"Two models are called {name!r}: give each a name of its own.", param="model")
         entry: Entry[U] = Entry(spec)
         for other in self.entries.values():
