@@ -124,7 +124,9 @@ async def test_a_name_is_taken_while_its_adapter_is_read(build: Any, tmp_path: P
     assert sorted(answer.status_code for answer in answers) == [200, 400]
     assert sum("new" in each.book.by_name for each in models.entries.values()) == 1
     loading = asyncio.create_task(city.post(path, {"lora_name": "third", "lora_path": "own", "model": "red"}))
-    await until(lambda: "third" in models.coming)
+    async with asyncio.timeout(30):
+        while "third" not in models.coming:
+            await asyncio.sleep(0)
     with pytest.raises(ParameterError, match="'third'"):
         models.add(Spec(make_config({}, model="blue", served_model_name="third"), city.shared.config))
     assert (await loading).status_code == 200
