@@ -154,7 +154,8 @@ def resolve_stored(model: str | None, options: Mapping[str, Any]) -> ResolvedOpt
     if isinstance(given.get("model"), str):
         given["model"] = plain_name(given["model"])
     config = make_config(**given)
-    stored = find_stored(config.model.model) if config.model.revision is None else None
+    name = config.model.model
+    stored = find_stored(name, called=short_name(name)) if config.model.revision is None else None
     if stored is not None:
         given = under(stored, given)
         config = make_config(**given)

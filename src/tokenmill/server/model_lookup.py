@@ -153,7 +153,7 @@ def named_in_address(request: Request) -> str | None:
 def find_by_name(shared: ServerContext, request: Request, name: str) -> Entry[Model]:
     """The entry of this name. Raises 404 if there is none that this key may use."""
     models, allowed = shared.models, models_of(shared, request)
-    entry = models.find(name) or models.find(name.removesuffix(LATEST))
+    entry = models.find(name) or models.find(name.removesuffix(LATEST)) or models.find(models.spellings.served(name))
     if entry is None or (allowed is not None and entry.name not in allowed):
         mine = [each.name for each in models.entries.values() if allowed is None or each.name in allowed]
         raise no_such_model(name, mine)

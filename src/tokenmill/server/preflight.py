@@ -18,6 +18,7 @@ from tokenmill.server.access import MAX_KEY
 from tokenmill.server.opening_messages import check_opening
 from tokenmill.server.prices import read_prices
 from tokenmill.server.traces import check_endpoint
+from tokenmill.text.chat_template import check_template
 from tokenmill.text.messages.detect import find_format
 
 MOST_TEMPLATE_CHARS = 4 << 20
@@ -46,7 +47,9 @@ def check_before_loading(server: ServerConfig) -> None:
 
 def check_entry(server: ServerConfig) -> None:
     """The same for options that each of several models may have."""
-    read_template(server.serve.chat_template)
+    path = server.serve.chat_template
+    if template := read_template(path):
+        check_template(template, f"--chat-template {path}", "chat_template")
     check_opening(server.messages.opening)
     find_format(None, server.messages.tool_call_parser, server.messages.reasoning_parser)
 
@@ -55,7 +58,10 @@ def read_template(path: str | None) -> str | None:
     """The text of --chat-template. None: it is not given."""
     if path is None:
         return None
-    return read_text_file(path, "--chat-template", MOST_TEMPLATE_CHARS, param="chat_template")
+    text = read_text_file(path, "--chat-template", MOST_TEMPLATE_CHARS, param="chat_template")
+    if not text.strip():
+        raise ParameterError(f"--chat-template {path} is empty: leave the flag out.", param="chat_template")
+    return text
 
 
 def _check_keys(listen: ListenOptions) -> None:

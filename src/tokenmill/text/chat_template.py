@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import BusyError, ParameterError, UserError
 from tokenmill.process.client import Pool
 from tokenmill.text.messages.values import without_halves
 from tokenmill.text.template_process import TemplateProcesses
@@ -37,6 +37,19 @@ def check_template_kwargs(kwargs: Mapping[str, Any]) -> None:
                 f"{name!r} cannot be given as a template argument; it is set by the request or the tokenizer",
                 param="chat_template_kwargs",
             )
+
+
+def check_template(source: str, said: str, param: str) -> None:
+    """Refuse a template that no conversation could be rendered with. `said`: what gave it, for the error."""
+    made = ChatTemplate(source)
+    try:
+        made.warm()
+    except BusyError:
+        return  # the machine is too busy to say
+    except UserError as error:
+        raise ParameterError(f"{said}: {error}.", param=param) from None
+    finally:
+        made.close()
 
 
 class ChatTemplate:

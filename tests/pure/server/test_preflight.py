@@ -95,6 +95,10 @@ def test_what_is_right_passes_and_leaves_nothing(tmp_path: Path) -> None:
     options = {"chat_template": str(template), "record": str(tmp_path / "record"), "api_key": ["k"]}
     check_before_loading(make_server_config({}, **options, tool_call_parser="hermes", reasoning_parser="none"))
     assert [path.name for path in tmp_path.iterdir()] == ["chat.jinja"]
+    for text, words in (("{% if %}", "chat.jinja: the chat template cannot be compiled"), (" \n", "jinja is empty")):
+        template.write_text(text)
+        with pytest.raises(UserError, match=words):
+            check_before_loading(make_server_config({}, **options))
     template.write_bytes(b"\xff")
     with pytest.raises(UserError, match="not UTF-8"):
         check_before_loading(make_server_config({}, **options))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Request
 
 from tests.pure.server.conftest import Served, Starter, until
 from tokenmill.checkpoint.pull import Progress, pull_local
@@ -19,10 +20,12 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.server.context import RequestLimits
 from tokenmill.server.errors import HttpError
+from tokenmill.server.model_lookup import find_by_name
 from tokenmill.server.ollama.store_changes import OFF, Changes
 from tokenmill.server.openai.sampling import sampling_params
 from tokenmill.server.openai.schemas import CompletionRequest
 from tokenmill.server.opening_messages import check_opening
+from tokenmill.server.switch.listing import find_listed
 
 FAKE = ["fake:latest", "other:latest"]
 BAD = [
@@ -111,6 +114,28 @@ async def test_a_model_comes_is_told_of_and_goes(served: Served) -> None:
     assert [each["name"] for each in (await served.client.get("/api/ps")).json()["models"]] == FAKE
 
 
+async def test_a_stored_name_has_many_spellings(served: Served) -> None:
+    """As in the store, where capitals make no difference: for every path that takes a name."""
+    shared = served.context.shared
+    await served.post("/api/create", {"model": "Team/Mill", "from": "demo", "stream": False})
+    (entry,) = [each for each in shared.models.entries.values() if each.spec.stored]
+    request = Request({"type": "http", "app": served.app, "state": {}, "path_params": {}, "query_string": b""})
+    for name in ("Team/Mill", "team/mill", "TEAM/MILL:latest", "team/mill:Latest", "hf.co/team/mill"):
+        assert find_by_name(shared, request, name) is entry
+        assert find_listed(shared, request, name).entry is entry
+        assert (await served.post("/api/show", {"model": name})).status_code == 200, name
+        assert (await served.client.get(f"/v1/models/{name}")).json()["id"] == "Team/Mill"
+    for name in ("team/mil", "team/mill:v1", "mill"):
+        assert (await served.post("/api/show", {"model": name})).status_code == 404, name
+    for taken in ("FAKE", "Other:latest"):
+        refused = await served.post("/api/copy", {"source": "team/mill", "destination": taken})
+        assert refused.status_code == 400 and "choose another name" in refused.json()["error"]
+    for name in ("FAKE", "Fake:latest"):  # the server's own names have one spelling
+        assert (await served.post("/v1/completions", {"model": name, "prompt": "x"})).status_code == 404
+    await served.client.request("DELETE", "/api/delete", json={"model": "team/MILL"})
+    assert (await served.post("/api/show", {"model": "team/mill"})).status_code == 404
+
+
 async def test_a_pull_whose_client_leaves_ends_in_a_model_that_can_be_asked_for(served: Served, tmp_path: Path) -> None:
     changes, go_on = Changes(served.context), threading.Event()
 
@@ -140,6 +165,7 @@ async def test_a_modelfile_makes_one_too(served: Served) -> None:
         "FROM ../secret": "secret",
         "FROM way-out": "way-out",
         "FROM weights\nTEMPLATE {{ .Tools }}": ".Tools",
+        "FROM weights\nTEMPLATE {% if %}": "TEMPLATE: the chat template cannot be compiled",
         "FROM weights\nADAPTER lora": "lora",
     }.items():
         answer = await served.post("/api/create", {"name": "bad", "modelfile": change, "stream": False})

@@ -34,8 +34,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
         context.check_model(body.model)
         models, name = context.shared.models, body.lora_name
         other = models.find(name)
-        alias = name.removesuffix(LATEST)  # the name without Ollama's tag, which may be another model's
-        hidden = alias != name and models.find(alias) is not None
+        spellings = {name.removesuffix(LATEST), models.spellings.served(name)} - {name}
+        hidden = any(models.find(each) is not None for each in spellings)  # it would stand for another model
         taken = other is not None and other.book is not traffic.book
         if hidden or taken or models.coming.elsewhere(name, traffic.book):
             raise HttpError(400, f"The name {name!r} is served already: choose another one.", param="lora_name")

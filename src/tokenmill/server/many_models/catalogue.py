@@ -23,6 +23,7 @@ from tokenmill.core.sleeping import TAGS
 from tokenmill.server.many_models.coming_names import ComingNames
 from tokenmill.server.many_models.entry import Entry, GoneError, Spec, State, U, UnreadyError
 from tokenmill.server.many_models.sleepers import Sleepers, client_text, oldest
+from tokenmill.server.many_models.spellings import Spellings
 
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.05
@@ -64,6 +65,7 @@ class Catalogue(Generic[U]):
         self.names: dict[str, Entry[U]] = {}
         """Entries by every name and alias."""
         self.coming = ComingNames()
+        self.spellings = Spellings()
         self.removed: set[Entry[U]] = set()
         """Removed entries that are not unloaded yet."""
         self.room = asyncio.Lock()
@@ -124,6 +126,8 @@ class Catalogue(Generic[U]):
                 )
         self.entries[entry.name] = entry
         self.names |= dict.fromkeys(spec.names, entry)
+        if spec.stored:
+            self.spellings.add((*spec.names, *spec.adapters))
         return entry
 
     async def remove(self, name: str) -> None:
@@ -133,6 +137,8 @@ class Catalogue(Generic[U]):
             raise GoneError(name)
         del self.entries[entry.name]
         self.names = {each: kept for each, kept in self.names.items() if kept is not entry}
+        if entry.spec.stored:
+            self.spellings.remove((*entry.spec.names, *entry.spec.adapters))
         entry.removed = True
         self.removed.add(entry)
         self.stir()

@@ -60,6 +60,8 @@ class Spec:
     alone: bool = False
     groups: frozenset[str] = frozenset()
     memory: int | None = None
+    stored: bool = False
+    """Is it a stored model? Capitals make no difference to such a name."""
 
     @property
     def names(self) -> tuple[str, ...]:

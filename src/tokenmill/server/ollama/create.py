@@ -25,6 +25,7 @@ from tokenmill.checkpoint.stored import DEMO, location, rank_of
 from tokenmill.checkpoint.stored_names import LATEST, full_name, may_be_name
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.demo import demo_dir
+from tokenmill.text.chat_template import check_template
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.gguf import tokenizer_from_gguf
 from tokenmill.text.go_template import literal, to_jinja
@@ -88,7 +89,7 @@ def create(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
         raise ParameterError(f"there are more than {MOST_MESSAGES} messages.", param="messages")
     parameters = check_parameters(recipe.parameters)
     if recipe.template:
-        to_jinja_or_own(recipe.template)  # refuse before anything is downloaded
+        check_template(to_jinja_or_own(recipe.template), "TEMPLATE", "template")  # before anything is downloaded
     base = _base(store, recipe, reach, tell)
     adapter = _adapter(store, recipe, reach) or base.adapter
     words = base.words

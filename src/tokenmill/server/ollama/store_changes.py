@@ -79,8 +79,10 @@ class Changes:
 
     def check_free(self, name: str) -> None:
         """Refuse the name of a model that the server was started with."""
-        short = short_name(full_name(name))
-        if self.context.shared.models.find(short) is not None and self.stored(short) is None:
+        short, models = short_name(full_name(name)), self.context.shared.models
+        own = [each for each in models.entries.values() if not each.spec.stored]
+        taken = {given.lower() for each in own for given in (*each.spec.names, *each.book.by_name)}
+        if short.lower() in taken or short in models.coming:
             raise HttpError(400, f"The server was started with a model {short!r}: choose another name.", param="model")
 
     def stored(self, name: str) -> StoredModel | None:
@@ -95,7 +97,7 @@ class Changes:
             entry = find_by_name(self.context.shared, request, short_name(full_name(name)))
         except HttpError:
             return None  # the handler reports it
-        return self.stored(short_name(full_name(name))) if entry.state is not State.READY else None
+        return self.stored(entry.name) if entry.state is not State.READY else None
 
     async def sync(self) -> None:
         """Bring the catalogue up to date: every stored model can be requested as its manifest has it now, and deleted
@@ -220,7 +222,7 @@ def spec_of(store: Store, entry: StoredModel, shared: ServerContext) -> Spec:
         serve=replace(config.serve, chat_template=found.server.get("chat_template")),
         messages=replace(config.messages, opening=found.server.get("opening")),
     )
-    return Spec(engine, server, ttl=KEEP_S)
+    return Spec(engine, server, ttl=KEEP_S, stored=True)
 
 
 def _generation(engine: EngineConfig) -> dict[str, Any]:

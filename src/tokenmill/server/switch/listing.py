@@ -81,13 +81,12 @@ def _names(entry: Entry[Model]) -> list[ListedModel]:
 
 def find_listed(shared: ServerContext, request: Request, name: str) -> ListedModel:
     """The model of this name. Raises 404 if there is none that this key may use."""
-    mine = list_models(shared, request)
-    for each in mine:
-        if each.name == name:
-            return each
-    if name.endswith(LATEST):
-        return find_listed(shared, request, name.removesuffix(LATEST))
-    raise no_such_model(name, [each.name for each in mine])
+    mine = {each.name: each for each in list_models(shared, request)}
+    plain = name.removesuffix(LATEST)
+    found = mine.get(name) or mine.get(plain) or mine.get(shared.models.spellings.served(name))
+    if found is None:
+        raise no_such_model(plain, list(mine))
+    return found
 
 
 def known_name(shared: ServerContext, request: Request, name: str) -> str:
