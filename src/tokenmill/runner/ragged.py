@@ -32,8 +32,9 @@ from tokenmill.sampling.choose import find_largest
 
 TOKENS = (16, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 """Rungs of tokens. A larger step keeps a GPU busy for longer than the host needs to launch it."""
-MEMBERS = (8, 64, 1025)
-"""Rungs of rows, the spare row included; kernels find out by themselves which rows have work."""
+MEMBERS = (8, 64)
+"""Rungs of rows below all of them, the spare row included; kernels find out by themselves which rows have work. The
+first is for few tokens, where rows without work would be felt."""
 WORK = 1 << 20
 """Tokens times positions read. Above it, the attention kernels for long chunks are worth their launches."""
 MOST_TOKENS = 64
@@ -51,7 +52,7 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
         super().__init__(model, kernels, rows, pool)
         self.tokens = [n for n in TOKENS if n <= rows.max_len]  # the spare row may compute them all
         most = rows.spare + 1
-        self.members = [n for n in MEMBERS if n < most] + [most]
+        self.members = [n for n in MEMBERS if 2 * n <= most] + [most]
         self.packed = {n: torch.empty((2, n), dtype=torch.int64, device=rows.device) for n in self.members}
         self.left: dict[int, Tensor] = {}
         """By rung of tokens: where the state behind each token is left."""
@@ -70,8 +71,13 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
 
     def key(self, plan: StepPlan) -> tuple[int, int, bool]:
         """The rung of tokens, the rung of rows, and whether rows have adapters."""
-        members = self.members[bisect_left(self.members, len(plan.rows) + 1)]
-        return self.tokens[bisect_left(self.tokens, plan.num_tokens)], members, self.rows.adapted(plan.rows)
+        tokens = self.tokens[bisect_left(self.tokens, plan.num_tokens)]
+        rungs = self._rungs(tokens)
+        return tokens, rungs[bisect_left(rungs, len(plan.rows) + 1)], self.rows.adapted(plan.rows)
+
+    def _rungs(self, tokens: int) -> list[int]:
+        """The rungs of rows of so many tokens."""
+        return self.members if tokens == TOKENS[0] else self.members[1:] or self.members
 
     def fill(self, key: tuple[int, int, bool], plan: StepPlan | None) -> None:
         """Write the rows and how many tokens each computes; the spare row fills up both to their rungs."""
@@ -116,10 +122,12 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
         return key[2]
 
     def ahead(self) -> Iterator[tuple[int, int, bool]]:
-        """Every rung of tokens, with the smallest rung of rows."""
+        """Every rung of tokens with its rungs of rows, but for all rows of a large engine."""
         for tokens in reversed(self.tokens):
-            for adapted in self.kinds:
-                yield tokens, self.members[0], adapted
+            rungs = self._rungs(tokens)
+            for members in rungs if rungs[-1] <= 2 * MEMBERS[-1] else rungs[:-1] or rungs:
+                for adapted in self.kinds:
+                    yield tokens, members, adapted
 
 
 Key = tuple[int, bool, int, bool, bool]

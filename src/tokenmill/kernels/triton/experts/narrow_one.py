@@ -19,46 +19,64 @@ from tokenmill.kernels.triton.quantised.codes import bytes_of
 from tokenmill.kernels.triton.quantised.narrow import BLOCK
 from tokenmill.kernels.triton.quantised.narrow_gemv import KINDS, dots_of_group, in_fours, read_words, spread_rows
 
+AHEAD = 1
+"""Pieces of a row that are asked for before the one that is multiplied."""
+
+
+@triton.jit
+def _piece(
+    weights, scales, zeros, start, ROWS: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, BJ: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr,
+):  # fmt: skip
+    """Words [R, BJ] from `start` on; the scales and the zero points of every four of them, group by group [R, BJ / 4].
+    scales and zeros [1, R]. Nothing if no words are left."""
+    SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP if GROUP >= 32 else 4
+    of_words = ()
+    of_scales = ()
+    of_zeros = ()
+    if start < WORDS:
+        of_words = of_words + (read_words(weights, start, tl.arange(0, BJ)[None, :], WORDS, BJ),)
+        # Scales are read turned: as they would be read otherwise, each of them is brought to where its words are.
+        turned = tl.arange(0, BJ // 4)[:, None]
+        column = (start // 16 + turned // 4) * 128
+        if GROUP == 16:  # half a plane
+            column += turned % 4 // 2 * 16
+        for g in tl.static_range(SUMS):
+            at = tl.minimum(column + g * 128 // SUMS, K - 1) // GROUP * ROWS
+            of_scales = of_scales + (tl.trans(tl.load(scales + at)),)
+            if ZERO:
+                of_zeros = of_zeros + (tl.trans(tl.load(zeros + at)),)
+    return of_words, of_scales, of_zeros
+
 
 @triton.jit
 def _multiplied(
-    weights, x, scales, zeros, w, start, acc, ROWS: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr,
-    R: tl.constexpr, X: tl.constexpr, BJ: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
-    WIDE: tl.constexpr,
+    piece, x, start, acc, WORDS: tl.constexpr, R: tl.constexpr, X: tl.constexpr, BJ: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """acc [R, BJ / 4] + words w [R, BJ] from `start` on times activations x [X, 1], and the next words; X: 1 or R;
-    scales and zeros [1, R].
+    """acc [R, BJ / 4] + a piece's words from `start` on times activations x [X, 1]; X: 1 or R.
 
     Four words lie in one block of columns and share a step of the activations: integers are added up over them."""
     Q: tl.constexpr = BJ // 4
     SUMS: tl.constexpr = 1 if GROUP >= 128 else 128 // GROUP if GROUP >= 32 else 4
     j = tl.arange(0, BJ)[None, :]
     q = tl.arange(0, Q)[None, :]
-    w_next = w
-    if start + BJ < WORDS:
-        w_next = read_words(weights, start + BJ, j, WORDS, BJ)
     xa = in_fours(read_words(x + j, start, j, WORDS, BJ), X, Q)
     xb = in_fours(read_words(x + WORDS + j, start, j, WORDS, BJ), X, Q)
     most = tl.load(x + 2 * WORDS + start + q * 4, mask=start + q * 4 < WORDS, other=0).to(tl.float32, bitcast=True)
-    w0, w1, w2, w3 = in_fours(w, R, Q)
+    w0, w1, w2, w3 = in_fours(piece[0][0], R, Q)
     e0, o0 = bytes_of(w0, TABLE, WIDE)
     e1, o1 = bytes_of(w1, TABLE, WIDE)
     e2, o2 = bytes_of(w2, TABLE, WIDE)
     e3, o3 = bytes_of(w3, TABLE, WIDE)
-    # Scales are read turned: as they would be read otherwise, each of them is brought to where its words are.
-    turned = tl.arange(0, Q)[:, None]
-    column = (start // 16 + turned // 4) * 128
-    if GROUP == 16:  # half a plane
-        column += turned % 4 // 2 * 16
     part = tl.zeros((R, Q), dtype=tl.float32)
     zero = 0
     for g in tl.static_range(SUMS):
-        at = tl.minimum(column + g * 128 // SUMS, K - 1) // GROUP * ROWS
         if ZERO:
-            zero = tl.trans(tl.load(zeros + at)).to(tl.int32)
+            zero = piece[2][g].to(tl.int32)
         dots = dots_of_group((e0, e1, e2, e3), (o0, o1, o2, o3), xa, xb, zero, g, SUMS, TABLE, R, X, Q, WIDE)
-        part += dots * tl.trans(tl.load(scales + at)).to(tl.float32)
-    return acc + part * most, w_next
+        part += dots * piece[1][g].to(tl.float32)
+    return acc + part * most
 
 
 @triton.jit(do_not_specialize=["step"])
@@ -66,7 +84,7 @@ def _up_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, id_ptr, out_ptr, E, step,
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, GROUP: tl.constexpr,
     ZERO: tl.constexpr, TABLE: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    WIDE: tl.constexpr, PDL: tl.constexpr,
+    AHEAD: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """step: 1, from one row's scale to the next; a compiler that knew would read scales as they lie (`_multiplied`)."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -86,21 +104,25 @@ def _up_kernel(
     zeros = zero_ptr
     if ZERO:
         zeros = zero_ptr + expert * ROWS * GROUPS + safe[None, :] * step
-    w = read_words(weights, 0, j, WORDS, BJ)
     x = x_ptr + tl.zeros((1, 1), dtype=tl.int32)
     acc = tl.zeros((BN, BJ // 4), dtype=tl.float32)
-    if GATED:
-        u = read_words(weights + N * WORDS, 0, j, WORDS, BJ)
-        acc_u = tl.zeros((BN, BJ // 4), dtype=tl.float32)
-    for start in tl.static_range(0, WORDS, BJ):
-        acc, w = _multiplied(
-            weights, x, scales, zeros, w, start, acc, ROWS, K, WORDS, BN, 1, BJ, GROUP, ZERO, TABLE, WIDE
-        )
+    acc_u = tl.zeros((BN, BJ // 4), dtype=tl.float32)
+    plain = ()
+    gates = ()
+    for start in tl.static_range(-AHEAD * BJ, WORDS, BJ):
+        # Pieces are asked for before they are multiplied: memory answers late.
+        plain = plain + (_piece(weights, scales, zeros, start + AHEAD * BJ, ROWS, K, WORDS, BJ, GROUP, ZERO),)
         if GATED:
-            acc_u, u = _multiplied(
-                weights + N * WORDS, x, scales + N, zeros + N if ZERO else zeros, u, start, acc_u,
-                ROWS, K, WORDS, BN, 1, BJ, GROUP, ZERO, TABLE, WIDE,
+            gates = gates + (
+                _piece(
+                    weights + N * WORDS, scales + N, zeros + N if ZERO else zeros, start + AHEAD * BJ,
+                    ROWS, K, WORDS, BJ, GROUP, ZERO,
+                ),
             )  # fmt: skip
+        if start >= 0:
+            acc = _multiplied(plain[start // BJ], x, start, acc, WORDS, BN, 1, BJ, GROUP, ZERO, TABLE, WIDE)
+            if GATED:
+                acc_u = _multiplied(gates[start // BJ], x, start, acc_u, WORDS, BN, 1, BJ, GROUP, ZERO, TABLE, WIDE)
     y = tl.sum(acc, axis=1)
     if BIAS:
         y += tl.load(bias_ptr + expert * ROWS + safe).to(tl.float32)
@@ -119,7 +141,7 @@ def _down_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, id_ptr, gate_ptr, residual_ptr, out_ptr, E,
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, TOP: tl.constexpr,
     BT: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    RESIDUAL: tl.constexpr, AHEAD: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     # Row r of a tile: expert r // BN in the order of choice, output column r % BN.
@@ -139,14 +161,15 @@ def _down_kernel(
     zeros = zero_ptr
     if ZERO:
         zeros = zero_ptr + at
-    w = read_words(weights, 0, j, WORDS, BJ)
-    wait(PDL)
     acc = tl.zeros((R, BJ // 4), dtype=tl.float32)
     x = x_ptr + tl.where(slot < TOP, slot, 0)[:, None] * (3 * WORDS)
-    for start in tl.static_range(0, WORDS, BJ):
-        acc, w = _multiplied(
-            weights, x, scale_ptr + at, zeros, w, start, acc, N, K, WORDS, R, R, BJ, GROUP, ZERO, TABLE, WIDE
-        )
+    pieces = ()
+    for start in tl.static_range(-AHEAD * BJ, WORDS, BJ):
+        pieces = pieces + (_piece(weights, scale_ptr + at, zeros, start + AHEAD * BJ, N, K, WORDS, BJ, GROUP, ZERO),)
+        if start == 0:
+            wait(PDL)
+        if start >= 0:
+            acc = _multiplied(pieces[start // BJ], x, start, acc, WORDS, R, R, BJ, GROUP, ZERO, TABLE, WIDE)
     y = tl.sum(acc, axis=1)
     if BIAS:
         y += tl.load(bias_ptr + expert * N + safe).to(tl.float32)
@@ -175,23 +198,23 @@ def narrow_one(
     width = rows // 2 if gated else rows
     words = _words(ups)
     up = torch.empty((top, width), dtype=x.dtype, device=x.device)
-    block_n, block_j, warps = _config(words, 4)
+    block_n, block_j, warps = _config(words, 1)
     _up_kernel[(triton.cdiv(width, block_n), top)](
         spread, ups.data, ups.scales, ups.zeros, ups.bias, ids, up, ups.data.shape[0], 1,
         N=width, K=inner, WORDS=words, BN=block_n, BJ=block_j, GROUP=ups.group, ZERO=ups.zeros is not None,
-        TABLE=ups.table, ACT=kind, GATED=gated, BIAS=ups.bias is not None, WIDE=INTERPRETED, PDL=pdl,
+        TABLE=ups.table, ACT=kind, GATED=gated, BIAS=ups.bias is not None, AHEAD=AHEAD, WIDE=INTERPRETED, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     words = _words(downs)
     between = spread_rows(up, words, KINDS[torch.int16], None, pdl=pdl)
     width, inner = downs.shape
     out = torch.empty((1, width), dtype=x.dtype, device=x.device)
-    block_n, block_j, warps = _config(words, 2)
+    block_n, block_j, warps = _config(words, pow2(top))
     _down_kernel[(triton.cdiv(width, block_n),)](
         between, downs.data, downs.scales, downs.zeros, downs.bias, ids, gates, residual, out, downs.data.shape[0],
         N=width, K=inner, WORDS=words, BN=block_n, BJ=block_j, TOP=top, BT=pow2(top), GROUP=downs.group,
         ZERO=downs.zeros is not None, TABLE=downs.table, BIAS=downs.bias is not None, RESIDUAL=residual is not None,
-        WIDE=INTERPRETED, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        AHEAD=AHEAD, WIDE=INTERPRETED, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
@@ -206,10 +229,10 @@ def _words(stack: NarrowStack) -> int:
     return -(-stack.shape[1] // BLOCK) * (BLOCK // 8)
 
 
-def _config(words: int, rows: int) -> tuple[int, int, int]:
-    """(BN, BJ, warps): pieces of 128 or 256 words, whichever are filled better."""
+def _config(words: int, chosen: int) -> tuple[int, int, int]:
+    """(BN, BJ, warps) for rows of so many words, of which a program multiplies those of `chosen` experts: measured on
+    an H200. Pieces of 256 words are slower, though fewer."""
     if INTERPRETED:
-        return 32, 32, 1
-    block_j = min((256, 128), key=lambda piece: -(-words // piece) * piece)
-    block_j = min(block_j, pow2(words))
-    return rows, block_j, max(1, block_j // 32)
+        return max(1, min(32, 32 // chosen)), 32, 1
+    block_j = min(128, pow2(words))
+    return max(1, min(4, 32 // chosen)), block_j, max(1, block_j // 32)

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, begin, pow2, wait
 
-_AT_ONCE = 1 << 8 if INTERPRETED else 1 << 14
-"""Entries of a (pairs, experts) register tensor."""
+_BLOCK = 16 if INTERPRETED else 128
+"""Pairs that one program ranks at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,25 +27,28 @@ class Sorted:
     tiles: Tensor
 
 
-@triton.jit(do_not_specialize=["pairs", "blocks", "tiles"])
+@triton.jit(do_not_specialize=["pairs", "blocks", "tiles", "rounds"])
 def _count_kernel(
-    id_ptr, rank_ptr, start_ptr, tile_ptr, counter_ptr, pairs, blocks, tiles,
-    E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr, ROUNDS: tl.constexpr, BM: tl.constexpr, BB: tl.constexpr,
-    PDL: tl.constexpr,
+    id_ptr, rank_ptr, start_ptr, tile_ptr, counter_ptr, pairs, blocks, tiles, rounds,
+    E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr, BM: tl.constexpr, BB: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     block = tl.program_id(0)
     e = tl.arange(0, BE)
-    seen = tl.zeros((BE,), dtype=tl.int32)
+    first = block * rounds * BP
     wait(PDL)
-    for i in range(ROUNDS):
-        p = (block * ROUNDS + i) * BP + tl.arange(0, BP)
+    tl.store(start_ptr + block * BE + e, 0)
+    tl.debug_barrier()
+    for i in range(rounds):
+        p = first + i * BP + tl.arange(0, BP)
         expert = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32)
-        mine = (expert[:, None] == e[None, :]).to(tl.int32)
-        before = seen[None, :] + tl.cumsum(mine, axis=0) - mine
-        tl.store(rank_ptr + p, tl.sum(before * mine, axis=1), mask=p < pairs)
-        seen += tl.sum(mine, axis=0)
-    tl.store(start_ptr + block * BE + e, seen, cache_modifier=".cg")
+        before = tl.zeros((BP, 16), dtype=tl.int32)
+        for j in range(first, first + (i + 1) * BP, 16):
+            q = j + tl.arange(0, 16)
+            other = tl.load(id_ptr + q, mask=q < pairs, other=-1).to(tl.int32)
+            before += ((other[None, :] == expert[:, None]) & (q[None, :] < p[:, None])).to(tl.int32)
+        tl.store(rank_ptr + p, tl.sum(before, axis=1), mask=p < pairs)
+        tl.atomic_add(start_ptr + block * BE + expert, 1, mask=(expert >= 0) & (expert < E), sem="relaxed")
     tl.debug_barrier()
     if tl.atomic_add(counter_ptr, 1, sem="acq_rel") == blocks - 1:
         # The last one: where each expert begins, then where each block's pairs of each expert begin.
@@ -77,10 +80,10 @@ def _count_kernel(
             begins += tl.sum(count, axis=0)
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@triton.jit(do_not_specialize=["pairs", "rounds"])
 def _place_kernel(
-    id_ptr, rank_ptr, start_ptr, order_ptr, pairs, E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr,
-    ROUNDS: tl.constexpr, PDL: tl.constexpr,
+    id_ptr, rank_ptr, start_ptr, order_ptr, pairs, rounds, E: tl.constexpr, BE: tl.constexpr, BP: tl.constexpr,
+    PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     block = tl.program_id(0)
@@ -88,7 +91,7 @@ def _place_kernel(
     wait(PDL)
     expert = tl.load(id_ptr + p, mask=p < pairs, other=-1).to(tl.int32)
     real = (expert >= 0) & (expert < E)
-    start = tl.load(start_ptr + block // ROUNDS * BE + expert, mask=real, other=0)
+    start = tl.load(start_ptr + block // rounds * BE + expert, mask=real, other=0)
     tl.store(order_ptr + start + tl.load(rank_ptr + p, mask=real, other=0), p, mask=real)
 
 
@@ -96,21 +99,19 @@ def sort_pairs(ids: Tensor, experts: int, per_tile: int, scratch: Scratch, *, pd
     """ids [T, k] -> the pairs t * k + j by expert, equal ones in their order, in tiles of at most `per_tile`."""
     pairs, device = ids.numel(), ids.device
     wide = max(16, pow2(experts))
-    block = max(16, _AT_ONCE // wide)
-    rounds = 1 if pairs <= 64 * block else 8
-    blocks = triton.cdiv(pairs, block * rounds)
+    rounds = min(8, pow2(triton.cdiv(pairs, 64 * _BLOCK)))
+    blocks = triton.cdiv(pairs, _BLOCK * rounds)
     tiles = min(experts, pairs) + pairs // per_tile
     rank = torch.empty(pairs, dtype=torch.int32, device=device)
     order = torch.empty_like(rank)
     starts = torch.empty((blocks, wide), dtype=torch.int32, device=device)
     table = torch.empty((tiles, 3), dtype=torch.int32, device=device)
     _count_kernel[(blocks,)](
-        ids, rank, starts, table, scratch.counters(device), pairs, blocks, tiles,
-        E=experts, BE=wide, BP=block, ROUNDS=rounds, BM=per_tile,
+        ids, rank, starts, table, scratch.counters(device), pairs, blocks, tiles, rounds,
+        E=experts, BE=wide, BP=_BLOCK, BM=per_tile,
         BB=max(32 if wide <= 128 else 16, 4096 // wide), PDL=pdl, num_warps=8, launch_pdl=pdl,
     )  # fmt: skip
-    _place_kernel[(triton.cdiv(pairs, block),)](
-        ids, rank, starts, order, pairs, E=experts, BE=wide, BP=block, ROUNDS=rounds, PDL=pdl,
-        num_warps=4, launch_pdl=pdl,
+    _place_kernel[(triton.cdiv(pairs, _BLOCK),)](
+        ids, rank, starts, order, pairs, rounds, E=experts, BE=wide, BP=_BLOCK, PDL=pdl, num_warps=4, launch_pdl=pdl,
     )  # fmt: skip
     return Sorted(order, table)
