@@ -7,7 +7,8 @@ TokenmillError
 │   ├── TooLargeError    over a limit that is stated in the message (ContextError: over the model's context)
 │   └── BusyError        nothing is wrong with it: the same request may be accepted later
 ├── SequenceError      one sequence failed (NaN logits, a raising processor); others go on
-└── EngineDeadError    the engine process is gone or hung (EngineLostError: while it was made ready)
+└── EngineDeadError    the engine process is gone or hung (EngineLostError: while it was made ready; EngineFaultError:
+                       by a mistake of this program)
 """
 
 from __future__ import annotations
@@ -96,6 +97,10 @@ class EngineDeadError(TokenmillError):
 
 class EngineLostError(EngineDeadError):
     """The engine ended before it was ready and gave no reason: another one may get further."""
+
+
+class EngineFaultError(EngineDeadError):
+    """A mistake of this program ended the load. The text is for logs, not for clients."""
 
 
 def why(error: OSError | UnicodeDecodeError) -> str:

@@ -11,7 +11,7 @@ import pytest
 from tests.pure.server.conftest import until
 from tests.pure.server.server_catalogue_helpers import Unit, World, catalogue, spec
 from tokenmill.core.config import make_config
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import EngineFaultError, ParameterError, UserError
 from tokenmill.measure.memory_need import Need
 from tokenmill.server.many_models.catalogue import TRIES, Bounds, Catalogue
 from tokenmill.server.many_models.entry import Entry, GoneError, Spec, State, UnreadyError
@@ -242,8 +242,9 @@ async def test_where_files_lie_is_not_shown(error: Exception, shown: str | None)
     assert not any(part in str(found.value) for part in ("/home", "/srv", "~", "models/"))
 
 
-async def test_an_inner_error_is_not_shown() -> None:
-    models = catalogue(World(errors={"a": KeyError("/secret/path")}), spec("a"))
+@pytest.mark.parametrize("kind", [KeyError, EngineFaultError])
+async def test_an_inner_error_is_not_shown(kind: type[Exception]) -> None:
+    models = catalogue(World(errors={"a": kind("/secret/path")}), spec("a"))
     with pytest.raises(UnreadyError, match="internal error") as found:
         await models.load(models.first)
     assert "secret" not in str(found.value)

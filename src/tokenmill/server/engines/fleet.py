@@ -20,6 +20,7 @@ import msgspec
 from tokenmill.core.errors import (
     BusyError,
     EngineDeadError,
+    EngineFaultError,
     EngineLostError,
     IdInUseError,
     ParameterError,
@@ -262,7 +263,7 @@ class Fleet:
                 self._try_again(entry)
 
     def _start_failed(self, engine: Engine, failed: Failed) -> None:
-        error = UserError(failed.message) if failed.user else EngineDeadError(failed.message)
+        error = UserError(failed.message) if failed.user else EngineFaultError(failed.message)
         if self.loaded is not None and not self.loaded.done():
             self.loaded.set_exception(error)
         else:  # the model was loaded before, so what is missing now (memory, files) may be back later

@@ -252,7 +252,8 @@ class Catalogue(Generic[U]):
         except Exception as error:
             if self.started:  # before that, the person who starts the server gets the error
                 ours = None if isinstance(error, UserError | EngineDeadError) else error
-                log.error("a model could not be loaded", exc_info=ours, extra={"data": {"model": entry.name}})
+                facts = {"model": entry.name, "reason": str(error)[:1000]}
+                log.error("a model could not be loaded", exc_info=ours, extra={"data": facts})
             entry.failed(error)
             left = life.retry_at - time.monotonic()
             return UnreadyError(f"{entry.name!r} could not be loaded: {client_text(error)}", max(1.0, left),

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
-from tokenmill.core.errors import EngineDeadError, UserError
+from tokenmill.core.errors import EngineDeadError, EngineFaultError, UserError
 from tokenmill.core.sleeping import TAGS
 from tokenmill.server.many_models.entry import Entry, State, Unit, UnreadyError
 
@@ -148,7 +148,8 @@ def oldest(entries: Iterable[Entry[Any]]) -> Entry[Any]:
 
 def client_text(error: Exception | None) -> str:
     """An error's text for clients. It shows neither internal errors nor folders of this machine."""
-    if isinstance(error, UserError | EngineDeadError | OSError | MemoryError) and str(error):
+    told = isinstance(error, UserError | EngineDeadError | OSError | MemoryError)
+    if told and not isinstance(error, EngineFaultError) and str(error):
         return without_folders(str(error))
     return "it ended with an internal error (the log has it)."
 

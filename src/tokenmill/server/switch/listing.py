@@ -13,6 +13,7 @@ from fastapi import Request
 from tokenmill.server.backend import ModelInfo
 from tokenmill.server.context import LATEST, Context, Model, ServerContext, no_such_model
 from tokenmill.server.many_models.entry import Entry, State
+from tokenmill.server.many_models.sleepers import client_text
 from tokenmill.server.rights import models_of
 
 VALUES = {
@@ -123,7 +124,7 @@ def status(entry: Entry[Model]) -> dict[str, Any]:
 def trouble(entry: Entry[Model]) -> str | None:
     """Why the model makes no progress. None: it does, or it will be loaded when a request asks for it."""
     if entry.state is State.FAILED:
-        return str(entry.life.error)
+        return client_text(entry.life.error)
     context = context_of(entry)
     return None if context is None else context.backend.health()
 
