@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.model import Checkpoint
+from tokenmill.core.errors import ModelError
 
 
 class CheckedCheckpoint:
     """A Checkpoint around another one."""
 
     def __init__(self, inner: Checkpoint, *, thorough: bool = False) -> None:
-        """thorough: also look at numbers of one byte and at quantised blocks, which takes time."""
+        """thorough: damage is refused; numbers of one byte and quantised blocks are looked at, too, which takes
+        time."""
         self.inner = inner
         self.thorough = thorough
         self.sums: dict[str, Tensor] = {}
@@ -76,6 +78,17 @@ class CheckedCheckpoint:
             return []
         fine = torch.stack([total.cpu() for total in self.sums.values()]).isfinite().tolist()
         return [name for name, good in zip(self.sums, fine, strict=True) if not good]
+
+    def damage(self, where: str) -> str:
+        """What is said of such tensors ("": there are none); a thorough check refuses them."""
+        damaged = self.damaged()
+        if not damaged:
+            return ""
+        more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
+        said = f"the file is damaged: {', '.join(damaged[:3])}{more} holds NaN or infinity"
+        if self.thorough:
+            raise ModelError(f"{where}: {said} (--check-weights).")
+        return said
 
     def _noted(self, name: str, found: Tensor) -> Tensor:
         if found.is_floating_point() and (found.element_size() > 1 or self.thorough) and not found.is_meta:

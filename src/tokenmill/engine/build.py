@@ -123,9 +123,8 @@ def build_engine(config: EngineConfig) -> Built:
     cohorts = 0 if executor.chains else executor.depth
     limits = make_limits(config.schedule, facts.max_step_tokens, most, facts.guesses, cohorts=cohorts)
     limits = replace(limits, max_rows=facts.max_rows, max_adapters=facts.adapter_slots)
-    limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up, draft_window=facts.draft_window)
-    limits = replace(limits, levels=facts.levels)
-    tables.shares_followed = not limits.anew
+    limits = replace(limits, follows=facts.follows, catches_up=facts.catches_up, levels=facts.levels)
+    tables.shares_followed, tables.draft_window = not limits.anew, facts.draft_window
     if facts.trail is not None:
         limits = replace(limits, step_guesses=min(limits.step_guesses, facts.trail))
     control = control_of(speculation, limits.step_guesses, on_device=bool(facts.guesses))

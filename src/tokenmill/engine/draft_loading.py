@@ -10,13 +10,14 @@ from typing import Any
 
 import torch
 
+from tokenmill.checkpoint.checked_tensors import CheckedCheckpoint
 from tokenmill.checkpoint.hub import Hub
 from tokenmill.checkpoint.torch_bin import TorchBinCheckpoint
 from tokenmill.compute.drafting import DeviceDrafter
 from tokenmill.compute.forward import Kernels, KVSpec, StateSpec
 from tokenmill.compute.model import CausalLM, Checkpoint
 from tokenmill.core.config import EngineConfig
-from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.errors import ModelError, ParameterError, UserError
 from tokenmill.engine.drafting import OF_HOST, Speculation, looks_on_device
 from tokenmill.engine.model_source import ModelSource, find_source
 from tokenmill.kvcache.states import Copy, Make, StatePool, row_bytes
@@ -24,6 +25,7 @@ from tokenmill.layers.build import Build
 from tokenmill.models.decoder import Decoder
 from tokenmill.models.registry import build_later, build_model
 from tokenmill.models.text_part import overridden
+from tokenmill.quant.detect import check_config
 from tokenmill.runner.drafts import NoDeviceDrafter
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.draft_states import places_of
@@ -59,13 +61,14 @@ class Target:
 @dataclass(slots=True)
 class LoadedDrafter:
     """A drafter with the specs of the K/V that it keeps, layer by layer, the specs of its states, and its weights'
-    bytes. most: the most drafts of a row, the host's included."""
+    bytes. most: the most drafts of a row, the host's included. damage: what is wrong with its weights, if anything."""
 
     drafter: DeviceDrafter | None = None
     kv_specs: tuple[KVSpec, ...] = ()
     weight_bytes: int = 0
     most: int = 0
     states: tuple[StateSpec, ...] = ()
+    damage: str = ""
 
 
 def load_drafter(config: EngineConfig, found: Speculation | None, target: Target) -> LoadedDrafter:
@@ -92,7 +95,12 @@ def load_drafter(config: EngineConfig, found: Speculation | None, target: Target
         loaded = LoadedDrafter(Lookahead(found.most) if found.windows is None else LookaheadWindows(found.windows))
     elif found.method in LOADERS:
         source = find_source(found.model or "", found.revision, Hub(config.files.download_dir, config.files.hf_token))
-        loaded = LOADERS[found.method](config, found, source, target)
+        try:
+            loaded = LOADERS[found.method](config, found, source, target)
+        except ModelError as error:  # of two folders, say which one is meant
+            if str(source.path) in str(error):
+                raise
+            raise ModelError(f"{source.path}: {error}") from error
     elif looks_on_device(config, found, target.device):
         loaded = LoadedDrafter(NgramLookup(target.kernels, found.most, found.longest, found.shortest))
     else:
@@ -132,12 +140,22 @@ def states_of_drafter(
     return StatePool(loaded.states, count - 1, 0, device, copy, make=make)
 
 
-def _tensors(config: EngineConfig, source: ModelSource, target: Target) -> Checkpoint:
-    return source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=target.device)
+def _tensors(config: EngineConfig, source: ModelSource, target: Target, other: str = "") -> CheckedCheckpoint:
+    """The folder's checkpoint, or the file of another name in which hubs store such weights."""
+    file = source.path / other
+    inner: Checkpoint
+    if other and config.model.load_format != "dummy" and file.is_file() and not any(source.path.glob("*.safetensors")):
+        inner = TorchBinCheckpoint(source.path, [file])
+    else:
+        inner = source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=target.device)
+    return CheckedCheckpoint(inner, thorough=config.execute.check_weights)
 
 
-def _build(checkpoint: Checkpoint, target: Target, positions: int, quantization: str | None) -> Build:
-    """The Build for a drafter's layers, which lie beside its target's."""
+def _build(
+    checkpoint: Checkpoint, target: Target, positions: int, quantization: str | None, raw: dict[str, Any] | None = None
+) -> Build:
+    """The Build for a drafter's layers, which lie beside its target's. raw: the config.json of heads; it may say how
+    their weights are stored."""
     return Build(
         checkpoint=checkpoint,
         dtype=target.dtype,
@@ -145,6 +163,7 @@ def _build(checkpoint: Checkpoint, target: Target, positions: int, quantization:
         kernels=target.kernels,
         max_positions=positions,
         quantization=quantization,
+        how=check_config(raw or {}),
     )
 
 
@@ -165,6 +184,7 @@ def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, 
             quantization=found.quantization,
             max_positions=reach + found.most + 1,
         )
+        damage = checkpoint.damage(str(source.path))
     finally:
         checkpoint.close()
     if model.spec.max_positions < reach + max(0, found.most - 2):  # a row that can still grow has two places left
@@ -176,25 +196,26 @@ def _draft_model(config: EngineConfig, found: Speculation, source: ModelSource, 
     made = Model(model, target.model.spec.vocab_size)
     drafter = DraftModel(made, target.kernels, found.most, record=target.record)
     loaded = LoadedDrafter(drafter, model.spec.kv_specs, int(model.spec.extras.get("weight_bytes", 0)))  # type: ignore[call-overload]
-    loaded.states = model.spec.states
+    loaded.states, loaded.damage = model.spec.states, damage
     return loaded
 
 
 def _medusa(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
     raw, spec = source.config(), target.model.spec
-    checkpoint = _weights_of(config, source, "medusa_lm_head.pt", target.device)
+    checkpoint = _tensors(config, source, target, "medusa_lm_head.pt")
     _check_kind(found, raw, source, checkpoint)
-    b = _build(checkpoint, target, spec.max_positions, found.quantization)
     try:
+        b = _build(checkpoint, target, spec.max_positions, found.quantization, raw)
         heads = build_heads(raw, b, (spec.hidden_size, spec.vocab_size), str(source.path))
+        damage = checkpoint.damage(str(source.path))
     finally:
-        b.checkpoint.close()
+        checkpoint.close()
     if found.tree is not None and found.tree.paths is not None and len(found.tree.paths[-1]) > len(heads):
         raise _refuse(
             f"speculative_token_tree has {len(found.tree.paths[-1])} levels; {source.path} has {len(heads)} heads"
         )
     drafter = MedusaHeads(heads, target.model, target.kernels, found.most, record=target.record, shape=found.tree)
-    return LoadedDrafter(drafter, weight_bytes=b.book.weight_bytes)
+    return LoadedDrafter(drafter, weight_bytes=b.book.weight_bytes, damage=damage)
 
 
 def _eagle(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
@@ -204,17 +225,18 @@ def _eagle(config: EngineConfig, found: Speculation, source: ModelSource, target
     positions = model.spec.max_positions + found.most + 1
     checkpoint = _tensors(config, source, target)
     _check_kind(found, raw, source, checkpoint)
-    b = _build(checkpoint, target, positions, found.quantization)
     try:
+        b = _build(checkpoint, target, positions, found.quantization, raw)
         net = build_eagle(raw, b, model, third=found.method == "eagle3", where=str(source.path))
+        damage = checkpoint.damage(str(source.path))
     finally:
-        b.checkpoint.close()
+        checkpoint.close()
     model.taps = tuple(dict.fromkeys(net.taps))
     specs = tuple(b.book.kv_specs)
     drafter = EagleHead(
         net, specs, model, target.kernels, found.most, target.dtype, record=target.record, trees=found.tree is not None
     )
-    return LoadedDrafter(drafter, specs, b.book.weight_bytes)
+    return LoadedDrafter(drafter, specs, b.book.weight_bytes, damage=damage)
 
 
 def _later(config: EngineConfig, found: Speculation, source: ModelSource, target: Target) -> LoadedDrafter:
@@ -223,12 +245,14 @@ def _later(config: EngineConfig, found: Speculation, source: ModelSource, target
     if not isinstance(model, Decoder) or model.embedding is None:
         raise _refuse(f"{found.method!r} is not available for this architecture")
     positions = model.spec.max_positions + found.most + 1
-    b = _build(_tensors(config, source, target), target, positions, config.model.quantization)
+    checkpoint = _tensors(config, source, target)
+    b = _build(checkpoint, target, positions, config.model.quantization)
     try:
         raw = overridden(source.config(), config.model.hf_overrides or {})
         nets = [LaterNet(layer, model.embedding) for layer in build_later(raw, b)]
+        damage = checkpoint.damage(str(source.path))
     finally:
-        b.checkpoint.close()
+        checkpoint.close()
     model.taps = nets[0].taps
     specs = tuple(b.book.kv_specs)
     given = specs, model, target.kernels, found.most, target.dtype
@@ -240,15 +264,7 @@ def _later(config: EngineConfig, found: Speculation, source: ModelSource, target
                 "drafts are chains"
             )
         drafter = LaterSteps(nets, *given, record=target.record)
-    return LoadedDrafter(drafter, specs, b.book.weight_bytes)
-
-
-def _weights_of(config: EngineConfig, source: ModelSource, other: str, device: str) -> Checkpoint:
-    """The folder's checkpoint, or the file of another name in which hubs store such weights."""
-    file = source.path / other
-    if config.model.load_format != "dummy" and file.is_file() and not any(source.path.glob("*.safetensors")):
-        return TorchBinCheckpoint(source.path, [file])
-    return source.checkpoint(config.model.load_format, seed=config.model.seed + 1, device=device)
+    return LoadedDrafter(drafter, specs, b.book.weight_bytes, damage=damage)
 
 
 def _heads_in(raw: dict[str, Any], checkpoint: Checkpoint) -> str:

@@ -23,7 +23,7 @@ from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.device.memory import counts_memory, describe, devices_like, pick_device, records, release, use, uuid_of
 from tokenmill.engine.checks import left_out
 from tokenmill.engine.compile_ahead import Compiling, compile_ahead
-from tokenmill.engine.draft_loading import Target, load_drafter, states_of_drafter
+from tokenmill.engine.draft_loading import LoadedDrafter, Target, load_drafter, states_of_drafter
 from tokenmill.engine.drafting import read_speculation
 from tokenmill.engine.inplace import LayerMaker
 from tokenmill.engine.kernel_search import warm
@@ -218,7 +218,7 @@ def load_runner(
             adapters=sites,
         )
         check_stages(model, mesh)
-        _check_damage(config, checkpoint, source, reasons)
+        reasons += filter(None, [checkpoint.damage(str(source.path))])
     finally:
         checkpoint.close()
     _tell(config, model, kernels, mesh, reasons)
@@ -262,12 +262,11 @@ def load_runner(
     runner.sleeper = sleeper_of(runner, bed, maker, source)
     compiling.wait(reasons)
     warm(config.tuning, runner, reasons, mesh.share)
-    facts = _facts(config, runner, device, (max_len, step_tokens), reasons, drafts.weight_bytes)
+    facts = _facts(config, runner, device, (max_len, step_tokens), reasons, drafts)
     facts.groups, facts.num_blocks = [(g.pool, g.window) for g in pages.groups], blocks
     facts.dtype, facts.family = str(dtype).removeprefix("torch."), str(raw.get("model_type", ""))
     facts.adapter_slots, facts.adapter_bytes = 0 if sites is None else sites.slots, adapter_bytes
     facts.snapshots, facts.trail = (slots, trail) if stateful else (None, None)
-    facts.draft_window = min((each.window for each in drafts.kv_specs if each.kind == "window"), default=0)
     return runner, msgspec.to_builtins(facts)
 
 
@@ -303,21 +302,16 @@ def check_stages(model: CausalLM, mesh: Mesh) -> None:
         check_leftovers(sorted(set.intersection(*left)))
 
 
-def _check_damage(config: EngineConfig, checkpoint: CheckedCheckpoint, source: ModelSource, reasons: list[str]) -> None:
-    """Report NaN and infinite weights, or refuse to load them."""
-    if damaged := checkpoint.damaged():
-        more = f" (and {len(damaged) - 3} more)" if len(damaged) > 3 else ""
-        said = f"the file is damaged: {', '.join(damaged[:3])}{more} holds NaN or infinity"
-        if config.execute.check_weights:
-            raise ModelError(f"{source.path}: {said} (--check-weights).")
-        reasons.append(said)
-
-
 def _facts(
-    config: EngineConfig, runner: Runner, device: str, lengths: tuple[int, int], reasons: list[str], beside: int
+    config: EngineConfig,
+    runner: Runner,
+    device: str,
+    lengths: tuple[int, int],
+    reasons: list[str],
+    drafts: LoadedDrafter,
 ) -> Facts:
-    """The facts that the runner itself knows. lengths: of the longest sequence and of the largest step; beside: the
-    bytes of a drafter's weights."""
+    """The facts that the runner itself and its drafter know. lengths: of the longest sequence and of the largest
+    step."""
     pool, spec, ranks = runner.pool, runner.model.spec, config.parallel.ranks
     return Facts(
         vocab_size=spec.vocab_size,
@@ -327,7 +321,7 @@ def _facts(
         num_blocks=pool.num_blocks,
         device=device,
         dtype="",
-        weight_bytes=int(spec.extras.get("weight_bytes", 0)) + beside,  # type: ignore[call-overload]
+        weight_bytes=int(spec.extras.get("weight_bytes", 0)) + drafts.weight_bytes,  # type: ignore[call-overload]
         flops_per_token=spec.flops_per_token / config.parallel.tensor_parallel_size,
         quantization=config.model.quantization or "",
         max_rows=runner.rows.spare,
@@ -335,8 +329,9 @@ def _facts(
         levels=runner.drafter.levels,
         follows=runner.drafter.follows,
         catches_up=runner.drafter.catches_up,
+        draft_window=min((each.window for each in drafts.kv_specs if each.kind == "window"), default=0),
         headless=bool(spec.extras.get("headless")),
-        reasons=reasons,
+        reasons=reasons + [f"the drafter: {drafts.damage}"] * bool(drafts.damage),
         device_name=describe(device) if ranks == 1 else f"{ranks} x {describe(device)}",
         device_uuid=uuid_of(device),
         kv_block_bytes=sum(part.nbytes for part in pool.storage) / max(1, sum(pool.num_blocks)),

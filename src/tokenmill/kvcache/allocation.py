@@ -62,6 +62,8 @@ class BlockTables:
         self.snapshots = snapshots
         self.shares_followed = True
         """If a drafter has seen a block's tokens, does that hold for other sequences that find the block?"""
+        self.draft_window = 0
+        """The smallest window of a drafter's layers; 0: none of them has one."""
         if snapshots is not None:
             self.cache.drop_snapshot = snapshots.drop
 
@@ -256,6 +258,13 @@ class BlockTables:
                 count += 1
             if count:
                 self._drop_head(table, self.by_group[group], count)
+
+    def first_followed(self, seq: Sequence) -> int:
+        """The first position for which every layer of a drafter still has a place."""
+        for group in self.windowed if self.draft_window else ():
+            if self.layouts[group].window == self.draft_window and seq.tables[group].first:
+                return seq.tables[group].first[0]
+        return 0
 
     def _drop_head(self, table: Table, pool: BlockPool, count: int) -> None:
         pool.release(reversed(table.blocks[:count]))

@@ -54,10 +54,6 @@ class Ahead:
         self.limits = limits
         self.tables = tables
         self.control = control
-        self.narrow: list[int] = []
-        """A KV group that has given back all positions which one of the drafter's layers has given back."""
-        if limits.draft_window:
-            self.narrow = [g for g in tables.windowed if tables.layouts[g].window == limits.draft_window][:1]
         self.before: tuple[int, float] | None = None
         self.saved, self.spent = 0.0, 0.0
         """Estimates, in seconds: steps that right drafts have made needless, and time that drafts have taken."""
@@ -153,7 +149,7 @@ class Ahead:
             return False  # under load there are no drafts; prompts are still followed for those who will share them
         if self.limits.anew and seq.hoped:
             return False  # states cannot be overwritten: only certain tokens may be followed
-        if seq.followed < (self._held(seq) if self.limits.catches_up else grant.start):
+        if seq.followed < (self.tables.first_followed(seq) if self.limits.catches_up else grant.start):
             return False  # this row can have no more drafts
         count = min(grant.end - seq.followed, left.followed)
         if count > 0:
@@ -161,10 +157,6 @@ class Ahead:
             seq.followed += count
             left.followed -= count
         return seq.followed >= grant.end
-
-    def _held(self, seq: Sequence) -> int:
-        """The first position that every layer of the drafter has a place for: windows move on without it."""
-        return max((table.first[0] for table in (seq.tables[g] for g in self.narrow) if table.first), default=0)
 
     def _seen(self, positions: int) -> int:
         """How many positions of a row still count as seen once the drafter is out of step with it."""

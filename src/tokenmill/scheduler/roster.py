@@ -34,7 +34,7 @@ class Limits:
     max_adapters: adapters that lie on the devices at once.
     cohorts: the rows that sample are spread over so many plans, and none may be in two uncommitted ones (0: they may).
     follows: a DeviceDrafter keeps something for every position. catches_up: how it takes in the tokens of a row that it
-    has missed (compute/drafting.py). draft_window: the smallest window of its layers (0: none of them has one).
+    has missed (compute/drafting.py).
     whole: (prompts, batches): never cut a prompt, whatever the budget says; let no request join a batch that has begun
     to answer. Early engines worked like this; both are kept so that the gain of later methods can be measured.
     """
@@ -48,7 +48,6 @@ class Limits:
     step_guesses: int = 0
     follows: bool = False
     catches_up: str = "on"
-    draft_window: int = 0
     cohorts: int = 0
     whole: tuple[bool, bool] = (False, False)
     max_adapters: int = 0

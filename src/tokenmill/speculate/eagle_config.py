@@ -17,6 +17,8 @@ from tokenmill.models.config import ModelConfig
 
 FINAL = -1
 """The tap of the final hidden states."""
+PADDING = 2048
+"""Vocabulary sizes of a head and its model may differ by so many ids: sizes are rounded up for kernels."""
 _NESTED, _DECODER, _READ = "eagle_config", "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
 
 
@@ -49,6 +51,7 @@ def read_head(raw: dict[str, Any], sizes: tuple[int, int, int], *, third: bool, 
     read = top.get("target_hidden_size", int, own) if third else own
     if read != hidden:
         raise ModelError(f"{where}: a head for hidden states of {read} numbers; the model has {hidden}.")
+    _check_words(top, decoder, vocab, where)
     layers = decoder.get("num_hidden_layers", int, 1, low=1, high=64)
     if not third:
         return HeadConfig(decoder, layers, own, hidden, vocab, (FINAL,))
@@ -82,6 +85,14 @@ def window_of(c: ModelConfig, layer: int) -> int:
     else:
         slides = c.get("use_sliding_window", bool, False) and c.has("sliding_window")
     return c.need("sliding_window", int) if slides else 0
+
+
+def _check_words(top: ModelConfig, decoder: ModelConfig, vocab: int, where: str) -> None:
+    """Refuse a head whose config says that it is for another vocabulary. (Some say the size of their own one.)"""
+    own = top.get("draft_vocab_size", int, vocab, low=1)
+    for said in (each.get("vocab_size", int, vocab, low=1) for each in (top, decoder)):
+        if abs(said - vocab) > PADDING and said != own:
+            raise ModelError(f"{where}: a head for a vocabulary of {said}; the model has {vocab}.")
 
 
 def _taps(top: ModelConfig, count: int, where: str) -> tuple[int, ...]:

@@ -150,7 +150,7 @@ def build_eagle(config: dict[str, Any], b: Build, target: Any, *, third: bool, w
 
 
 def _eps(head: HeadConfig) -> float:
-    return head.decoder.get("rms_norm_eps", float, 1e-6)
+    return head.decoder.get("rms_norm_eps", float, 1e-6, low=0.0)
 
 
 def _layers(head: HeadConfig, b: Build, *, third: bool) -> tuple[Layer, tuple[Deeper, ...]]:

@@ -46,6 +46,9 @@ FORMS = (
 def build_heads(config: dict[str, Any], b: Build, sizes: tuple[int, int], where: str) -> list[Head]:
     """The heads of a folder, for a target with (hidden size, vocabulary)."""
     hidden, vocab = sizes
+    for name in ("original_lm_head", "medusa_fc_bias"):
+        if not isinstance(config.get(name), bool | None):
+            raise ModelError(f"{where}: config.json: {name!r} must be true or false, not {config[name]!r}.")
     heads = _number(config, ("num_heads", "medusa_num_heads"), MOST_HEADS, where)
     blocks = _number(config, ("num_hidden_layers", "medusa_num_layers"), MOST_BLOCKS, where)
     if config.get("hidden_size", hidden) != hidden:

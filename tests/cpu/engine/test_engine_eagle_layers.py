@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -180,12 +181,33 @@ def test_a_head_with_narrower_states(target: Path, whole: Any, wanted: list[Any]
         (lambda said, tensors: (said | {LISTED: [0, 1, 2]}, tensors), "not among"),
         (lambda said, tensors: (said | {"eagle_config": {LISTED: [3]}}, tensors), "not among"),
         (lambda said, tensors: (said | {"layer_types": ["linear_attention"]}, tensors), "layer_types"),
+        (lambda said, tensors: (said | {"vocab_size": 9000}, tensors), "a vocabulary of 9000; the model has 320"),
+        (lambda said, tensors: (said | {"vocab_size": ["a"]}, tensors), "vocab_size"),
+        (lambda said, tensors: (said | {"rms_norm_eps": -1.0}, tensors), "rms_norm_eps"),
+        (lambda said, tensors: (said | {"quantization_config": {"quant_method": "x"}}, tensors), "quantised with 'x'"),
     ],
 )  # fmt: skip
 def test_heads_that_are_refused(change: Any, why: str, target: Path, tmp_path: Path) -> None:
     head = rewrite(make_eagle(tmp_path / "head", WORDS, reads=READS), change)
-    with pytest.raises(UserError, match=why):
+    with pytest.raises(UserError, match=why) as told:
         open_usual(target, speculative_config={"method": "eagle3", "model": str(head)})
+    assert str(head) in str(told.value)  # of two folders, this one
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "medusa", "draft_model"])
+def test_damaged_weights_of_a_drafter_are_told(kind: str, target: Path, tmp_path: Path) -> None:
+    """They change no answer, and cost time for nothing."""
+    made: dict[str, Any] = {"eagle3": lambda at: make_eagle(at, WORDS, reads=READS), "medusa": make_medusa}
+    head = made.get(kind, make_tiny)(tmp_path / "head")
+    tensors = load_file(head / "model.safetensors")
+    hurt = min(name for name, tensor in tensors.items() if tensor.is_floating_point())
+    tensors[hurt].view(-1)[0] = math.nan
+    save_file(tensors, head / "model.safetensors")
+    config = {"method": kind, "model": str(head), "num_speculative_tokens": MOST}
+    with open_usual(target, speculative_config=config) as llm:
+        assert any("the drafter" in each and hurt in each for each in llm.built.facts.reasons)
+    with pytest.raises(UserError, match=f"damaged: {hurt}"):
+        open_usual(target, speculative_config=config, check_weights=True)
 
 
 def test_a_layer_that_is_not_there(target: Path, tmp_path: Path) -> None:

@@ -93,6 +93,9 @@ def test_the_same_heads_in_every_form(over: str, target: Path, tmp_path: Path) -
         (CALLED, "blocks.0.layers.0.weight", "the file has 0"),
         (CALLED | {"num_heads": 0}, "", "'num_heads' must be"),
         (CALLED | {"truncated_vocab_size": 100}, "", "another vocabulary"),
+        (CALLED | {"original_lm_head": "no"}, "", "'original_lm_head' must be true or false"),
+        (CALLED | {"medusa_fc_bias": [1]}, "", "'medusa_fc_bias' must be true or false"),
+        (CALLED | {"quantization_config": {"quant_method": "x"}}, "", "quantised with 'x'"),
     ],
 )
 def test_heads_that_are_refused(config: dict[str, Any], without: str, why: str, target: Path, tmp_path: Path) -> None:

@@ -334,7 +334,6 @@ def run_story(
         step_guesses=rng.choice([1, 3, 64]),
         follows=follows,
         catches_up="anew" if recalls else "on",
-        draft_window=windows[followed] if follows else 0,
         cohorts=0 if executor.chains else rng.choice([1, 2, 3]),
         whole=(rng.random() < 0.1, rng.random() < 0.1),
     )
@@ -352,7 +351,7 @@ def run_story(
         snapshots=snapshots,
         step_tokens=step_tokens if tight_windows else NEVER,
     )
-    tables.shares_followed = not recalls
+    tables.shares_followed, tables.draft_window = not recalls, windows[followed]
     tables.cache.listener = CacheEvents()
     held: set[bytes] = set()
     control = Moody(most_guesses, random.Random(rng.random())) if rng.random() < 0.5 else None

@@ -191,7 +191,6 @@ class Lives:
             max_guesses=most if kind == "device" else 0,
             step_guesses=dice.choice([1, 3, 64]),
             follows=self.follows,
-            draft_window=windows[0] if self.follows else 0,
             max_adapters=dice.choice([1, 2, 3]),
         )
         self.states = dice.choice([1, 8, 24]), dice.choice([1, 4, 12]), dice.choice([0, 1, 3, 12])
@@ -255,6 +254,7 @@ class Lives:
         self.tables = BlockTables(
             self.layouts, self.blocks, self.block_size, prefix_cache=self.caches, snapshots=snapshots
         )
+        self.tables.draft_window = self.layouts[0].window
         self.drafter = KnowingDrafter(self.model, dice, wanted=self.seeds)
         control = Moody(limits.max_guesses, dice) if dice.random() < 0.5 else None
         self.scheduler = Scheduler(limits, self.tables, make_policy(self.policy), self.drafter, control)
