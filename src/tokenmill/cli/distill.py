@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -100,10 +101,11 @@ def distill(  # noqa: PLR0913
 def _answer(
     model: str, device: str, texts: list[str], most: int, kept: Path, *, resume: bool
 ) -> tuple[list[list[int]], list[int]]:
-    """Prompts with the model's answers, as token ids, and the length of each prompt. They are kept for --resume."""
+    """Prompts with the model's answers, as token ids, and the length of each prompt. They are kept for --resume, with
+    what was asked for."""
+    asked = {"model": model, "answers": most, "texts": hashlib.sha256(json.dumps(texts).encode()).hexdigest()}
     if resume and kept.exists():
-        entries = [json.loads(line) for line in kept.read_text().splitlines()]
-        return [entry["tokens"] for entry in entries], [entry["prompt"] for entry in entries]
+        return _kept_answers(kept, asked)
     with show_waiting("Loading the model"):
         from tokenmill import LLM, SamplingParams
 
@@ -116,9 +118,28 @@ def _answer(
         llm.close()
     found = [[*output.prompt_token_ids, *output.outputs[0].token_ids] for output in outputs]
     prompts = [len(output.prompt_token_ids or ()) for output in outputs]
-    lines = (json.dumps({"prompt": n, "tokens": line}) for n, line in zip(prompts, found, strict=True))
-    write_whole(kept, "".join(f"{line}\n" for line in lines))  # a part of them would be taken for all
+    entries = [asked, *({"prompt": n, "tokens": line} for n, line in zip(prompts, found, strict=True))]
+    write_whole(kept, "".join(f"{json.dumps(entry)}\n" for entry in entries))  # a part of them would be taken for all
     return found, prompts
+
+
+def _kept_answers(path: Path, asked: dict[str, Any]) -> tuple[list[list[int]], list[int]]:
+    """The answers of an earlier run, which must have asked for the same."""
+    try:
+        first, *entries = (json.loads(line) for line in path.read_text().splitlines())
+        before = dict(first)
+        found = [entry["tokens"] for entry in entries], [entry["prompt"] for entry in entries]
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise ParameterError(
+            f"--resume: {path} cannot be read ({error}): remove it, and answers are made anew."
+        ) from None
+    if other := [name for name, value in asked.items() if before.get(name) != value]:
+        flags = {"model": "MODEL", "answers": "--answers", "texts": "--data"}
+        raise ParameterError(
+            f"--resume: {path} holds answers of another {' and another '.join(flags[name] for name in other)}: say the "
+            "same, or name another folder."
+        )
+    return found
 
 
 def _copy_tokenizer(source: Path, target: Path) -> None:

@@ -1,11 +1,12 @@
 """Learning. Owns: the order of lines, the optimiser, what is told on the way, checkpoints and going on from them.
 
-A checkpoint holds the network, the optimiser and the step: whoever goes on from it sees the same lines in the same
-order. Must not know: what is learnt.
+A checkpoint holds the network, the optimiser, the step and what decides on the order of lines: whoever goes on from it
+sees the same lines in the same order. Must not know: what is learnt.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import time
@@ -60,7 +61,8 @@ def train(
     torch.manual_seed(course.seed)
     parameters = [p for p in student.net.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(parameters, lr=course.rate, betas=(0.9, 0.95), weight_decay=0.01)
-    start = _resume(folder / STATE, student, optimiser, teacher.device) if resume else 0
+    asked = _asked(lines[0], course)
+    start = _resume(folder / STATE, student, optimiser, teacher.device, asked) if resume else 0
     began, right = time.monotonic(), judge(teacher, student, lines[1], course.batch)
     step = start
     while step < course.steps:
@@ -77,6 +79,7 @@ def train(
             right = judge(teacher, student, lines[1], course.batch)
             save(folder, student)
             state = {"net": student.net.state_dict(), "optimiser": optimiser.state_dict(), "step": step}
+            state["asked"] = asked
             with new_file(folder / STATE) as file:
                 torch.save(state, file)
         left = seconds / (step - start) * (course.steps - step)
@@ -150,14 +153,32 @@ def _share(step: int, done: float) -> float:
     return 0.05 + 0.475 * (1 + math.cos(math.pi * min(1.0, done)))
 
 
-def _resume(path: Path, student: Student, optimiser: torch.optim.Optimizer, device: str) -> int:
+def _asked(lines: Lines, course: Course) -> dict[str, int | str]:
+    """What decides on the lines and their order, by the flags that say it."""
+    seen = hashlib.sha256()
+    for part in (lines.tokens, lines.own):
+        seen.update(part.contiguous().numpy().tobytes())
+    return {"--batch": course.batch, "--seed": course.seed, "--data, --answers or --length": seen.hexdigest()}
+
+
+def _resume(
+    path: Path, student: Student, optimiser: torch.optim.Optimizer, device: str, asked: dict[str, int | str]
+) -> int:
     try:
         found = torch.load(path, map_location=device, weights_only=True)
+        before = found.get("asked", asked)  # checkpoints of earlier versions do not say it
+        if other := [flag for flag, value in asked.items() if before.get(flag) != value]:
+            raise ParameterError(
+                f"--resume: {path} was learnt with another {' and another '.join(other)}: say the same, or name "
+                "another folder."
+            )
         student.net.load_state_dict(found["net"])
         optimiser.load_state_dict(found["optimiser"])
         return int(found["step"])
     except FileNotFoundError:
         return 0
+    except ParameterError:
+        raise
     except Exception as error:
         raise ParameterError(
             f"--resume: {path} does not fit what is asked for ({str(error).splitlines()[0]})."

@@ -110,8 +110,27 @@ def test_answers_are_the_models_own(teacher):
     arguments = ["distill", str(teacher / "teacher"), str(teacher / "own"), "--data", str(prompts), "--kind", "medusa"]
     done = CliRunner().invoke(app, [*arguments, *SETTINGS, "--steps", "2", "--answers", "40"])
     assert done.exit_code == 0, done.output
-    lines = [json.loads(line) for line in (teacher / "own" / "answers.jsonl").read_text().splitlines()]
+    kept = teacher / "own" / "answers.jsonl"
+    asked, *lines = [json.loads(line) for line in kept.read_text().splitlines()]
+    assert asked["answers"] == 40
     assert len(lines) == 3 and all(len(line["tokens"]) > 20 > line["prompt"] > 0 for line in lines)
+    arguments += [*SETTINGS, "--steps", "3", "--resume"]
+    assert CliRunner().invoke(app, [*arguments, "--answers", "40"]).exit_code == 0
+    assert "answers of another --answers" in CliRunner().invoke(app, [*arguments, "--answers", "41"]).output
+    prompts.write_text(prompts.read_text() + '"grain"\n')
+    assert "answers of another --data" in CliRunner().invoke(app, [*arguments, "--answers", "40"]).output
+    kept.write_text(kept.read_text()[:-9])
+    assert "cannot be read" in CliRunner().invoke(app, [*arguments, "--answers", "40"]).output
+
+
+@pytest.mark.parametrize("more", [["--batch", "4"], ["--seed", "1"], ["--length", "16"]])
+def test_who_goes_on_sees_the_same_lines(more, teacher):
+    if not (teacher / "same").exists():
+        distill(teacher, "same", "medusa", "--steps", "2")
+    arguments = ["distill", str(teacher / "teacher"), str(teacher / "same"), "--data", str(teacher / "text.txt")]
+    arguments += ["--kind", "medusa", *SETTINGS, "--steps", "3", "--resume", *more]
+    said = CliRunner().invoke(app, arguments).output
+    assert "was learnt with another" in said and more[0] in said
 
 
 def test_wrong_input_is_told(teacher, tmp_path):
