@@ -14,6 +14,7 @@ from tokenmill.checkpoint.gguf_config_layers import CONFIGS, read_factors
 from tokenmill.checkpoint.gguf_config_mixtures import MIXTURES
 from tokenmill.checkpoint.gguf_config_older import OLDER
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES, MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors, shown
+from tokenmill.checkpoint.gguf_unread import check_unread
 
 _LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "starcoder2")
 """Architectures whose norms subtract the mean. Their files store the epsilon under another key."""
@@ -29,12 +30,14 @@ def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors,
              "tie_word_embeddings": "output.weight" not in tensors}  # fmt: skip
     own = CONFIGS.get(str(meta.arch)) or MIXTURES.get(str(meta.arch)) or OLDER.get(str(meta.arch))
     if own is not None:
-        return {"architectures": [ARCHITECTURES[str(meta.arch)]], **whole, **own(meta, tensors, factors)}
-    config = {**_common(meta, tensors), **whole}
-    scaling = _rope_scaling(meta, config, factors)
-    if scaling is not None:
-        config["rope_scaling"] = scaling
-    config.update(_OWN.get(str(meta.arch), _nothing)(meta, config))
+        config = {"architectures": [ARCHITECTURES[str(meta.arch)]], **whole, **own(meta, tensors, factors)}
+    else:
+        config = {**_common(meta, tensors), **whole}
+        scaling = _rope_scaling(meta, config, factors)
+        if scaling is not None:
+            config["rope_scaling"] = scaling
+        config.update(_OWN.get(str(meta.arch), _nothing)(meta, config))
+    check_unread(meta, config)
     return config
 
 

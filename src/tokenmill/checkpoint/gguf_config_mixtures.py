@@ -149,6 +149,8 @@ def _gemma3n(meta: Meta, tensors: Tensors, factors: Factors) -> Config:
     fine = isinstance(points, list) and len(points) == layers
     if not isinstance(points, list) or not fine or not all(isinstance(one, float) and one < 8 for one in points):
         raise meta.fail(f"gemma3n.activation_sparsity_scale must hold a number below 8 for each of {layers} layers")
+    if meta.scaling()[0] != "none":
+        raise meta.fail("rope scaling is not supported in gemma3n")
     table, base = tensors.get("per_layer_token_embd.weight"), meta.number("rope.freq_base", 1e6)
     return {
         **sizes, **read_heads(meta, tensors, layers, rope=False), "rope_theta": base,

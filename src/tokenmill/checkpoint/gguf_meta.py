@@ -97,11 +97,24 @@ _SCALING = ("type", "factor", "original_context_length", "finetuned", "attn_fact
 MAX_EXPERTS = 4096
 
 
+class Noted(dict[str, Any]):
+    """Metadata that notes which keys were asked for."""
+
+    def __init__(self, metadata: Mapping[str, Any]) -> None:
+        super().__init__(metadata)
+        self.asked: set[str] = set()
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a key, or the default."""
+        self.asked.add(key)
+        return super().get(key, default)
+
+
 class Meta:
     """Checked reading of one architecture's keys."""
 
     def __init__(self, metadata: Mapping[str, Any], path: str) -> None:
-        self.metadata, self.path = metadata, path
+        self.metadata, self.path = Noted(metadata), path
         self.arch = metadata.get("general.architecture")
         if not isinstance(self.arch, str) or self.arch not in ARCHITECTURES:
             if (why := REFUSED.get(str(self.arch))) is not None:

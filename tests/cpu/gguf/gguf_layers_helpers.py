@@ -322,6 +322,8 @@ def metadata(out: Any, arch: str, c: C, layers: int, more: C) -> None:
         gemma_keys(keys, c, layers)
     if arch == "granitehybrid":
         keys["rope.scaling.finetuned"] = c["position_embedding_type"] == "rope"
+    if arch == "falcon-h1":
+        keys["embedding_scale"] = None  # it is in the matrix
     for key, value in {**keys, **more}.items():
         if value is not None:
             add(out, key if key.startswith("xielu.") else f"{arch}.{key}", value)

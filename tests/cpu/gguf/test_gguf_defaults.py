@@ -103,3 +103,36 @@ def test_gemma_3_caps_its_logits_if_the_file_says_so() -> None:
 def test_no_more_than_a_head_rotates(arch: str) -> None:
     with pytest.raises(ModelError, match=rf"{arch}\.rope\.dimension_count must be a whole number from 1 to 8, not 10"):
         read(arch, {"rope.dimension_count": 10})
+
+
+QWEN = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 48}
+
+
+@pytest.mark.parametrize(
+    ("arch", "key", "changes", "means_nothing"),
+    [
+        ("qwen3", "attention.causal", False, True),
+        ("llama", "final_logit_softcapping", 30.0, 0.0),
+        ("llama", "attn_logit_softcapping", [0.0, 50.0], [0.0, 0.0]),
+        ("qwen2", "logit_scale", 0.5, 1.0),
+        ("qwen2", "attention.sliding_window", 32, 64),
+        ("qwen3moe", "expert_gating_func", 2, 1),
+        ("qwen3moe", "expert_weights_norm", False, True),
+        ("qwen3moe", "expert_weights_scale", 2.5, 1.0),
+        ("qwen3moe", "expert_group_count", 2, 1),
+        ("gpt-oss", "expert_gating_func", 1, 3),
+        ("gpt-oss", "rope.freq_base_swa", 10000.0, 150000.0),
+        ("granitemoe", "rope.dimension_count", 4, 8),
+        ("granitemoe", "embedding_length_out", None, 99),
+    ],
+)
+def test_what_an_architecture_does_not_read_is_refused_unless_it_asks_for_nothing(
+    arch: str, key: str, changes: Any, means_nothing: Any
+) -> None:
+    more: dict[str, Any] = {"attention.head_count_kv": 4}
+    more |= QWEN if arch in ("qwen3moe", "gpt-oss", "granitemoe") else {}
+    more |= {"attention.sliding_window": 16, "rope.freq_base": 150000.0} if arch == "gpt-oss" else {}
+    assert read(arch, {**more, key: means_nothing}) == read(arch, more)
+    if changes is not None:
+        with pytest.raises(ModelError, match=rf"{arch}\.{key} = .* changes what a model computes"):
+            read(arch, {**more, key: changes})
