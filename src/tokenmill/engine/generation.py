@@ -34,7 +34,7 @@ DONE = {
     "max_new_tokens": "default of `max_tokens` offline and in chats",
     "suppress_tokens": "never chosen, in any request",
     "bad_words_ids": "never said, in any request",
-    "eos_token_id": "ends an answer",
+    "eos_token_id": "ends an answer; then a word that config.json names as one does not",
 }
 """Fields that are applied, and what they do."""
 

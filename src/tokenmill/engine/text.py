@@ -53,10 +53,17 @@ def give_text(admission: Admission, tokenizer: Tokenizer, check: float) -> None:
 
 
 def eos_ids_of(raw: dict[str, Any], generation: dict[str, Any], tokenizer: Tokenizer | None) -> frozenset[int]:
-    """The end tokens of generation_config.json, config.json and the tokenizer."""
-    ids: set[int] = set(tokenizer.eos_ids) if tokenizer is not None else set()
-    for source in (raw, raw.get("text_config"), generation):
-        value = source.get("eos_token_id") if isinstance(source, dict) else None
-        found = value if isinstance(value, list) else [value]
-        ids.update(i for i in found if isinstance(i, int) and not isinstance(i, bool) and i >= 0)
-    return frozenset(ids)
+    """The end tokens of generation_config.json, config.json and the tokenizer. Where the first names some, config.json
+    may add tokens that were added to the vocabulary; an ordinary word is a leftover there, and would end answers that
+    are not at their end."""
+    stated = _ids_of(generation)
+    more = _ids_of(raw) | _ids_of(raw.get("text_config"))
+    if tokenizer is not None:
+        more = {index for index in more if not stated or index in tokenizer.added_ids} | {*tokenizer.eos_ids}
+    return frozenset(stated | more)
+
+
+def _ids_of(source: Any) -> set[int]:
+    value = source.get("eos_token_id") if isinstance(source, dict) else None
+    found = value if isinstance(value, list) else [value]
+    return {index for index in found if isinstance(index, int) and not isinstance(index, bool) and index >= 0}

@@ -9,12 +9,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tokenizers
 from engines import open_llm, run
 from transformers import GenerationConfig
 
 from tokenmill import SamplingParams
 from tokenmill.core.errors import ModelError
 from tokenmill.engine.generation import DONE, HARMLESS, NAMED, banned, check_generation, default_params
+from tokenmill.engine.text import eos_ids_of
+from tokenmill.text.codec import Tokenizer, TokenizerSettings
 
 FIELDS = sorted(vars(GenerationConfig()))
 OTHERS = {"stop_strings": ["x"], "forced_bos_token_id": 3, "forced_eos_token_id": 3, "begin_suppress_tokens": [1],
@@ -142,3 +145,15 @@ def test_loading_refuses_what_cannot_be_meant(folder):
         file.write_text(json.dumps(value))
         with pytest.raises(ModelError, match=f"generation_config.json: .*{words}"):
             open_llm(folder)
+
+
+def test_a_word_does_not_end_answers_where_generation_config_names_what_does():
+    """Configs keep the end token of the class that they were made with, which is a word of another vocabulary."""
+    inner = tokenizers.Tokenizer(tokenizers.models.BPE(vocab={"a": 0, "b": 1, "#": 2}, merges=[]))
+    inner.add_special_tokens(["<end>", "<turn>", "<stop>"])
+    tokenizer = Tokenizer(inner, TokenizerSettings({"eos_token": "<stop>"}))
+    word, end, turn, stop = 2, 3, 4, 5
+    assert eos_ids_of({"eos_token_id": word}, {"eos_token_id": [end, turn]}, tokenizer) == {end, turn, stop}
+    assert eos_ids_of({"eos_token_id": [word, turn]}, {"eos_token_id": end}, tokenizer) == {end, turn, stop}
+    assert eos_ids_of({"eos_token_id": word}, {}, tokenizer) == {word, stop}
+    assert eos_ids_of({"text_config": {"eos_token_id": word}}, {"eos_token_id": end}, None) == {word, end}
