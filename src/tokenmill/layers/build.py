@@ -34,7 +34,7 @@ from tokenmill.quant.detect import (
 from tokenmill.quant.schemes import head_scheme
 
 _IGNORABLE = re.compile(
-    r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|attn\.bias|attention\.bias|\.(output|prob)_scale)$"
+    r"(rotary_emb\.(inv_freq|cos_cached|sin_cached)|masked_bias|(^|\.)(attn|attention)\.bias|\.(output|prob)_scale)$"
 )
 """Tensors that are not read: buffers of old checkpoints that are computed here, and scales of activations, which are
 rounded by scales of their own."""
