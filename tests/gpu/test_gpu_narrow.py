@@ -51,7 +51,8 @@ def check(kind, rows, width, inner, fusion, rounds=0.0):
         norm=None if norm is None else replace(norm, weight=norm.weight.float()), act=act,
         residual=None if residual is None else residual.float(),
     )  # fmt: skip
-    limit = (rounds if rows > 256 else ROUNDED.get(kind, 0.0)) * (gated if act else 1) if rows > 1 else 0.0
+    rounding = rounds if rounds and rows > 256 else ROUNDED.get(kind, 0.0)
+    limit = rounding * (gated if act else 1) if rows > 1 else 0.0
     for _ in range(2):
         found = kernels.product(x, weight, norm=norm, act=act, residual=residual)
         assert relative(found, exact) < max(0.02 if act else 0.012, limit)
@@ -179,7 +180,7 @@ def plain_demo():
 
 @pytest.mark.parametrize(
     ("scheme", "least", "same"),
-    [("fp8", 23, 0.97), ("int8", 23, 0.98), ("int4", 22, 0.95), ("int4-g128", 21, 0.94), ("fp8,head=none", 23, 0.97)],
+    [("fp8", 23, 0.96), ("int8", 23, 0.98), ("int4", 22, 0.95), ("int4-g128", 21, 0.94), ("fp8,head=none", 23, 0.96)],
 )
 def test_the_demo_model_keeps_its_answers(scheme, least, same, plain_demo):
     kept, likeliest = demo_answers(quantization=scheme)

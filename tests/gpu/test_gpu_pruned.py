@@ -105,7 +105,7 @@ def test_a_pruned_model(tmp_path):
     found = []
     for options in ({"pruned_weights": "packed"}, {}):
         llm = LLM(
-            model=str(tmp_path), skip_tokenizer_init=True, max_model_len=4096, gpu_memory_utilization=0.2, **options
+            model=str(tmp_path), skip_tokenizer_init=True, max_model_len=4096, kv_cache_memory_bytes=1 << 28, **options
         )
         outs = llm.generate([{"prompt_token_ids": p} for p in prompts], params)
         found.append([out.outputs[0] for out in outs])
