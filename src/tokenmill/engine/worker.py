@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import struct
 import sys
 import threading
@@ -139,7 +138,6 @@ def _torch_group(start: Start, world: Any, device: str) -> Group:
 def run_worker() -> None:
     """The process's main function."""
     pipe = own_end()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
     message = pipe.receive()
     assert message is not None
     start = msgspec.msgpack.decode(message, type=Start)

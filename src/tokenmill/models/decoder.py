@@ -56,6 +56,9 @@ class Sizes:
 class Decoder:
     """A causal language model, or one pipeline stage of it."""
 
+    streams = 1
+    """Hidden states of a token that pass from layer to layer side by side. The last layer leaves one."""
+
     def __init__(self, b: Build, body: Build, sizes: Sizes, ends: Ends, layer: Callable[[Build, int], Layer]) -> None:
         if b.book.headless:
             sizes, ends = replace(sizes, tied=True), replace(ends, head_bias=False)

@@ -118,7 +118,7 @@ def build(c: ModelConfig, b: Build) -> Decoder:
     ends = Ends(norm=lambda body: body.norm("norm", hidden, plan.eps), scale=rounded_root(hidden, b.dtype),
                 softcap=softcap)  # fmt: skip
     model = Gemma3n(b, body, sizes, ends, layer)
-    model.inputs, model.ways = inputs, ways[0]
+    model.inputs, model.ways, model.streams = inputs, ways[0], count
     return model
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from tokenmill.process.parent import end_with, starts_last
 from tokenmill.process.pipe import Pipe
 
 _WAITING = {"tokenmill-parent", "tokenmill-beat"}
-_RUN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {module} import run_worker; run_worker()"
+_RUN = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from {start} import begin; begin({module!r})"
 
 
 def start_process(
@@ -36,7 +37,7 @@ def start_process(
     facts = {"socket": theirs.fileno(), "parent": os.getpid(), "lasting": starts_last(), "name": name}
     try:
         process = subprocess.Popen(
-            [sys.executable, "-c", _RUN.format(module=module), json.dumps(sys.path), json.dumps(facts)],
+            [sys.executable, "-c", _RUN.format(start=__name__, module=module), json.dumps(sys.path), json.dumps(facts)],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(), *files),
             env=environment_with(environment or {}),
@@ -50,11 +51,17 @@ def start_process(
     return process, Pipe(ours, greedy=True)
 
 
-def own_end() -> Pipe:
-    """For a worker to call first: it will end with its parent; -> its end of the socket."""
+def begin(module: str) -> None:
+    """What a worker's process runs. It ends with its parent from here on, also while it imports for seconds."""
     facts = json.loads(sys.argv[2])
     end_with(facts["parent"], facts["lasting"])
-    return Pipe(socket.socket(fileno=facts["socket"]))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent's to handle
+    importlib.import_module(module).run_worker()
+
+
+def own_end() -> Pipe:
+    """A worker's end of the socket."""
+    return Pipe(socket.socket(fileno=json.loads(sys.argv[2])["socket"]))
 
 
 class Forked:

@@ -129,6 +129,11 @@ def build_eagle(config: dict[str, Any], b: Build, target: Any, *, third: bool, w
             f"{where}: it reads what layer {min(head.taps)} gives, and the last of --pipeline-parallel-size stages has "
             f"only those from {target.first} on: use --tensor-parallel-size, or a head of EAGLE-1."
         )
+    if target.streams > 1 and any(tap not in (FINAL, count - 1) for tap in head.taps):
+        raise ModelError(
+            f"{where}: it reads one state of each of the layers {', '.join(map(str, head.taps))}, and layers of this "
+            f"model pass on {target.streams} states side by side: use a draft model, or a head of EAGLE-1."
+        )
     layer, more = _layers(head, b, third=third)
     norm = b.norm("norm", head.hidden, _eps(head)) if third else None
     net = EagleNet(

@@ -233,3 +233,32 @@ def test_heads_of_another_kind(asked: str, target: Path, tmp_path: Path) -> None
         if kind != asked:
             with pytest.raises(UserError, match=f'say "method": "{kind}"'):
                 open_usual(target, speculative_config={"method": asked, "model": str(head)})
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_layers_that_pass_on_several_states(method: str, tmp_path: Path) -> None:
+    """The last one joins them, so heads that read it alone work."""
+    hf = pytest.importorskip("transformers")
+    sizes = {
+        "hidden_size": HIDDEN,
+        "vocab_size": VOCAB,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "head_dim": 16,
+    }
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size_per_layer_input": VOCAB, "laurel_rank": 4}
+    sizes |= {"hidden_size_per_layer_input": 8, "num_kv_shared_layers": 0, "activation_sparsity_pattern": [0.0] * 4}
+    sizes |= {"layer_types": ["sliding_attention", "full_attention"] * 2, "max_position_embeddings": 512}
+    config = hf.Gemma3nTextConfig(**sizes, pad_token_id=0)
+    hf.Gemma3nForCausalLM(config).save_pretrained(tmp_path / "target")
+    head = make_eagle(tmp_path / "head", WORDS if method == "eagle3" else 0, reads=READS)
+    guessed = {"speculative_config": {"method": method, "model": str(head), "num_speculative_tokens": MOST}}
+    if method == "eagle3":
+        with pytest.raises(UserError, match="layers of this model pass on 4 states side by side"):
+            open_usual(tmp_path / "target", skip_tokenizer_init=True, **guessed)
+        return
+    said = []
+    for more in ({}, guessed):
+        with open_usual(tmp_path / "target", skip_tokenizer_init=True, **more) as llm:
+            said.append([exact(o) for o in run(llm, PROMPTS[:2], greedy(8))])
+    assert said[0] == said[1]
