@@ -81,6 +81,30 @@ def test_two_tabs_keep_what_both_say(serve: Servers, tab: Tabs) -> None:
     assert sorted(kept) == ["four", "one", "three", "two"]
 
 
+def test_versions_of_two_tabs_are_kept_as_one(mill: WebServer, tab: Tabs) -> None:
+    """Neither has heard of the other's question; what was taken away does not come back."""
+    page = tab(mill.url)
+    page.locator(".model-card").wait_for()
+    kept = page.evaluate(
+        """async () => { const db = await import('/static/db.js'), tree = await import('/static/tree.js');
+        const said = async (id) => Object.values((await db.load(id)).nodes).map(n => n.content).sort().join(' ');
+        const here = tree.emptyConversation(), seen = [];
+        const first = tree.add(here, null, { role: 'user', content: 'one' });
+        await db.save(here);
+        const there = structuredClone(here);
+        tree.add(here, first.id, { role: 'user', content: 'two' });
+        tree.add(there, first.id, { role: 'user', content: 'three' });
+        await Promise.all([db.save(here), db.save(there)]);
+        seen.push(await said(here.id));
+        await db.save(here);
+        tree.prune(here, Object.values(here.nodes).find(n => n.content === 'three'));
+        await db.save(here);
+        seen.push(await said(here.id));
+        return seen; }"""
+    )
+    assert kept == ["one three two", "one two"]
+
+
 def test_a_full_storage_is_said(mill: WebServer, tab: Tabs) -> None:
     page = tab(mill.url, accept_downloads=True)
     page.locator(".model-card").wait_for()

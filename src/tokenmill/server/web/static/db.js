@@ -1,5 +1,5 @@
 // Conversations in this browser. Owns: an IndexedDB with a light list and whole conversations. Nothing leaves the browser.
-import { upgrade } from "./tree.js";
+import { takeOver, upgrade } from "./tree.js";
 
 let opening = null;
 const memory = new Map(); // where the browser forbids storage, conversations live as long as the page
@@ -55,6 +55,8 @@ export async function load(id) {
   return found && upgrade(found);
 }
 
+// What another tab has kept meanwhile is taken over, and kept with ours. It is asked for in the same change, but the
+// change does not wait for the answer: a page that is closed right now keeps at least what was said here.
 export async function save(conversation) {
   const db = await open();
   if (!db) {
@@ -62,9 +64,12 @@ export async function save(conversation) {
     return;
   }
   const change = db.transaction(["list", "whole"], "readwrite");
+  const before = done(change.objectStore("whole").get(conversation.id)).catch(() => null);
   change.objectStore("list").put(entry(conversation));
   change.objectStore("whole").put(conversation);
   await written(change);
+  const theirs = await before;
+  if (theirs && takeOver(conversation, upgrade(theirs))) await save(conversation);
 }
 
 export async function remove(id) {

@@ -72,12 +72,15 @@ export function prune(conversation, node) {
 
 // Nodes that another tab has added to the same conversation; what was taken away here does not come back.
 export function takeOver(conversation, other) {
+  let came = false;
   for (const node of Object.values(other.nodes)) {
     const known = node.parent === null || conversation.nodes[node.parent];
     if (conversation.nodes[node.id] || pruned.has(node.id) || !known) continue;
     conversation.nodes[node.id] = { ...node, children: [] };
     siblingsOf(conversation, node.parent).push(node.id);
+    came = true;
   }
+  return came;
 }
 
 // A new conversation of the path up to a node.
