@@ -39,6 +39,6 @@ def test_products_on_the_device(name):
         x = torch.randn(rows, shape[1], device="cuda").bfloat16()
         found = weight.matmul(x, SimpleNamespace(kernels=kernels)).float()
         expected = x.float() @ dense.T
-        assert float((found - expected).norm() / expected.norm()) < 0.035  # float8 activations
+        assert float((found - expected).norm() / expected.norm()) < (0.035 if name == "2:4 fp8" else 0.03)
     ids = torch.tensor([3, 1, 3], device="cuda")
     assert float((weight.rows(ids).float() - dense[ids]).norm() / dense[ids].norm()) < 0.01

@@ -167,19 +167,17 @@ def _resume(
     try:
         found = torch.load(path, map_location=device, weights_only=True)
         before = found.get("asked", asked)  # checkpoints of earlier versions do not say it
-        if other := [flag for flag, value in asked.items() if before.get(flag) != value]:
-            raise ParameterError(
-                f"--resume: {path} was learnt with another {' and another '.join(other)}: say the same, or name "
-                "another folder."
-            )
-        student.net.load_state_dict(found["net"])
-        optimiser.load_state_dict(found["optimiser"])
-        return int(found["step"])
+        other = [flag for flag, value in asked.items() if before.get(flag) != value]
+        if not other:
+            student.net.load_state_dict(found["net"])
+            optimiser.load_state_dict(found["optimiser"])
+            return int(found["step"])
     except FileNotFoundError:
         return 0
-    except ParameterError:
-        raise
     except Exception as error:
         raise ParameterError(
             f"--resume: {path} does not fit what is asked for ({str(error).splitlines()[0]})."
         ) from error
+    raise ParameterError(
+        f"--resume: {path} was learnt with another {' and another '.join(other)}: say the same, or name another folder."
+    )

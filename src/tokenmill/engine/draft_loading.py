@@ -30,6 +30,7 @@ from tokenmill.runner.drafts import NoDeviceDrafter
 from tokenmill.speculate.draft_model import DraftModel
 from tokenmill.speculate.draft_states import places_of
 from tokenmill.speculate.eagle import EagleHead
+from tokenmill.speculate.eagle_config import PADDING
 from tokenmill.speculate.eagle_files import build_eagle
 from tokenmill.speculate.later_steps import LaterSteps
 from tokenmill.speculate.lookahead import Lookahead
@@ -42,8 +43,6 @@ from tokenmill.speculate.windows import LookaheadWindows
 
 STATES_SHARE = 0.5
 """The share of the cache's memory that the states of a draft model may take."""
-PADDING = 2048
-"""If words cannot be compared, vocabulary sizes may differ by so many ids: sizes are rounded up for kernels."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,8 +124,7 @@ class RaggedMembers(Layout[tuple[int, int, bool]]):
     def ahead(self) -> Iterator[tuple[int, int, bool]]:
         """Every rung of tokens with its rungs of rows, but for all rows of a large engine."""
         for tokens in reversed(self.tokens):
-            rungs = self._rungs(tokens)
-            for members in rungs if rungs[-1] <= 2 * MEMBERS[-1] else rungs[:-1] or rungs:
+            for members in (n for n in self._rungs(tokens) if n <= 2 * MEMBERS[-1]):
                 for adapted in self.kinds:
                     yield tokens, members, adapted
 

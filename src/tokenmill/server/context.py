@@ -150,18 +150,16 @@ class Context:
         adapters = self.backend.info.adapters
         if not adapters or not isinstance(name, str):
             return 0
-        spelt = self.shared.models.spellings.served(name)
-        return adapters.get(name) or adapters.get(name.removesuffix(LATEST)) or adapters.get(spelt, 0)
+        return next((adapters[each] for each in self.shared.models.spellings.of(name) if each in adapters), 0)
 
     def check_model(self, name: str | None) -> str:
         """The model name for the answer. Raises 404 for a name that is not served."""
         names = self.backend.info.names
         if name is None or name == "":
             return names[0]
-        spellings = (name, name.removesuffix(LATEST), self.shared.models.spellings.served(name))
-        found = next((each for each in spellings if each in names), None)
+        found = next((each for each in self.shared.models.spellings.of(name) if each in names), None)
         if found is None:
-            raise no_such_model(spellings[1], names)
+            raise no_such_model(name.removesuffix(LATEST), names)
         return found
 
 

@@ -18,7 +18,7 @@ import msgspec
 from fastapi import Request
 from starlette.responses import Response
 
-from tokenmill.server.context import LATEST, Context, Model, ServerContext, no_such_model
+from tokenmill.server.context import Context, Model, ServerContext, no_such_model
 from tokenmill.server.errors import HttpError, describe_error
 from tokenmill.server.many_models.entry import Entry, GoneError, State, UnreadyError
 from tokenmill.server.rights import models_of
@@ -153,7 +153,7 @@ def named_in_address(request: Request) -> str | None:
 def find_by_name(shared: ServerContext, request: Request, name: str) -> Entry[Model]:
     """The entry of this name. Raises 404 if there is none that this key may use."""
     models, allowed = shared.models, models_of(shared, request)
-    entry = models.find(name) or models.find(name.removesuffix(LATEST)) or models.find(models.spellings.served(name))
+    entry = next(filter(None, map(models.find, models.spellings.of(name))), None)
     if entry is None or (allowed is not None and entry.name not in allowed):
         mine = [each.name for each in models.entries.values() if allowed is None or each.name in allowed]
         raise no_such_model(name, mine)

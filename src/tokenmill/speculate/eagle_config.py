@@ -18,7 +18,8 @@ from tokenmill.models.config import ModelConfig
 FINAL = -1
 """The tap of the final hidden states."""
 PADDING = 2048
-"""Vocabulary sizes of a head and its model may differ by so many ids: sizes are rounded up for kernels."""
+"""Where words cannot be compared, a drafter's and its model's vocabulary sizes may differ by so many ids: sizes are
+rounded up for kernels."""
 _NESTED, _DECODER, _READ = "eagle_config", "transformer_layer_config", "eagle_aux_hidden_state_layer_ids"
 
 

@@ -15,7 +15,7 @@ from starlette.responses import Response
 
 from tokenmill.core.errors import UserError
 from tokenmill.server.adapters import NoSuchAdapterError, folder_of
-from tokenmill.server.context import LATEST, Context
+from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError
 from tokenmill.server.lora.schemas import LoadAdapterRequest, UnloadAdapterRequest
 from tokenmill.server.rights import check_may_manage
@@ -34,8 +34,8 @@ def add_routes(app: FastAPI, context: Context) -> None:
         context.check_model(body.model)
         models, name = context.shared.models, body.lora_name
         other = models.find(name)
-        spellings = {name.removesuffix(LATEST), models.spellings.served(name)} - {name}
-        hidden = any(models.find(each) is not None for each in spellings)  # it would stand for another model
+        others = {*models.spellings.of(name)} - {name}
+        hidden = any(models.find(each) is not None for each in others)  # it would stand for another model
         taken = other is not None and other.book is not traffic.book
         if hidden or taken or models.coming.elsewhere(name, traffic.book):
             raise HttpError(400, f"The name {name!r} is served already: choose another one.", param="lora_name")

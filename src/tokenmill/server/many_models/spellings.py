@@ -24,9 +24,9 @@ class Spellings:
         for name in names:
             self._served.pop(_plain(name), None)
 
-    def served(self, name: str) -> str:
-        """The name under which a stored model is served; the same name if it is no stored model's."""
-        return self._served.get(_plain(name), name)
+    def of(self, name: str) -> tuple[str, ...]:
+        """What a client may mean by a name, the likeliest first: it, it without Ollama's tag, a stored model's name."""
+        return name, name.removesuffix(f":{LATEST}"), self._served.get(_plain(name), name)
 
 
 def _plain(name: str) -> str:

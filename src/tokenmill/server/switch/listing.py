@@ -83,10 +83,9 @@ def _names(entry: Entry[Model]) -> list[ListedModel]:
 def find_listed(shared: ServerContext, request: Request, name: str) -> ListedModel:
     """The model of this name. Raises 404 if there is none that this key may use."""
     mine = {each.name: each for each in list_models(shared, request)}
-    plain = name.removesuffix(LATEST)
-    found = mine.get(name) or mine.get(plain) or mine.get(shared.models.spellings.served(name))
+    found = next((mine[each] for each in shared.models.spellings.of(name) if each in mine), None)
     if found is None:
-        raise no_such_model(plain, list(mine))
+        raise no_such_model(name.removesuffix(LATEST), list(mine))
     return found
 
 

@@ -19,9 +19,6 @@ from tokenmill.kernels.triton.quantised.codes import bytes_of
 from tokenmill.kernels.triton.quantised.narrow import BLOCK
 from tokenmill.kernels.triton.quantised.narrow_gemv import KINDS, dots_of_group, in_fours, read_words, spread_rows
 
-AHEAD = 1
-"""Pieces of a row that are asked for before the one that is multiplied."""
-
 
 @triton.jit
 def _piece(
@@ -84,9 +81,9 @@ def _up_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, id_ptr, out_ptr, E, step,
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, GROUP: tl.constexpr,
     ZERO: tl.constexpr, TABLE: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr,
-    AHEAD: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """step: 1, from one row's scale to the next; a compiler that knew would read scales as they lie (`_multiplied`)."""
+    """step: 1, from one row's scale to the next; a compiler that knew would read scales as they lie (`_piece`)."""
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     j = tl.arange(0, BJ)[None, :]
     real = n < N
@@ -106,23 +103,23 @@ def _up_kernel(
         zeros = zero_ptr + expert * ROWS * GROUPS + safe[None, :] * step
     x = x_ptr + tl.zeros((1, 1), dtype=tl.int32)
     acc = tl.zeros((BN, BJ // 4), dtype=tl.float32)
-    acc_u = tl.zeros((BN, BJ // 4), dtype=tl.float32)
-    plain = ()
-    gates = ()
-    for start in tl.static_range(-AHEAD * BJ, WORDS, BJ):
-        # Pieces are asked for before they are multiplied: memory answers late.
-        plain = plain + (_piece(weights, scales, zeros, start + AHEAD * BJ, ROWS, K, WORDS, BJ, GROUP, ZERO),)
+    piece = _piece(weights, scales, zeros, 0, ROWS, K, WORDS, BJ, GROUP, ZERO)
+    if GATED:
+        partners = weights + N * WORDS
+        scales_u = scales + N
+        zeros_u = zeros + N if ZERO else zeros
+        acc_u = tl.zeros((BN, BJ // 4), dtype=tl.float32)
+        piece_u = _piece(partners, scales_u, zeros_u, 0, ROWS, K, WORDS, BJ, GROUP, ZERO)
+    for start in tl.static_range(0, WORDS, BJ):
+        # A piece is asked for before the one in front of it is multiplied: memory answers late.
+        after = _piece(weights, scales, zeros, start + BJ, ROWS, K, WORDS, BJ, GROUP, ZERO)
         if GATED:
-            gates = gates + (
-                _piece(
-                    weights + N * WORDS, scales + N, zeros + N if ZERO else zeros, start + AHEAD * BJ,
-                    ROWS, K, WORDS, BJ, GROUP, ZERO,
-                ),
-            )  # fmt: skip
-        if start >= 0:
-            acc = _multiplied(plain[start // BJ], x, start, acc, WORDS, BN, 1, BJ, GROUP, ZERO, TABLE, WIDE)
-            if GATED:
-                acc_u = _multiplied(gates[start // BJ], x, start, acc_u, WORDS, BN, 1, BJ, GROUP, ZERO, TABLE, WIDE)
+            after_u = _piece(partners, scales_u, zeros_u, start + BJ, ROWS, K, WORDS, BJ, GROUP, ZERO)
+        acc = _multiplied(piece, x, start, acc, WORDS, BN, 1, BJ, GROUP, ZERO, TABLE, WIDE)
+        piece = after
+        if GATED:
+            acc_u = _multiplied(piece_u, x, start, acc_u, WORDS, BN, 1, BJ, GROUP, ZERO, TABLE, WIDE)
+            piece_u = after_u
     y = tl.sum(acc, axis=1)
     if BIAS:
         y += tl.load(bias_ptr + expert * ROWS + safe).to(tl.float32)
@@ -141,7 +138,7 @@ def _down_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, id_ptr, gate_ptr, residual_ptr, out_ptr, E,
     N: tl.constexpr, K: tl.constexpr, WORDS: tl.constexpr, BN: tl.constexpr, BJ: tl.constexpr, TOP: tl.constexpr,
     BT: tl.constexpr, GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, BIAS: tl.constexpr,
-    RESIDUAL: tl.constexpr, AHEAD: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
+    RESIDUAL: tl.constexpr, WIDE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     # Row r of a tile: expert r // BN in the order of choice, output column r % BN.
@@ -163,13 +160,13 @@ def _down_kernel(
         zeros = zero_ptr + at
     acc = tl.zeros((R, BJ // 4), dtype=tl.float32)
     x = x_ptr + tl.where(slot < TOP, slot, 0)[:, None] * (3 * WORDS)
-    pieces = ()
-    for start in tl.static_range(-AHEAD * BJ, WORDS, BJ):
-        pieces = pieces + (_piece(weights, scale_ptr + at, zeros, start + AHEAD * BJ, N, K, WORDS, BJ, GROUP, ZERO),)
+    piece = _piece(weights, scale_ptr + at, zeros, 0, N, K, WORDS, BJ, GROUP, ZERO)
+    for start in tl.static_range(0, WORDS, BJ):
+        after = _piece(weights, scale_ptr + at, zeros, start + BJ, N, K, WORDS, BJ, GROUP, ZERO)
         if start == 0:
             wait(PDL)
-        if start >= 0:
-            acc = _multiplied(pieces[start // BJ], x, start, acc, WORDS, R, R, BJ, GROUP, ZERO, TABLE, WIDE)
+        acc = _multiplied(piece, x, start, acc, WORDS, R, R, BJ, GROUP, ZERO, TABLE, WIDE)
+        piece = after
     y = tl.sum(acc, axis=1)
     if BIAS:
         y += tl.load(bias_ptr + expert * N + safe).to(tl.float32)
@@ -202,7 +199,7 @@ def narrow_one(
     _up_kernel[(triton.cdiv(width, block_n), top)](
         spread, ups.data, ups.scales, ups.zeros, ups.bias, ids, up, ups.data.shape[0], 1,
         N=width, K=inner, WORDS=words, BN=block_n, BJ=block_j, GROUP=ups.group, ZERO=ups.zeros is not None,
-        TABLE=ups.table, ACT=kind, GATED=gated, BIAS=ups.bias is not None, AHEAD=AHEAD, WIDE=INTERPRETED, PDL=pdl,
+        TABLE=ups.table, ACT=kind, GATED=gated, BIAS=ups.bias is not None, WIDE=INTERPRETED, PDL=pdl,
         num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     words = _words(downs)
@@ -214,7 +211,7 @@ def narrow_one(
         between, downs.data, downs.scales, downs.zeros, downs.bias, ids, gates, residual, out, downs.data.shape[0],
         N=width, K=inner, WORDS=words, BN=block_n, BJ=block_j, TOP=top, BT=pow2(top), GROUP=downs.group,
         ZERO=downs.zeros is not None, TABLE=downs.table, BIAS=downs.bias is not None, RESIDUAL=residual is not None,
-        AHEAD=AHEAD, WIDE=INTERPRETED, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        WIDE=INTERPRETED, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
