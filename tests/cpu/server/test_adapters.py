@@ -199,7 +199,8 @@ def test_a_name_that_stands_for_another_is_refused(served: Running) -> None:
 
 
 def test_an_engines_death(served: Running) -> None:
-    names = ("tiny", "one", "three")
+    assert served.post("/v1/load_lora_adapter", {"lora_name": "later", "lora_path": "three"}).status_code == 200
+    names = ("tiny", "one", "later")
     before = {name: tokens(served, name, max_tokens=150) for name in names}
     found: dict[str, list[int]] = {}
     readers = [
