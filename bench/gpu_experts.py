@@ -1,8 +1,8 @@
 """Times expert kernels on an NVIDIA GPU by graph replays over rotating layers.
 
-python bench/gpu_experts.py [--tokens 1,32,512,8192] [--compile I/N]
+python bench/gpu_experts.py [--tokens 1,32,512,8192] [--kind bf16|fp8|fp8-blocks|int8] [--compile I/N]
 
-Geometry: 128 experts of 2048 x 768, eight per token (30B-A3B), bf16, random data, uniform choice. Every figure is a
+Geometry: 128 experts of 2048 x 768, eight per token (30B-A3B), random data, uniform choice. Every figure is a
 median; GB/s counts the touched experts' weights once, TFLOP/s the pairs. With --compile the variants of share I of N
 are only compiled (in parallel processes), so that the timed run finds them in Triton's cache.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,11 +20,14 @@ import torch
 
 from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
-from tokenmill.kernels.triton.experts.grouped import Tiling, grouped, looks, pairs_per_tile
+from tokenmill.kernels.triton.experts.grouped import Stack, Tiling, grouped, looks, pairs_per_tile
 from tokenmill.kernels.triton.experts.route import pick, route
 from tokenmill.kernels.triton.experts.route_few import pick_few
 from tokenmill.kernels.triton.experts.sorting import sort_pairs
 from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowForm
+from tokenmill.kernels.triton.quantised.narrow_round import round_rows
+from tokenmill.quant.base import WeightBase
 from tokenmill.quant.dense import DenseWeight
 
 EXPERTS, HIDDEN, INNER, TOP, LAYERS = 128, 2048, 768, 8, 4
@@ -63,9 +67,24 @@ def measure(call: Callable[[int], object], *, quick: bool) -> float:
     return statistics.median(times)
 
 
-def up_tilings(tokens: int) -> list[Tiling]:
+NARROW = [(64, 128, 4, 4), (64, 128, 6, 4), (64, 128, 8, 4), (128, 128, 3, 4), (128, 128, 4, 8), (128, 64, 6, 8)]
+NARROW_ROWS = [(64, 256, 3, 4), (64, 256, 4, 4), (128, 256, 2, 8)]
+NARROW_MANY = [(128, 128, 3, 8), (128, 128, 4, 8), (128, 64, 4, 8), (64, 128, 4, 4)]
+"""Cuts of 8 bit tables: for any, for those without blocks of scales, for tiles of 128 pairs."""
+
+
+def narrow_tilings(size: int, kind: str, *, up: bool) -> list[Tiling]:
+    """What might be the fastest in 8 bits."""
+    wide = [] if up or kind == "fp8-blocks" else [(256, 128, 3, 8), (256, 64, 4, 8)]
+    cuts = [*NARROW_MANY, *wide] if size == 128 else [*NARROW, *([] if kind == "fp8-blocks" else NARROW_ROWS)]
+    return [Tiling(size, *cut, True) for cut in cuts] + [Tiling(size, *cuts[0])]
+
+
+def up_tilings(tokens: int, kind: str) -> list[Tiling]:
     """What might be the fastest for gate and up."""
     size = pairs_per_tile(tokens * TOP, EXPERTS)
+    if kind != "bf16":
+        return narrow_tilings(size, kind, up=True)
     bulk, plain = [(64, 64, 4, 4), (64, 128, 3, 4), (128, 64, 3, 8), (128, 64, 3, 4), (64, 64, 5, 4)], [(64, 64, 4, 4)]
     if size == 128:
         bulk, plain = [(128, 64, 3, 8), (128, 64, 4, 8), (64, 64, 3, 4), (64, 64, 4, 8)], [(128, 64, 3, 8)]
@@ -74,9 +93,11 @@ def up_tilings(tokens: int) -> list[Tiling]:
     return [Tiling(size, *cut, True) for cut in bulk] + [Tiling(size, *cut) for cut in plain]
 
 
-def down_tilings(tokens: int) -> list[Tiling]:
+def down_tilings(tokens: int, kind: str) -> list[Tiling]:
     """What might be the fastest for down."""
     size = pairs_per_tile(tokens * TOP, EXPERTS)
+    if kind != "bf16":
+        return narrow_tilings(size, kind, up=False)
     bulk = [(64, 128, 3, 4), (128, 64, 4, 4), (128, 128, 3, 8), (128, 128, 3, 4), (128, 64, 4, 8), (64, 256, 2, 4)]
     plain = [(64, 128, 3, 4), (128, 64, 4, 4)]
     if size == 128:
@@ -85,28 +106,62 @@ def down_tilings(tokens: int) -> list[Tiling]:
     return [Tiling(size, *cut, True) for cut in bulk] + [Tiling(size, *cut) for cut in plain]
 
 
+def stack_of(kind: str, experts: int, rows: int, columns: int) -> Stack:
+    """Random experts of this kind."""
+    table = rand(experts, rows, columns) * 0.02
+    if kind == "bf16":
+        return Stack(table, None)
+    cut = (rows // BLOCK, columns // BLOCK) if kind == "fp8-blocks" else (rows,)
+    scales = torch.rand(experts, *cut, device="cuda") * 1e-3
+    if kind == "int8":
+        return Stack((table * 1000).clamp(-127, 127).to(torch.int8), None, scales)
+    return Stack((table * 1000).to(torch.float8_e4m3fn), None, scales)
+
+
+@dataclass
+class Part(WeightBase):
+    """One expert's matrix of a stack."""
+
+    stack: Stack
+    at: int
+
+    def pieces(self) -> tuple[Any, dict[str, torch.Tensor | None]]:
+        table, scales = self.stack.table[self.at], self.stack.scales
+        if scales is None:
+            return "dense", {"table": table, "bias": None}
+        blocks = self.stack.scaling == 2
+        form = NarrowForm((table.shape[0], table.shape[1]), 8, BLOCK if blocks else 0, blocks, 0)
+        return form, {"table": table, "scales": scales[self.at], "zeros": None, "bias": None}
+
+
 class Data:
     """Layers of random experts, and what a step gives them."""
 
-    def __init__(self, tokens: int) -> None:
-        self.tokens = tokens
+    def __init__(self, tokens: int, kind: str) -> None:
+        self.tokens, self.kind = tokens, kind
         self.kernels = TritonKernels()
         self.scratch, self.pdl = self.kernels.launch.scratch, self.kernels.launch.pdl
-        self.ups = [rand(EXPERTS, 2 * INNER, HIDDEN) * 0.02 for _ in range(LAYERS)]
-        self.downs = [rand(EXPERTS, HIDDEN, INNER) * 0.02 for _ in range(LAYERS)]
+        self.ups = [stack_of(kind, EXPERTS, 2 * INNER, HIDDEN) for _ in range(LAYERS)]
+        self.downs = [stack_of(kind, EXPERTS, HIDDEN, INNER) for _ in range(LAYERS)]
         self.routers = [rand(EXPERTS, HIDDEN) for _ in range(LAYERS)]
         self.x, self.norm = rand(tokens, HIDDEN), NormSpec(rand(HIDDEN), 1e-6)
         self.picks = [route(rand(tokens, EXPERTS), SPEC, pdl=self.pdl, dtype=torch.int32) for _ in range(LAYERS)]
         self.touched = sum(len(ids.unique()) for ids, _ in self.picks) / LAYERS
-        self.bytes = 2.0 * HIDDEN * INNER * self.touched
+        self.bytes = float(self.ups[0].table.element_size()) * HIDDEN * INNER * self.touched
         self.flops = 2.0 * tokens * TOP * HIDDEN * INNER
 
 
-def cases(tokens: int) -> Iterator[Case]:
-    d = Data(tokens)
+def cases(tokens: int, kind: str) -> Iterator[Case]:
+    d = Data(tokens, kind)
     whole = [
         d.kernels.pack_mixture(
-            Mixture(DenseWeight(r), SPEC, [DenseWeight(w) for w in up], [DenseWeight(w) for w in down], "silu_mul")
+            Mixture(
+                DenseWeight(r),
+                SPEC,
+                [Part(up, e) for e in range(EXPERTS)],
+                [Part(down, e) for e in range(EXPERTS)],
+                "silu_mul",
+            )
         )
         for r, up, down in zip(d.routers, d.ups, d.downs, strict=True)
     ]
@@ -124,16 +179,32 @@ def one_cases(d: Data) -> Iterator[Case]:
         return pick(x, d.routers[i], None, norm, SPEC, scratch=d.scratch, pdl=pdl, config=config)
 
     def up(i: int, config: tuple[int, int, int]) -> object:
-        return one_up(x, d.ups[i], None, d.picks[i][0], norm, "silu_mul", pdl=pdl, config=config)
+        return one_up(x, d.ups[i], d.picks[i][0], norm, "silu_mul", pdl=pdl, config=config)
 
     def down(i: int, config: tuple[int, int, int]) -> object:
-        return one_down(h, d.downs[i], None, d.picks[i], x, pdl=pdl, early=True, config=config)
+        return one_down(h, d.downs[i], d.picks[i], x, pdl=pdl, early=True, config=config)
 
     for pair in ((1, 4), (2, 4), (4, 4), (8, 8)):
         yield f"pick {pair}", partial(chosen, config=pair), 2.0 * EXPERTS * HIDDEN, 0.0
-    for c in ((2, 2048, 4), (1, 2048, 2), (1, 2048, 4), (4, 2048, 8), (2, 1024, 4), (1, 1024, 2)):
+    ups = (2, 2048, 4), (1, 2048, 2), (1, 2048, 4), (4, 2048, 8), (2, 1024, 4), (1, 1024, 2)
+    downs = (2, 1024, 8), (4, 256, 4), (2, 256, 4), (2, 256, 2), (1, 256, 2)
+    if d.kind != "bf16":
+        ups = (
+            (4, 2048, 4),
+            (2, 2048, 4),
+            (2, 2048, 2),
+            (4, 2048, 2),
+            (8, 2048, 4),
+            (4, 1024, 2),
+            (1, 2048, 2),
+            (1, 2048, 1),
+        )
+        downs = (2, 256, 2), (4, 256, 2), (4, 256, 4), (8, 256, 4), (2, 512, 4), (1, 256, 1), (2, 256, 1)
+        if d.kind == "fp8-blocks":
+            downs = (2, 128, 2), (4, 128, 2), (4, 128, 4), (1, 128, 1), (2, 128, 1), (8, 128, 4)
+    for c in ups:
         yield f"one up {c}", partial(up, config=c), 2 * d.bytes, 0.0
-    for c in ((2, 1024, 8), (4, 256, 4), (2, 256, 4), (2, 256, 2), (1, 256, 2)):
+    for c in downs:
         yield f"one down {c}", partial(down, config=c), d.bytes, 0.0
 
 
@@ -148,29 +219,33 @@ def several_cases(d: Data) -> Iterator[Case]:
         yield from pick_cases(d)
     if sort:
         yield "sort", lambda i: sort_pairs(ids[i], EXPERTS, size, d.scratch, pdl=pdl), 0.0, 0.0
-    for t in up_tilings(tokens):
-        call = partial(grouped, d.x, bias=None, act="silu_mul", up=True, pdl=pdl, tiling=t)
+    for t in up_tilings(tokens, d.kind):
+        call = partial(grouped, d.x, act="silu_mul", up=True, pdl=pdl, tiling=t)
         run = lambda i, call=call: call(weight=d.ups[i], ids=ids[i], order=orders[i])  # noqa: E731
         yield f"up {t}", run, 2 * d.bytes, 2 * d.flops
     h = rand(tokens * TOP, INNER)
-    for t in down_tilings(tokens):
-        call = partial(grouped, h, bias=None, act=None, up=False, pdl=pdl, tiling=t)
+    for t in down_tilings(tokens, d.kind):
+        call = partial(grouped, h, act=None, up=False, pdl=pdl, tiling=t)
         run = lambda i, call=call: call(weight=d.downs[i], ids=ids[i], order=orders[i])  # noqa: E731
         yield f"down {t}", run, d.bytes, d.flops
     parts = rand(tokens * TOP, HIDDEN)
     yield "combine", lambda i: combine(parts, *d.picks[i], d.x, EXPERTS, BF16, pdl=pdl), 2.0 * parts.numel(), 0.0
-    if sort and hasattr(torch, "_grouped_mm"):
+    if d.kind != "bf16":
+        for rows, name in ((d.x, "up"), (h, "down")):
+            call = partial(round_rows, rows, d.ups[0].table.dtype, pdl=pdl)
+            yield f"round {name}", lambda _, call=call: call(), 3.0 * rows.numel(), 0.0
+    elif sort and hasattr(torch, "_grouped_mm"):
         ends = [torch.bincount(p.flatten(), minlength=EXPERTS).cumsum(0).int() for p in ids]
         rows, mm = rand(tokens * TOP, HIDDEN), torch._grouped_mm
-        yield "torch grouped up", lambda i: mm(rows, d.ups[i].transpose(1, 2), ends[i]), 2 * d.bytes, 2 * d.flops
-        yield "torch grouped down", lambda i: mm(h, d.downs[i].transpose(1, 2), ends[i]), d.bytes, d.flops
+        yield "torch grouped up", lambda i: mm(rows, d.ups[i].table.transpose(1, 2), ends[i]), 2 * d.bytes, 2 * d.flops
+        yield "torch grouped down", lambda i: mm(h, d.downs[i].table.transpose(1, 2), ends[i]), d.bytes, d.flops
 
 
 def pick_cases(d: Data) -> Iterator[Case]:
     """Norm, router and choice of a few tokens: token by token, and split over programs; with weights brought near."""
     for near in (False, True):
         common: dict[str, Any] = {"add": None, "norm": d.norm, "spec": SPEC, "scratch": d.scratch, "pdl": d.pdl}
-        brought = [w if near else None for w in d.ups]
+        brought = [w.table if near else None for w in d.ups]
         call = partial(pick, d.x, keep=True, **common)
         run = lambda i, call=call, brought=brought: call(weight=d.routers[i], near=brought[i])  # noqa: E731
         yield f"pick {near=}", run, 2.0 * EXPERTS * HIDDEN, 0.0
@@ -184,12 +259,13 @@ def pick_cases(d: Data) -> Iterator[Case]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", default="1,2,8,32,64,256,512,8192")
+    parser.add_argument("--kind", choices=("bf16", "fp8", "fp8-blocks", "int8"), default="bf16")
     parser.add_argument("--compile", default="")
     args = parser.parse_args()
     share, of = (int(n) for n in (args.compile or "0/1").split("/"))
     at = 0
     for tokens in (int(n) for n in args.tokens.split(",")):
-        for name, call, size, flops in cases(tokens):
+        for name, call, size, flops in cases(tokens, args.kind):
             at += 1
             if args.compile and at % of != share:
                 continue

@@ -14,7 +14,7 @@ from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
 from tokenmill.kernels.triton.common import Scratch  # noqa: E402
 from tokenmill.kernels.triton.experts import mixture as mixture_module  # noqa: E402
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up  # noqa: E402
-from tokenmill.kernels.triton.experts.grouped import Tiling, grouped  # noqa: E402
+from tokenmill.kernels.triton.experts.grouped import Stack, Tiling, grouped  # noqa: E402
 from tokenmill.kernels.triton.experts.mixture import stack  # noqa: E402
 from tokenmill.kernels.triton.experts.route import pick, route  # noqa: E402
 from tokenmill.kernels.triton.experts.route_few import pick_few  # noqa: E402
@@ -148,8 +148,8 @@ def test_one_token(act, bias, hidden, inner, top):
     x, ups, downs, ids, gates = operands(1, 7, hidden, inner, top, gated=gated, bias=bias)
     ids[0, 0] = -1 if top > 1 else ids[0, 0]
     norm, residual = NormSpec(torch.rand(hidden) + 0.5, 1e-6), torch.randn(1, hidden)
-    up = one_up(x, *ups, ids, norm, act, pdl=False)
-    found = one_down(up, *downs, (ids, gates), residual, pdl=False, early=True)
+    up = one_up(x, Stack(*ups), ids, norm, act, pdl=False)
+    found = one_down(up, Stack(*downs), (ids, gates), residual, pdl=False, early=True)
     expected = residual + exact_experts(REFERENCE.norm(x, norm), ups, downs, ids, gates, act)
     assert torch.allclose(found, expected, atol=1e-4)
 
@@ -164,8 +164,8 @@ def test_several_tokens(sort, bulk, act, bias, hidden, inner):
     ids[:, 0], ids[2, 1], ids[5] = 4, 77, -1  # one expert has more than a tile, one pair and one token have none
     order = sort_pairs(ids, 6, 16, Scratch(1 << 8, 8), pdl=False) if sort else None
     cut = Tiling(16, 16, 32, 1, 4, bulk)
-    up = grouped(x, *ups, ids, order, act, up=True, pdl=False, tiling=cut)
-    parts = grouped(up, *downs, ids, order, None, up=False, pdl=False, tiling=cut)
+    up = grouped(x, Stack(*ups), ids, order, act, up=True, pdl=False, tiling=cut)
+    parts = grouped(up, Stack(*downs), ids, order, None, up=False, pdl=False, tiling=cut)
     residual = torch.randn_like(x)
     found = combine(parts, ids, gates, residual, 6, x.dtype, pdl=False)
     assert torch.allclose(found, residual + exact_experts(x, ups, downs, ids, gates, act), atol=1e-4)

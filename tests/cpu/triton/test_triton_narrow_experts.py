@@ -1,4 +1,4 @@
-"""Experts of 8 and 4 bit numbers, in the interpreter, against their exact values."""
+"""Experts of 8 and 4 bit numbers, in the interpreter, against their exact values, and against what was rounded."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from triton_narrow_helpers import met  # noqa: E402
 
 from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec  # noqa: E402
 from tokenmill.kernels.reference import ReferenceKernels  # noqa: E402
+from tokenmill.kernels.triton.experts.grouped import Stack  # noqa: E402
 from tokenmill.kernels.triton.experts.mixture import stack  # noqa: E402
 from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack  # noqa: E402
 from tokenmill.kernels.triton.experts.narrow_one import narrow_one, spread_one  # noqa: E402
 from tokenmill.kernels.triton.kernels import TritonKernels  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow import NarrowMatrix, pack4, pack8  # noqa: E402
 from tokenmill.kernels.triton.quantised.narrow_gemv import spread_rows  # noqa: E402
+from tokenmill.kernels.triton.quantised.narrow_round import round_rows  # noqa: E402
 from tokenmill.quant.base import WeightBase  # noqa: E402
 from tokenmill.quant.dense import DenseWeight  # noqa: E402
 
@@ -59,15 +61,27 @@ def packed(kind, rows, columns, *, bias):
     return pack4(q, torch.rand(rows, columns // group).half() * 0.02 + 0.01, zeros, add)
 
 
+EIGHT = {"fp8": torch.float8_e4m3fn, "blocks": torch.float8_e4m3fn, "int8": torch.int8}
+
+
+def as_met(x, dtype):
+    """Rows rounded to a weight's own type, one scale each; None: as they are."""
+    if dtype is None or not len(x):
+        return x
+    q, steps = round_rows(x, dtype, pdl=False)
+    return q.float() * steps[:, None]
+
+
 ONE = [(1, kind) for kind in ("fp8", "blocks", "int8", "int4/32", "int4z/64", "int4/128", "fp4/16", "fp4/32", "nf4/64")]
 
 
 @pytest.mark.parametrize(("tokens", "kind", "act"), [
-    *((*each, "silu_mul") for each in (*ONE, (20, "fp8"), (20, "int4z/64"), (20, "fp4/32"), (20, "nf4/64"))),
+    *((*each, "silu_mul") for each in (*ONE, *((20, k) for k in ("fp8", "blocks", "int4z/64", "fp4/32", "nf4/64")))),
     *((tokens, kind, "relu2") for tokens in (1, 20) for kind in ("fp8", "int8", "int4/128", "fp4/32")),
 ])  # fmt: skip
 def test_a_whole_layer(kind, tokens, act):
-    experts, hidden, inner, top = 8, 160 if kind in ("fp8", "fp4/16", "fp4/32") else 128, 128, 6
+    eight = kind in EIGHT
+    experts, hidden, inner, top = 8, 160 if kind in (*EIGHT, "fp4/16", "fp4/32") else 128, 128, 6
     bias = kind in ("int8", "int4z/64", "fp4/32")
     ups = [Packed(packed(kind, (2 if act == "silu_mul" else 1) * inner, hidden, bias=bias)) for _ in range(experts)]
     downs = [Packed(packed(kind, hidden, inner, bias=bias)) for _ in range(experts)]
@@ -75,7 +89,7 @@ def test_a_whole_layer(kind, tokens, act):
     router, spec = DenseWeight(torch.randn(experts, hidden)), RouteSpec(experts, top)
     kernels, norm = TritonKernels(), NormSpec(torch.rand(hidden) + 0.5, 1e-6)
     fused = kernels.pack_mixture(Mixture(router, spec, ups, downs, act))
-    assert fused is not None and isinstance(fused.ups, NarrowStack) and not ups and not downs
+    assert fused is not None and isinstance(fused.ups, Stack if eight else NarrowStack) and not ups and not downs
     x = torch.randn(tokens, hidden)
     found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []), norm=norm, residual=x)
     h = REFERENCE.norm(x, norm)
@@ -83,12 +97,14 @@ def test_a_whole_layer(kind, tokens, act):
     expected = x.clone()
     for e, (up, up_bias, down, down_bias) in enumerate(wide):
         token, place = torch.where(ids == e)
-        y = h[token] @ up.T
-        y = REFERENCE.activate(y if up_bias is None else y + up_bias, act) @ down.T
+        met_by = EIGHT[kind] if eight and tokens > 1 else None
+        y = as_met(h[token], met_by) @ up.T
+        y = as_met(REFERENCE.activate(y if up_bias is None else y + up_bias, act), met_by) @ down.T
         y = y if down_bias is None else y + down_bias
         expected.index_add_(0, token, gates[token, place, None] * y)
     rounded = tokens == 1 and kind.startswith(("int4", "fp4", "nf4"))  # as one row times such a matrix is
-    assert float((found - expected).norm() / expected.norm()) < (0.03 if rounded else 1e-5)
+    limit = 0.03 if rounded else 3e-3 if eight and tokens > 1 else 1e-5  # 3e-3: a number between two may go either way
+    assert float((found - expected).norm() / expected.norm()) < limit
     assert kernels.waits == 0
 
 

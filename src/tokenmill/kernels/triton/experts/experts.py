@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import NormSpec
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, pow2, wait
+from tokenmill.kernels.triton.experts.grouped import Stack
 from tokenmill.kernels.triton.experts.route import bring
 
 NEAR = 10 << 20
@@ -21,9 +22,17 @@ NEAR = 10 << 20
 
 
 @triton.jit
+def _of_blocks(blocks, start, K: tl.constexpr, BK: tl.constexpr):
+    """The scales of blocks for columns start .. start + BK [1, BK]: sixteen of one thread's are asked for once."""
+    unit = start + tl.arange(0, BK // 16)[None, :] * 16
+    found = tl.load(blocks + tl.minimum(unit, K - 1) // 128)
+    return tl.reshape(tl.broadcast_to(found[:, :, None], (1, BK // 16, 16)), (1, BK))
+
+
+@triton.jit
 def _up_kernel(
-    x_ptr, w_ptr, bias_ptr, norm_ptr, id_ptr, near_ptr, out_ptr, E, size, eps,
-    N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    x_ptr, w_ptr, scale_ptr, bias_ptr, norm_ptr, id_ptr, near_ptr, out_ptr, E, size, eps,
+    N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SCALING: tl.constexpr,
     ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, NORM: tl.constexpr, OFFSET: tl.constexpr,
     LINES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -59,6 +68,10 @@ def _up_kernel(
             part = tl.program_id(0) // tl.num_programs(1)
             parts = tl.cdiv(tl.num_programs(0), tl.num_programs(1))
             bring(near_ptr + near * size, part, parts, LINES)
+    if SCALING == 2:
+        LONG: tl.constexpr = (K + 127) // 128
+        TALL: tl.constexpr = (ROWS + 127) // 128
+        blocks = scale_ptr + (expert * TALL + tl.program_id(0) * BN // 128) * LONG
     acc = tl.zeros((BN, BK), dtype=tl.float32)
     if GATED:
         acc_u = tl.zeros((BN, BK), dtype=tl.float32)
@@ -75,9 +88,14 @@ def _up_kernel(
         if NORM:
             squares += x * x
             x = x * (tl.load(norm_ptr + start + k, mask=start + k < K, other=0.0).to(tl.float32) + OFFSET)
-        acc += x * w.to(tl.float32)
-        if GATED:
-            acc_u += x * u.to(tl.float32)
+        if SCALING == 2:
+            acc += x * _of_blocks(blocks, start, K, BK) * w.to(tl.float32)
+            if GATED:
+                acc_u += x * _of_blocks(blocks + N // 128 * LONG, start, K, BK) * u.to(tl.float32)
+        else:
+            acc += x * w.to(tl.float32)
+            if GATED:
+                acc_u += x * u.to(tl.float32)
         if start + BK < K:
             w = w_next
             if GATED:
@@ -85,6 +103,10 @@ def _up_kernel(
     y = tl.sum(acc, axis=1)
     if GATED:
         y_u = tl.sum(acc_u, axis=1)
+    if SCALING == 1:
+        y *= tl.load(scale_ptr + expert * ROWS + safe)
+        if GATED:
+            y_u *= tl.load(scale_ptr + expert * ROWS + N + safe)
     if NORM:
         scale = 1.0 / tl.sqrt(tl.sum(tl.sum(squares, axis=1), axis=0) / K + eps)
         y = y * scale
@@ -103,9 +125,9 @@ def _up_kernel(
 
 @triton.jit
 def _down_kernel(
-    x_ptr, w_ptr, bias_ptr, id_ptr, gate_ptr, residual_ptr, out_ptr, E,
+    x_ptr, w_ptr, scale_ptr, bias_ptr, id_ptr, gate_ptr, residual_ptr, out_ptr, E,
     N: tl.constexpr, K: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, TOP: tl.constexpr, BT: tl.constexpr,
-    BIAS: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
+    SCALING: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, EARLY: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     # Row r of a tile: expert r // BN in the order of choice, output column r % BN.
@@ -120,6 +142,9 @@ def _down_kernel(
     real = (n < N) & (expert >= 0) & (expert < E)
     rows = w_ptr + (tl.where(real, expert, 0) * N + tl.where(real, n, 0))[:, None] * K + k
     w = tl.load(rows, mask=real[:, None] & (k < K), other=0.0, eviction_policy="evict_first")
+    if SCALING == 2:
+        LONG: tl.constexpr = (K + 127) // 128
+        blocks = scale_ptr + (tl.where(real, expert, 0) * ((N + 127) // 128) + tl.where(real, n, 0) // 128) * LONG
     if EARLY:
         wait(PDL)
     acc = tl.zeros((BT * BN, BK), dtype=tl.float32)
@@ -130,10 +155,15 @@ def _down_kernel(
                 eviction_policy="evict_first",
             )  # fmt: skip
         x = tl.load(x_ptr + j[:, None] * K + start + k, mask=real[:, None] & (start + k < K), other=0.0)
-        acc += x.to(tl.float32) * w.to(tl.float32)
+        if SCALING == 2:
+            acc += x.to(tl.float32) * w.to(tl.float32) * tl.load(blocks + start // 128)[:, None]
+        else:
+            acc += x.to(tl.float32) * w.to(tl.float32)
         if start + BK < K:
             w = w_next
     y = tl.sum(acc, axis=1)
+    if SCALING == 1:
+        y *= tl.load(scale_ptr + expert * N + n, mask=real, other=0.0)
     if BIAS:
         y += tl.load(bias_ptr + expert * N + n, mask=real, other=0.0).to(tl.float32)
     y = tl.where(real, y * gate, 0.0)
@@ -145,7 +175,7 @@ def _down_kernel(
 
 
 def one_up(
-    x: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, norm: NormSpec | None, act: str, *, pdl: bool,
+    x: Tensor, weight: Stack, ids: Tensor, norm: NormSpec | None, act: str, *, pdl: bool,
     near: Tensor | None = None,
     config: tuple[int, int, int] | None = None,
 ) -> Tensor:  # fmt: skip
@@ -154,51 +184,55 @@ def one_up(
     near: what the next launch multiplies by, [E, ...]. config (BN, BK, warps). Rows of ids that belong to no expert are
     left undefined."""
     kind, gated = act_parts(act)
-    count, rows, inner = weight.shape
+    count, rows, inner = weight.table.shape
     width = rows // 2 if gated else rows
-    block_n, block_k, warps = config or up_config(inner)
+    block_n, block_k, warps = config or up_config(inner, weight.scaling)
     out = torch.empty((ids.shape[1], width), dtype=x.dtype, device=x.device)
     size = 0 if near is None or not pdl else near[0].nbytes
     _up_kernel[(triton.cdiv(width, block_n), ids.shape[1])](
-        x, weight, bias, None if norm is None else norm.weight, ids, None if near is None else near.view(torch.uint8),
-        out, count, size, 0.0 if norm is None else norm.eps,
-        N=width, K=inner, BN=block_n, BK=block_k, ACT=kind, GATED=gated, BIAS=bias is not None,
+        x, weight.table, weight.scales, weight.bias, None if norm is None else norm.weight, ids,
+        None if near is None else near.view(torch.uint8), out, count, size, 0.0 if norm is None else norm.eps,
+        N=width, K=inner, BN=block_n, BK=block_k, SCALING=weight.scaling, ACT=kind, GATED=gated,
+        BIAS=weight.bias is not None,
         NORM=norm is not None, OFFSET=0.0 if norm is None else norm.offset,
         LINES=min(size, NEAR // ids.shape[1]) // 128, PDL=pdl, num_warps=warps, launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
-def up_config(inner: int) -> tuple[int, int, int]:
+def up_config(inner: int, scaling: int) -> tuple[int, int, int]:
     """(BN, BK, warps): measured on an H200. Rows of up to 2048 columns are asked for at once."""
-    return (8, 64, 1) if INTERPRETED else (2, pow2(inner) if inner <= 2048 else 1024, 4)
+    if INTERPRETED:
+        return 8, 64, 1
+    return 2 if scaling == 0 else 4, pow2(inner) if inner <= 2048 else 1024, 4
 
 
 def one_down(
-    x: Tensor, weight: Tensor, bias: Tensor | None, picked: tuple[Tensor, Tensor], residual: Tensor | None, *,
-    pdl: bool, early: bool, config: tuple[int, int, int] | None = None,
+    x: Tensor, weight: Stack, picked: tuple[Tensor, Tensor], residual: Tensor | None, *, pdl: bool,
+    early: bool, config: tuple[int, int, int] | None = None,
 ) -> Tensor:  # fmt: skip
     """x [k, K], weight [E, N, K], picked (ids [1, k], gates [1, k]) -> residual + sum over j of gate * product [1, N].
 
     early: the launch before this one waits before it lets this one start (`one_up`), so ids may be read at once.
     config (BN, BK, warps)."""
     ids, gates = picked
-    count, width, inner = weight.shape
-    block_n, block_k, warps = config or down_config(ids.shape[1])
+    count, width, inner = weight.table.shape
+    block_n, block_k, warps = config or down_config(ids.shape[1], weight.scaling)
     out = torch.empty((1, width), dtype=x.dtype, device=x.device)
     _down_kernel[(triton.cdiv(width, block_n),)](
-        x, weight, bias, ids, gates, residual, out, count,
-        N=width, K=inner, BN=block_n, BK=block_k, TOP=ids.shape[1], BT=pow2(ids.shape[1]),
-        BIAS=bias is not None, RESIDUAL=residual is not None, EARLY=early, PDL=pdl, num_warps=warps, launch_pdl=pdl,
+        x, weight.table, weight.scales, weight.bias, ids, gates, residual, out, count,
+        N=width, K=inner, BN=block_n, BK=block_k, TOP=ids.shape[1], BT=pow2(ids.shape[1]), SCALING=weight.scaling,
+        BIAS=weight.bias is not None, RESIDUAL=residual is not None, EARLY=early, PDL=pdl, num_warps=warps,
+        launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
-def down_config(chosen: int) -> tuple[int, int, int]:
-    """(BN, BK, warps) for so many experts: measured on an H200."""
+def down_config(chosen: int, scaling: int) -> tuple[int, int, int]:
+    """(BN, BK, warps) for so many experts: measured on an H200. A piece lies within one block of scales."""
     if INTERPRETED:
         return 8, 64, 1
-    return 2, 256 if chosen <= 16 else 128, 2
+    return 2, 128 if chosen > 16 or scaling == 2 else 256, 2
 
 
 @triton.jit

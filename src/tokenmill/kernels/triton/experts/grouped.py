@@ -1,6 +1,7 @@
 """Several tokens through their experts. Owns: one kernel that multiplies each touched expert with its tokens' rows.
 
 A token and one of its experts are a pair. Weights are the left operand, up to BM pairs of one expert the right one.
+Experts of 8 bits meet rows that were rounded to their type, one scale each, so that tensor cores take both as they lie.
 Few pairs (SCAN): a program belongs to an expert and looks through all pairs for its own; an expert without any is not
 read. Many: pairs were sorted by expert (`sorting.py`), and a program takes one tile of the sorted order.
 Must not know: how experts were chosen, gates, layers.
@@ -18,9 +19,27 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, wait
 from tokenmill.kernels.triton.experts.sorting import Sorted
+from tokenmill.kernels.triton.quantised.narrow import BLOCK
+from tokenmill.kernels.triton.quantised.narrow_round import round_rows
 
 FEW = 64 if INTERPRETED else 1024
 """Pairs up to which programs look for their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """One matrix per expert as one tensor: table [E, N, K], bias [E, N] or None.
+
+    scales: of 8 bit tables, float32 [E, N], or [E, N / 128, K / 128]."""
+
+    table: Tensor
+    bias: Tensor | None
+    scales: Tensor | None = None
+
+    @property
+    def scaling(self) -> int:
+        """How kernels call it: 0 nothing, 1 a scale for each row, 2 for each block of 128 x 128."""
+        return 0 if self.scales is None else self.scales.dim() - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,17 +94,31 @@ def pair_of(slot, mine, place, order_ptr, BP: tl.constexpr, SCAN: tl.constexpr):
 
 
 @triton.jit
-def _tile(
-    x_rows, w_rows, row, k, K: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-    GATED: tl.constexpr, WIDE: tl.constexpr, STREAM: tl.constexpr, BULK: tl.constexpr, STAGES: tl.constexpr,
-):  # fmt: skip
-    """w_rows [BN, BK] and x_rows [BK, BM] pointers to the first entries -> products [BN, BM] in float32 (two if gated).
+def _multiply(w, x, acc, WIDE: tl.constexpr):
+    if WIDE:
+        acc = tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
+    else:
+        acc = tl.dot(w, x, acc, out_dtype=acc.dtype)
+    return acc
 
-    BULK: w_rows describes all matrices, one below the other, and `row` is the first one's number.
+
+@triton.jit
+def _tile(
+    x_rows, w_rows, row, k, blocks, K: tl.constexpr, N: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr, GATED: tl.constexpr, SCALING: tl.constexpr, WIDE: tl.constexpr, STREAM: tl.constexpr,
+    BULK: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """w_rows [BN, BK] and x_rows [BK, BM] pointers to the first entries -> products [BN, BM] (two if gated), without
+    scales of rows.
+
+    BULK: w_rows describes all matrices, one below the other, and `row` is the first one's number. blocks: the scale of
+    the first block.
 
     Rows of no pair repeat a real one: their results are not stored."""
-    acc = tl.zeros((BN, BM), dtype=tl.float32)
+    WHOLE: tl.constexpr = x_rows.dtype.element_ty == tl.int8 and not WIDE
+    acc = tl.zeros((BN, BM), dtype=tl.int32 if WHOLE else tl.float32)
     acc_u = acc
+    LONG: tl.constexpr = (K + 127) // 128
     EVEN: tl.constexpr = K % BK == 0
     for at in tl.range(0, K, BK, num_stages=STAGES):
         if EVEN:
@@ -109,25 +142,27 @@ def _tile(
                 u = tl.load(w_rows + (N * K + at))
             else:
                 u = tl.load(w_rows + (N * K + at), mask=(at + k < K)[None, :], other=0.0)
-        if WIDE:
-            acc = tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
+        if SCALING == 2:
+            none = tl.zeros((BN, BM), dtype=tl.float32)
+            acc += _multiply(w, x, none, WIDE) * tl.load(blocks + at // 128)
             if GATED:
-                acc_u = tl.dot(u.to(tl.float32), x.to(tl.float32), acc_u, input_precision="ieee")
+                acc_u += _multiply(u, x, none, WIDE) * tl.load(blocks + (N // 128 * LONG + at // 128))
         else:
-            acc = tl.dot(w, x, acc)
+            acc = _multiply(w, x, acc, WIDE)
             if GATED:
-                acc_u = tl.dot(u, x, acc_u)
+                acc_u = _multiply(u, x, acc_u, WIDE)
     return acc, acc_u
 
 
 @triton.jit(do_not_specialize=["pairs"])
 def _grouped_kernel(
-    x_ptr, w_ptr, bias_ptr, out_ptr, id_ptr, order_ptr, tile_ptr, pairs,
+    x_ptr, step_ptr, w_ptr, scale_ptr, bias_ptr, out_ptr, id_ptr, order_ptr, tile_ptr, pairs,
     N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
     PER_ROW: tl.constexpr, FROM_PAIR: tl.constexpr, TO_PAIR: tl.constexpr, SCAN: tl.constexpr,
-    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr, BULK: tl.constexpr,
-    STAGES: tl.constexpr, PDL: tl.constexpr,
+    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, SCALING: tl.constexpr, WIDE: tl.constexpr,
+    BULK: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
+    """SCALING: scale_ptr has the experts' scales (Stack), and step_ptr those of the rows of x."""
     begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
     m = tl.arange(0, BM)
@@ -141,12 +176,25 @@ def _grouped_kernel(
         w_rows = w_ptr
     else:
         w_rows = w_ptr + (expert.to(tl.int64) * ROWS + tl.where(real_n, n, 0)[:, None]) * K + k[None, :]
+    blocks = scale_ptr
+    if SCALING == 2:
+        TALL: tl.constexpr = (ROWS + 127) // 128
+        blocks += (expert * TALL + tl.program_id(0) * BN // 128) * ((K + 127) // 128)
     for start in range(first, last, BM):
         real_m = start + m < last
         pair, slot = pair_of(tl.minimum(start + m, last - 1), mine, place, order_ptr, BP, SCAN)
         source = pair if FROM_PAIR else slot
         x_rows = x_ptr + (source // PER_ROW).to(tl.int64)[None, :] * K + k[:, None]
-        acc, acc_u = _tile(x_rows, w_rows, row, k, K, N, BN, BM, BK, GATED, WIDE, SCAN, BULK, STAGES)
+        acc, acc_u = _tile(x_rows, w_rows, row, k, blocks, K, N, BN, BM, BK, GATED, SCALING, WIDE, SCAN, BULK, STAGES)
+        if SCALING > 0:
+            step = tl.load(step_ptr + source // PER_ROW)[None, :]
+            acc = acc.to(tl.float32) * step
+            if GATED:
+                acc_u = acc_u.to(tl.float32) * step
+        if SCALING == 1:
+            acc *= tl.load(scale_ptr + expert * ROWS + n, mask=real_n, other=0.0)[:, None]
+            if GATED:
+                acc_u *= tl.load(scale_ptr + expert * ROWS + N + n, mask=real_n, other=0.0)[:, None]
         if BIAS:
             acc += tl.load(bias_ptr + expert * ROWS + n, mask=real_n, other=0.0).to(tl.float32)[:, None]
             if GATED:
@@ -161,7 +209,7 @@ def _grouped_kernel(
 
 
 def grouped(
-    x: Tensor, weight: Tensor, bias: Tensor | None, ids: Tensor, order: Sorted | None, act: str | None, *,
+    x: Tensor, weight: Stack, ids: Tensor, order: Sorted | None, act: str | None, *,
     up: bool, pdl: bool, modest: bool = False, tiling: Tiling | None = None,
 ) -> Tensor:  # fmt: skip
     """One of the two products of every pair, weight [E, N, K], ids [T, k].
@@ -170,34 +218,43 @@ def grouped(
     Else x [T * k, K], in that order -> [T * k, N] in the order of pairs. Rows of pairs without an expert: undefined.
     modest: no copy engine, or little shared memory."""
     kind, gated = act_parts(act)
-    count, rows, inner = weight.shape
+    table, scaling = weight.table, weight.scaling
+    count, rows, inner = table.shape
     width, pairs = rows // 2 if gated else rows, ids.numel()
-    t = tiling or pick_tiling(pairs, count, gated=gated, modest=modest or x.dtype == torch.float32)
     out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
-    bulk = t.bulk and inner * x.element_size() % 16 == 0 and weight.data_ptr() % 16 == 0
-    matrices = TensorDescriptor.from_tensor(weight.view(-1, inner), [t.columns, t.inner]) if bulk else weight
+    steps = None
+    if scaling:
+        x, steps = round_rows(x, table.dtype, pdl=pdl)
+    t = tiling or pick_tiling(pairs, count, x.element_size(), gated=gated, modest=modest or x.dtype == torch.float32)
+    assert scaling < 2 or (BLOCK % t.columns == 0 and BLOCK % t.inner == 0), "a tile lies within one block of scales"
+    bulk = t.bulk and inner * x.element_size() % 16 == 0 and table.data_ptr() % 16 == 0
+    matrices = TensorDescriptor.from_tensor(table.view(-1, inner), [t.columns, t.inner]) if bulk else table
     units = count if order is None else order.tiles.shape[0]
     _grouped_kernel[(triton.cdiv(width, t.columns), units)](
-        x, matrices, bias, out, ids, None if order is None else order.order, None if order is None else order.tiles,
-        pairs, N=width, K=inner, BM=t.pairs, BN=t.columns, BK=t.inner, BP=room_for(pairs) if order is None else 1,
+        x, steps, matrices, weight.scales, weight.bias, out,
+        ids, None if order is None else order.order, None if order is None else order.tiles, pairs,
+        N=width, K=inner, BM=t.pairs, BN=t.columns, BK=t.inner, BP=room_for(pairs) if order is None else 1,
         PER_ROW=ids.shape[1] if up else 1, FROM_PAIR=up, TO_PAIR=not up or order is None, SCAN=order is None,
-        ACT=kind, GATED=gated, BIAS=bias is not None, WIDE=INTERPRETED or x.dtype == torch.float32,
-        BULK=bulk, STAGES=t.stages, PDL=pdl, num_warps=t.warps, launch_pdl=pdl,
+        ACT=kind, GATED=gated, BIAS=weight.bias is not None, SCALING=scaling,
+        WIDE=INTERPRETED or x.dtype == torch.float32, BULK=bulk, STAGES=t.stages, PDL=pdl, num_warps=t.warps,
+        launch_pdl=pdl,
     )  # fmt: skip
     return out
 
 
-def pick_tiling(pairs: int, experts: int, *, gated: bool, modest: bool = False) -> Tiling:
-    """A tile for so many pairs over so many experts: measured on an H200."""
+def pick_tiling(pairs: int, experts: int, size: int, *, gated: bool, modest: bool = False) -> Tiling:
+    """A tile for so many pairs over so many experts, of numbers of `size` bytes: measured on an H200."""
     if INTERPRETED:
         return Tiling(16, 32, 32, 1, 4)
-    size = pairs_per_tile(pairs, experts)
+    high = pairs_per_tile(pairs, experts)
     if modest:
-        return Tiling(size, 64, 32, 3, 4)
-    if size == 16:
+        return Tiling(high, 64, 32, 3, 4)
+    if size == 1:
+        return Tiling(high, 64, 128, 4, 4, True) if high <= 64 else Tiling(128, 128, 128, 3, 8, True)
+    if high == 16:
         return Tiling(16, 64, 128, 3, 4, True) if gated else Tiling(16, 128, 128, 3, 4, True)
-    if size <= 64:
-        return Tiling(size, 64, 64, 4, 4, True) if gated else Tiling(size, 128, 64, 4, 8, True)
+    if high <= 64:
+        return Tiling(high, 64, 64, 4, 4, True) if gated else Tiling(high, 128, 64, 4, 8, True)
     return Tiling(128, 128, 64, 4, 8, True) if gated else Tiling(128, 256, 64, 4, 8, True)
 
 

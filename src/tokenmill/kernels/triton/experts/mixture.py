@@ -10,7 +10,6 @@ Nothing waits for the device, so that every step can be recorded. Must not know:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ from tokenmill.compute.adapters import SiteStack
 from tokenmill.compute.forward import Act, ForwardContext, Mixture, NormSpec, Weight
 from tokenmill.kernels.triton.common import act_parts, copy_engine
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
-from tokenmill.kernels.triton.experts.grouped import STEADY, grouped, looks, pairs_per_tile
-from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, can_stack, narrow_grouped
+from tokenmill.kernels.triton.experts.grouped import STEADY, Stack, grouped, looks, pairs_per_tile
+from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, narrow_grouped
 from tokenmill.kernels.triton.experts.narrow_one import narrow_one, spread_one, takes_one
 from tokenmill.kernels.triton.experts.operands import Whose, finish_pairs, pair_lanes
 from tokenmill.kernels.triton.experts.route import SHARED_GATED, SHARED_PLAIN, pick, route
@@ -146,8 +145,8 @@ class StackedMixture:
             return narrow_one(x, (ups, downs), picked, spread, act, residual, pdl=launch.pdl)
         assert isinstance(downs, Stack)
         picked = self._picked(x, ctx, norm, ahead)
-        up = one_up(x, ups.table, ups.bias, picked[0], norm, act, pdl=launch.pdl, near=downs.table)
-        return one_down(up, downs.table, downs.bias, picked, residual, pdl=launch.pdl, early=True)
+        up = one_up(x, ups, picked[0], norm, act, pdl=launch.pdl, near=downs.table)
+        return one_down(up, downs, picked, residual, pdl=launch.pdl, early=True)
 
     def _picked(
         self, x: Tensor, ctx: ForwardContext, norm: NormSpec | None, ahead: Weight | None
@@ -202,7 +201,7 @@ class StackedMixture:
         pdl, tiling = self.launch.pdl, STEADY if self.launch.steady else None
         if isinstance(weight, NarrowStack):
             return narrow_grouped(x, weight, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
-        return grouped(x, weight.table, weight.bias, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
+        return grouped(x, weight, ids, order, act, up=up, pdl=pdl, modest=self.modest, tiling=tiling)
 
     def _route(self, h: Tensor, ctx: ForwardContext) -> tuple[Tensor, Tensor]:
         m = self.mixture
@@ -224,14 +223,6 @@ class StackedMixture:
             return residual
         up, down = self.mixture.shared
         return down.matmul(up.matmul(h, ctx, norm=norm, act=self.mixture.act), ctx, residual=residual)
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """One matrix per expert as one tensor: table [E, N, K], bias [E, N] or None."""
-
-    table: Tensor
-    bias: Tensor | None
 
 
 Stacked = Stack | NarrowStack
@@ -259,7 +250,7 @@ def form_of(weights: list[Weight]) -> Any | None:
     if len(pieces) < len(weights) or len(forms) != 1:
         return None
     form = pieces[0][0]
-    return form if form == "dense" or can_stack(form.bits, form.group, blocks=form.blocks) else None
+    return form if form == "dense" or form.bits == 4 or form.group == 0 or form.blocks else None
 
 
 def stack(weights: list[Weight]) -> Stack | NarrowStack | None:
@@ -278,8 +269,9 @@ def stack(weights: list[Weight]) -> Stack | NarrowStack | None:
         return Stack(table, joined["bias"])
     scales = joined["scales"]
     assert scales is not None, "and these have scales"
-    tensors = table, scales, joined["zeros"], joined["bias"]
-    return NarrowStack(*tensors, form.shape, form.bits, form.group, form.blocks, form.table)
+    if form.bits == 8:
+        return Stack(table, joined["bias"], scales)
+    return NarrowStack(table, scales, joined["zeros"], joined["bias"], form.shape, form.group, form.table)
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:

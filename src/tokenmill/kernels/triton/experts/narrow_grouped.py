@@ -1,8 +1,7 @@
-"""Tokens through experts of 8 and 4 bit numbers. Owns: the kernel that widens an expert's matrix while it reads it.
+"""Tokens through experts of 4 bit numbers. Owns: the kernel that widens an expert's matrix while it reads it.
 
 Work is divided as in grouped.py, and numbers are widened as in narrow_thin.py. Activations are not rounded. Scales
-multiply the sums, or, for blocks and groups of columns, each part of them. Must not know: gates, layers, who made the
-scales.
+multiply each part of the sums. Must not know: gates, layers, who made the scales.
 """
 
 from __future__ import annotations
@@ -17,65 +16,44 @@ from torch import Tensor
 from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated_act, plain_act, wait
 from tokenmill.kernels.triton.experts.grouped import Tiling, pair_of, pairs_per_tile, room_for, span
 from tokenmill.kernels.triton.experts.sorting import Sorted
-from tokenmill.kernels.triton.quantised.narrow import BLOCK
-from tokenmill.kernels.triton.quantised.narrow_thin import _multiply, _packed
+from tokenmill.kernels.triton.quantised.narrow_thin import _packed
 
 
 @dataclass(frozen=True, slots=True)
 class NarrowStack:
-    """One packed matrix per expert (narrow.py): data, scales, zeros and biases with one dimension more in front.
+    """A matrix of 4 bit numbers per expert (narrow.py): data, scales, zeros and biases with one dimension more in front.
 
-    shape: rows and columns of one matrix before filling up; group: columns per scale, 0: one scale a row; table:
-    what codes of 4 bits mean (codes.py)."""
+    shape: rows and columns of one matrix before filling up; group: columns per scale; table: what codes mean
+    (codes.py)."""
 
     data: Tensor
     scales: Tensor
     zeros: Tensor | None
     bias: Tensor | None
     shape: tuple[int, int]
-    bits: int
     group: int
-    blocks: bool
     table: int = 0
 
 
 @triton.jit
 def _product(
-    w_rows, x_rows, x_ok, k, scales, zeros, block_scales, acc, ROWS,
-    K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCKS: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
+    w_rows, x_rows, x_ok, scales, zeros, acc, ROWS, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """acc [BN, BM] + these rows of a matrix times these columns of activations, without a scale per row."""
-    EVEN: tl.constexpr = K % BK == 0
-    for chunk in tl.range(0, tl.cdiv(K, BK), num_stages=STAGES):
-        if BITS == 4:
-            acc = _packed(w_rows, x_rows, x_ok, scales, zeros, chunk, 0, ROWS, acc,
-                          K, BM, BN, GROUP, ZERO, TABLE, EVEN, WIDE)  # fmt: skip
-        else:
-            at = chunk * BK
-            if EVEN:
-                w = tl.load(w_rows + at, eviction_policy="evict_first")
-                x = tl.load(x_rows + at, mask=x_ok, other=0.0)
-            else:
-                inside = at + k < K
-                w = tl.load(w_rows + at, mask=inside[None, :], other=0.0, eviction_policy="evict_first")
-                x = tl.load(x_rows + at, mask=x_ok & inside[:, None], other=0.0)
-            if BLOCKS:
-                part = _multiply(w, x, tl.zeros((BN, BM), dtype=tl.float32), WIDE)
-                acc += part * tl.load(block_scales + at // 128)
-            else:
-                acc = _multiply(w, x, acc, WIDE)
+    """acc [BN, BM] + these rows of a matrix times these columns of activations."""
+    for chunk in tl.range(0, tl.cdiv(K, 128), num_stages=STAGES):
+        acc = _packed(w_rows, x_rows, x_ok, scales, zeros, chunk, 0, ROWS, acc,
+                      K, BM, BN, GROUP, ZERO, TABLE, K % 128 == 0, WIDE)  # fmt: skip
     return acc
 
 
 @triton.jit(do_not_specialize=["pairs"])
 def _narrow_kernel(
     x_ptr, w_ptr, scale_ptr, zero_ptr, bias_ptr, out_ptr, id_ptr, order_ptr, tile_ptr, pairs,
-    N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
+    N: tl.constexpr, K: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BP: tl.constexpr,
     PER_ROW: tl.constexpr, FROM_PAIR: tl.constexpr, TO_PAIR: tl.constexpr, SCAN: tl.constexpr,
-    BITS: tl.constexpr, GROUP: tl.constexpr, BLOCKS: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr,
-    ACT: tl.constexpr, GATED: tl.constexpr, BIAS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr,
-    PDL: tl.constexpr,
+    GROUP: tl.constexpr, ZERO: tl.constexpr, TABLE: tl.constexpr, ACT: tl.constexpr, GATED: tl.constexpr,
+    BIAS: tl.constexpr, WIDE: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     begin(PDL)
     n = tl.program_id(0) * BN + tl.arange(0, BN)
@@ -83,41 +61,32 @@ def _narrow_kernel(
     real_n = n < N
     safe = tl.where(real_n, n, 0)
     ROWS: tl.constexpr = 2 * N if GATED else N
-    STRIDE: tl.constexpr = K if BITS == 8 else (K + 127) // 128 * 32
-    k = tl.arange(0, BK if BITS == 8 else 16 if GROUP == 16 else 32)
+    STRIDE: tl.constexpr = (K + 127) // 128 * 32
+    k = tl.arange(0, 16 if GROUP == 16 else 32)
     wait(PDL)
     expert, first, last, mine, place = span(id_ptr, tile_ptr, pairs, BP, SCAN)
     row = expert.to(tl.int64) * ROWS + safe
     w_rows = w_ptr + row[:, None] * STRIDE + k[None, :]
-    GROUPS: tl.constexpr = 1 if GROUP == 0 else (K + 127) // 128 * 128 // GROUP
-    TALL: tl.constexpr = (ROWS + 127) // 128
-    LONG: tl.constexpr = (K + 127) // 128
+    GROUPS: tl.constexpr = (K + 127) // 128 * 128 // GROUP
     scales = scale_ptr + expert.to(tl.int64) * ROWS * GROUPS + safe
     zeros = zero_ptr
     if ZERO:
         zeros = zero_ptr + expert.to(tl.int64) * ROWS * GROUPS + safe
-    blocks = scale_ptr + expert.to(tl.int64) * TALL * LONG
     for start in range(first, last, BM):
         real_m = start + m < last
         pair, slot = pair_of(tl.minimum(start + m, last - 1), mine, place, order_ptr, BP, SCAN)
         source = pair if FROM_PAIR else slot
         x_rows = x_ptr + (source // PER_ROW).to(tl.int64)[None, :] * K + k[:, None]
-        here = blocks + tl.program_id(0) * BN // 128 * LONG
         acc = _product(
-            w_rows, x_rows, real_m[None, :], k, scales, zeros, here, tl.zeros((BN, BM), dtype=tl.float32), ROWS,
-            K, BM, BN, BK, BITS, GROUP, BLOCKS, ZERO, TABLE, WIDE, STAGES,
+            w_rows, x_rows, real_m[None, :], scales, zeros, tl.zeros((BN, BM), dtype=tl.float32), ROWS,
+            K, BM, BN, GROUP, ZERO, TABLE, WIDE, STAGES,
         )  # fmt: skip
         if GATED:
-            here = blocks + (N + tl.program_id(0) * BN) // 128 * LONG
             acc_u = _product(
-                w_rows + N * STRIDE, x_rows, real_m[None, :], k, scales + N, zeros + N if ZERO else zeros, here,
+                w_rows + N * STRIDE, x_rows, real_m[None, :], scales + N, zeros + N if ZERO else zeros,
                 tl.zeros((BN, BM), dtype=tl.float32), ROWS,
-                K, BM, BN, BK, BITS, GROUP, BLOCKS, ZERO, TABLE, WIDE, STAGES,
+                K, BM, BN, GROUP, ZERO, TABLE, WIDE, STAGES,
             )  # fmt: skip
-        if BITS == 8 and not BLOCKS:
-            acc *= tl.load(scale_ptr + row)[:, None]
-            if GATED:
-                acc_u *= tl.load(scale_ptr + row + N)[:, None]
         if BIAS:
             acc += tl.load(bias_ptr + row).to(tl.float32)[:, None]
             if GATED:
@@ -141,16 +110,14 @@ def narrow_grouped(
     count = weight.data.shape[0]
     width, pairs = rows // 2 if gated else rows, ids.numel()
     t = tiling or narrow_tiling(pairs, count, modest=modest)
-    assert BLOCK % t.columns == 0 and BLOCK % t.inner == 0, "a tile lies within one block of scales"
     out = torch.empty((pairs, width), dtype=x.dtype, device=x.device)
     units = count if order is None else order.tiles.shape[0]
     _narrow_kernel[(triton.cdiv(width, t.columns), units)](
         x, weight.data, weight.scales, weight.zeros, weight.bias, out,
         ids, None if order is None else order.order, None if order is None else order.tiles, pairs,
-        N=width, K=inner, BM=t.pairs, BN=t.columns, BK=t.inner if weight.bits == 8 else 128,
+        N=width, K=inner, BM=t.pairs, BN=t.columns,
         BP=room_for(pairs) if order is None else 1, PER_ROW=ids.shape[1] if up else 1,
-        FROM_PAIR=up, TO_PAIR=not up or order is None, SCAN=order is None,
-        BITS=weight.bits, GROUP=weight.group if weight.bits == 4 else 0, BLOCKS=weight.blocks,
+        FROM_PAIR=up, TO_PAIR=not up or order is None, SCAN=order is None, GROUP=weight.group,
         ZERO=weight.zeros is not None, TABLE=weight.table, ACT=kind, GATED=gated, BIAS=weight.bias is not None,
         WIDE=INTERPRETED or x.dtype == torch.float32, STAGES=t.stages, PDL=pdl, num_warps=t.warps, launch_pdl=pdl,
     )  # fmt: skip
@@ -167,8 +134,3 @@ def narrow_tiling(pairs: int, experts: int, *, modest: bool = False) -> Tiling:
     if size == 128:
         return Tiling(128, 128, 64, 3, 8)
     return Tiling(size, 64, 128, 4 if size < 64 else 3, 4)
-
-
-def can_stack(bits: int, group: int, *, blocks: bool) -> bool:
-    """4 bits with a scale per group of columns; 8 bits with one per row or block."""
-    return bits == 4 or group == 0 or blocks

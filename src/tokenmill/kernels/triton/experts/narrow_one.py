@@ -179,7 +179,7 @@ def _down_kernel(
 
 def takes_one(ups: NarrowStack, downs: NarrowStack) -> bool:
     """Have these kernels a form of them?"""
-    return all(stack.bits == 4 and stack.shape[1] % 4 == 0 for stack in (ups, downs))
+    return all(stack.shape[1] % 4 == 0 for stack in (ups, downs))
 
 
 def narrow_one(
