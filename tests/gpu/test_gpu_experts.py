@@ -257,6 +257,6 @@ def test_packed_experts(kind, tokens):
     fused = kernels.pack_mixture(Mixture(DenseWeight(router), spec, ups, downs, "silu_mul", wide=True))
     ids, gates = REFERENCE.route(REFERENCE.product(x.float(), router), spec)
     found = fused(x, ForwardContext(kernels, x, x, x, 1, [], []))
-    # One token meets 4 bits in 8 bits of its own, a step for every 32 columns.
-    limit = 2.5e-2 if tokens == 1 and kind not in ("fp8", "blocks") else 1e-2
-    assert relative(found, exact(x, *wide, ids, gates, "silu_mul")) < limit
+    # One token meets 4 bits in 8 bits of its own, a step for every 32 columns; several meet 8 bits in float8.
+    one, several = (1e-2, 6e-2) if kind in ("fp8", "blocks") else (2.5e-2, 1e-2)
+    assert relative(found, exact(x, *wide, ids, gates, "silu_mul")) < (one if tokens == 1 else several)

@@ -204,7 +204,8 @@ def up_config(inner: int, scaling: int) -> tuple[int, int, int]:
     """(BN, BK, warps): measured on an H200. Rows of up to 2048 columns are asked for at once."""
     if INTERPRETED:
         return 8, 64, 1
-    return 2 if scaling == 0 else 4, pow2(inner) if inner <= 2048 else 1024, 4
+    block_k = pow2(inner) if inner <= 2048 else 1024
+    return (1, block_k, 1) if scaling else (2, block_k, 4)
 
 
 def one_down(

@@ -225,7 +225,7 @@ def grouped(
     steps = None
     if scaling:
         x, steps = round_rows(x, table.dtype, pdl=pdl)
-    t = tiling or pick_tiling(pairs, count, x.element_size(), gated=gated, modest=modest or x.dtype == torch.float32)
+    t = tiling or pick_tiling(pairs, count, scaling, gated=gated, modest=modest or x.dtype == torch.float32)
     assert scaling < 2 or (BLOCK % t.columns == 0 and BLOCK % t.inner == 0), "a tile lies within one block of scales"
     bulk = t.bulk and inner * x.element_size() % 16 == 0 and table.data_ptr() % 16 == 0
     matrices = TensorDescriptor.from_tensor(table.view(-1, inner), [t.columns, t.inner]) if bulk else table
@@ -242,15 +242,17 @@ def grouped(
     return out
 
 
-def pick_tiling(pairs: int, experts: int, size: int, *, gated: bool, modest: bool = False) -> Tiling:
-    """A tile for so many pairs over so many experts, of numbers of `size` bytes: measured on an H200."""
+def pick_tiling(pairs: int, experts: int, scaling: int, *, gated: bool, modest: bool = False) -> Tiling:
+    """A tile for so many pairs over so many experts; scaling: of a Stack. Measured on an H200."""
     if INTERPRETED:
         return Tiling(16, 32, 32, 1, 4)
     high = pairs_per_tile(pairs, experts)
     if modest:
         return Tiling(high, 64, 32, 3, 4)
-    if size == 1:
-        return Tiling(high, 64, 128, 4, 4, True) if high <= 64 else Tiling(128, 128, 128, 3, 8, True)
+    if scaling:
+        if high <= 64:
+            return Tiling(high, 64, 128, 4, 4, True) if gated else Tiling(high, 128, 128, 3, 4, True)
+        return Tiling(128, 128, 128, 4, 8, True) if gated or scaling == 2 else Tiling(128, 256, 128, 3, 8, True)
     if high == 16:
         return Tiling(16, 64, 128, 3, 4, True) if gated else Tiling(16, 128, 128, 3, 4, True)
     if high <= 64:
