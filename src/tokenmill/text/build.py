@@ -9,6 +9,7 @@ import base64
 import binascii
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -18,6 +19,10 @@ from tokenmill.text.token_bytes import SPACE_MARK, byte_alphabet
 
 START = r"\A"
 """With this begin the patterns of steps that concern a text's edges."""
+_HIDDEN = " unused "
+"""Put before a piece, it hides it from every text: where pieces are looked for, spaces are marks."""
+EXCEPT = rf"{START}(?!(?:"
+"""So begins the pattern that puts a mark before every text but these."""
 MAX_WORK = 300_000_000
 """Sum of the squared lengths of all tokens; real vocabularies of 256,000 tokens have 30 million."""
 _LETTERS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
@@ -32,6 +37,8 @@ def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
     """A tokenizer that segments as SentencePiece does; control pieces become special tokens."""
     if model.whitespace_suffix:
         raise ModelError("it treats white space as a suffix, which is not supported")
+    if not model.cut_first:
+        model = replace(model, pieces=_without_unused(model))
     ids = {piece.text: index for index, piece in enumerate(model.pieces)}
     if len(ids) != len(model.pieces):
         raise ModelError("it lists a piece twice")
@@ -54,7 +61,9 @@ def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
     if model.kind is ModelKind.UNIGRAM and model.byte_fallback:  # its search would take a byte's name for the byte
         tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"<(?=0x[0-9A-F]{2}>)"), "isolated")
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
-    if model.add_prefix:
+    if any(piece.kind is PieceKind.UNUSED for piece in model.pieces):
+        steps.insert(0, decoders.Replace(_HIDDEN, ""))
+    if model.add_prefix or model.trim_spaces:
         steps.append(decoders.Strip(" ", 1, 0))
     tokenizer.decoder = decoders.Sequence(steps)
     for kind in (PieceKind.UNKNOWN, PieceKind.CONTROL):
@@ -82,15 +91,31 @@ def from_marked_merges(
     return tokenizer
 
 
+def _without_unused(model: SentencePieceModel) -> list[Piece]:
+    """The pieces, those respelled that must not be found in a text. A merge may pass through such a piece, and what it
+    is then cut into depends on the text: no rule of merging says so."""
+    names = {piece.text for piece in model.pieces if piece.kind in (PieceKind.NORMAL, PieceKind.UNUSED)}
+    unused = [piece.text for piece in model.pieces if piece.kind is PieceKind.UNUSED]
+    if model.kind is ModelKind.BPE:
+        _check_work(map(len, unused))
+        for text in unused:
+            if any(text[:cut] in names and text[cut:] in names for cut in range(1, len(text))):
+                raise ModelError(f"merges pass through its unused piece {text!r}; provide a tokenizer.json")
+    return [
+        replace(piece, text=_HIDDEN + piece.text) if piece.kind is PieceKind.UNUSED else piece for piece in model.pieces
+    ]
+
+
 def _user_defined(model: SentencePieceModel) -> list[str]:
-    """The user-defined pieces that a text can hold: none has a space once spaces are marks."""
-    return [piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED and " " not in piece.text]
+    """The user-defined pieces that a text can hold: once spaces are marks, none has a space."""
+    names = (piece.text for piece in model.pieces if piece.kind is PieceKind.USER_DEFINED)
+    return [name for name in names if model.cut_first or " " not in name]
 
 
 def _late(model: SentencePieceModel) -> frozenset[str]:
     """The user-defined pieces that are looked for in normalised text. Found before, they would keep the mark from the
     beginning of a text, get one behind them and lose spaces beside them. And a run of spaces is only there after spaces
-    have become marks, if they may stand in a row at all."""
+    have become marks, if they may stand in a row at all. A piece that itself does not outlast the steps stays out."""
     replaced = normalizers.Sequence(_charsmap(model))
 
     def is_late(name: str) -> bool:
@@ -99,7 +124,9 @@ def _late(model: SentencePieceModel) -> frozenset[str]:
         edged = (model.add_prefix or model.trim_spaces) and not model.cut_first
         return edged and replaced.normalize_str(name) == name
 
-    return frozenset(filter(is_late, _user_defined(model)))
+    wanted = frozenset(filter(is_late, _user_defined(model)))
+    whole = _sentencepiece_normalizer(model, wanted)
+    return frozenset(name for name in wanted if whole.normalize_str(name) == name)
 
 
 def _charsmap(model: SentencePieceModel) -> list[normalizers.Normalizer]:
@@ -114,8 +141,9 @@ def _charsmap(model: SentencePieceModel) -> list[normalizers.Normalizer]:
 
 def _sentencepiece_normalizer(model: SentencePieceModel, late: Collection[str]) -> normalizers.Normalizer:
     steps = _charsmap(model)
-    if model.trim_spaces:  # spaces alone: other white space is text
-        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(rf"{START} | \z"), "")]
+    if model.trim_spaces:  # spaces alone: other white space is text, and so is a typed mark, unless it comes last
+        edges = rf"{START} |[ {SPACE_MARK}]+\z"
+        steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(edges), "")]
     if model.add_prefix:
         steps.append(_prefix(model, late))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
@@ -129,7 +157,7 @@ def _prefix(model: SentencePieceModel, late: Collection[str]) -> normalizers.Nor
     if model.charsmap:  # it may make spaces of marks
         names += [name.replace(SPACE_MARK, " ") for name in names if SPACE_MARK in name]
     kept = "|".join(map(re.escape, names))
-    return normalizers.Replace(Regex(rf"{START}(?!(?:{kept})\z)(?=[\s\S])"), SPACE_MARK)
+    return normalizers.Replace(Regex(rf"{EXCEPT}{kept})\z)(?=[\s\S])"), SPACE_MARK)
 
 
 def _merges_by_score(pieces: Sequence[Piece]) -> list[tuple[str, str]]:

@@ -17,6 +17,7 @@ import tokenizers
 
 from tokenmill.core.errors import UserError
 from tokenmill.text.inside_twin import inside_twin
+from tokenmill.text.lone_pieces import LonePieces
 from tokenmill.text.pieces import encode_in_pieces, is_long
 from tokenmill.text.plain_twin import control_ids, plain_twin
 from tokenmill.text.token_bytes import PieceTable, read_rules
@@ -98,9 +99,13 @@ class Tokenizer:
     def _inside(self) -> tokenizers.Tokenizer:
         return inside_twin(plain_twin(self._inner))
 
+    @cached_property
+    def _lone(self) -> LonePieces:
+        return LonePieces(self._inner)
+
     def encode_inside(self, text: str) -> list[int]:
         """Ids of a text that continues another one: nothing is put before it. Control tokens stay ordinary text."""
-        row = self._rows(self._inside, [_well_formed(text)], False)[0]
+        row = self._many(self._inside, [_well_formed(text)], False)[0]
         return self._without_controls(row, framed=False)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]:
@@ -116,6 +121,15 @@ class Tokenizer:
         return rows if allow_special else [self._without_controls(row, add_special_tokens) for row in rows]
 
     def _rows(self, inner: tokenizers.Tokenizer, texts: list[str], framed: bool) -> list[list[int]]:
+        rows = self._many(inner, texts, framed)
+        for place, text in enumerate(texts):
+            found = self._lone.find(text, lambda twice: _encoded(inner, [twice], False)[0])
+            if found is not None:
+                before, after = self.frame if framed else ((), ())
+                rows[place] = [*before, *found, *after]
+        return rows
+
+    def _many(self, inner: tokenizers.Tokenizer, texts: list[str], framed: bool) -> list[list[int]]:
         if not any(map(is_long, texts)):
             return _encoded(inner, texts, framed)
         before, after = self.frame if framed else ((), ())

@@ -246,6 +246,22 @@ def test_sentencepiece_ids(prefix: bool, tmp_path: Path) -> None:
         assert ours.encode(text)[0] == 1 and ours.decode(ours.encode(text)) == spm.decode(spm.encode(text))
 
 
+def test_runs_of_spaces_among_the_added_tokens(tmp_path: Path) -> None:
+    """Converters write such tokens with spaces in place of marks, and readers look for them before anything else."""
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "▁a", "  ", "    ", "\n\n"]
+    ours = tokenizer_from_gguf({
+        "tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, 1, 1, 1, 4, 4, 4],
+        "tokenizer.ggml.scores": [*[0.0] * 259, -3.0, -1.0, -1.5, -1000.0, -1000.0, -1000.0],
+        "tokenizer.ggml.add_space_prefix": False}, "x.gguf")  # fmt: skip
+    for text, pieces in (
+        ("a  a", ["a", "  ", "a"]), ("a     a", ["a", "    ", "▁a"]), ("\n\n  a a", ["\n\n", "  ", "a", "▁a"]),
+        (" a", ["▁a"]), ("  ", ["  "]),
+    ):  # fmt: skip
+        ids = ours.encode(text, add_special_tokens=False)
+        assert [ours.id_to_token(index) for index in ids] == pieces and ours.decode(ids) == text
+
+
 def kind_of(spm: Any, index: int) -> int:
     if spm.is_unknown(index):
         return 2

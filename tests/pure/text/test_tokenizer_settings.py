@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import sentencepiece
 import tokenizers
+from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, models, pre_tokenizers
 
 from tokenmill.core.errors import ModelError
@@ -146,6 +147,61 @@ def test_user_defined_pieces_stand_where_sentencepiece_finds_them(
     ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
     for text in ("<x>12", "a <x> b", "a<x>12 [y][y]<x>", " <x>  [y] ", "a\r\nb", "a \r\n<x>"):
         assert ours.encode(text) == judge.encode(text), text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("trim", [True, False])
+def test_a_text_that_is_one_user_defined_piece_and_marks_that_are_typed(kind: str, trim: bool, tmp_path: Path) -> None:
+    data = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=data, model_type=kind, vocab_size=330, byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=trim, hard_vocab_limit=False,
+        user_defined_symbols=["<x>", "[y]"], minloglevel=3,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
+    again = Tokenizer.from_state(ours.state())
+    for text in ("<x>", " <x> ", "[y]", "<x><x>", "a▁", "▁", "▁ ▁", "a ▁ ", "\u200d", "e\u0301\u200d", "a\0b"):
+        assert again.encode(text) == ours.encode(text) == judge.encode(text), text
+        assert ours.encode(text, allow_special=False) == judge.encode(text), text
+
+
+def sentencepiece_file(kind: str, unused: set[str], tmp_path: Path) -> tuple[Path, Any]:
+    """A folder whose tokenizer.model calls some of its pieces unused, and that model in its own library."""
+    data = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=data, model_type=kind, vocab_size=330, byte_fallback=True,
+        normalization_rule_name="identity", hard_vocab_limit=False, minloglevel=3,
+    )  # fmt: skip
+    model = sentencepiece_model_pb2.ModelProto()
+    model.ParseFromString(data.getvalue())
+    for piece in model.pieces:
+        if piece.piece in unused:
+            piece.type = model.SentencePiece.UNUSED
+    (tmp_path / "tokenizer.model").write_bytes(model.SerializeToString())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
+    return tmp_path, sentencepiece.SentencePieceProcessor(model_proto=model.SerializeToString())
+
+
+def test_unused_pieces_are_in_no_text(tmp_path: Path) -> None:
+    folder, judge = sentencepiece_file("unigram", {"▁the", "o", "▁how"}, tmp_path)
+    ours = load_tokenizer(folder)
+    for text in ("the quick brown fox", "how", "hello world, o"):
+        assert ours.encode(text) == judge.encode(text)
+    for index in range(judge.vocab_size()):
+        assert (
+            judge.is_byte(index)
+            or judge.is_control(index)
+            or ours.decode([index]) == judge.decode([index])
+            or not index
+        )
+
+
+def test_merges_through_unused_pieces_are_refused(tmp_path: Path) -> None:
+    folder, _ = sentencepiece_file("bpe", {"▁t"}, tmp_path)
+    with pytest.raises(ModelError, match="merges pass through its unused piece '▁t'; provide a tokenizer"):
+        load_tokenizer(folder)
 
 
 def test_the_name_of_a_byte_or_of_the_unknown_token_is_text(tmp_path: Path) -> None:
