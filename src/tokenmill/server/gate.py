@@ -16,6 +16,9 @@ from tokenmill.server.errors import HttpError
 
 MOST_HELD = 1 << 20
 """Most log-probabilities in all answers in progress. Each takes about half a kilobyte while it is written."""
+SHUTTING_DOWN = "The server is shutting down."
+AFTER_A_START_S = 5
+"""Seconds until another server may answer in this one's place."""
 
 
 @dataclass(slots=True)
@@ -71,7 +74,7 @@ class Gate:
 
     def _check_open(self) -> None:
         if self.draining:
-            self._refuse(503, "draining", "The server is shutting down.", 5)
+            self._refuse(503, "draining", SHUTTING_DOWN, AFTER_A_START_S)
 
     def grow(self, name: str, count: int, held: int, param: str | None) -> None:
         """Give a request that has `held` places `count` more. They do not count towards requests per minute. `param`:

@@ -23,6 +23,7 @@ from tokenmill.server.access import CORS_EXPOSED, CORS_METHODS, OPEN_PATHS, Acce
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, Pairs, describe_error, error_headers
+from tokenmill.server.gate import AFTER_A_START_S, SHUTTING_DOWN
 from tokenmill.server.memory_trim import Load
 from tokenmill.server.routing import Api, error_shape, reads_any_type
 
@@ -116,6 +117,9 @@ class Guard:
         self.metrics.load.set(self.load.open)
         try:
             await visit.answer()
+        except asyncio.CancelledError:  # the server ends; left alone, uvicorn would answer 500
+            await visit.refuse(HttpError(503, SHUTTING_DOWN, retry_after=AFTER_A_START_S))
+            raise
         except Exception as error:
             await visit.refuse(error)
         finally:
@@ -249,6 +253,8 @@ class _Visit:
         try:
             await self.guard.app(self.scope, receive, self._send)
         except asyncio.CancelledError:
+            if not gone and not self.status:
+                raise  # the server ends, and the client can still be told
             self.status = self.status or 499
             if not gone and self.scope["state"].get("abort") is not None:
                 self.scope["state"]["abort"]()  # a reader that has stopped reading would never empty the buffer

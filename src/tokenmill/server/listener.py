@@ -17,8 +17,9 @@ from tokenmill.core.config import ServerConfig
 from tokenmill.server.guard import Guard
 from tokenmill.server.loop_lag import watch_lag
 from tokenmill.server.memory_trim import system_trim, trim_after_bursts
-from tokenmill.server.protocol import RESERVE, Bounds, drop_stalled, make_protocol
+from tokenmill.server.protocol import RESERVE, Bounds, make_protocol
 from tokenmill.server.tls import Handshakes, context_of
+from tokenmill.server.transport import drop_stalled
 
 BACKLOG = 4096
 OWN_FILES = 128

@@ -80,6 +80,10 @@ class Taker(Protocol):
         """The connection has ended."""
         ...
 
+    def leave(self) -> None:
+        """The server ends: say so to the client, and close."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Wire:
@@ -409,6 +413,13 @@ class BoundedProtocol(HttpToolsProtocol):
 
     # ------------------------------------------------------------ ends
 
+    def shutdown(self) -> None:
+        """The server ends."""
+        if self.taker is not None:
+            self.taker.leave()
+        else:
+            super().shutdown()
+
     def late(self) -> None:
         """The deadline has passed."""
         if self.refused or self.transport.is_closing():
@@ -478,20 +489,3 @@ def make_protocol(bounds: Bounds, shakes: Handshakes, porter: Porter | None = No
         return Door(inner, shakes, inner.seconds)
 
     return door
-
-
-async def drop_stalled(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:
-    """End connections whose client takes no output, streamed or not. Runs for ever."""
-    while True:
-        await asyncio.sleep(min(5.0, patience / 4))
-        _drop_stalled_now(connections, patience, on_drop)
-
-
-def _drop_stalled_now(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:
-    """One check. It is a function of its own, because the waiting loop would keep a reference to the last
-    connection."""
-    now = asyncio.get_running_loop().time()
-    for connection in list(connections):
-        if connection.out.stalled(now, patience):
-            on_drop()
-            connection.transport.abort()

@@ -1,5 +1,5 @@
-"""A connection's writing side. Owns: how much of the output its client has taken, closing in a way that the protocol
-can control, and what waits for the client.
+"""A connection's writing side. Owns: how much of the output its client has taken, ending connections whose client takes
+nothing, closing in a way that the protocol can control, and what waits for the client.
 
 Must not know: HTTP.
 """
@@ -146,3 +146,20 @@ class Flow:
     def resume_writing(self) -> None:
         """The client has taken enough, or is gone, so writers continue."""
         self._writable.set()
+
+
+async def drop_stalled(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:
+    """End connections whose client takes no output, streamed or not. Runs for ever."""
+    while True:
+        await asyncio.sleep(min(5.0, patience / 4))
+        _drop_stalled_now(connections, patience, on_drop)
+
+
+def _drop_stalled_now(connections: set[Any], patience: float, on_drop: Callable[[], None]) -> None:
+    """One check. It is a function of its own, because the waiting loop would keep a reference to the last
+    connection."""
+    now = asyncio.get_running_loop().time()
+    for connection in list(connections):
+        if connection.out.stalled(now, patience):
+            on_drop()
+            connection.transport.abort()

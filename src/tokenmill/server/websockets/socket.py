@@ -176,6 +176,10 @@ class WebSocket:
         else:
             self.loop.call_later(CLOSE_S, self.wire.end)
 
+    def leave(self) -> None:
+        """The server ends."""
+        self.end(GOING_AWAY, "The server is shutting down.")
+
     def gone(self) -> None:
         """The connection has gone, or soon will."""
         self.over = True
