@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 from tokenmill.core.errors import TooLargeError
 from tokenmill.core.garbage import no_collection
 from tokenmill.server.ceilings import MOST_FIELDS, check_ceilings
+from tokenmill.server.doubled_names import refuse_doubled_names
 from tokenmill.server.errors import HttpError
 from tokenmill.server.inputs.object_rules import ObjectRules
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
@@ -120,7 +121,7 @@ def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any
     """The request that these bytes hold. Raises the first error in it. `look` sees all fields first and may change
     them."""
     data = data.removeprefix(BOM)
-    check_ceilings(data)
+    counts = check_ceilings(data)
     if len(data) > LARGE:
         _refuse_large_structures(data)
     try:
@@ -131,6 +132,7 @@ def parse(data: bytes, schema: Schema[B], look: Callable[[type[B], dict[str, Any
         raise HttpError(400, f"The body is not valid JSON: {error}.") from None
     if not isinstance(raw, dict):
         raise HttpError(400, "The body must be a JSON object.")
+    refuse_doubled_names(data, raw, counts)
     if len(raw) > MOST_FIELDS:
         raise TooLargeError(f"The body has {len(raw)} fields; at most {MOST_FIELDS} are allowed.")
     chosen: type[B] = schema if isinstance(schema, type) else schema(raw)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 
 import msgspec
 
@@ -40,13 +41,23 @@ _MOST_LONG = 1 << 14
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 
-def check_ceilings(data: bytes) -> None:
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How many members all objects of a JSON text have, and how many lists and objects there are."""
+
+    members: int
+    containers: int
+
+
+def check_ceilings(data: bytes) -> Counts:
     """Raise TooLargeError or ParameterError for the first ceiling that a JSON text exceeds."""
-    if wrong := _count(data):
+    found = _count(data)
+    if wrong := found.end():
         field = _field_with_number(data)
         shown = wrong[:40] + ("..." if len(wrong) > 40 else "")
         where = field or "The body"
         raise ParameterError(f"{where} holds the number {shown}, which 64 bits cannot hold.", param=field)
+    return Counts(found.members, found.containers)
 
 
 def _field_with_number(data: bytes) -> str | None:
@@ -55,11 +66,11 @@ def _field_with_number(data: bytes) -> str | None:
         found = _fields(data)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None  # the text is not even JSON
-    return next((name[:MOST_NAME] for name, value in found.items() if _count(bytes(value))), None)
+    return next((name[:MOST_NAME] for name, value in found.items() if _count(bytes(value)).end()), None)
 
 
-def _count(data: bytes) -> str | None:
-    """Raise if a count is too high. Returns the first number that is too large."""
+def _count(data: bytes) -> _Counter:
+    """Count a whole text. Raises if a count is too high."""
     counter = _Counter()
     start, inside = 0, 0
     while start < len(data):
@@ -73,7 +84,7 @@ def _count(data: bytes) -> str | None:
         counter.add(b'"'.join(pieces[inside::2]).translate(None, _BLANK))
         inside = (inside + quotes) & 1
         start = end
-    return counter.end()
+    return counter
 
 
 def _slice_end(data: bytes, start: int) -> int:

@@ -24,7 +24,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
-from tokenmill.server.inputs.headers import ineffective_headers, judge_query
+from tokenmill.server.inputs.headers import PROBES, ineffective_headers, judge_query, judge_unread_body
 from tokenmill.server.inputs.object_rules import schema_name
 from tokenmill.server.inputs.unread_names import Unknown, as_headers, judge_names, look_in_template, refuse_unknown
 from tokenmill.server.model_lookup import ModelAnswer, ModelHandler, Streams, find_streams, named_in_address
@@ -140,6 +140,16 @@ def judge_around(context: Context, request: Request) -> None:
     for name in ineffective_headers(request.headers):
         unknown.tell(name)
     _tell(context, request, "header", unknown)
+
+
+def judge_without_body(context: Context, request: Request) -> None:
+    """The same for a request whose body nobody reads. If it has one all the same, its fields have no effect either."""
+    judge_around(context, request)
+    parcel: Parcel | None = request.scope["state"].get("body")
+    if parcel is not None and parcel.size:
+        unknown = Unknown()
+        judge_unread_body(getattr(request.scope.get("route"), "path", ""), parcel.fields(), unknown)
+        _tell(context, request, "body", unknown)
 
 
 def _tell(context: Context, request: Request, object_name: str, unknown: Unknown) -> None:
@@ -343,8 +353,8 @@ def _judged(path: str, handler: Handler) -> Endpoint:
 
     @wraps(inner)
     async def judged(request: Request) -> Response:
-        if path.startswith("/v1/"):
-            judge_around(request.app.state.context, request)
+        if path not in PROBES:
+            judge_without_body(request.app.state.context, request)
         return await inner(request)
 
     return judged

@@ -6,9 +6,12 @@ Other headers pass in silence, because browsers and proxies add them. Must not k
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+
+from starlette.datastructures import ImmutableMultiDict
 
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.access import OPEN_PATHS
 from tokenmill.server.inputs.unread_names import Unknown, header_text
 from tokenmill.server.pages import PAGED
 
@@ -70,9 +73,15 @@ QUERIES: Mapping[str, frozenset[str]] = {
     "/wake_up": frozenset({"tags", "model"}),
     "/is_sleeping": frozenset({"model"}),
     **dict.fromkeys(("/api/generate", "/api/chat", "/api/show"), frozenset({"model"})),
+    "/slots": frozenset({"fail_on_no_slot"}),
     "/v1/requests": frozenset({"limit"}),
 }
 """Query parameters that have an effect, by path. Paths that are about one model also take `model`."""
+PROBES = frozenset({*OPEN_PATHS, "/ping", "/v2/health/live", "/v2/health/ready"})
+"""Whoever asks here whether the server is up asks nothing else. Query parameters are not judged, with
+--strict-fields neither."""
+REPEATED = frozenset({"tags"})
+"""Query parameters that may be given several times. Of another one, all but one would have no effect."""
 METADATA = re.compile(r"metadata\[(.{1,64})\]", re.DOTALL)
 """For lists of stored chats: only those whose metadata has this entry."""
 HARMLESS_QUERIES: Mapping[str, str] = {
@@ -93,16 +102,34 @@ def ineffective_headers(headers: Mapping[str, str]) -> Iterator[str]:
     return (name for name in TOLD_HEADERS if name in present)
 
 
-def judge_query(path: str, given: Mapping[str, str], unknown: Unknown, *, about_model: bool = False) -> None:
-    """Refuse the names on the list of refused ones, and collect the names without effect. `about_model`: the path is
-    about one model, which `model` may name."""
+def judge_query(path: str, given: ImmutableMultiDict[str, str], unknown: Unknown, *, about_model: bool) -> None:
+    """Refuse the names on the list of refused ones and those that come twice, and collect the names without effect.
+    `about_model`: the path is about one model, which `model` may name."""
     for name in given:
-        if path == "/v1/chat/completions" and METADATA.fullmatch(name):
+        if name in HARMLESS_QUERIES:
             continue
-        if (name == "model" and about_model) or name in QUERIES.get(path, ()) or name in HARMLESS_QUERIES:
+        if _has_effect(path, name, about_model=about_model):
+            if len(given.getlist(name)) > 1 and name not in REPEATED:
+                raise ParameterError(f"{header_text(name)} is in the query more than once.", param=header_text(name))
             continue
         refused = REFUSED_QUERIES.get((path, name))
         if refused is None:
             unknown.tell(header_text(name))
         elif given[name] != refused[1]:
             raise ParameterError(f"{name} is not supported in this version: {refused[0]}.", param=header_text(name))
+
+
+def _has_effect(path: str, name: str, *, about_model: bool) -> bool:
+    known = (name == "model" and about_model) or name in QUERIES.get(path, ())
+    return known or (path == "/v1/chat/completions" and METADATA.fullmatch(name) is not None)
+
+
+def judge_unread_body(path: str, names: Iterable[str], unknown: Unknown) -> None:
+    """The same for the fields of a body that nobody reads. A name that the query takes is refused, because the client
+    relies on it."""
+    for name in names:
+        if name in QUERIES.get(path, ()):
+            raise ParameterError(f"{name} belongs into the query, not into a body.", param=name)
+        if unknown.more:
+            return
+        unknown.tell(header_text(name))

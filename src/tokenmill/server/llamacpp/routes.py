@@ -84,7 +84,10 @@ def _add_telling(app: FastAPI, context: Context) -> None:
     async def slots(request: Request, context: Context) -> Response:
         """Get the rows as slots: how many of them work, but not on what."""
         busy, rows = sum(engine.running for engine in context.backend.stats()), _rows(context)
-        if request.query_params.get("fail_on_no_slot") == "1" and busy >= rows:
+        failing = request.query_params.get("fail_on_no_slot", "0")
+        if failing not in ("0", "1"):
+            raise HttpError(400, "fail_on_no_slot must be 0 or 1.", param="fail_on_no_slot")
+        if failing == "1" and busy >= rows:
             raise HttpError(503, "No slot is free now; try again.", retry_after=1)
         more = {"n_ctx": context.backend.info.max_model_len, "speculative": False}
         return json_answer([{"id": i, "is_processing": i < busy, **more} for i in range(rows)])

@@ -14,6 +14,7 @@ import msgspec
 
 from tokenmill.core.errors import ParameterError
 from tokenmill.server.ceilings import check_ceilings
+from tokenmill.server.doubled_names import refuse_doubled_names
 from tokenmill.server.errors import renaming_fields
 from tokenmill.server.openai.schemas import ResponseFormat, SamplingFields
 from tokenmill.structured.limits import MAX_SPEC_BYTES, refuse
@@ -99,11 +100,13 @@ def _plain_json(name: str, value: Any) -> Any:
     if not isinstance(value, str):
         return value
     _check_size(name, {name: value})
-    check_ceilings(value.encode("utf-8", "replace"))
+    counts = check_ceilings(value.encode("utf-8", "replace"))
     try:
-        return json.loads(value)
+        found = json.loads(value)
     except (ValueError, RecursionError):
         raise ParameterError(f"{name} is not valid JSON.", param=name) from None
+    refuse_doubled_names(value, found, counts, name)
+    return found
 
 
 def _response_format(form: ResponseFormat | None) -> dict[str, Any] | None:

@@ -25,7 +25,7 @@ from tokenmill.server.responses.readers import add_readers
 from tokenmill.server.responses.runs import Run, clean_up, events, open_run, run_to_end
 from tokenmill.server.responses.schemas import ResponsesRequest
 from tokenmill.server.responses.socket import SocketConversation
-from tokenmill.server.routing import Api, Work, add_route, delete, get, json_answer, post, tenant
+from tokenmill.server.routing import Api, Work, add_route, delete, get, json_answer, judge_without_body, post, tenant
 from tokenmill.server.sse import EventStream
 from tokenmill.server.websockets.socket import Patience
 from tokenmill.server.websockets.upgrade import upgraded
@@ -63,15 +63,20 @@ def add_routes(app: FastAPI, context: Context) -> None:
     async def read(request: Request) -> Response:
         """Get a stored response, or with `stream=true` its events after `starting_after`."""
         kept = context.store.find(KeptResponse, request.path_params["response_id"], tenant(request))
-        if request.query_params.get("stream") != "true":
+        stream, after = request.query_params.get("stream", "false"), request.query_params.get("starting_after")
+        if stream not in ("true", "false"):
+            raise HttpError(400, "stream must be true or false.", param="stream")
+        if stream == "false":
+            if after is not None:
+                raise HttpError(400, "starting_after has no effect without stream = true.", param="starting_after")
             return _shown(kept)
-        after = request.query_params.get("starting_after")
         if after is not None and not re.fullmatch("[0-9]{1,9}", after):
             raise HttpError(400, "starting_after must be an event's number.", param="starting_after")
         return EventStream(kept.follow(-1 if after is None else int(after)), _nothing)
 
     async def cancel(request: Request) -> Response:
         """Cancel a background response."""
+        judge_without_body(context, request)
         kept = context.store.find(KeptResponse, request.path_params["response_id"], tenant(request))
         if not kept.background:
             raise HttpError(400, "Only responses with background = true can be cancelled.", param="response_id")

@@ -17,7 +17,7 @@ from tokenmill.server.errors import HttpError
 from tokenmill.server.many_models.entry import Entry, State, UnreadyError
 from tokenmill.server.model_lookup import find_entry, refusal
 from tokenmill.server.rights import check_may_manage
-from tokenmill.server.routing import Api, add_route, get, judge_around
+from tokenmill.server.routing import Api, add_route, get, judge_without_body
 
 SLEEP, WAKE, ASLEEP = "/sleep", "/wake_up", "/is_sleeping"
 
@@ -27,7 +27,6 @@ def add_routes(app: FastAPI, context: Context) -> None:
     shared = context.shared
 
     def asked(request: Request) -> Entry[Model]:
-        judge_around(context, request)
         entry = find_entry(shared, request, None)
         if not entry.spec.sleeps:
             raise HttpError(404, f"{entry.name!r} cannot sleep: --enable-sleep-mode allows it.")
@@ -36,6 +35,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         return entry
 
     def managed(request: Request) -> Entry[Model]:
+        judge_without_body(context, request)
         entry = asked(request)
         check_may_manage(shared, request)
         return entry
