@@ -6,7 +6,7 @@
              NAME.weight.quant_state.bitsandbytes__nf4 (or fp4), which holds JSON as bytes
     8 bits   NAME.weight int8 [out, in], NAME.SCB float32 [out]: 127 times a row's scale. Activations of
              `llm_int8_threshold` or more are not rounded; 0: all are
-Blocks of numbers must not straddle rows. Must not know: models, devices.
+Where blocks straddle rows, the numbers themselves are held. Must not know: models, devices.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from tokenmill.compute.forward import Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
 from tokenmill.quant.base import check_range, known
+from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import GridWeight
 from tokenmill.quant.half_scales import held
 from tokenmill.quant.table import TableWeight, nibbles
@@ -75,17 +76,19 @@ def load(
         raise ModelError(f"'{name}' has no readable state of bitsandbytes (nf4 or fp4 in blocks).")
     if state.get("shape") != [rows, columns]:
         raise ModelError(f"'{name}' has shape {state.get('shape')}, but the config asks for {list(shape)}.")
-    if columns % block:
-        raise ModelError(f"'{name}' has blocks of {block} numbers that straddle its rows of {columns}: not supported.")
-    raw = ckpt.tensor(f"{name}.weight")
-    if raw.dtype != torch.uint8 or raw.numel() * 2 != rows * columns:
-        raise ModelError(f"'{name}.weight' must hold {rows * columns // 2} bytes, not {raw.numel()} of {raw.dtype}.")
+    raw, count = ckpt.tensor(f"{name}.weight"), rows * columns
+    if raw.dtype != torch.uint8 or raw.numel() != -(-count // 2):
+        raise ModelError(f"'{name}.weight' must hold {-(-count // 2)} bytes, not {raw.numel()} of {raw.dtype}.")
     table = ckpt.tensor(f"{name}.weight.quant_map", (16,)).float()
     table = table.cpu() if known(table) else table
-    scales = _scales(ckpt, name, rows * columns // block, state).view(rows, columns // block)
+    scales = _scales(ckpt, name, -(-count // block), state)
     check_range(float(table.abs().max()) if known(table) else 1.0, scales, f"{name}.weight.absmax")
-    codes = nibbles(raw.reshape(rows, columns // 2), high_first=True)
-    return TableWeight(codes, table, scales, dtype, bias, str(state["quant_type"]).upper())
+    codes = nibbles(raw.flatten(), high_first=True)[:count]
+    if columns % block:
+        values = table.to(codes.device)[codes.int()] * scales.repeat_interleave(min(block, count))[:count]
+        return DenseWeight(values.view(rows, columns).to(dtype), bias)
+    scales = scales.view(rows, columns // block)
+    return TableWeight(codes.view(rows, columns), table, scales, dtype, bias, str(state["quant_type"]).upper())
 
 
 def _state(ckpt: Checkpoint, name: str) -> dict[str, Any]:
@@ -117,7 +120,7 @@ def _scales(ckpt: Checkpoint, name: str, count: int, state: dict[str, Any]) -> T
     if type(size) is not int or size < 1 or not _is_number(offset):
         raise ModelError(f"'{name}' has scales of scales, but no readable nested_blocksize and nested_offset.")
     nested = ckpt.tensor(f"{name}.weight.nested_absmax", (-(-count // size),)).float()
-    return table[stored_scales.int()] * nested.repeat_interleave(size)[:count] + offset
+    return table[stored_scales.int()] * nested.repeat_interleave(min(size, count))[:count] + offset
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

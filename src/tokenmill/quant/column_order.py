@@ -119,7 +119,7 @@ class OrderedWeight(WeightBase):
 
 def in_order(groups: Tensor, group: int, count: int, what: str) -> Tensor | None:
     """The order in which columns lie group by group. groups [in]: the group of each column. None: they already lie so.
-    A group that does not exist, or does not have exactly `group` columns, is refused."""
+    A group that does not exist is refused, and one that does not have `group` columns (the last: what is left)."""
     groups = groups.long()
     columns = len(groups)
     if torch.equal(groups, torch.arange(columns, device=groups.device) // group):
@@ -128,6 +128,8 @@ def in_order(groups: Tensor, group: int, count: int, what: str) -> Tensor | None
     if lowest < 0 or highest >= count:
         raise ModelError(f"'{what}' names group {highest if highest >= count else lowest}; there are {count}.")
     sizes = torch.bincount(groups, minlength=count)
-    if columns != group * count or not bool((sizes == group).all()):
+    wanted = torch.full_like(sizes, group)
+    wanted[-1] = columns - group * (count - 1)
+    if not torch.equal(sizes, wanted):
         raise ModelError(f"'{what}' does not divide {columns} columns into {count} groups of {group}.")
     return torch.argsort(groups, stable=True)

@@ -213,9 +213,7 @@ def _scales(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> tuple[Tensor
     scales = stored.reshape(rows, -1)
     count = scales.shape[1]
     group = columns // count
-    if columns % count or (group % 32 and count > 1):
-        raise ModelError(
-            f"'{name}.weight_scale': {count} scales for {columns} columns; a group must be a multiple of 32 columns."
-        )
+    if columns % count:
+        raise ModelError(f"'{name}.weight_scale' has {count} scales for {columns} columns, which they do not divide.")
     size = next((g for g in _GROUPS if group % g == 0), group)
     return scales.repeat_interleave(group // size, 1), size, (count, group // size)

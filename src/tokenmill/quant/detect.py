@@ -67,8 +67,8 @@ Share = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True)
 class WeightRequest:
-    """One weight to load: tensors `name`.weight, .bias, ...; shape (out, in). transposed: it is stored as [in, out].
-    share: load only this part."""
+    """One weight to load: tensors `name`.weight, .bias, ...; shape (out, in). transposed: its numbers are stored as
+    [in, out]. (Tools that quantise such a matrix store it as any other.) share: load only this part."""
 
     name: str
     shape: tuple[int, int]
@@ -139,11 +139,9 @@ def has_form(ckpt: Checkpoint, name: str) -> bool:
 def _plainly(ckpt: Checkpoint, request: WeightRequest) -> bool:
     """Is the weight stored as one matrix of plain numbers, so that a part of it can be read?"""
     name, (out, inner) = request.name, request.shape
-    if request.transposed:
-        return True
     if sparse.stored(ckpt, name) or _is_stored(ckpt, name, inner):
         return False
-    return _blocks(ckpt, f"{name}.weight", (out, inner)) is None
+    return request.transposed or _blocks(ckpt, f"{name}.weight", (out, inner)) is None
 
 
 def _stored_part(ckpt: Checkpoint, request: WeightRequest, share: Share) -> Part | None:
@@ -196,12 +194,11 @@ def _load_whole(
     out, inner = request.shape
     stored = (inner, out) if request.transposed else (out, inner)
     bias = ckpt.tensor(f"{request.name}.bias", (out,), dtype).to(device) if request.bias else None
-    if not request.transposed:
-        if sparse.stored(ckpt, request.name):
-            ckpt = sparse.Widened(ckpt, request.name, request.shape)
-        if (found := _stored(ckpt, request.name, request.shape, (dtype, bias), how)) is not None:
-            held = found.to(device)
-            return held if quantization is None else from_dense(held.dense(), bias, quantization)
+    if sparse.stored(ckpt, request.name) and not request.transposed:
+        ckpt = sparse.Widened(ckpt, request.name, request.shape)
+    if (found := _stored(ckpt, request.name, request.shape, (dtype, bias), how)) is not None:
+        held = found.to(device)
+        return held if quantization is None else from_dense(held.dense(), bias, quantization)
     blocks = _blocks(ckpt, f"{request.name}.weight", stored)
     if blocks is not None and not request.transposed:
         quantised = BlockWeight([replace(blocks, raw=blocks.raw.to(device))], dtype, bias)

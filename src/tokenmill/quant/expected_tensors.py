@@ -124,13 +124,11 @@ def _check_words(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: i
     size = columns if size == -1 else size  # one scale for each row
     if type(size) is not int or size < 1:
         return
-    # Some matrices may have another size, but in none does the last group end early.
+    # Some matrices may have another size.
     if gptq_awq.varied(how):
         size = size if count == -(-columns // size) else 0
     if scales is not None and size and (len(scales) != 2 or count != -(-columns // size)):
         raise _other_groups(f"{name}.scales", scales, size)
-    if size and (uneven := _uneven(f"{name}.scales", size, columns)) is not None:
-        raise uneven
 
 
 def _is_gptq(ckpt: Checkpoint, name: str) -> bool:
@@ -150,7 +148,7 @@ def _other_groups(what: str, shape: Iterable[int], size: int) -> ModelError:
 
 
 def _uneven(what: str, size: int, columns: int) -> ModelError | None:
-    """An error if the last group would be shorter: the reader takes groups of equal size."""
+    """An error if the last group would be shorter: this form has no such groups."""
     if columns <= size or not columns % size:
         return None
     return ModelError(f"'{what}': groups of {size} columns do not divide {columns}, which is not supported.")

@@ -123,9 +123,9 @@ def load(
     if _upright(scales.shape, words.shape, shape):
         return _gemv(ckpt, name, words, shape, (dtype, bias), how)
     groups = scales.shape[0] if scales.ndim == 2 else 0
-    if scales.ndim != 2 or scales.shape[1] != rows or not groups or columns % groups or (columns // groups) % 32:
+    group, order = _columns_of_group(columns, groups, how), None
+    if scales.ndim != 2 or scales.shape[1] != rows or not group:
         raise ModelError(f"'{name}.scales' has shape {list(scales.shape)}, which does not fit {list(shape)}.")
-    group, order = columns // groups, None
     awq, method = tuple(words.shape) == (columns, rows // 8), _kind(how)
     if method and awq is not (method == "awq"):
         raise ModelError(
@@ -146,6 +146,15 @@ def load(
                 raise ModelError(f"'{name}.g_idx' must hold integers, not {index.dtype}.")
             order = in_order(index, group, groups, f"{name}.g_idx") if known(index) else None
     return _make(q, scales.T.contiguous(), zeros, (bits, group), (dtype, bias), name, how, order)
+
+
+def _columns_of_group(columns: int, groups: int, how: Mapping[str, Any]) -> int:
+    """The columns of a group if there are so many groups. What config.json says goes first: the last group may be
+    shorter. 0: they do not fit."""
+    said = how.get("group_size", how.get("q_group_size"))
+    if type(said) is int and said > 0 and -(-columns // said) == groups:
+        return min(said, columns)
+    return columns // groups if groups and columns % groups == 0 else 0
 
 
 def _make(

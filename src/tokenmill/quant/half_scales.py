@@ -3,7 +3,7 @@
 Scales and offsets above float16's range are refused. If all scales of a matrix are below its normal numbers, they would
 lose their digits or become zero, so the matrix is held dense. (Single small scales among larger ones lose less than the
 larger ones do.) It is also held dense if zero points that are fractions are so large that half precision moves them by
-half a step. Must not know: files, layers.
+half a step, and if no kernel knows its groups. Must not know: files, layers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tokenmill.quant.grid import GridWeight
 Held = GridWeight | OrderedWeight | DenseWeight
 _LARGEST_ZERO = 1024.0
 """Half precision has steps of less than 1 up to here."""
+_RUN = 32
 _NOTHING = 2.0**-24
 """Steps that are such a part of their group's offset do not change it in float32."""
 
@@ -32,6 +33,11 @@ def with_zeros(codes: Tensor, scales: Tensor, offsets: Tensor) -> tuple[Tensor, 
     zeros = torch.where(flat, -1.0, torch.where(scales != 0, -offsets / scales, 0.0))
     spread = flat.repeat_interleave(codes.shape[1] // flat.shape[1], 1)
     return torch.where(spread, 0, codes), torch.where(flat, offsets, scales), zeros
+
+
+def kernels_know(group: int, columns: int) -> bool:
+    """Have kernels a form of groups of so many columns? A group is a whole row, or whole runs of 32 that fill it."""
+    return group == columns or (group % _RUN == 0 and columns % group == 0)
 
 
 def held(
@@ -51,7 +57,7 @@ def held(
     halves = scales.half()
     if known(halves) and not bool(torch.isfinite(halves).all()):
         raise ModelError(f"'{what}' has numbers beyond float16's range, or NaN.")
-    if known(halves) and (too_small(scales) or _too_large(zeros)):
+    if not kernels_know(group, q.shape[1]) or (known(halves) and (too_small(scales) or _too_large(zeros))):
         return DenseWeight(_numbers(q, scales, zeros, group, order).to(kind[0]), kind[1])
     grid = GridWeight(q, halves, bits=bits, group=group, dtype=kind[0], bias=kind[1], zeros=zeros)
     return grid if order is None else OrderedWeight(grid, order, q.shape[1])

@@ -5,7 +5,8 @@
              holds one row of each part, the first part highest
     quanto   NAME.weight._data int8 or float8 [out, in] with NAME.weight._scale [out, 1]; or NAME.weight._data._data
              uint8, as above but the first part lowest, with _scale and _shift [numel / group, 1]: code * scale - shift
-They become integers with fractions as zero points. Must not know: models, devices.
+They become integers with fractions as zero points, or plain numbers if their groups straddle rows or are no runs of 32
+columns. Must not know: models, devices.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
 from tokenmill.kernels.fp8 import FP8, LARGEST
 from tokenmill.quant.base import check_range
+from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.fp8 import Fp8Weight
-from tokenmill.quant.half_scales import held, with_zeros
+from tokenmill.quant.half_scales import held, kernels_know, with_zeros
 
 METHODS = ("hqq", "quanto")
 _GROUP = 32
@@ -167,10 +169,9 @@ def _affine(
     group = rows * columns // groups
     if codes.ndim != 2 or codes.shape[1] != group:
         raise ModelError(f"'{what}' does not lie in rows of {group} codes, as many as share a scale.")
-    if columns % group or group % _GROUP:
-        raise ModelError(
-            f"'{what}' has groups of {group} in rows of {columns}; they must divide a row and be multiples of 32."
-        )
+    if not kernels_know(group, columns) or group % _GROUP:
+        values = (codes.float() - zero.reshape(-1, 1)) * scale.reshape(-1, 1)
+        return DenseWeight(values.view(shape).to(kind[0]), kind[1])
     bits = max(bits, 2)
     half = 1 << (bits - 1)
     q = (codes.to(torch.int16) - half).to(torch.int8).reshape(rows, columns)
