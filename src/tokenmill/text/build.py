@@ -58,8 +58,8 @@ def from_sentencepiece(model: SentencePieceModel) -> Tokenizer:
     tokenizer = Tokenizer(core)
     late = _late(model)
     tokenizer.normalizer = _sentencepiece_normalizer(model, late)
-    if model.kind is ModelKind.UNIGRAM and model.byte_fallback:  # its search would take a byte's name for the byte
-        tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"<(?=0x[0-9A-F]{2}>)"), "isolated")
+    if first := _pre_tokenizers(model):
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(first)
     steps: list[decoders.Decoder] = [decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()]
     if any(piece.kind is PieceKind.UNUSED for piece in model.pieces):
         steps.insert(0, decoders.Replace(_HIDDEN, ""))
@@ -89,6 +89,15 @@ def from_marked_merges(
         added = [AddedToken(name, special=special, normalized=not special and SPACE_MARK in name) for name in names]
         tokenizer.add_special_tokens(added) if special else tokenizer.add_tokens(added)
     return tokenizer
+
+
+def _pre_tokenizers(model: SentencePieceModel) -> list[pre_tokenizers.PreTokenizer]:
+    steps: list[pre_tokenizers.PreTokenizer] = []
+    if model.add_prefix and model.first_only:
+        steps.append(pre_tokenizers.Metaspace(SPACE_MARK, "first", split=False))
+    if model.kind is ModelKind.UNIGRAM and model.byte_fallback:  # its search would take a byte's name for the byte
+        steps.append(pre_tokenizers.Split(Regex(r"<(?=0x[0-9A-F]{2}>)"), "isolated"))
+    return steps
 
 
 def _without_unused(model: SentencePieceModel) -> list[Piece]:
@@ -121,7 +130,7 @@ def _late(model: SentencePieceModel) -> frozenset[str]:
     def is_late(name: str) -> bool:
         if SPACE_MARK in name:
             return not (model.trim_spaces and set(name) == {SPACE_MARK})
-        edged = (model.add_prefix or model.trim_spaces) and not model.cut_first
+        edged = ((model.add_prefix and not model.first_only) or model.trim_spaces) and not model.cut_first
         return edged and replaced.normalize_str(name) == name
 
     wanted = frozenset(filter(is_late, _user_defined(model)))
@@ -144,7 +153,7 @@ def _sentencepiece_normalizer(model: SentencePieceModel, late: Collection[str]) 
     if model.trim_spaces:  # spaces alone: other white space is text, and so is a typed mark, unless it comes last
         edges = rf"{START} |[ {SPACE_MARK}]+\z"
         steps += [normalizers.Replace(Regex(" {2,}"), " "), normalizers.Replace(Regex(edges), "")]
-    if model.add_prefix:
+    if model.add_prefix and not model.first_only:
         steps.append(_prefix(model, late))
     return normalizers.Sequence([*steps, normalizers.Replace(" ", SPACE_MARK)])
 
@@ -269,6 +278,12 @@ def _split_below(ranks: Mapping[bytes, int], word: bytes, limit: int) -> list[by
             break
         parts[best : best + 2] = [parts[best] + parts[best + 1]]
     return parts
+
+
+def refuse_chance(tokenizer: Tokenizer) -> None:
+    """Refuse merges that are left out at random, which is for training: a text would have other ids each time."""
+    if chance := getattr(tokenizer.model, "dropout", None):
+        raise ModelError(f"it leaves out merges at random (dropout {chance:g}); set dropout to null in it")
 
 
 def surround(tokenizer: Tokenizer, before: Iterable[str], after: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any, final
 import tokenizers
 
 from tokenmill.core.errors import UserError
-from tokenmill.text.inside_twin import inside_twin
+from tokenmill.text.inside_twin import inside_twin, later_twin
 from tokenmill.text.lone_pieces import LonePieces
 from tokenmill.text.pieces import encode_in_pieces, is_long
 from tokenmill.text.plain_twin import control_ids, plain_twin
@@ -34,6 +34,7 @@ class TokenizerSettings:
 
     special_strings: Mapping[str, str] = field(default_factory=dict)  # bos_token, eos_token, ...
     chat_template: str | dict[str, str] | None = None  # one template, or several by name
+    split_special: bool = False  # control tokens in a text are ordinary text, whoever wrote it
 
 
 @final
@@ -44,6 +45,8 @@ class Tokenizer:
         inner.no_truncation()
         inner.no_padding()
         settings = settings or TokenizerSettings()
+        inner.encode_special_tokens = settings.split_special
+        self.split_special = settings.split_special
         self._inner = inner
         self._long_text_lock = threading.Lock()
         self.special_strings = dict(settings.special_strings)
@@ -70,13 +73,14 @@ class Tokenizer:
             "inner": self._inner.to_str(),
             "special_strings": self.special_strings,
             "chat_template": self.chat_template,
+            "split_special": self.split_special,
             "eos_ids": list(self.eos_ids),
         }
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Tokenizer:
         """The tokenizer whose `state` this is."""
-        settings = TokenizerSettings(state["special_strings"], state["chat_template"])
+        settings = TokenizerSettings(state["special_strings"], state["chat_template"], state["split_special"])
         made = cls(tokenizers.Tokenizer.from_str(state["inner"]), settings)
         made.eos_ids = tuple(state["eos_ids"])
         return made
@@ -107,6 +111,15 @@ class Tokenizer:
         """Ids of a text that continues another one: nothing is put before it. Control tokens stay ordinary text."""
         row = self._many(self._inside, [_well_formed(text)], False)[0]
         return self._without_controls(row, framed=False)
+
+    @cached_property
+    def _later(self) -> tuple[tokenizers.Tokenizer, tokenizers.Tokenizer]:
+        return later_twin(self._plain), later_twin(self._inner)
+
+    def encode_later(self, text: str, *, allow_special: bool = True) -> list[int]:
+        """Ids of a text that follows a control token."""
+        row = self._rows(self._later[allow_special], [_well_formed(text)], False)[0]
+        return row if allow_special else self._without_controls(row, framed=False)
 
     def encode(self, text: str, *, add_special_tokens: bool = True, allow_special: bool = True) -> list[int]:
         """Token ids of a text; with allow_special=False, spelled-out control tokens stay ordinary text."""

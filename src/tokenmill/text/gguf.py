@@ -135,6 +135,7 @@ class _Keys:
 def _whole(read: _Keys, tokens: list[str], kinds: list[int]) -> tokenizers.Tokenizer:
     check_patterns(read.metadata[HUGGING_FACE])
     inner = tokenizers.Tokenizer.from_str(read.metadata[HUGGING_FACE])
+    build.refuse_chance(inner)
     if inner.get_vocab_size() > len(tokens):
         raise ModelError(f"{HUGGING_FACE} has {inner.get_vocab_size()} tokens, the vocabulary {len(tokens)}")
     return inner

@@ -23,7 +23,8 @@ class ControlGuard:
         self._tokenizer = tokenizer
         tokens = {tokenizer.id_to_token(index) for index in tokenizer.special_ids & tokenizer.control_ids}
         names = sorted((token for token in tokens if token and len(token) > 1), key=len, reverse=True)
-        self._find = re.compile(f"({'|'.join(map(re.escape, names))})") if names else None
+        acts = names and not tokenizer.split_special  # otherwise even a template's own are ordinary text
+        self._find = re.compile(f"({'|'.join(map(re.escape, names))})") if acts else None
         self._takes = tokenizer.takes_spaces
 
     def protect(self, value: Any) -> Any:
@@ -60,7 +61,11 @@ class ControlGuard:
             part = part.rstrip() if self._takes.get(token, nothing)[0] else part
             if part:
                 typed = _MARK in part
-                ids += tokenizer.encode(self.clean(part), add_special_tokens=False, allow_special=not typed)
+                shown = self.clean(part)
+                if before:
+                    ids += tokenizer.encode_later(shown, allow_special=not typed)
+                else:
+                    ids += tokenizer.encode(shown, add_special_tokens=False, allow_special=not typed)
             ids += tokenizer.encode(token, add_special_tokens=False) if token else []
         before, after = tokenizer.frame if add_special_tokens else ((), ())
         return [*before, *ids, *after]

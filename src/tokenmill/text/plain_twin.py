@@ -32,7 +32,7 @@ def control_ids(tokenizer: Tokenizer) -> frozenset[int]:
 
 def plain_twin(tokenizer: Tokenizer) -> Tokenizer:
     """A tokenizer with the same ids that reads control tokens as ordinary characters."""
-    twin = _shared(tokenizer) or Tokenizer.from_str(tokenizer.to_str())
+    twin = twin_of(tokenizer)
     marked = [token for token in twin.get_added_tokens_decoder().values() if steers(token)]
     for token in marked:
         token.special = True
@@ -40,6 +40,13 @@ def plain_twin(tokenizer: Tokenizer) -> Tokenizer:
     twin.encode_special_tokens = True
     if isinstance(twin.model, models.Unigram):
         _hide_pieces(twin, control_ids(tokenizer) | {_unknown_id(tokenizer)})
+    return twin
+
+
+def twin_of(tokenizer: Tokenizer) -> Tokenizer:
+    """A second tokenizer with the same ids, which may be changed."""
+    twin = _shared(tokenizer) or Tokenizer.from_str(tokenizer.to_str())
+    twin.encode_special_tokens = tokenizer.encode_special_tokens
     return twin
 
 

@@ -57,6 +57,8 @@ class SentencePieceModel:
     charsmap: bytes = b""
     add_prefix: bool = True
     trim_spaces: bool = True
+    first_only: bool = False
+    """Only a text's beginning gets the space, not what follows a special token. Settings beside the file say so."""
     cut_first: bool = False
     """A text is cut at user-defined pieces before anything is put before its parts. GGUF files mean it so: there such
     pieces are often tokens that were added later."""

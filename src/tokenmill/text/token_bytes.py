@@ -44,8 +44,8 @@ def read_rules(decoder: Mapping[str, Any] | None) -> PieceRules | None:
             byte_fallback = True
         elif kind == "Fuse":
             fused = True
-        elif kind == "Replace" and not fused and "String" in step.get("pattern", {}):
-            replace.append((step["pattern"]["String"], step["content"]))
+        elif kind == "Replace" and (old := step.get("pattern", {}).get("String")) and (not fused or len(old) == 1):
+            replace.append((old, step["content"]))
         elif kind == "Metaspace":
             replace.append((step["replacement"], " "))
             first_drops = "" if step.get("prepend_scheme") == "never" else step["replacement"]

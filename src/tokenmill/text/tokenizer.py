@@ -4,12 +4,13 @@ settings files beside them, and naming the file in every error. Must not know: h
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import tokenizers
-from tokenizers import AddedToken, normalizers
+from tokenizers import AddedToken, normalizers, pre_tokenizers
 
 from tokenmill.core.errors import MOST_SHOWN, ModelError, why
 from tokenmill.core.files import LOOK, open_regular, present, read_object, read_regular, told_by
@@ -28,6 +29,10 @@ MAX_VOCABULARY_BYTES = 16 << 20
 MAX_SETTINGS_BYTES = 16 << 20
 MAX_TEMPLATE_BYTES = 4 << 20
 _FLAGS = ("special", "normalized", "lstrip", "rstrip", "single_word")
+_SPACED = frozenset(
+    f"{name}Tokenizer{fast}" for name in ("GPT2", "GPTNeoX", "CodeGen", "Qwen2") for fast in ("", "Fast")
+)
+"""Classes that make the step which splits words from the settings."""
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -39,7 +44,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     config = _settings(folder / "tokenizer_config.json")
     strings = _special_strings(folder, config)
     inner = _vocabulary(folder, config, strings)
-    settings = TokenizerSettings(strings, _chat_template(folder, config))
+    settings = TokenizerSettings(
+        strings, _chat_template(folder, config), _flag(folder, config, "split_special_tokens", False)
+    )
     try:
         made = Tokenizer(inner, settings)
         made.probe()
@@ -54,6 +61,7 @@ def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -
     if present(path := folder / "tokenizer.json"):
         inner = _guarded(path, _native, MAX_TOKENIZER_BYTES)
         _add_tokens(inner, folder, config, strings, whole=True)
+        _follow_class(inner, folder, config)
         return inner
     if present(path := folder / "tokenizer.model"):
         if not _is_rank_file(path):
@@ -62,7 +70,7 @@ def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -
     elif present(path := folder / "tekken.json"):
         inner, named = _guarded(path, from_tekken, MAX_TOKENIZER_BYTES)
         strings.update({name: text for name, text in named.items() if name not in strings})
-        _frame(inner, config, strings, bos=True)
+        _frame(inner, folder, config, strings, bos=True)
         return inner
     elif found := [*sorted(folder.glob("*.tiktoken")), *filter(present, [folder / "tiktoken.model"])]:
         path = found[0]
@@ -75,25 +83,38 @@ def _vocabulary(folder: Path, config: dict[str, Any], strings: dict[str, str]) -
             "file, or vocab.json with merges.txt"
         )
     _add_tokens(inner, folder, config, strings)
-    _frame(inner, config, strings, bos=False)
+    _frame(inner, folder, config, strings, bos=False)
     return inner
+
+
+def _follow_class(inner: tokenizers.Tokenizer, folder: Path, config: dict[str, Any]) -> None:
+    """The settings may contradict the file on the space before a text. Some classes then follow the settings."""
+    said = _flag(folder, config, "add_prefix_space", False)
+    step = inner.pre_tokenizer
+    if "add_prefix_space" not in config or config.get("tokenizer_class") not in _SPACED or step is None:
+        return
+    state = json.loads(step.__getstate__())
+    if state["type"] == "ByteLevel" and state["add_prefix_space"] != said:
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=said, use_regex=state["use_regex"])
 
 
 def _native(data: bytes) -> tokenizers.Tokenizer:
     check_patterns(data)
-    return tokenizers.Tokenizer.from_buffer(data)
+    inner = tokenizers.Tokenizer.from_buffer(data)
+    build.refuse_chance(inner)
+    return inner
 
 
 def _sentencepiece(path: Path, config: dict[str, Any], strings: dict[str, str]) -> tokenizers.Tokenizer:
     model = _guarded(path, read_sentencepiece)
-    if config.get("add_prefix_space") is False:
-        model.add_prefix = False
+    model.add_prefix = _flag(path.parent, config, "add_prefix_space", model.add_prefix)
+    model.first_only = not _flag(path.parent, config, "legacy", True)
     inner = _guarded(path, lambda _: build.from_sentencepiece(model))
     for name, index in (("bos_token", model.bos_id), ("eos_token", model.eos_id), ("unk_token", model.unk_id)):
         if 0 <= index < len(model.pieces):
             strings.setdefault(name, model.pieces[index].text)
     _add_tokens(inner, path.parent, config, strings)
-    _frame(inner, config, strings, bos=model.kind is ModelKind.BPE)
+    _frame(inner, path.parent, config, strings, bos=model.kind is ModelKind.BPE)
     return inner
 
 
@@ -105,13 +126,17 @@ def _vocab_and_merges(folder: Path, config: dict[str, Any]) -> tokenizers.Tokeni
     inner = _guarded(folder / "vocab.json", lambda _: build.from_merges(vocab, merges, pattern))
     if qwen:
         inner.normalizer = normalizers.NFC()
+    elif _flag(folder, config, "add_prefix_space", False):
+        inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     return inner
 
 
-def _frame(inner: tokenizers.Tokenizer, config: dict[str, Any], strings: dict[str, str], *, bos: bool) -> None:
+def _frame(
+    inner: tokenizers.Tokenizer, folder: Path, config: dict[str, Any], strings: dict[str, str], *, bos: bool
+) -> None:
     def wanted(name: str, default: bool) -> list[str]:
         token = strings.get(f"{name}_token")
-        on = config.get(f"add_{name}_token", default)
+        on = _flag(folder, config, f"add_{name}_token", default)
         return [token] if on and token is not None and inner.token_to_id(token) is not None else []
 
     is_t5 = str(config.get("tokenizer_class", "")).startswith("T5")
@@ -169,6 +194,13 @@ def _listed_tokens(folder: Path, config: dict[str, Any], known: Collection[str])
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise ModelError(f"{folder}: the list of added tokens is malformed ({error})") from error
     return listed
+
+
+def _flag(folder: Path, config: dict[str, Any], name: str, default: bool) -> bool:
+    value = config.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise ModelError(f"{folder / 'tokenizer_config.json'}: {name} must be true or false, not {str(value)[:40]!r}")
+    return default if value is None else value
 
 
 def _special_strings(folder: Path, config: dict[str, Any]) -> dict[str, str]:

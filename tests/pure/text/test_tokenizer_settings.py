@@ -16,6 +16,7 @@ from tokenizers import AddedToken, models, pre_tokenizers
 from tokenmill.core.errors import ModelError
 from tokenmill.text import build
 from tokenmill.text.codec import Tokenizer
+from tokenmill.text.guard import ControlGuard
 from tokenmill.text.tokenizer import load_tokenizer
 
 END, X, NEW = 256, 257, 258
@@ -89,6 +90,54 @@ def test_a_word_with_a_rank_is_one_token() -> None:
     words = [bytes([byte]) for byte in range(256)] + [b"ab", b"abcd", b" hello"]
     ours = Tokenizer(build.from_ranks({word: rank for rank, word in enumerate(words)}))
     assert ours.encode("abcd hello abcdx") == [257, 258, *b" ", 256, *b"cdx"]
+
+
+def test_control_tokens_in_a_text_may_be_ordinary_text(tmp_path: Path) -> None:
+    said = {"eos_token": "<end>", "split_special_tokens": True}
+    ours = folder_of(tmp_path, [AddedToken("<end>", special=True)], {"tokenizer_config.json": said})
+    for made in (ours, Tokenizer.from_state(ours.state())):
+        assert made.encode("a<end>") == [*b"a<end>"] and made.eos_ids == (END,)
+        assert ControlGuard(made).encode("a<end>") == [*b"a<end>"]
+    with pytest.raises(ModelError, match="split_special_tokens must be true or false, not 'yes'"):
+        folder_of(tmp_path, [], {"tokenizer_config.json": {"split_special_tokens": "yes"}})
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize(
+    "name", ["GPT2Tokenizer", "GPT2TokenizerFast", "GPTNeoXTokenizerFast", "PreTrainedTokenizerFast"]
+)
+def test_a_class_may_contradict_the_file_on_the_first_space(name: str, said: bool, tmp_path: Path) -> None:
+    inner = tokenizers.Tokenizer(models.BPE(vocab=BYTES, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=not said)
+    inner.save(str(tmp_path / "tokenizer.json"))
+    config = {"tokenizer_class": name, "add_prefix_space": said}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    follows = name != "PreTrainedTokenizerFast"
+    assert len(load_tokenizer(tmp_path).encode("a")) == 1 + (said == follows)
+
+
+def test_vocab_and_merges_with_a_space_before_every_text(tmp_path: Path) -> None:
+    (tmp_path / "vocab.json").write_text(json.dumps(BYTES))
+    (tmp_path / "merges.txt").write_text("")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": True}))
+    assert load_tokenizer(tmp_path).encode("a") == [*b" a"]
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_what_follows_a_special_token_gets_a_space_in_old_tokenizers_only(legacy: bool, tmp_path: Path) -> None:
+    data = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LINES), model_writer=data, model_type="bpe", vocab_size=330, byte_fallback=True,
+        normalization_rule_name="identity", remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=3,
+    )  # fmt: skip
+    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False, "legacy": legacy}))
+    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
+    first, later = judge.encode("hello"), judge.encode("hello") if legacy else judge.encode("\nhello")[2:]
+    assert ours.encode("hello<s>hello") == [*first, 1, *later]
+    guard = ControlGuard(ours)
+    typed = guard.encode("<s>hello" + guard.protect("<s>") + "</s>hello")
+    assert typed[: 1 + len(later)] == [1, *later] and typed[-len(later) :] == later
 
 
 LINES = ["the quick brown fox jumps", "hello world, how are you?", "a  b   c    d", "ﬁne ｗｉｄｅ 日本"] * 20
