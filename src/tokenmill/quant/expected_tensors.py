@@ -1,10 +1,12 @@
 """What a quantised checkpoint must hold so that its numbers can be understood. Owns: refusing a weight without the
-scales, zero points or order that config.json promises, scales that are whole numbers, and factors that its form does
-not use. All of these could be read, but would give wrong numbers. Must not know: how a form's codes become numbers.
+scales, zero points or order that config.json promises, another type of codes, scales that are whole numbers, and
+factors that its form does not use. All of these could be read, but would give wrong numbers. Must not know: how a
+form's codes become numbers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
+from tokenmill.kernels.fp8 import BLOCK, FP8
 from tokenmill.quant import gptq_awq, ternary
 from tokenmill.quant.base import known
 from tokenmill.quant.dense import codes_alone
@@ -31,6 +34,8 @@ _OF_ALL = ("weight_scale_2", "weight_global_scale")
 """One number for a matrix, which its reader checks."""
 _NAN = 255
 """The byte of a power of two that means "not a number"."""
+_EIGHT, _FOUR, _WHOLE = "8 bit floats", "4 bit floats", "integers"
+"""Kinds of codes in compressed-tensors."""
 _WORDS = ("gptq", "awq", "auto-round", "intel/auto-round")
 """Methods whose tensors lie as gptq_awq.py says."""
 _PACKED = ("qweight", "scales")
@@ -76,8 +81,51 @@ def check(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> 
         raise _unsaid(f"{name}.qweight", "of 'gptq', and so not if zero points are stored less 1 (checkpoint_format)")
     elif ternary.stored(ckpt, name) and how.get("quant_method") != ternary.METHOD:
         raise _unsaid(f"{name}.weight", "of 'bitnet', and so not if its scale multiplies or divides (linear_class)")
-    elif (schemes := _integers(how)) and (seen := Seen.of(ckpt, name, columns)) is not None:
+        return
+    _check_kind(ckpt, name, how)
+    if (schemes := _integers(how)) and (seen := Seen.of(ckpt, name, columns)) is not None:
         _check_schemes(schemes, seen, name)
+    elif _stored_as(ckpt, name) == _EIGHT:
+        _check_float8(ckpt, name, how, columns)
+
+
+def _stored_as(ckpt: Checkpoint, name: str) -> str:
+    """What the codes of a matrix of compressed-tensors are by their type. "": it has none."""
+    packed, plain = f"{name}.weight_packed", f"{name}.weight"
+    full = packed if ckpt.has(packed) else plain
+    if not ckpt.has(full) or ckpt.shape(full) is None:
+        return ""
+    dtype = ckpt.tensor(full).dtype
+    kinds = {torch.int32: _WHOLE, torch.uint8: _FOUR} if full == packed else {torch.int8: _WHOLE, FP8: _EIGHT}
+    return kinds.get(dtype, "")
+
+
+def _check_kind(ckpt: Checkpoint, name: str, how: Mapping[str, Any]) -> None:
+    """Refuse codes of a type that no scheme of config.json has. (A type that lies makes other numbers of them.)"""
+    found, named = _stored_as(ckpt, name), {_kind(each) for each in _schemes(how)}
+    if found and named and found not in named:
+        raise ModelError(f"'{name}' is stored as {found}: config.json says {' or '.join(sorted(named))}.")
+
+
+def _kind(scheme: Mapping[str, Any]) -> str:
+    return _WHOLE if scheme.get("type", "int") == "int" else _FOUR if scheme.get("num_bits") == 4 else _EIGHT
+
+
+def _check_float8(ckpt: Checkpoint, name: str, how: Mapping[str, Any], columns: int) -> None:
+    """Refuse scales of float8 that are fewer or more than config.json says."""
+    full = next((f"{name}.{part}" for part in _EXPONENTS if ckpt.has(f"{name}.{part}")), "")
+    shape, rows = ckpt.shape(full) if full else None, (ckpt.shape(f"{name}.weight") or (0,))[0]
+    if shape is None:
+        return
+    blocks = (-(-rows // BLOCK), -(-columns // BLOCK))
+    sizes = {"tensor": 1, "channel": rows, "block": math.prod(blocks), "group": rows * columns // 32}
+    said = {str(each.get("strategy")) for each in _schemes(how) if _kind(each) == _EIGHT}
+    if how.get("weight_block_size"):
+        said.add("block")
+    if said and said <= set(sizes) and math.prod(shape) not in {sizes.get(each) for each in said}:
+        raise ModelError(
+            f"'{full}' has shape {list(shape)}: config.json says one scale per {' or '.join(sorted(said))}."
+        )
 
 
 def symmetric(how: Mapping[str, Any]) -> bool:
@@ -154,12 +202,16 @@ def _uneven(what: str, size: int, columns: int) -> ModelError | None:
     return ModelError(f"'{what}': groups of {size} columns do not divide {columns}, which is not supported.")
 
 
-def _integers(how: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The schemes of integer weights in compressed-tensors' config, which may have several groups of matrices."""
+def _schemes(how: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The schemes of weights in compressed-tensors' config, which may have several groups of matrices."""
     groups = how.get("config_groups")
     every = groups.values() if isinstance(groups, Mapping) else ()
     schemes = [scheme.get("weights") for scheme in every if isinstance(scheme, Mapping)]
-    return [each for each in schemes if isinstance(each, Mapping) and each.get("type", "int") == "int"]
+    return [each for each in schemes if isinstance(each, Mapping)]
+
+
+def _integers(how: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [each for each in _schemes(how) if _kind(each) == _WHOLE]
 
 
 @dataclass(frozen=True, slots=True)

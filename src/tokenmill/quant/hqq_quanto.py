@@ -115,7 +115,7 @@ def _rows(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtyp
 def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
     rows, columns = shape
     fields = {part: ckpt.tensor(f"{name}.{part}") for part in _BESIDE if ckpt.has(f"{name}.{part}")}
-    if odd := [part for part, found in fields.items() if found.is_floating_point() and not found.isfinite().all()]:
+    if odd := [part for part, t in fields.items() if t.is_floating_point() and not t.float().isfinite().all()]:
         raise ModelError(f"'{name}.{odd[0]}' is not a number.")
     numbers = {part: int(found.flatten()[0]) for part, found in fields.items() if found.numel() == 1}
     if numbers.get("axis", 1) != 1 or numbers.get("view_as_float", 0):

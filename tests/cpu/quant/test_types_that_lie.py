@@ -1,0 +1,94 @@
+"""Codes of a type, and scales of a number, that config.json does not promise are refused by name."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
+sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
+
+from stored_forms_helpers import IN, OUT, eight_asymmetric, four_bit_floats, hqq, packed_integers, read, tensors_config
+
+from tokenmill.core.errors import ModelError
+
+FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
+
+
+def float8(count: str) -> dict[str, Tensor]:
+    """256 rows of 384 columns: three blocks in a row, two rows of blocks."""
+    scales = {"tensor": (1,), "channel": (256, 1), "block": (2, 3)}[count]
+    data = torch.randn(256, 384, generator=torch.Generator().manual_seed(1)).to(torch.float8_e4m3fn)
+    return {"weight": data, "weight_scale": torch.full(scales, 0.5)}
+
+
+def said(strategy: str) -> dict[str, Any]:
+    block = {"block_structure": [128, 128]} if strategy == "block" else {}
+    return tensors_config("float-quantized", {**FLOAT, "strategy": strategy, **block})
+
+
+@pytest.mark.parametrize("strategy", ["tensor", "channel", "block"])
+@pytest.mark.parametrize("count", ["tensor", "channel", "block"])
+def test_float8_has_as_many_scales_as_it_says(strategy: str, count: str) -> None:
+    if strategy == count:
+        assert torch.equal(read(float8(count), said(strategy), (256, 384)).dense(), float8(count)["weight"].float() / 2)
+        return
+    with pytest.raises(ModelError, match=f"weight_scale' has shape .* one scale per {strategy}"):
+        read(float8(count), said(strategy), (256, 384))
+    several = copy.deepcopy(said(strategy))
+    several["config_groups"]["group_1"] = said(count)["config_groups"]["group_0"]
+    read(float8(count), several, (256, 384))
+
+
+@pytest.mark.parametrize("count", ["tensor", "channel"])
+def test_deepseeks_blocks(count: str) -> None:
+    tensors = float8(count)
+    tensors["weight_scale_inv"] = tensors.pop("weight_scale")
+    with pytest.raises(ModelError, match=r"weight_scale_inv' has shape .* one scale per block"):
+        read(tensors, {"quant_method": "fp8", "weight_block_size": [128, 128]}, (256, 384))
+    read(tensors, {"quant_method": "fp8"}, (256, 384))
+
+
+def test_schemes_without_a_strategy_promise_no_scales() -> None:
+    """ModelOpt writes such."""
+    groups = {"config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}}
+    read(float8("tensor"), {"quant_method": "modelopt", "quant_algo": "FP8", **groups}, (256, 384))
+
+
+def test_codes_of_another_type() -> None:
+    integers, _, eight = eight_asymmetric()
+    packed, _, four = packed_integers(4)
+    floats, _, fours = four_bit_floats("MXFP4A16")
+    forms = {
+        "integers": [(integers, eight), (packed, four)],
+        "4 bit floats": [(floats, fours)],
+        "8 bit floats": [
+            ({n: t[:OUT, :IN] if t.ndim == 2 else t for n, t in float8("tensor").items()}, said("tensor"))
+        ],
+    }
+    refused = 0
+    for kind, files in forms.items():
+        for tensors, own in files:
+            read(tensors, own)
+            for other, configs in forms.items():
+                for _, config in configs if other != kind else ():
+                    with pytest.raises(ModelError, match=f"'w' is stored as {kind}: config.json says {other}"):
+                        read(tensors, config)
+                    refused += 1
+    assert refused == 10
+
+
+@pytest.mark.parametrize("field", ["nbits", "axis", "shape"])
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e8m0fnu])
+def test_facts_in_small_floats(field: str, dtype: torch.dtype) -> None:
+    """torch does not ask these types whether they are finite."""
+    tensors, _, config = hqq(4)
+    tensors[field] = torch.tensor(float("nan")).to(dtype)
+    with pytest.raises(ModelError, match=f"w.{field}' is not a number"):
+        read(tensors, config)
