@@ -56,6 +56,8 @@ class Emitter:
         self.others: dict[frozenset[str], str] = {}
         """Patterns of all names but these."""
         self.where: Node = ANY
+        self.unsaid = False
+        """Was a text left out because JSON cannot spell it without hexadecimal escapes?"""
         self.numbers = NumberForms(self._refuse)
 
     def document(self, root: Node) -> Plain:
@@ -69,12 +71,19 @@ class Emitter:
             defs[self.names[self.where]] = False if made is None else made
         pruned = None if found is None else prune({**found, "$defs": defs})
         if pruned is None:
-            refuse("no value fits the schema.")
+            unsaid = ", except with characters that JSON spells as \\uXXXX alone, which are never said"
+            refuse(f"no value fits the schema{unsaid if self.unsaid else ''}.")
         return pruned
 
     def _refuse(self, why: str) -> NoReturn:
         place = self.where.path if isinstance(self.where, At | Non) else ()
         refuse(f"the schema at {pointer(place)} cannot be enforced: {why}")
+
+    def _says(self, text: str) -> bool:
+        """Can JSON spell it without hexadecimal escapes?"""
+        odd = any((c < " " and c not in "\b\f\n\r\t") or "\ud800" <= c <= "\udfff" or c == "\x7f" for c in text)
+        self.unsaid = self.unsaid or odd
+        return not odd
 
     def _node(self, node: Node) -> Any:
         """A subschema, or a reference to it."""
@@ -135,7 +144,7 @@ class Emitter:
             self._refuse("strings that a pattern does not match cannot be told (from not, oneOf or if)")
         if s.values is not None:
             # Characters that need hexadecimal escapes are never said: the engine would leave them out of a literal.
-            s = replace(s, values=frozenset(v for v in s.values if _sayable(v)))
+            s = replace(s, values=frozenset(v for v in s.values if self._says(v)))
             if not s.values or not s.named:
                 listed += sorted(s.values or ())
                 return
@@ -248,7 +257,7 @@ class Emitter:
         for s in found.strings:
             if s.values is None or s.named:
                 self._refuse("uniqueItems can only be enforced for short lists of scalars (give items an enum)")
-            values += sorted(filter(_sayable, s.values))
+            values += sorted(filter(self._says, s.values))
         return values
 
     def _placed(self, a: Array) -> list[Array]:
@@ -293,9 +302,9 @@ class Emitter:
             return
         o = named
         known = dict(o.props)
-        if not all(map(_sayable, o.required)):
+        if not all(map(self._says, o.required)):
             return
-        props = {n: v for n, v in o.props if _sayable(n)}
+        props = {n: v for n, v in o.props if self._says(n)}
         for name in sorted(o.required):
             if name not in known:
                 props[name] = value_of(o, name, known)
@@ -458,11 +467,6 @@ class Emitter:
         if s.named or s.avoid_patterns or len(every) != 1:
             self._refuse("propertyNames can only be enforced for a list, one pattern, or one range of lengths")
         return every[0]
-
-
-def _sayable(text: str) -> bool:
-    """Can JSON spell it without hexadecimal escapes?"""
-    return not any((c < " " and c not in "\b\f\n\r\t") or "\ud800" <= c <= "\udfff" or c == "\x7f" for c in text)
 
 
 def _equal(a: Any, b: Any) -> bool:

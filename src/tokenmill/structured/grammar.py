@@ -220,5 +220,7 @@ def after_thinking(text: str, close: str, opened: str, tokens: Any) -> str:
 
 
 def _text(name: str, given: Any) -> None:
-    if not isinstance(given, str) or not given or len(given) > MAX_SPEC_BYTES:
+    if given == "":
+        refuse(f"{name} must not be empty.")
+    if not isinstance(given, str) or len(given) > MAX_SPEC_BYTES:
         refuse(f"{name} must be a text of at most {MAX_SPEC_BYTES >> 10} KiB.")

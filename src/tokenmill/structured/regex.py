@@ -219,9 +219,13 @@ class _Parser:
             return 1, 1
         if self._peek() == "?":  # lazy: another match, the same texts
             self.at += 1
-        if self._peek() in ("*", "+", "?") and self._peek():
+        if (self._peek() in ("*", "+", "?") and self._peek()) or self._at_counts():
             raise RegexError("a quantifier follows a quantifier (possessive ones cannot be enforced)")
         return found
+
+    def _at_counts(self) -> bool:
+        """Does a count in braces come next? Other braces stand for themselves."""
+        return self._peek() == "{" and self._counts() is not None
 
     def _counts(self) -> tuple[int, int | None] | None:
         end = self.text.find("}", self.at)
@@ -251,6 +255,11 @@ class _Parser:
             return Chars(complement(NEWLINE))
         if char in "*+?":
             raise RegexError(f"{char} repeats nothing")
+        if char == "{":
+            self.at -= 1
+            if self._at_counts():
+                raise RegexError("a count in braces repeats nothing")
+            self.at += 1
         if char == "\\":
             if (edge := self._peek()) in ("A", "Z", "z") and edge:
                 self.at += 1

@@ -283,7 +283,7 @@ class SchemaReader:
         required = schema.get("required", [])
         if not isinstance(required, list) or not all(isinstance(r, str) for r in required):
             _invalid((*path, "required"), "a list of property names")
-        if len(listed) + len(required) > MAX_PROPERTIES:
+        if len({*listed, *required}) > MAX_PROPERTIES:
             refuse(f"the schema at {pointer(path)} lists more than {MAX_PROPERTIES} properties.")
         for name in (*listed, *required):
             _check_literal(name, path)

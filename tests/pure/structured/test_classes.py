@@ -147,6 +147,8 @@ def test_opposites_hold_for_every_reader(given):
         *(("(?P=x)", "back-references"), ("(a)\\1", "back-references"), ("(?>a)", "atomic"), ("a++", "possessive")),
         *(("[[:alpha:]]+", "different readers"), ("[^a[:^digit:]]", "different readers")),
         *(("\\p{L}", "Unicode properties"), ("\\P{L}", "Unicode properties"), ("(?#a)", "comments")),
+        *((f"a{first}{{2}}", "quantifier follows") for first in ("*", "+", "?", "{2}", "{2,}", "{1,3}?", "{1}")),
+        *((f"{before}{{2}}", "repeats nothing") for before in ("", "a|", "(", "(?:", "b(?:c|")),
     ],
 )
 def test_what_cannot_be_enforced_has_a_name(given, why):

@@ -60,6 +60,9 @@ HARMLESS = {
     "doubling properties": {"json": chain(40, lambda i, r: {"type": "object", "properties": {"l": r, "r": r}})},
     "10,000 values": {"json": {"enum": [f"v{i}" for i in range(10_000)]}},
     "1000 properties": {"json": {"type": "object", "properties": {f"p{i}": {} for i in range(1000)}}},
+    "1000 required properties": {
+        "json": {"properties": {f"p{i}": {} for i in range(1000)}, "required": [f"p{i}" for i in range(1000)]}
+    },
 }
 
 
@@ -117,6 +120,9 @@ SPECS = {
     "switch without JSON": ({"regex": "a", "disable_any_whitespace": True}, "JSON only"),
     "empty choice": ({"choice": []}, "choice must"),
     "empty text": ({"choice": [""]}, "choice must"),
+    "empty regex": ({"regex": ""}, "must not be empty"),
+    "a value that is never said": ({"json": {"const": "\x01"}}, "\\uXXXX"),
+    "a name that is never said": ({"json": {"type": "object", "required": ["\x00"]}}, "\\uXXXX"),
     "no grammar": ({"grammar": "hello"}, "Lark"),
     "broken Lark": ({"grammar": "start: ("}, "engine refuses"),
     "broken GBNF": ({"grammar": "root ::= nothing"}, "grammar"),
