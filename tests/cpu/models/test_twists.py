@@ -97,6 +97,14 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
     ("GPTNeoXForCausalLM", {"num_key_value_heads": 1}, "'num_key_value_heads'"),
     ("Lfm2ForCausalLM", {"intermediate_size": 1}, "'intermediate_size'"),
     ("CodeGenForCausalLM", {"n_head": 2, "num_attention_heads": GONE}, "'n_head'"),
+    ("YoutuForCausalLM", {"head_dim": 2}, "'head_dim' = 2 contradicts 'qk_rope_head_dim'"),
+    ("DeepseekV3ForCausalLM", {"head_dim": 2}, "'head_dim' = 2 contradicts 'qk_rope_head_dim'"),
+    ("Glm4MoeLiteForCausalLM", {"head_dim": 2}, "'head_dim' = 2 contradicts 'qk_rope_head_dim'"),
+    ("DeepseekV2ForCausalLM", {"head_dim": 2}, ""),
+    ("MiniCPM3ForCausalLM", {"head_dim": 2}, ""),
+    ("SarvamMLAForCausalLM", {"head_dim": 22}, ""),
+    ("SarvamMLAForCausalLM", {"q_head_dim": 22}, "'q_head_dim' = 22 contradicts 'qk_nope_head_dim' and"),
+    ("DeepseekV3ForCausalLM", {"qk_head_dim": 22}, "'qk_head_dim' = 22 contradicts"),
     ("FalconForCausalLM", {"multi_query": None, "new_decoder_architecture": False, "num_kv_heads": 4}, ""),
 ]  # fmt: skip
 """(family, what is changed, what the refusal says; "": equal)."""
