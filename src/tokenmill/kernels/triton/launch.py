@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from tokenmill.kernels.triton import quick
 from tokenmill.kernels.triton.common import INTERPRETED, Scratch, capability, shared_memory
 
 _ROOMY = 160 << 10
@@ -45,6 +46,8 @@ def launch_here(
 ) -> Launch:
     """For the current device; without: see TritonKernels; narrow_ways: what was measured on a device of some name."""
     generation = 0 if INTERPRETED else capability()[0]
+    if not INTERPRETED:
+        quick.install(wanted="quick-launch" not in without)
     return Launch(
         count=count,
         pdl="dependent-launch" not in without and generation >= 9,

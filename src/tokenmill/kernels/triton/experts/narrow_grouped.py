@@ -21,7 +21,7 @@ from tokenmill.kernels.triton.quantised.narrow_thin import _packed
 
 @dataclass(frozen=True, slots=True)
 class NarrowStack:
-    """A matrix of 4 bit numbers per expert (narrow.py): data, scales, zeros and biases with one dimension more in front.
+    """One matrix of 4 bit numbers per expert (narrow.py): data, scales, zeros and biases have one dimension more.
 
     shape: rows and columns of one matrix before filling up; group: columns per scale; table: what codes mean
     (codes.py)."""
