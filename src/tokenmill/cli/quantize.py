@@ -127,7 +127,7 @@ def quantize(
     found = whole_source(source)
     if format.startswith("gguf-"):
         kind = format.removeprefix("gguf-")
-        counts = _importance(found, kind, imatrix, chosen)
+        counts = _importance(found, kind, imatrix, chosen, pattern)
         _write_gguf(found.path, target, kind, pattern, counts)
         if text is not None:
             _compare(str(found.path), str(target), text)
@@ -173,11 +173,14 @@ def _stacked(folder: Path) -> int:
         ckpt.close()
 
 
-def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: dict[str, Any]) -> dict[str, Any]:
+def _importance(
+    found: FolderSource, kind: str, imatrix: Path | None, chosen: dict[str, Any], skip: re.Pattern[str] | None
+) -> dict[str, Any]:
     """The weights of columns: read from a file, or measured if that was asked for or is necessary."""
     from tokenmill.device.memory import pick_device
     from tokenmill.quant import importance
     from tokenmill.quantize import calibration_text
+    from tokenmill.quantize.gguf_export import check_export
     from tokenmill.quantize.gguf_importance import measure
 
     if imatrix is not None:
@@ -190,6 +193,7 @@ def _importance(found: FolderSource, kind: str, imatrix: Path | None, chosen: di
     save = chosen.get("save_imatrix")
     if save is not None:
         _check_saved(save)
+    check_export(found.path, kind, skip)
     file = chosen.get("calibration")
     samples, length = int(chosen.get("samples", SAMPLES)), int(chosen.get("length", LENGTH))
     device = pick_device(chosen.get("device", "cpu"))

@@ -83,12 +83,8 @@ def export(
 
     skip: names (in the source) of matrices that stay in 16 bits. importance: of columns, by the matrix's name in the
     file (importance.py)."""
-    config = read_config(source)
-    if config.get("quantization_config"):
-        raise ModelError(f"{source} is already quantised; start from the unquantised model.")
+    config, arch = _described(source)
     check_new(target)
-    arch = architecture(config, str(source))
-    config = _whole(config, source)
     ckpt = open_checkpoint(source)
     try:
         stored = _plan(ckpt, config, arch, kind, skip, str(source))
@@ -110,6 +106,27 @@ def export(
     finally:
         ckpt.close()
     return errors, note
+
+
+def check_export(source: Path, kind: str, skip: re.Pattern[str] | None = None) -> None:
+    """Refuse what `export` would refuse of a model, before anything is measured for it."""
+    config, arch = _described(source)
+    ckpt = open_checkpoint(source)
+    try:
+        stored = _plan(ckpt, config, arch, kind, skip, str(source))
+    finally:
+        ckpt.close()
+    prove(config, arch, [item.name for item in stored], str(source))
+    _metadata(source, config, arch, kind)
+
+
+def _described(source: Path) -> tuple[dict[str, Any], str]:
+    """The config with its family's defaults, and the family's name in GGUF files."""
+    config = read_config(source)
+    if config.get("quantization_config"):
+        raise ModelError(f"{source} is already quantised; start from the unquantised model.")
+    arch = architecture(config, str(source))
+    return _whole(config, source), arch
 
 
 def _whole(config: Mapping[str, Any], source: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ Must not know: files, blocks, tokenizers.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,29 +45,36 @@ class _Loud(DummyCheckpoint):
 
 
 def prove(config: Mapping[str, Any], arch: str, names: Iterable[str], path: str) -> None:
-    """Refuse a config if a file with these tensors would describe another model. The error names the key that causes
-    this, if a single key does."""
+    """Refuse a config if a file with these tensors would describe another model. The error names the keys that cause
+    this, if they are found."""
     stored, small = set(names), _small(config)
     reach = max(int(small["max_position_embeddings"]), 16)
     wanted, back = _logits(small, reach), _back(small, arch, stored, path)
     found = _logits(back, reach)
     if _same(wanted, found):
         return
-    row = FIELDS[str(config["architectures"][0])]
-    for key, value in config.items():
+    row, guilty = FIELDS[str(config["architectures"][0])], []
+    for key in config:
         if not (row.knows(key) or key in row.only) or small.get(key, row) == back.get(key):
             continue
-        one = {name: each for name, each in small.items() if name != key}
-        for variant in (one, {**one, key: back[key]}) if key in back else (one,):
-            try:
-                guilty = _same(_logits(variant, reach), found)
-            except ModelError:
-                continue
-            if guilty:
-                raise ModelError(
-                    f"{path}: '{key}' = {shown(value)} cannot be expressed in GGUF files of the family '{arch}'."
-                )
-    raise ModelError(f"{path}: config.json has settings that GGUF files of the family '{arch}' cannot express.")
+        changed = _changed(small, back, key, reach)
+        if any(_same(each, found) for each in changed):
+            guilty = [key]
+            break
+        if any(not _same(each, wanted) for each in changed):
+            guilty.append(key)
+    keys = ", ".join(f"'{key}' = {shown(config[key])}" for key in guilty) or "a setting of config.json"
+    raise ModelError(f"{path}: {keys} cannot be expressed in GGUF files of the family '{arch}'.")
+
+
+def _changed(small: Mapping[str, Any], back: Mapping[str, Any], key: str, reach: int) -> list[Tensor]:
+    """The logits without what the config says under this key, and with what is read back, where these can be built."""
+    without = {name: each for name, each in small.items() if name != key}
+    results = []
+    for variant in (without, {**without, key: back[key]}) if key in back else (without,):
+        with suppress(ModelError):
+            results.append(_logits(variant, reach))
+    return results
 
 
 def _small(config: Mapping[str, Any]) -> dict[str, Any]:

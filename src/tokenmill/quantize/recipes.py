@@ -16,6 +16,7 @@ from torch import Tensor
 
 from tokenmill.compute.lines import RoundsLines
 from tokenmill.core.errors import UserError
+from tokenmill.kernels.fp8 import BLOCK
 from tokenmill.quant import compressed as ct
 from tokenmill.quant import left_out
 from tokenmill.quant.convert import GROUPS
@@ -221,7 +222,10 @@ def check_zeros(recipe: Recipe, widths: Set[int]) -> None:
 
 
 def dividing(recipe: Recipe, widths: Set[int]) -> Recipe:
-    """The recipe with the largest group that divides all these column counts, if a smaller one is allowed."""
+    """The recipe with the largest group that divides all these column counts, if a smaller one is allowed. Where 128
+    does not divide one, activations of float8 in blocks get a scale per token: readers refuse groups that end early."""
+    if recipe.method == "fp8-block":
+        return replace(recipe, group=0 if any(n % BLOCK for n in widths) else BLOCK)
     if not recipe.smaller or recipe.method not in INTEGERS:
         return recipe
     group = next((g for g in GROUPS if g <= recipe.group and all(n % g == 0 for n in widths)), GROUPS[-1])
@@ -286,14 +290,15 @@ def _compressed(recipe: Recipe, bits: Mapping[str, int], ignore: list[str]) -> d
     if recipe.method == "fp8":
         return ct.fp8_config(ignore)
     token = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "group_size": None, "dynamic": True}
+    by_block = {"strategy": "group", "group_size": BLOCK} if recipe.group else {}
     kinds: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
         "smoothquant": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, token),
         "int8": ("int-quantized", {"num_bits": 8, "type": "int", "strategy": "channel"}, token),
         "fp8-tensor": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "tensor"},
                        {**token, "type": "float"}),
         "fp8-block": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "block",
-                                          "block_structure": [128, 128]},
-                      {**token, "type": "float", "strategy": "group", "group_size": 128}),
+                                          "block_structure": [BLOCK, BLOCK]},
+                      {**token, "type": "float", **by_block}),
         "mxfp4": ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "group", "group_size": 32,
                                            "scale_dtype": "torch.uint8"}, None),
         "nvfp4": ("nvfp4-pack-quantized", {"num_bits": 4, "type": "float", "strategy": "tensor_group",

@@ -128,6 +128,7 @@ UNSAID = {
     "gates that do not add up to one": ("qwen3_moe", {"norm_topk_prob": False}, "'norm_topk_prob' = False"),
     "a factor of stretched attention": ("qwen3", {"rope_parameters": {**YARN, "attention_factor": 1.5}}, ""),
     "borders that are not rounded": ("mistral", {"rope_parameters": {**YARN, "truncate": False}}, ""),
+    "two settings": ("qwen3_moe", {"norm_topk_prob": False, "hidden_act": "gelu"}, "'gelu', 'norm_topk_prob' = False"),
     "no caps": ("gemma2", {"attn_logit_softcapping": None}, "'attn_logit_softcapping' = None"),
 }
 
@@ -140,6 +141,25 @@ def test_what_a_file_cannot_say_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="GGUF files of the family") as error:
         export(folder, tmp_path / "model.gguf", "f16")
     assert told in str(error.value) and not (tmp_path / "model.gguf").exists()
+
+
+def test_what_cannot_be_written_is_refused_before_anything_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*given: object) -> None:
+        raise AssertionError("this takes minutes")
+
+    monkeypatch.setattr("tokenmill.quantize.gguf_importance.measure", never)
+    make_tiny(tmp_path / "llama", architecture="llama")
+    path = tmp_path / "llama" / "config.json"
+    config = json.loads(path.read_text())
+    for said, told in ({"hidden_act": "gelu"}, "cannot be expressed"), ({"model_type": "phi"}, "cannot be written"):
+        other = {"architectures": ["PhiForCausalLM"]} if "model_type" in said else {}
+        path.write_text(json.dumps({**config, **said, **other}))
+        words = ["quantize", str(tmp_path / "llama"), str(tmp_path / "out.gguf"), "--format", "gguf-iq2_xxs"]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == 2 and "Error" not in result.output, result.output
+        assert not (tmp_path / "out.gguf").exists(), told
 
 
 def _family(family: str, tmp_path: Path, **more: object) -> Path:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from tokenmill.checkpoint.folder import open_checkpoint
 from tokenmill.core.errors import ModelError
@@ -220,10 +221,19 @@ def written_nvfp4(source: Path, target: Path) -> Path:
     return target
 
 
-def test_blocks_of_float8_say_how_activations_are_grouped(tiny: Path, tokens: Tensor, tmp_path: Path) -> None:
+@pytest.mark.parametrize("hidden", [64, 128])
+def test_blocks_of_float8_say_how_activations_are_grouped(hidden: int, tokens: Tensor, tmp_path: Path) -> None:
+    """In whole groups of 128, or token by token where that is impossible: Transformers refuses the former."""
+    tiny = make_tiny(tmp_path / "tiny", hidden=hidden)
     _, how = written(tiny, tmp_path / "out", tokens, method="fp8-block")
     inputs = how["config_groups"]["group_0"]["input_activations"]
-    assert (inputs["strategy"], inputs["group_size"], inputs["dynamic"]) == ("group", 128, True)
+    wanted = ("token", None, True) if hidden == 64 else ("group", 128, True)
+    assert (inputs["strategy"], inputs["group_size"], inputs["dynamic"]) == wanted
+    copy = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32)
+    whole = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
+    with torch.no_grad():
+        found, kept = copy(tokens[:1, :16]).logits, whole(tokens[:1, :16]).logits
+    assert float((found - kept).norm() / kept.norm()) < 0.3, "activations are rounded, too"
 
 
 @pytest.mark.parametrize("layers", [1, 4, 16, 22, 28, 36, 61])
