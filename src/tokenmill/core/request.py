@@ -146,6 +146,11 @@ class SamplingParams(SamplerFields, kw_only=True, omit_defaults=True, metaclass=
         return max(self.n, self.best_of or 1)
 
     @property
+    def multiplying(self) -> str:
+        """The field that asks for so many sequences."""
+        return "best_of" if (self.best_of or 1) > self.n else "n"
+
+    @property
     def num_outputs(self) -> int:
         """How many outputs the engine reports: n of the beams, or all best_of candidates."""
         return self.n if self.use_beam_search else self.num_sequences
@@ -310,8 +315,10 @@ def _check_contradictions(p: SamplingParams) -> None:
         if getattr(p, name) != (1.0 if name == "length_penalty" else False):
             raise ParameterError(f"{name} ranks beams: it needs use_beam_search=True.", param=name)
     if p.greedy and p.num_sequences > 1:
+        name = p.multiplying
         raise ParameterError(
-            f"n = {p.num_sequences} greedy samples would all be equal: set temperature > 0 or n = 1.", param="n"
+            f"{name} = {p.num_sequences} greedy samples would all be equal: set temperature > 0 or {name} = 1.",
+            param=name,
         )
 
 

@@ -52,6 +52,10 @@ SAID = [
     (RESPONSES, {"input": [{"type": "function_call_output", "call_id": "a"}]}, "input.0.output is missing"),
     (RESPONSES, {"input": "a", "conversation": {}}, "conversation.id: Field required."),
     (CHAT, {"n": 0}, " (and 1 more)."),
+    # The field that asks for many outputs is blamed for them.
+    (TEXT, {"prompt": "a", "best_of": 3, "temperature": 0}, "best_of = 3 greedy samples"),
+    (CHAT, {"messages": HELLO, "best_of": 3, "n": 2, "temperature": 0}, "best_of = 3 greedy samples"),
+    (CHAT, {"messages": HELLO, "best_of": 3, "n": 3, "temperature": 0}, "n = 3 greedy samples"),
     # Fields have their own API's names.
     (RESPONSES, {"input": "a", "text": {"format": {"type": "x"}}}, "text.format.type: "),
     (RESPONSES, {"input": "a", "tools": [{"type": "function"}]}, "tools.0.name: Field required"),

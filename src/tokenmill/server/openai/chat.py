@@ -104,7 +104,7 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         detokenize=context.backend.info.tokenizer is not None,
     )
-    job.grow(params.num_sequences, "n")
+    job.grow(params.num_sequences, params.multiplying)
     with blaming("messages"):
         text, ids = await (render(context, body, job.size) if read is None else read())
     planned = partial(

@@ -84,7 +84,7 @@ async def open_completion(
         echo=bool(body.echo),
         detokenize=context.backend.info.tokenizer is not None,
     )
-    job.grow(len(prompts) * params.num_sequences, "prompt" if params.num_sequences == 1 else "n")
+    job.grow(len(prompts) * params.num_sequences, "prompt" if params.num_sequences == 1 else params.multiplying)
     if reader is not None:
         read = await reader()
     else:
