@@ -41,7 +41,7 @@ METHODS: dict[str, Verdict] = {
     "generate": done(),
     "chat": done("`tools`, `chat_template`, `continue_final_message`, ...; other names go to the template"),
     "beam_search": done("ranked by log-probability per *output* token to the power of `length_penalty`"),
-    "embed": done("the last token's hidden state or, with `pooling=\"mean\"`, the mean, as unit vectors"),
+    "embed": done("unit vectors: the last token's hidden state or the mean, as `pooling` or the model's files say"),
     "encode": done("`pooling_task=\"embed\"`; others need heads that are not built"),
     "classify": done("with `labels=[...]`, by the language model; heads for classification are not built"),
     "score": done("cosine of embeddings, or `method=\"likelihood\"`; the same functions as the server's `/score`"),

@@ -112,14 +112,14 @@ class BeamSearchParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
 
 class PoolingParams(msgspec.Struct, kw_only=True, metaclass=Spelled):
     """How a prompt becomes a vector. pooling: "last" takes the last token's final hidden state, "mean" the mean of
-    all."""
+    all; None: as the model's files say, or "last"."""
 
     truncate_prompt_tokens: int | None = None
     dimensions: int | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
     task: str | None = None
-    pooling: str = "last"
+    pooling: str | None = None
 
     def check(self) -> None:
         """Raise a ParameterError that names a value which is not supported."""

@@ -11,6 +11,18 @@ import msgspec
 
 from tokenmill.core.request import TokenLogprob
 
+AS_STATED = "model"
+"""The way to pool that stands for the one in the model's files."""
+
+
+class Vectors(msgspec.Struct, frozen=True, kw_only=True):
+    """How a model's files say that prompts become vectors: a way, or why there is none (`unbuilt`: a request may name
+    another one; `layers`: what else they ask for, so that no way gives the model's vectors)."""
+
+    pooling: str = "last"
+    unbuilt: str = ""
+    layers: str = ""
+
 
 class PoolingOutput(msgspec.Struct, kw_only=True):
     """The result of pooling a prompt, as a tensor."""

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from tokenmill.core.constraint import Constraint, ConstraintCompiler
 from tokenmill.core.errors import BusyError, ContextError, ParameterError
+from tokenmill.core.pooled import AS_STATED, Vectors
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.core.samplers import EDITS, SAMPLER_FIELDS, USUAL_BREAKERS, order_of, read_samplers
 from tokenmill.core.sequence import Search, SequenceGroup
@@ -42,22 +43,22 @@ def needs_head(request: Request, text: bool) -> None:
 
 @dataclass(slots=True)
 class Admission:
-    """The facts that requests are checked against. `encode` is None without a tokenizer; `encode_inside` encodes a
-    piece from the middle of a text."""
+    """The facts that requests are checked against. `encoders`: the ways in which a text becomes tokens (at a prompt's
+    beginning, within one); none without a tokenizer."""
 
     vocab_size: int
     max_model_len: int
     max_rows: int
     max_waiting: int
     eos_ids: frozenset[int] = frozenset()
-    encode: Encode | None = None
-    encode_inside: Encode | None = None
+    encoders: tuple[Encode, ...] = ()
     compiler: ConstraintCompiler | None = None
     in_process: bool = True
     breakers: Callable[[str], tuple[tuple[list[int], list[int]], ...]] | None = None
     """All ways in which a text may lie in tokens; DRY needs them for texts that end a repetition."""
     banned: list[list[int]] = field(default_factory=list)
     """Token sequences that no answer of this model may contain."""
+    vectors: Vectors = field(default_factory=Vectors)
     check_engine: Callable[[Request, bool], None] = lambda request, text: None
     """Refuses what the engine cannot accept now: an unknown adapter; anything while it sleeps; text (not vectors) from
     a model without a head."""
@@ -109,13 +110,25 @@ class Admission:
         )
 
     def _embedding(self, request: Request, num_open: int, pooling: str) -> SequenceGroup:
-        if pooling not in ("last", "mean"):
-            raise ParameterError(f"pooling must be 'last' or 'mean', got {pooling!r}.", param="pooling")
+        pooling = self._pooling(pooling)
         group = self._group(request, num_open, text=False)
         group.max_len = len(request.prompt_ids) + 1
         group.embed = pooling
         group.reads_cache = pooling == "last"
         return group
+
+    def _pooling(self, asked: str) -> str:
+        files = self.vectors
+        if asked not in ("last", "mean", AS_STATED):
+            raise ParameterError(f"pooling must be 'last' or 'mean', got {asked!r}.", param="pooling")
+        if files.layers:
+            raise ParameterError(f"This model's vectors cannot be made here: {files.layers}.", param="model")
+        if asked == AS_STATED and files.unbuilt:
+            raise ParameterError(
+                f"This model's way to pool is not built: {files.unbuilt}. Ask for pooling 'last' or 'mean' instead.",
+                param="pooling",
+            )
+        return files.pooling if asked == AS_STATED else asked
 
     def _check_ids(self, name: str, ids: list[int]) -> None:
         if set(map(type, ids)) <= {int} and (not ids or (min(ids) >= 0 and max(ids) < self.vocab_size)):
@@ -139,9 +152,9 @@ class Admission:
             raise ParameterError(
                 "logits_processors are Python callables and need the in-process executor.", param="logits_processors"
             )
-        if self.encode is None and params.dry_sequence_breakers:
+        if not self.encoders and params.dry_sequence_breakers:
             raise ParameterError("dry_sequence_breakers need a tokenizer.", param="dry_sequence_breakers")
-        if self.encode is None and (params.stops or params.bad_words or params.structured_outputs or params.reasoning):
+        if not self.encoders and (params.stops or params.bad_words or params.structured_outputs or params.reasoning):
             raise ParameterError("stop, bad_words and structured_outputs need a tokenizer.", param="stop")
 
     def _search(self, params: SamplingParams, new: int) -> Search:
@@ -215,10 +228,8 @@ class Admission:
         """The tokens of each bad word: at the start of a text, within one, and after a space."""
         words = {tuple(ids): ids for ids in self.banned}
         for word in params.bad_words or ():
-            assert self.encode is not None
-            ways = [self.encode] if self.encode_inside is None else [self.encode, self.encode_inside]
             for text in (word, " " + word.lstrip()):
-                for encode in ways:
+                for encode in self.encoders:
                     if ids := encode(text):
                         words.setdefault(tuple(ids), ids)
         return list(words.values())

@@ -17,7 +17,7 @@ from tokenmill.core.config import make_config
 from tokenmill.core.config_file import DEFAULT_MODEL, with_config_file
 from tokenmill.core.errors import EngineDeadError, IdInUseError
 from tokenmill.core.params import LoRARequest, RequestOutputKind
-from tokenmill.core.pooled import EmbeddingOutput, EmbeddingRequestOutput
+from tokenmill.core.pooled import AS_STATED, EmbeddingOutput, EmbeddingRequestOutput
 from tokenmill.core.request import Request, RequestOutput, SamplingParams, TextDelta
 from tokenmill.core.sleeping import check_level, check_mode
 from tokenmill.engine.build import build_replicas
@@ -91,14 +91,14 @@ class AsyncLLM:
             yield output
 
     async def embed(
-        self, prompt: Prompt, *, pooling: str = "last", lora_request: LoRARequest | None = None
+        self, prompt: Prompt, *, pooling: str | None = None, lora_request: LoRARequest | None = None
     ) -> EmbeddingRequestOutput:
         """One prompt's unit vector."""
         adapter = await self._adapter(lora_request)
         text, ids, salt = await asyncio.to_thread(self.reader.read, prompt)
         request = self._request(text, ids, SamplingParams(max_tokens=1), None, salt=salt, adapter=adapter)
         with self._owner(request) as service:
-            vector = await service.embed(request, pooling)
+            vector = await service.embed(request, AS_STATED if pooling is None else pooling)
         outputs = EmbeddingOutput(embedding=vector)
         return EmbeddingRequestOutput(request_id=request.id, prompt_token_ids=ids, outputs=outputs)
 

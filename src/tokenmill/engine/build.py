@@ -144,6 +144,7 @@ def build_engine(config: EngineConfig) -> Built:
         eos_ids=eos_ids_of(source.config(), generation, tokenizer),
         in_process=runs_here(config),
         banned=never,
+        vectors=source.vectors(),
     )
     masks = MaskPool()
     if tokenizer is not None:

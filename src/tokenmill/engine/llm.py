@@ -176,7 +176,8 @@ class LLM:
         lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> list[EmbeddingRequestOutput]:
-        """A unit vector of each prompt: the last token's final hidden state, or the mean of all (pooling="mean")."""
+        """A unit vector of each prompt: the last token's final hidden state, or the mean of all (pooling="mean");
+        without `pooling`, as the model's files say."""
         _check_others("embed", others)
         params = _pooling(pooling_params, pooling=pooling, truncate_prompt_tokens=truncate_prompt_tokens)
         return self._pooler(use_tqdm, lora_request).embed(_as_list(prompts), params)

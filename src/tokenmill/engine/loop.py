@@ -55,6 +55,7 @@ def describe(built: Built, load_s: float) -> Ready:
     facts["max_rows"] = built.config.schedule.max_num_seqs
     facts["block_size"] = built.config.cache.block_size
     facts["prefix_block"] = built.prefix_block
+    facts["vectors"] = msgspec.to_builtins(built.engine.admission.vectors)
     facts["priorities"] = built.config.schedule.scheduling_policy == "priority"
     return Ready(
         facts=facts,

@@ -14,8 +14,10 @@ from tokenmill.checkpoint.dummy import DummyCheckpoint
 from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_generation_config
 from tokenmill.checkpoint.gguf_model import GgufModel
 from tokenmill.checkpoint.hub import Hub, resolve_model
+from tokenmill.checkpoint.pooling_files import folder_vectors, gguf_vectors
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import UserError
+from tokenmill.core.pooled import Vectors
 from tokenmill.demo import check_part, demo_model
 from tokenmill.text.gguf import tokenizer_from_gguf
 from tokenmill.text.tokenizer import Tokenizer, load_tokenizer
@@ -46,6 +48,10 @@ class ModelSource(Protocol):
         """The tokenizer, with its chat template."""
         ...
 
+    def vectors(self) -> Vectors:
+        """How prompts become vectors."""
+        ...
+
 
 class FolderSource:
     """A model folder as hubs have them."""
@@ -68,6 +74,10 @@ class FolderSource:
     def tokenizer(self) -> Tokenizer:
         """The folder's tokenizer files."""
         return load_tokenizer(self.path)
+
+    def vectors(self) -> Vectors:
+        """What the modules of sentence-transformers say."""
+        return folder_vectors(self.path)
 
 
 class GgufSource:
@@ -103,6 +113,10 @@ class GgufSource:
     def tokenizer(self) -> Tokenizer:
         """The tokenizer that the metadata describes."""
         return tokenizer_from_gguf(self._model.metadata, str(self.path))
+
+    def vectors(self) -> Vectors:
+        """What the metadata say."""
+        return gguf_vectors(self._model.metadata)
 
 
 def find_source(name: str, revision: str | None = None, hub: Hub | None = None) -> ModelSource:

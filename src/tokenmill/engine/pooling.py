@@ -11,6 +11,7 @@ from typing import Any
 from tokenmill.core.errors import ParameterError, SequenceError
 from tokenmill.core.params import PoolingParams
 from tokenmill.core.pooled import (
+    AS_STATED,
     ClassificationOutput,
     ClassificationRequestOutput,
     EmbeddingOutput,
@@ -59,7 +60,7 @@ class Pooler:
             text, ids, salt = self.reader.read(prompt, sampling)
             requests.append(self.make(text, ids, sampling, salt=salt))
         found = []
-        for place, done in enumerate(self.drive(requests, params.pooling)):
+        for place, done in enumerate(self.drive(requests, AS_STATED if params.pooling is None else params.pooling)):
             if done.pooled is None:
                 raise SequenceError(f"Prompt {place} has no embedding: {done.outputs[0].stop_reason}")
             vector = EmbeddingOutput(embedding=shorten(done.pooled, params.dimensions))

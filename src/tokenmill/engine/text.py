@@ -46,9 +46,8 @@ def give_text(admission: Admission, tokenizer: Tokenizer, check: float) -> None:
         marks = {i for i in tokenizer.special_ids | tokenizer.control_ids if i < size}  # only grammars name these
         return Vocabulary.of(texts, marks, tuple(admission.eos_ids), tokenizer.encode_inside)
 
-    admission.encode = encode
+    admission.encoders = (encode, tokenizer.encode_inside)
     admission.breakers = BreakerIndex(token_texts, tokenizer.encode_inside).find
-    admission.encode_inside = tokenizer.encode_inside
     admission.compiler = Compiler(vocabulary, check)
 
 

@@ -22,7 +22,7 @@ from tokenmill.models.decoder import Decoder, Ends
 from tokenmill.models.family_row import Drafts, Feed
 from tokenmill.models.mtp_layers import Later, make_behind
 from tokenmill.models.parts import make_mixture, not_computed
-from tokenmill.models.rules import first_dense, glm_dense, sarvam
+from tokenmill.models.rules import check_latent_sizes, first_dense, glm_dense, sarvam
 from tokenmill.models.table_mixtures import DEEPSEEK_MIX
 
 _EPS = 1e-6
@@ -36,7 +36,7 @@ class LatentAttention(Projected):
         heads, bias = c.need("num_attention_heads", int), c.get("attention_bias", bool, False)
         self.nope, self.rotated = c.need("qk_nope_head_dim", int), c.need("qk_rope_head_dim", int)
         self.latent, value = c.need("kv_lora_rank", int), c.need("v_head_dim", int)
-        _check_sizes(c, self.nope, self.rotated)
+        check_latent_sizes(c, self.nope, self.rotated)
         q_rank, q_rows = c.get("q_lora_rank", int, 0), Rows(heads * (self.nope + self.rotated), heads)
         self.q_a = b.settled(b.weight("q_a_proj", (q_rank, hidden), bias=bias)) if q_rank else None
         self.q_norm = b.norm("q_a_layernorm", q_rank, _EPS) if q_rank else None
@@ -77,18 +77,6 @@ class LatentAttention(Projected):
         mixed = kernels.attend(qkv, self.spec, ctx)
         values = kernels.product(mixed.view(tokens, heads, self.latent), self.out_of)
         return values.view(tokens, -1)
-
-
-def _check_sizes(c: ModelConfig, nope: int, rotated: int) -> None:
-    """Other names of sizes must agree with them. Where the rotated size has another one, Transformers rotates by that;
-    in the other families files have leftovers under it."""
-    names = {"qk_head_dim": nope + rotated, "q_head_dim": nope + rotated}
-    if c.architecture in ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"):
-        names["head_dim"] = rotated
-    for name, size in names.items():
-        if c.has(name) and c.data[name] != size:
-            parts = "'qk_rope_head_dim'" if name == "head_dim" else "'qk_nope_head_dim' and 'qk_rope_head_dim' together"
-            raise c.refuse(name, f"contradicts {parts} = {size}.")
 
 
 def _interleaved(c: ModelConfig) -> bool:

@@ -439,3 +439,15 @@ def sarvam(c: ModelConfig) -> dict[str, Any]:
         "n_shared_experts": c.first(("n_shared_experts", "num_shared_experts"), int, 1),
         "attention_bias": c.first(("attention_bias", "use_qkv_bias"), bool, False),
     }
+
+
+def check_latent_sizes(c: ModelConfig, nope: int, rotated: int) -> None:
+    """Other names of sizes must agree with them. Where the rotated size has another one, Transformers rotates by that;
+    in the other families files have leftovers under it."""
+    names = {"qk_head_dim": nope + rotated, "q_head_dim": nope + rotated}
+    if c.architecture in ("DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM", "YoutuForCausalLM"):
+        names["head_dim"] = rotated
+    for name, size in names.items():
+        if c.has(name) and c.data[name] != size:
+            parts = "'qk_rope_head_dim'" if name == "head_dim" else "'qk_nope_head_dim' and 'qk_rope_head_dim' together"
+            raise c.refuse(name, f"contradicts {parts} = {size}.")

@@ -5,6 +5,7 @@ Must not know: engines' lives, HTTP.
 
 from __future__ import annotations
 
+from tokenmill.core.pooled import Vectors
 from tokenmill.engine.admission import Admission, needs_head
 from tokenmill.engine.wire import Ready
 from tokenmill.server.backend import ModelInfo
@@ -37,9 +38,10 @@ def learn_admission(ready: Ready, tokenizer: Tokenizer | None) -> Admission:
         max_waiting=1,
         eos_ids=frozenset(ready.eos_ids),
         in_process=False,
+        vectors=Vectors(**facts.get("vectors", {})),
     )
     if facts.get("headless"):
         admission.check_engine = needs_head
     if tokenizer is not None:
-        admission.encode = lambda text: tokenizer.encode(text, add_special_tokens=False, allow_special=False)
+        admission.encoders = (lambda text: tokenizer.encode(text, add_special_tokens=False, allow_special=False),)
     return admission

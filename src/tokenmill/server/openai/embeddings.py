@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.core.pooled import AS_STATED
 from tokenmill.engine.scores import shorten
 from tokenmill.server.context import Context
 from tokenmill.server.errors import blaming
@@ -31,7 +32,7 @@ async def embed(context: Context, body: EmbeddingRequest, job: Job, base: str) -
             cut = body.truncate_prompt_tokens is not None
             text, ids = await context.text.read(prompt, add_special_tokens=body.add_special_tokens, any_length=cut)
             prompts.append((text, truncate(ids, body, context.backend.info.max_model_len, 1)))
-        vectors = await job.embed(f"embd-{base}", prompts, body.pooling, priority=body.priority)
+        vectors = await job.embed(f"embd-{base}", prompts, body.pooling or AS_STATED, priority=body.priority)
     usage = job.usage()
 
     def written() -> list[dict[str, Any]]:

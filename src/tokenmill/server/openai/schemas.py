@@ -268,7 +268,7 @@ class EmbeddingRequest(BaseModel):
     truncate_prompt_tokens: int | None = Field(None, ge=-1, le=2**31 - 1)
     truncation_side: Literal["left", "right"] | None = None
     add_special_tokens: bool = True
-    pooling: Literal["last", "mean"] = "last"
+    pooling: Literal["last", "mean"] | None = None
     priority: int = Field(0, ge=-(2**31), le=2**31 - 1)
     timeout: float | None = Field(None, gt=0, le=86_400)
     request_id: str | None = Field(None, min_length=1, max_length=128, pattern=r"^[\x21-\x7e]+$")

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from tokenmill.core.errors import ParameterError, TooLargeError
+from tokenmill.core.pooled import AS_STATED
 from tokenmill.core.request import SamplingParams
 from tokenmill.engine.scores import ANSWERS, answer_logprob, check_count, check_ends, cosine, relevance_question, shares
 from tokenmill.server.context import Context
@@ -32,7 +33,7 @@ async def cosines(context: Context, job: Job, base: str, pairs: Sequence[tuple[s
     for text in texts:
         said, ids = await context.text.read(text, any_length=body.truncate_prompt_tokens is not None)
         prompts.append((said, truncate(ids, body, context.backend.info.max_model_len, 1)))
-    found = await job.embed(base, prompts, "last", priority=body.priority)
+    found = await job.embed(base, prompts, AS_STATED, priority=body.priority)
     vectors = dict(zip(texts, found, strict=True))
     size = NUMBER * len(pairs) * len(found[0])
     return await context.bodies.run_in_thread(
