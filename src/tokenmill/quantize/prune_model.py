@@ -132,7 +132,8 @@ def _plan(config: dict[str, Any], ckpt: Checkpoint, cut: Cut) -> tuple[Left, dic
             raise ModelError(f"o_proj has {columns} columns, not {have.queries} heads of {have.dim}.")
         keep = have.keys - max(1, round(have.keys * cut.heads))
         if keep < 1:
-            raise UserError(f"--heads {cut.heads:g}: a layer has {have.keys} groups of heads, and one must stay.")
+            groups = f"{have.keys} group{'s' if have.keys > 1 else ''} of heads"
+            raise UserError(f"--heads {cut.heads:g}: a layer has {groups}, and one must stay.")
         goal["heads"] = keep
         left.heads = prunable.Heads(keep * have.queries // have.keys, keep, have.dim)
     return left, goal
@@ -255,7 +256,10 @@ def _prove(config: dict[str, Any], made: dict[str, Any], run: _Run, folder: Path
     try:
         stream = Stream(made, ckpt, device, tokens[:_PROVEN])
         for new, old in enumerate(run.left.layers):
-            stream.x = stream.states_after(new, {})
+            try:
+                stream.x = stream.states_after(new, {})
+            except ModelError as error:  # it asks for tensors that another kind of layer has
+                raise ModelError(f"{message}, in which layer {old} would be of another kind ({error})") from error
             if stream.reads[new] != run.stream.reads[old]:
                 raise ModelError(f"{message} (layer {old} would read other positions).")
     finally:

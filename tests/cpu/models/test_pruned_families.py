@@ -59,6 +59,16 @@ def test_what_is_left_is_what_transformers_reads(what, tmp_path):
     cut(LlamaConfig(**BASE, **twists), what, tmp_path)
 
 
+def test_layers_whose_kind_follows_from_their_number(tmp_path):
+    """Every second layer of this one has experts."""
+    config = copy.deepcopy(ALL["llama4-0"].config)
+    make(config, tmp_path / "whole")
+    tokens = torch.randint(0, 67, (3, 40), generator=torch.Generator().manual_seed(0))
+    with pytest.raises(ModelError, match=r"in which layer \d would be of another kind"):
+        prune_model(tmp_path / "whole", tmp_path / "less", CUTS["layers"], tokens)
+    assert not (tmp_path / "less").exists()
+
+
 @pytest.mark.parametrize("what", CUTS)
 @pytest.mark.parametrize("name", [*ALL, *CASES] if EVERY else ["gemma2"])
 def test_every_family_is_read_or_refused(name, what, tmp_path):
