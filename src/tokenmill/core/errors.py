@@ -83,6 +83,10 @@ class IdInUseError(ParameterError):
         super().__init__(f"The request id {shown(request_id)} is in use: choose another one.", param="request_id")
 
 
+class GoneError(ParameterError):
+    """What the request names is not here, or not any more."""
+
+
 class BusyError(UserError):
     """There is no room, time or process for the request now; it may be accepted later."""
 

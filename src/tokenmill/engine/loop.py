@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from tokenmill.core.errors import BusyError, UserError
+from tokenmill.core.errors import UserError
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.sequence import FINISHED, Sequence, SequenceGroup
 from tokenmill.core.sleeping import Slept
@@ -212,7 +212,7 @@ class EngineLoop:
         """Say why a request is not accepted. An unexpected error fails it: its caller may wait for an answer."""
         name = command.request.id
         if isinstance(error, UserError):
-            report.refused.append(Refused(name, str(error), error.param, isinstance(error, BusyError)))
+            report.refused.append(Refused.by(name, error))
         else:
             self._fail(name, error, report)
 

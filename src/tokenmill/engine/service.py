@@ -17,7 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.core.errors import BusyError, EngineDeadError, IdInUseError, SequenceError, UserError
+from tokenmill.core.errors import EngineDeadError, IdInUseError, SequenceError, UserError
 from tokenmill.core.request import Request, TextDelta, TokenDelta
 from tokenmill.engine.build import Built
 from tokenmill.engine.deliveries import Deliveries
@@ -192,8 +192,7 @@ class Service:
         self.deliveries.drop(refused.request_id)
         caller = self.callers.get(refused.request_id)
         if caller is not None:
-            kind = BusyError if refused.busy else UserError
-            self._post({caller.loop: [(caller.inbox, kind(refused.message, param=refused.param))]})
+            self._post({caller.loop: [(caller.inbox, refused.error())]})
 
     def _fail(self, request_id: str, message: str) -> None:
         """Send a terminal delta for every output that has none."""

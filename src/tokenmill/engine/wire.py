@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import BusyError, GoneError, ParameterError, UserError
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.sleeping import Slept
 
@@ -141,12 +141,24 @@ class Beat(msgspec.Struct, tag="beat"):
 
 
 class Refused(msgspec.Struct):
-    """A request that was not accepted. `busy`: the request is fine and may be sent again."""
+    """A request that was not accepted. `busy`: the request is fine and may be sent again; `gone`: what it names is not
+    here any more."""
 
     request_id: str
     message: str
     param: str | None = None
     busy: bool = False
+    gone: bool = False
+
+    @classmethod
+    def by(cls, request_id: str, error: UserError) -> Refused:
+        """The message of an error."""
+        return cls(request_id, str(error), error.param, isinstance(error, BusyError), isinstance(error, GoneError))
+
+    def error(self) -> UserError:
+        """The error whose message this is."""
+        kind = BusyError if self.busy else GoneError if self.gone else UserError
+        return kind(self.message, param=self.param)
 
 
 class Report(msgspec.Struct, tag="report", omit_defaults=True):

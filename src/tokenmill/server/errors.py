@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from tokenmill.core.errors import BusyError, ContextError, EngineDeadError, UserError
+from tokenmill.core.errors import BusyError, ContextError, EngineDeadError, GoneError, UserError
 from tokenmill.server.findings import MAX_PARAM, Names, first_finding, renamed, reworded
 
 TYPES = {
@@ -81,6 +81,8 @@ def describe_error(error: BaseException) -> HttpError:
         found = HttpError(400, str(error), param=error.param)
         found.overflow = error
         return found
+    if isinstance(error, GoneError):
+        return HttpError(404, str(error), param=error.param)
     if isinstance(error, UserError):
         return HttpError(400, str(error), param=error.param)
     if isinstance(error, EngineDeadError):

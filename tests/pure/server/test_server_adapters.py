@@ -13,12 +13,14 @@ import pytest
 from tests.pure.server.conftest import until
 from tests.pure.server.server_many_helpers import build  # noqa: F401
 from tokenmill.core.config import AdapterOptions, make_config
-from tokenmill.core.errors import EngineDeadError, ParameterError, TooLargeError
+from tokenmill.core.errors import BusyError, EngineDeadError, GoneError, ParameterError, TooLargeError
 from tokenmill.core.request import Request, SamplingParams
+from tokenmill.engine.wire import Refused, Report, encode_news, read_news
 from tokenmill.server import adapters
 from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.engines import adapters as traffic
 from tokenmill.server.engines.adapters import AdapterTraffic
+from tokenmill.server.errors import describe_error
 from tokenmill.server.many_models.entry import Spec
 
 
@@ -92,7 +94,7 @@ async def test_names_change_while_a_prompt_is_read() -> None:
     chosen = Request(id="x", prompt_ids=[1], params=SamplingParams(), adapter=1)
     assert way.current(chosen).adapter == 3
     way.unload("a")
-    with pytest.raises(ParameterError, match="unloaded") as found:
+    with pytest.raises(GoneError, match="unloaded") as found:
         way.current(chosen)
     assert found.value.param == "model"
     assert way.current(msgspec.structs.replace(chosen, adapter=0)).adapter == 0
@@ -132,3 +134,11 @@ async def test_a_name_is_taken_while_its_adapter_is_read(build: Any, tmp_path: P
     assert (await loading).status_code == 200
     failed = await city.post(path, {"lora_name": "none", "lora_path": "absent", "model": "red"})
     assert failed.status_code == 404 and not models.coming.books
+
+
+def test_what_is_gone_is_a_404_on_either_side_of_the_socket() -> None:
+    for error, status in ((GoneError("a", param="model"), 404), (BusyError("b"), 503), (ParameterError("c"), 400)):
+        over = read_news(encode_news(Report(refused=[Refused.by("x", error)]))).refused[0].error()  # type: ignore[union-attr]
+        for each in (error, over):
+            found = describe_error(each)
+            assert (found.status, found.message, found.param) == (status, str(error), error.param)

@@ -327,8 +327,7 @@ class Fleet:
         entry = self.open_requests.get(refused.request_id)
         if entry is None:
             return
-        kind = BusyError if refused.busy else UserError
-        if not entry.answer(kind(refused.message, param=refused.param)):
+        if not entry.answer(refused.error()):
             self._fail(entry, f"{UNAVAILABLE}{refused.message}" if refused.busy else refused.message, "error")
 
     def _deliveries(self, tokenizer: Tokenizer | None) -> Deliveries:
