@@ -17,6 +17,7 @@ from tokenmill.compute.model import CausalLM, Checkpoint, Group
 from tokenmill.core.errors import ModelError, ParameterError
 from tokenmill.layers.build import Build, check_leftovers
 from tokenmill.layers.rope import rope_settings
+from tokenmill.models.common_keys import POSITION_NAMES
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.config_fields import check_fields, complete
 from tokenmill.models.family_of import BODY, architecture_of, can_elsewhere, has_other_task, is_ours, names_of, settled
@@ -50,7 +51,6 @@ _FAMILIES = {
 
 _DEFAULT_POSITIONS = 2048
 _MAX_POSITIONS = 1 << 22
-_POSITION_NAMES = ("max_position_embeddings", "n_positions", "seq_length", "max_seq_len")
 _STRETCHED = ("linear", "dynamic", "yarn")
 """Rope scalings whose factor may reach beyond the positions that a config states; others state what they reach."""
 
@@ -118,7 +118,7 @@ def build_elsewhere(
 
 def _positions(c: ModelConfig, wanted: int | None) -> int:
     # Only the first name counts: some files also have a training length under another name.
-    trained = next((c.need(name, int) for name in _POSITION_NAMES if c.has(name)), _DEFAULT_POSITIONS)
+    trained = next((c.need(name, int) for name in POSITION_NAMES if c.has(name)), _DEFAULT_POSITIONS)
     return min(wanted or trained, _MAX_POSITIONS)
 
 
@@ -156,7 +156,7 @@ def check_length(config: dict[str, Any], wanted: int | None) -> None:
     if wanted is None:
         return
     config = read(config)
-    name = next((name for name in _POSITION_NAMES if config.get(name) is not None), None)
+    name = next((name for name in POSITION_NAMES if config.get(name) is not None), None)
     longest = _MAX_POSITIONS if name is None else min(_longest(config, name), _MAX_POSITIONS)
     if wanted <= longest:
         return

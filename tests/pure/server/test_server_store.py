@@ -14,6 +14,7 @@ import pytest
 from fastapi import Request
 
 from tests.pure.server.conftest import Served, Starter, until
+from tokenmill.checkpoint.gguf_write import write_gguf
 from tokenmill.checkpoint.pull import Progress, pull_local
 from tokenmill.checkpoint.stored import open_store
 from tokenmill.core.errors import ParameterError
@@ -21,6 +22,7 @@ from tokenmill.core.request import SamplingParams
 from tokenmill.server.context import RequestLimits
 from tokenmill.server.errors import HttpError
 from tokenmill.server.model_lookup import find_by_name
+from tokenmill.server.ollama.stated_context import stated_context
 from tokenmill.server.ollama.store_changes import OFF, Changes
 from tokenmill.server.openai.sampling import sampling_params
 from tokenmill.server.openai.schemas import CompletionRequest
@@ -344,3 +346,39 @@ def test_stored_parameters_are_defaults_of_requests() -> None:
     assert read() == SamplingParams(max_tokens=4, **stored)
     mine = {"stop": ["y"], "presence_penalty": 0.0, "frequency_penalty": -1.0, "seed": 4, "mirostat": 0, "top_k": 1}
     assert read(**mine) == SamplingParams(max_tokens=4, **mine)
+
+
+@pytest.mark.parametrize(
+    ("config", "reach"),
+    [
+        ({"max_position_embeddings": 64}, 64),
+        ({"n_positions": 64}, 64),
+        ({"text_config": {"max_position_embeddings": 64}, "max_position_embeddings": None}, 64),
+        ({"max_position_embeddings": 64, "rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 64),
+        ({"max_position_embeddings": 64, "rope_scaling": {"type": "yarn", "factor": 4.0}}, None),
+        ({"max_position_embeddings": 64, "rope_parameters": {"full_attention": {"rope_type": "linear"}}}, None),
+        ({"max_position_embeddings": "64"}, None),
+        ({}, None),
+    ],
+)
+async def test_a_context_beyond_the_models_is_refused_when_it_is_stored(
+    config: dict[str, Any], reach: int | None, served: Served, tmp_path: Path
+) -> None:
+    folder = tmp_path / "models" / "short"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(b"")
+    assert stated_context(folder) == reach
+    for wanted, fits in ((64, True), (65, reach is None)):
+        body = {"name": f"ctx{wanted}", "from": "short", "parameters": {"num_ctx": wanted}, "stream": False}
+        answer = await served.post("/api/create", body)
+        assert answer.status_code == (200 if fits else 400), answer.text
+        assert fits or "num_ctx is 65, and this model's context is 64 tokens" in answer.json()["error"]
+
+
+def test_the_context_of_gguf_files(tmp_path: Path) -> None:
+    for name, more, reach in (("a", {}, 64), ("b", {"llama.rope.scaling.type": "yarn"}, None)):
+        said = {"general.architecture": "llama", "llama.context_length": 64, **more}
+        (tmp_path / name).mkdir()
+        write_gguf(tmp_path / name / "m.gguf", said, [])
+        assert stated_context(tmp_path / name / "m.gguf") == stated_context(tmp_path / name) == reach

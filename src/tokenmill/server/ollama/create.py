@@ -25,6 +25,7 @@ from tokenmill.checkpoint.stored import DEMO, location, rank_of
 from tokenmill.checkpoint.stored_names import LATEST, full_name, may_be_name
 from tokenmill.core.errors import ParameterError, UserError
 from tokenmill.demo import demo_dir
+from tokenmill.server.ollama.stated_context import check_context
 from tokenmill.text.chat_template import check_template
 from tokenmill.text.codec import Tokenizer
 from tokenmill.text.gguf import tokenizer_from_gguf
@@ -91,6 +92,7 @@ def create(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
     if recipe.template:
         check_template(to_jinja_or_own(recipe.template), "TEMPLATE", "template")  # before anything is downloaded
     base = _base(store, recipe, reach, tell)
+    check_context(Path(location(store, base.source)[0]), {**base.parameters, **parameters})
     adapter = _adapter(store, recipe, reach) or base.adapter
     words = base.words
     if recipe.template is not None:
