@@ -12,7 +12,7 @@ from tokenmill.checkpoint.new_folder import check_free, check_new
 from tokenmill.cli.flags import flag, spelling, with_flags
 from tokenmill.cli.loading import progress, show_waiting, size
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.text_file import read_text_file
+from tokenmill.core.text_file import read_texts
 
 if TYPE_CHECKING:
     from tokenmill.engine.model_source import FolderSource
@@ -53,7 +53,9 @@ METHOD_FLAGS = {
     ),
     "sparsity": flag("sparsity", str, "With pruning methods: 2:4 (default), or the part of weights that become 0."),
     "calibration": flag(
-        "calibration", Path, "Text to calibrate on, or to weigh a GGUF file's columns by [default: ours]."
+        "calibration",
+        Path,
+        "Text (or JSON lines) to calibrate on, or to weigh a GGUF file's columns by [default: ours].",
     ),
     "samples": flag("samples", int, "Sequences to calibrate on [default: 128]."),
     "length": flag("length", int, "Tokens of each sequence [default: 512]."),
@@ -104,6 +106,8 @@ def quantize(
     with show_waiting("Getting ready"):
         from tokenmill.measure.whole_source import whole_source
         from tokenmill.quant.convert import Recipe, convert
+    if text is not None:
+        _check_predictable(source, text)
     chosen = chosen or {}
     counted = str(format).startswith("gguf-") and format not in EXACT
     for name, given in (("--imatrix", imatrix is not None), ("--save-imatrix", "save_imatrix" in chosen)):
@@ -270,7 +274,17 @@ def _pattern(skip: str | None) -> re.Pattern[str] | None:
 
 
 def _read_text(path: Path) -> str:
-    return read_text_file(path, "--perplexity", MOST_CHARS)
+    return "\n\n".join(read_texts(path, "--perplexity", MOST_CHARS))
+
+
+def _check_predictable(source: str, text: str) -> None:
+    """Refuse a text without a token to predict, before the work after which it would be read."""
+    from tokenmill.engine.model_source import find_source
+    from tokenmill.quantize.calibration_text import lead_and_rest
+
+    lead, ids = lead_and_rest(text, find_source(source).tokenizer().encode)
+    if len(lead) + len(ids) < 2 or not ids:
+        raise ParameterError("--perplexity: the text is too short, it needs at least two tokens.")
 
 
 def _show(source: Path, target: Path, errors: list[LayerError]) -> None:

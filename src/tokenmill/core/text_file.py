@@ -1,9 +1,10 @@
-"""Text in a file that a person names. Owns: reading it within a bound, and how failures are worded. A pipe is read like
-a file, a device not at all: it may never end. Must not know: what the text means.
+"""Text in a file that a person names. Owns: reading it within a bound, as one text or as several, and how failures are
+worded. A pipe is read like a file, a device not at all: it may never end. Must not know: what the text means.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 from collections.abc import Iterator
@@ -31,6 +32,27 @@ def read_text_file(path: Path | str, flag: str, most: int, *, param: str | None 
         raise ParameterError(f"{told}: {why(error)}.", param=param) from error
     except ValueError as error:  # a NUL, or half of a pair of surrogates
         raise ParameterError(f"{told}: no file can have this name.", param=param) from error
+
+
+def read_texts(path: Path, flag: str, most: int) -> list[str]:
+    """The texts of a file: one in plain text; in JSON lines, one under "text" or "prompt" in each."""
+    text = read_text_file(path, flag, most)
+    found = list(_of_json_lines(text, path, flag)) if path.suffix in (".jsonl", ".json") else [text]
+    if not any(one.strip() for one in found):
+        raise ParameterError(f"{flag} {path} holds no text.")
+    return found
+
+
+def _of_json_lines(text: str, path: Path, flag: str) -> Iterator[str]:
+    for number, line in lines_of(text):
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise ParameterError(f"{flag} {path}, line {number}: not JSON ({error}).") from None
+        value = entry.get("text", entry.get("prompt")) if isinstance(entry, dict) else entry
+        if not isinstance(value, str):
+            raise ParameterError(f'{flag} {path}, line {number}: needs a string under "text" or "prompt".')
+        yield value
 
 
 def _told(path: str) -> str:

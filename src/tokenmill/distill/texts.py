@@ -1,20 +1,18 @@
-"""What is learnt from. Owns: reading a file of texts or prompts, and cutting tokens into lines of equal length.
-
-A file is plain text, or JSON lines with a "text" or a "prompt" each. Must not know: models, training.
+"""What is learnt from. Owns: how large a file of texts or prompts may be, and cutting tokens into lines of equal
+length. Must not know: models, training.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from tokenmill.core import text_file
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.text_file import lines_of, read_text_file
 
 MOST = 4 << 30
 """Most characters."""
@@ -23,24 +21,8 @@ HELD_OUT = 20
 
 
 def read_texts(path: Path, flag: str = "--data") -> list[str]:
-    """The texts of a file: one in plain text, one a line in JSON lines. flag: what named it."""
-    text = read_text_file(path, flag, MOST)
-    found = list(_lines(text, path, flag)) if path.suffix in (".jsonl", ".json") else [text]
-    if not any(one.strip() for one in found):
-        raise ParameterError(f"{flag} {path} holds no text.")
-    return found
-
-
-def _lines(text: str, path: Path, flag: str) -> Iterator[str]:
-    for number, line in lines_of(text):
-        try:
-            entry = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ParameterError(f"{flag} {path}, line {number}: not JSON ({error}).") from None
-        value = entry.get("text", entry.get("prompt")) if isinstance(entry, dict) else entry
-        if not isinstance(value, str):
-            raise ParameterError(f'{flag} {path}, line {number}: needs a string under "text" or "prompt".')
-        yield value
+    """The texts of a file. flag: what named it."""
+    return text_file.read_texts(path, flag, MOST)
 
 
 @dataclass(frozen=True, slots=True)

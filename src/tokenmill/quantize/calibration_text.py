@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.core.errors import ParameterError
-from tokenmill.core.text_file import read_text_file
+from tokenmill.core.text_file import read_texts
 
 MOST = 64 << 20
 """Most characters."""
@@ -22,10 +22,10 @@ LEAST_LENGTH, MOST_COUNTED = 8, 1 << 16
 
 
 def read(path: Path | None, flag: str = "--calibration") -> str:
-    """Read a text file. None: the package's own text. flag: what named it."""
+    """Read a text file, or JSON lines. None: the package's own text. flag: what named it."""
     if path is None:
         return resources.files("tokenmill.quantize").joinpath("calibration.txt").read_text(encoding="utf-8")
-    return read_text_file(path, flag, MOST)
+    return "\n\n".join(read_texts(path, flag, MOST))
 
 
 def lead_and_rest(text: str, encode: Callable[[str], list[int]]) -> tuple[list[int], list[int]]:

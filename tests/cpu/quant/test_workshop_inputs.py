@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from tokenmill.cli.verbs import app
+from tokenmill.quantize.calibration_text import read
 from tokenmill.testing.tiny import make_tiny
 
 FEW = ("--samples", "2", "--length", "32")
@@ -31,6 +32,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_tiny(folder / "odder", hidden=40, heads=5, kv_heads=5, architecture="llama")
     (folder / "text.txt").write_text(TEXT)
     (folder / "word.txt").write_text("a")
+    (folder / "nothing.txt").write_text(" \n")
+    (folder / "odd.jsonl").write_text('{"text": "one"}\n{"words": "two"}\n')
+    (folder / "lines.jsonl").write_text("".join(f"{json.dumps({key: TEXT})}\n" for key in ("text", "prompt")))
     return folder
 
 
@@ -90,6 +94,13 @@ REFUSED = {
        for flag, value in (("--samples", "0"), ("--length", "1"), ("--length", "9999999"))
        for name, words in (("pruning", (*PRUNE, "--channels", "0.3")), ("a method", (*QUANTIZE, "--method", "gptq")),
                            ("a file", ("quantize", "{place}/tiny", "{target}.gguf", "--format", "gguf-q4_k")))},
+    **{f"nothing to read for {flag}": ((*words, flag, "{place}/nothing.txt"), "nothing.txt holds no text")
+       for flag, words in (("--perplexity", (*QUANTIZE, "--format", "int8")),
+                           ("--calibration", (*QUANTIZE, "--method", "gptq")))},
+    "nothing to predict": ((*QUANTIZE, "--format", "int8", "--perplexity", "{place}/word.txt"),
+                           "--perplexity: the text is too short"),
+    "lines without text": ((*QUANTIZE, "--method", "gptq", "--calibration", "{place}/odd.jsonl"),
+                           'odd.jsonl, line 2: needs a string under "text" or "prompt"'),
     "no layers": ((*PRUNE, "--layers", "-1"), "--layers -1: use a positive number"),
     "multiples of nothing": ((*PRUNE, "--channels", "0.3", "--multiple", "0"), "--multiple 0: use a positive number"),
     "multiples of what stays": ((*PRUNE, "--layers", "1", "--multiple", "64"), "--multiple has no effect"),
@@ -112,6 +123,18 @@ def test_one_sentence_and_nothing_left(name: str, place: Path, tmp_path: Path) -
     code, said = run(place, tmp_path / "out", *words)
     assert code == 2 and told in said, said
     assert not list(tmp_path.iterdir()), "nothing stays"
+
+
+def test_json_lines_are_texts(place: Path, tmp_path: Path) -> None:
+    """Their syntax is no text."""
+    both = tmp_path / "both.txt"
+    both.write_text(f"{TEXT}\n\n{TEXT}")
+    for name, file in (("lines", place / "lines.jsonl"), ("plain", both)):
+        code, said = run(place, tmp_path / name, *QUANTIZE, "--method", "gptq", *FEW, "--calibration", str(file))
+        assert code == 0, said
+    one, other = ((tmp_path / name / "model.safetensors").read_bytes() for name in ("lines", "plain"))
+    assert one == other
+    assert read(place / "lines.jsonl", "--text") == both.read_text()
 
 
 BROKEN: dict[str, tuple[Change, str]] = {
