@@ -1,4 +1,4 @@
-"""A shorter way from a kernel's call to its launch. Owns: what a call may be told apart by, and what was compiled for it.
+"""A shorter way from a kernel's call to its launch. Owns: what calls are told apart by, and what was compiled for them.
 
 Triton looks at each argument anew in order to know what a kernel is compiled for, about 5 us for a tensor, and a step
 that is not recorded makes a thousand launches. Here a call is told apart by less: by what Triton would specialise it
@@ -23,7 +23,6 @@ VERSION = "3.6."
 _CONSTANT, _SPECIAL, _TYPED = range(3)
 """What an argument is: known when the kernel is compiled, also an option; told apart by type and divisibility; by type
 alone."""
-_INT32 = 1 << 31
 
 
 @dataclass(slots=True)
@@ -38,15 +37,26 @@ class Ready:
     packed: Any
 
 
+Tell = Callable[..., tuple[tuple[Any, ...], tuple[Any, ...]]]
+"""Device and arguments -> what the call is told apart by, and what the launcher gets for each parameter."""
+
+
 @dataclass(slots=True)
 class Form:
     """Calls of one function that name the same arguments. kinds: of each argument as it is given; order: for each
-    parameter the argument that it gets (None: its default, a constant); ready: by what calls are told apart by. A kind
-    of call that cannot take the short way has None there."""
+    parameter the argument that it gets (None: its default, a constant); ways: by the arguments' types how calls are
+    told apart, and what was compiled for each (None: such a call cannot take the short way)."""
 
     kinds: tuple[int, ...]
     order: tuple[int | None, ...]
-    ready: dict[tuple[Any, ...], Ready | None] = field(default_factory=dict)
+    ways: dict[tuple[type, ...], tuple[Tell, dict[Any, Ready | None]]] = field(default_factory=dict)
+
+    def way(self, types: tuple[type, ...]) -> tuple[Tell, dict[Any, Ready | None]]:
+        """For arguments of these types."""
+        found = self.ways.get(types)
+        if found is None:
+            found = self.ways[types] = make_tell(self.kinds, self.order, types), {}
+        return found
 
 
 def form_of(function: Any, names: tuple[Any, ...]) -> Form | None:
@@ -67,37 +77,32 @@ def form_of(function: Any, names: tuple[Any, ...]) -> Form | None:
     return Form(tuple(kinds), tuple(places.get(name) for name in parameters))
 
 
-def tell_apart(kinds: tuple[int, ...], values: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-    """What a call with these arguments is told apart by, and what the launcher gets for each."""
-    key: list[Any] = []
-    passed: list[Any] = []
-    for kind, value in zip(kinds, values, strict=True):
+def make_tell(kinds: tuple[int, ...], order: tuple[int | None, ...], types: tuple[type, ...]) -> Tell:
+    """As source text, like Triton's own: in a loop the questions would cost more than the answers."""
+    key, lines = ["device"], []
+    passed = {}
+    for i, (kind, of) in enumerate(zip(kinds, types, strict=True)):
+        passed[i] = f"v{i}"
         if kind == _CONSTANT:
-            key.append((type(value), value) if isinstance(value, (bool, float)) else value)
-            passed.append(None)
-        elif isinstance(value, Tensor):
-            address = value.data_ptr()
-            key.append(value.dtype if address % 16 == 0 else (value.dtype,))
-            passed.append(address)
-        else:
-            key.append(_mark(kind, value))
-            passed.append(value)
-    return key, passed
-
-
-def _mark(kind: int, value: Any) -> Any:
-    """What an argument that is no tensor is told apart by."""
-    if value is None:
-        return None
-    if type(value) is int:
-        size = 0 if -_INT32 <= value < _INT32 else 1 if value < 1 << 63 else 2
-        return size if kind == _TYPED else (size, value == 1, value % 16 == 0)
-    if type(value) is bool or type(value) is float:
-        return type(value)
-    base = getattr(value, "base", None)
-    if not isinstance(base, Tensor):
-        raise TypeError("an argument of another kind")
-    return type(value), base.dtype, tuple(value.block_shape), len(value.shape), getattr(value, "layout", None)
+            key.append(f"v{i}")
+            passed[i] = "None"
+        elif issubclass(of, Tensor):
+            lines.append(f"    p{i} = v{i}.data_ptr()")
+            key += [f"v{i}.dtype", f"not p{i} & 15"]
+            passed[i] = f"p{i}"
+        elif of is int:  # 32 bits, 64 bits, more
+            key.append(f"v{i}.bit_length() >> 5")
+            if kind == _SPECIAL:
+                key += [f"v{i} == 1", f"not v{i} & 15"]
+        elif of is not type(None) and of is not bool and of is not float:  # a descriptor of a tensor
+            key += [f"v{i}.base.dtype", f"tuple(v{i}.block_shape)", f"len(v{i}.shape)", f"getattr(v{i}, 'layout', 0)"]
+    given = ", ".join(f"v{i}" for i in range(len(kinds)))
+    handed = "".join(f"{'None' if place is None else passed[place]}, " for place in order)
+    text = "\n".join([f"def tell(device, {given}):", *lines, f"    return ({', '.join(key)},), ({handed})"])
+    made: dict[str, Any] = {}
+    exec(text, made)
+    tell: Tell = made["tell"]
+    return tell
 
 
 def remember(kernel: Any) -> Ready | None:
@@ -122,20 +127,22 @@ def _run(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
     if form is None or warmup or callable(grid) or self.pre_run_hooks:
         return _triton(self, *args, grid=grid, warmup=warmup, **kwargs)
     device = torch._C._cuda_getDevice()  # type: ignore[attr-defined]
+    values = (*args, *kwargs.values())
     try:
-        key, passed = tell_apart(form.kinds, (*args, *kwargs.values()))
-        found = form.ready.get(same := (device, *key), form)
-    except TypeError:  # a constant that cannot be looked up
+        tell, ready = form.way(tuple(map(type, values)))
+        key, passed = tell(device, *values)
+        found = ready.get(key, form)
+    except (TypeError, AttributeError):  # a constant that cannot be looked up, an argument of another kind
         return _triton(self, *args, grid=grid, warmup=warmup, **kwargs)
     if found is None or found is form:
         kernel = _triton(self, *args, grid=grid, warmup=warmup, **kwargs)
         if found is form and kernel is not None:
-            form.ready[same] = remember(kernel)
+            ready[key] = remember(kernel)
         return kernel
     stream = torch._C._cuda_getCurrentRawStream(device)  # type: ignore[attr-defined]
     found.launch(
         *grid, *(1, 1)[len(grid) - 1 :], stream, found.function, found.cooperative, found.dependent, None, None,
-        found.packed, None, None, None, *(None if place is None else passed[place] for place in form.order),
+        found.packed, None, None, None, *passed,
     )  # fmt: skip
     return found.kernel
 
