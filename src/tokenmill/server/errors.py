@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from tokenmill.core.errors import BusyError, ContextError, EngineDeadError, GoneError, UserError
+from tokenmill.core.errors import BusyError, ContextError, EngineDeadError, NotHereError, UserError
 from tokenmill.server.findings import MAX_PARAM, Names, first_finding, renamed, reworded
 
 TYPES = {
@@ -62,6 +62,11 @@ class HttpError(Exception):
         """Set if the request is known: some APIs repeat it in the body."""
 
 
+def shutting_down() -> HttpError:
+    """What a client hears that still waits when the server ends. Another server may soon answer in its place."""
+    return HttpError(503, "The server is shutting down.", retry_after=5)
+
+
 def error_object(found: HttpError) -> dict[str, Any]:
     """OpenAI's error body."""
     kind = TYPES.get(found.status, "Error")
@@ -81,7 +86,7 @@ def describe_error(error: BaseException) -> HttpError:
         found = HttpError(400, str(error), param=error.param)
         found.overflow = error
         return found
-    if isinstance(error, GoneError):
+    if isinstance(error, NotHereError):
         return HttpError(404, str(error), param=error.param)
     if isinstance(error, UserError):
         return HttpError(400, str(error), param=error.param)

@@ -12,13 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from tokenmill.core.errors import TooLargeError
-from tokenmill.server.errors import HttpError
+from tokenmill.server.errors import HttpError, shutting_down
 
 MOST_HELD = 1 << 20
 """Most log-probabilities in all answers in progress. Each takes about half a kilobyte while it is written."""
-SHUTTING_DOWN = "The server is shutting down."
-AFTER_A_START_S = 5
-"""Seconds until another server may answer in this one's place."""
 
 
 @dataclass(slots=True)
@@ -74,7 +71,8 @@ class Gate:
 
     def _check_open(self) -> None:
         if self.draining:
-            self._refuse(503, "draining", SHUTTING_DOWN, AFTER_A_START_S)
+            self.on_reject("draining")
+            raise shutting_down()
 
     def grow(self, name: str, count: int, held: int, param: str | None) -> None:
         """Give a request that has `held` places `count` more. They do not count towards requests per minute. `param`:

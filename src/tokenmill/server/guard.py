@@ -22,8 +22,7 @@ from prometheus_client import Counter, Histogram
 from tokenmill.server.access import CORS_EXPOSED, CORS_METHODS, OPEN_PATHS, Access, allowed_headers
 from tokenmill.server.bodies import Parcel
 from tokenmill.server.context import Context
-from tokenmill.server.errors import HttpError, Pairs, describe_error, error_headers
-from tokenmill.server.gate import AFTER_A_START_S, SHUTTING_DOWN
+from tokenmill.server.errors import HttpError, Pairs, describe_error, error_headers, shutting_down
 from tokenmill.server.memory_trim import Load
 from tokenmill.server.routing import Api, error_shape, reads_any_type
 
@@ -118,7 +117,7 @@ class Guard:
         try:
             await visit.answer()
         except asyncio.CancelledError:  # the server ends; left alone, uvicorn would answer 500
-            await visit.refuse(HttpError(503, SHUTTING_DOWN, retry_after=AFTER_A_START_S))
+            await visit.refuse(shutting_down())
             raise
         except Exception as error:
             await visit.refuse(error)

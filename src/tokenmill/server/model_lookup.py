@@ -19,7 +19,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context, Model, ServerContext, no_such_model
-from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.errors import HttpError, describe_error, shutting_down
 from tokenmill.server.many_models.entry import Entry, GoneError, State, UnreadyError
 from tokenmill.server.rights import models_of
 from tokenmill.server.sse import HEADERS
@@ -73,6 +73,11 @@ class ModelAnswer(Response):
                     context.check_model(name)
                 response = await self.handler(request, context)
                 await response(scope, receive, send if late is None else late.send)
+        except asyncio.CancelledError:  # the server ends, or the client has left and hears nothing
+            if late is not None and late.begun and not late.telling.done():
+                late.telling.cancel()
+                await late.fail(shutting_down())
+            raise
         except Exception as error:
             if late is None or not late.begun:
                 raise

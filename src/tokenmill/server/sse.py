@@ -6,13 +6,14 @@ No object is built per token: a plain text chunk is prefix + JSON string + suffi
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from typing import Any
 
 import msgspec
 from starlette.responses import Response
 
-from tokenmill.server.errors import HttpError, describe_error
+from tokenmill.server.errors import HttpError, describe_error, shutting_down
 
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
@@ -73,6 +74,11 @@ class EventStream(Response):
             try:
                 async for data in self.chunks:
                     await send({"type": "http.response.body", "body": data, "more_body": True})
+            except asyncio.CancelledError:  # the server ends, or the client has left and hears nothing
+                if self.failed is not None:
+                    last = self.failed(shutting_down())
+                    await send({"type": "http.response.body", "body": last, "more_body": False})
+                raise
             except Exception as error:
                 if self.failed is None:
                     raise

@@ -12,8 +12,10 @@ import pytest
 
 from tests.pure.server.conftest import Starter, until
 from tests.pure.server.listening import Listening, answer, message
+from tests.pure.server.server_many_helpers import build as build
 from tests.pure.server.test_server_websocket import HI, connected, ended
 from tokenmill.core.config import make_server_config
+from tokenmill.server import model_lookup
 from tokenmill.server.listener import HttpServer
 from tokenmill.server.run import _bind
 from tokenmill.server.websockets.frames import GOING_AWAY
@@ -73,6 +75,47 @@ async def test_an_answer_that_has_not_begun_is_refused(opened: Any) -> None:
     status, said = await answer(whole)
     assert status == 503 and json.loads(said)["error"]["message"] == "The server is shutting down."
     writer.close()
+
+
+STREAMS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/generate", "/api/chat"]
+STREAMS += ["/generate_stream", "/completion", "/infill", "/v2/models/{model}/generate_stream"]
+
+
+async def test_every_stream_that_is_cut_says_why(opened: Any) -> None:
+    listening, server = await opened(step_s=60.0)
+    clients = {}
+    for path in STREAMS:
+        asked = {} if "generate_stream" in path else {"stream": True}
+        clients[path] = await listening.ask({**VALID[path][0], **asked}, path_of(path))
+    await until(lambda: listening.served.context.gate.open == len(clients))
+    for reader, _ in clients.values():
+        await reader.readuntil(b"\r\n\r\n")
+    await server.stop()
+    for path, (reader, writer) in clients.items():
+        said = await reader.read()
+        assert b"The server is shutting down." in said and said.endswith(b"0\r\n\r\n"), (path, said)
+        writer.close()
+
+
+async def test_a_stream_that_waits_for_its_model_says_why_it_ends(build: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_lookup, "FIRST_COMMENT_S", 0.0)
+    city = build(held_up=True)
+    config = make_server_config({}, port=0)
+    sock = _bind(config)
+    server = HttpServer(city.app, config, sock)
+    await server.start()
+    clients = {}
+    for path in (each for each in STREAMS if not each.startswith("/api")):  # (Ollama's lines have no comments)
+        reader, writer = await asyncio.open_connection("127.0.0.1", sock.getsockname()[1])
+        asked = {} if "generate_stream" in path else {"stream": True}
+        writer.write(message({**VALID[path][0], "model": "red", **asked}, path.replace("{model}", "red")))
+        assert (await reader.readuntil(b": loading\n\n")).startswith(b"HTTP/1.1 200")
+        clients[path] = (reader, writer)
+    await server.stop()
+    for path, (reader, writer) in clients.items():
+        said = await reader.read()
+        assert b"The server is shutting down." in said and said.endswith(b"0\r\n\r\n"), (path, said)
+        writer.close()
 
 
 async def test_a_websocket_is_closed_and_not_dropped(opened: Any) -> None:

@@ -319,7 +319,8 @@ async def test_keys_may_be_restricted_to_models(build: Any) -> None:
                     found = await city.client.request(
                         method.upper(), full + query, headers=own, json=None if method == "get" else body
                     )
-                    text = re.sub(r'[0-9a-f]{32}|"id":"[^"]*"|[\d.:]+', "", re.sub(rf"\b{name}\b", "NAME", found.text))
+                    timeless = re.sub(r'"samples":\[(\[[^]]*\],?)*\]', "", found.text)  # a second may have gone by
+                    text = re.sub(r'[0-9a-f]{32}|"id":"[^"]*"|[\d.:]+', "", re.sub(rf"\b{name}\b", "NAME", timeless))
                     said.append((query != "", found.status_code, text))
             assert said[:2] == said[2:], (method, path)
 

@@ -237,7 +237,7 @@ def _format(text: Text | None) -> dict[str, Any] | None:
 def _tool(tool: dict[str, Any], number: int) -> dict[str, Any]:
     if tool.get("type") != "function":
         raise ParameterError(
-            f"Tools of type {quoted(tool.get('type'))} run on the server, and there are none here.",
+            f"Tools of type {quoted(tool.get('type'))} are not supported in this version: only functions are.",
             param=f"tools.{number}",
         )
     return {"type": "function", "function": {name: value for name, value in tool.items() if name != "type"}}
