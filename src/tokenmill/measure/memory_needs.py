@@ -28,6 +28,18 @@ def find_needs(configs: Sequence[EngineConfig], memory: int | None, shares: int)
     return whole, [_need(config, device, whole, shares) for config in configs]
 
 
+def find_places(names: Sequence[str]) -> dict[str, str]:
+    """For each name of a device as people configure it, one name that all names of that device have."""
+    found = {}
+    for name in names:
+        try:
+            device = pick_device(name)
+        except TokenmillError:  # the load will say it better
+            continue
+        found[name] = device if device == "cpu" or ":" in device else f"{device}:0"
+    return found
+
+
 def _need(config: EngineConfig, device: str, memory: int, shares: int) -> Need:
     kind = "cpu" if device == "cpu" else "gpu"
     try:

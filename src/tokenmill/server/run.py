@@ -127,7 +127,7 @@ class ModelLoader:
         self.survey = survey = Survey(lambda: [entry.spec for entry in made.entries.values()], given.models_memory)
         bounds = Bounds(given.models_memory, given.models_queue, given.models_patience, given.models_sleep_memory)
         made: Catalogue[Model] = Catalogue(self.load, bounds, survey.size_of if several else None)
-        survey.found_memory = made.limit
+        survey.found_memory, made.place_of = made.limit, survey.place_of
         for spec in specs:
             made.add(spec)
         self.models = made

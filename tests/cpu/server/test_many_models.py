@@ -14,7 +14,7 @@ import pytest
 
 from tests.cpu.server.conftest import Running, _descendants
 from tokenmill.core.config import make_config, make_server_config
-from tokenmill.measure.memory_needs import find_needs
+from tokenmill.measure.memory_needs import find_needs, find_places
 from tokenmill.server.app import make_app, make_front
 from tokenmill.server.engines.child import build_default
 from tokenmill.server.many_models.entry import Spec
@@ -174,3 +174,7 @@ def launch_many(tmp_path_factory: pytest.TempPathFactory) -> Any:
         running.client.close()
         running.process.terminate()
         running.process.wait()
+
+
+def test_names_of_a_device() -> None:
+    assert find_places(["auto", "cpu", "cpu:0", "nowhere"]) == dict.fromkeys(["auto", "cpu", "cpu:0"], "cpu")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -392,3 +393,32 @@ async def test_models_that_cannot_be_counted_are_loaded_all_the_same() -> None:
     world.gate.set()
     await models.load(models.add(specs[0]))
     assert world.alive() == ["a"] and models.memory_of("auto") is None
+
+
+async def test_names_of_one_device_share_its_memory() -> None:
+    """`auto` and `cpu` in one file: the memory is counted once, and one model makes room for the other."""
+    asked: list[Any] = []
+
+    async def ask(what: Any) -> tuple[int, list[Need]]:
+        return 100, [Need(60, 0, 0, fixed=True) for _ in what[0]]
+
+    async def ask_places(names: Any) -> dict[str, str]:
+        asked.append(list(names))
+        return {"auto": "cpu", "cpu": "cpu"}
+
+    def on(name: str, device: str) -> Spec:
+        made = spec(name, memory=None)
+        return replace(made, engine=replace(made.engine, execute=replace(made.engine.execute, device=device)))
+
+    world, specs = World(), [on("a", "auto"), on("b", "cpu"), on("c", "nowhere")]
+    survey = Survey(lambda: [entry.spec for entry in models.entries.values()], None, ask, ask_places)
+    models = Catalogue(world.make, predict=survey.size_of)
+    survey.found_memory, models.place_of = models.limit, survey.place_of
+    world.gate.set()
+    entries = [models.add(each) for each in specs]
+    for entry in entries[:2]:
+        await models.load(entry)
+    assert world.alive() == ["b"] and asked == [["auto", "cpu", "nowhere"]]
+    await models.load(entries[2])
+    assert sorted(world.alive()) == ["b", "c"] and len(asked) == 1
+    assert models.memory_of(models.place_of(entries[0])) == 100

@@ -59,6 +59,7 @@ class Catalogue(Generic[U]):
     ) -> None:
         self.make, self.predict = make, predict
         self.bounds = bounds or Bounds()
+        self.place_of: Callable[[Entry[U]], str] = lambda entry: entry.spec.place
         self.limits: dict[str, int] = {}
         """The measured bytes for models, by device."""
         self.entries: dict[str, Entry[U]] = {}
@@ -77,7 +78,7 @@ class Catalogue(Generic[U]):
 
     def limit(self, place: str, memory: int) -> None:
         """Set how many bytes of a device models may take, besides those of the models already loaded."""
-        self.limits[place] = memory + sum(each.size for each in self._loaded() if each.spec.place == place)
+        self.limits[place] = memory + sum(each.size for each in self._loaded() if self.place_of(each) == place)
 
     def memory_of(self, place: str) -> int | None:
         """Bytes of a device for all loaded models. None: there is no limit."""
@@ -337,11 +338,12 @@ class Catalogue(Generic[U]):
         short."""
         others = [each for each in self._loaded() if each is not entry]
         conflicting = [each for each in others if entry.conflicts(each)]
-        memory = self.memory_of(entry.spec.place)
+        place = self.place_of(entry)
+        memory = self.memory_of(place)
         if conflicting or memory is None:
             return conflicting
-        others = [each for each in others if each.spec.place == entry.spec.place]
-        asleep = [each for each in self.sleepers.all() if each is not entry and each.spec.place == entry.spec.place]
+        others = [each for each in others if self.place_of(each) == place]
+        asleep = [each for each in self.sleepers.all() if each is not entry and self.place_of(each) == place]
         left = memory - sum(each.beside for each in asleep)
         if sum(each.size for each in others) + entry.size <= left:
             return []
@@ -350,7 +352,7 @@ class Catalogue(Generic[U]):
 
     def _check_size(self, entry: Entry[U], others: Iterable[Entry[U]]) -> None:
         """Refuse an entry that could never fit beside the pinned ones."""
-        most = self.memory_of(entry.spec.place) or 0
+        most = self.memory_of(self.place_of(entry)) or 0
         fixed = [each for each in others if each.spec.pin]
         left = most - sum(each.size for each in fixed)
         if entry.size > left:

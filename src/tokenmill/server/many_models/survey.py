@@ -42,13 +42,37 @@ def count_needs(answer: Any, asked: Asked, lasting: bool) -> None:
         answer.send(f"{type(error).__name__}: {error}")
 
 
+def name_places(answer: Any, asked: Sequence[str], lasting: bool) -> None:
+    """Send which names of devices mean the same, or what went wrong; in the other process, too."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent(lasting)
+    from tokenmill.measure.memory_needs import find_places
+
+    try:
+        answer.send(find_places(asked))
+    except Exception as error:
+        answer.send(f"{type(error).__name__}: {error}")
+
+
 async def ask_child(asked: Asked) -> Counted:
+    """The sizes of models, as another process counts them."""
+    counted: Counted = await _ask(count_needs, asked)
+    return counted
+
+
+async def ask_places(names: Sequence[str]) -> dict[str, str]:
+    """One name for all names of the same device, as another process finds them."""
+    found: dict[str, str] = await _ask(name_places, names)
+    return found
+
+
+async def _ask(work: Callable[..., None], asked: Any) -> Any:
     """Start the other process, ask it, and end it. Whoever is cancelled meanwhile does not wait for it."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe(duplex=False)
     with contextlib.closing(ours):
-        with contextlib.closing(theirs), without_main(count_needs):
-            child = context.Process(target=count_needs, args=(theirs, asked, starts_last()))
+        with contextlib.closing(theirs), without_main(work):
+            child = context.Process(target=work, args=(theirs, asked, starts_last()))
             child.start()
         try:
             async with asyncio.timeout(PATIENCE_S):
@@ -61,8 +85,7 @@ async def ask_child(asked: Asked) -> Counted:
             child.close()
     if isinstance(found, str):
         raise RuntimeError(found)
-    counted: Counted = found
-    return counted
+    return found
 
 
 class Survey:
@@ -74,8 +97,11 @@ class Survey:
         served: Callable[[], Iterable[Spec]],
         memory: int | None,
         ask: Callable[[Asked], Awaitable[Counted]] = ask_child,
+        ask_places: Callable[[Sequence[str]], Awaitable[dict[str, str]]] = ask_places,
     ) -> None:
-        self.served, self.memory, self.ask = served, memory, ask
+        self.served, self.memory, self.ask, self.ask_places = served, memory, ask, ask_places
+        self.places: dict[str, str] = {}
+        """One name for each device, by the names under which models have it. Empty while all models have one name."""
         self.measured: dict[str, int] = {}
         """Free bytes by device."""
         self.known: dict[str, tuple[EngineConfig, Need]] = {}
@@ -86,6 +112,7 @@ class Survey:
     async def size_of(self, entry: Entry[Any]) -> int:
         """An entry's bytes; 0: not known. An entry that sets no size of its K/V cache gets its share of memory."""
         async with self.lock:
+            await self._learn_places(entry.spec)
             need = self._need(entry.spec) or await self._look(entry.spec)
         if need.whole and not need.fixed and need.kv:
             entry.spec = entry.spec.with_kv(need.kv)
@@ -98,10 +125,27 @@ class Survey:
         config, need = self.known.get(spec.names[0], (None, None))
         return need if config == spec.engine else None
 
+    def place_of(self, entry: Entry[Any]) -> str:
+        """The device whose memory an entry takes, by a name that all its models share."""
+        return self._place(entry.spec)
+
+    def _place(self, spec: Spec) -> str:
+        return self.places.get(spec.place, spec.place)
+
+    async def _learn_places(self, spec: Spec) -> None:
+        """`auto` and `cpu` may be one device, whose memory all its models share."""
+        names = {spec.place, *(each.place for each in self.served())}
+        if len(names) < 2 or names <= self.places.keys():
+            return
+        try:
+            self.places.update({name: name for name in names} | await self.ask_places(sorted(names)))
+        except Exception:
+            log.exception("the names of devices could not be compared")
+
     async def _look(self, spec: Spec) -> Need:
         """Count this model, and all others of its device whose files are on this machine."""
-        place = spec.place
-        mates = [each for each in self.served() if each.place == place and each.names[0] != spec.names[0]]
+        place = self._place(spec)
+        mates = [each for each in self.served() if self._place(each) == place and each.names[0] != spec.names[0]]
         batch = [spec, *(each for each in mates if self._need(each) is None and _is_here(each))]
         given = self.measured.get(place) if self.memory is None else self.memory
         try:

@@ -48,7 +48,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         state["catalogue"] = [{**stand(each), "form": form} for each, form in zip(listed, forms, strict=True)]
         models = context.shared.models
         control = context.config.models.models_control and may_manage(context.shared, request)
-        state["memory"] = {"limit": models.memory_of(asked.spec.place), "control": control}
+        state["memory"] = {"limit": models.memory_of(models.place_of(asked)), "control": control}
         state.update(started=began, columns=COLUMNS, samples=mine.activity.since(_number(request, "since", 0.0)))
         state["events"] = mine.activity.events.shown()
         return json_answer(state)
