@@ -83,7 +83,7 @@ class IdInUseError(ParameterError):
         super().__init__(f"The request id {shown(request_id)} is in use: choose another one.", param="request_id")
 
 
-class GoneError(ParameterError):
+class NotHereError(ParameterError):
     """What the request names is not here, or not any more."""
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenmill.core.config import AdapterOptions
-from tokenmill.core.errors import GoneError, ParameterError
+from tokenmill.core.errors import NotHereError, ParameterError
 from tokenmill.core.execution import Executor
 from tokenmill.core.params import LoRARequest
 from tokenmill.engine.adapter_names import check_name, located, read_modules
@@ -164,7 +164,7 @@ class AdapterDesk:
     def check(self, number: int) -> None:
         """Refuse a request with an unknown adapter."""
         if number and number not in self.numbers:
-            raise GoneError("The adapter is not loaded.", param="model")
+            raise NotHereError("The adapter is not loaded.", param="model")
 
     def begin(self, number: int) -> Reading | None:
         """Let the devices start to read an adapter; None: they have read it already."""
@@ -235,5 +235,5 @@ class Reading:
         if said is not None:
             return ParameterError(said, param="lora_request")
         if self.number not in self.desk.numbers:
-            return GoneError("The adapter has been removed.", param="model")
+            return NotHereError("The adapter has been removed.", param="model")
         return None

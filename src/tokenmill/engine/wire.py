@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tokenmill.core.errors import BusyError, GoneError, ParameterError, UserError
+from tokenmill.core.errors import BusyError, NotHereError, ParameterError, UserError
 from tokenmill.core.request import Request, TokenDelta
 from tokenmill.core.sleeping import Slept
 
@@ -153,11 +153,11 @@ class Refused(msgspec.Struct):
     @classmethod
     def by(cls, request_id: str, error: UserError) -> Refused:
         """The message of an error."""
-        return cls(request_id, str(error), error.param, isinstance(error, BusyError), isinstance(error, GoneError))
+        return cls(request_id, str(error), error.param, isinstance(error, BusyError), isinstance(error, NotHereError))
 
     def error(self) -> UserError:
         """The error whose message this is."""
-        kind = BusyError if self.busy else GoneError if self.gone else UserError
+        kind = BusyError if self.busy else NotHereError if self.gone else UserError
         return kind(self.message, param=self.param)
 
 

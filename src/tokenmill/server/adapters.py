@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tokenmill.core.config import AdapterOptions
-from tokenmill.core.errors import GoneError, ParameterError, TooLargeError, UserError
+from tokenmill.core.errors import NotHereError, ParameterError, TooLargeError, UserError
 from tokenmill.engine.adapter_names import check_name, read_modules
 from tokenmill.engine.wire import Adapt
 
@@ -81,7 +81,7 @@ class AdapterBook:
         while number in self.replaced and number not in self.left:
             number = self.replaced[number]
         if number not in self.left and not any(number == served.number for served in self.by_name.values()):
-            raise GoneError("The adapter has just been unloaded.", param="model")
+            raise NotHereError("The adapter has just been unloaded.", param="model")
         return number
 
     def serve(self, served: Served) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.pure.server.conftest import until
 from tests.pure.server.server_many_helpers import build  # noqa: F401
 from tokenmill.core.config import AdapterOptions, make_config
-from tokenmill.core.errors import BusyError, EngineDeadError, GoneError, ParameterError, TooLargeError
+from tokenmill.core.errors import BusyError, EngineDeadError, NotHereError, ParameterError, TooLargeError
 from tokenmill.core.request import Request, SamplingParams
 from tokenmill.engine.wire import Refused, Report, encode_news, read_news
 from tokenmill.server import adapters
@@ -94,7 +94,7 @@ async def test_names_change_while_a_prompt_is_read() -> None:
     chosen = Request(id="x", prompt_ids=[1], params=SamplingParams(), adapter=1)
     assert way.current(chosen).adapter == 3
     way.unload("a")
-    with pytest.raises(GoneError, match="unloaded") as found:
+    with pytest.raises(NotHereError, match="unloaded") as found:
         way.current(chosen)
     assert found.value.param == "model"
     assert way.current(msgspec.structs.replace(chosen, adapter=0)).adapter == 0
@@ -137,7 +137,7 @@ async def test_a_name_is_taken_while_its_adapter_is_read(build: Any, tmp_path: P
 
 
 def test_what_is_gone_is_a_404_on_either_side_of_the_socket() -> None:
-    for error, status in ((GoneError("a", param="model"), 404), (BusyError("b"), 503), (ParameterError("c"), 400)):
+    for error, status in ((NotHereError("a", param="model"), 404), (BusyError("b"), 503), (ParameterError("c"), 400)):
         over = read_news(encode_news(Report(refused=[Refused.by("x", error)]))).refused[0].error()  # type: ignore[union-attr]
         for each in (error, over):
             found = describe_error(each)
