@@ -228,6 +228,10 @@ def _meanings(b: Build, words: int, vocab: int, where: str) -> Tensor:
         if words > vocab or list(b.checkpoint.names()):
             raise ModelError(f"{where}: a head with {words} words of its own needs d2t, which says what they mean.")
         return own
+    kind = b.checkpoint.tensor(b.path("d2t"), (words,)).dtype
+    if kind not in (torch.int16, torch.int32, torch.int64):  # a float may be a number that was rounded
+        stored = str(kind).removeprefix("torch.")
+        raise ModelError(f"{where}: d2t is stored as {stored}; distances between words are whole numbers.")
     found = own + b.tensor("d2t", (words,), torch.int64)
     if int(found.min()) < 0 or int(found.max()) >= vocab:
         raise ModelError(f"{where}: d2t leads to words that the model does not have (it has {vocab}).")

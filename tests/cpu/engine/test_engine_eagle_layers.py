@@ -173,6 +173,8 @@ def test_a_head_with_narrower_states(target: Path, whole: Any, wanted: list[Any]
     ("change", "why"),
     [
         (lambda said, tensors: (said, tensors | {"d2t": torch.full((WORDS,), VOCAB)}), "d2t leads to words"),
+        (lambda said, tensors: (said, tensors | {"d2t": tensors["d2t"].to(torch.float8_e4m3fn)}), "as float8_e4m3fn"),
+        (lambda said, tensors: (said, tensors | {"d2t": tensors["d2t"].half()}), "d2t is stored as float16"),
         (lambda said, tensors: (said, {n: t for n, t in tensors.items() if n != "d2t"}), "needs d2t"),
         (lambda said, tensors: (said | {"target_hidden_size": 32}, tensors), "hidden states of 32 numbers"),
         (lambda said, tensors: (said | {"norm_before_fc": True, "fc_norm": True}, tensors), "exclude each other"),
