@@ -1,9 +1,11 @@
 """Sleep on a GPU: the device gets its memory back, recordings stay, and answers are those of before.
 
-Run alone (-n 0): what the device has free is measured.
+What the device has free is measured where nobody else is at work (-n 0).
 """
 
 from __future__ import annotations
+
+import os
 
 import pytest
 import torch
@@ -19,6 +21,9 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 def said(llm):
     outputs = llm.generate([{"prompt_token_ids": p} for p in PROMPTS], GREEDY, use_tqdm=False)
     return [output.outputs[0].token_ids for output in outputs]
+
+
+ALONE = "PYTEST_XDIST_WORKER" not in os.environ
 
 
 def free():
@@ -47,13 +52,17 @@ def test_memory_goes_and_comes_back(quantization, tmp_path):
         for level in (1, 1, 2, 1):
             awake = free()
             llm.sleep(level)
-            assert free() - awake >= 0.98 * held, "weights and cache have been given back"
+            assert not bed.weights.awake and not bed.cache.awake
+            if ALONE:
+                assert free() - awake >= 0.98 * held, "weights and cache have been given back"
             with pytest.raises(BusyError):
                 said(llm)
             llm.wake_up(["weights"])
             assert llm.is_sleeping
             llm.wake_up()
-            assert awake - free() <= 64 << 20
+            assert bed.weights.mapped + bed.cache.mapped == held
+            if ALONE:
+                assert awake - free() <= 64 << 20
             assert said(llm) == before
             now = recorded(llm)
             assert all(each[key] is made for each, old in zip(now, steps, strict=True) for key, made in old.items())
