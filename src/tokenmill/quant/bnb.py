@@ -39,10 +39,12 @@ def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of this method that cannot be read here."""
     kind = config.get("bnb_4bit_quant_type", "fp4")
     if config.get("load_in_4bit") and kind not in _KINDS:
-        raise ModelError(f"This checkpoint is quantised with '{METHOD}' as {kind!r}; nf4 and fp4 can be read.")
+        raise ModelError(f"This checkpoint is quantised with '{METHOD}' as {shown(kind)}; nf4 and fp4 can be read.")
     storage = config.get("bnb_4bit_quant_storage", "uint8")
     if config.get("load_in_4bit") and storage != "uint8":
-        raise ModelError(f"This checkpoint is quantised with '{METHOD}' and stored as {storage}; uint8 can be read.")
+        raise ModelError(
+            f"This checkpoint is quantised with '{METHOD}' and stored as {shown(storage)}; uint8 can be read."
+        )
     threshold(config)
 
 
@@ -75,7 +77,7 @@ def load(
     if state.get("quant_type") not in _KINDS or type(block) is not int or block < 1:
         raise ModelError(f"'{name}' has no readable state of bitsandbytes (nf4 or fp4 in blocks).")
     if state.get("shape") != [rows, columns]:
-        raise ModelError(f"'{name}' has shape {state.get('shape')}, but the config asks for {list(shape)}.")
+        raise ModelError(f"'{name}' has shape {shown(state.get('shape'))}, but the config asks for {list(shape)}.")
     raw, count = ckpt.tensor(f"{name}.weight"), rows * columns
     if raw.dtype != torch.uint8 or raw.numel() != -(-count // 2):
         raise ModelError(f"'{name}.weight' must hold {-(-count // 2)} bytes, not {raw.numel()} of {raw.dtype}.")

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.quant import bits as packed
 from tokenmill.quant import sparse
 from tokenmill.quant.base import known
@@ -83,7 +83,7 @@ def check(config: Mapping[str, Any]) -> None:
     _check_format(config.get("format"))
     sparsity = config.get("sparsity_config")
     if isinstance(sparsity, Mapping) and sparsity.get("format", "dense") not in ("dense", *sparse.FORMATS):
-        raise _refused(f"sparsity format {sparsity.get('format')!r} (readable: {', '.join(sparse.FORMATS)})")
+        raise _refused(f"sparsity format {shown(sparsity.get('format'))} (readable: {', '.join(sparse.FORMATS)})")
     if config.get("transform_config"):
         raise _refused("rotations of activations (transform_config)")
     groups = config.get("config_groups")
@@ -98,20 +98,20 @@ def check(config: Mapping[str, Any]) -> None:
 
 def _check_format(form: object) -> None:
     if form not in FORMATS:
-        raise _refused(f"format {form!r} (readable: {', '.join(FORMATS)})")
+        raise _refused(f"format {shown(form)} (readable: {', '.join(FORMATS)})")
 
 
 def _check_weights(weights: Mapping[str, Any]) -> None:
     kind, bits, strategy = weights.get("type", "int"), weights.get("num_bits"), weights.get("strategy")
     if not (kind == "int" and bits in range(2, 9)) and (kind, bits) not in (("float", 8), ("float", 4)):
-        raise _refused(f"{bits} bit {kind} weights (readable: 2 to 8 bit int, 4 and 8 bit float)")
+        raise _refused(f"{_told(bits)} bit {_told(kind)} weights (readable: 2 to 8 bit int, 4 and 8 bit float)")
     readable = {"int": ("group", "channel", "tensor"), "float": ("channel", "tensor", "block", "group", "tensor_group")}
     if strategy not in readable[kind]:
-        raise _refused(f"scales per {strategy} (readable: {', '.join(readable[kind])})")
+        raise _refused(f"scales per {_told(strategy)} (readable: {', '.join(readable[kind])})")
     if (kind, bits, strategy) == ("float", 8, "group") and weights.get("group_size") != 32:
-        raise _refused(f"8 bit float weights in groups of {weights.get('group_size')} (readable: 32)")
+        raise _refused(f"8 bit float weights in groups of {shown(weights.get('group_size'))} (readable: 32)")
     if strategy == "block" and weights.get("block_structure") not in ([128, 128], "128x128"):  # older tools write this
-        raise _refused(f"blocks of {weights.get('block_structure')} (readable: [128, 128])")
+        raise _refused(f"blocks of {shown(weights.get('block_structure'))} (readable: [128, 128])")
 
 
 def rounds_inputs(how: Mapping[str, Any]) -> bool:
@@ -120,6 +120,10 @@ def rounds_inputs(how: Mapping[str, Any]) -> bool:
     schemes = list(groups.values()) if isinstance(groups, Mapping) else []
     inputs = [each.get("input_activations") if isinstance(each, Mapping) else None for each in schemes]
     return bool(inputs) and all(isinstance(each, Mapping) and each.get("num_bits") == 8 for each in inputs)
+
+
+def _told(value: object) -> str:
+    return shown(value).strip("'")
 
 
 def _refused(what: str) -> ModelError:

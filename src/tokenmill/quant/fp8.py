@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.kernels.fp8 import BLOCK, FP8, LARGEST, round_rows, widen
 from tokenmill.quant.base import check_range
 from tokenmill.quant.dense import DenseWeight
@@ -130,9 +130,9 @@ def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of this method that cannot be read here."""
     block = config.get("weight_block_size")
     if block is not None and block != [BLOCK, BLOCK]:
-        raise ModelError(f"This checkpoint has fp8 weights in blocks of {block}; only [128, 128] is supported.")
+        raise ModelError(f"This checkpoint has fp8 weights in blocks of {shown(block)}; only [128, 128] is supported.")
     if str(config.get("fmt") or "e4m3").lower() not in ("e4m3", "e4m3fn", "float8_e4m3fn"):
-        raise ModelError(f"This checkpoint has fp8 weights of type {config['fmt']!r}; only e4m3 is supported.")
+        raise ModelError(f"This checkpoint has fp8 weights of type {shown(config['fmt'])}; only e4m3 is supported.")
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.quant import bits as packed
 from tokenmill.quant.base import known
 from tokenmill.quant.column_order import in_order
@@ -42,17 +42,19 @@ def check(config: Mapping[str, Any]) -> None:
     kind = _kind(config)
     if kind not in _BITS:
         raise ModelError(
-            f"This checkpoint is quantised with '{method}' packed as {config.get('packing_format')!r}, which is not "
-            "supported; auto_round:auto_gptq and auto_round:auto_awq are."
+            f"This checkpoint is quantised with '{method}' packed as {shown(config.get('packing_format'))}, which is "
+            "not supported; auto_round:auto_gptq and auto_round:auto_awq are."
         )
     if bits not in _BITS[kind]:
-        raise ModelError(f"This checkpoint is quantised with '{method}' in {bits} bits, which is not supported.")
+        raise ModelError(f"This checkpoint is quantised with '{method}' in {shown(bits)} bits, which is not supported.")
     version = str(config.get("version") or "gemm").lower()
     if kind == "awq" and version not in ("gemm", "gemv"):
-        raise ModelError(f"This checkpoint is quantised with 'awq' in version {version!r}; gemm and gemv can be read.")
+        raise ModelError(
+            f"This checkpoint is quantised with 'awq' in version {shown(version)}; gemm and gemv can be read."
+        )
     form = _form(config)
     if method == "gptq" and form not in ("gptq", "gptq_v2"):
-        raise ModelError(f"This checkpoint is quantised with 'gptq' in the form {form!r}, which is not supported.")
+        raise ModelError(f"This checkpoint is quantised with 'gptq' in the form {shown(form)}, which is not supported.")
     for field in _CHANGES:
         if config.get(field):
             raise ModelError(f"This checkpoint is quantised with '{method}' and has {field!r}, which is not supported.")
@@ -132,7 +134,7 @@ def load(
             f"'{name}.qweight' has shape {list(words.shape)}, which does not fit {list(shape)} by {method}."
         )
     bits = 4 if awq else 32 * words.shape[0] // columns if words.ndim == 2 else 0
-    if not awq and (bits not in (2, 3, 4, 8) or tuple(words.shape) != (columns * bits // 32, rows)):
+    if not awq and (bits not in (2, 3, 4, 8) or tuple(words.shape) != (-(-columns * bits // 32), rows)):
         raise ModelError(f"'{name}.qweight' has shape {list(words.shape)}, which does not fit {list(shape)}.")
     zero_words = _words(ckpt, f"{name}.qzeros", (groups, -(-rows * bits // 32)))
     if awq:
@@ -184,7 +186,7 @@ def _symmetric(how: Mapping[str, Any]) -> str:
     if varied(how):
         return ""
     if how.get("sym") is True:
-        return f"'sym' (checkpoint_format {_form(how)!r})" if _kind(how) == "gptq" else "'sym'"
+        return f"'sym' (checkpoint_format {shown(_form(how))})" if _kind(how) == "gptq" else "'sym'"
     return "no 'zero_point'" if how.get("zero_point") is False else ""
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.checkpoint.gguf_file import TYPES
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.kernels.grid import FP4
 from tokenmill.quant.base import known
 from tokenmill.quant.compressed import BESIDE
@@ -43,7 +43,7 @@ def check_modelopt(config: Mapping[str, Any]) -> None:
     """Refuse an algorithm of ModelOpt that cannot be read here."""
     algorithm = str(config.get("quant_algo", "?")).upper()
     if algorithm not in ("FP8", "NVFP4"):
-        raise ModelError(f"This checkpoint is quantised with 'modelopt' as {algorithm}, which is not supported.")
+        raise ModelError(f"This checkpoint is quantised with 'modelopt' as {shown(algorithm)}, which is not supported.")
 
 
 def mxfp4(codes: Tensor, scales: Tensor, dtype: torch.dtype, bias: Tensor | None, name: str) -> BlockWeight:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import Kernels, Weight
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.quant import bits as packed
 from tokenmill.quant.base import known
 from tokenmill.quant.grid import Unrounded
@@ -40,7 +40,7 @@ def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of this method that cannot be read here."""
     bits = config.get("wbits", config.get("bits", 4))
     if bits not in (3, 4):
-        raise ModelError(f"This checkpoint is quantised with '{METHOD}' in {bits} bits, which is not supported.")
+        raise ModelError(f"This checkpoint is quantised with '{METHOD}' in {shown(bits)} bits, which is not supported.")
 
 
 def stored(ckpt: Checkpoint, name: str) -> bool:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tokenmill.compute.model import Checkpoint
-from tokenmill.core.errors import ModelError
+from tokenmill.core.errors import ModelError, shown
 from tokenmill.quant.base import known
 from tokenmill.quant.half_scales import Held, held
 
@@ -25,7 +25,9 @@ _GROUPS = (256, 128, 64, 32)
 def check(config: Mapping[str, Any]) -> None:
     """Refuse a quantization_config of this method that cannot be read here."""
     if config.get("linear_class", "bitlinear") not in ("bitlinear", "autobitlinear"):
-        raise ModelError(f"This checkpoint is quantised with '{METHOD}' for {config['linear_class']!r}: not supported.")
+        raise ModelError(
+            f"This checkpoint is quantised with '{METHOD}' for {shown(config['linear_class'])}: not supported."
+        )
     if config.get("linear_class") == "autobitlinear" and config.get("quantization_mode") == "online":
         raise ModelError("This checkpoint must be rounded by 'bitnet' at every call (online), which is not supported.")
     if config.get("use_rms_norm"):

@@ -14,9 +14,20 @@ from torch import Tensor
 sys.path.append(str(Path(__file__).resolve().parent.parent / "models"))
 sys.path.append(str(Path(__file__).resolve().parent.parent / "kernels"))
 
-from stored_forms_helpers import IN, OUT, eight_asymmetric, four_bit_floats, hqq, packed_integers, read, tensors_config
+from stored_forms_helpers import (
+    FORMS,
+    IN,
+    OUT,
+    eight_asymmetric,
+    four_bit_floats,
+    hqq,
+    packed_integers,
+    read,
+    tensors_config,
+)
 
 from tokenmill.core.errors import ModelError
+from tokenmill.quant.detect import check_config
 
 FLOAT = {"num_bits": 8, "type": "float", "symmetric": True}
 
@@ -92,3 +103,37 @@ def test_facts_in_small_floats(field: str, dtype: torch.dtype) -> None:
     tensors[field] = torch.tensor(float("nan")).to(dtype)
     with pytest.raises(ModelError, match=f"w.{field}' is not a number"):
         read(tensors, config)
+
+
+ODD = (None, True, -1, 0, 1 << 70, 1.5, float("nan"), "x", "x" * 5000, [], [None], {}, {"a": 1}, ["x" * 5000], [[[]]])
+MORE = {"version": "gemm", "checkpoint_format": "gptq", "fmt": "e4m3", "weight_block_size": [128, 128], "dynamic": {},
+        "bnb_4bit_quant_storage": "uint8", "llm_int8_threshold": 6.0, "linear_class": "autobitlinear",
+        "extra_config": {}, "quantization_mode": "offline", "desc_act": False,
+        "modules_to_not_convert": None, "ignore": []}  # fmt: skip
+
+
+@pytest.mark.parametrize("method", sorted({FORMS[name][0]()[2]["quant_method"] for name in FORMS}))
+def test_a_config_of_anything_is_taken_or_refused_in_a_sentence(method: str) -> None:
+    """However long what it holds is."""
+
+    def changed(value: Any) -> list[Any]:
+        """The same with one part replaced, for every part and every odd value."""
+        inside = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        found = list(ODD)
+        for key, each in inside:
+            for other in changed(each):
+                copied = copy.copy(value)
+                copied[key] = other
+                found.append(copied)
+        return found
+
+    configs = {str(FORMS[name][0]()[2]): FORMS[name][0]()[2] for name in FORMS}
+    one = next(config for config in configs.values() if config["quant_method"] == method)
+    refused = 0
+    for config in changed({**MORE, **one}):
+        try:
+            check_config({"quantization_config": config})
+        except ModelError as error:
+            assert len(str(error)) < 600 and "\n" not in str(error)
+            refused += 1
+    assert refused > 5
