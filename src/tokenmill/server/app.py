@@ -22,7 +22,7 @@ from tokenmill.server.anthropic.routes import ANTHROPIC
 from tokenmill.server.backend import Backend
 from tokenmill.server.bodies import Bodies
 from tokenmill.server.context import Context, Model, Past, RequestLimits, ServerContext
-from tokenmill.server.errors import HttpError, describe_error, error_headers
+from tokenmill.server.errors import HttpError, describe_error, error_headers, under_other_names
 from tokenmill.server.events import Events
 from tokenmill.server.gate import Gate, GateLimits
 from tokenmill.server.guard import Guard
@@ -223,7 +223,8 @@ async def _routing_error(request: Request, error: Exception) -> Response:
 
 
 async def _any_error(request: Request, error: Exception) -> Response:
-    return _error_response(request, describe_error(error), {})
+    spelled = request.scope["state"].get("spelled", {})  # fields that came under another spelling
+    return _error_response(request, under_other_names(describe_error(error), spelled), {})
 
 
 def _error_response(request: Request, found: HttpError, headers: dict[str, str]) -> Response:

@@ -104,7 +104,9 @@ def blaming(field: str, *inner: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        if error.param in ("prompt", *inner):
+        if error.param is not None and error.param in ("prompt", *inner):
+            if str(error).startswith(error.param):  # elsewhere "prompt" is a word, not a field
+                error.args = (reworded(str(error), error.param, field),)
             error.param = field
         raise
 
@@ -122,17 +124,25 @@ def renaming_fields(names: Names) -> Iterator[None]:
         yield
     except (UserError, ValidationError, HttpError) as error:
         found = describe_error(error)
-        name = renamed(found.param, names) if found.param is not None else None
-        if found.param is None or name == found.param:
+        again = under_other_names(found, names)
+        if again is found:
             raise
-        message, param = found.message, found.param
-        for part in _heads(param):
-            if (new_name := renamed(part, names)) != part:
-                message = reworded(message, part, new_name)
-                break
-        again = HttpError(found.status, message, param=name, retry_after=found.retry_after)
-        again.overflow = found.overflow
         raise again from error
+
+
+def under_other_names(found: HttpError, names: Names) -> HttpError:
+    """The same refusal with the name that its field has in the client's API."""
+    name = renamed(found.param, names) if found.param is not None else None
+    if found.param is None or name == found.param:
+        return found
+    message, param = found.message, found.param
+    for part in _heads(param):
+        if (new_name := renamed(part, names)) != part:
+            message = reworded(message, part, new_name)
+            break
+    again = HttpError(found.status, message, param=name, retry_after=found.retry_after)
+    again.overflow = found.overflow
+    return again
 
 
 def _heads(param: str) -> Iterator[str]:

@@ -19,7 +19,7 @@ from fastapi import Request
 from starlette.responses import Response
 
 from tokenmill.server.context import Context, Model, ServerContext, no_such_model
-from tokenmill.server.errors import HttpError, describe_error, shutting_down
+from tokenmill.server.errors import HttpError, describe_error, shutting_down, under_other_names
 from tokenmill.server.many_models.entry import Entry, GoneError, State, UnreadyError
 from tokenmill.server.rights import models_of
 from tokenmill.server.sse import HEADERS
@@ -81,7 +81,8 @@ class ModelAnswer(Response):
         except Exception as error:
             if late is None or not late.begun:
                 raise
-            await late.fail(describe_error(error))
+            spelled = request.scope["state"].get("spelled", {})
+            await late.fail(under_other_names(describe_error(error), spelled))
         finally:
             if late is not None:
                 late.telling.cancel()

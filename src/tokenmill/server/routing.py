@@ -120,6 +120,7 @@ def judge(context: Context, request: Request, object_name: str, raw: dict[str, A
     """Refuse the names on the list of refused ones. Unknown names are counted, and reported in the answer's headers."""
     unknown, known = Unknown(), context.bodies.rules[object_name]
     judge_names(raw, known, unknown)
+    request.scope["state"].setdefault("spelled", {}).update(unknown.spelled)
     kwargs = raw.get("chat_template_kwargs") if "chat_template_kwargs" in known.fields else None
     if isinstance(kwargs, dict):
         tokenizer = context.backend.info.tokenizer

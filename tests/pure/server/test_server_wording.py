@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from tests.pure.server.conftest import Starter
+from tests.pure.server.server_fields_done_helpers import BASES, UNDER
 from tokenmill.core.errors import ParameterError
+from tokenmill.server.request_rules import ALIASES
 
 HELLO = [{"role": "user", "content": "Hello"}]
 CHAT, TEXT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -103,6 +105,21 @@ SAID = [
     ("/api/embeddings", {"model": "fake", "prompt": ""}, "prompt: String"),
     (MESSAGES, {**ANTHROPIC, "thinking": {"type": "disabled", "budget_tokens": 9}}, "thinking.budget_tokens has no"),
     ("/api/generate", {"model": "fake", "prompt": "a", "top_logprobs": 2}, "top_logprobs needs logprobs"),
+    *(
+        (
+            "/api/generate",
+            {"model": "fake", "prompt": "a", "raw": True, name: value},
+            f"{name} has no effect in raw mode",
+        )
+        for name, value in (("system", "x"), ("think", True))
+    ),
+    *(
+        ("/api/generate", {"model": "fake", "prompt": "a", "options": {"num_predict": most}}, "num_predict must be")
+        for most in (0, -3)
+    ),
+    # The prompt is called as it came, in the sentence too.
+    ("/v1/embeddings", {"input": [10**9]}, "input holds token id"),
+    ("/embedding", {"content": [10**9]}, "content holds token id"),
 ]
 
 
@@ -114,6 +131,31 @@ async def test_a_refusal_says_what_the_caller_wrote(start: Starter, path: str, b
     found = answer.json()["error"]
     message = found if isinstance(found, str) else found["message"]
     assert said in message, message
+
+
+@pytest.mark.parametrize("object_name", ALIASES)
+async def test_a_field_is_called_by_the_spelling_that_came(start: Starter, object_name: str) -> None:
+    served = await start()
+    path, body = BASES[object_name] if object_name in BASES else ("/score", {"text_1": "a", "text_2": "b"})
+    for alias, field in ALIASES[object_name].items():
+        asked = {name: value for name, value in body.items() if name not in (alias, field)}
+        under = UNDER.get(object_name)
+        answer = await served.post(path, {**asked, **({under: {alias: {}}} if under else {alias: {}})})
+        error = answer.json()["error"]
+        message = error if isinstance(error, str) else error["message"]
+        assert answer.status_code == 400 and alias in message and field not in message.replace(alias, ""), message
+        assert isinstance(error, str) or error.get("param", alias) == alias
+
+
+async def test_limits_of_the_server_are_said_of_the_spelling_that_came(start: Starter) -> None:
+    served = await start()
+    for path, body, name in (
+        ("/completion", {"prompt": "a", "n_predict": -3}, "n_predict"),
+        ("/completion", {"prompt": "a", "n_probs": 21}, "n_probs"),
+        (TEXT, {"prompt": "a", "stop_sequences": ["a"] * 17}, "stop_sequences"),
+    ):
+        error = (await served.post(path, body)).json()["error"]
+        assert error["message"].startswith(name) and error["param"] == name
 
 
 @pytest.mark.parametrize(

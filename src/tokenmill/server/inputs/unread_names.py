@@ -26,10 +26,13 @@ _NO_LIMIT = {"n_predict": (-1, -2)}
 
 @dataclass(slots=True)
 class Unknown:
-    """Names that no schema has, in the order of the body, each with what was probably meant."""
+    """Names that no schema has, in the order of the body, each with what was probably meant; and names that stand for
+    others."""
 
     names: dict[str, str | None] = field(default_factory=dict)
     more: bool = False
+    spelled: dict[str, str] = field(default_factory=dict)
+    """Fields that came under another spelling, with that spelling."""
 
     def add(self, path: str, name: str, rules: ObjectRules) -> None:
         """Add a name, if there is room."""
@@ -60,6 +63,7 @@ def judge_names(raw: MutableMapping[str, Any], rules: ObjectRules, unknown: Unkn
     for name in [name for name in raw if name not in rules.fields]:
         if name in rules.aliases:
             _move(raw, name, rules.aliases[name], path)
+            unknown.spelled[path + rules.aliases[name]] = path + name
         elif (refusal := rules.refused.get(name)) is not None:
             if refusal.asks(raw[name]):
                 text = f"{path}{name} is not supported in this version: {refusal.why}."

@@ -116,7 +116,7 @@ def translated(asked: Adapted) -> dict[str, Any]:
         found["max_tokens"] = 1
     if found.get("seed") == -1:
         found["seed"] = None
-    if not found.get("logprobs"):
+    if type(found.get("logprobs")) in (int, float) and found["logprobs"] == 0:
         found["logprobs"] = None
     if isinstance(found.get("logit_bias"), list):
         found["logit_bias"] = dict(map(_bias, found["logit_bias"]))

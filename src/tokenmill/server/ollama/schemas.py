@@ -59,7 +59,7 @@ class Options(BaseModel):
     def translated(self) -> dict[str, Any]:
         """The same as fields of OpenAI's requests, under vLLM's names where OpenAI has none."""
         most = self.num_predict
-        if most == 0:
+        if most is not None and (most == 0 or most < -2):
             raise ParameterError("num_predict must be positive, or -1 for no limit.", param="options.num_predict")
         return {
             "max_tokens": most if most is not None and most > 0 else None,
@@ -125,6 +125,9 @@ class GenerateRequest(Asked):
 
     def as_chat(self) -> dict[str, Any]:
         """The request as fields of a chat with one message."""
+        if self.raw:
+            for name in [name for name in ("system", "think") if getattr(self, name)]:
+                raise ParameterError(f"{name} has no effect in raw mode: the prompt is taken as it is.", param=name)
         messages = [{"role": "system", "content": self.system}] if self.system else []
         return {**self.fields(), "messages": [*messages, {"role": "user", "content": self.prompt}]}
 
