@@ -197,12 +197,20 @@ class Build:
         found: Weight = self.adapters.adapted(weight, self.path(name), rows, share, flipped=flipped)
         return found
 
-    def wrap(self, weight: Tensor, bias: Tensor | None = None, *, name: str = "", rows: Tensor | None = None) -> Weight:
+    def wrap(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        *,
+        name: str = "",
+        rows: Tensor | None = None,
+        flipped: bool = False,
+    ) -> Weight:
         """A matrix [out, in] that a model itself took out of a larger tensor (fused experts), known as `name`. rows:
-        which rows of that it has."""
+        which rows of that it has. flipped: it is stored as [in, out]."""
         self.book.flops += 2.0 * weight.numel()
         made = from_dense(weight, bias, self.quantization, self.dtype if weight.dtype == torch.float16 else None)
-        return self.adapted(made, name, rows) if name else made
+        return self.adapted(made, name, rows, flipped=flipped) if name else made
 
     def stacked(self, name: str, shape: tuple[int, int, int], bias: Tensor | None = None) -> list[Weight]:
         """Experts [E, out, in] stored in one tensor of 4-bit floats, with biases [E, out]."""

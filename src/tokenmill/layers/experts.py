@@ -316,9 +316,10 @@ def _either_way(b: Build, name: str, shape: tuple[int, int, int]) -> Tensor:
     return b.numbers(name, turned).transpose(1, 2).contiguous()
 
 
-def wrap_each(b: Build, parts: Iterable[Tensor], name: str) -> list[Weight]:
-    """Experts taken out of larger tensors, each known by its number and `name`."""
-    return [b.wrap(part, name=f"{expert}.{name}") for expert, part in enumerate(parts)]
+def wrap_each(b: Build, parts: Iterable[Tensor], name: str, *, flipped: bool = False) -> list[Weight]:
+    """Experts taken out of larger tensors, each known by its number and `name`. flipped: they are stored as
+    [in, out]."""
+    return [b.wrap(part, name=f"{expert}.{name}", flipped=flipped) for expert, part in enumerate(parts)]
 
 
 def split_experts(b: Build, gate_up: list[Weight], down: list[Weight]) -> ExpertWeights:
@@ -344,7 +345,8 @@ def load_joined(
         return load_experts(b, route, hidden, inner, bias=bias)
     gate_up = b.numbers(names[0], (count, 2 * inner, hidden))
     down = b.numbers(names[1], (count, hidden, inner))
-    ups, downs = wrap_each(b, gate_up, "gate_up_proj"), wrap_each(b, down, "down_proj")
+    inside = b.at("experts")  # so Transformers calls them
+    ups, downs = wrap_each(inside, gate_up, "gate_up_proj"), wrap_each(inside, down, "down_proj")
     count_visited(b, before, route)
     return split_experts(b, ups, downs)
 
@@ -371,7 +373,7 @@ def load_transposed(
         return load_experts(b, route, hidden, inner, bias=bias)
     gate_up = b.numbers(names[0], (count, hidden, 2 * inner))
     down = b.numbers(names[1], (count, inner, hidden))
-    ups = wrap_each(b, (part.t().contiguous() for part in gate_up), "gate_up_proj")
-    downs = wrap_each(b, (part.t().contiguous() for part in down), "down_proj")
+    ups = wrap_each(b, (part.t().contiguous() for part in gate_up), "gate_up_proj", flipped=True)
+    downs = wrap_each(b, (part.t().contiguous() for part in down), "down_proj", flipped=True)
     count_visited(b, before, route)
     return split_experts(b, ups, downs)

@@ -270,8 +270,10 @@ def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterat
         found = [sites.find(f"{prefix}.{own[0] if own else 0}.{name}") for name in names]
         if not all(found):
             continue
-        shape = found[0][0].source.shape
-        if (sum(each[0].source.shape[0] for each in found), shape[1]) == (low.up.shape[0], low.down.shape[1]):
+        shape = sum(each[0].source.shape[0] for each in found), found[0][0].source.shape[1]
+        made = low.up.shape[0], low.down.shape[1]
+        turned = found[0][0].source.flipped and made == shape[::-1]
+        if turned or made == shape:
             break
     else:
         raise ModelError(f"{adapter.where}: {module[:160]} fits no stacked experts of this model.")
@@ -283,13 +285,14 @@ def stacked(sites: Sites, adapter: Adapter, module: str, low: LowRank) -> Iterat
     if low.down.shape[0] != rank * count:
         raise ModelError(f"{adapter.where}: {parameter} has {low.down.shape[0]} rows, not {rank} for {count} experts.")
     scale = config.scale_of(parameter, rank)
-    downs, ups = low.down.view(count, -1, low.down.shape[1]), low.up.view(low.up.shape[0], -1, count)
+    downs, ups = low.down.view(count, -1, low.down.shape[1]), low.up.view(low.up.shape[0], -1, count).permute(2, 0, 1)
+    if turned:  # Llama 4: the stack is [experts, in, out], and PEFT takes it for [experts, out, in]
+        downs, ups = ups.mT, downs.mT
     for expert in own:
         start = 0
         for name in names:
             path = f"{prefix}.{expert}.{name}"
             for place in sites.find(path):
                 rows = place.source.shape[0]
-                up = ups[start : start + rows, :, expert]
-                yield path, place, LowRank(downs[expert], up, scale)
+                yield path, place, LowRank(downs[expert], ups[expert, start : start + rows], scale)
             start += sites.find(path)[0].source.shape[0]

@@ -38,7 +38,7 @@ class Place:
 
 def mixing(path: str) -> bool:
     """Is it a matrix of a mixture: an expert's, or one that chooses?"""
-    return ".experts." in path or path.rpartition(".")[2] in _CHOOSING
+    return ".experts." in path or not _CHOOSING.isdisjoint(path.split(".")[-2:])
 
 
 def _usual(path: str) -> bool:

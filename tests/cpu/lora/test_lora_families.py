@@ -183,7 +183,11 @@ def test_what_is_merged_is_what_peft_computes(name: str, tmp_path: Path) -> None
     assert (theirs(again.eval(), tokens) - expected).abs().max() <= WITHIN
 
 
-@pytest.mark.parametrize("name", ["Qwen3MoeForCausalLM", "MixtralForCausalLM", "NemotronHForCausalLM"])
+STACKED = ("Qwen3MoeForCausalLM", "MixtralForCausalLM", "NemotronHForCausalLM", "GraniteMoeForCausalLM",
+           "GraniteMoeHybridForCausalLM", "Llama4ForCausalLM")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STACKED)
 @pytest.mark.parametrize("native", [False, True], ids=["reference", "native"])
 def test_experts_that_are_one_parameter(name: str, native: bool, tmp_path: Path) -> None:
     """PEFT's target_parameters: a stack of experts, before the activation and before the gates."""
