@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -291,7 +293,15 @@ def surround(tokenizer: Tokenizer, before: Iterable[str], after: Iterable[str]) 
     heads, tails = list(before), list(after)
     if not heads and not tails:
         return
-    named = [(name, tokenizer.token_to_id(name)) for name in {*heads, *tails}]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=[*heads, "$A", *tails], pair=[*heads, "$A", *tails, *heads, "$B:1", *tails], special_tokens=named
-    )
+    own = {name: {"id": name, "ids": [tokenizer.token_to_id(name)], "tokens": [name]} for name in {*heads, *tails}}
+
+    def framed(text: str, kind: int) -> list[dict[str, Any]]:
+        inner = {"Sequence": {"id": text, "type_id": kind}}
+        marks = [[{"SpecialToken": {"id": name, "type_id": 0}} for name in names] for names in (heads, tails)]
+        return [*marks[0], inner, *marks[1]]
+
+    made = processors.TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    state = {"single": framed("A", 0), "pair": [*framed("A", 0), *framed("B", 1)], "special_tokens": own}
+    # As a string a piece has a syntax of its own, which a token's name may not be (`:`, `$A`).
+    made.__setstate__(json.dumps({"type": "TemplateProcessing", **state}).encode())
+    tokenizer.post_processor = made

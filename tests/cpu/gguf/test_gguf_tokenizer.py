@@ -312,6 +312,16 @@ def test_tokens_that_end_answers_are_control_tokens_whatever_their_type() -> Non
         assert set(ours.eos_ids) == {4, 5}, "<|end|> closes one message of several"
 
 
+@pytest.mark.parametrize("name", [":", "$A", "$A:1", "<s:1>", "a b", "$"])
+def test_a_first_token_of_any_name(name: str) -> None:
+    tokens = ["a", "b", "ab", name]
+    ours = tokenizer_from_gguf({**GOOD, "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.add_bos_token": True,
+                                "tokenizer.ggml.bos_token_id": 3}, "x.gguf")  # fmt: skip
+    assert (
+        ours.encode("ab") == [3, 2] and ours.frame == ((3,), ()) and Ours.from_state(ours.state()).encode("ab")[0] == 3
+    )
+
+
 def test_tokens_without_a_name_get_one() -> None:
     tokens = ["a", "b", "ab", "", "<|end|>", ""]
     ours = tokenizer_from_gguf(
