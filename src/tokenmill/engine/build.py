@@ -106,6 +106,8 @@ def build_engine(config: EngineConfig) -> Built:
     check_ranks(config, source.config())
     drafter, most = host_drafter(speculation)
     tokenizer = load_tokenizer(config, source)
+    for said in tokenizer.unheeded if tokenizer is not None else ():
+        log.warning("%s", said)
     generation = read_generation(config, source)
     for said in check_generation(generation, f"{source.path}/generation_config.json"):
         log.warning("%s", said)

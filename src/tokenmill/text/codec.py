@@ -47,6 +47,8 @@ class Tokenizer:
         settings = settings or TokenizerSettings()
         inner.encode_special_tokens = settings.split_special
         self.split_special = settings.split_special
+        self.unheeded: tuple[str, ...] = ()
+        """What the settings ask for and what is not done, in sentences for the log."""
         self._inner = inner
         self._long_text_lock = threading.Lock()
         self.special_strings = dict(settings.special_strings)
@@ -84,6 +86,11 @@ class Tokenizer:
         made = cls(tokenizers.Tokenizer.from_str(state["inner"]), settings)
         made.eos_ids = tuple(state["eos_ids"])
         return made
+
+    @property
+    def kind(self) -> str:
+        """The library's name for how texts become tokens: BPE, Unigram, ..."""
+        return type(self._inner.model).__name__
 
     @cached_property
     def control_ids(self) -> frozenset[int]:

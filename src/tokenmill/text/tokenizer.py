@@ -50,6 +50,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     try:
         made = Tokenizer(inner, settings)
         made.probe()
+        made.unheeded = _unheeded(folder, config, made)
     except (KeyboardInterrupt, SystemExit, MemoryError):
         raise
     except BaseException as error:  # a panic of the native library is not an Exception
@@ -96,6 +97,22 @@ def _follow_class(inner: tokenizers.Tokenizer, folder: Path, config: dict[str, A
     state = json.loads(step.__getstate__())
     if state["type"] == "ByteLevel" and state["add_prefix_space"] != said:
         inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=said, use_regex=state["use_regex"])
+
+
+def _unheeded(folder: Path, config: dict[str, Any], made: Tokenizer) -> tuple[str, ...]:
+    """Settings without effect. Transformers, too, lets tokenizer.json say what stands around a text."""
+    where, found = folder / "tokenizer_config.json", []
+    if config.get("clean_up_tokenization_spaces") is True and made.kind != "BPE":
+        found.append(f"{where}: clean_up_tokenization_spaces is not done: answers are what the tokens say.")
+    for name, side in (("bos", 0), ("eos", 1)) if present(folder / "tokenizer.json") else ():
+        said, token = config.get(f"add_{name}_token"), made.special_strings.get(f"{name}_token", "")
+        if isinstance(said, bool) and token and said != (made.token_to_id(token) in made.frame[side]):
+            does = "no" if said else "a"
+            found.append(
+                f"{where}: add_{name}_token = {str(said).lower()} is overruled by tokenizer.json, which puts {does} "
+                f"{token} around a text."
+            )
+    return tuple(found)
 
 
 def _native(data: bytes) -> tokenizers.Tokenizer:
