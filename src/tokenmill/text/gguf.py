@@ -93,6 +93,8 @@ class _Keys:
 
     def flag(self, name: str, default: bool) -> bool:
         found = self.get(name)
+        if found not in (None, 0, 1):
+            raise self.fail(f"tokenizer.ggml.{name} must be true or false, not {str(found)[:40]!r}")
         return default if found is None else bool(found)
 
     def id(self, name: str, count: int) -> int | None:

@@ -291,6 +291,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "merge of nothing": ({"tokenizer.ggml.merges": ["x y"]}, "cannot be used"),
     "unknown splitter": ({"tokenizer.ggml.pre": "nobody-knows"}, "nobody-knows"),
     "template a number": ({"tokenizer.chat_template": 5}, "not text"),
+    "flag of text": ({"tokenizer.ggml.add_bos_token": "no"}, "add_bos_token must be true or false, not 'no'"),
     "spm without scores": ({"tokenizer.ggml.model": "llama"}, "scores"),
 }
 
