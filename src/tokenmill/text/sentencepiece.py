@@ -74,6 +74,8 @@ def read_sentencepiece(data: bytes) -> SentencePieceModel:
             _trainer(model, _bytes(value))
         elif number == 3:
             _normalizer(model, _bytes(value))
+        elif number == 5 and any(part == 2 and said for part, said in _fields(_bytes(value))):
+            raise ModelError("it changes texts after decoding (denormalizer_spec), which is not supported")
     if not model.pieces:
         raise ModelError("it holds no vocabulary, so it is not a SentencePiece model")
     return model
@@ -115,6 +117,8 @@ def _normalizer(model: SentencePieceModel, data: bytes) -> None:
             model.add_prefix = bool(value)
         elif number == 4:
             model.trim_spaces = bool(value)
+        elif number == 5 and not value:
+            raise ModelError("it keeps spaces as they are (escape_whitespaces), which is not supported")
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, Value]]:

@@ -247,6 +247,22 @@ def test_unused_pieces_are_in_no_text(tmp_path: Path) -> None:
         )
 
 
+def test_what_models_of_sentencepiece_ask_for_beyond_what_is_built(tmp_path: Path) -> None:
+    folder, _ = sentencepiece_file("bpe", set(), tmp_path)
+    whole = (folder / "tokenizer.model").read_bytes()
+    for change, says in (
+        (lambda model: setattr(model.normalizer_spec, "escape_whitespaces", False), "escape_whitespaces"),
+        (lambda model: setattr(model.denormalizer_spec, "precompiled_charsmap", b"abc"), "denormalizer_spec"),
+        (lambda model: setattr(model.trainer_spec, "treat_whitespace_as_suffix", True), "suffix"),
+    ):
+        model = sentencepiece_model_pb2.ModelProto()
+        model.ParseFromString(whole)
+        change(model)
+        (folder / "tokenizer.model").write_bytes(model.SerializeToString())
+        with pytest.raises(ModelError, match=says):
+            load_tokenizer(folder)
+
+
 def test_merges_through_unused_pieces_are_refused(tmp_path: Path) -> None:
     folder, _ = sentencepiece_file("bpe", {"▁t"}, tmp_path)
     with pytest.raises(ModelError, match="merges pass through its unused piece '▁t'; provide a tokenizer"):
