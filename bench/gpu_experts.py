@@ -1,7 +1,8 @@
 """Times expert kernels on an NVIDIA GPU by graph replays over rotating layers.
 
-python bench/gpu_experts.py [--tokens 1,32,512,8192] [--kind bf16|fp8|fp8-blocks|int8] [--compile I/N]
+python bench/gpu_experts.py [--tokens 1,32,512,8192] [--kind KIND] [--compile I/N]
 
+KIND is bf16, fp8, fp8-blocks, int8, or int4-32, int4-128 and fp4-32 (4 bits in groups of so many columns).
 Geometry: 128 experts of 2048 x 768, eight per token (30B-A3B), random data, uniform choice. Every figure is a
 median; GB/s counts the touched experts' weights once, TFLOP/s the pairs. With --compile the variants of share I of N
 are only compiled (in parallel processes), so that the timed run finds them in Triton's cache.
@@ -21,10 +22,12 @@ import torch
 from tokenmill.compute.forward import ForwardContext, Mixture, NormSpec, RouteSpec
 from tokenmill.kernels.triton.experts.experts import combine, one_down, one_up
 from tokenmill.kernels.triton.experts.grouped import Stack, Tiling, grouped, looks, pairs_per_tile
+from tokenmill.kernels.triton.experts.narrow_grouped import NarrowStack, narrow_grouped
 from tokenmill.kernels.triton.experts.route import pick, route
 from tokenmill.kernels.triton.experts.route_few import pick_few
 from tokenmill.kernels.triton.experts.sorting import sort_pairs
 from tokenmill.kernels.triton.kernels import TritonKernels
+from tokenmill.kernels.triton.quantised.codes import FLOATS
 from tokenmill.kernels.triton.quantised.narrow import BLOCK, NarrowForm
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows
 from tokenmill.quant.base import WeightBase
@@ -71,10 +74,15 @@ NARROW = [(64, 128, 4, 4), (64, 128, 6, 4), (64, 128, 8, 4), (128, 128, 3, 4), (
 NARROW_ROWS = [(64, 256, 3, 4), (64, 256, 4, 4), (128, 256, 2, 8)]
 NARROW_MANY = [(128, 128, 3, 8), (128, 128, 4, 8), (128, 64, 4, 8), (64, 128, 4, 4)]
 """Cuts of 8 bit tables: for any, for those without blocks of scales, for tiles of 128 pairs."""
+WORDS = [(64, 128, 4, 4), (64, 128, 3, 4), (64, 128, 2, 4), (128, 128, 3, 4), (128, 128, 3, 8), (128, 128, 2, 8)]
+"""Cuts of 4 bit tables."""
+KINDS = ("bf16", "fp8", "fp8-blocks", "int8", "int4-32", "int4-128", "fp4-32")
 
 
 def narrow_tilings(size: int, kind: str, *, up: bool) -> list[Tiling]:
-    """What might be the fastest in 8 bits."""
+    """What might be the fastest in 8 and 4 bits."""
+    if kind.startswith(("int4", "fp4")):
+        return [Tiling(size, *cut) for cut in WORDS]
     wide = [] if up or kind == "fp8-blocks" else [(256, 128, 3, 8), (256, 64, 4, 8)]
     cuts = [*NARROW_MANY, *wide] if size == 128 else [*NARROW, *([] if kind == "fp8-blocks" else NARROW_ROWS)]
     return [Tiling(size, *cut, True) for cut in cuts] + [Tiling(size, *cuts[0])]
@@ -106,8 +114,14 @@ def down_tilings(tokens: int, kind: str) -> list[Tiling]:
     return [Tiling(size, *cut, True) for cut in bulk] + [Tiling(size, *cut) for cut in plain]
 
 
-def stack_of(kind: str, experts: int, rows: int, columns: int) -> Stack:
+def stack_of(kind: str, experts: int, rows: int, columns: int) -> Stack | NarrowStack:
     """Random experts of this kind."""
+    name, _, group = kind.partition("-")
+    if name in ("int4", "fp4"):
+        words = torch.randint(-(1 << 15), 1 << 15, (experts, rows, columns // 4), dtype=torch.int16, device="cuda")
+        scales = torch.rand(experts, columns // int(group), rows, device="cuda").to(BF16) * 1e-2
+        table = int(FLOATS.value) if name == "fp4" else 0
+        return NarrowStack(words, scales, None, None, (rows, columns), int(group), table)
     table = rand(experts, rows, columns) * 0.02
     if kind == "bf16":
         return Stack(table, None)
@@ -122,10 +136,18 @@ def stack_of(kind: str, experts: int, rows: int, columns: int) -> Stack:
 class Part(WeightBase):
     """One expert's matrix of a stack."""
 
-    stack: Stack
+    stack: Stack | NarrowStack
     at: int
 
     def pieces(self) -> tuple[Any, dict[str, torch.Tensor | None]]:
+        if isinstance(self.stack, NarrowStack):
+            found = {
+                "table": self.stack.data[self.at],
+                "scales": self.stack.scales[self.at],
+                "zeros": None,
+                "bias": None,
+            }
+            return NarrowForm(self.stack.shape, 4, self.stack.group, False, self.stack.table), found
         table, scales = self.stack.table[self.at], self.stack.scales
         if scales is None:
             return "dense", {"table": table, "bias": None}
@@ -147,7 +169,8 @@ class Data:
         self.x, self.norm = rand(tokens, HIDDEN), NormSpec(rand(HIDDEN), 1e-6)
         self.picks = [route(rand(tokens, EXPERTS), SPEC, pdl=self.pdl, dtype=torch.int32) for _ in range(LAYERS)]
         self.touched = sum(len(ids.unique()) for ids, _ in self.picks) / LAYERS
-        self.bytes = float(self.ups[0].table.element_size()) * HIDDEN * INNER * self.touched
+        numbers = self.ups[0].data if isinstance(self.ups[0], NarrowStack) else self.ups[0].table
+        self.bytes = numbers.nbytes / EXPERTS / 2 * self.touched
         self.flops = 2.0 * tokens * TOP * HIDDEN * INNER
 
 
@@ -168,6 +191,8 @@ def cases(tokens: int, kind: str) -> Iterator[Case]:
     layers = [layer for layer in whole if layer is not None]
     ctx = ForwardContext(d.kernels, d.x, d.x, d.x, 1, [], [])
     yield "layer", lambda i: layers[i](d.x, ctx, norm=d.norm, residual=d.x), 3 * d.bytes, 3 * d.flops
+    if tokens == 1 and kind.startswith(("int4", "fp4")):
+        return
     yield from one_cases(d) if tokens == 1 else several_cases(d)
 
 
@@ -210,22 +235,23 @@ def several_cases(d: Data) -> Iterator[Case]:
         yield from pick_cases(d)
     if sort:
         yield "sort", lambda i: sort_pairs(ids[i], EXPERTS, size, d.scratch, pdl=pdl), 0.0, 0.0
+    several = narrow_grouped if isinstance(d.ups[0], NarrowStack) else grouped
     for t in up_tilings(tokens, d.kind):
-        call = partial(grouped, d.x, act="silu_mul", up=True, pdl=pdl, tiling=t)
+        call = partial(several, d.x, act="silu_mul", up=True, pdl=pdl, tiling=t)
         run = lambda i, call=call: call(weight=d.ups[i], ids=ids[i], order=orders[i])  # noqa: E731
         yield f"up {t}", run, 2 * d.bytes, 2 * d.flops
     h = rand(tokens * TOP, INNER)
     for t in down_tilings(tokens, d.kind):
-        call = partial(grouped, h, act=None, up=False, pdl=pdl, tiling=t)
+        call = partial(several, h, act=None, up=False, pdl=pdl, tiling=t)
         run = lambda i, call=call: call(weight=d.downs[i], ids=ids[i], order=orders[i])  # noqa: E731
         yield f"down {t}", run, d.bytes, d.flops
     parts = rand(tokens * TOP, HIDDEN)
     yield "combine", lambda i: combine(parts, *d.picks[i], d.x, EXPERTS, BF16, pdl=pdl), 2.0 * parts.numel(), 0.0
-    if d.kind != "bf16":
+    if d.kind in ("fp8", "fp8-blocks", "int8"):
         for rows, name in ((d.x, "up"), (h, "down")):
             call = partial(round_rows, rows, d.ups[0].table.dtype, pdl=pdl)
             yield f"round {name}", lambda _, call=call: call(), 3.0 * rows.numel(), 0.0
-    elif sort and hasattr(torch, "_grouped_mm"):
+    elif sort and d.kind == "bf16" and hasattr(torch, "_grouped_mm"):
         ends = [torch.bincount(p.flatten(), minlength=EXPERTS).cumsum(0).int() for p in ids]
         rows, mm = rand(tokens * TOP, HIDDEN), torch._grouped_mm
         yield "torch grouped up", lambda i: mm(rows, d.ups[i].table.transpose(1, 2), ends[i]), 2 * d.bytes, 2 * d.flops
@@ -236,7 +262,7 @@ def pick_cases(d: Data) -> Iterator[Case]:
     """Norm, router and choice of a few tokens: token by token, and split over programs; with weights brought near."""
     for near in (False, True):
         common: dict[str, Any] = {"add": None, "norm": d.norm, "spec": SPEC, "scratch": d.scratch, "pdl": d.pdl}
-        brought = [w.table if near else None for w in d.ups]
+        brought = [(w.data if isinstance(w, NarrowStack) else w.table) if near else None for w in d.ups]
         call = partial(pick, d.x, keep=True, **common)
         run = lambda i, call=call, brought=brought: call(weight=d.routers[i], near=brought[i])  # noqa: E731
         yield f"pick {near=}", run, 2.0 * EXPERTS * HIDDEN, 0.0
@@ -250,7 +276,7 @@ def pick_cases(d: Data) -> Iterator[Case]:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tokens", default="1,2,8,32,64,256,512,8192")
-    parser.add_argument("--kind", choices=("bf16", "fp8", "fp8-blocks", "int8"), default="bf16")
+    parser.add_argument("--kind", choices=KINDS, default="bf16")
     parser.add_argument("--compile", default="")
     args = parser.parse_args()
     share, of = (int(n) for n in (args.compile or "0/1").split("/"))
