@@ -19,6 +19,7 @@ from tokenmill.core.errors import ParameterError
 from tokenmill.core.request import SamplingParams
 from tokenmill.server.errors import quoted
 from tokenmill.text.codec import Tokenizer
+from tokenmill.text.messages.calls import MAX_NAME
 from tokenmill.text.messages.describe import MessageFormat, Thinking
 from tokenmill.text.messages.detect import closed_thinking, opens_thinking, thinks_by_itself
 from tokenmill.text.messages.families import PLAIN
@@ -146,6 +147,10 @@ def plan_turn(
 
 def _check_names(wish: ToolWish, marks: Mapping[str, int]) -> None:
     for name in wish.tools if wish.wanted else ():
+        if len(name) > MAX_NAME:
+            raise ParameterError(
+                f"tools names a function with {len(name)} characters; at most {MAX_NAME} can be read.", param="tools"
+            )
         if (mark := next((mark for mark in marks if mark in name), None)) is not None:
             raise ParameterError(
                 f"tools names a function {quoted(name)}: {mark} is a control token of this model, which no name can "

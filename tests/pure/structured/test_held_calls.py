@@ -87,6 +87,78 @@ def test_plain_text_parameters_and_others():
     assert held_calls(CALL_FORMATS["pythonic"], OPEN, most=1)[1].name == "plain"
 
 
+ODD = [
+    "a b",
+    " a",
+    "a ",
+    "a\nb",
+    "a>b",
+    "a<b",
+    "a(b",
+    "a{b",
+    "a[b",
+    'a"b',
+    "a:b",
+    "a=b",
+    "a,b",
+    "a\\b",
+    "\u00e9",
+    "0",
+    "-",
+]
+ODD += ["a.b", "functions.f", "a:0", "</function>", "</arg_value>", "<|end|>", "a\u2028b", "[ARGS]", "a" * 256]
+
+
+def written(tree):
+    """The first text of a tree."""
+    match tree["type"]:
+        case "const_string":
+            return tree["value"]
+        case "sequence":
+            return "".join(map(written, tree["elements"]))
+        case "or":
+            return written(tree["elements"][0])
+        case "tag":
+            return tree["begin"] + written(tree["content"]) + tree["end"]
+        case "tags_with_separator":
+            return written(tree["tags"][0])
+        case "star":
+            return ""
+        case "regex":
+            return "0"
+        case "any_text":
+            return "x"
+        case "json_schema":
+            return json.dumps({"a": 1} if tree["json_schema"].get("type") == "object" else 1)
+    raise AssertionError(tree["type"])
+
+
+@pytest.mark.parametrize("family", CALL_FORMATS)
+def test_odd_names_are_read_back(family):
+    """Where a family writes names bare, some of them ended early, and the call was of another function or none."""
+    for name in ODD:
+        tree, form = held_calls(CALL_FORMATS[family], {name: {"type": "object"}}, most=1)
+        found = parse_message(MessageFormat(None, form), written(tree), tools={name: {"type": "object"}})
+        assert [call.name for call in found.calls] == [name] and not found.content, written(tree)
+
+
+@pytest.mark.parametrize("family", CALL_FORMATS)
+def test_odd_parameters_are_read_back(family):
+    for name in ODD:
+        for value in ({"type": "string"}, {"enum": [name, "b"]}, {"type": "integer"}):
+            schema = {"type": "object", "properties": {name: value}, "required": [name], "additionalProperties": False}
+            tree, form = held_calls(CALL_FORMATS[family], {"f": schema}, most=1)
+            if form.name == "plain" or json.dumps({"a": 1}) in written(tree):
+                continue  # JSON, whose names are the grammar's
+            (call,) = parse_message(MessageFormat(None, form), written(tree), tools={"f": schema}).calls
+            assert Draft202012Validator(schema).is_valid(json.loads(call.arguments)), call
+
+
+def test_a_name_has_a_length():
+    with pytest.raises(ParameterError, match="257 characters"):
+        plan(MessageFormat(None, CALL_FORMATS["hermes"]), ToolWish({"a" * 257: None}))
+
+
 def test_optional_calls_are_held_once_begun():
     constraint = compiled(triggered_calls(CALL_FORMATS["hermes"], TOOLS))
     good = 'Hm.\n<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'

@@ -1,7 +1,8 @@
 """Descriptions as structural tags: what holds a model to its own format. Owns: writing calls as a tree of formats.
 
 The tree is plain data (structured/tags.py reads it). A family whose arguments are no JSON is held to them where each
-parameter is a plain string or JSON; else, and for Python syntax, to the plain form. Must not know: grammars, tokens.
+parameter is a plain string or JSON; else, and for Python syntax, to the plain form. So are tools with names that the
+family's own form would lose. Must not know: grammars, tokens.
 """
 
 from __future__ import annotations
@@ -10,8 +11,21 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from tokenmill.text.messages.describe import Args, CallFormat, Calls, Id, Lit, Name, Object, Pairs, Skip, Step
+from tokenmill.text.messages.describe import (
+    Args,
+    CallFormat,
+    Calls,
+    Id,
+    Lit,
+    MessageFormat,
+    Name,
+    Object,
+    Pairs,
+    Skip,
+    Step,
+)
 from tokenmill.text.messages.families import PLAIN
+from tokenmill.text.messages.parser import parse_message
 
 Tree = dict[str, Any]
 NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
@@ -27,7 +41,7 @@ def held_calls(form: CallFormat, tools: Mapping[str, Any], *, most: int | None) 
     """At least one call and nothing else -> the tree, and the format that reads it."""
     block = form.blocks[0]
     bodies = [_call(block, name, schema) for name, schema in tools.items()]
-    if any(body is None for body in bodies):
+    if any(body is None for body in bodies) or not all(_is_read_back(block, name) for name in tools):
         form, block = PLAIN, PLAIN.blocks[0]
         bodies = [_call(block, name, schema) for name, schema in tools.items()]
     calls = [body for body in bodies if body is not None]
@@ -52,10 +66,21 @@ def triggered_calls(form: CallFormat, tools: Mapping[str, Any]) -> Tree | None:
     tags = []
     for name, schema in tools.items():
         body = _call(block, name, schema)
-        if body is None:
+        if body is None or not _is_read_back(block, name):
             return None
         tags.append({"type": "tag", "begin": block.open, "content": body, "end": "" if block.ends else block.close})
     return {"type": "triggered_tags", "triggers": [block.open.strip()], "tags": tags}
+
+
+def _is_read_back(block: Calls, name: str) -> bool:
+    """Is a call of this function read as one? Formats in which a name stands bare end it at some character."""
+    body = _call(block, name, None)
+    if body is None:
+        return False
+    written = "".join("0" if part["type"] == "regex" else part.get("value", "{}") for part in body["elements"])
+    text = block.open + (f"[{written}]" if block.array else written) + block.close
+    said = parse_message(MessageFormat(None, CallFormat("", (block,))), text, tools={name: None})
+    return [call.name for call in said.calls] == [name] and not said.content
 
 
 def _sequence(*parts: Tree) -> Tree:
@@ -140,12 +165,16 @@ def _pairs(step: Pairs, schema: Any) -> list[Tree] | None:
 
 
 def _pair(step: Pairs, key: str, value: Any) -> Tree | None:
+    if key != key.strip() or step.mid.split()[0] in key:
+        return None  # its end would not be found
     begin = step.open + key + step.mid
     kind = value.get("type") if isinstance(value, Mapping) else None
     if kind == "string" and not set(value) - _TEXT_ONLY:
         return {"type": "tag", "begin": begin, "content": {"type": "any_text"}, "end": step.close}
     choices = value.get("enum") if isinstance(value, Mapping) else None
     if isinstance(choices, list) and choices and all(isinstance(c, str) and c for c in choices):
+        if any(step.close.strip() in choice for choice in choices):
+            return None
         options = {"type": "or", "elements": [const(c) for c in choices]}
         return {"type": "tag", "begin": begin, "content": options, "end": step.close}
     if kind in ("integer", "number", "boolean", "object", "array", "null"):
