@@ -21,6 +21,14 @@ _SAME = {
 """Mixtures, and heads: names of checkpoints and of the classes that read them."""
 
 
+_EXAONE = (
+    (".h.", ".layers."), (".wte", ".embed_tokens"), (".attn.attention.out_proj", ".self_attn.o_proj"),
+    (".attn.attention.", ".self_attn."), (".mlp.c_fc_0", ".mlp.gate_proj"), (".mlp.c_fc_1", ".mlp.up_proj"),
+    (".mlp.c_proj", ".mlp.down_proj"),
+)  # fmt: skip
+"""EXAONE 3: names of checkpoints, and of the class that reads them. Some of the first mean other things elsewhere."""
+
+
 def tail(path: str) -> str | None:
     """The part of a name that is the same everywhere; None: it is not part of a language model."""
     parts = path.split(".")
@@ -42,8 +50,12 @@ class Names:
     def __init__(self, paths: Iterable[str]) -> None:
         self.exact = set(paths)
         self.tails: dict[str, str | None] = {}
+        renamed = _EXAONE if any(path.endswith(".mlp.c_fc_0") for path in self.exact) else ()
         for path in sorted(self.exact):
-            for key in {tail(path), tail(alike(path))} - {None}:
+            of_class = path
+            for old, new in renamed:
+                of_class = of_class.replace(old, new)
+            for key in {tail(path), tail(alike(path)), tail(of_class)} - {None}:
                 assert key is not None
                 self.tails[key] = None if key in self.tails and self.tails[key] != path else path
 
