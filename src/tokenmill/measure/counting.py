@@ -170,9 +170,8 @@ class CountingKernels(ReferenceKernels):
         size, (rows, columns) = 0 if matrix.bias is None else matrix.bias.nbytes, matrix.shape
         if matrix.kind == "dense" and matrix.part("numbers").dtype == torch.float16 and self.kind == "cpu":
             return Packed(matrix.shape, size + matrix.nbytes)
-        if matrix.kind in ("int8", "int4"):
-            return Packed(matrix.shape, size - (-matrix.part("codes").numel() * int(matrix.kind[3:]) // 8)
-                          + matrix.part("scales").nbytes)  # fmt: skip
+        if matrix.kind.startswith("int"):
+            return self._integers(matrix, size)
         if matrix.kind == "table" and len(matrix.part("table")) <= 16:
             return Packed(matrix.shape, size - (-rows * columns // 2) + 2 * matrix.part("scales").numel())
         if matrix.kind == "blocks" and self.kind == "cpu" and all(name in AS_STORED for name, _ in matrix.parts):
@@ -180,6 +179,18 @@ class CountingKernels(ReferenceKernels):
         if matrix.kind == "blocks" and self.kind == "gpu" and all(name in TABLES for name, _ in matrix.parts):
             return Packed(matrix.shape, size + rows * columns * 9 // 16)
         return None
+
+    def _integers(self, matrix: StoredMatrix, size: int) -> Packed | None:
+        """Integers in the file's bits on a CPU, in 4 or 8 on a GPU, which has no form of zero points with fractions.
+        size: of the bias."""
+        bits, groups, codes = int(matrix.kind[3:].removesuffix("-zeros")), matrix.part("scales"), matrix.part("codes")
+        zeros = matrix.part("zeros") if matrix.kind.endswith("-zeros") else None
+        if bits not in ((4, 8) if self.kind == "gpu" else (2, 3, 4, 5, 6, 8)):
+            return None
+        if self.kind == "gpu" and zeros is not None and zeros.is_floating_point():
+            return None
+        held = groups.nbytes + (0 if zeros is None else 2 * zeros.numel())
+        return Packed(matrix.shape, size + held - (-codes.numel() * bits // 8))
 
     def activate(self, x: Tensor, act: Act | Literal["sigmoid"], gate: Tensor | None = None) -> Tensor:
         """The same shape, or half of it after a gate."""

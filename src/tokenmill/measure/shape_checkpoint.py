@@ -14,12 +14,15 @@ from torch import Tensor
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
+from tokenmill.quant import hqq_quanto
 
 META = torch.device("meta")
 AS_STORED = frozenset(
     "Q8_0 Q4_0 Q4_1 Q5_0 Q5_1 Q2_K Q3_K Q4_K Q5_K Q6_K IQ4_NL IQ4_XS MXFP4".split()  # noqa: SIM905
 )
 """GGUF types that a CPU's kernels multiply in their own bits (kernels/cpu/packed.py)."""
+_FACTS = frozenset({"weight_format", *hqq_quanto.FACTS})
+"""Tensors with facts of a matrix: a few bytes."""
 
 
 class ShapeCheckpoint:
@@ -43,7 +46,9 @@ class ShapeCheckpoint:
         return None if self.inner is None else self.inner.shape(name)
 
     def tensor(self, name: str, shape: tuple[int, ...] | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """An empty tensor of this shape on the meta device."""
+        """An empty tensor of this shape on the meta device. What says how others are read is read itself."""
+        if self.inner is not None and _is_fact(name):
+            return self.inner.tensor(name, shape, dtype)
         if self.inner is not None and (shape is None or dtype is None):
             found = self.inner.tensor(name, shape, dtype)
             shape, dtype = tuple(found.shape), found.dtype
@@ -73,6 +78,11 @@ class ShapeCheckpoint:
         """Close the files."""
         if self.inner is not None:
             self.inner.close()
+
+
+def _is_fact(name: str) -> bool:
+    """Does a tensor of this name say how the others of its matrix are to be read?"""
+    return ".quant_state." in name or name.rpartition(".")[2] in _FACTS
 
 
 class ShapeBlocks(Blocks):

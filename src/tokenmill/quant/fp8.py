@@ -18,7 +18,7 @@ from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError, shown
 from tokenmill.kernels.fp8 import BLOCK, FP8, LARGEST, round_rows, widen
-from tokenmill.quant.base import check_range
+from tokenmill.quant.base import check_range, known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.grid import Unrounded
 from tokenmill.quant.packed import PackedWeight, joined_bias
@@ -76,6 +76,10 @@ class Fp8Weight(PackedWeight):
         rows = data.view(torch.uint8)[index].view(FP8)
         if not self.blocks:
             return self._like(rows, scales[index], bias)
+        if not known(index):  # for a plan: blocks are taken whole if they may be
+            if len(index) % BLOCK:
+                return DenseWeight(self.stored_rows(index), bias, self.dtype)
+            return self._like(rows, scales[: len(index) // BLOCK], bias)
         heads = index[::BLOCK]
         line = heads.repeat_interleave(BLOCK)[: len(index)] + torch.arange(len(index), device=index.device) % BLOCK
         if not bool((heads % BLOCK).any()) and torch.equal(line, index):

@@ -18,6 +18,7 @@ from tokenmill.compute.forward import Kernels, StoredMatrix, Weight
 from tokenmill.core.errors import ModelError
 from tokenmill.kernels.grid import ACTIVATION_GROUP, beyond_half, group_width, widen
 from tokenmill.quant.affine import AffineWeight
+from tokenmill.quant.base import known
 from tokenmill.quant.dense import DenseWeight
 from tokenmill.quant.packed import PackedWeight, joined_bias
 
@@ -64,7 +65,7 @@ class GridWeight(PackedWeight):
             self.bits = bits
             self.packed = kernels.pack(self.stored())
             if self.packed is not None:
-                if self.zeros is not None and not torch.equal(self.zeros.half().float(), self.zeros.float()):
+                if self.zeros is not None and known(z := self.zeros) and not torch.equal(z.half().float(), z.float()):
                     self.changed = ("zero points that are not integers",)
                 self.forget()
                 return self
@@ -74,7 +75,7 @@ class GridWeight(PackedWeight):
         if self.zeros.is_floating_point():
             return self._anew(q, scales, self.zeros, kernels)
         less = q - self.zeros.repeat_interleave(self.group, 1)[:, : self.shape[1]]  # small integers, too
-        if int(less.max()) > 127 or int(less.min()) < -128:
+        if known(less) and (int(less.max()) > 127 or int(less.min()) < -128):
             return self._affine(q, scales, self.zeros, kernels)
         self.q, self.bits, self.zeros = less.to(torch.int8), 8, None
         return super().settle(kernels)

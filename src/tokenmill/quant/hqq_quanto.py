@@ -28,7 +28,7 @@ from tokenmill.quant.half_scales import held, kernels_know, with_zeros
 
 METHODS = ("hqq", "quanto")
 _GROUP = 32
-_BESIDE = (
+FACTS = (
     *("nbits", "group_size", "shape", "axis", "packing", "unpack_view_dtype", "view_as_float", "quant_scale"),
     *("quant_zero", "compute_dtype", "offload_meta", "encoded_state_dict", "stores_quant_config", "channel_wise"),
     *("optimize", "round_zero"),
@@ -114,7 +114,7 @@ def _rows(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtyp
 
 def _hqq(ckpt: Checkpoint, name: str, shape: tuple[int, int], dtype: torch.dtype, bias: Tensor | None) -> Weight:
     rows, columns = shape
-    fields = {part: ckpt.tensor(f"{name}.{part}") for part in _BESIDE if ckpt.has(f"{name}.{part}")}
+    fields = {part: ckpt.tensor(f"{name}.{part}") for part in FACTS if ckpt.has(f"{name}.{part}")}
     if odd := [part for part, t in fields.items() if t.is_floating_point() and not t.float().isfinite().all()]:
         raise ModelError(f"'{name}.{odd[0]}' is not a number.")
     numbers = {part: int(found.flatten()[0]) for part, found in fields.items() if found.numel() == 1}

@@ -124,6 +124,8 @@ def _whole_scale(ckpt: Checkpoint, name: str) -> float:
     for part in ("weight_global_scale", "weight_scale_2"):
         if ckpt.has(f"{name}.{part}"):
             found = ckpt.tensor(f"{name}.{part}").float()
+            if not known(found):
+                return 1.0
             value = float(found.flatten()[0]) if found.numel() == 1 else 0.0
             if not 0.0 < value < float("inf"):
                 raise ModelError(f"'{name}.{part}' must be one positive number.")

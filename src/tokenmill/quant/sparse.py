@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tokenmill.compute.model import Checkpoint
 from tokenmill.core.errors import ModelError
+from tokenmill.quant.base import known
 
 FORMATS = ("sparse-bitmask", "sparse-24-bitmask")
 
@@ -59,6 +60,8 @@ def load(ckpt: Checkpoint, name: str, shape: tuple[int, int]) -> Tensor:
     if ckpt.has(f"{name}.row_offsets"):
         ckpt.tensor(f"{name}.row_offsets")  # it follows from the mask
     mask = unpack_mask(packed, columns)
+    if not known(mask):
+        return values.new_empty(rows, columns)
     if int(mask.sum()) != values.numel():
         raise ModelError(f"'{name}.bitmask' has {int(mask.sum())} places for {values.numel()} numbers.")
     bits = values.view(torch.uint8) if values.element_size() == 1 else values  # torch cannot scatter every type

@@ -119,7 +119,7 @@ class TableWeight(PackedWeight):
         every = [self, *others]
         if len({(part.group, part.dtype, part.name) for part in every}) > 1:
             return None
-        if not all(torch.equal(part.table, self.table) for part in every):
+        if known(self.table) and not all(torch.equal(part.table, self.table) for part in every):
             return None
         codes, scales = torch.cat([part.numbers() for part in every]), torch.cat([part.scales for part in every])
         factors = torch.cat([part.factors for part in every])

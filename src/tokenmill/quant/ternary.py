@@ -60,10 +60,11 @@ def load(
     codes = torch.cat([raw >> 2 * i & 3 for i in range(4)])
     if known(codes) and bool((codes == 3).any()):
         raise ModelError(f"'{name}.weight' has codes that are none of -1, 0 and 1: the file is damaged.")
-    scale = float(ckpt.tensor(f"{name}.weight_scale").float().flatten()[0])
+    factor = ckpt.tensor(f"{name}.weight_scale").float().flatten()[0]
+    scale = float(factor) if known(factor) else 1.0
     if not 0.0 < abs(scale) < float("inf"):
         raise ModelError(f"'{name}.weight_scale' must be a number other than 0.")
     group = next((g for g in _GROUPS if columns % g == 0), 32)
-    scales = torch.tensor([1.0 / scale if divide else scale]).expand(rows, -(-columns // group))
+    scales = factor.new_tensor([1.0 / scale if divide else scale]).expand(rows, -(-columns // group))
     q = (codes.to(torch.int8) - 1).contiguous()
     return held(q, scales, bits=2, group=group, kind=(dtype, bias), what=f"{name}.weight_scale")
