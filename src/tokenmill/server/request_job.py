@@ -73,6 +73,11 @@ class Task:
         return self.figures.cached_tokens if self.figures is not None else 0
 
     @property
+    def has_its_scores(self) -> bool:
+        """Have the prompt's scores come, if any are wanted? They come before the first token."""
+        return self.request.params.prompt_logprobs is None or self.num_tokens > 0
+
+    @property
     def num_outputs(self) -> int:
         """Outputs that the engine makes (best_of counts all candidates)."""
         return self.request.params.num_outputs
@@ -111,6 +116,8 @@ class Job:
         """How often the answer repeats each prompt's scores."""
         self.held = 0
         """Log-probabilities that wait until the answer is complete."""
+        self.tells_cuts = False
+        """The answer can say that somebody ended it early. Without that a part would pass for the whole."""
 
     def grow(self, count: int, param: str | None) -> None:
         """Take more places in the gate, because the field `param` gives the job `count` outputs."""
@@ -259,6 +266,10 @@ class Job:
         if delta.finish_reason is not None:
             task.ended += 1
             figures.reasons.append(delta.finish_reason)
+            if delta.finish_reason == "abort" and not (self.tells_cuts and task.has_its_scores):
+                raise HttpError(
+                    503, "The model was put to sleep before the answer was complete; try again.", retry_after=1
+                )
 
     async def gather(self, scored: Batch | None = None) -> Gathered:
         """The outputs of all prompts, in prompt order. `scored` receives deltas that are only about prompts."""

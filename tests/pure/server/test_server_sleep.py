@@ -8,6 +8,7 @@ from typing import Any
 from tests.pure.server.conftest import until
 from tests.pure.server.server_many_helpers import SAYS, City, build  # noqa: F401
 from tokenmill.server.many_models.entry import State
+from tokenmill.testing.hostile import VALID
 
 ABLE = {"enable_sleep_mode": True}
 HELD = {"prompt": "x", "max_tokens": 500}
@@ -108,6 +109,60 @@ async def test_mode_abort_ends_what_runs(build: Any) -> None:  # noqa: F811
     city.options["red"].hung = False
     assert await going == (200, "")
     assert (await SAID).json()["choices"][0]["finish_reason"] == "abort"
+
+
+OPENAI = ("/v1/chat/completions", "/v1/completions")
+STREAMED = ("/v1/responses", "/v1/messages", "/api/chat", "/api/generate", "/completion", "/")
+PIECES = ("/generate_stream", "/v2/models/{model}/generate_stream")
+WHOLE = (
+    *STREAMED,
+    "/generate",
+    "/v2/models/{model}/generate",
+    "/v2/models/{model}/infer",
+    "/v1/embeddings",
+    "/pooling",
+)
+WHOLE += ("/embed", "/api/embed", "/api/embeddings", "/embedding", "/rerank", "/score", "/classify", "/similarity")
+
+
+async def test_a_part_never_passes_for_the_whole(build: Any) -> None:  # noqa: F811
+    """Vectors that had not come were an internal error; other APIs called a cut answer complete."""
+    city = build(engine=ABLE, models_control=True)
+    await ask(city, "red")
+    asked: dict[tuple[str, str], asyncio.Task[Any]] = {}
+
+    def send(kind: str, path: str, **more: Any) -> None:
+        named = {} if path.startswith("/v2") else {"model": "red"}  # KServe names it in the path
+        body = {**VALID[path][0], **named, **more}
+        asked[kind, path] = asyncio.ensure_future(city.post(path.replace("{model}", "red"), body))
+
+    city.options["red"].hung = True
+    for path in OPENAI:
+        send("said", path)
+        send("said in events", path, stream=True)
+    for path in WHOLE:
+        send("whole", path, **({"stream": False} if path.startswith("/api") else {}))
+    for path in (*STREAMED, *PIECES):
+        send("events", path, **({"stream": True} if path in STREAMED else {}))
+    send("whole", "/v1/completions", echo=True, logprobs=1)  # the prompt's scores had not come
+    unit = city.entry("red").unit
+    pairs = 4  # rerank, score, classify and similarity read two texts each
+    await until(lambda: unit is not None and unit.open_requests() == len(asked) + pairs)
+    going = asyncio.ensure_future(post(city, "/sleep?model=red&mode=abort"))
+    await until(lambda: unit is not None and not unit.open_requests())
+    city.options["red"].hung = False
+    assert await going == (200, "")
+    for (kind, path), task in asked.items():
+        answer = await task
+        if kind == "said":
+            assert answer.json()["choices"][0]["finish_reason"] == "abort"
+        elif kind == "said in events":
+            assert '"finish_reason":"abort"' in answer.text
+        elif kind == "whole":
+            assert answer.status_code == 503 and "put to sleep" in answer.text, (path, answer.text)
+            assert answer.headers["retry-after"] == "1"
+        else:
+            assert "put to sleep" in answer.text and "error" in answer.text, (path, answer.text)
 
 
 async def test_what_is_refused(build: Any) -> None:  # noqa: F811

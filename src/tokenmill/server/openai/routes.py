@@ -34,6 +34,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Answer a conversation."""
         async with Work(context, request) as work:
             body = await work.read(ChatRequest)
+            work.job.tells_cuts = True
             base = work.base(body.request_id)
             opened = await chat.open_chat(context, body, work.job, kept_base(base) if body.store else base)
             if body.store:
@@ -46,6 +47,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
         """Continue one or several prompts."""
         async with Work(context, request) as work:
             body = await work.read(CompletionRequest)
+            work.job.tells_cuts = True
             opened = await completions.open_completion(context, body, work.job, work.base(body.request_id))
             if body.stream:
                 return work.stream(completions.CompletionStream(opened).chunks())
