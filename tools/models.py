@@ -39,6 +39,10 @@ and changed in tests: the model is then equal to Transformers' or refused.
 Where `architectures` is missing or misspelt, `model_type` says the family; where Transformers computes a type with a
 class of another one and writes that class's name (InternLM 3 says `LlamaForCausalLM`), the type counts, too. A folder
 of layers without a head (`LlamaModel`, `Qwen3Model`: many embedding models) gives vectors, and refuses to write text.
+Vectors have length one. They are pooled as the files say (`1_Pooling` of sentence-transformers, `pooling_type` of GGUF
+files: the last token or the mean), without such files from the last token. A request may name the other way. Other
+ways, and layers behind the pooling (`2_Dense`), are refused by name. Prompts that such folders suggest are for the
+client to write.
 
 On a CPU all of them decode from recordings (`tests/cpu/models/test_recorded.py`), but for mixtures whose experts are
 not a multiple of 64 wide: torch computes these, call by call.
