@@ -333,10 +333,10 @@ class _Checked:
     def blocks(self, name: str, shape: tuple[int, ...] | None = None) -> Any | None:
         """The quantised blocks of a matrix, if the checkpoint has any."""
         ask = getattr(self.inner, "blocks", None)
-        if ask is None:
-            return None
-        self._note(name, shape)
-        return ask(name, shape)
+        found = None if ask is None or not self.inner.has(name) else ask(name, shape)
+        if found is not None:
+            self._note(name, shape)
+        return found
 
     def _note(self, name: str, shape: tuple[int, ...] | None) -> None:
         if not self.inner.has(name):

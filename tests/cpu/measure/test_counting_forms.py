@@ -25,10 +25,11 @@ NUMBERS_TELL = ("torchao 2", "torchao 4", "torchao 5", "2:4")
 """Forms whose numbers, which are not read, say that they need less room."""
 
 
-def counted(folder: Path, kind: str) -> Sheet:
+def counted(folder: Path, kind: str, ranks: int = 1) -> Sheet:
     checkpoint = open_checkpoint(folder)
     try:
-        return count_model(read_config(folder), dtype=torch.bfloat16, checkpoint=checkpoint, kind=kind, step=(64, 4))
+        said = read_config(folder)
+        return count_model(said, dtype=torch.bfloat16, checkpoint=checkpoint, kind=kind, ranks=ranks, step=(64, 4))
     finally:
         checkpoint.close()
 
@@ -49,6 +50,7 @@ def test_forms(form: str, tmp_path: Path) -> None:
     sheet = counted(folder, "cpu")
     found = loaded(folder)
     assert 0.9 < sheet.held_bytes / found < (3.0 if form in NUMBERS_TELL else 1.1)
+    assert 0.4 < counted(folder, "cpu", 2).held_bytes / sheet.held_bytes < 0.7, "one of two ranks"
     plain = 2 * sum(rows * columns for rows, columns in stored_model.shapes(stored_model.DENSE).values())
     assert counted(folder, "gpu").weight_bytes <= plain + 2 * 68 * 512 + 8192
 
