@@ -21,6 +21,7 @@ from tokenmill.server.adapters import AdapterBook
 from tokenmill.server.engines import adapters as traffic
 from tokenmill.server.engines.adapters import AdapterTraffic
 from tokenmill.server.errors import describe_error
+from tokenmill.server.lora import routes
 from tokenmill.server.many_models.entry import Spec
 
 
@@ -142,3 +143,14 @@ def test_what_is_gone_is_a_404_on_either_side_of_the_socket() -> None:
         for each in (error, over):
             found = describe_error(each)
             assert (found.status, found.message, found.param) == (status, str(error), error.param)
+
+
+@pytest.mark.parametrize("root", ["loras", "./loras", ".", "..", "/", "{home}/loras"])
+def test_errors_show_nothing_of_this_machine(root: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a folder that was given relative to another one, every second server showed where it runs."""
+    (tmp_path / "loras" / "mine").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    given = root.replace("{home}", str(tmp_path))
+    home = Path(given).resolve()
+    said = routes._without(given, f"{(tmp_path / 'loras' / 'mine').resolve()}: has no adapter_config.json")
+    assert said == f"{(tmp_path / 'loras' / 'mine').resolve().relative_to(home)}: has no adapter_config.json"

@@ -7,6 +7,7 @@ are read.
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +74,10 @@ def _traffic(context: Context, request: Request) -> Any:
 
 
 def _without(root: str | None, text: str) -> str:
-    """An error about a file, without the file's place on this machine."""
-    for home in {str(root), str(Path(root or ".").resolve())}:
-        text = text.replace(f"{home.rstrip('/')}/", "")
-    return text
+    """An error about a file, without the file's place on this machine. Files are named by their whole path, whatever
+    `root` is relative to."""
+    home = str(Path(root or ".").resolve()).rstrip("/")
+    return re.sub(rf"(?<![^\s'\"(]){re.escape(home)}/", "", text)
 
 
 ADAPTERS = Api(add_routes, prefixes=(LOAD, UNLOAD))
