@@ -13,7 +13,6 @@ import pytest
 from tests.pure.server.conftest import Starter, until
 from tests.pure.server.listening import Listening, answer, message
 from tests.pure.server.server_many_helpers import build as build
-from tests.pure.server.test_server_websocket import HI, connected, ended
 from tokenmill.core.config import make_server_config
 from tokenmill.server import model_lookup
 from tokenmill.server.listener import HttpServer
@@ -120,9 +119,13 @@ async def test_a_stream_that_waits_for_its_model_says_why_it_ends(build: Any, mo
 
 async def test_a_websocket_is_closed_and_not_dropped(opened: Any) -> None:
     listening, server = await opened()
-    async with connected(listening) as socket:
-        await socket.send_json(HI)
+    address = f"ws://127.0.0.1:{listening.port}/v1/responses"
+    async with aiohttp.ClientSession() as session, session.ws_connect(address, autoping=False) as socket:
+        await socket.send_json({"type": "response.create", "model": "fake", "input": "Hi", "max_output_tokens": 8})
         assert (await socket.receive()).type is aiohttp.WSMsgType.TEXT
         ending = asyncio.ensure_future(server.stop())
-        assert await ended(socket) == GOING_AWAY
+        async with asyncio.timeout(60):
+            while (await socket.receive()).type is aiohttp.WSMsgType.TEXT:
+                pass
+        assert socket.close_code == GOING_AWAY
         await ending
