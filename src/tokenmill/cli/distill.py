@@ -65,7 +65,7 @@ def distill(  # noqa: PLR0913
     with show_waiting("Loading"):
         from tokenmill.core.config import make_config
         from tokenmill.device.memory import pick_device
-        from tokenmill.distill.students import DraftStudent, Eagle3Student, MedusaStudent, Student
+        from tokenmill.distill.students import DraftStudent, Eagle3Student, MedusaStudent, Student, first_weights
         from tokenmill.distill.teacher import Teacher
         from tokenmill.distill.texts import cut, encode_all, read_texts
         from tokenmill.distill.train import Course, train
@@ -86,6 +86,7 @@ def distill(  # noqa: PLR0913
             prompts = [0] * len(pieces)
         lines = cut(pieces, length, prompts)
         student: Student
+        first_weights(seed)
         if kind == "draft":
             student = DraftStudent(teacher, hidden=hidden, layers=layers)
             _copy_tokenizer(teacher.source.path, target)

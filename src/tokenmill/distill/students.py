@@ -199,6 +199,11 @@ class MedusaStudent:
         return config | {"original_lm_head": True, "medusa_fc_bias": True}, tensors
 
 
+def first_weights(seed: int) -> None:
+    """Let the first weights of the student that is made next follow from the seed."""
+    torch.manual_seed(seed)
+
+
 class Eagle3Student:
     """One layer that is given three of the teacher's and the next word, and goes on from its own states."""
 

@@ -65,6 +65,20 @@ def test_what_is_made_loads_and_guesses(kind, teacher):
     assert losses[-1] < losses[0]
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"), [("draft", []), ("draft", ["--hidden", "32"]), ("medusa", []), ("eagle3", [])]
+)
+def test_the_same_seed_makes_the_same_bytes(kind, more, teacher, tmp_path):
+    """First weights follow from it, too."""
+    made = []
+    for n, seed in enumerate(("5", "5", "6")):
+        torch.rand(n + 1)  # what else the process draws does not count
+        folder = tmp_path / str(n)
+        distill(teacher, folder, kind, "--steps", "2", "--seed", seed, *more)
+        made.append((folder / "model.safetensors").read_bytes())
+    assert made[0] == made[1] != made[2]
+
+
 def test_no_more_time_is_left_than_was_given(teacher):
     said = distill(teacher, "timed", "draft", "--steps", "1000000", "--minutes", "0.02")
     left = [float(line.split("  ")[-1].split()[0]) for line in said.splitlines() if "min left" in line]
