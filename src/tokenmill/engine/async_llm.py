@@ -215,8 +215,7 @@ class AsyncLLM:
                 accumulator.add(delta)
                 if self.router is not None:
                     number = self.owners[request.id]
-                    self.router.computed(number, request.id, 1, 0)
-                    self.router.said(number, request.id, len(delta.token_ids))
+                    self.router.answered(number, request.id, len(delta.token_ids))
                 if kind == RequestOutputKind.DELTA:
                     yield _news(request, delta, accumulator)
                 elif kind == RequestOutputKind.CUMULATIVE or accumulator.finished:

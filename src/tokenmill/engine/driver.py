@@ -53,6 +53,15 @@ class Driver:
             self.engine.add(request, pooling)
             self.deliveries.add(request, hear)
 
+    def begin(self, tokens: int) -> None:
+        """See Engine.begin."""
+        with self.alone():
+            self.stepping = True
+            try:
+                self.engine.begin(tokens)
+            finally:
+                self.stepping = False
+
     def step(self) -> None:
         """Make one step, of all requests that any caller has added."""
         with self.alone():

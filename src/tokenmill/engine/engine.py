@@ -69,6 +69,13 @@ class Engine:
             return []
         return self.commit() if self.flying else []
 
+    def begin(self, tokens: int) -> None:
+        """Prompts of so many tokens have been added, and more are to come: if they fill a plan, and the device can be
+        at work meanwhile, it need not wait for the others. (A batch that nobody may join waits for all.)"""
+        ahead, limits = len(self.flying), self.scheduler.limits
+        if ahead < self.executor.depth > 1 and tokens >= (ahead + 1) * limits.max_step_tokens and not limits.whole[1]:
+            self.submit()
+
     def submit(self) -> bool:
         """Make one more plan and send it to the executor; False: there is none to send now."""
         if not self.balance.between(self.scheduler.counters.steps, self.scheduler.epoch, flying=bool(self.flying)):

@@ -445,8 +445,11 @@ class LLM:
                     advance(1)
 
             try:
+                tokens, in_turn = 0, not any(request.priority for request in requests)
                 for request in requests:
                     driver.add(request, hear, pooling)
+                    tokens += len(request.prompt_ids) if in_turn else 0
+                    driver.begin(tokens)
                 while left:
                     if self._ending.is_set():
                         raise SystemExit  # ends this thread, silently

@@ -69,6 +69,11 @@ class Replicas:
         for part in self.parts:
             part.forget_prefixes()
 
+    def begin(self, tokens: int) -> None:
+        """See Engine.begin; each engine has been given its share."""
+        for part in self.parts:
+            part.begin(tokens // len(self.parts))
+
     def step(self) -> list[TokenDelta]:
         """Submit all plans that the engines can take, and commit results that have come; waits for at least one."""
         for part in self.parts:
@@ -90,8 +95,7 @@ class Replicas:
     def _seen(self, number: int, deltas: list[TokenDelta]) -> list[TokenDelta]:
         """The deltas unchanged; what they say about an engine's load is noted."""
         for delta in deltas:
-            self.router.computed(number, delta.request_id, 1, 0)
-            self.router.said(number, delta.request_id, len(delta.tokens))
+            self.router.answered(number, delta.request_id, len(delta.tokens))
         ended = {delta.request_id for delta in deltas if delta.finish is not None}
         for name in ended - self.parts[number].scheduler.roster.groups.keys():
             self.owners.pop(name, None)

@@ -14,9 +14,10 @@ import heapq
 from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from tokenmill.core.request import Request
-from tokenmill.kvcache.cache_events import MARK_BYTES, prompt_marks, salt_of
+from tokenmill.kvcache.cache_events import MARK_BYTES, mark_of, prompt_marks, salt_of
 
 MOST_TOKENS = 16_384
 """How many of a prompt's first tokens are looked for in caches."""
@@ -146,6 +147,7 @@ class Router:
         self.block_size = block_size
         self.loads: dict[int, Load] = {}
         self.sessions = Memory()
+        self._mark = lru_cache(MAX_REMEMBERED)(mark_of)
 
     def pick_engine(self, engines: Iterable[int], asked: Asked, *, only: int | None = None) -> int:
         """Choose the engine for a request, which then counts as sent there. only: the engine, if it is fixed
@@ -153,7 +155,9 @@ class Router:
         able = [only] if only is not None else list(engines)
         several = len(able) > 1 or len(self.loads) > 1
         marks = (
-            prompt_marks(asked.keys, asked.salt, self.block_size, MOST_TOKENS) if several and self.block_size else []
+            prompt_marks(asked.keys, asked.salt, self.block_size, MOST_TOKENS, self._mark)
+            if several and self.block_size
+            else []
         )
         loads = {engine: self._load(engine) for engine in able}
         left = {e: max(1, len(asked.keys) - self.block_size * loads[e].known(marks)) for e in able}
@@ -197,6 +201,18 @@ class Router:
         if work is not None:
             load.blocks += self._blocks(work.length + tokens) - self._blocks(work.length)
             work.length += tokens
+
+    def answered(self, engine: int, name: str, tokens: int) -> None:
+        """Note that its prompt is computed and its answer has grown by so many tokens."""
+        load, work = self._open(engine, name)
+        if work is None:
+            return
+        if work.left:
+            load.pending -= work.left
+            work.left = 0
+            load.arrived(work)
+        before, work.length = work.length, work.length + tokens
+        load.blocks += self._blocks(work.length) - self._blocks(before)
 
     def done(self, engine: int, name: str) -> None:
         """Note that the request has ended there."""

@@ -8,7 +8,7 @@ token up to the block's end; every process computes the same mark. Must not know
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hashlib import blake2b
 from typing import Protocol
 
@@ -31,15 +31,32 @@ def next_mark(before: bytes, keys: Iterable[int]) -> bytes:
         said = array("q", keys).tobytes()
     except OverflowError:  # a picture's keys may be larger
         said = repr(tuple(keys)).encode()
-    return blake2b(before + said, digest_size=MARK_BYTES).digest()
+    return mark_of(before + said)
 
 
-def prompt_marks(keys: list[int], salt: str, block_size: int, most: int) -> list[bytes]:
-    """One mark per full block of the first `most` keys."""
-    mark, found = root_mark(salt), []
-    for start in range(0, min(len(keys), most) - block_size + 1, block_size):
-        mark = next_mark(mark, keys[start : start + block_size])
-        found.append(mark)
+def mark_of(said: bytes) -> bytes:
+    """The mark of a block that is told by these bytes: those of the mark before, then its keys'."""
+    return blake2b(said, digest_size=MARK_BYTES).digest()
+
+
+def prompt_marks(
+    keys: list[int], salt: str, block_size: int, most: int, mark: Callable[[bytes], bytes] = mark_of
+) -> list[bytes]:
+    """One mark per full block of the first `most` keys, as `next_mark` gives it. mark: one that remembers, if prompts
+    begin alike."""
+    before, found = root_mark(salt), []
+    whole = min(len(keys), most) // block_size * block_size
+    try:
+        said = array("q", keys[:whole]).tobytes()
+    except OverflowError:
+        for start in range(0, whole, block_size):
+            before = next_mark(before, keys[start : start + block_size])
+            found.append(before)
+        return found
+    step = len(said) // whole * block_size if whole else 1
+    for start in range(0, len(said), step):
+        before = mark(before + said[start : start + step])
+        found.append(before)
     return found
 
 
