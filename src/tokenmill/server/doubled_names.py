@@ -1,7 +1,7 @@
 """Names that an object of a body has twice. Owns: noticing and finding them.
 
-JSON readers keep one of the values without a word, and not all of them the same one: a proxy in front may have judged the
-other. So such a body is refused. Must not know: schemas, HTTP.
+JSON readers keep one of the values without a word, and not all of them the same one: a proxy in front may have judged
+the other. So such a body is refused. Must not know: schemas, HTTP.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ async def test_a_refusal_says_what_the_caller_wrote(start: Starter, path: str, b
 @pytest.mark.parametrize("object_name", ALIASES)
 async def test_a_field_is_called_by_the_spelling_that_came(start: Starter, object_name: str) -> None:
     served = await start()
-    path, body = BASES[object_name] if object_name in BASES else ("/score", {"text_1": "a", "text_2": "b"})
+    path, body = BASES.get(object_name, ("/score", {"text_1": "a", "text_2": "b"}))
     for alias, field in ALIASES[object_name].items():
         asked = {name: value for name, value in body.items() if name not in (alias, field)}
         under = UNDER.get(object_name)
