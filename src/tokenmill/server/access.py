@@ -80,6 +80,8 @@ class Access:
         host = _host_name(headers.get(b"host", b"").decode("latin-1"))
         if host is None:
             raise HttpError(400, "The Host header is malformed.")
+        if not self.any_host and b"host" not in headers:
+            raise HttpError(400, "This server tells its pages from foreign ones by the Host header: send one.")
         if not self.any_host and host not in _LOCAL and host not in self.hosts:
             raise HttpError(403, "This Host is not served here (--allowed-hosts adds names).")
 

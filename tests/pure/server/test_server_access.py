@@ -86,6 +86,15 @@ async def test_foreign_hosts_are_refused(start: Starter, host: str) -> None:
     assert response.status_code == 403 and response.json()["error"]["code"] == 403
 
 
+async def test_a_host_is_asked_for_where_names_are_told_apart(start: Starter) -> None:
+    for flags, status in (({}, 400), ({"host": "0.0.0.0"}, 200)):
+        served = await start(**flags)
+        request = served.client.build_request("GET", "/v1/models")
+        del request.headers["host"]
+        answer = await served.client.send(request)
+        assert answer.status_code == status and (status == 200 or "Host" in answer.json()["error"]["message"])
+
+
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:1", "[::1]:8000", "LOCALHOST"])
 async def test_local_hosts_are_served(start: Starter, host: str) -> None:
     served = await start()
