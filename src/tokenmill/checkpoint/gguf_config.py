@@ -14,10 +14,8 @@ from tokenmill.checkpoint.gguf_config_layers import CONFIGS, read_factors
 from tokenmill.checkpoint.gguf_config_mixtures import MIXTURES
 from tokenmill.checkpoint.gguf_config_older import OLDER
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES, MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors, shown
+from tokenmill.checkpoint.gguf_names import LAYER_NORMS
 from tokenmill.checkpoint.gguf_unread import check_unread
-
-_LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "starcoder2")
-"""Architectures whose norms subtract the mean. Their files store the epsilon under another key."""
 
 
 def read_config(metadata: Mapping[str, Any], tensors: Tensors, factors: Factors, path: str) -> dict[str, Any]:
@@ -57,7 +55,7 @@ def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
         "head_dim": head,
         "max_position_embeddings": meta.whole("context_length"),
         "rms_norm_eps": meta.number(
-            "attention.layer_norm_epsilon" if meta.arch in _LAYER_NORMS else "attention.layer_norm_rms_epsilon"
+            "attention.layer_norm_epsilon" if meta.arch in LAYER_NORMS else "attention.layer_norm_rms_epsilon"
         ),
         "rope_theta": meta.number("rope.freq_base", 10000.0),
         "hidden_act": "silu",

@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.checkpoint.gguf_names import LAYER_PARTS, SPECIAL_PARTS, STACKED_PARTS, TOP_PARTS
+from tokenmill.checkpoint.gguf_names import (
+    LAYER_NORMS,
+    LAYER_PARTS,
+    PLUS_ONE,
+    SPECIAL_PARTS,
+    STACKED_PARTS,
+    TOP_PARTS,
+    WOVEN,
+)
 from tokenmill.core.errors import ModelError
 
 ARCHITECTURES = {
@@ -20,10 +28,27 @@ ARCHITECTURES = {
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
     "Qwen3MoeForCausalLM": "qwen3moe",
+    "GemmaForCausalLM": "gemma",
     "Gemma2ForCausalLM": "gemma2",
     "Gemma3ForCausalLM": "gemma3",
+    "ArceeForCausalLM": "arcee",
+    "CohereForCausalLM": "command-r",
+    "Cohere2ForCausalLM": "cohere2",
+    "Ernie4_5ForCausalLM": "ernie4_5",
+    "Exaone4ForCausalLM": "exaone4",
+    "Glm4ForCausalLM": "glm4",
+    "GraniteForCausalLM": "granite",
+    "HunYuanDenseV1ForCausalLM": "hunyuan-dense",
+    "NemotronForCausalLM": "nemotron",
+    "Olmo2ForCausalLM": "olmo2",
+    "Olmo3ForCausalLM": "olmo2",
+    "Phi3ForCausalLM": "phi3",
+    "SeedOssForCausalLM": "seed_oss",
+    "SmolLM3ForCausalLM": "smollm3",
+    "Starcoder2ForCausalLM": "starcoder2",
 }
 """Architectures that can be written. Settings that the format cannot express are refused below."""
+_EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
 _MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
@@ -58,7 +83,7 @@ def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> Place |
     if name == "lm_head.weight" and config.get("tie_word_embeddings"):
         return None
     base, _, kind = name.rpartition(".")
-    more = 1.0 if arch.startswith("gemma") and name.endswith("norm.weight") else 0.0
+    more = 1.0 if arch in PLUS_ONE and name.endswith("norm.weight") else 0.0
     for theirs, ours in TOP_PARTS.items():
         if base == ours:
             return Place(f"{theirs}.{kind}", more=more)
@@ -75,7 +100,7 @@ def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> Place |
         for theirs, ours in parts.items():
             if part == ours:
                 heads = 0
-                if arch == "llama" and theirs in ("attn_q", "attn_k"):
+                if arch in WOVEN and theirs in ("attn_q", "attn_k"):
                     heads = config["num_attention_heads"]
                     heads = heads if theirs == "attn_q" else config.get("num_key_value_heads") or heads
                 return Place(f"blk.{layer}.{theirs}.{kind}", heads=heads, more=more)
@@ -96,18 +121,25 @@ def metadata_of(config: Mapping[str, Any], arch: str, path: str) -> dict[str, An
         "attention.head_count_kv": int(config.get("num_key_value_heads") or heads),
         "attention.key_length": head,
         "attention.value_length": head,
-        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        f"attention.{'layer_norm_epsilon' if arch in LAYER_NORMS else 'layer_norm_rms_epsilon'}": epsilon_of(config),
         "rope.dimension_count": int(head * (rope.get("partial_rotary_factor") or 1.0)),
         "rope.freq_base": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
         "vocab_size": int(config["vocab_size"]),
         **_scaling(rope, path),
         **_experts(config),
         **_gemma(config, arch, path),
+        **_own(config, arch),
     }
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):
         own["attention.sliding_window"] = int(window)
     return {"general.architecture": arch, **{f"{arch}.{key}": value for key, value in own.items()}}
+
+
+def epsilon_of(config: Mapping[str, Any]) -> float | None:
+    """What keeps norms from dividing by zero; None: the config says nothing."""
+    said = [config[name] for name in _EPSILONS if config.get(name) is not None]
+    return float(said[0]) if said else None
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -159,7 +191,7 @@ def _experts(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _gemma(config: Mapping[str, Any], arch: str, path: str) -> dict[str, Any]:
-    if not arch.startswith("gemma"):
+    if arch not in ("gemma2", "gemma3"):
         return {}
     found: dict[str, Any] = {"attention.scale": float(config["query_pre_attn_scalar"]) ** -0.5}
     if arch == "gemma2":
@@ -172,3 +204,16 @@ def _gemma(config: Mapping[str, Any], arch: str, path: str) -> dict[str, Any]:
     found["rope.freq_base_swa"] = float(local)
     found["attention.sliding_window_pattern"] = int(config.get("sliding_window_pattern") or 6)
     return found
+
+
+def _own(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    """What one family alone says."""
+    if arch == "granite":
+        keys = {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
+                "attention.scale": "attention_multiplier", "logit_scale": "logits_scaling"}  # fmt: skip
+        return {theirs: float(config[ours]) for theirs, ours in keys.items() if config.get(ours)}
+    if arch in ("command-r", "cohere2") and config.get("logit_scale"):
+        return {"logit_scale": float(config["logit_scale"])}
+    if arch == "phi3" and config.get("original_max_position_embeddings"):
+        return {"rope.scaling.original_context_length": int(config["original_max_position_embeddings"])}
+    return {}

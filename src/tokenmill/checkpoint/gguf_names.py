@@ -56,6 +56,8 @@ WOVEN = ("llama", "arcee", "granite", "mistral3", "smollm3")
 """Architectures whose converter interleaves the rows of queries and keys."""
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
 """Architectures whose converter adds one to the weights of norms."""
+LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "starcoder2")
+"""Architectures whose norms subtract the mean. Their files store the epsilon under another key."""
 SPECIAL_PARTS: dict[str, dict[str, str]] = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,

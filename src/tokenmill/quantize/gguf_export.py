@@ -18,7 +18,7 @@ from torch import Tensor
 from tokenmill.checkpoint.folder import open_checkpoint, read_config, read_generation_config
 from tokenmill.checkpoint.gguf_blocks import Blocks
 from tokenmill.checkpoint.gguf_file import TYPES
-from tokenmill.checkpoint.gguf_metadata import Place, architecture, metadata_of, place, rope_divisors
+from tokenmill.checkpoint.gguf_metadata import Place, architecture, epsilon_of, metadata_of, place, rope_divisors
 from tokenmill.checkpoint.gguf_model import unweave
 from tokenmill.checkpoint.gguf_write import IDS, Entry, write_gguf
 from tokenmill.checkpoint.new_folder import check_new
@@ -55,7 +55,7 @@ _LEAST = 32
 """The fewest numbers of a block."""
 _PIECE = 1 << 22
 """The most numbers that are rounded at once."""
-_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "rms_norm_eps",
+_SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
           "max_position_embeddings")  # fmt: skip
 _SAMPLING = {"temperature": "temp", "top_p": "top_p", "top_k": "top_k", "min_p": "min_p"}
 
@@ -135,6 +135,8 @@ def _whole(config: Mapping[str, Any], source: Path) -> dict[str, Any]:
     for key in _SIZES:
         if found.get(key) is None:
             raise ModelError(f"{source}: config.json has no {key!r}.")
+    if epsilon_of(found) is None:
+        raise ModelError(f"{source}: config.json has no 'rms_norm_eps'.")
     return found
 
 

@@ -99,6 +99,24 @@ FAMILIES = {
     "qwen3": {"num_key_value_heads": 2, "head_dim": 16},
     "qwen3_moe": {"num_key_value_heads": 2, "head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2,
                   "moe_intermediate_size": 32, "norm_topk_prob": True},
+    "gemma": {"num_key_value_heads": 2, "head_dim": 16},
+    "arcee": {"num_key_value_heads": 2},
+    "cohere": {"num_key_value_heads": 2, "logit_scale": 0.25, "use_qk_norm": True},
+    "cohere2": {"num_key_value_heads": 2, "logit_scale": 0.25, "sliding_window": 16, "head_dim": 16},
+    "nemotron": {"num_key_value_heads": 2, "head_dim": 16, "partial_rotary_factor": 0.5},
+    "olmo3": {"num_key_value_heads": 2, "sliding_window": 16,
+              "layer_types": ["sliding_attention"] * 3 + ["full_attention"]},
+    "starcoder2": {"num_key_value_heads": 2, "sliding_window": 16},
+    "ernie4_5": {"num_key_value_heads": 2, "head_dim": 16},
+    "exaone4": {"num_key_value_heads": 2, "sliding_window": None, "layer_types": ["full_attention"] * 2},
+    "glm4": {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0},
+    "granite": {"num_key_value_heads": 2, "embedding_multiplier": 3.0, "residual_multiplier": 0.5,
+                "attention_multiplier": 0.2, "logits_scaling": 2.0},
+    "hunyuan_v1_dense": {"num_key_value_heads": 2, "head_dim": 16},
+    "olmo2": {"num_key_value_heads": 2},
+    "phi3": {"num_key_value_heads": 2, "pad_token_id": 0},
+    "seed_oss": {"num_key_value_heads": 2, "head_dim": 16},
+    "smollm3": {"num_key_value_heads": 2, "pad_token_id": 0, "no_rope_layers": [1, 1]},
     "gemma2": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16},
     "gemma3_text": {"num_key_value_heads": 2, "head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 16},
 }  # fmt: skip
@@ -171,8 +189,9 @@ def _family(family: str, tmp_path: Path, **more: object) -> Path:
     from transformers import AutoConfig
 
     config: PretrainedConfig = AutoConfig.for_model(
-        family, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=size,
-        max_position_embeddings=512, tie_word_embeddings=family.startswith("gemma"), **{**FAMILIES[family], **more},
+        family, hidden_size=64, intermediate_size=96, num_hidden_layers=4 if family in ("cohere2", "olmo3") else 2,
+        num_attention_heads=4, vocab_size=size, max_position_embeddings=512,
+        tie_word_embeddings=family.startswith(("gemma", "cohere")), **{**FAMILIES[family], **more},
     )  # fmt: skip
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config)
