@@ -48,6 +48,7 @@ ARCHITECTURES = {
     "Starcoder2ForCausalLM": "starcoder2",
 }
 """Architectures that can be written. Settings that the format cannot express are refused below."""
+_NORMED_COMMAND_R = 64
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
@@ -96,14 +97,14 @@ def place(name: str, arch: str, config: Mapping[str, Any], path: str) -> Place |
                 if ours == which:
                     return Place(f"blk.{layer}.{theirs}.{kind}", int(expert[1]))
         part = "mlp.gate" if part == "block_sparse_moe.gate" else part
-        parts = {**LAYER_PARTS, **SPECIAL_PARTS.get(arch, {})}
-        for theirs, ours in parts.items():
-            if part == ours:
-                heads = 0
-                if arch in WOVEN and theirs in ("attn_q", "attn_k"):
-                    heads = config["num_attention_heads"]
-                    heads = heads if theirs == "attn_q" else config.get("num_key_value_heads") or heads
-                return Place(f"blk.{layer}.{theirs}.{kind}", heads=heads, more=more)
+        special = SPECIAL_PARTS.get(arch, {})
+        named = {ours: theirs for parts in (LAYER_PARTS, special) for theirs, ours in parts.items()}
+        if (found := named.get(part)) is not None:
+            heads = 0
+            if arch in WOVEN and found in ("attn_q", "attn_k"):
+                heads = config["num_attention_heads"]
+                heads = heads if found == "attn_q" else config.get("num_key_value_heads") or heads
+            return Place(f"blk.{layer}.{found}.{kind}", heads=heads, more=more)
     raise ModelError(f"{path}: the tensor {name!r} has no name in GGUF files of the family '{arch}'.")
 
 
@@ -128,7 +129,7 @@ def metadata_of(config: Mapping[str, Any], arch: str, path: str) -> dict[str, An
         **_scaling(rope, path),
         **_experts(config),
         **_gemma(config, arch, path),
-        **_own(config, arch),
+        **_own(config, arch, path),
     }
     window = config.get("sliding_window")
     if window and config.get("use_sliding_window", True):
@@ -206,8 +207,11 @@ def _gemma(config: Mapping[str, Any], arch: str, path: str) -> dict[str, Any]:
     return found
 
 
-def _own(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
+def _own(config: Mapping[str, Any], arch: str, path: str) -> dict[str, Any]:
     """What one family alone says."""
+    if arch == "command-r" and config.get("use_qk_norm") and int(config["num_hidden_layers"]) < _NORMED_COMMAND_R:
+        raise ModelError(f"{path}: llama.cpp looks for norms of queries and keys ('use_qk_norm') in a Command R of "
+                         f"{_NORMED_COMMAND_R} layers and more only; this one has fewer.")  # fmt: skip
     if arch == "granite":
         keys = {"embedding_scale": "embedding_multiplier", "residual_scale": "residual_multiplier",
                 "attention.scale": "attention_multiplier", "logit_scale": "logits_scaling"}  # fmt: skip
