@@ -180,7 +180,7 @@ def test_what_a_file_cannot_say_is_refused(name: str, tmp_path: Path) -> None:
 
 def test_norms_that_llama_cpp_would_not_read_are_refused(tmp_path: Path) -> None:
     folder = _family("cohere", tmp_path, use_qk_norm=True)
-    with pytest.raises(ModelError, match="'use_qk_norm'.*64 layers and more"):
+    with pytest.raises(ModelError, match=r"'use_qk_norm'.*64 layers and more"):
         export(folder, tmp_path / "model.gguf", "f16")
 
 
