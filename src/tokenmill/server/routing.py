@@ -149,7 +149,8 @@ def judge_without_body(context: Context, request: Request) -> None:
     parcel: Parcel | None = request.scope["state"].get("body")
     if parcel is not None and parcel.size:
         unknown = Unknown()
-        judge_unread_body(getattr(request.scope.get("route"), "path", ""), parcel.fields(), unknown)
+        path = getattr(request.scope.get("route"), "path", "")
+        judge_unread_body(path, parcel.fields(), request.query_params, unknown)
         _tell(context, request, "body", unknown)
 
 

@@ -128,4 +128,8 @@ async def test_bodies_that_nobody_reads_are_told(start: Starter) -> None:
     for path, name in (("/sleep", "level"), ("/sleep", "mode"), ("/wake_up", "tags"), ("/sleep", "model")):
         answer = await served.post(path, {name: "x"})
         assert answer.status_code == 400 and answer.json()["error"]["param"] == name
+    served_as = (await served.client.get("/v1/models")).json()["data"][0]["id"]
+    for name in (served_as, "another"):  # who says a thing twice, and alike, has said it: this model cannot sleep
+        answer = await served.post(f"/wake_up?model={served_as}", {"model": name})
+        assert answer.status_code == (404 if name == served_as else 400), name
     assert "x-tokenmill-ignored" not in (await served.post("/sleep", {})).headers

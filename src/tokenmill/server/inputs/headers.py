@@ -5,8 +5,9 @@ Other headers pass in silence, because browsers and proxies add them. Must not k
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from starlette.datastructures import ImmutableMultiDict
 
@@ -124,10 +125,14 @@ def _has_effect(path: str, name: str, *, about_model: bool) -> bool:
     return known or (path == "/v1/chat/completions" and METADATA.fullmatch(name) is not None)
 
 
-def judge_unread_body(path: str, names: Iterable[str], unknown: Unknown) -> None:
+def judge_unread_body(
+    path: str, fields: Mapping[str, bytes], query: ImmutableMultiDict[str, str], unknown: Unknown
+) -> None:
     """The same for the fields of a body that nobody reads. A name that the query takes is refused, because the client
-    relies on it."""
-    for name in names:
+    relies on it, unless the query says the same."""
+    for name, said in fields.items():
+        if name in query and bytes(said) == json.dumps(query[name], ensure_ascii=False).encode():
+            continue
         if name in QUERIES.get(path, ()):
             raise ParameterError(f"{name} belongs into the query, not into a body.", param=name)
         if unknown.more:

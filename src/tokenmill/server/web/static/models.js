@@ -85,7 +85,8 @@ export function Models({ state }) {
   const ask = async (what, name) => {
     setBusy(name);
     try {
-      await call(ASKS[what].path(name), { body: { model: name } });
+      const path = ASKS[what].path(name);
+      await call(path, { body: path.includes("?model=") ? {} : { model: name } });
       toast(`${name} ${ASKS[what].said}.`);
       void loadModels();
     } catch (error) {
