@@ -14,7 +14,7 @@ from tokenmill.checkpoint.gguf_config_layers import CONFIGS, read_factors
 from tokenmill.checkpoint.gguf_config_mixtures import MIXTURES
 from tokenmill.checkpoint.gguf_config_older import OLDER
 from tokenmill.checkpoint.gguf_meta import ARCHITECTURES, MAX_EXPERTS, MAX_LAYERS, Factors, Meta, Tensors, shown
-from tokenmill.checkpoint.gguf_names import LAYER_NORMS
+from tokenmill.checkpoint.gguf_names import epsilon_key
 from tokenmill.checkpoint.gguf_unread import check_unread
 
 
@@ -54,9 +54,7 @@ def _common(meta: Meta, tensors: Tensors) -> dict[str, Any]:
         "num_key_value_heads": meta.whole("attention.head_count_kv", heads),
         "head_dim": head,
         "max_position_embeddings": meta.whole("context_length"),
-        "rms_norm_eps": meta.number(
-            "attention.layer_norm_epsilon" if meta.arch in LAYER_NORMS else "attention.layer_norm_rms_epsilon"
-        ),
+        "rms_norm_eps": meta.number(epsilon_key(str(meta.arch))),
         "rope_theta": meta.number("rope.freq_base", 10000.0),
         "hidden_act": "silu",
         "attention_bias": "blk.0.attn_q.bias" in tensors,

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill.checkpoint.gguf_names import (
-    LAYER_NORMS,
     LAYER_PARTS,
     PLUS_ONE,
     SPECIAL_PARTS,
     STACKED_PARTS,
     TOP_PARTS,
     WOVEN,
+    epsilon_key,
 )
 from tokenmill.core.errors import ModelError
 
@@ -49,6 +49,7 @@ ARCHITECTURES = {
 }
 """Architectures that can be written. Settings that the format cannot express are refused below."""
 _NORMED_COMMAND_R = 64
+"""Layers from which llama.cpp looks for norms of queries and keys in a Command R."""
 _EPSILONS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps")
 _LAYER_NAME = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(\d+)\.(\w+)")
@@ -122,7 +123,7 @@ def metadata_of(config: Mapping[str, Any], arch: str, path: str) -> dict[str, An
         "attention.head_count_kv": int(config.get("num_key_value_heads") or heads),
         "attention.key_length": head,
         "attention.value_length": head,
-        f"attention.{'layer_norm_epsilon' if arch in LAYER_NORMS else 'layer_norm_rms_epsilon'}": epsilon_of(config),
+        epsilon_key(arch): epsilon_of(config),
         "rope.dimension_count": int(head * (rope.get("partial_rotary_factor") or 1.0)),
         "rope.freq_base": float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
         "vocab_size": int(config["vocab_size"]),

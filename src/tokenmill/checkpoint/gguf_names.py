@@ -56,8 +56,8 @@ WOVEN = ("llama", "arcee", "granite", "mistral3", "smollm3")
 """Architectures whose converter interleaves the rows of queries and keys."""
 PLUS_ONE = ("gemma", "gemma2", "gemma3", "nemotron")
 """Architectures whose converter adds one to the weights of norms."""
-LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "starcoder2")
-"""Architectures whose norms subtract the mean. Their files store the epsilon under another key."""
+_LAYER_NORMS = ("cohere2", "command-r", "jais2", "nemotron", "starcoder2")
+"""Architectures whose norms subtract the mean."""
 SPECIAL_PARTS: dict[str, dict[str, str]] = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
@@ -80,6 +80,11 @@ SPECIAL_PARTS: dict[str, dict[str, str]] = {
 IN_CONFIG = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
 """Tensors that are read into the config."""
 _LAYER_NAME = re.compile(r"blk\.(0|[1-9]\d{0,4})\.([a-z_0-9]+)(?:\.(\d{1,4}))?\.(weight|bias)")
+
+
+def epsilon_key(arch: str) -> str:
+    """Where files of this architecture say what keeps norms from dividing by zero."""
+    return f"attention.{'layer_norm_epsilon' if arch in _LAYER_NORMS else 'layer_norm_rms_epsilon'}"
 
 
 def woven(arch: str) -> bool:

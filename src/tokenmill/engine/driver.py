@@ -55,22 +55,24 @@ class Driver:
 
     def begin(self, tokens: int) -> None:
         """See Engine.begin."""
-        with self.alone():
-            self.stepping = True
-            try:
-                self.engine.begin(tokens)
-            finally:
-                self.stepping = False
+        with self.alone(), self._inside():
+            self.engine.begin(tokens)
 
     def step(self) -> None:
         """Make one step, of all requests that any caller has added."""
         with self.alone():
-            self.stepping = True
-            try:
+            with self._inside():
                 deltas = self.engine.step()
-            finally:
-                self.stepping = False
             self.deliveries.deliver(deltas)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Within this context the engine is at work: what it calls cannot ask it."""
+        self.stepping = True
+        try:
+            yield
+        finally:
+            self.stepping = False
 
     def _refuse_from_inside(self) -> None:
         if self.stepping:

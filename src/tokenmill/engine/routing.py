@@ -112,6 +112,14 @@ class Load:
                 return count
         return 0
 
+    def waits_for(self, work: Work, left: int) -> None:
+        """So many tokens of the request's prompt are still to compute; what is computed stays so."""
+        before = work.left
+        work.left = min(before, left)
+        self.pending -= before - work.left
+        if not work.left:
+            self.arrived(work)
+
     def arrived(self, work: Work) -> None:
         """The request's prompt is computed, or never will be; the engine itself reports the blocks that it left."""
         for mark in work.brings:
@@ -189,28 +197,23 @@ class Router:
         """Note how many of a prompt's tokens are computed or were cached."""
         load, work = self._open(engine, name)
         if work is not None:
-            before = work.left
-            work.left = min(before, max(0, prompt - tokens))
-            load.pending -= before - work.left
-            if not work.left:
-                load.arrived(work)
+            load.waits_for(work, max(0, prompt - tokens))
 
     def said(self, engine: int, name: str, tokens: int) -> None:
         """Note that the answer has grown by so many tokens."""
         load, work = self._open(engine, name)
         if work is not None:
-            load.blocks += self._blocks(work.length + tokens) - self._blocks(work.length)
-            work.length += tokens
+            self._grow(load, work, tokens)
 
     def answered(self, engine: int, name: str, tokens: int) -> None:
-        """Note that its prompt is computed and its answer has grown by so many tokens."""
+        """Both for an answer's tokens, which say that its prompt is computed."""
         load, work = self._open(engine, name)
-        if work is None:
-            return
-        if work.left:
-            load.pending -= work.left
-            work.left = 0
-            load.arrived(work)
+        if work is not None:
+            if work.left:
+                load.waits_for(work, 0)
+            self._grow(load, work, tokens)
+
+    def _grow(self, load: Load, work: Work, tokens: int) -> None:
         before, work.length = work.length, work.length + tokens
         load.blocks += self._blocks(work.length) - self._blocks(before)
 

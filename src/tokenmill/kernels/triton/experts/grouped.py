@@ -21,6 +21,7 @@ from tokenmill.kernels.triton.common import INTERPRETED, act_parts, begin, gated
 from tokenmill.kernels.triton.experts.sorting import Sorted
 from tokenmill.kernels.triton.quantised.narrow import BLOCK
 from tokenmill.kernels.triton.quantised.narrow_round import round_rows
+from tokenmill.kernels.triton.quantised.narrow_thin import _multiply
 
 FEW = 64 if INTERPRETED else 1024
 """Pairs up to which programs look for their own."""
@@ -91,15 +92,6 @@ def pair_of(slot, mine, place, order_ptr, BP: tl.constexpr, SCAN: tl.constexpr):
     else:
         pair = tl.load(order_ptr + slot)
     return pair, slot
-
-
-@triton.jit
-def _multiply(w, x, acc, WIDE: tl.constexpr):
-    if WIDE:
-        acc = tl.dot(w.to(tl.float32), x.to(tl.float32), acc, input_precision="ieee")
-    else:
-        acc = tl.dot(w, x, acc, out_dtype=acc.dtype)
-    return acc
 
 
 @triton.jit
