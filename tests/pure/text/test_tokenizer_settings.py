@@ -123,16 +123,22 @@ def test_vocab_and_merges_with_a_space_before_every_text(tmp_path: Path) -> None
     assert load_tokenizer(tmp_path).encode("a") == [*b" a"]
 
 
-@pytest.mark.parametrize("legacy", [True, False])
-def test_what_follows_a_special_token_gets_a_space_in_old_tokenizers_only(legacy: bool, tmp_path: Path) -> None:
+def trained(**options: object) -> bytes:
+    """A small SentencePiece model of LINES, with byte fallback."""
     data = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_writer=data, model_type="bpe", vocab_size=330, byte_fallback=True,
-        normalization_rule_name="identity", remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=3,
+        sentence_iterator=iter(LINES), model_writer=data, vocab_size=330, byte_fallback=True, hard_vocab_limit=False,
+        minloglevel=3, **options,
     )  # fmt: skip
-    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("legacy", [True, False])
+def test_what_follows_a_special_token_gets_a_space_in_old_tokenizers_only(legacy: bool, tmp_path: Path) -> None:
+    model_bytes = trained(model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False)
+    (tmp_path / "tokenizer.model").write_bytes(model_bytes)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False, "legacy": legacy}))
-    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
+    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=model_bytes)
     first, later = judge.encode("hello"), judge.encode("hello") if legacy else judge.encode("\nhello")[2:]
     assert ours.encode("hello<s>hello") == [*first, 1, *later]
     guard = ControlGuard(ours)
@@ -148,15 +154,16 @@ TEXTS = ["a", " a", "  a  b ", "\nab\n", "a\tb", "\u3000x", "ｗｉｄｅ ﬁ", 
 @pytest.mark.parametrize("norm", ["identity", "nmt_nfkc"])
 @pytest.mark.parametrize(("prefix", "trim"), [(True, True), (True, False), (False, True), (False, False)])
 def test_every_normaliser_of_sentencepiece(kind: str, norm: str, prefix: bool, trim: bool, tmp_path: Path) -> None:
-    data = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_writer=data, model_type=kind, vocab_size=330, byte_fallback=True,
-        normalization_rule_name=norm, add_dummy_prefix=prefix, remove_extra_whitespaces=trim, hard_vocab_limit=False,
-        user_defined_symbols=["▁▁▁"], minloglevel=3,
-    )  # fmt: skip
-    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    model_bytes = trained(
+        model_type=kind,
+        normalization_rule_name=norm,
+        add_dummy_prefix=prefix,
+        remove_extra_whitespaces=trim,
+        user_defined_symbols=["▁▁▁"],
+    )
+    (tmp_path / "tokenizer.model").write_bytes(model_bytes)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
-    ours, theirs = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
+    ours, theirs = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=model_bytes)
     for text in TEXTS:
         ids = ours.encode(text)
         assert ours.decode(ids) == theirs.decode(ids) == theirs.decode(theirs.encode(text)), text
@@ -166,14 +173,10 @@ def test_every_normaliser_of_sentencepiece(kind: str, norm: str, prefix: bool, t
 
 @pytest.mark.parametrize("said", [None, True, False])
 def test_settings_say_whether_a_text_gets_a_space(said: bool | None, tmp_path: Path) -> None:
-    data = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_writer=data, model_type="bpe", vocab_size=330, byte_fallback=True,
-        normalization_rule_name="identity", remove_extra_whitespaces=False, hard_vocab_limit=False, minloglevel=3,
-    )  # fmt: skip
-    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    model_bytes = trained(model_type="bpe", normalization_rule_name="identity", remove_extra_whitespaces=False)
+    (tmp_path / "tokenizer.model").write_bytes(model_bytes)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False, "add_prefix_space": said}))
-    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
+    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=model_bytes)
     for text in TEXTS:
         # without its space a text is what follows a line break that is cut off
         expected = judge.encode(f"\n{text}")[2:] if said is False else judge.encode(text)
@@ -185,15 +188,16 @@ def test_settings_say_whether_a_text_gets_a_space(said: bool | None, tmp_path: P
 def test_user_defined_pieces_stand_where_sentencepiece_finds_them(
     kind: str, prefix: bool, trim: bool, tmp_path: Path
 ) -> None:
-    data = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_writer=data, model_type=kind, vocab_size=330, byte_fallback=True,
-        normalization_rule_name="nmt_nfkc", add_dummy_prefix=prefix, remove_extra_whitespaces=trim,
-        hard_vocab_limit=False, user_defined_symbols=["<x>", "[y]"], minloglevel=3,
-    )  # fmt: skip
-    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    model_bytes = trained(
+        model_type=kind,
+        normalization_rule_name="nmt_nfkc",
+        add_dummy_prefix=prefix,
+        remove_extra_whitespaces=trim,
+        user_defined_symbols=["<x>", "[y]"],
+    )
+    (tmp_path / "tokenizer.model").write_bytes(model_bytes)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
-    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
+    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=model_bytes)
     for text in ("<x>12", "a <x> b", "a<x>12 [y][y]<x>", " <x>  [y] ", "a\r\nb", "a \r\n<x>"):
         assert ours.encode(text) == judge.encode(text), text
 
@@ -201,15 +205,15 @@ def test_user_defined_pieces_stand_where_sentencepiece_finds_them(
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 @pytest.mark.parametrize("trim", [True, False])
 def test_a_text_that_is_one_user_defined_piece_and_marks_that_are_typed(kind: str, trim: bool, tmp_path: Path) -> None:
-    data = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_writer=data, model_type=kind, vocab_size=330, byte_fallback=True,
-        normalization_rule_name="identity", remove_extra_whitespaces=trim, hard_vocab_limit=False,
-        user_defined_symbols=["<x>", "[y]"], minloglevel=3,
-    )  # fmt: skip
-    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    model_bytes = trained(
+        model_type=kind,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=trim,
+        user_defined_symbols=["<x>", "[y]"],
+    )
+    (tmp_path / "tokenizer.model").write_bytes(model_bytes)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"add_bos_token": False}))
-    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=data.getvalue())
+    ours, judge = load_tokenizer(tmp_path), sentencepiece.SentencePieceProcessor(model_proto=model_bytes)
     again = Tokenizer.from_state(ours.state())
     for text in ("<x>", " <x> ", "[y]", "<x><x>", "a▁", "▁", "▁ ▁", "a ▁ ", "\u200d", "e\u0301\u200d", "a\0b"):
         assert again.encode(text) == ours.encode(text) == judge.encode(text), text
@@ -218,13 +222,9 @@ def test_a_text_that_is_one_user_defined_piece_and_marks_that_are_typed(kind: st
 
 def sentencepiece_file(kind: str, unused: set[str], tmp_path: Path) -> tuple[Path, Any]:
     """A folder whose tokenizer.model calls some of its pieces unused, and that model in its own library."""
-    data = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_writer=data, model_type=kind, vocab_size=330, byte_fallback=True,
-        normalization_rule_name="identity", hard_vocab_limit=False, minloglevel=3,
-    )  # fmt: skip
+    model_bytes = trained(model_type=kind, normalization_rule_name="identity")
     model = sentencepiece_model_pb2.ModelProto()
-    model.ParseFromString(data.getvalue())
+    model.ParseFromString(model_bytes)
     for piece in model.pieces:
         if piece.piece in unused:
             piece.type = model.SentencePiece.UNUSED
@@ -270,12 +270,8 @@ def test_merges_through_unused_pieces_are_refused(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_byte_or_of_the_unknown_token_is_text(tmp_path: Path) -> None:
-    data = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(LINES), model_writer=data, model_type="unigram", vocab_size=330, byte_fallback=True,
-        normalization_rule_name="identity", hard_vocab_limit=False, minloglevel=3,
-    )  # fmt: skip
-    (tmp_path / "tokenizer.model").write_bytes(data.getvalue())
+    model_bytes = trained(model_type="unigram", normalization_rule_name="identity")
+    (tmp_path / "tokenizer.model").write_bytes(model_bytes)
     ours = load_tokenizer(tmp_path)
     for text in ("a <0x41> b", "<0x0A><0x0A>", "a <unk> b"):
         assert ours.decode(ours.encode(text, allow_special=False)) == text
