@@ -14,8 +14,11 @@ from tests.pure.server.conftest import until
 from tokenmill.core.errors import TooLargeError
 from tokenmill.server.backend import DeltaStream
 from tokenmill.server.errors import HttpError
+from tokenmill.server.request_job import Job
+from tokenmill.server.responses import runs
 from tokenmill.server.responses.conversation_items import messages_of
 from tokenmill.server.responses.kept_responses import KeptResponse as Kept
+from tokenmill.server.responses.schemas import ResponsesRequest
 from tokenmill.server.store import Store
 from tokenmill.testing.fake_generator import FakeOptions
 
@@ -105,7 +108,13 @@ async def test_background_runs_go_on_are_followed_and_cancelled(start):
     assert missed == followed[6:]
     served.options.step_s = 0.2
     slow = (await served.post(PATH, {**HI, "background": True})).json()
-    assert (await served.client.post(f"{PATH}/{slow['id']}/cancel")).json()["status"] == "cancelled"
+    more = await served.post(PATH, {"input": "Why?", "previous_response_id": slow["id"]})
+    assert more.status_code == 400 and more.json()["error"]["param"] == "previous_response_id"  # it has no answer yet
+    while not (shown := (await served.client.get(f"{PATH}/{slow['id']}")).json())["output"]:
+        await asyncio.sleep(0.01)
+    assert shown["output"][0]["status"] == "in_progress"
+    ended = (await served.client.post(f"{PATH}/{slow['id']}/cancel")).json()
+    assert ended["status"] == "cancelled" and ended["output"][0]["status"] == "incomplete"
     assert (await served.client.post(f"{PATH}/{slow['id']}/cancel")).json()["status"] == "cancelled"
     while served.context.gate.open:  # its place is given back
         await asyncio.sleep(0.01)
@@ -126,6 +135,16 @@ async def test_nothing_stays_of_a_reader_who_leaves(listen):
     await until(lambda: not load.open)
     assert (await client.get(f"{PATH}/{name}")).json()["status"] == "in_progress"
     await client.post(f"{PATH}/{name}/cancel")
+
+
+async def test_whoever_reads_the_last_event_can_go_on(start):
+    """While that event is being sent, the stored response has ended already."""
+    served = await start(FakeOptions(script="Blue."))
+    run = await runs.open_run(served.context, Job(served.context, "one"), ResponsesRequest(**HI), "x")
+    async for told in runs.events(run):
+        if b"response.completed" in told[-1]:
+            assert not run.kept.busy and b"Blue." in run.kept.messages
+    runs.clean_up(run)
 
 
 async def test_a_cut_answer_is_incomplete(start):

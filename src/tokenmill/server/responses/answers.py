@@ -72,13 +72,20 @@ class GrowingResponse:
     def fail(self, error: HttpError) -> Events:
         """End with an error."""
         self.failure = error
+        self._break_off()
         kind = _FAILURES.get(error.status, "server_error" if error.status >= 500 else "invalid_prompt")
         self.response |= {"status": "failed", "error": {"code": kind, "message": error.message}}
         return [self._snapshot("response.failed")]
 
     def cancel(self) -> None:
         """End, because nobody wants the response any more."""
+        self._break_off()
         self.response["status"] = "cancelled"
+
+    def _break_off(self) -> None:
+        """Nothing more comes of the item that is being said."""
+        if self.open is not None:
+            self._item["status"] = "incomplete"
 
     def message(self) -> dict[str, Any]:
         """What was said, as a chat message for the next turn."""

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from tokenmill.core.errors import ParameterError
 from tokenmill.server.context import Context
 from tokenmill.server.errors import describe_error, renaming_fields
 from tokenmill.server.request_job import Job
@@ -56,13 +57,20 @@ class Run:
 
 
 def find_earlier(store: Store, body: TalkRequest, owner: str, recent: RecentResponse | None = None) -> Earlier:
-    """The conversation that the request continues. Raises 404 if it is not there. `recent`: a response that is not
+    """The conversation that the request continues. Raises 404 if it is not there, and refuses a response whose answer
+    has not ended: the next one would silently begin without it. `recent`: a response that is not
     stored, but still known."""
     if body.previous_response_id:
         if recent is not None and recent.name == body.previous_response_id and store.holds(recent):
             return Earlier(recent.messages)
         with renaming_fields({KeptResponse.param: "previous_response_id"}):
-            return Earlier(store.find(KeptResponse, body.previous_response_id, owner).messages)
+            kept = store.find(KeptResponse, body.previous_response_id, owner)
+        if kept.busy:
+            raise ParameterError(
+                "The earlier response is still being generated; continue it when it has ended.",
+                param="previous_response_id",
+            )
+        return Earlier(kept.messages)
     if body.conversation_id:
         with renaming_fields({Conversation.param: "conversation"}):
             conversation = store.find(Conversation, body.conversation_id, owner)
@@ -111,8 +119,8 @@ async def run_to_end(run: Run) -> None:
 
 
 async def events(run: Run) -> AsyncIterator[list[bytes]]:
-    """The run's events, step by step. However the run ends, the stored response ends with it."""
-    whole: bytes | None = None
+    """The run's events, step by step. However the run ends, the stored response ends with it, and before its last event
+    is sent: whoever reads that may continue it at once."""
     growing, kept = run.growing, run.kept
     try:
         yield _tell(run, growing.begin())
@@ -120,17 +128,21 @@ async def events(run: Run) -> AsyncIterator[list[bytes]]:
             take = growing.pass_over if run.silent else growing.take
             last = heard.finish_reason is not None  # the reasoning is counted with the last delta
             size = len(growing.said.reasoning) if last else 0
-            yield _tell(run, await growing.chat.context.bodies.run_in_thread(size, partial(take, heard)))
-        whole = joined(kept.messages, growing.message()) if not run.silent else kept.messages
+            told = _tell(run, await growing.chat.context.bodies.run_in_thread(size, partial(take, heard)))
+            if last:
+                end_run(run, joined(kept.messages, growing.message()) if not run.silent else kept.messages)
+            yield told
     except asyncio.CancelledError:
         growing.cancel()
         raise
     except Exception as error:
-        yield _tell(run, growing.fail(describe_error(error)))
+        told = _tell(run, growing.fail(describe_error(error)))
+        end_run(run)
+        yield told
     finally:
         if growing.response["status"] == "in_progress":
             growing.cancel()
-        end_run(run, whole)
+        end_run(run)
 
 
 def end_run(run: Run, messages: bytes | None = None) -> None:
