@@ -251,9 +251,13 @@ _GROUPS = (
 
 
 def complete(config: Mapping[str, Any], architecture: str) -> dict[str, Any]:
-    """The config, with the family's defaults for absent keys."""
+    """The config, with the family's defaults for absent keys, and for a null where only some values are built: there
+    Transformers does not read the key."""
     row = FIELDS.get(architecture)
-    return {**(row.defaults if row else {}), **config}
+    if row is None:
+        return dict(config)
+    said = {name: value for name, value in config.items() if value is not None or name not in row.only}
+    return {**row.defaults, **said}
 
 
 def check_fields(config: Mapping[str, Any], architecture: str) -> list[str]:

@@ -105,6 +105,8 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
     ("SarvamMLAForCausalLM", {"head_dim": 22}, ""),
     ("SarvamMLAForCausalLM", {"q_head_dim": 22}, "'q_head_dim' = 22 contradicts 'qk_nope_head_dim' and"),
     ("DeepseekV3ForCausalLM", {"qk_head_dim": 22}, "'qk_head_dim' = 22 contradicts"),
+    ("Qwen3_5MoeForCausalLM", {"norm_topk_prob": None}, ""),
+    ("BambaForCausalLM", {"partial_rotary_factor": None, "rope_parameters": GONE}, ""),
     ("FalconForCausalLM", {"multi_query": None, "new_decoder_architecture": False, "num_kv_heads": 4}, ""),
 ]  # fmt: skip
 """(family, what is changed, what the refusal says; "": equal)."""
