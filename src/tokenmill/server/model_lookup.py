@@ -62,11 +62,13 @@ class ModelAnswer(Response):
         request = self.request
         shared: ServerContext = request.app.state.context.shared
         fields = await peek_fields(shared, request) if len(shared.models.entries) > 1 else {}
-        entry = find_entry(shared, request, next(filter(None, (text_of(fields, name) for name in self.names)), None))
-        request.scope["state"]["entry"] = entry
+        named = next(filter(None, (text_of(fields, name) for name in self.names)), None)
+        entry = find_entry(shared, request, named)
+        check_agreement(shared, request, entry, named)
         late = None if entry.state is State.READY else await late_stream(shared, request, fields, send)
         try:
-            async with holding_model(shared, entry) as context:
+            async with holding_model(shared, entry) as (entry, context):
+                request.scope["state"]["entry"] = entry
                 if late is not None:
                     await late.stop()
                 if (name := named_in_address(request)) is not None:
@@ -92,26 +94,37 @@ class ModelAnswer(Response):
 async def asked_model(shared: ServerContext, request: Request) -> AsyncIterator[Context]:
     """The context of the model that a WebSocket message names. The model stays loaded inside this context."""
     fields = await peek_fields(shared, request) if len(shared.models.entries) > 1 else {}
-    async with holding_model(shared, find_entry(shared, request, text_of(fields, "model"))) as context:
+    async with holding_model(shared, find_entry(shared, request, text_of(fields, "model"))) as (_, context):
         yield context
 
 
 @contextlib.asynccontextmanager
-async def holding_model(shared: ServerContext, entry: Entry[Model]) -> AsyncIterator[Context]:
-    """A model's context, once it is loaded. The model stays loaded inside it. Refusals are raised in the form that
-    clients see."""
+async def holding_model(shared: ServerContext, entry: Entry[Model]) -> AsyncIterator[tuple[Entry[Model], Context]]:
+    """A model's entry and its context, once it is loaded. The model stays loaded inside it. Refusals are raised in the
+    form that clients see."""
     try:
         async with asyncio.timeout(shared.config.patience.request_timeout or None):
-            unit = await shared.models.enter(entry)
+            entry, unit = await _enter(shared, entry)
     except UnreadyError as error:
         shared.metrics.reject("model")
         raise refusal(error) from None
-    except GoneError:
-        raise no_such_model(entry.name) from None
     try:
-        yield unit.context
+        yield entry, unit.context
     finally:
         shared.models.leave(entry)
+
+
+async def _enter(shared: ServerContext, entry: Entry[Model]) -> tuple[Entry[Model], Model]:
+    """Wait until the model is loaded. One that is made again meanwhile is a new entry of the same name, and requests
+    wait for that."""
+    while True:
+        try:
+            return entry, await shared.models.enter(entry)
+        except GoneError:
+            again = shared.models.names.get(entry.name)
+            if again is None:
+                raise no_such_model(entry.name) from None
+            entry = again
 
 
 def refusal(error: UnreadyError) -> HttpError:
@@ -148,6 +161,19 @@ def find_entry(shared: ServerContext, request: Request, named: str | None) -> En
             raise HttpError(404, "There is no model here.", param="model")
         return mine[0]
     return find_by_name(shared, request, name)
+
+
+def check_agreement(shared: ServerContext, request: Request, entry: Entry[Model], named: str | None) -> None:
+    """Refuse a body that names another model than the address does. The handler refuses a name that nothing has."""
+    if named is None or named_in_address(request) is None:
+        return
+    try:
+        other = find_by_name(shared, request, named)
+    except HttpError:
+        return
+    if other is not entry:
+        text = f"The address names the model {entry.name!r}, and the body names {named[:100]!r}: name one of them."
+        raise HttpError(400, text, param="model")
 
 
 def named_in_address(request: Request) -> str | None:

@@ -180,6 +180,37 @@ async def test_a_failed_load_is_honest_and_touches_no_other(build: Any) -> None:
     assert city.loaded() == ["red"] and (await city.client.get("/health")).status_code == 200
 
 
+async def test_an_address_and_a_body_that_name_two_models_are_told_so(build: Any) -> None:
+    """Both models are there: to say that one of them does not exist would send people looking for it."""
+    city = build(memory=None)
+    answer = await city.post("/v1/completions?model=red", {"model": "blue", "prompt": "x"})
+    assert answer.status_code == 400 and "'red'" in answer.text and "'blue'" in answer.text and not city.loaded()
+    assert (await city.post("/v1/completions?model=red", {"model": "red-alias", "prompt": "x"})).status_code == 200
+    assert (await city.post("/v1/completions?model=red", {"model": "nope", "prompt": "x"})).status_code == 404
+
+
+@pytest.mark.parametrize("room", [True, False])
+async def test_requests_that_wait_for_a_model_get_it_when_it_is_made_again(build: Any, room: bool) -> None:
+    """Stored models are replaced under their name. Whoever waits for one, or for its room, waits for the new one."""
+    city = build(held_up=room, memory=None if room else 10)
+    models, old = city.shared.models, city.entry("blue")
+    if not room:
+        await models.enter(city.entry("red"))
+    body = {"model": "blue", "prompt": "x", "keep_alive": 7, "stream": False}
+    waiting = asyncio.ensure_future(city.post("/api/generate", body))
+    await until(lambda: old.life.waiting and old.state is State.LOADING)
+    going = asyncio.ensure_future(models.remove("blue"))
+    await asyncio.sleep(0)
+    models.add(old.spec)
+    if not room:
+        models.leave(city.entry("red"))
+    city.gate.set()
+    answer = await waiting
+    assert answer.status_code == 200 and answer.json()["response"] == SAYS["blue"]
+    await going
+    assert city.entry("blue") is not old and city.entry("blue").life.keep == 7 and city.entry("blue").life.open == 0
+
+
 async def test_what_does_not_fit_is_507_and_what_cannot_go_is_503(build: Any) -> None:
     city = build(memory=15, pin="red", patience_s=0.0)
     await city.shared.models.start()

@@ -214,6 +214,8 @@ class Catalogue(Generic[U]):
                 task = entry.task
                 falls_asleep = entry.state is State.DRAINING
                 await asyncio.wait((task,))  # a caller that leaves does not cancel the task
+                if entry.removed:
+                    break
                 if (error := task.result()) is not None and not falls_asleep:
                     raise UnreadyError(str(error), error.retry_after, never=error.never)
             if entry.removed:

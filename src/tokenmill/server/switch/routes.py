@@ -36,8 +36,7 @@ def add_routes(app: FastAPI, context: Context) -> None:
 
     async def load(request: Request) -> Response:
         """Load a model. The answer comes when it is loaded."""
-        entry = await asked(request)
-        async with holding_model(context.shared, entry):
+        async with holding_model(context.shared, await asked(request)) as (entry, _):
             pass
         return _told(entry)
 
