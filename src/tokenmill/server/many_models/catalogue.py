@@ -214,9 +214,7 @@ class Catalogue(Generic[U]):
                 task = entry.task
                 falls_asleep = entry.state is State.DRAINING
                 await asyncio.wait((task,))  # a caller that leaves does not cancel the task
-                if entry.removed:
-                    break
-                if (error := task.result()) is not None and not falls_asleep:
+                if (error := task.result()) is not None and not (falls_asleep or entry.removed):
                     raise UnreadyError(str(error), error.retry_after, never=error.never)
             if entry.removed:
                 raise GoneError(entry.name)
