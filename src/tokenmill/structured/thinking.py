@@ -24,7 +24,8 @@ class Border:
 
 
 class ThinkingBudget:
-    """Allows no more than `left` further tokens of reasoning; `inner` sees every token as well."""
+    """Allows no more than `left` further tokens of reasoning; `inner` sees every token as well. A grammar takes whole
+    characters: one that a token has left unfinished is finished first."""
 
     __slots__ = ("border", "inner", "left", "pending", "state", "tail", "vocabulary")
 
@@ -49,11 +50,13 @@ class ThinkingBudget:
 
     def accept(self, tokens: list[int]) -> None:
         """Tokens that were said."""
-        if self.inner is not None:
-            self.inner.accept(tokens)
-        for token in tokens:
-            if self.state != "done":
-                self._step(token)
+        for at, token in enumerate(tokens):
+            done = self.state == "done"
+            if self.inner is not None:
+                self.inner.accept(tokens[at:] if done else [token])
+            if done:
+                return
+            self._step(token)
 
     def forced(self) -> list[int]:
         """Tokens that must come next."""
@@ -118,7 +121,10 @@ class ThinkingBudget:
             self._end()
 
     def _end(self) -> None:
-        self.pending = list(self.border.closing)
+        closing = list(self.border.closing)
+        if self.inner is not None and self.inner.validate(closing) < len(closing):
+            return
+        self.pending = closing
         self.state = "ending"
 
     def _only(self, token: int) -> bytes:

@@ -140,6 +140,9 @@ def test_reasoning_ends_when_its_tokens_are_spent():
     constraint = COMPILER.constraint({"regex": "[0-9]+;"}, SPAN, 5)
     assert isinstance(constraint, ThinkingBudget)
     assert run(constraint, "abcde12;") == "abcde</t>12;"
+    for budget in (2, 3, 4):  # spent inside a character, which the grammar has finished
+        begun = COMPILER.constraint({"regex": "[0-9]+;"}, SPAN, budget)
+        assert run(begun, "a\U0001f33e12;") == "a\U0001f33e</t>12;"
     free = COMPILER.constraint(None, SPAN, 3)
     assert run(free, "abcdef") == "abc</t>def"
     assert not free.finished() and free.mask() is None
