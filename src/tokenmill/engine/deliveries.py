@@ -195,6 +195,7 @@ class Deliveries:
                 out.text += emit
                 if stopped is not None:
                     out.token_ids = tokens[: n + 1]
+                    out.accepted = min(delta.accepted, n + 1)
                     return stopped
         if delta.finish is not None:
             rest = decoder.flush()

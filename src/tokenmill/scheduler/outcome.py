@@ -51,11 +51,11 @@ class Outcome:
                 new = []
             if new:
                 if tried:
-                    self.counters.count_draft(plan.tried(i), len(new) - 1, tried)
                     self._verified(seq, tried, len(new) - 1, by_host=i in plan.drafts)
                 delta = self._extend(seq, new, result, i)
-                if tried:
-                    delta.drafted, delta.accepted = plan.tried(i), len(new) - 1
+                if tried:  # drafts behind the end of the text are no part of it
+                    delta.drafted, delta.accepted = plan.tried(i), min(len(new) - 1, len(delta.tokens))
+                    self.counters.count_draft(delta.drafted, delta.accepted, tried)
                 deltas.append(delta)
             elif windowed and seq.status == RUNNING:
                 self.tables.trim(seq)

@@ -182,6 +182,25 @@ def test_usage_says_how_many_were_right(folders):
         assert (out.metrics.drafted_tokens, out.metrics.accepted_tokens) == (counters.drafted, counters.accepted)
 
 
+@pytest.mark.parametrize("end", ["token", "string"])
+def test_drafts_behind_the_end_of_a_text_are_not_counted(end, folders):
+    """A draft that the model agrees with counts if it stands in the answer."""
+    with open_llm(folders["self"], depth=1) as llm:
+        (out,) = run(llm, [STEM], greedy(24))
+        tokens = out.outputs[0].token_ids
+        place = next(n for n in range(2, 24) if tokens[n] not in tokens[:n])
+        word = llm.get_tokenizer().decode([tokens[place]])
+    stop = {"stop_token_ids": [tokens[place]]} if end == "token" else {"stop": word}
+    with open_llm(folders["self"], depth=1, **drafts(folders, "self", num_speculative_tokens=16)) as llm:
+        all_of_them(llm)
+        (out,) = run(llm, [STEM], greedy(24, **stop))
+        said, counters = out.outputs[0], llm.engine.scheduler.counters
+    assert (said.finish_reason, said.token_ids) == ("stop", tokens[: place + 1])
+    assert out.metrics.accepted_tokens == place < out.metrics.drafted_tokens
+    if end == "token":  # the engine does not see stop strings
+        assert counters.accepted == sum(counters.accepted_at) == place
+
+
 def test_a_vocabulary_with_padding(folders, tmp_path):
     """Fewer and more ids than the target's, where the tokenizer's words are the same."""
     for size in (331, 352):
