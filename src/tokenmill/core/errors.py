@@ -21,6 +21,8 @@ OVER_LIMIT = "The request needs more than this engine grants: "
 """The same, if a limit of this program was hit: a simpler request fits."""
 OUR_FAULT = "An internal failure: "
 """The beginning of a sequence's error text if this program caused the error: a retry may succeed."""
+SHUTTING_DOWN = "The server is shutting down."
+"""Why a request ends with its server."""
 
 
 MOST_TOLD = 4000

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from tokenmill.core.errors import BusyError, ContextError, EngineDeadError, NotHereError, UserError
+from tokenmill.core.errors import SHUTTING_DOWN, BusyError, ContextError, EngineDeadError, NotHereError, UserError
 from tokenmill.server.findings import MAX_PARAM, Names, first_finding, renamed, reworded
 
 TYPES = {
@@ -64,7 +64,7 @@ class HttpError(Exception):
 
 def shutting_down() -> HttpError:
     """What a client hears that still waits when the server ends. Another server may soon answer in its place."""
-    return HttpError(503, "The server is shutting down.", retry_after=5)
+    return HttpError(503, SHUTTING_DOWN, retry_after=5)
 
 
 def error_object(found: HttpError) -> dict[str, Any]:
@@ -91,6 +91,8 @@ def describe_error(error: BaseException) -> HttpError:
     if isinstance(error, UserError):
         return HttpError(400, str(error), param=error.param)
     if isinstance(error, EngineDeadError):
+        if str(error).endswith(SHUTTING_DOWN):
+            return shutting_down()
         return HttpError(503, "The engine is not available right now; try again.", retry_after=5)
     if isinstance(error, TimeoutError):
         return HttpError(408, "The request took longer than its deadline.", param="timeout")

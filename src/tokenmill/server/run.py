@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.core.config import EngineConfig, ServerConfig
-from tokenmill.core.errors import UserError
+from tokenmill.core.errors import SHUTTING_DOWN, UserError
 from tokenmill.core.garbage import no_collection
 from tokenmill.server.access import Rights
 from tokenmill.server.adapters import AdapterBook
@@ -211,7 +211,7 @@ async def _serve_loaded(shared: ServerContext, hooks: Hooks, shutdown: Shutdown,
     await shutdown.wait(shared.gate, hooks.ending)
     for entry in (*shared.models.entries.values(), *shared.models.removed):
         if entry.unit is not None:
-            entry.unit.end_all("the server is shutting down")
+            entry.unit.end_all(SHUTTING_DOWN)
     await http.stop()
 
 

@@ -14,6 +14,7 @@ from tests.pure.server.conftest import Starter, until
 from tests.pure.server.listening import Listening, answer, message
 from tests.pure.server.server_many_helpers import build as build
 from tokenmill.core.config import make_server_config
+from tokenmill.core.errors import SHUTTING_DOWN
 from tokenmill.server import model_lookup
 from tokenmill.server.listener import HttpServer
 from tokenmill.server.run import _bind
@@ -80,7 +81,9 @@ STREAMS = ["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/mess
 STREAMS += ["/generate_stream", "/completion", "/infill", "/v2/models/{model}/generate_stream"]
 
 
-async def test_every_stream_that_is_cut_says_why(opened: Any) -> None:
+@pytest.mark.parametrize("engines_first", [False, True])
+async def test_every_stream_that_is_cut_says_why(opened: Any, engines_first: bool) -> None:
+    """Whether its handler is cancelled, or its engine ends the request, as the end of a server does it."""
     listening, server = await opened(step_s=60.0)
     clients = {}
     for path in STREAMS:
@@ -89,6 +92,8 @@ async def test_every_stream_that_is_cut_says_why(opened: Any) -> None:
     await until(lambda: listening.served.context.gate.open == len(clients))
     for reader, _ in clients.values():
         await reader.readuntil(b"\r\n\r\n")
+    if engines_first:
+        listening.served.context.backend.end_all(SHUTTING_DOWN)
     await server.stop()
     for path, (reader, writer) in clients.items():
         said = await reader.read()

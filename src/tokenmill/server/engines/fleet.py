@@ -18,6 +18,7 @@ from functools import partial
 import msgspec
 
 from tokenmill.core.errors import (
+    SHUTTING_DOWN,
     BusyError,
     EngineDeadError,
     EngineFaultError,
@@ -95,7 +96,7 @@ class Fleet:
 
     async def close(self) -> None:
         """Stop all engines. Callers that still wait get an error."""
-        self.end_all("the server is shutting down")
+        self.end_all(SHUTTING_DOWN)
         await self.keeper.close()
 
     def end_all(self, reason: str) -> None:
