@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,8 @@ from typing import Any
 from tokenmill.core.errors import ParameterError
 
 MOST_STOPS, MOST_STOP_CHARS = 16, 256
+_NUMBER = re.compile(r"[+-]?([0-9.]{1,40}(e[+-]?[0-9]{1,4})?|inf|nan)", re.ASCII | re.IGNORECASE)
+"""Python reads more as a number, such as 1_0 or digits of other scripts; Ollama does not."""
 _SIZES = "the engine sizes its steps itself: --max-num-batched-tokens bounds them"
 _LOADED = "files are mapped into memory, and weights lie on one device"
 _STEPS = "guessing ahead changes no token"
@@ -160,7 +163,7 @@ def _from_text(name: str, text: str, kind: type) -> Any:
     try:
         if kind is bool:
             return {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}[text.strip().lower()]
-        if len(text) > 64:
+        if not _NUMBER.fullmatch(text):
             raise ValueError
         return kind(text)
     except (KeyError, ValueError):

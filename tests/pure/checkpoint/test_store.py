@@ -366,6 +366,14 @@ def test_unusable_parameters_are_named(name: str, value: object) -> None:
         check_parameters({name: value})
 
 
+@pytest.mark.parametrize("text", ["1_0", "\u0661", " 1", "1 ", "0x10", "1e", ""])
+def test_numbers_are_written_as_everywhere(text: str) -> None:
+    """Python alone reads 1_0 as 10."""
+    for name in ("temperature", "top_k"):
+        with pytest.raises(ParameterError, match="number"):
+            read_written([(name, text)])
+
+
 def test_a_lock_that_is_never_given_back_is_told(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "PATIENCE_S", 0.0)
     with store.changing(), pytest.raises(BusyError, match="another process is changing the stored models"):

@@ -223,6 +223,7 @@ def is_frozen(value):
 @pytest.mark.parametrize(
     ("said", "seconds"),
     [("5m", 300), ("1h30m", 5400), (".5s", 0.5), ("5.", 5), ("+5", 5), (0.0, 0), ("0s", 0), (1e12, -1), ("-1m", -1),
+     ("1\u00b5s1\u03bcs", 2e-6),
      *((wrong, None) for wrong in ("--5", "+-5m", "", ".", "m", "5 m", "5d", "1h-30m"))],
 )  # fmt: skip
 def test_durations(said: float | str, seconds: float | None) -> None:

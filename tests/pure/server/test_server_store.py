@@ -119,7 +119,7 @@ async def test_a_model_comes_is_told_of_and_goes(served: Served) -> None:
 async def test_a_stored_name_has_many_spellings(served: Served) -> None:
     """As in the store, where capitals make no difference: for every path that takes a name."""
     shared = served.context.shared
-    await served.post("/api/create", {"model": "Team/Mill", "from": "demo", "stream": False})
+    await served.post("/api/create", {"model": "Team/Mill", "from": "Demo:latest", "stream": False})
     (entry,) = [each for each in shared.models.entries.values() if each.spec.stored]
     request = Request({"type": "http", "app": served.app, "state": {}, "path_params": {}, "query_string": b""})
     for name in ("Team/Mill", "team/mill", "TEAM/MILL:latest", "team/mill:Latest", "hf.co/team/mill"):

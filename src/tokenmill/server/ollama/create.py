@@ -185,7 +185,7 @@ def _base(store: Store, recipe: Recipe, reach: Reach, tell: Tell) -> Entry:
         return Entry("-", source, size=size, format=form)
     if not recipe.base:
         raise ParameterError("from is missing: the name, folder or file of the model to start from.", param="from")
-    path = demo_dir("main") if recipe.base == DEMO else reach.find(recipe.base)
+    path = demo_dir("main") if may_be_name(recipe.base) and is_demo(recipe.base) else reach.find(recipe.base)
     if path is not None:
         form, size = measured(path)
         return Entry("-", Source("path", path=str(path.absolute())), size=size, format=form)

@@ -23,9 +23,9 @@ from tokenmill.server.rights import check_may_manage, may_manage
 from tokenmill.server.routing import json_answer
 
 FOREVER = "2999-12-31T00:00:00Z"
-UNITS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+UNITS = {"ns": 1e-9, "us": 1e-6, "\u00b5s": 1e-6, "\u03bcs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 _NUMBER = r"([0-9]{1,12}(?:\.[0-9]{0,9})?|\.[0-9]{1,9})"
-_PART = _NUMBER + r"(ns|us|µs|ms|s|m|h)"
+_PART = _NUMBER + rf"({'|'.join(UNITS)})"
 _NOTHING = (b"", b'""', b"[]", b"null")
 MOST_S = 100 * 365 * 86400.0
 """Longer times mean for ever."""
