@@ -135,6 +135,18 @@ def test_pinned_ones_that_exclude_each_other_are_refused() -> None:
         models.add(spec("x", aliases=("a",)))
 
 
+def test_names_that_clients_cannot_tell_apart_or_read_are_refused() -> None:
+    """Ollama's clients add a tag to every name, and JSON cannot carry the bytes that a folder's name may hold."""
+    models = catalogue(World(), spec("a"), spec("b:latest"))
+    for wrong in (spec("x", aliases=("a:latest",)), spec("b")):
+        with pytest.raises(ParameterError, match="Two models are called"):
+            models.add(wrong)
+    for letter in ("\udcff", "\ud800", "\n", "\0"):
+        with pytest.raises(ParameterError, match="holds a character that is no text"):
+            models.add(spec("x", aliases=(f"y{letter}",)))
+    assert models.add(spec("模型\u3000é:b")).name == "模型\u3000é:b"
+
+
 async def test_a_group_with_a_pinned_member_has_no_other() -> None:
     world, groups = World(), frozenset({"big"})
     models = catalogue(world, spec("a", groups=groups, pin=True), spec("b", groups=groups))

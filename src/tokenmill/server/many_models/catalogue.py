@@ -23,7 +23,7 @@ from tokenmill.core.sleeping import TAGS
 from tokenmill.server.many_models.coming_names import ComingNames
 from tokenmill.server.many_models.entry import Entry, GoneError, Spec, State, U, UnreadyError
 from tokenmill.server.many_models.sleepers import Sleepers, client_text, oldest
-from tokenmill.server.many_models.spellings import Spellings
+from tokenmill.server.many_models.spellings import Spellings, with_and_without_tag
 
 log = logging.getLogger("tokenmill.server")
 LOOK_S = 0.05
@@ -116,8 +116,9 @@ class Catalogue(Generic[U]):
 
     def add(self, spec: Spec) -> Entry[U]:
         """Add a model. It is loaded when a request asks for it."""
+        spec.check_names()
         for name in (*spec.names, *spec.adapters):
-            if self.find(name) is not None or name in self.coming:
+            if any(map(self.find, with_and_without_tag(name))) or name in self.coming:
                 raise ParameterError(f"Two models are called {name!r}: give each a name of its own.", param="model")
         entry: Entry[U] = Entry(spec)
         for other in self.entries.values():

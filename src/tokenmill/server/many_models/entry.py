@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import time
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Generic, Protocol, TypeVar
 
 from tokenmill.core.config import EngineConfig, ServerConfig
+from tokenmill.core.errors import ParameterError
 from tokenmill.core.sleeping import TAGS
 from tokenmill.engine.adapter_names import read_modules
 from tokenmill.server.adapters import AdapterBook
@@ -68,6 +70,15 @@ class Spec:
         """The model's names; answers carry the first one."""
         given = [name.strip() for name in (self.engine.model.served_model_name or "").split(",") if name.strip()]
         return (*(given or [self.engine.model.model]), *self.aliases)
+
+    def check_names(self) -> None:
+        """Refuse names that answers and lists could not carry. Names of folders may hold any bytes."""
+        for name in self.names:
+            if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in name):
+                raise ParameterError(
+                    f"The model's name {ascii(name)[:200]} holds a character that is no text: give it another name "
+                    "(--served-model-name, or an entry of --models).", param="served_model_name",
+                )  # fmt: skip
 
     @property
     def adapters(self) -> tuple[str, ...]:

@@ -9,6 +9,12 @@ from collections.abc import Iterable
 from tokenmill.checkpoint.stored_names import LATEST, without_hub
 
 
+def with_and_without_tag(name: str) -> tuple[str, str]:
+    """The two spellings that Ollama's clients take for one name."""
+    bare = name.removesuffix(f":{LATEST}")
+    return bare, f"{bare}:{LATEST}"
+
+
 class Spellings:
     """The served names of stored models."""
 

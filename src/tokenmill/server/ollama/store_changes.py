@@ -81,7 +81,7 @@ class Changes:
         """Refuse the name of a model that the server was started with."""
         short, models = short_name(full_name(name)), self.context.shared.models
         own = [each for each in models.entries.values() if not each.spec.stored]
-        taken = {given.lower() for each in own for given in (*each.spec.names, *each.book.by_name)}
+        taken = {short_name(given).lower() for each in own for given in (*each.spec.names, *each.book.by_name)}
         if short.lower() in taken or short in models.coming:
             raise HttpError(400, f"The server was started with a model {short!r}: choose another name.", param="model")
 
