@@ -13,7 +13,7 @@ else page by page: what one layer reads then lies close together, which address 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from tokenmill.compute.forward import KVFormat, KVSpec, KVView
 from tokenmill.core.errors import ParameterError, UserError
+from tokenmill.core.step import BlockCopy
 from tokenmill.kernels.stored_kv import page_parts
 from tokenmill.kvcache.allocation import GroupLayout
 from tokenmill.kvcache.states import StatePool
@@ -156,6 +157,20 @@ class KVPool:
     def group_views(self, group: int) -> list[KVView]:
         """The pages of one KV group's layers."""
         return [view for view, g in zip(self.views, self.layout.group_of, strict=True) if g == group]
+
+    def turns(self, copies: Iterable[BlockCopy]) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+        """Copies as groups with their pairs, to be made in this order. A block that one of them reads may have been
+        freed, and taken for another group of its pool, by those behind it: they have a turn of their own."""
+        turn: dict[int, list[tuple[int, int]]] = {}
+        read: set[tuple[int, int]] = set()
+        for copy in copies:
+            pool = self.layout.groups[copy.group].pool
+            if (pool, copy.dst) in read:
+                yield from turn.items()
+                turn, read = {}, set()
+            turn.setdefault(copy.group, []).append((copy.src, copy.dst))
+            read.add((pool, copy.src))
+        yield from turn.items()
 
     def copy_blocks(self, group: int, src: Tensor, dst: Tensor) -> None:
         """Copy blocks src [n] of a group's layers to dst [n]; every source is read before any block is written."""

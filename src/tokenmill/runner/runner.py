@@ -244,8 +244,7 @@ class Runner:
         if plan.loads and self.adapters.load(plan.loads):
             for steps in self.recorders:
                 steps.forget_adapted()
-        for group in {copy.group for copy in plan.copies} if plan.copies else ():
-            pairs = [(copy.src, copy.dst) for copy in plan.copies if copy.group == group]
+        for group, pairs in self.pool.turns(plan.copies) if plan.copies else ():
             self.pool.copy_blocks(group, *send_columns(pairs, rows.device))
         if plan.restores and self.pool.states is not None:
             into, slots = send_columns(plan.restores, rows.device)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tokenmill.compute.forward import KVFormat, KVSpec
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.step import BlockCopy
 from tokenmill.kernels.stored_kv import load, packed, quantise, store, unpacked
 from tokenmill.kvcache.pool import KVPool, make_layout
 
@@ -102,6 +103,21 @@ def test_blocks_are_read_before_they_are_written():
     pool.copy_blocks(0, torch.tensor([0, 1]), torch.tensor([1, 2]))
     for view, wanted in zip(pool.views, ([0, 0, 1, 3, 4], [0, 0, 1, 3, 4], [0, 1, 2, 3, 4]), strict=True):
         assert view.key[:5, 0, 0, 0].tolist() == view.value[:5, 0, 0, 0].tolist() == wanted
+
+
+def test_a_block_that_a_copy_frees_may_be_taken_for_another_group():
+    """In the plan's order: block 1 is read for one group, then written for another one of the same pool."""
+    pool = KVPool(
+        make_layout((KVSpec("full", 1, 4, 4), KVSpec("window", 1, 4, 4, window=8)), 2, KVFormat("float32")), [6], "cpu"
+    )
+    for view in pool.views:
+        view.key.copy_(torch.arange(7.0).view(7, 1, 1, 1).expand(view.key.shape))
+    plan = [BlockCopy(*each) for each in ((1, 1, 4), (0, 0, 1), (0, 2, 5), (1, 3, 2))]
+    for group, pairs in pool.turns(plan):
+        pool.copy_blocks(group, *torch.tensor(pairs).unbind(1))
+    (full,), (window,) = pool.group_views(0), pool.group_views(1)
+    assert window.key[[4, 2], 0, 0, 0].tolist() == [1, 3] and full.key[[1, 5], 0, 0, 0].tolist() == [0, 2]
+    assert [len(pairs) for _, pairs in pool.turns(plan[1:3])] == [2]
 
 
 def test_a_group_that_does_not_divide_is_refused():
