@@ -73,6 +73,7 @@ def rope_of_kind(c: ModelConfig, own: dict[str, Any], dim: int, kind: str) -> Ro
     """The settings of one kind of layer; values beside the object, which are for all kinds, do not apply to it."""
     if own.get("truncate") not in (None, True):
         raise ModelError(f"config.json: 'truncate' is not supported in the rope settings of one kind of layer: {kind}.")
+    own = {name: value for name, value in own.items() if name != "truncate"}  # nor is it read if it is null
     outer = {"rope_scaling": None, "rope_theta": None, "original_max_position_embeddings": None}
     return whole_rope(ModelConfig({**c.data, **outer, "rope_parameters": own}, architecture=c.architecture), dim, kind)
 

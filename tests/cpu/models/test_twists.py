@@ -76,6 +76,8 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
                            "original_max_position_embeddings": 32}, ""),
     ("Gemma3ForCausalLM", {**_OLD, "rope_scaling": {**_OWN_YARN, "truncate": False}}, "'truncate'"),
     ("Olmo3ForCausalLM", {"rope_parameters": {**_TWO, "full_attention": {**YARN, "truncate": False}}}, "'truncate'"),
+    ("Olmo3ForCausalLM", {"rope_parameters": {**_TWO, "full_attention": {
+        **YARN, "truncate": None, "rope_theta": 100.0, "original_max_position_embeddings": 128, "beta_fast": 8}}}, ""),
     ("Gemma4ForCausalLM", {"rope_parameters": {**_TWO, "sliding_attention": {
         "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}}, "'partial_rotary_factor'"),
     ("PhimoeForCausalLM", {"partial_rotary_factor": 0.5}, "'partial_rotary_factor'"),
