@@ -12,22 +12,20 @@ from tokenmill.layers.build import Build
 from tokenmill.layers.experts import Experts, ExpertWeights, count_visited, load_experts, split_experts
 from tokenmill.layers.linear import RowLinear
 from tokenmill.layers.rope import make_rope
-from tokenmill.models.common import PreNorm, read_heads, read_rope, read_sizes, read_top_k, rms
+from tokenmill.models.common import PreNorm, read_heads, read_sizes, read_top_k, rms
 from tokenmill.models.config import ModelConfig
 from tokenmill.models.decoder import Decoder, Ends
+from tokenmill.models.positions import default_rope
 from tokenmill.models.rules import layer_kind
 
-_YARN = {"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-         "original_max_position_embeddings": 4096}  # fmt: skip
-"""The rope scaling of a config without one."""
+_ROPE = default_rope({"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+                      "original_max_position_embeddings": 4096})  # fmt: skip
 
 
 def build(c: ModelConfig, b: Build) -> Decoder:
     """gpt-oss from its config."""
     sizes, heads, inner = read_sizes(c), read_heads(c), c.need("intermediate_size", int)
-    if not c.has("rope_parameters") and not c.has("rope_scaling"):
-        c = ModelConfig({**c.data, "rope_parameters": dict(_YARN)}, architecture=c.architecture)
-    rope, bias = read_rope(c, heads.dim), c.get("attention_bias", bool, True)
+    rope, bias = _ROPE(c, heads.dim, "full_attention"), c.get("attention_bias", bool, True)
     count = c.first(("num_local_experts", "num_experts"), int)
     route = RouteSpec(experts=count, top_k=read_top_k(c, count, 4, "experts_per_token"), order="topk_softmax")
     sliding = c.need("sliding_window", int)

@@ -62,7 +62,7 @@ def default_rope(values: dict[str, Any], *, partial: bool = False) -> RopeRule:
     """The family's own scaling, for a config without rotary settings."""
 
     def rule(c: ModelConfig, dim: int, kind: str) -> RopeSettings:
-        if not c.has("rope_parameters") and not c.has("rope_scaling"):
+        if not c.has("rope_parameters") and not c.get("rope_scaling", dict, {}):
             c = ModelConfig({**c.data, "rope_parameters": dict(values)}, architecture=c.architecture)
         return (partial_rope if partial else whole_rope)(c, dim, kind)
 

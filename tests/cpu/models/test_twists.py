@@ -108,6 +108,8 @@ TWISTS: list[tuple[str, dict[str, Any], str]] = [
     ("SarvamMLAForCausalLM", {"q_head_dim": 22}, "'q_head_dim' = 22 contradicts 'qk_nope_head_dim' and"),
     ("DeepseekV3ForCausalLM", {"qk_head_dim": 22}, "'qk_head_dim' = 22 contradicts"),
     ("Qwen3_5MoeForCausalLM", {"norm_topk_prob": None}, ""),
+    ("GptOssForCausalLM", {"rope_parameters": None, "rope_scaling": {}}, ""),
+    ("ApertusForCausalLM", {"rope_parameters": None, "rope_scaling": {}}, ""),
     ("BambaForCausalLM", {"partial_rotary_factor": None, "rope_parameters": GONE}, ""),
     ("FalconForCausalLM", {"multi_query": None, "new_decoder_architecture": False, "num_kv_heads": 4}, ""),
 ]  # fmt: skip
