@@ -117,6 +117,7 @@ async def test_other_keys_see_no_conversation(start: Starter) -> None:
 @pytest.mark.parametrize(("path", "body", "param"), [
     (PATH, {"items": [said("x")] * 21}, "items"), (PATH, {"items": [{"type": "web_search_call"}]}, "items.0"),
     (PATH, {"items": [said("x"), {"role": 1}]}, "items.1.role"), (PATH, {"items": [1]}, "items.0"),
+    (PATH, {"items": [said("x", "x" * 99)]}, "items.0.role"), (PATH, {"items": [said("x", "")]}, "items.0.role"),
     (f"{PATH}/conv_x/items", {}, "items"), (f"{PATH}/conv_x/items", {"items": []}, "items"),
     (f"{PATH}/conv_x", {}, "metadata"), (PATH, {"metadata": {"a": 1}}, "metadata.a"),
     (RESPONSES, {"conversation": 3, "input": "x"}, "conversation"), (RESPONSES, {"conversation": "conv_e"}, "input"),

@@ -15,6 +15,8 @@ from tokenmill.server.errors import quoted
 Item = dict[str, Any]
 Messages = list[dict[str, Any]]
 _TEXTS = ("input_text", "output_text", "text", "refusal")
+ROLES = ("user", "assistant", "system", "developer")
+"""Those of the API. A tool's results are items of their own."""
 _PREFIX = {
     "message": "msg",
     "function_call": "fc",
@@ -36,7 +38,7 @@ def messages_of(items: list[Item], place: str = "input") -> Messages:
         before, summary = summary, ""
         match kind:
             case "message":
-                message = {"role": _string(item, "role", where), "content": _content(item.get("content"), where)}
+                message = {"role": _role(item, where), "content": _content(item.get("content"), where)}
                 if before and message["role"] == "user":
                     found[-1]["content"] += "\n\n" + message["content"]
                 else:
@@ -154,6 +156,14 @@ def objects(item: Item, name: str, where: str) -> list[dict[str, Any]]:
     if not isinstance(found, list) or not all(isinstance(part, dict) for part in found):
         raise ParameterError(f"{where}.{name} must be a list of objects.", param=f"{where}.{name}")
     return found
+
+
+def _role(item: Item, where: str) -> str:
+    role = _string(item, "role", where)
+    if role not in ROLES:
+        known = ", ".join(ROLES)
+        raise ParameterError(f"{where}.role must be one of {known}, not {quoted(role)}.", param=f"{where}.role")
+    return role
 
 
 def _string(item: Item, name: str, where: str) -> str:
