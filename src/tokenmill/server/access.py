@@ -9,10 +9,13 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import msgspec
+
 from tokenmill.core.config import ListenOptions
+from tokenmill.core.errors import ParameterError, shown
 from tokenmill.server.errors import HttpError
 
 OPEN_PATHS = frozenset({"/health", "/v1/health", "/ready"})
@@ -52,13 +55,51 @@ def allowed_headers(asked: bytes) -> bytes:
     return CORS_HEADERS + b", " + asked if _NAMES.fullmatch(asked) else CORS_HEADERS
 
 
+def read_origins(given: Iterable[str]) -> frozenset[str]:
+    """--allowed-origins as browsers send them: in small letters and without a usual port. What could never be one is
+    refused, because it would allow nothing. vLLM's users write a list in JSON."""
+    found: set[str] = set()
+    for text in given:
+        try:
+            found |= set(map(_origin, msgspec.json.decode(text, type=list[str])))
+        except msgspec.MsgspecError:
+            found.add(_origin(text))
+    return frozenset(found)
+
+
+def _origin(given: str) -> str:
+    text = given.strip().lower().removesuffix("/")
+    scheme, _, place = text.partition("://")
+    if given == "*" or text == "null":
+        return text
+    if not _ORIGIN.fullmatch(text) or not place or set("/*?#@,") & set(place):
+        raise ParameterError(
+            f"--allowed-origins {shown(given)}: an origin is a scheme, a host and perhaps a port, such as "
+            "https://page.example or http://localhost:3000; * alone allows every page, and there are no patterns.",
+            param="allowed_origins",
+        )
+    return text.removesuffix({"http": ":80", "https": ":443"}.get(scheme, ":"))
+
+
+def read_host(given: str) -> str:
+    """One of --allowed-hosts as it is compared: in small letters and without a port."""
+    name = "*" if given == "*" else _host_name(given)
+    if not name:
+        raise ParameterError(
+            f"--allowed-hosts {shown(given)}: a host is a name or an address, such as api.example; * alone stands for "
+            "any, and there are no patterns.",
+            param="allowed_hosts",
+        )
+    return name
+
+
 class Access:
     """The rules of one server."""
 
     def __init__(self, options: ListenOptions) -> None:
         self.keys = [digest(key) for key in options.api_key or ()]
-        self.origins = frozenset(options.allowed_origins or ())
-        self.hosts = frozenset(h.lower() for h in options.allowed_hosts or ())
+        self.origins = read_origins(options.allowed_origins or ())
+        self.hosts = frozenset(map(read_host, options.allowed_hosts or ()))
         listens_locally = options.uds is not None or _is_local(options.host)
         self.any_host = "*" in self.hosts or not (listens_locally or self.hosts)
 

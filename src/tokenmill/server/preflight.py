@@ -14,7 +14,7 @@ from pathlib import Path
 from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
 from tokenmill.core.errors import ParameterError, UserError, why
 from tokenmill.core.text_file import read_text_file
-from tokenmill.server.access import MAX_KEY
+from tokenmill.server.access import MAX_KEY, Access
 from tokenmill.server.opening_messages import check_opening
 from tokenmill.server.prices import read_prices
 from tokenmill.server.traces import check_endpoint
@@ -34,6 +34,7 @@ def check_before_loading(server: ServerConfig) -> None:
             f"This process may open {most} files, and a server needs {LEAST_FILES}: ulimit -n {LEAST_FILES}."
         )
     _check_keys(server.listen)
+    Access(server.listen)  # refuses hosts and origins that could never be met
     _check_tls(server.listen)
     check_entry(server)
     _check_record(server.serve)

@@ -102,7 +102,7 @@ async def test_local_hosts_are_served(start: Starter, host: str) -> None:
 
 
 async def test_hosts_that_are_listed_or_a_public_address(start: Starter) -> None:
-    listed = await start(allowed_hosts=["api.example"])
+    listed = await start(allowed_hosts=["API.example:443"])
     assert (await listed.client.get("/v1/models", headers={"host": "api.example:80"})).status_code == 200
     assert (await listed.client.get("/v1/models", headers={"host": "other.example"})).status_code == 403
     public = await start(host="0.0.0.0")
@@ -117,7 +117,7 @@ async def test_origins(start: Starter) -> None:
     assert own.status_code == 200 and "access-control-allow-origin" not in own.headers
     asks = {**foreign, "access-control-request-method": "POST"}
     assert (await closed.client.options("/v1/chat/completions", headers=asks)).status_code == 403
-    opened = await start(allowed_origins=["http://evil.example"], api_key=KEYS)
+    opened = await start(allowed_origins=['["https://a.example", "HTTP://Evil.example:80/"]'], api_key=KEYS)
     flight = await opened.client.options("/v1/chat/completions", headers=asks)
     assert flight.status_code == 204 and flight.headers["access-control-allow-origin"] == "http://evil.example"
     for method, names in (("DELETE", "authorization"), ("POST", "X-Stainless-OS,anthropic-version, anthropic-beta")):
