@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import ssl
+from dataclasses import fields
 from pathlib import Path
 
 from tokenmill.core.config import ListenOptions, ServeOptions, ServerConfig
@@ -33,6 +34,7 @@ def check_before_loading(server: ServerConfig) -> None:
         raise UserError(
             f"This process may open {most} files, and a server needs {LEAST_FILES}: ulimit -n {LEAST_FILES}."
         )
+    _check_empty(server)
     _check_keys(server.listen)
     Access(server.listen)  # refuses hosts and origins that could never be met
     _check_tls(server.listen)
@@ -63,6 +65,18 @@ def read_template(path: str | None) -> str | None:
     if not text.strip():
         raise ParameterError(f"--chat-template {path} is empty: leave the flag out.", param="chat_template")
     return text
+
+
+def _check_empty(server: ServerConfig) -> None:
+    """Refuse an option without a text, as an unset variable of a shell leaves it: an empty host is every address of
+    this machine, an empty folder the one where the server happens to run."""
+    for group in fields(server):
+        options = getattr(server, group.name)
+        for item in fields(options):
+            value = getattr(options, item.name)
+            if isinstance(value, str) and not value.strip() and item.default != value:
+                flag = f"--{item.name.replace('_', '-')}"
+                raise ParameterError(f"{flag} is empty: give a value, or leave the flag out.", param=item.name)
 
 
 def _check_keys(listen: ListenOptions) -> None:

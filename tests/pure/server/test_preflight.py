@@ -34,6 +34,10 @@ REFUSED = {
     "an empty key": (["--api-key", ""], "--api-key is empty"),
     "a blank key beside a good one": (["--api-key", "k", "--api-key", " "], "--api-key is empty"),
     "a key that no header carries": (["--api-key", "k "], "no client could"),
+    **{
+        f"an empty {flag}": ([f"--{flag}="], f"--{flag} is empty: give a value, or leave the flag out")
+        for flag in ("host", "uds", "lora-folder", "model-folder", "models", "response-role", "otlp-traces-endpoint")
+    },
     "a pattern of origins": (["--allowed-origins", "https://*.example"], "there are no patterns"),
     "an origin without its scheme": (["--allowed-origins", "page.example"], "an origin is a scheme, a host"),
     "a page for an origin": (["--allowed-origins", "https://page.example/chat"], "an origin is a scheme, a host"),
