@@ -17,7 +17,7 @@ from tokenmill.core.files import in_home, open_regular
 from tokenmill.demo.files import check_part, demo_model
 from tokenmill.engine.adapter_names import check_name, located, read_modules
 from tokenmill.engine.balance import check_balance
-from tokenmill.engine.drafting import read_speculation
+from tokenmill.engine.drafting import Speculation, read_speculation
 from tokenmill.engine.generation import check_generation
 from tokenmill.lora.config import read_adapter_config
 from tokenmill.quant.schemes import check_scheme
@@ -41,7 +41,8 @@ def check_options(config: EngineConfig, *, later: bool = False) -> None:
         check_scheme(config.model.quantization)
     if config.model.tokenizer is not None:
         check_place(config.model.tokenizer)
-    _check_revisions(config)
+    drafts = read_speculation(config.speculate)
+    _check_revisions(config, drafts)
     _check_files(config.files)
     _check_cache(config.cache)
     _check_adapters(config.adapters, later=later)
@@ -51,7 +52,6 @@ def check_options(config: EngineConfig, *, later: bool = False) -> None:
         raise ParameterError(
             f"--disable {', '.join(sorted(unknown))}: what can be left out is {', '.join(LEFT_OUT)}.", param="disable"
         )
-    drafts = read_speculation(config.speculate)
     if drafts is not None and drafts.model is not None:
         check_part(drafts.model)
         check_place(drafts.model)
@@ -59,17 +59,18 @@ def check_options(config: EngineConfig, *, later: bool = False) -> None:
         check_scheme(drafts.quantization)
 
 
-def _check_revisions(config: EngineConfig) -> None:
+def _check_revisions(config: EngineConfig, drafts: Speculation | None) -> None:
     """Refuse a revision of what lies on this machine: another one than was asked for would be served."""
     model, revision = config.model, config.files.tokenizer_revision
-    for name, given, place in (
-        ("revision", model.revision, model.model),
-        ("tokenizer_revision", revision, model.tokenizer or model.model),
-    ):
-        if given is not None and (demo_model(place) is not None or in_home(place).exists()):
+    given = [("revision", model.revision, model.model)]
+    given.append(("tokenizer_revision", revision, model.tokenizer or model.model))
+    if drafts is not None and drafts.model is not None:
+        given.append(("speculative_config: revision", drafts.revision, drafts.model))
+    for name, asked, place in given:
+        if asked is not None and (demo_model(place) is not None or in_home(place).exists()):
             raise ParameterError(
                 f"{name} chooses among a hub model's revisions, and {shown(place)} lies on this machine: leave it out.",
-                param=name,
+                param=name.partition(":")[0],
             )
 
 

@@ -41,6 +41,8 @@ from tokenmill.speculate.mtp import LaterNet
 from tokenmill.speculate.passes import Model
 from tokenmill.speculate.windows import LookaheadWindows
 
+_OF_MODELS = ("model.layers.", "transformer.h.")
+"""Beginnings of names that tensors of whole models have, and those of heads have not."""
 STATES_SHARE = 0.5
 """The share of the cache's memory that the states of a draft model may take."""
 
@@ -278,8 +280,11 @@ def _heads_in(raw: dict[str, Any], checkpoint: Checkpoint) -> str:
 
 
 def _check_kind(found: Speculation, raw: dict[str, Any], source: ModelSource, checkpoint: Checkpoint) -> None:
-    """Refuse heads that another method is for."""
+    """Refuse heads that another method is for, and whole models."""
     heads = _heads_in(raw, checkpoint)
+    if not heads and any(name.startswith(_OF_MODELS) for name in checkpoint.names()):
+        checkpoint.close()
+        raise _refuse(f'{source.path} holds a model and no heads: leave out "method", and this model drafts')
     if heads and heads != f'"{found.method}"':
         checkpoint.close()
         raise _refuse(f'{source.path} holds heads of another kind: say "method": {heads}')

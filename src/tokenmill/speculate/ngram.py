@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from tokenmill.core.errors import ParameterError
+from tokenmill.core.errors import ParameterError, shown
 from tokenmill.core.sequence import Sequence
 
 MOST_TOKENS = 64
@@ -29,8 +29,8 @@ class NgramDrafter:
     def __init__(self, longest: int = 4, shortest: int = 2) -> None:
         if type(shortest) is not int or type(longest) is not int or not 1 <= shortest <= longest <= MOST_TOKENS:
             raise ParameterError(
-                f"prompt_lookup_min ({shortest}) must be at least 1 and at most prompt_lookup_max ({longest}), "
-                f"which is at most {MOST_TOKENS}, both whole numbers.",
+                f"prompt_lookup_min ({shown(shortest)}) must be at least 1 and at most prompt_lookup_max "
+                f"({shown(longest)}), which is at most {MOST_TOKENS}, both whole numbers.",
                 param="speculative_config",
             )
         self.longest = longest

@@ -234,6 +234,12 @@ REFUSED = {
         f"no model but heads of {m}": ({"model": m}, f'no model but heads of one: say "method": "{m}"')
         for m in ("medusa", "eagle", "eagle3")
     },
+    **{
+        f"a model that is said to be {m}": ({"method": m, "model": "other"}, "holds a model and no heads")
+        for m in ("medusa", "eagle", "eagle3")
+    },
+    "a revision of a folder": ({"model": "other", "revision": "main"}, "revision chooses among .*other"),
+    "a length as text": ({"method": "ngram", "prompt_lookup_max": "4"}, r"prompt_lookup_max \('4'\)"),
     "recorded beside what is not": ({"model": "other", "enforce_eager": False}, "enforce_eager"),
     "no folder": ({"model": "nowhere"}, "nowhere"),
 }
