@@ -302,18 +302,20 @@ def _local_down(b: Build, weight: Weight, share: tuple[int, int]) -> Weight:
 
 
 def _fused(b: Build, count: int, hidden: int, inner: int) -> ExpertWeights:
-    gate_up = _either_way(b, "gate_up_proj", (count, 2 * inner, hidden))
-    down = _either_way(b, "down_proj", (count, hidden, inner))
-    return split_experts(b, wrap_each(b, gate_up, "gate_up_proj"), wrap_each(b, down, "down_proj"))
+    """Experts [E, out, in]; some published files hold them as [E, in, out] (Qwen3-VL). One of the two matrices may be
+    square, never both: what the other one's shape says holds for both."""
+    shapes = {"gate_up_proj": (count, 2 * inner, hidden), "down_proj": (count, hidden, inner)}
+    if any(_is_turned(b, name, shape) for name, shape in shapes.items()):
+        parts = [b.numbers(name, (e, n, m)).transpose(1, 2).contiguous() for name, (e, m, n) in shapes.items()]
+    else:
+        parts = [b.numbers(name, shape) for name, shape in shapes.items()]
+    gate_up, down = (wrap_each(b, part, name) for name, part in zip(shapes, parts, strict=True))
+    return split_experts(b, gate_up, down)
 
 
-def _either_way(b: Build, name: str, shape: tuple[int, int, int]) -> Tensor:
-    """Experts [E, out, in]; some published files hold them as [E, in, out] (Qwen3-VL)."""
-    turned = (shape[0], shape[2], shape[1])
-    stored = b.checkpoint.shape(b.path(name))
-    if stored is None or tuple(stored) != turned or turned == shape:
-        return b.numbers(name, shape)
-    return b.numbers(name, turned).transpose(1, 2).contiguous()
+def _is_turned(b: Build, name: str, shape: tuple[int, int, int]) -> bool:
+    turned, stored = (shape[0], shape[2], shape[1]), b.checkpoint.shape(b.path(name)) if b.has(name) else None
+    return stored is not None and tuple(stored) == turned != shape
 
 
 def wrap_each(b: Build, parts: Iterable[Tensor], name: str, *, flipped: bool = False) -> list[Weight]:

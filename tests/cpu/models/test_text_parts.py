@@ -74,11 +74,15 @@ def test_prefixes_of_published_files(tmp_path: Path) -> None:
         load(config, {**inner, "language_model.other.weight": torch.ones(2)})
 
 
-def test_experts_of_published_qwen3_vl_lie_the_other_way(tmp_path: Path) -> None:
-    _, config, tensors = make("qwen3-vl-moe", tmp_path)
+@pytest.mark.parametrize("inner", [20, 16, 32], ids=["neither square", "gate_up square", "down square"])
+def test_experts_of_published_qwen3_vl_lie_the_other_way(inner: int, tmp_path: Path) -> None:
+    _, config, tensors = make("qwen3-vl-moe", tmp_path, moe_intermediate_size=inner)
     turned = {k: v.transpose(1, 2).contiguous() if ".experts." in k else v for k, v in tensors.items()}
     assert sum(".experts.gate_up_proj" in name for name in tensors) == 2
     assert torch.equal(logits(config, tensors), logits(config, turned))
+    down = next(name for name in tensors if name.endswith("experts.down_proj"))
+    with pytest.raises(ModelError, match=r"no tensor 'model\.layers\.\d\.mlp\.experts\.down_proj'"):
+        load(config, {name: value for name, value in tensors.items() if name != down})
 
 
 def test_flat_configs_of_older_files(tmp_path: Path) -> None:

@@ -94,10 +94,11 @@ class Seeing:
         return make(self.name, folder)
 
 
-def make(name: str, folder: Path) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
-    """A random model that sees, saved and read back: (model, config.json, tensors)."""
+def make(name: str, folder: Path, **more: Any) -> tuple[Any, dict[str, Any], dict[str, Tensor]]:
+    """A random model that sees, saved and read back: (model, config.json, tensors). more: other values of its text
+    part."""
     kind, text, vision, outside = CASES[name]
-    config = getattr(hf, f"{kind}Config")(text_config=text, vision_config=vision, **outside)
+    config = getattr(hf, f"{kind}Config")(text_config={**text, **more}, vision_config=vision, **outside)
     torch.manual_seed(0)
     model = getattr(hf, f"{kind}ForConditionalGeneration")._from_config(config, attn_implementation="eager").eval()
     with torch.no_grad():
