@@ -16,17 +16,25 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.core.config import ListenOptions
+from tokenmill.core.errors import UserError
 
 GOODBYE_S = 2.0
 """Seconds that a client has to confirm the end."""
 
 
 def context_of(listen: ListenOptions) -> ssl.SSLContext | None:
-    """The context for the certificate files. None: there are none."""
+    """The context for the certificate files, which were checked before (preflight.py) but for the password of a key.
+    None: there are none."""
     if listen.ssl_certfile is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(listen.ssl_certfile, listen.ssl_keyfile)
+    context, key = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), listen.ssl_keyfile or listen.ssl_certfile
+    try:
+        context.load_cert_chain(listen.ssl_certfile, listen.ssl_keyfile)
+    except OSError as error:
+        raise UserError(
+            f"{key}: this key is kept under a password, and what was typed does not open it. Without a terminal to "
+            f"type it, serve a key that has none: openssl pkey -in {key} -out FILE"
+        ) from error
     if listen.ssl_ca_certs is not None:
         context.load_verify_locations(listen.ssl_ca_certs)
         context.verify_mode = ssl.CERT_REQUIRED

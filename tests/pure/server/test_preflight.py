@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import shutil
 import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -122,5 +123,11 @@ def test_a_key_under_a_password_is_left_to_whoever_types_it(tmp_path: Path) -> N
     subprocess.run(asked, check=True, capture_output=True)
     files = {"ssl_certfile": str(tmp_path / "cert.pem"), "ssl_keyfile": str(tmp_path / "key.pem")}
     check_before_loading(make_server_config({}, **files))
+    given = f"ListenOptions(ssl_certfile={files['ssl_certfile']!r}, ssl_keyfile={files['ssl_keyfile']!r})"
+    opened = f"from tokenmill.server.tls import *\ntry: context_of({given})\nexcept UserError as error: print(error)"
+    alone = subprocess.run(  # no terminal, and nothing to read
+        [sys.executable, "-c", opened], capture_output=True, stdin=subprocess.DEVNULL, start_new_session=True, text=True
+    )
+    assert f"{files['ssl_keyfile']}: this key is kept under a password" in alone.stdout, alone.stderr
     with pytest.raises(UserError, match="belongs to it"):
         check_before_loading(make_server_config({}, **{**files, "ssl_keyfile": files["ssl_certfile"]}))
