@@ -173,6 +173,8 @@ async def test_other_keys_see_nothing(start):
     ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input.0"),
     ({"temperature": -1}, "temperature"),
     ({"input": [{"type": "function_call", "name": "x"}]}, "input.0.arguments"), ({"input": []}, "input"),
+    ({"input": [{"role": "user", "content": "x", "name": "Bob"}]}, "input.name"),
+    ({"input": [{"type": "reasoning", "content": [], "output": "x"}]}, "input.output"),
     ({"input": [{"role": "", "content": "x"}]}, "input.0.role"), ({"input": [{"role": "User"}]}, "input.0.role"),
 ])  # fmt: skip
 async def test_what_cannot_be_honoured_is_refused(start, change, word):

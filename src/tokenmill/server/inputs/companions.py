@@ -19,6 +19,14 @@ _TEXT = {
 _KINDS = ("text", "json_object", "json_schema", "structural_tag")
 _TAGS = Companion("type", _KINDS[:3])
 
+_ITEMS = ("message", "function_call", "function_call_output", "reasoning", "compaction", None)
+
+
+def _not_in(*kinds: str | None) -> Companion:
+    """A field of the Responses API's items that only these kinds of items have."""
+    return Companion("type", tuple(kind for kind in _ITEMS if kind not in kinds))
+
+
 COMPANIONS: dict[str, Mapping[str, Companion]] = {
     "openai.ChatRequest": _TEXT,
     "openai.CompletionRequest": _TEXT,
@@ -31,6 +39,14 @@ COMPANIONS: dict[str, Mapping[str, Companion]] = {
     },
     "openai.TextPart": {"text": Companion("type", ("thinking", "refusal"))},
     "responses.Format": {"schema": Companion("type", _KINDS[:2])},
+    "responses.Item": {
+        **dict.fromkeys(("name", "arguments"), _not_in("function_call")),
+        "call_id": _not_in("function_call", "function_call_output"),
+        "output": _not_in("function_call_output"),
+        "role": _not_in("message", None),
+        "content": _not_in("message", "reasoning", None),
+        "encrypted_content": _not_in("compaction", "reasoning"),
+    },
     "anthropic.ToolChoice": {"name": Companion("type", ("auto", "any", "none"))},
     "anthropic.Block": {
         "text": Companion("type", ("thinking", "redacted_thinking", "tool_use", "tool_result")),
