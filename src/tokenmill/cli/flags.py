@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from tokenmill.cli.unloaded_model import look_for, plain_name
 from tokenmill.core.config import GROUPS, EngineConfig, all_options, make_config
 from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import MOST_SHOWN, ParameterError, UserError
-from tokenmill.core.text_values import read_count
+from tokenmill.core.text_values import read_count, read_json
 from tokenmill.core.vllm_arguments import ENGINE, SERVER, SPELLINGS, SWITCHES, options_alone, parsed
 
 Verb = Callable[..., None]
@@ -223,7 +222,7 @@ def _read_count(flag: str, text: str) -> int:
 
 def _read_json(flag: str, text: str) -> Any:
     try:
-        value = json.loads(text)
+        value = read_json(text)
     except (ValueError, RecursionError) as error:
         raise typer.BadParameter(f"{flag} takes JSON, and this is not JSON ({error}): {text[:MOST_SHOWN]}") from error
     if not isinstance(value, dict):

@@ -41,8 +41,21 @@ def read_written(text: str, kind: Any) -> tuple[Any, str]:
         elif str in plain:
             found = text
         else:
-            found = json.loads(text)
-    return found, "a number" if float in plain else "JSON"
+            found = read_json(text)
+    return found, "a number" if float in plain else "JSON in which no name stands twice"
+
+
+def read_json(text: str) -> Any:
+    """The value of a JSON text. ValueError: it is none, or an object of it has a name twice, with two values."""
+    return json.loads(text, object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} stands twice in one object")
+    return found
 
 
 def _read_list(text: str) -> list[str] | None:

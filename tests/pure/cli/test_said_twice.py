@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from tokenmill import LLM
 from tokenmill.cli.command import Verb
 from tokenmill.cli.flags import MODEL, engine_flags, option_flags, with_flags
-from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_server_config
+from tokenmill.core.config import GROUPS, SERVER_GROUPS, all_options, make_config, make_server_config
 from tokenmill.core.config_file import read_config_file
 from tokenmill.core.errors import ParameterError
 from tokenmill.engine.engine_args import EngineArgs
@@ -73,6 +73,17 @@ def test_two_names_of_one_setting_may_not_differ(line: str, setting: str) -> Non
 )
 def test_equal_values_and_the_same_flag_again_are_usual(line: str, name: str, value: Any) -> None:
     assert run(line)[0][name] == value
+
+
+@pytest.mark.parametrize("flag", ["--speculative-config", "--hf-overrides"])
+def test_an_object_may_not_have_a_name_twice(flag: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JSON readers would keep the last value without a word."""
+    text = '{"method":"ngram","method":"suffix"}'
+    seen, said = run(f"{flag} {text}")
+    assert not seen and "'method' stands twice" in said
+    monkeypatch.setenv(f"TOKENMILL_{flag[2:].replace('-', '_').upper()}", text)
+    with pytest.raises(ParameterError, match="JSON in which no name stands twice"):
+        make_config()
 
 
 def test_a_secret_is_not_repeated() -> None:
