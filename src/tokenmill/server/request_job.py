@@ -24,6 +24,7 @@ from tokenmill.core.errors import (
     TOO_FEW,
     ContextError,
     EngineDeadError,
+    ParameterError,
     TooLargeError,
 )
 from tokenmill.core.request import CompletionOutput, Request, SamplingParams, TextDelta
@@ -143,6 +144,7 @@ class Job:
         `pooling`: it asks for a vector. `scored_from`: for each prompt, the first token whose score is wanted."""
         self._check_sizes(prompts, params)
         fields = {"arrival": self.began, "adapter": self.adapter, **fields}
+        fields["priority"] = self._priority(fields.get("priority", 0))
         if self.context.scoped:
             fields["salt"] = f"{self.tenant}/{fields.get('salt', '')}"
         for index, (text, ids) in enumerate(prompts):
@@ -156,6 +158,13 @@ class Job:
             if self.record is None:
                 self.record = self.context.history.begin(name, self.tenant, self.began)
             self.record.prompts.append(task.figures)
+
+    def _priority(self, asked: int) -> int:
+        """The priority that a header or else the body asks for, if this server has priorities."""
+        priority = asked if self.priority is None else self.priority
+        if priority and not self.backend.info.priorities:
+            raise ParameterError("priority needs a server started with --scheduling-policy priority.", param="priority")
+        return priority
 
     async def embed(
         self, name: str, prompts: list[tuple[str | None, list[int]]], pooling: str, **fields: Any

@@ -20,7 +20,6 @@ from pydantic import BaseModel
 from starlette.responses import Response
 from starlette.routing import Match, Route
 
-from tokenmill.core.errors import ParameterError
 from tokenmill.server.bodies import B, Parcel, Schema, parse
 from tokenmill.server.context import Context
 from tokenmill.server.errors import HttpError, error_bytes
@@ -209,11 +208,7 @@ class Work:
         judge(self.context, self.request, object_name, raw)
 
     def apply_job_fields(self, body: BaseModel) -> None:
-        """Apply the fields about the job: `timeout`, `session_id`. A priority in a header wins, as in vLLM."""
-        if self.job.priority is not None and "priority" in type(body).model_fields:
-            body.priority = self.job.priority  # type: ignore[attr-defined]
-        if getattr(body, "priority", 0) and not self.context.backend.info.priorities:
-            raise ParameterError("priority needs a server started with --scheduling-policy priority.", param="priority")
+        """Apply the fields about the job: `timeout`, `session_id`."""
         if (model := getattr(body, "model", None)) is not None:
             self.job.adapter = self.context.adapter_of(model)
         session = getattr(body, "session_id", None) or self.request.headers.get("x-session-id", "")[:MAX_SESSION]

@@ -367,8 +367,15 @@ def test_no_header_is_on_two_lists() -> None:
 
 async def test_a_priority_in_a_header_is_heeded_by_every_api(start: Starter) -> None:
     served = await start()
-    for object_name in WRITERS:
-        path, body = BASES[object_name]
+    others: list[tuple[str, dict[str, Any]]] = [
+        ("/embed", {"inputs": "a"}),
+        ("/similarity", {"inputs": {"source_sentence": "a", "sentences": ["b"]}}),
+        ("/embedding", {"content": "a"}),
+        ("/v1/embeddings", {"input": "a"}),
+        ("/rerank", {"query": "a", "documents": ["b"]}),
+        ("/classify", {"input": "a", "labels": ["b", "c"]}),
+    ]
+    for path, body in (*(BASES[name] for name in WRITERS), *others):
         answer = await served.post(path, body, **{"x-vllm-priority": "3"})
         assert answer.status_code == 400 and "--scheduling-policy" in answer.text, path
 

@@ -87,8 +87,6 @@ async def open_chat(context: Context, body: ChatRequest, job: Job, base: str, re
     """Render, tokenise, check and send a chat. Errors are raised before the answer begins. `read` makes the prompt
     without the template."""
     model = context.check_model(body.model)
-    if job.priority is not None:
-        body.priority = job.priority
     _check(context, body)
     if body.max_tokens not in (None, body.max_completion_tokens) and body.max_completion_tokens is not None:
         raise ParameterError("Give max_completion_tokens or max_tokens, not both.", param="max_tokens")
@@ -160,8 +158,6 @@ def _check(context: Context, body: ChatRequest) -> None:
             "chat_template is not accepted from requests here (--trust-request-chat-template allows them).",
             param="chat_template",
         )
-    if body.priority and not context.backend.info.priorities:
-        raise ParameterError("priority needs a server started with --scheduling-policy priority.", param="priority")
 
 
 def _template(context: Context, body: ChatRequest) -> Any:
