@@ -16,6 +16,7 @@ from tokenmill.checkpoint.new_folder import check_place, sole_writer
 from tokenmill.cli.loading import Heartbeat, show_waiting
 from tokenmill.cli.named_files import write_whole
 from tokenmill.core.errors import ParameterError
+from tokenmill.core.files import in_home
 
 if TYPE_CHECKING:
     from tokenmill.distill.train import Told
@@ -56,7 +57,7 @@ def distill(  # noqa: PLR0913
     for flag, given, whose in (("heads", heads, "medusa"), ("hidden", hidden, "draft"), ("layers", layers, "draft")):
         if given is not None and kind != whose:
             raise ParameterError(f"--{flag} has no effect with --kind {kind}: leave it out.")
-    heads, hidden, layers = heads or 3, hidden or 0, layers or 2
+    heads, hidden, asked, layers = heads or 3, hidden or 0, layers or 0, layers or 2
     if hidden % 32:
         raise ParameterError(f"--hidden {hidden} must be a multiple of 32.")
     check_place(target)
@@ -68,8 +69,10 @@ def distill(  # noqa: PLR0913
         from tokenmill.distill.students import DraftStudent, Eagle3Student, MedusaStudent, Student, first_weights
         from tokenmill.distill.teacher import Teacher
         from tokenmill.distill.texts import cut, encode_all, read_texts
-        from tokenmill.distill.train import Course, train
+        from tokenmill.distill.train import STATE, Course, train
     pick_device(device)
+    if resume:
+        _check_own(model, target, STATE)
     texts = read_texts(data)
     with sole_writer(target):
         pieces, prompts = (
@@ -89,6 +92,8 @@ def distill(  # noqa: PLR0913
         first_weights(seed)
         if kind == "draft":
             student = DraftStudent(teacher, hidden=hidden, layers=layers)
+            if asked > student.layers:
+                raise ParameterError(f"--layers {asked}: {model} has no more than {student.layers} to take from it.")
             _copy_tokenizer(teacher.source.path, target)
         else:
             student = MedusaStudent(teacher, heads=heads) if kind == "medusa" else Eagle3Student(teacher)
@@ -97,6 +102,15 @@ def distill(  # noqa: PLR0913
     typer.echo(f"right on held-out text, by place: {percent(right)}")
     spec: dict[str, Any] = {"method": METHODS[kind], "model": str(target)}
     typer.echo(f"tokenmill serve {model} --speculative-config '{json.dumps(spec)}'")
+
+
+def _check_own(model: str, target: Path, state: str) -> None:
+    """Refuse to go on in a folder that another program has filled, or in the model's own: its weights would be lost.
+    state: the file that shows that a run has begun there."""
+    if os.path.exists(in_home(model)) and os.path.exists(target) and os.path.samefile(in_home(model), target):
+        raise ParameterError(f"{target} is the model itself: name another folder.")
+    if any(target.glob("*.safetensors")) and not (target / state).exists():
+        raise ParameterError(f"--resume: {target} holds a model and no {state} to go on from: name another folder.")
 
 
 def _answer(

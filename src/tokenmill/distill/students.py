@@ -121,7 +121,8 @@ class DraftStudent:
         self.vocab, self.positions = spec.vocab_size, spec.max_positions
         wide = hidden or max(64, spec.hidden_size // 2 // 64 * 64)
         self.shape = own if own is not None and cut else _fresh(wide)
-        self._fill(teacher, len(cut[0]) if cut else layers, cut)
+        self.layers = len(cut[0]) if cut else layers
+        self._fill(teacher, self.layers, cut)
 
     def _fill(self, teacher: Teacher, count: int, cut: tuple[list[dict[str, Tensor]], Tensor] | None) -> None:
         """`count` layers; cut: their tensors and the last norm, if they are not to be learnt from nothing."""

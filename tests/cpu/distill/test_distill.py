@@ -166,6 +166,23 @@ def test_wrong_input_is_told(teacher, tmp_path):
     assert "not empty" in CliRunner().invoke(app, arguments).output
 
 
+@pytest.mark.parametrize("whose", ["its own", "another"])
+def test_no_model_is_lost_by_going_on_in_its_folder(whose, teacher, tmp_path):
+    shutil.copytree(teacher / "teacher", tmp_path / "model")
+    before = (tmp_path / "model" / "model.safetensors").read_bytes()
+    model = str(tmp_path / "model") if whose == "its own" else str(teacher / "teacher")
+    arguments = ["distill", model, str(tmp_path / "model"), "--data", str(teacher / "text.txt"), "--kind", "medusa"]
+    done = CliRunner().invoke(app, [*arguments, *SETTINGS, "--steps", "1", "--resume"])
+    assert ("is the model itself" if whose == "its own" else "no training.pt to go on from") in done.output
+    assert (tmp_path / "model" / "model.safetensors").read_bytes() == before
+
+
+def test_more_layers_than_there_are_cannot_be_cut_out(teacher, tmp_path):
+    arguments = ["distill", str(teacher / "teacher"), str(tmp_path / "x"), "--data", str(teacher / "text.txt")]
+    done = CliRunner().invoke(app, [*arguments, *SETTINGS, "--steps", "1", "--layers", "4"])
+    assert "--layers 4: " in done.output and "has no more than 3" in done.output
+
+
 def test_lines_end_at_line_feeds_alone(tmp_path):
     """JSON may hold what Unicode calls a line's end, too."""
     said = "one\u2028two\u2029three\x85four"
